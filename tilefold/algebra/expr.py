@@ -1,0 +1,243 @@
+"""Scalar expressions: the right-hand sides of every IR.
+
+    e ::= Const(value, dtype) | Index(dim) | Size(dim) | Sym(name)
+        | Load(tensor, index: e*) | Call(op, args: e*) | Cast(e, dtype)
+
+`Index(j)` is the value of loop index j, `Size(j)` the run-time extent of dim j,
+`Sym(s)` a run-time integer symbol; all three are i64. A `Load` reads an element of a
+tensor, a block value or a tile buffer. Nodes are immutable and hashable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType, promote
+from tilefold.algebra.ops import OPS
+
+
+class Expr:
+    """Base of the node classes; Python operators build `Call`s."""
+
+    __slots__ = ()
+
+    def __add__(self, o: ExprLike) -> Expr:
+        return call("add", self, o)
+
+    def __radd__(self, o: ExprLike) -> Expr:
+        return call("add", o, self)
+
+    def __sub__(self, o: ExprLike) -> Expr:
+        return call("sub", self, o)
+
+    def __rsub__(self, o: ExprLike) -> Expr:
+        return call("sub", o, self)
+
+    def __mul__(self, o: ExprLike) -> Expr:
+        return call("mul", self, o)
+
+    def __rmul__(self, o: ExprLike) -> Expr:
+        return call("mul", o, self)
+
+    def __truediv__(self, o: ExprLike) -> Expr:
+        return call("div", self, o)
+
+    def __rtruediv__(self, o: ExprLike) -> Expr:
+        return call("div", o, self)
+
+    def __floordiv__(self, o: ExprLike) -> Expr:
+        return call("floordiv", self, o)
+
+    def __mod__(self, o: ExprLike) -> Expr:
+        return call("mod", self, o)
+
+    def __pow__(self, o: ExprLike) -> Expr:
+        return call("pow", self, o)
+
+    def __neg__(self) -> Expr:
+        return call("neg", self)
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Expr):
+    """A literal; dtype is a compute type (f32, f64, i64, bool). f32 constants adapt to f64 operands."""
+
+    value: float | int | bool
+    dtype: DType
+
+    # -0.0 == 0.0 and nan != nan, so equality goes by representation
+    def __eq__(self, o: object) -> bool:
+        return isinstance(o, Const) and (repr(self.value), self.dtype) == (repr(o.value), o.dtype)
+
+    def __hash__(self) -> int:
+        return hash((repr(self.value), self.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Index(Expr):
+    """The loop index of a dim."""
+
+    dim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size(Expr):
+    """The run-time extent of a dim."""
+
+    dim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sym(Expr):
+    """A run-time integer."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Expr):
+    """One element of a tensor; `index` has one integer expression a tensor axis."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Expr):
+    """An operation of `ops.OPS`."""
+
+    op: str
+    args: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Expr):
+    """Round to `dtype`'s precision and range (see `DType.rounds` for which casts are semantic)."""
+
+    arg: Expr
+    dtype: DType
+
+
+ExprLike = Expr | int | float | bool
+
+
+def lit(v: ExprLike) -> Expr:
+    """An expression for a Python number: bool, i64 or f32."""
+    if isinstance(v, Expr):
+        return v
+    if isinstance(v, bool):
+        return Const(v, DType.BOOL)
+    return Const(v, DType.I64) if isinstance(v, int) else Const(float(v), DType.F32)
+
+
+def call(op: str, *args: ExprLike) -> Expr:
+    """A `Call`, checked against the operation table."""
+    spec = OPS[op]
+    assert len(args) == spec.arity, (op, args)
+    return Call(op, tuple(lit(a) for a in args))
+
+
+def children(e: Expr) -> tuple[Expr, ...]:
+    match e:
+        case Load(_, index):
+            return index
+        case Call(_, args):
+            return args
+        case Cast(arg, _):
+            return (arg,)
+        case _:
+            return ()
+
+
+def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
+    """`e` with its children replaced."""
+    match e:
+        case Load(tensor, index):
+            return e if kids == index else Load(tensor, kids)
+        case Call(op, args):
+            return e if kids == args else Call(op, kids)
+        case Cast(arg, dtype):
+            return e if kids[0] is arg else Cast(kids[0], dtype)
+        case _:
+            return e
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """Every node, parents first."""
+    yield e
+    for k in children(e):
+        yield from walk(k)
+
+
+def transform(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
+    """Bottom-up rewriting: `f` maps a node (children done) to its replacement, None keeps it."""
+    new = rebuild(e, tuple(transform(k, f) for k in children(e)))
+    out = f(new)
+    return new if out is None else out
+
+
+def substitute(e: Expr, table: Mapping[Expr, Expr]) -> Expr:
+    """Replace whole sub-expressions, outermost first; replacements are not revisited."""
+    hit = table.get(e)
+    if hit is not None:
+        return hit
+    return rebuild(e, tuple(substitute(k, table) for k in children(e)))
+
+
+def rename_dims(e: Expr, names: Mapping[str, str]) -> Expr:
+    """Rename dims in `Index` and `Size`."""
+
+    def one(n: Expr) -> Expr | None:
+        match n:
+            case Index(d) if d in names:
+                return Index(names[d])
+            case Size(d) if d in names:
+                return Size(names[d])
+        return None
+
+    return transform(e, one)
+
+
+def loads(e: Expr) -> tuple[Load, ...]:
+    """All loads, outermost first, duplicates removed."""
+    return tuple(dict.fromkeys(n for n in walk(e) if isinstance(n, Load)))
+
+
+def tensors_read(e: Expr) -> frozenset[str]:
+    return frozenset(n.tensor for n in walk(e) if isinstance(n, Load))
+
+
+def dims_used(e: Expr) -> frozenset[str]:
+    """Dims whose index the value depends on."""
+    return frozenset(n.dim for n in walk(e) if isinstance(n, Index))
+
+
+def type_of(e: Expr, tensor_dtype: Callable[[str], DType]) -> DType:
+    """The compute type (bool, i64, f32, f64) that `e` evaluates to.
+
+    A `Const` of f32 is weak: beside an f64 operand it is exact f64. KeyError: unknown tensor.
+    """
+    match e:
+        case Const(_, dtype):
+            return dtype
+        case Index() | Size() | Sym():
+            return DType.I64
+        case Load(tensor, _):
+            return tensor_dtype(tensor).compute
+        case Cast(_, dtype):
+            return dtype.compute
+        case Call(op, args):
+            result = OPS[op].result
+            if result == "bool":
+                return DType.BOOL
+            if result == "int":
+                return DType.I64
+            kinds = [type_of(a, tensor_dtype) for a in (args[1:] if op == "where" else args)]
+            t = kinds[0]
+            for k in kinds[1:]:
+                t = promote(t, k)
+            if op in ("add", "mul", "sub", "neg") and t is DType.BOOL:
+                return DType.I64
+            return promote(t, DType.F32) if result == "float" else t
+    raise AssertionError(e)

@@ -1,0 +1,106 @@
+"""Tensor IR: index notation. One statement computes one tensor element-wise or as a reduction.
+
+    program   ::= name, syms, inputs: Input*, sizes: {dim: Expr over syms}, body: Compute*, outputs: name*
+    Input     ::= name: dtype[Expr over syms, ...]
+    Compute   ::= out[dims]: dtype = e                              map
+                | out[dims]: dtype = reducer[rdims] e               reduction
+                | val[dims, r]: dtype, idx[dims, r]: i64 = topk[j; r] e
+
+Laws: every dim is a plain name with one size in the whole program; a Compute's body loads
+only inputs and earlier results; an output dim of a Compute is never one of its rdims.
+Dims of results are positional: `out`'s axes are `dims` in order. A load may use any integer
+expression as an index (views, masks, gathers), in range for all values of its dims.
+
+Text form, which `tensor.text` prints and parses:
+
+    program softmax(n)
+      input x: f32[4, n]
+      dim i = 4
+      dim j = n
+      m[i]: f32 = max[j] x[i, j]
+      e[i, j]: f32 = exp(x[i, j] - m[i])
+      t[i]: f32 = sum[j] e[i, j]
+      y[i, j]: f32 = e[i, j] / t[i]
+      return y
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Expr
+from tilefold.errors import SourceLoc
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A program argument. `shape` holds one integer expression over `Program.syms` an axis."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """`name[dims] = reducer over rdims of body`; `reducer` None makes it a map.
+
+    topk: `dims` ends with the slot dim r (its size is k, results sorted descending, or
+    ascending for `largest=False` by negating the body), `index_name` is the second result.
+    argmax / argmin: `name` is the index (i64), `index_name` None. Over several rdims the
+    index is the flattened position in rdims order.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: DType
+    body: Expr
+    reducer: str | None = None
+    rdims: tuple[str, ...] = ()
+    index_name: str | None = None
+    loc: SourceLoc | None = field(default=None, compare=False)
+    origin: str = field(default="", compare=False)  # operator it came from, e.g. "aten.mm"
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return (self.name,) if self.index_name is None else (self.name, self.index_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A straight-line tensor program. `sizes` maps each dim to its extent over `syms`."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    sizes: Mapping[str, Expr]
+    body: tuple[Compute, ...]
+    outputs: tuple[str, ...]
+    syms: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", MappingProxyType(dict(self.sizes)))
+
+    def dtype_of(self, tensor: str) -> DType:
+        """dtype of an input or result; KeyError if there is none of that name."""
+        for i in self.inputs:
+            if i.name == tensor:
+                return i.dtype
+        for c in self.body:
+            if c.name == tensor:
+                return c.dtype
+            if c.index_name == tensor:
+                return DType.I64
+        raise KeyError(tensor)
+
+    def shape_of(self, tensor: str) -> tuple[Expr, ...]:
+        """Extents of an input or result, over syms."""
+        for i in self.inputs:
+            if i.name == tensor:
+                return i.shape
+        for c in self.body:
+            if tensor in c.results:
+                return tuple(self.sizes[d] for d in c.dims)
+        raise KeyError(tensor)
