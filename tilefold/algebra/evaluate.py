@@ -85,8 +85,8 @@ def apply(op: str, *args: torch.Tensor) -> torch.Tensor:
     """One operation on values in compute types, with Tilefold's promotion."""
     spec = OPS[op]
     if op == "where":
-        t = promote(DType.of(args[1].dtype), DType.of(args[2].dtype)).torch_dtype
-        return torch.where(args[0].bool(), args[1].to(t), args[2].to(t))
+        both = promote(DType.of(args[1].dtype), DType.of(args[2].dtype)).torch_dtype
+        return torch.where(args[0].bool(), args[1].to(both), args[2].to(both))
     t = DType.BOOL
     for a in args:
         t = promote(t, DType.of(a.dtype))

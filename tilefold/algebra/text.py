@@ -80,9 +80,9 @@ def _show(e: Expr) -> tuple[str, int]:
             left, right = _show(args[0]), _show(args[1])
             # comparisons do not chain; `**` is right associative and binds its right side loosely
             need_left = mine + (1 if op == "pow" or mine == 1 else 0)
-            a = left[0] if left[1] >= need_left else f"({left[0]})"
-            b = right[0] if right[1] > mine else f"({right[0]})"
-            return f"{a} {OPS[op].infix} {b}", mine
+            lhs = left[0] if left[1] >= need_left else f"({left[0]})"
+            rhs = right[0] if right[1] > mine else f"({right[0]})"
+            return f"{lhs} {OPS[op].infix} {rhs}", mine
         case Call(op, args):
             return f"{op}({', '.join(map(show, args))})", _ATOM
     raise AssertionError(e)

@@ -76,5 +76,9 @@ def run_compute(c: Compute, env: Env) -> dict[str, torch.Tensor]:
 
 def _store(x: torch.Tensor, dtype: DType, exact: bool) -> torch.Tensor:
     if exact and dtype.is_float:
-        return x.to(torch.float64).to(torch.float32).to(dtype.torch_dtype).to(torch.float64) if dtype.rounds else x.double()
+        return (
+            x.to(torch.float64).to(torch.float32).to(dtype.torch_dtype).to(torch.float64)
+            if dtype.rounds
+            else x.double()
+        )
     return x.to(dtype.torch_dtype)

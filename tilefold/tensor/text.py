@@ -57,8 +57,7 @@ def parse(text: str) -> Program:
     names = Names(syms=set(syms))
     for line in lines[1:]:
         if m := _INPUT.fullmatch(line):
-            shape = tuple(expr_text.parse(s, names) for s in _split(m[3]))
-            inputs.append(Input(m[1], _dtype(m[2], line), shape))
+            inputs.append(Input(m[1], _dtype(m[2], line), parse_shape(m[3], names)))
             names.tensors.add(m[1])
         elif m := _DIM.fullmatch(line):
             sizes[m[1]] = expr_text.parse(m[2], names)
@@ -92,6 +91,11 @@ def parse_compute(line: str, names: Names) -> Compute:
     index_name = results[1][1] if len(results) == 2 and results[1] else None
     e = expr_text.parse(body, names)
     return Compute(first[1], dims, _dtype(first[3], line), e, reducer, rdims, index_name)
+
+
+def parse_shape(text: str, names: Names) -> tuple[Expr, ...]:
+    """Comma-separated expressions."""
+    return tuple(expr_text.parse(s, names) for s in _split(text))
 
 
 def _names(text: str) -> tuple[str, ...]:

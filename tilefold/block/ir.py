@@ -1,0 +1,157 @@
+"""Block IR: a tensor program as nested loops over blocks. All fusion decisions live here.
+
+    Block ::= name, syms, sizes {dim: Expr}, inputs, results, outputs, body: Node*
+    Node  ::= Loop(kind "forall" | "for", dim, body, start, stop)
+            | Let(name, dims, dtype, expr, reducer, rdims, ...)    a new block value (unbuffered edge)
+            | Init(name, dims, dtype, value)                       a state before a loop
+            | Update(name, expr)                                   name = expr over the current ranges
+            | Accumulate(name, reducer, rdims, expr, ...)          name (+)= reduction of expr
+            | Store(tensor, index, dims, expr)                     write a global tensor (buffered edge)
+
+A top-level nest of `forall` loops with its body is one kernel. Inside a loop a dim stands for
+the block the loop is at, elsewhere for its whole extent; block sizes are not part of the
+program, and with any sizes the meaning is the same up to the rounding of sums. Values are
+indexed by named dims, tensors by their axes. `forall` iterations are independent; `for`
+iterations run in order and carry the states that `Init` made outside.
+
+A value keeps the ranges current at its Let or Init; Update and Accumulate inside further loops
+touch the part at the current ranges (so a state over a streamed dim is a panel).
+
+Correspondence to Blockbuster (section 2): Load of an input or result = buffered edge; Let = an
+unbuffered edge; Loop forall = map operator; Loop for with Accumulate = rule 3's serial loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const, Expr
+from tilefold.errors import SourceLoc
+from tilefold.tensor.ir import Input
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A global tensor that the program writes. `dims` gives its axes."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`name[dims] = expr`, or a reduction of expr over the current ranges of `rdims`.
+
+    Index reducers (argmax, argmin, topk) define `name` (values) and `index_name` (i64); the
+    index of an element is `payload`. topk's `dims` end with the slot dim.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: DType
+    expr: Expr
+    reducer: str | None = None
+    rdims: tuple[str, ...] = ()
+    index_name: str | None = None
+    payload: Expr | None = None
+    loc: SourceLoc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """A state with the value of nothing. `index_name` (filled with -1) for index reducers."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: DType
+    value: Const
+    index_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """`name[dims] = expr` for a state in scope; expr may read `name` at the same element."""
+
+    name: str
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """`name = name (+) reduction over the current ranges of rdims of expr`."""
+
+    name: str
+    reducer: str
+    rdims: tuple[str, ...]
+    expr: Expr
+    payload: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """`tensor[index] = expr` for all current values of dims."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+    dims: tuple[str, ...]
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Blocks of a dim. A `for` loop may be bounded: [start, stop) over syms, sizes and outer blocks."""
+
+    kind: Literal["forall", "for"]
+    dim: str
+    body: tuple[Node, ...]
+    start: Expr | None = None
+    stop: Expr | None = None
+
+
+Stmt = Let | Init | Update | Accumulate | Store
+Node = Loop | Let | Init | Update | Accumulate | Store
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block program. `results` are all tensors written, `outputs` those the caller wants."""
+
+    name: str
+    syms: tuple[str, ...]
+    sizes: Mapping[str, Expr]
+    inputs: tuple[Input, ...]
+    results: tuple[Result, ...]
+    outputs: tuple[str, ...]
+    body: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", MappingProxyType(dict(self.sizes)))
+
+
+def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """All nodes, outer loops first."""
+    for n in nodes:
+        yield n
+        if isinstance(n, Loop):
+            yield from walk(n.body)
+
+
+def exprs_of(n: Node) -> tuple[Expr, ...]:
+    """The expressions a node evaluates itself."""
+    match n:
+        case Loop(start=a, stop=b):
+            return tuple(e for e in (a, b) if e is not None)
+        case Let(expr=e, payload=p) | Accumulate(expr=e, payload=p):
+            return (e,) if p is None else (e, p)
+        case Update(expr=e):
+            return (e,)
+        case Store(index=ix, expr=e):
+            return (*ix, e)
+        case Init(value=v):
+            return (v,)
+    raise AssertionError(n)
