@@ -1,0 +1,1 @@
+"""The demonstration: a pretrained sentence encoder, compiled with Tilefold, on the lines of a text file."""
