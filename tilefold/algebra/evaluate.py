@@ -34,6 +34,7 @@ class Grid:
 
 
 Reader = Callable[[str, tuple[torch.Tensor, ...]], torch.Tensor]
+TileReader = Callable[[Load, Grid], torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,15 @@ class Env:
     """Everything an expression can refer to.
 
     `read(tensor, indices)` gathers elements (indices broadcast against each other and may be
-    out of range only where a `where` discards the value: readers clamp).
+    out of range only where a `where` discards the value: readers clamp). `tile`, where given, may
+    answer a whole load at once, as a view broadcastable to the grid; None leaves it to `read`.
     """
 
     read: Reader
     sizes: Mapping[str, int]
     syms: Mapping[str, int]
     exact: bool = False
+    tile: TileReader | None = None
 
 
 def evaluate(e: Expr, grid: Grid, env: Env) -> torch.Tensor:
@@ -69,6 +72,8 @@ def evaluate(e: Expr, grid: Grid, env: Env) -> torch.Tensor:
         case Sym(name):
             return torch.full((1,) * n, env.syms[name])
         case Load(tensor, index):
+            if env.tile is not None and (whole := env.tile(e, grid)) is not None:
+                return compute_type(whole, env.exact)
             at = tuple(evaluate(i, grid, env) for i in index)
             return compute_type(env.read(tensor, at), env.exact)
         case Cast(arg, dtype):

@@ -13,7 +13,8 @@
 **Ranges.** At any point every dim has a current range of index values: the tile that the
 innermost enclosing `grid` or `For` entry of that dim is at, else its whole extent [0, size).
 The last tile of a loop is ragged: its range stops at the loop's stop. A statement covers the
-current ranges of its dims. No two nested loops run over the same dim.
+current ranges of its dims; a dim not among them may be used as a scalar where a loop over it has
+tiles of 1, or its extent is 1. No two nested loops run over the same dim.
 
 **Buffers** are indexed by named dims: `Load(buf, (Index(d), ...))` in the order of
 `buffer.dims`, which is also the memory layout (last dim contiguous). A buffer holds the ranges
@@ -137,7 +138,7 @@ class Select:
     argmax, argmin: `buf` and `index_buf` have the output dims. topk: their last dim is the slot
     dim, sorted best first. Candidates are ordered by position in rdims order after, when
     accumulating, the values already held. NaN outranks every number. Unfilled slots hold the
-    identity and index -1.
+    identity and index -1, and rank below every candidate (-inf included).
     """
 
     buf: str

@@ -1,0 +1,60 @@
+"""Whether an element's address tells two values of a dim apart: what makes parallel stores safe.
+
+An index is written as a sum of `coefficient * dim` where it has that form with constant
+coefficients. Two terms a * x and b * y of a sum meet in one value for different x where
+a x = b y has a solution inside the extents: the smallest is x = b / g, y = a / g, g = gcd(a, b).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used
+
+
+def coefficients(e: Expr) -> dict[str, int] | None:
+    """The constant coefficient of each dim in `e`, None where `e` is not such a sum.
+
+    The constant term is dropped: it tells no two elements apart.
+    """
+    match e:
+        case Index(d):
+            return {d: 1}
+        case _ if not dims_used(e):
+            return {}
+        case Call(("add" | "sub") as op, (a, b)):
+            left, right = coefficients(a), coefficients(b)
+            if left is None or right is None:
+                return None
+            sign = 1 if op == "add" else -1
+            return {d: left.get(d, 0) + sign * right.get(d, 0) for d in (*left, *right)}
+        case Call("mul", (Const(c), x)) | Call("mul", (x, Const(c))):
+            inner = coefficients(x)
+            return None if inner is None else {d: int(c) * n for d, n in inner.items()}
+    return None
+
+
+def separates(index: Sequence[Expr], dim: str, extents: Mapping[str, int | None]) -> bool:
+    """False where two values of `dim` are certain to meet in one element, other dims permitting.
+
+    `extents`: the known sizes of dims, None for symbolic ones. True also where that cannot be
+    decided (indirect indices, symbolic extents in a formula).
+    """
+    terms = [coefficients(e) for e in index]
+    if any(dim in dims_used(e) and t is None for e, t in zip(index, terms, strict=True)):
+        return True
+    mine = [t for t in terms if t is not None and t.get(dim, 0) != 0]
+    if len(mine) != 1:
+        return len(mine) > 1
+    elsewhere = {d for e, t in zip(index, terms, strict=True) if t is not mine[0] for d in dims_used(e)}
+    a = abs(mine[0][dim])
+    for d, b in mine[0].items():
+        if d == dim or d in elsewhere or b == 0:
+            continue
+        g = math.gcd(a, b)
+        x, y = abs(b) // g, a // g
+        bounds = ((x, extents[dim]), (y, extents[d]))
+        if all(v < n if n is not None else v == 1 for v, n in bounds):
+            return False
+    return True
