@@ -8,7 +8,7 @@ from pathlib import Path
 from tilefold.errors import TilefoldError
 
 MIN_WORDS = 4
-_MARKS = re.compile(r"^[\s>#|*+-]+|[`*_|]+|\s+$")
+_MARKS = re.compile(r"^[\s>#|*+-]+|[`*|]+|(?<!\w)_+|_+(?!\w)")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 
 
@@ -20,7 +20,7 @@ def sentences(text: str) -> tuple[str, ...]:
         if raw.lstrip().startswith("```"):
             fenced = not fenced
             continue
-        line = _MARKS.sub("", _LINK.sub(r"\1", raw)).strip()
+        line = " ".join(_MARKS.sub("", _LINK.sub(r"\1", raw)).split())
         if not fenced and len(re.findall(r"[^\W\d_]{2,}", line)) >= MIN_WORDS:
             found[line] = None
     return tuple(found)

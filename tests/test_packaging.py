@@ -1,0 +1,90 @@
+"""What an installed Tilefold offers, and what a clean clone promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from importlib.metadata import entry_points
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import tilefold
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = {
+    "BackendError", "CacheError", "NotFusibleError", "ParseError", "TilefoldError", "UnsupportedError", "VerifyError",
+    "derive", "explain", "fuse", "verify",
+}  # fmt: skip
+
+
+def test_public_names_are_listed_and_exist():
+    assert set(tilefold.__all__) >= PUBLIC
+    assert all(getattr(tilefold, name).__doc__ for name in PUBLIC)
+
+
+def test_names_outside_the_list_are_refused():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        tilefold.no_such_name  # noqa: B018
+
+
+def test_the_package_is_typed():
+    assert (files("tilefold") / "py.typed").is_file()
+
+
+def test_torch_finds_the_back_end_by_its_entry_point():
+    (found,) = entry_points(group="torch_dynamo_backends", name="tilefold")
+    assert callable(found.load())
+    assert not entry_points(group="torch_dynamo_backends", name="tilefold_absent")
+
+
+def test_the_command_is_registered():
+    (found,) = (e for e in entry_points(group="console_scripts", name="tilefold"))
+    assert found.value == "tilefold.cli:app"
+    assert callable(found.load())
+
+
+@pytest.mark.parametrize("target", ["run", "test", "lint", "types", "examples", "bench", "clean"])
+def test_make_knows_its_targets(target):
+    plan = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert plan.returncode == 0, plan.stderr
+
+
+def test_make_refuses_an_old_python(tmp_path):
+    old = tmp_path / "python"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1\nexit 1\n')
+    old.chmod(0o755)
+    built = subprocess.run(
+        ["make", "venv", f"PYTHON={old}", f"VENV={tmp_path}/venv"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode != 0
+    assert "needs Python 3.11 or later" in built.stderr and "Python 3.9.1" in built.stderr
+
+
+def test_torch_is_pinned_within_what_the_package_accepts():
+    (pinned,) = re.findall(r"^TORCH \?= torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (least,) = (re.fullmatch(r"torch>=([\d.]+)", r)[1] for r in requires if r.startswith("torch>"))
+    assert [int(n) for n in pinned.split(".")] >= [int(n) for n in least.split(".")]
+
+
+def _pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_the_index_names_every_design_page():
+    index = (ROOT / "docs/index.md").read_text()
+    assert [p.name for p in (ROOT / "docs/design").glob("*.md") if f"design/{p.name}" not in index] == []

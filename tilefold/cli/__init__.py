@@ -1,0 +1,5 @@
+"""The `tilefold` command. Each subcommand calls one library function and prints what it returns."""
+
+from tilefold.cli.commands import app
+
+__all__ = ["app"]
