@@ -42,7 +42,7 @@ def test_parse_tensors_and_scalars():
     positional, named = target.parse("f32[2, 3], i64[5] < 7, bool[4], 3, m=bf16[1], s=-0.5, c=true, n=none")
     x, labels, mask, three = positional
     assert x.shape == (2, 3) and x.dtype is torch.float32
-    assert labels.dtype is torch.int64 and 0 <= labels.min() and labels.max() < 7
+    assert labels.dtype is torch.int64 and labels.min() >= 0 and labels.max() < 7
     assert mask.dtype is torch.bool and three == 3
     assert named["m"].dtype is torch.bfloat16
     assert (named["s"], named["c"], named["n"]) == (-0.5, True, None)

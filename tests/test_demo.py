@@ -43,7 +43,7 @@ def test_read_rejects_a_file_without_sentences(tmp_path):
 
 
 def test_read_rejects_missing_and_binary_files(tmp_path):
-    with pytest.raises(TilefoldError, match="cannot read .*No such file"):
+    with pytest.raises(TilefoldError, match=r"cannot read .*No such file"):
         lines.read(tmp_path / "absent.txt")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TilefoldError, match="not UTF-8"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Pretrained:
         order = sorted(range(len(lines)), key=lambda i: (lengths[i], i))
         count = -(-len(order) // size)
         cuts = [len(order) * k // count for k in range(count + 1)]
-        return tuple(self._batch(lines, order[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))
+        return tuple(self._batch(lines, order[a:b]) for a, b in pairwise(cuts))
 
     def _batch(self, lines: Sequence[str], rows: Sequence[int]) -> Batch:
         t = self.tokenizer(
@@ -79,7 +80,7 @@ def load() -> Pretrained:
     """Read weights and tokenizer from disk (nothing is downloaded); TilefoldError if a package is missing."""
     path = model_path()
     try:
-        import transformers  # optional: the demo extra
+        import transformers  # noqa: PLC0415 (optional: the demo extra)
     except ModuleNotFoundError as err:
         raise _missing("transformers") from err
     transformers.utils.logging.disable_progress_bar()
