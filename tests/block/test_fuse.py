@@ -1,0 +1,82 @@
+"""Fusion: block programs and their tile kernels mean what the tensor program meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.block.programs import ALL, KERNELS, inputs, program
+from tilefold.block import interp, text
+from tilefold.block.fuse import Fused, fuse
+from tilefold.tensor import interp as tensor_interp
+from tilefold.tile.interp import run_kernel
+from tilefold.tile.lower import LowerOptions, lower
+from tilefold.tile.verify import verify as verify_tile
+
+
+def run_blocks(fused: Fused, x: dict, n: int, sizes: dict[str, int], exact: bool) -> dict:
+    tensors = dict(x)
+    for k in fused.kernels:
+        tensors.update(interp.run(k.block, tensors, {"n": n}, block_sizes=sizes, exact=exact))
+    return tensors
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kernel_count(name: str) -> None:
+    assert len(fuse(program(name)).kernels) == KERNELS[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("n,step", [(1, 4), (17, 4), (9, 3), (300, 64)])
+def test_blocks_mean_the_tensor_program(name: str, n: int, step: int) -> None:
+    p = program(name)
+    x = inputs(p, n)
+    want = tensor_interp.run(p, x, exact=True)
+    fused = fuse(p)
+    dims = [d for k in fused.kernels for d in k.block.sizes]
+    got = run_blocks(fused, x, n, dict.fromkeys(dims, step), exact=True)
+    for out in p.outputs:
+        torch.testing.assert_close(got[out], want[out], rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("n,tile", [(1, 4), (17, 4), (300, None)])
+def test_tiles_mean_the_tensor_program(name: str, n: int, tile: int | None) -> None:
+    p = program(name)
+    x = inputs(p, n)
+    want = tensor_interp.run(p, x, exact=True)
+    tensors = dict(x)
+    for k in fuse(p).kernels:
+        tiles = dict.fromkeys(k.block.sizes, tile) if tile else None
+        kernel = verify_tile(lower(k.block, LowerOptions(tiles=tiles)))
+        for r in k.block.results:
+            shape = [tensor_interp.extent(k.block.sizes[d], {"n": n}) for d in r.dims]
+            tensors[r.name] = torch.full(shape, 7, dtype=r.dtype.torch_dtype)
+        run_kernel(kernel, tensors, {"n": n})
+    for out in p.outputs:
+        torch.testing.assert_close(tensors[out].double(), want[out].double(), rtol=2e-4, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_text_round_trip(name: str) -> None:
+    for k in fuse(program(name)).kernels:
+        assert text.parse(text.show(k.block)) == k.block
+
+
+def test_attention_is_one_pass_over_the_keys() -> None:
+    (k,) = fuse(program("attention")).kernels
+    assert [s.reductions for s in k.plan.stages] == [("m", "t", "o")]
+    assert text.show(k.block).count("exp(c") == 1, "the exponentials are shared"
+
+
+def test_refused_cascade_is_split_and_says_why() -> None:
+    (k,) = fuse(program("refused")).kernels
+    assert [s.reductions for s in k.plan.stages] == [("s",), ("y",)]
+    (why,) = k.plan.rejections
+    assert why.name == "y" and "exp" in why.reason
+
+
+def test_rounding_keeps_quantisation_exact() -> None:
+    (k,) = fuse(program("quant_gemm")).kernels
+    assert [s.reductions for s in k.plan.stages] == [("x",), ("c",)]
+    assert any("round" in r.reason for r in k.plan.rejections)

@@ -1,0 +1,244 @@
+"""Build the fused block program of a group from its stages.
+
+A stage becomes one serial loop over an axis. In it, in order: the tile-wise values that the
+reductions read, then for each state variable of the Fold its repair and its accumulation
+(fold fusion: RedFuser eq. 16, Neptune's rolling update). After the loop the cascade's results
+are finished. Where the axis fits one block, there is no loop and nothing to repair.
+Results that keep a streamed dim are written by the first loop over it in which they are known.
+"""
+
+from __future__ import annotations
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Expr, Index, Load, loads, transform
+from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
+from tilefold.block.ir import Accumulate, Init, Let, Loop, Node, Store, Update
+from tilefold.block.stages import Stage, StagePlan
+from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.ir import Compute
+
+#: An axis of at most this static extent is reduced in one block.
+ONE_BLOCK = 256
+
+
+def build_nest(g: Graph, plan: StagePlan) -> tuple[Node, ...]:
+    """The kernel of a group: its stages inside `forall` loops over the parallel dims."""
+    body = _Builder(g, plan).build()
+    for d in reversed(plan.group.parallel):
+        body = (Loop("forall", d, body),)
+    return body
+
+
+class _Builder:
+    """Emits into `outer` (once a block of the parallel dims) and, inside a stage, into its loop.
+
+    `names` maps each member result to the block value that holds it, once that is defined.
+    """
+
+    def __init__(self, g: Graph, plan: StagePlan):
+        self.g, self.plan = g, plan
+        self.members = plan.group.members
+        self.parallel = plan.group.parallel
+        self.outer = _Scope(None)
+        self.names: dict[str, str] = {}
+        self.owner = {r: m for m in self.members for r in g.by_name[m].results}
+        self.to_write = [m for m in self.members if g.escapes(m, self.members)]
+        self.written = frozenset(r for m in self.to_write for r in g.by_name[m].results)
+        self.panels = self._panels()
+
+    def build(self) -> tuple[Node, ...]:
+        for k, stage in enumerate(self.plan.stages):
+            self.stage(k, stage)
+            for m in [m for m in stage.reductions if m in self.to_write]:
+                self.store(m, self.outer)
+        self.write_rest()
+        return tuple(self.outer.nodes)
+
+    def _panels(self) -> frozenset[str]:
+        """Inner reductions that several loops need: computed once, kept over their whole extent."""
+        uses: dict[str, set[int]] = {n: set() for n in self.plan.inner}
+        for name in self.members:
+            if self._streams(name) and name not in self.to_write:
+                continue
+            at = len(self.plan.stages) if self._streams(name) else self.plan.ready[name]
+            for n in self._inner_below(name):
+                uses[n].add(at)
+        return frozenset(n for n, at in uses.items() if len(at) > 1)
+
+    def _inner_below(self, name: str) -> set[str]:
+        found: set[str] = {name} & self.plan.inner
+        for r in self.g.producers[name]:
+            if r in self.members and self._streams(r):
+                found |= self._inner_below(r)
+        return found
+
+    def _streams(self, name: str) -> bool:
+        """Whether a member is computed tile by tile where it is used (a map or an inner reduction)."""
+        return self.g.by_name[name].reducer is None or name in self.plan.inner
+
+    # -- names ----------------------------------------------------------------------------
+
+    def free_name(self, tensor: str, suffix: str) -> str:
+        """A name for a block value; the tensor's own unless that is a global result."""
+        return tensor + suffix if tensor in self.written else tensor
+
+    def localise(self, e: Expr) -> Expr:
+        """Loads of members' results become loads of the block values that hold them."""
+
+        def one(n: Expr) -> Expr | None:
+            if isinstance(n, Load) and n.tensor in self.owner:
+                return Load(self.names[n.tensor], n.index)
+            return None
+
+        return transform(e, one)
+
+    def in_fold(self, fold: Fold, e: Expr) -> Expr:
+        """An expression of a Fold over block values: `m@new` is the state, `m@old` its copy."""
+        states = {v.name for v in fold.state} | {v.index_name for v in fold.state if v.index_name}
+
+        def one(n: Expr) -> Expr | None:
+            if not isinstance(n, Load):
+                return None
+            base = n.tensor.removesuffix(NEW).removesuffix(OLD)
+            if base in states:
+                return Load(self.free_name(base, "_s") + ("_old" if n.tensor.endswith(OLD) else ""), n.index)
+            return Load(self.names[base], n.index) if base in self.owner else None
+
+        return transform(e, one)
+
+    # -- values ---------------------------------------------------------------------------
+
+    def need(self, e: Expr, scope: _Scope) -> None:
+        """Define every member value that `e` loads: in the loop if it varies there, else before it."""
+        for ld in loads(e):
+            owner = self.owner.get(ld.tensor)
+            if owner is not None and self._streams(owner):
+                self.define(owner, scope)
+
+    def define(self, name: str, scope: _Scope) -> None:
+        c = self.g.by_name[name]
+        if name in self.outer.defined or name in scope.defined:
+            return
+        varies = scope.dim in c.dims and name not in self.panels
+        target = scope if varies else self.outer
+        self.need(c.body, target)
+        target.defined.add(name)
+        self.names[name] = self.free_name(name, "_b")
+        body = self.localise(c.body)
+        target.nodes.append(Let(self.names[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc))
+
+    # -- stages ---------------------------------------------------------------------------
+
+    def stage(self, k: int, stage: Stage) -> None:
+        dim = self._loop_dim(stage)
+        scope = self.outer if dim is None else _Scope(dim)
+        if dim is not None:
+            for v in stage.fold.state:
+                index = self.free_name(v.index_name, "_s") if v.index_name else None
+                self.outer.nodes.append(Init(self.free_name(v.name, "_s"), v.dims, v.dtype, v.identity, index))
+        for v in stage.fold.state:
+            self.need(v.element, scope)
+            scope.nodes += self.step(stage, v, looped=dim is not None)
+        if dim is not None:
+            for m in list(self.to_write):
+                if self._streams(m) and dim in out_dims(self.g.by_name[m]) and self.plan.ready[m] < k:
+                    self.store(m, scope)
+            self.outer.nodes.append(Loop("for", dim, tuple(scope.nodes)))
+        self.finish(stage)
+
+    def _loop_dim(self, stage: Stage) -> str | None:
+        """The axis to stream over: the longest; None where all of it is one block."""
+        dim = max(stage.axes, key=self.g.extent)
+        fits = is_static(self.g.program.sizes[dim]) and self.g.points(stage.axes) <= ONE_BLOCK
+        return None if fits else dim
+
+    def step(self, stage: Stage, v: StateVar, *, looped: bool) -> list[Node]:
+        """Repair and accumulate one state variable; in one block there is nothing to repair."""
+        fold, name = stage.fold, self.free_name(v.name, "_s")
+        element = self.in_fold(fold, v.element)
+        payload = self._flat_index(stage.axes) if v.index_name else None
+        if not looped:
+            index = self.free_name(v.index_name, "_s") if v.index_name else None
+            return [Let(name, v.dims, v.dtype, element, v.reducer, stage.axes, index, payload)]
+        nodes: list[Node] = []
+        if any(w.repair is not None and _loads(w.repair, v.name + OLD) for w in fold.state):
+            nodes.append(Let(name + "_old", v.dims, v.dtype, Load(name, _plain(v.dims))))
+        if v.repair is not None:
+            nodes.append(Update(name, self.in_fold(fold, v.repair)))
+        nodes.append(Accumulate(name, v.reducer, stage.axes, element, payload))
+        return nodes
+
+    def _flat_index(self, axes: tuple[str, ...]) -> Expr:
+        """Position in the reduced dims, flattened in their order."""
+        at: Expr = Index(axes[0])
+        for d in axes[1:]:
+            at = at * self.g.program.sizes[d] + Index(d)
+        return at
+
+    def finish(self, stage: Stage) -> None:
+        """Name the results of the cascade: a state variable itself, or an expression over states."""
+        for name, e in stage.fold.finish:
+            if name not in self.owner:
+                continue
+            c = self.g.by_name[self.owner[name]]
+            value = self.in_fold(stage.fold, e)
+            if isinstance(value, Load) and value.index == _plain(c.dims):
+                self.names[name] = value.tensor
+                continue
+            held = DType.I64 if name != c.name or c.reducer in ("argmax", "argmin") else c.dtype.compute
+            self.names[name] = f"{name}_f"
+            self.outer.nodes.append(Let(f"{name}_f", c.dims, held, value, loc=c.loc))
+
+    # -- results --------------------------------------------------------------------------
+
+    def write_rest(self) -> None:
+        """Store what is left: maps of final values, in loops over the dims that are not parallel."""
+        while self.to_write:
+            dim = self._stream_dim(self.g.by_name[self.to_write[0]])
+            if dim is None:
+                self.store(self.to_write[0], self.outer)
+                continue
+            scope = _Scope(dim)
+            for m in list(self.to_write):
+                if self._stream_dim(self.g.by_name[m]) == dim:
+                    self.store(m, scope)
+            self.outer.nodes.append(Loop("for", dim, tuple(scope.nodes)))
+
+    def _stream_dim(self, c: Compute) -> str | None:
+        sizes = self.g.program.sizes
+        local = [d for d in out_dims(c) if d not in self.parallel]
+        if not local or c.name in self.panels or not self._streams(c.name):
+            return None
+        if all(is_static(sizes[d]) for d in local) and self.g.points(local) <= ONE_BLOCK:
+            return None
+        return max(local, key=self.g.extent)
+
+    def store(self, name: str, scope: _Scope) -> None:
+        """Write the results of a member; a map that nothing else here uses is stored directly."""
+        c = self.g.by_name[name]
+        self.to_write.remove(name)
+        if c.reducer is None and not any(u in self.members for u in self.g.consumers[name]):
+            self.need(c.body, scope)
+            scope.nodes.append(Store(name, _plain(c.dims), c.dims, self.localise(c.body)))
+            return
+        if self._streams(name):
+            self.define(name, scope)
+        for r in c.results:
+            scope.nodes.append(Store(r, _plain(c.dims), c.dims, Load(self.names[r], _plain(c.dims))))
+
+
+class _Scope:
+    """Where definitions go: a loop over `dim`, or (None) the block outside of loops."""
+
+    def __init__(self, dim: str | None):
+        self.dim = dim
+        self.nodes: list[Node] = []
+        self.defined: set[str] = set()
+
+
+def _plain(dims: tuple[str, ...]) -> tuple[Expr, ...]:
+    return tuple(Index(d) for d in dims)
+
+
+def _loads(e: Expr, name: str) -> bool:
+    return any(ld.tensor == name for ld in loads(e))

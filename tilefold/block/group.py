@@ -1,0 +1,210 @@
+"""Which Computes share a kernel: groups over common parallel dims.
+
+A group is legal when every value that crosses an internal edge is computed in the same
+block of the parallel dims as it is used (plain indices), when no path leaves the group and
+returns, and when what stays local to a block is bounded. Dims that only cheap members lack
+are kept parallel, and those members repeated per block (recomputation).
+
+Growing is greedy along edges, nearest producer first; every refusal is recorded with its
+reason. (The exact planner over ideals of the DAG replaces the greed later; the legality
+test stays.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tilefold.algebra.expr import tensors_read
+from tilefold.errors import SourceLoc
+from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
+from tilefold.tensor.ir import Program
+
+#: Most elements, over one index of the parallel dims, that a block may keep of one value.
+LOCAL_LIMIT = 2048
+#: Repeated work is accepted up to this share of the work it sits beside.
+REPEAT_SHARE = 1 / 16
+#: Block length along a parallel dim that repeated members are charged for.
+REPEAT_BLOCK = 128
+#: A merge must leave this many independent blocks, if its parts had them.
+ENOUGH_PARALLEL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Members in program order and the dims their kernel is parallel over (order of the last member)."""
+
+    members: tuple[str, ...]
+    parallel: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a producer and its consumer do not share a kernel."""
+
+    producer: str
+    consumer: str
+    reason: str
+    loc: SourceLoc | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    groups: tuple[Group, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def group(p: Program, apart: frozenset[str] = frozenset()) -> Grouping:
+    """Partition the program. Computes in `apart` (library calls) stay alone."""
+    g = Graph.of(p)
+    of: dict[str, Group] = {c.name: Group((c.name,), out_dims(c)) for c in p.body}
+    refusals: dict[tuple[str, str], Refusal] = {}
+    changed = True
+    while changed:
+        changed = False
+        refusals.clear()
+        for c in p.body:
+            for r in reversed(g.producers[c.name]):
+                a, b = of[r], of[c.name]
+                if a is b:
+                    continue
+                merged = merge(g, a, b, of, apart)
+                if isinstance(merged, str):
+                    refusals[(r, c.name)] = Refusal(r, c.name, merged, c.loc)
+                    continue
+                of.update(dict.fromkeys(merged.members, merged))
+                changed = True
+        changed = _merge_siblings(g, of, apart) or changed
+    unique = dict.fromkeys(of[c.name] for c in p.body)
+    return Grouping(_ordered(g, list(unique), of), tuple(refusals.values()))
+
+
+def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[str]) -> Group | str:
+    """The union of two groups, or the reason why it is not one kernel."""
+    members = tuple(c.name for c in g.program.body if c.name in a.members or c.name in b.members)
+    if apart & set(members):
+        return "a library call computes it"
+    if _path_outside(g, a, b, of):
+        return "another kernel stands between them"
+    parallel = parallel_dims(g, members)
+    if isinstance(parallel, str):
+        return parallel
+    for name in members:
+        c = g.by_name[name]
+        for r in g.producers[name]:
+            if r not in members:
+                continue
+            producer = g.by_name[r]
+            crossing = [d for d in producer.dims if d in parallel and d not in plain_axes(c, producer)]
+            if crossing:
+                return f"{name} reads {r} across blocks of {', '.join(crossing)}"
+    least = min(ENOUGH_PARALLEL, g.points(a.parallel), g.points(b.parallel))
+    if g.points(parallel) < least:
+        return f"only {g.points(parallel)} independent blocks would be left"
+    return Group(members, parallel)
+
+
+def parallel_dims(g: Graph, members: tuple[str, ...]) -> tuple[str, ...] | str:
+    """Dims that the kernel of `members` can be parallel over, or why there is no such kernel."""
+    computes = [g.by_name[m] for m in members]
+    outs = {c.name: set(out_dims(c)) for c in computes}
+    reduced = {d for c in computes for d in c.rdims}
+    order = list(dict.fromkeys(d for c in reversed(computes) for d in out_dims(c)))
+    chosen: list[str] = []
+    for d in order:
+        lacking = [m for m in members if d not in outs[m]]
+        if not lacking or (d not in reduced and _cheap_to_repeat(g, members, lacking, d)):
+            chosen.append(d)
+    for c in computes:
+        if c.reducer is None and not g.escapes(c.name, members):
+            continue  # maps are recomputed block by block
+        kept = [d for d in out_dims(c) if d not in chosen and d not in reduced]
+        size = g.points(kept)
+        # a result that is only written out streams; one that accumulates has to fit
+        if c.reducer is not None and (size > LOCAL_LIMIT or not all(is_static(g.program.sizes[d]) for d in kept)):
+            return f"a block would have to keep {c.name} over all of {', '.join(kept)}"
+    return tuple(chosen)
+
+
+def _cheap_to_repeat(g: Graph, members: Iterable[str], lacking: list[str], d: str) -> bool:
+    """Whether the members without dim d may run again in every block of d."""
+    if any(g.escapes(m, members) for m in lacking):
+        return False
+    having = [m for m in members if m not in lacking]
+    blocks = max(1, g.extent(d) // REPEAT_BLOCK)
+    return sum(map(g.flops, lacking)) * blocks <= REPEAT_SHARE * sum(map(g.flops, having))
+
+
+def _path_outside(g: Graph, a: Group, b: Group, of: dict[str, Group]) -> bool:
+    """Whether a path from a to b (or back) runs through a third group."""
+    inside = {a.members, b.members}
+    for start, goal in ((a, b), (b, a)):
+        todo = [u for m in start.members for u in g.consumers[m] if of[u].members not in inside]
+        seen = set(todo)
+        while todo:
+            for u in (w for m in of[todo.pop()].members for w in g.consumers[m]):
+                if of[u].members == goal.members:
+                    return True
+                if u not in seen and of[u].members not in inside:
+                    seen.add(u)
+                    todo.append(u)
+    return False
+
+
+def _merge_siblings(g: Graph, of: dict[str, Group], apart: frozenset[str]) -> bool:
+    """Join groups that reduce the same input over the same dims, so that it is read once."""
+    groups = list(dict.fromkeys(of.values()))
+    for i, a in enumerate(groups):
+        for b in groups[i + 1 :]:
+            if set(a.parallel) != set(b.parallel) or not _shared_reads(g, a, b):
+                continue
+            if _path_outside(g, a, b, of) or _path_outside(g, b, a, of):
+                continue
+            merged = merge(g, a, b, of, apart)
+            if not isinstance(merged, str):
+                of.update(dict.fromkeys(merged.members, merged))
+                return True
+    return False
+
+
+def _shared_reads(g: Graph, a: Group, b: Group) -> bool:
+    def reads(group: Group) -> set[tuple[str, tuple[str, ...]]]:
+        from_outside = set()
+        for m in group.members:
+            c = g.by_name[m]
+            if c.reducer is None:
+                continue
+            for t in _external_tensors(g, m):
+                from_outside.add((t, c.rdims))
+        return from_outside
+
+    return bool(reads(a) & reads(b))
+
+
+def _external_tensors(g: Graph, name: str) -> set[str]:
+    """Program inputs that a Compute reads, also through the maps it uses."""
+    inputs = {i.name for i in g.program.inputs}
+    c = g.by_name[name]
+    found = set(tensors_read(c.body)) & inputs
+    for r in g.producers[name]:
+        if g.by_name[r].reducer is None:
+            found |= _external_tensors(g, r)
+    return found
+
+
+def _ordered(g: Graph, groups: list[Group], of: dict[str, Group]) -> tuple[Group, ...]:
+    """Groups in an order in which producers come first."""
+    done: list[Group] = []
+
+    def visit(x: Group) -> None:
+        if x in done:
+            return
+        for m in x.members:
+            for r in g.producers[m]:
+                if of[r] is not x:
+                    visit(of[r])
+        done.append(x)
+
+    for x in groups:
+        visit(x)
+    return tuple(done)

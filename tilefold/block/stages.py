@@ -1,0 +1,186 @@
+"""The stages of a kernel: which of its reductions run in one pass over their shared axes.
+
+A reduction joins the earliest stage over the same axes that it can: either it does not depend
+on that stage's results, or a Fold of the whole cascade exists (`algebra.derive`). Otherwise it
+gets a later stage of the same kernel, with the reason kept.
+
+Reductions whose result still has an axis that a later reduction runs over (the scores of an
+attention, the logits of a router) are not stages: they are computed tile by tile inside the
+loops of their consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilefold.algebra.cascade import Cascade, Reduction
+from tilefold.algebra.derive import derive_fold
+from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, transform
+from tilefold.algebra.fold import Fold
+from tilefold.block.group import Group
+from tilefold.errors import NotFusibleError, SourceLoc
+from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.ir import Compute
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Reductions (Compute names) over the same axes that one pass computes, and their Fold."""
+
+    axes: tuple[str, ...]
+    reductions: tuple[str, ...]
+    fold: Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A reduction that could not join the pass before it, why, and the user's line."""
+
+    name: str
+    reason: str
+    loc: SourceLoc | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """`ready[c]`: index of the last stage that the value of member c depends on, -1 for none."""
+
+    group: Group
+    stages: tuple[Stage, ...]
+    ready: dict[str, int]
+    inner: frozenset[str]
+    rejections: tuple[Rejection, ...]
+
+
+def plan_stages(g: Graph, group: Group) -> StagePlan:
+    """Assign every reduction of the group to a stage."""
+    inner = inner_producers(g, group)
+    planner = _Planner(g, group, inner)
+    for name in group.members:
+        planner.add(name)
+    stages = tuple(Stage(axes, tuple(names), planner.derive(axes, names, k)) for k, (axes, names) in planner.open())
+    return StagePlan(group, stages, planner.ready, inner, tuple(planner.rejections))
+
+
+def inner_producers(g: Graph, group: Group) -> frozenset[str]:
+    """Reductions that a later member, which depends on them, reduces again along a local dim."""
+    found: set[str] = set()
+    for name in group.members:
+        c = g.by_name[name]
+        local = set(out_dims(c)) - set(group.parallel)
+        if c.reducer is None or not local:
+            continue
+        todo, seen = list(g.consumers[name]), set()
+        while todo:
+            u = todo.pop()
+            if u in seen or u not in group.members:
+                continue
+            seen.add(u)
+            if local & set(g.by_name[u].rdims):
+                found.add(name)
+                break
+            todo += g.consumers[u]
+    return frozenset(found)
+
+
+class _Planner:
+    def __init__(self, g: Graph, group: Group, inner: frozenset[str]):
+        self.g, self.group, self.inner = g, group, inner
+        self.ready: dict[str, int] = {}
+        self.through: dict[str, int] = {}  # same, counting only what no Fold can look through
+        self.axes: list[tuple[str, ...]] = []
+        self.names: list[list[str]] = []
+        self.rejections: list[Rejection] = []
+        self.dtypes = tuple((i.name, i.dtype) for i in g.program.inputs)
+
+    def open(self) -> list[tuple[int, tuple[tuple[str, ...], list[str]]]]:
+        return list(enumerate(zip(self.axes, self.names, strict=True)))
+
+    def add(self, name: str) -> None:
+        c = self.g.by_name[name]
+        inside = [r for r in self.g.producers[name] if r in self.ready]
+        deps = max((self.ready[r] for r in inside), default=-1)
+        hard = max((self._hard(c, r) for r in inside), default=-1)
+        if c.reducer is None:
+            self.ready[name], self.through[name] = deps, hard
+        elif name in self.inner:
+            self.ready[name] = self.through[name] = deps
+        else:
+            self.ready[name] = self._place(c, deps, hard)
+            self.through[name] = -1
+
+    def _hard(self, c: Compute, producer: str) -> int:
+        """Stage whose *final* result `c` needs from this producer, -1 if a Fold may look through."""
+        p = self.g.by_name[producer]
+        if p.reducer is None:
+            return self.through[producer]
+        plain = all(
+            ld.index == tuple(Index(d) for d in p.dims) and ld.tensor == p.name and p.reducer != "argmax"
+            for ld in _loads_of(c.body, p)
+        )
+        direct = plain and p.reducer not in ("argmin", "topk") and producer not in self.inner
+        return self.through[producer] if direct else self.ready[producer]
+
+    def _place(self, c: Compute, deps: int, hard: int) -> int:
+        first = max(deps, hard + 1, 0)
+        for k in range(first, len(self.axes)):
+            if set(self.axes[k]) != set(c.rdims):
+                continue
+            try:
+                self.derive(self.axes[k], [*self.names[k], c.name], k)
+            except NotFusibleError as err:
+                self.rejections.append(Rejection(c.name, err.message, c.loc))
+                continue
+            self.names[k].append(c.name)
+            return k
+        self.axes.append(c.rdims)
+        self.names.append([c.name])
+        return len(self.axes) - 1
+
+    def derive(self, axes: tuple[str, ...], names: list[str], stage: int) -> Fold:
+        reductions = tuple(self._reduction(self.g.by_name[n], names, stage) for n in names)
+        return derive_fold(Cascade(axes, reductions, self.dtypes))
+
+    def _reduction(self, c: Compute, names: list[str], stage: int) -> Reduction:
+        body = inline_maps(self.g, c.body, lambda m: m in self.ready and self._depends(m, set(names)))
+        if c.reducer in ("argmax", "argmin"):
+            return Reduction(value_name(c), c.reducer, c.dims, body, c.dtype, c.name, c.loc)
+        return Reduction(c.name, str(c.reducer), c.dims, body, c.dtype, c.index_name, c.loc)
+
+    def _depends(self, m: str, names: set[str]) -> bool:
+        """Whether a map uses, through maps only, one of the reductions."""
+        if self.g.by_name[m].reducer is not None:
+            return False
+        return any(r in names or self._depends(r, names) for r in self.g.producers[m])
+
+
+def value_name(c: Compute) -> str:
+    """State variable that holds the best value beside an argmax / argmin."""
+    return f"{c.name}_best"
+
+
+def _loads_of(e: Expr, p: Compute) -> list[Load]:
+    found: list[Load] = []
+
+    def note(n: Expr) -> None:
+        if isinstance(n, Load) and n.tensor in p.results:
+            found.append(n)
+
+    transform(e, note)
+    return found
+
+
+def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:
+    """Substitute the bodies of maps for which `wanted(name)` holds, recursively."""
+
+    def one(n: Expr) -> Expr | None:
+        if not isinstance(n, Load) or n.tensor not in g.by_name or not wanted(n.tensor):
+            return None
+        m = g.by_name[n.tensor]
+        body = substitute(m.body, {Index(d): ix for d, ix in zip(m.dims, n.index, strict=True)})
+        if m.dtype.rounds and m.dtype.is_float:
+            body = Cast(body, m.dtype)
+        return inline_maps(g, body, wanted)
+
+    return transform(e, one)

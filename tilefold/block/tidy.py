@@ -1,0 +1,268 @@
+"""Cleaning up a body after fusion: share, hoist, and give matrix products plain operands.
+
+- share: an expression that several statements evaluate is computed once (the exponentials that
+  the denominator and the output of an attention both use).
+- hoist: a part that does not vary over all dims of its statement is computed over the dims it
+  has, and outside of the loop where nothing in it changes.
+- contractions: operands that are not plain loads become block values.
+
+None moves a load out of the branch of a `where` that keeps it in range, except plain loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import (
+    Call,
+    Cast,
+    Expr,
+    Index,
+    Load,
+    children,
+    dims_used,
+    loads,
+    substitute,
+    tensors_read,
+    type_of,
+)
+from tilefold.block.contract import as_contraction, is_plain
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of, walk
+from tilefold.tensor.analysis import expr_flops
+
+#: Cheaper expressions are evaluated again instead of being stored.
+WORTH_SHARING = 4
+WORTH_HOISTING = 2
+
+
+def tidy(b: Block) -> Block:
+    """`b` with every body tidied."""
+    t = _Tidy(b)
+    return replace(b, body=t.body(b.body, ()))
+
+
+class _Tidy:
+    def __init__(self, b: Block):
+        self.dtypes: dict[str, DType] = {i.name: i.dtype for i in b.inputs} | {r.name: r.dtype for r in b.results}
+        self.dims: dict[str, tuple[str, ...]] = {}
+        for n in walk(b.body):
+            if isinstance(n, Let | Init):
+                self.note(n)
+        self.taken = set(self.dtypes)
+
+    def note(self, n: Let | Init) -> None:
+        self.dtypes[n.name], self.dims[n.name] = n.dtype, n.dims
+        if n.index_name is not None:
+            self.dtypes[n.index_name], self.dims[n.index_name] = DType.I64, n.dims
+
+    def fresh(self, stem: str) -> str:
+        name, n = stem, 1
+        while name in self.taken:
+            n += 1
+            name = f"{stem}{n}"
+        self.taken.add(name)
+        return name
+
+    def body(self, nodes: tuple[Node, ...], loops: tuple[str, ...]) -> tuple[Node, ...]:
+        flat = self.contractions(self.hoist(self.share(list(nodes))))
+        out: list[Node] = []
+        for n in flat:
+            if not isinstance(n, Loop):
+                out.append(n)
+                continue
+            inner = self.body(n.body, (*loops, n.dim))
+            before, kept = _invariant(n, inner)
+            if n.kind == "forall":
+                before, kept = [], list(inner)
+            out += [*before, replace(n, body=tuple(kept))]
+        return tuple(out)
+
+    # -- sharing --------------------------------------------------------------------------
+
+    def share(self, nodes: list[Node]) -> list[Node]:
+        while True:
+            best = self._most_shared(nodes)
+            if best is None:
+                return nodes
+            e, at = best
+            dims = self._order(e, [nodes[n] for n in at])
+            let = Let(self.fresh(_stem(e)), dims, type_of(e, self.dtypes.__getitem__), e)
+            self.note(let)
+            use = Load(let.name, tuple(Index(d) for d in dims))
+            nodes = [_replace(n, e, use) if i in at else n for i, n in enumerate(nodes)]
+            nodes.insert(at[0], let)
+
+    def _most_shared(self, nodes: list[Node]) -> tuple[Expr, list[int]] | None:
+        """The dearest expression that several places evaluate on the same values."""
+        version: dict[str, int] = {}
+        seen: dict[tuple[Expr, tuple[int, ...]], list[int]] = {}
+        for at, n in enumerate(nodes):
+            if not isinstance(n, Loop):
+                for e in _movable(n):
+                    if expr_flops(e) >= WORTH_SHARING and self._sharable(n, e):
+                        key = (e, tuple(version.get(t, 0) for t in sorted(tensors_read(e))))
+                        seen.setdefault(key, []).append(at)
+            for name in _changes(n):
+                version[name] = version.get(name, 0) + 1
+        shared = [(expr_flops(e), e, places) for (e, _), places in seen.items() if len(places) > 1]
+        if not shared:
+            return None
+        _, dearest, places = max(shared, key=lambda s: s[0])
+        return dearest, sorted(set(places))
+
+    def _sharable(self, n: Node, e: Expr) -> bool:
+        """An update of t may not share an expression of t itself."""
+        return not (isinstance(n, Update) and n.name in tensors_read(e)) and bool(dims_used(e))
+
+    def _order(self, e: Expr, users: list[Node]) -> tuple[str, ...]:
+        """The dims of `e` in the order in which its users name theirs."""
+        used = dims_used(e)
+        order: dict[str, None] = {}
+        for n in users:
+            order |= dict.fromkeys(d for d in self._dims(n) if d in used)
+        return tuple(order)
+
+    def _dims(self, n: Node) -> tuple[str, ...]:
+        match n:
+            case Let(dims=dims, rdims=rdims):
+                return (*dims, *rdims)
+            case Update(name):
+                return self.dims[name]
+            case Accumulate(name, _, rdims):
+                return (*self.dims[name], *rdims)
+            case Store(dims=dims):
+                return dims
+            case _:
+                return ()
+
+    # -- hoisting -------------------------------------------------------------------------
+
+    def hoist(self, nodes: list[Node]) -> list[Node]:
+        out: list[Node] = []
+        for n in nodes:
+            if isinstance(n, Loop | Init):
+                out.append(n)
+                continue
+            slots = frozenset(self._slots(n))
+            have = frozenset(self._dims(n)) - slots
+            wanted: dict[Expr, None] = {}
+            for e in exprs_of(n) if not isinstance(n, Store) else (n.expr,):
+                wanted |= dict.fromkeys(_parts(e, lambda x: self._hoistable(n, x, have)))  # noqa: B023
+            for e in wanted:
+                dims = self._order(e, [n])
+                let = Let(self.fresh(_stem(e)), dims, type_of(e, self.dtypes.__getitem__), e)
+                self.note(let)
+                out.append(let)
+                use = Load(let.name, tuple(Index(d) for d in dims))
+                n = _replace(n, e, use)
+            out.append(n)
+        return out
+
+    def _hoistable(self, n: Node, e: Expr, have: frozenset[str]) -> bool:
+        used = dims_used(e)
+        own = isinstance(n, Update) and n.name in tensors_read(e)
+        return bool(used) and used < have and expr_flops(e) >= WORTH_HOISTING and not own and bool(loads(e))
+
+    def _slots(self, n: Node) -> tuple[str, ...]:
+        topk = (isinstance(n, Let) and n.reducer == "topk") or (isinstance(n, Accumulate) and n.reducer == "topk")
+        return self.dims[n.name][-1:] if topk else ()  # type: ignore[union-attr]
+
+    # -- contractions ---------------------------------------------------------------------
+
+    def contractions(self, nodes: list[Node]) -> list[Node]:
+        out: list[Node] = []
+        for n in nodes:
+            if isinstance(n, Let | Accumulate) and n.reducer == "sum":
+                c = as_contraction(n.expr, self.dims[n.name], n.rdims)
+                if c is not None:
+                    a, b = self._operand(c.a, n, out), self._operand(c.b, n, out)
+                    n = replace(n, expr=Call("mul", (a, b)))
+            out.append(n)
+        return out
+
+    def _operand(self, e: Expr, n: Let | Accumulate, out: list[Node]) -> Expr:
+        if is_plain(e):
+            return e
+        dims = self._order(e, [n])
+        let = Let(self.fresh(f"{n.name}_in"), dims, type_of(e, self.dtypes.__getitem__), e)
+        self.note(let)
+        out.append(let)
+        return Load(let.name, tuple(Index(d) for d in dims))
+
+
+def _stem(e: Expr) -> str:
+    """A name for a shared value after what it computes."""
+    match e:
+        case Call(op, _):
+            return {"where": "guard", "mul": "prod", "div": "quot", "sub": "diff", "add": "sum"}.get(op, op)
+        case Cast(_, dtype):
+            return dtype.value
+        case _:
+            return "value"
+
+
+def _movable(n: Node) -> Iterator[Expr]:
+    """Sub-expressions of a statement that may be evaluated before it."""
+    for e in exprs_of(n) if not isinstance(n, Store) else (n.expr,):
+        yield from _safe(e, guarded=False)
+
+
+def _safe(e: Expr, guarded: bool) -> Iterator[Expr]:
+    if isinstance(e, Call | Cast) and (not guarded or all(_plain_load(ld) for ld in loads(e))):
+        yield e
+    if isinstance(e, Load):
+        return
+    for k, child in enumerate(children(e)):
+        branch = isinstance(e, Call) and e.op == "where" and k > 0
+        yield from _safe(child, guarded or branch)
+
+
+def _plain_load(ld: Load) -> bool:
+    return all(isinstance(ix, Index) for ix in ld.index)
+
+
+def _parts(e: Expr, wanted: Callable[[Expr], bool], guarded: bool = False) -> Iterator[Expr]:
+    """Outermost movable sub-expressions for which `wanted` holds."""
+    movable = isinstance(e, Call | Cast) and (not guarded or all(_plain_load(ld) for ld in loads(e)))
+    if movable and wanted(e):
+        yield e
+        return
+    if isinstance(e, Load):
+        return
+    for k, child in enumerate(children(e)):
+        branch = isinstance(e, Call) and e.op == "where" and k > 0
+        yield from _parts(child, wanted, guarded or branch)
+
+
+def _replace(n: Node, e: Expr, use: Expr) -> Node:
+    match n:
+        case Let() | Accumulate() | Update() | Store():
+            return replace(n, expr=substitute(n.expr, {e: use}))
+        case _:
+            return n
+
+
+def _changes(n: Node) -> Iterator[str]:
+    """States whose value a node changes."""
+    for x in walk((n,)):
+        if isinstance(x, Update | Accumulate):
+            yield x.name
+
+
+def _invariant(loop: Loop, body: tuple[Node, ...]) -> tuple[list[Node], list[Node]]:
+    """Split a loop body into values that are the same in every iteration, and the rest."""
+    changing = {loop.dim} | set(_changes(replace(loop, body=body)))
+    defined = {x.name for x in walk(body) if isinstance(x, Let | Init)}
+    before: list[Node] = []
+    kept: list[Node] = []
+    for n in body:
+        if isinstance(n, Let) and n.reducer is None and loop.dim not in n.dims:
+            read = tensors_read(n.expr)
+            if not read & (changing | defined) and loop.dim not in dims_used(n.expr):
+                before.append(n)
+                defined.discard(n.name)
+                continue
+        kept.append(n)
+    return before, kept

@@ -1,0 +1,157 @@
+"""The compiler from a tensor program to something that runs, as a list of named steps.
+
+    simplify   tensor program -> tensor program         (maps inlined, dims unified)
+    apart      which products a library computes         plan.library
+    fuse       tensor program -> block programs          block.fuse
+    lower      block program  -> tile kernel             tile.lower
+    load       tile kernel    -> callable                runtime.executor
+
+`CompiledProgram` runs the kernels in order and keeps everything it was made from for `explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from tilefold.algebra.expr import Index, Load
+from tilefold.block.fuse import Fused, FusedKernel, fuse
+from tilefold.plan.library import is_library_product, library_products
+from tilefold.plan.machine import this_machine
+from tilefold.plan.sizes import shape_function
+from tilefold.runtime.executor import load_kernel
+from tilefold.tensor.inline import inline
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.unify import unify
+from tilefold.tile import ir as tile
+from tilefold.tile.lower import LowerOptions, lower
+from tilefold.tile.verify import verify as verify_tile
+
+#: "fused": one kernel wherever it is legal. "fast": products go to the library where that is faster.
+Goal = Literal["fused", "fast"]
+
+
+def simplify(p: Program) -> Program:
+    """Maps substituted where that saves a tensor; dims of producers and consumers made the same."""
+    return unify(inline(p))
+
+
+def compile_program(p: Program, *, goal: Goal = "fast") -> CompiledProgram:
+    """Compile a tensor program. TilefoldError where something in it cannot be compiled."""
+    simple = simplify(p)
+    apart = library_products(simple, this_machine()) if goal == "fast" else frozenset()
+    fused = fuse(simple, apart)
+    steps = tuple(_step(simple, k) for k in fused.kernels)
+    return CompiledProgram(p, simple, fused, steps)
+
+
+def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
+    members = k.plan.group.members
+    if len(members) == 1:
+        c = next(c for c in p.body if c.name == members[0])
+        if is_library_product(c):
+            return LibraryStep(c)
+    return KernelStep(k)
+
+
+class KernelStep:
+    """A fused kernel. It is lowered and loaded once per pattern of unit strides."""
+
+    def __init__(self, fused: FusedKernel):
+        self.fused = fused
+        block = fused.block
+        self.name = block.name
+        self.reads = tuple(i.name for i in block.inputs)
+        self.results = tuple(
+            (r.name, r.dtype.torch_dtype, shape_function([block.sizes[d] for d in r.dims])) for r in block.results
+        )
+        self._loaded: dict[tuple[int | None, ...], Callable[..., None]] = {}
+        self.kernels: dict[tuple[int | None, ...], tile.Kernel] = {}
+
+    def kernel(self, units: tuple[int | None, ...] | None = None) -> tile.Kernel:
+        """The tile kernel for the axes of stride 1 of `reads` (default: each last axis)."""
+        if units is None:
+            units = tuple(len(i.shape) - 1 if i.shape else None for i in self.fused.block.inputs)
+        found = self.kernels.get(units)
+        if found is None:
+            options = LowerOptions(unit=dict(zip(self.reads, units, strict=True)))
+            found = verify_tile(lower(self.fused.block, options, note=", ".join(self.fused.plan.group.members)))
+            self.kernels[units] = found
+        return found
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        units = tuple([_unit_axis(tensors[t]) for t in self.reads])
+        launch = self._loaded.get(units)
+        if launch is None:
+            launch = self._loaded[units] = load_kernel(self.kernel(units))
+        for name, dtype, shape in self.results:
+            if name not in tensors:
+                tensors[name] = torch.empty(shape(syms), dtype=dtype)
+        launch(tensors, syms)
+
+
+def _unit_axis(x: torch.Tensor) -> int | None:
+    """The last axis of stride 1; axes of extent 1 may have any stride and count where nothing else does."""
+    strides = x.stride()
+    for axis in range(len(strides) - 1, -1, -1):
+        if strides[axis] == 1:
+            return axis
+    return None
+
+
+class LibraryStep:
+    """A matrix product that torch's library computes, by einsum over the dims of its operands."""
+
+    def __init__(self, c: Compute):
+        self.compute = c
+        self.name = c.name
+        self.loads = tuple(ld for ld in getattr(c.body, "args", ()) if isinstance(ld, Load))
+        self.reads = tuple(ld.tensor for ld in self.loads)
+        letters: dict[str, str] = {}
+        for d in (*c.dims, *c.rdims):
+            letters.setdefault(d, chr(ord("a") + len(letters)))
+        sides = ["".join(letters[ix.dim] for ix in ld.index if isinstance(ix, Index)) for ld in self.loads]
+        self.equation = f"{','.join(sides)}->{''.join(letters[d] for d in c.dims)}"
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        operands = [tensors[t] for t in self.reads]
+        out = torch.einsum(self.equation, *operands).to(self.compute.dtype.torch_dtype)
+        if self.name in tensors:
+            tensors[self.name].copy_(out)
+        else:
+            tensors[self.name] = out
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A program ready to run: `program` as given, `simple` as fused, and the steps in order."""
+
+    program: Program
+    simple: Program
+    fused: Fused
+    steps: tuple[KernelStep | LibraryStep, ...]
+    _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for at, s in enumerate(self.steps):
+            self._last_use.update(dict.fromkeys(s.reads, at))
+        for name in (*self.program.outputs, *(i.name for i in self.program.inputs)):
+            self._last_use.pop(name, None)
+
+    def __call__(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        syms: Mapping[str, int],
+        out: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Outputs by name. `out` gives tensors (any strides) that named results are written into."""
+        tensors = {**inputs, **(out or {})}
+        for at, s in enumerate(self.steps):
+            s.run(tensors, syms)
+            for t in s.reads:
+                if self._last_use.get(t) == at:
+                    tensors.pop(t, None)
+        return {name: tensors[name] for name in self.program.outputs}

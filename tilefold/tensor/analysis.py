@@ -1,0 +1,113 @@
+"""Facts about tensor programs that fusion asks for: who reads whom, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads, walk
+from tilefold.tensor.ir import Compute, Program
+
+#: Extent assumed for a size that is only known at run time.
+TYPICAL_EXTENT = 512
+
+_OP_COST = {
+    "exp": 8, "exp2": 8, "expm1": 10, "log": 10, "log2": 10, "log1p": 12, "tanh": 14, "sigmoid": 12, "erf": 16,
+    "sin": 14, "cos": 14, "pow": 20, "sqrt": 4, "rsqrt": 6, "div": 4, "floordiv": 4, "mod": 4,
+}  # fmt: skip
+
+
+def out_dims(c: Compute) -> tuple[str, ...]:
+    """Dims of the result that its body may index (topk: without the slot dim)."""
+    return c.dims[:-1] if c.reducer == "topk" else c.dims
+
+
+def estimate(e: Expr) -> int:
+    """Value of a size expression with `TYPICAL_EXTENT` for every symbol; at least 0."""
+    match e:
+        case Const(value, _):
+            return int(value)
+        case Call("add", (a, b)):
+            return estimate(a) + estimate(b)
+        case Call("sub", (a, b)):
+            return max(0, estimate(a) - estimate(b))
+        case Call("mul", (a, b)):
+            return estimate(a) * estimate(b)
+        case Call("floordiv", (a, b)):
+            return estimate(a) // max(1, estimate(b))
+        case _:
+            return TYPICAL_EXTENT
+
+
+def is_static(e: Expr) -> bool:
+    return isinstance(e, Const)
+
+
+def expr_flops(e: Expr) -> int:
+    """Arithmetic of one evaluation, in units of an add; index arithmetic is free."""
+    match e:
+        case Call(op, args):
+            return _OP_COST.get(op, 1) + sum(map(expr_flops, args))
+        case Load():
+            return 0
+        case _:
+            return sum(expr_flops(k) for k in getattr(e, "args", ()) or ([e.arg] if hasattr(e, "arg") else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Edges of a program: `producers[c]` and `consumers[c]` hold Compute names."""
+
+    program: Program
+    by_name: Mapping[str, Compute]
+    producers: Mapping[str, tuple[str, ...]]
+    consumers: Mapping[str, tuple[str, ...]]
+
+    @staticmethod
+    def of(p: Program) -> Graph:
+        owner = {r: c.name for c in p.body for r in c.results}
+        producers: dict[str, tuple[str, ...]] = {}
+        consumers: dict[str, list[str]] = {c.name: [] for c in p.body}
+        for c in p.body:
+            read = dict.fromkeys(owner[t] for t in _reads(c) if t in owner)
+            producers[c.name] = tuple(read)
+            for r in read:
+                consumers[r].append(c.name)
+        return Graph(p, {c.name: c for c in p.body}, producers, {k: tuple(v) for k, v in consumers.items()})
+
+    def extent(self, dim: str) -> int:
+        return estimate(self.program.sizes[dim])
+
+    def points(self, dims: Iterable[str]) -> int:
+        n = 1
+        for d in dict.fromkeys(dims):
+            n *= max(1, self.extent(d))
+        return n
+
+    def flops(self, name: str) -> int:
+        """Arithmetic of one Compute over its whole domain."""
+        c = self.by_name[name]
+        return self.points((*out_dims(c), *c.rdims)) * max(1, expr_flops(c.body) + (c.reducer is not None))
+
+    def escapes(self, name: str, within: Iterable[str]) -> bool:
+        """Whether something outside `within`, or the caller, needs a result of the Compute."""
+        inside = set(within)
+        c = self.by_name[name]
+        return any(r in self.program.outputs for r in c.results) or any(u not in inside for u in self.consumers[name])
+
+
+def _reads(c: Compute) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for n in walk(c.body):
+        if isinstance(n, Load):
+            names[n.tensor] = None
+    return tuple(names)
+
+
+def plain_axes(c: Compute, producer: Compute) -> frozenset[str]:
+    """Dims of `producer` that every load in `c` indexes by the dim itself."""
+    same = set(producer.dims)
+    for ld in loads(c.body):
+        if ld.tensor in producer.results:
+            same &= {d for d, ix in zip(producer.dims, ld.index, strict=True) if ix == Index(d)}
+    return frozenset(same)

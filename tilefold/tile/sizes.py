@@ -1,0 +1,98 @@
+"""Tile sizes for the loops of a kernel, from what its statements do.
+
+Dims that matrix products keep are tiled for register blocking and cache reuse; batch-like
+dims run one index a tile; in kernels without products the tiles are sized so that what a block
+touches stays in the first-level cache. The planner's cost model replaces these defaults
+later; everything downstream takes the sizes as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilefold.algebra.expr import dims_used
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of, walk
+from tilefold.tensor.analysis import estimate
+from tilefold.tile.layout import product_of
+
+
+@dataclass(frozen=True, slots=True)
+class TileTargets:
+    """Defaults in elements: `kept` and `streamed` for products, `area` for everything else."""
+
+    kept: int = 64
+    streamed: int = 128
+    contracted: int = 512
+    area: int = 8192
+    row: int = 4096
+
+
+def choose_tiles(block: Block, t: TileTargets | None = None) -> Mapping[str, int]:
+    """dim -> tile for every loop of the block program."""
+    t = t or TileTargets()
+    loops = {n.dim: n for n in walk(block.body) if isinstance(n, Loop)}
+    dims = {n.name: n.dims for n in walk(block.body) if isinstance(n, Let | Init)}
+    kept, contracted = _product_dims(block.body, dims)
+    tiles: dict[str, int] = {}
+    if kept:
+        for d, n in loops.items():
+            if n.kind == "for":
+                tiles[d] = t.contracted if d in contracted and d not in kept else t.streamed
+            else:
+                tiles[d] = t.kept if d in kept else 1
+    else:
+        tiles = _by_area(block, loops, t)
+    return {d: max(1, min(s, _bound(block, d, s))) for d, s in tiles.items()}
+
+
+def _product_dims(nodes: tuple[Node, ...], dims: Mapping[str, tuple[str, ...]]) -> tuple[set[str], set[str]]:
+    """Dims exclusive to one side of some matrix product, and dims contracted by one."""
+    kept: set[str] = set()
+    contracted: set[str] = set()
+    for n in walk(nodes):
+        if isinstance(n, Let | Accumulate):
+            p = product_of(n, dims[n.name])
+            if p is not None:
+                kept |= (dims_used(p.a) ^ dims_used(p.b)) & set(p.out)
+                contracted |= set(p.rdims)
+    return kept, contracted
+
+
+def _by_area(block: Block, loops: Mapping[str, Loop], t: TileTargets) -> dict[str, int]:
+    """Last dims first, as much as fits `area` elements of the largest statement."""
+    inner = 1
+    for n in walk(block.body):
+        local = {d for d in _dims(n) if d not in loops}
+        size = 1
+        for d in local:
+            size *= max(1, estimate(block.sizes[d]))
+        inner = max(inner, size)
+    tiles: dict[str, int] = {}
+    room = max(1, t.area // inner)
+    streamed = [d for d, n in loops.items() if n.kind == "for"]
+    for d in streamed:
+        tiles[d] = max(1, min(t.row, room, estimate(block.sizes[d])))
+    room = max(1, room // max([1, *tiles.values()]))
+    for d in reversed([d for d, n in loops.items() if n.kind == "forall"]):
+        tiles[d] = max(1, min(room, estimate(block.sizes[d])))
+        room = max(1, room // tiles[d])
+    return tiles
+
+
+def _dims(n: Node) -> set[str]:
+    used = {d for e in exprs_of(n) for d in dims_used(e)}
+    match n:
+        case Let(dims=dims, rdims=rdims):
+            return used | set(dims) | set(rdims)
+        case Init(dims=dims) | Store(dims=dims):
+            return used | set(dims)
+        case Accumulate() | Update() | Loop():
+            return used
+    raise AssertionError(n)
+
+
+def _bound(block: Block, d: str, size: int) -> int:
+    """No tile is longer than a static extent."""
+    e = block.sizes[d]
+    return estimate(e) if hasattr(e, "value") else size
