@@ -4,6 +4,7 @@
     where(j <= i, s[i, j], -inf)
     exp(x[i, j] - m[i]) / size(j)
     bf16(e)   e4m3(e)            Cast
+    ~(a < b)   p & q   p | q     logical not, and, or
     f64(0.1)                     Const of dtype f64 is written `f64const(0.1)`
 
 A bare name is a dim index, a symbol or a 0-d tensor, whichever `Names` says.
@@ -75,6 +76,9 @@ def _show(e: Expr) -> tuple[str, int]:
         case Call("neg", (a,)):
             text, level = _show(a)
             return (f"-{text}" if level >= 7 and not isinstance(a, Const) else f"-({text})"), 7
+        case Call("not", (a,)):
+            text, level = _show(a)
+            return (f"~{text}" if level >= 7 else f"~({text})"), 7
         case Call(op, args) if OPS[op].infix:
             mine = _PRECEDENCE[op]
             left, right = _show(args[0]), _show(args[1])
@@ -130,6 +134,8 @@ class _Parser:
                 return Load(tensor, tuple(self.expr(i) for i in items))
             case ast.UnaryOp(op=ast.USub(), operand=a):
                 return self.negated(a)
+            case ast.UnaryOp(op=ast.Invert(), operand=a):
+                return call("not", self.expr(a))
             case ast.UnaryOp(op=ast.UAdd(), operand=a):
                 return self.expr(a)
             case ast.BinOp(left=a, op=op, right=b) if type(op) in _BIN:

@@ -41,7 +41,7 @@ class Reconciled:
         """A view of `tile` (extent 1 on the squeezed axes) with the loop dims as axes."""
         kept = [a for a in range(tile.ndim) if a not in self.squeezed]
         assert all(tile.shape[a] == 1 for a in self.squeezed), (tile.shape, self)
-        out = tile.permute(*(kept[p] for p in self.permutation), *self.squeezed)
+        out = tile.permute([kept[p] for p in self.permutation] + list(self.squeezed))
         out = out.reshape(out.shape[: len(kept)])
         for axis in self.new_axes:
             out = out.unsqueeze(axis)
@@ -54,9 +54,9 @@ class Reconciled:
         """
         kept = [a for a in range(tile.ndim) if a not in self.new_axes]
         assert all(tile.shape[a] == 1 for a in self.new_axes), (tile.shape, self)
-        out = tile.permute(*kept, *self.new_axes).reshape([tile.shape[a] for a in kept])
+        out = tile.permute(kept + list(self.new_axes)).reshape([tile.shape[a] for a in kept])
         inverse = sorted(range(len(self.permutation)), key=lambda n: self.permutation[n])
-        out = out.permute(*inverse)
+        out = out.permute(inverse)
         for axis in self.squeezed:
             out = out.unsqueeze(axis)
         return out
