@@ -1,0 +1,170 @@
+"""Imports go one way through the layers, back ends stay apart, and imports sit at the top of modules."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tilefold"
+
+#: Lowest first; a module imports from its own layer or lower ones. `tilefold/__init__.py` is on top.
+LAYERS = (
+    ("errors", "config"),
+    ("algebra",),
+    ("tensor",),
+    ("block",),
+    ("tile",),
+    ("plan",),
+    ("backends",),
+    ("runtime",),
+    ("pipeline",),
+    ("frontend",),
+    ("suites",),
+    ("explain",),
+    ("demo",),
+    ("cli",),
+)
+#: Packages that may be missing, or are slow to load and only some runs need: imported where used.
+OPTIONAL = frozenset({"transformers", "matplotlib", "triton", "sympy", "z3", "mpmath"})
+#: The only module that may read environment variables.
+ENVIRONMENT = "config"
+
+
+def layer(module: str) -> int:
+    """Position of a dotted module in LAYERS; the package itself, as `tilefold`, is above all."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return len(LAYERS)
+    top = "cli" if parts[1].startswith("cli") or parts[1] == "__main__" else parts[1]
+    for n, names in enumerate(LAYERS):
+        if top in names:
+            return n
+    raise KeyError(f"{module} belongs to no layer")
+
+
+def imported(tree: ast.AST, module: str, is_package: bool = False) -> list[tuple[ast.stmt, str]]:
+    """Every module that the code imports, relative imports resolved; `from p import m` counts as p.m."""
+    found: list[tuple[ast.stmt, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node, a.name) for a in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = module.split(".")[: None if is_package and node.level == 1 else -node.level + is_package]
+                base = ".".join([*up, base] if base else up)
+            found += [(node, f"{base}.{a.name}") for a in node.names]
+    return found
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What in a module breaks the rules, one line each."""
+    tree = ast.parse(source)
+    out = []
+    for node, name in imported(tree, module, is_package):
+        if name.split(".")[0] == "tilefold" and name != module:
+            out += _direction(node, name, module)
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            out += [
+                f"{module}:{node.lineno} imports {name} inside {function.name}"
+                for node, name in imported(function, module, is_package)
+                if name.split(".")[0] not in OPTIONAL
+            ]
+    if module != f"tilefold.{ENVIRONMENT}":
+        out += [
+            f"{module}:{n.lineno} reads the environment"
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv", "environb")
+        ]
+    out += [
+        f"{module}:{n.lineno} catches everything"
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ExceptHandler)
+        and (n.type is None or (isinstance(n.type, ast.Name) and n.type.id in ("Exception", "BaseException")))
+    ]
+    return out
+
+
+def _direction(node: ast.stmt, name: str, module: str) -> list[str]:
+    target = name.split(".")
+    if target == ["tilefold"] or (len(target) == 2 and not _is_module(target[1])):
+        return (
+            []
+            if module == "tilefold" or layer(module) >= layer("tilefold.explain")
+            else [f"{module}:{node.lineno} imports the package's top ({name})"]
+        )
+    if layer(name) > layer(module):
+        return [f"{module}:{node.lineno} imports {name}, a higher layer"]
+    mine = module.split(".")
+    if mine[1:2] == target[1:2] == ["backends"] and len(mine) > 2 and len(target) > 2 and mine[2] != target[2]:
+        both_packages = all((PACKAGE / "backends" / p).is_dir() for p in (mine[2], target[2]))
+        return [f"{module}:{node.lineno} imports another back end, {name}"] if both_packages else []
+    return []
+
+
+def _is_module(name: str) -> bool:
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file()
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("path", modules(), ids=dotted)
+def test_module_keeps_the_rules(path):
+    found = violations(path.read_text(), dotted(path), path.name == "__init__.py")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "message"),
+    [
+        ("tilefold.algebra.expr", "from tilefold.tensor.ir import Program", "a higher layer"),
+        ("tilefold.algebra.expr", "import tilefold.tile.ir", "a higher layer"),
+        ("tilefold.algebra.expr", "from ..tile import ir", "a higher layer"),
+        ("tilefold.algebra.expr", "from tilefold import tile", "a higher layer"),
+        ("tilefold.algebra.expr", "import tilefold", "the package's top"),
+        ("tilefold.algebra.expr", "from tilefold import fuse", "the package's top"),
+        ("tilefold.tile.ir", "def f():\n    import json", "imports json inside f"),
+        ("tilefold.tile.ir", "class A:\n    def f(self):\n        from os import path", "inside f"),
+        ("tilefold.runtime.cache", "import os\nx = os.environ['HOME']", "reads the environment"),
+        ("tilefold.runtime.cache", "import os\nx = os.getenv('HOME')", "reads the environment"),
+        ("tilefold.runtime.cache", "try:\n    pass\nexcept:\n    pass", "catches everything"),
+        ("tilefold.runtime.cache", "try:\n    pass\nexcept Exception:\n    pass", "catches everything"),
+    ],
+)
+def test_breaking_code_is_found(module, source, message):
+    found = violations(source, module)
+    assert any(message in line for line in found), found
+
+
+def test_other_back_ends_are_found(tmp_path, monkeypatch):
+    for name in ("cpp", "triton"):
+        (tmp_path / "backends" / name).mkdir(parents=True)
+    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
+    bad = violations("from tilefold.backends.triton.render import render", "tilefold.backends.cpp.launch")
+    assert bad == ["tilefold.backends.cpp.launch:1 imports another back end, tilefold.backends.triton.render.render"]
+    assert not violations("from tilefold.backends.cpp.render import render", "tilefold.backends.cpp.launch")
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tilefold.tile.ir", "from tilefold.algebra.expr import Expr\nfrom tilefold.errors import VerifyError"),
+        ("tilefold.tile.ir", "from . import text"),
+        ("tilefold.algebra.derive", "def f():\n    import sympy"),
+        ("tilefold.config", "import os\nx = os.environ.get('CXX')"),
+        ("tilefold.cli_bench", "import tilefold\nfrom tilefold.suites import bench_cpu"),
+    ],
+)
+def test_good_code_passes(module, source):
+    assert not violations(source, module)
