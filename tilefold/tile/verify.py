@@ -29,9 +29,10 @@ _TILE_BOUNDS = ("tile_start", "tile_stop")
 _RESERVED = frozenset({"inf", "nan", "size", "f64const"})
 
 
-def verify(kernel: Kernel) -> None:
-    """VerifyError where the kernel breaks a rule of its grammar or of its meaning."""
+def verify(kernel: Kernel) -> Kernel:
+    """The kernel itself; VerifyError where it breaks a rule of its grammar or of its meaning."""
     _Verifier(kernel).kernel_rules()
+    return kernel
 
 
 @dataclass(slots=True)
