@@ -68,10 +68,13 @@ class Const(Expr):
 
     # -0.0 == 0.0 and nan != nan, so equality goes by representation
     def __eq__(self, o: object) -> bool:
-        return isinstance(o, Const) and (repr(self.value), self.dtype) == (repr(o.value), o.dtype)
+        return isinstance(o, Const) and self._key() == o._key()
 
     def __hash__(self) -> int:
-        return hash((repr(self.value), self.dtype))
+        return hash(self._key())
+
+    def _key(self) -> tuple[str, DType]:
+        return repr(float(self.value) if self.dtype.is_float else int(self.value)), self.dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.ir import Accumulate, Init, Let, Loop, Node, Store, Update
-from tilefold.block.stages import Stage, StagePlan
+from tilefold.block.stages import Stage, StagePlan, rounded
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute
 
@@ -23,13 +23,24 @@ ONE_BLOCK = 256
 
 def build_nest(g: Graph, plan: StagePlan) -> tuple[Node, ...]:
     """The kernel of a group: its stages inside `forall` loops over the parallel dims."""
-    body = _Builder(g, plan).build()
-    for d in reversed(plan.group.parallel):
+    return in_parallel(Builder(g, plan).build(), plan.group.parallel)
+
+
+def in_parallel(body: tuple[Node, ...], dims: tuple[str, ...]) -> tuple[Node, ...]:
+    """`body` inside `forall` loops, outermost dim first."""
+    for d in reversed(dims):
         body = (Loop("forall", d, body),)
     return body
 
 
-class _Builder:
+def loop_dim(g: Graph, stage: Stage) -> str | None:
+    """The axis a stage streams over: the longest; None where all of them are one block."""
+    dim = max(stage.axes, key=g.extent)
+    fits = is_static(g.program.sizes[dim]) and g.points(stage.axes) <= ONE_BLOCK
+    return None if fits else dim
+
+
+class Builder:
     """Emits into `outer` (once a block of the parallel dims) and, inside a stage, into its loop.
 
     `names` maps each member result to the block value that holds it, once that is defined.
@@ -39,7 +50,7 @@ class _Builder:
         self.g, self.plan = g, plan
         self.members = plan.group.members
         self.parallel = plan.group.parallel
-        self.outer = _Scope(None)
+        self.outer = Scope(None)
         self.names: dict[str, str] = {}
         self.owner = {r: m for m in self.members for r in g.by_name[m].results}
         self.to_write = [m for m in self.members if g.escapes(m, self.members)]
@@ -108,14 +119,14 @@ class _Builder:
 
     # -- values ---------------------------------------------------------------------------
 
-    def need(self, e: Expr, scope: _Scope) -> None:
+    def need(self, e: Expr, scope: Scope) -> None:
         """Define every member value that `e` loads: in the loop if it varies there, else before it."""
         for ld in loads(e):
             owner = self.owner.get(ld.tensor)
             if owner is not None and self._streams(owner):
                 self.define(owner, scope)
 
-    def define(self, name: str, scope: _Scope) -> None:
+    def define(self, name: str, scope: Scope) -> None:
         c = self.g.by_name[name]
         if name in self.outer.defined or name in scope.defined:
             return
@@ -124,18 +135,25 @@ class _Builder:
         self.need(c.body, target)
         target.defined.add(name)
         self.names[name] = self.free_name(name, "_b")
-        body = self.localise(c.body)
+        body = self.localise(rounded(c))
         target.nodes.append(Let(self.names[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc))
 
     # -- stages ---------------------------------------------------------------------------
 
     def stage(self, k: int, stage: Stage) -> None:
-        dim = self._loop_dim(stage)
-        scope = self.outer if dim is None else _Scope(dim)
+        dim = loop_dim(self.g, stage)
+        self.fold_pass(k, stage, dim)
+        self.finish(stage)
+
+    def fold_pass(
+        self, k: int, stage: Stage, dim: str | None, start: Expr | None = None, stop: Expr | None = None
+    ) -> None:
+        """One pass over the stage's axes: a loop over `dim`, or (None) all of them as one block."""
+        scope = self.outer if dim is None else Scope(dim)
         if dim is not None:
             for v in stage.fold.state:
-                index = self.free_name(v.index_name, "_s") if v.index_name else None
-                self.outer.nodes.append(Init(self.free_name(v.name, "_s"), v.dims, v.dtype, v.identity, index))
+                name, index = self.state_names(v)
+                self.outer.nodes.append(Init(name, v.dims, v.dtype, v.identity, index))
         for v in stage.fold.state:
             self.need(v.element, scope)
             scope.nodes += self.step(stage, v, looped=dim is not None)
@@ -143,26 +161,22 @@ class _Builder:
             for m in list(self.to_write):
                 if self._streams(m) and dim in out_dims(self.g.by_name[m]) and self.plan.ready[m] < k:
                     self.store(m, scope)
-            self.outer.nodes.append(Loop("for", dim, tuple(scope.nodes)))
-        self.finish(stage)
+            self.outer.nodes.append(Loop("for", dim, tuple(scope.nodes), start, stop))
 
-    def _loop_dim(self, stage: Stage) -> str | None:
-        """The axis to stream over: the longest; None where all of it is one block."""
-        dim = max(stage.axes, key=self.g.extent)
-        fits = is_static(self.g.program.sizes[dim]) and self.g.points(stage.axes) <= ONE_BLOCK
-        return None if fits else dim
+    def state_names(self, v: StateVar) -> tuple[str, str | None]:
+        """Block values that hold a state variable and its index."""
+        return self.free_name(v.name, "_s"), self.free_name(v.index_name, "_s") if v.index_name else None
 
     def step(self, stage: Stage, v: StateVar, *, looped: bool) -> list[Node]:
         """Repair and accumulate one state variable; in one block there is nothing to repair."""
-        fold, name = stage.fold, self.free_name(v.name, "_s")
+        fold, (name, index) = stage.fold, self.state_names(v)
         element = self.in_fold(fold, v.element)
         payload = self._flat_index(stage.axes) if v.index_name else None
         if not looped:
-            index = self.free_name(v.index_name, "_s") if v.index_name else None
             return [Let(name, v.dims, v.dtype, element, v.reducer, stage.axes, index, payload)]
         nodes: list[Node] = []
         if any(w.repair is not None and _loads(w.repair, v.name + OLD) for w in fold.state):
-            nodes.append(Let(name + "_old", v.dims, v.dtype, Load(name, _plain(v.dims))))
+            nodes.append(Let(name + "_old", v.dims, v.dtype, Load(name, plain(v.dims))))
         if v.repair is not None:
             nodes.append(Update(name, self.in_fold(fold, v.repair)))
         nodes.append(Accumulate(name, v.reducer, stage.axes, element, payload))
@@ -182,7 +196,7 @@ class _Builder:
                 continue
             c = self.g.by_name[self.owner[name]]
             value = self.in_fold(stage.fold, e)
-            if isinstance(value, Load) and value.index == _plain(c.dims):
+            if isinstance(value, Load) and value.index == plain(c.dims):
                 self.names[name] = value.tensor
                 continue
             held = DType.I64 if name != c.name or c.reducer in ("argmax", "argmin") else c.dtype.compute
@@ -198,7 +212,7 @@ class _Builder:
             if dim is None:
                 self.store(self.to_write[0], self.outer)
                 continue
-            scope = _Scope(dim)
+            scope = Scope(dim)
             for m in list(self.to_write):
                 if self._stream_dim(self.g.by_name[m]) == dim:
                     self.store(m, scope)
@@ -213,21 +227,21 @@ class _Builder:
             return None
         return max(local, key=self.g.extent)
 
-    def store(self, name: str, scope: _Scope) -> None:
+    def store(self, name: str, scope: Scope) -> None:
         """Write the results of a member; a map that nothing else here uses is stored directly."""
         c = self.g.by_name[name]
         self.to_write.remove(name)
         if c.reducer is None and not any(u in self.members for u in self.g.consumers[name]):
             self.need(c.body, scope)
-            scope.nodes.append(Store(name, _plain(c.dims), c.dims, self.localise(c.body)))
+            scope.nodes.append(Store(name, plain(c.dims), c.dims, self.localise(c.body)))
             return
         if self._streams(name):
             self.define(name, scope)
         for r in c.results:
-            scope.nodes.append(Store(r, _plain(c.dims), c.dims, Load(self.names[r], _plain(c.dims))))
+            scope.nodes.append(Store(r, plain(c.dims), c.dims, Load(self.names[r], plain(c.dims))))
 
 
-class _Scope:
+class Scope:
     """Where definitions go: a loop over `dim`, or (None) the block outside of loops."""
 
     def __init__(self, dim: str | None):
@@ -236,7 +250,7 @@ class _Scope:
         self.defined: set[str] = set()
 
 
-def _plain(dims: tuple[str, ...]) -> tuple[Expr, ...]:
+def plain(dims: tuple[str, ...]) -> tuple[Expr, ...]:
     return tuple(Index(d) for d in dims)
 
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, tensors_read
+from tilefold.block.bounds import bound_loops
 from tilefold.block.build import build_nest
 from tilefold.block.group import Group, Grouping, group
-from tilefold.block.ir import Block, Result
+from tilefold.block.ir import Block, Result, exprs_of, walk
+from tilefold.block.split import split, worth_splitting
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.block.tidy import tidy
 from tilefold.block.verify import verify
@@ -37,26 +39,48 @@ class Fused:
 
 def fuse(p: Program, apart: frozenset[str] = frozenset()) -> Fused:
     """Fuse `p`. Members of `apart` become kernels of their own that the caller may replace."""
+    p = replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)})
     g = Graph.of(p)
     grouping = group(p, apart)
-    kernels = tuple(fuse_group(g, x) for x in grouping.groups)
+    kernels = tuple(k for x in grouping.groups for k in fuse_group(g, x))
     return Fused(kernels, grouping)
 
 
-def fuse_group(g: Graph, members: Group) -> FusedKernel:
-    """The block program of one group. Its inputs are program inputs and results of other groups."""
+def fuse_group(g: Graph, members: Group) -> tuple[FusedKernel, ...]:
+    """The block program of one group: one kernel, or a split fold and its combine kernel.
+
+    Inputs of a kernel are program inputs and results of earlier kernels.
+    """
     p = g.program
     sizes: dict[str, Expr] = dict(p.sizes)
     if not members.parallel:
-        sizes[UNIT] = Const(1, DType.I64)
         members = replace(members, parallel=(UNIT,))
     plan = plan_stages(g, members)
-    nest = build_nest(g, plan)
     written = [g.by_name[m] for m in members.members if g.escapes(m, members.members)]
     results = tuple(Result(r, c.dims, c.dtype if r == c.name else DType.I64) for c in written for r in c.results)
-    names = tuple(r.name for r in results)
-    block = Block(members.members[-1], p.syms, sizes, _inputs(g, members), results, names, nest)
-    return FusedKernel(verify(tidy(verify(block))), plan)
+    inputs = _inputs(g, members)
+    name = members.members[-1]
+    if worth_splitting(g, plan):
+        nests = split(g, plan)
+        sizes |= nests.sizes
+        parts = tuple(Input(r.name, r.dtype, tuple(sizes[d] for d in r.dims)) for r in nests.parts)
+        first = Block(f"{name}_partial", p.syms, sizes, inputs, nests.parts, _names(nests.parts), nests.partial)
+        second = Block(name, p.syms, sizes, (*inputs, *parts), results, _names(results), nests.combine)
+        return FusedKernel(_polish(first), plan), FusedKernel(_polish(second), plan)
+    return (
+        FusedKernel(_polish(Block(name, p.syms, sizes, inputs, results, _names(results), build_nest(g, plan))), plan),
+    )
+
+
+def _polish(b: Block) -> Block:
+    """Tidy, narrow the loops, and drop inputs that nothing reads."""
+    done = bound_loops(tidy(verify(b)))
+    read = {t for n in walk(done.body) for e in exprs_of(n) for t in tensors_read(e)}
+    return verify(replace(done, inputs=tuple(i for i in done.inputs if i.name in read)))
+
+
+def _names(results: tuple[Result, ...]) -> tuple[str, ...]:
+    return tuple(r.name for r in results)
 
 
 def _inputs(g: Graph, members: Group) -> tuple[Input, ...]:

@@ -26,8 +26,8 @@ LOCAL_LIMIT = 2048
 REPEAT_SHARE = 1 / 16
 #: Block length along a parallel dim that repeated members are charged for.
 REPEAT_BLOCK = 128
-#: A merge must leave this many independent blocks, if its parts had them.
-ENOUGH_PARALLEL = 64
+#: A merge must leave this many independent blocks, if one of its parts had them.
+ENOUGH_PARALLEL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[s
             crossing = [d for d in producer.dims if d in parallel and d not in plain_axes(c, producer)]
             if crossing:
                 return f"{name} reads {r} across blocks of {', '.join(crossing)}"
-    least = min(ENOUGH_PARALLEL, g.points(a.parallel), g.points(b.parallel))
+    least = min(ENOUGH_PARALLEL, max(g.points(a.parallel), g.points(b.parallel)))
     if g.points(parallel) < least:
         return f"only {g.points(parallel)} independent blocks would be left"
     return Group(members, parallel)

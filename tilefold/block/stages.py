@@ -171,6 +171,11 @@ def _loads_of(e: Expr, p: Compute) -> list[Load]:
     return found
 
 
+def rounded(c: Compute) -> Expr:
+    """The body of a map with the rounding that storing it in its dtype would do, where that matters."""
+    return Cast(c.body, c.dtype) if c.reducer is None and c.dtype.rounds and c.dtype.is_float else c.body
+
+
 def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:
     """Substitute the bodies of maps for which `wanted(name)` holds, recursively."""
 
@@ -178,9 +183,7 @@ def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:
         if not isinstance(n, Load) or n.tensor not in g.by_name or not wanted(n.tensor):
             return None
         m = g.by_name[n.tensor]
-        body = substitute(m.body, {Index(d): ix for d, ix in zip(m.dims, n.index, strict=True)})
-        if m.dtype.rounds and m.dtype.is_float:
-            body = Cast(body, m.dtype)
+        body = substitute(rounded(m), {Index(d): ix for d, ix in zip(m.dims, n.index, strict=True)})
         return inline_maps(g, body, wanted)
 
     return transform(e, one)

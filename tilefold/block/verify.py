@@ -38,10 +38,11 @@ class _Checker:
         for d in _dims(n):
             if d not in self.b.sizes:
                 raise fail(f"dim {d} has no size")
-        known = set(_dims(n)) | set(loops)
+        held = scope.get(n.name) if isinstance(n, Update | Accumulate) else ()
+        known = {*_dims(n), *loops, *(held or ())}
         for e in exprs_of(n):
             for x in walk(e):
-                if isinstance(x, Index) and x.dim not in (known if not isinstance(n, Update) else self.b.sizes):
+                if isinstance(x, Index) and x.dim not in known:
                     raise fail(f"index {x.dim} is not a dim of the statement or of a loop around it")
                 if isinstance(x, Load):
                     self.load(x, scope, fail)

@@ -1,0 +1,211 @@
+"""Loop bounds from masks: blocks that a mask empties are not visited.
+
+Law: if, with the mask false on a whole block, every accumulation of the loop body adds its
+identity, then the iteration changes nothing, because repair(t, D, D) = t. A mask that
+compares indices linearly (causal, sliding window, prefix) is false on all of a block beyond a
+bound that the block of the other dims determines, and that bound becomes the loop's.
+
+(As with every implementation that skips masked keys, 0 * NaN of a masked value is not formed.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import identity_of
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, call, children, rebuild, walk
+from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Update, exprs_of
+from tilefold.block.ir import walk as walk_nodes
+
+_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+_SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_ZERO = Const(0.0, DType.F32)
+_NEG_INF = Const(-math.inf, DType.F32)
+
+
+def bound_loops(b: Block) -> Block:
+    """`b` with serial loops narrowed to the blocks that their masks leave."""
+    return replace(b, body=tuple(_node(n, ()) for n in b.body))
+
+
+def _node(n: Node, outer: tuple[str, ...]) -> Node:
+    if not isinstance(n, Loop):
+        return n
+    n = replace(n, body=tuple(_node(x, (*outer, n.dim)) for x in n.body))
+    if n.kind == "forall" or n.start is not None or n.stop is not None:
+        return n
+    starts: list[Expr] = []
+    stops: list[Expr] = []
+    for mask, alive in _masks(n.body):
+        if not _dead(n.body, mask, not alive):
+            continue
+        for need in _conjuncts(mask, alive):
+            bound = _bound(need, n.dim, outer)
+            if bound is not None:
+                (starts if bound[0] == "start" else stops).append(bound[1])
+    start = _fold("maximum", [Const(0, DType.I64), *starts]) if starts else None
+    stop = _fold("minimum", [Size(n.dim), *stops]) if stops else None
+    return replace(n, start=start, stop=stop)
+
+
+def _fold(op: str, items: list[Expr]) -> Expr:
+    out = items[0]
+    for e in dict.fromkeys(items[1:]):
+        out = call(op, out, e)
+    return out
+
+
+def _masks(body: tuple[Node, ...]) -> Iterator[tuple[Expr, bool]]:
+    """Conditions of `where`s in the body, each with the value under which its block could be alive."""
+    seen: set[Expr] = set()
+    for n in walk_nodes(body):
+        for e in exprs_of(n):
+            for x in walk(e):
+                if isinstance(x, Call) and x.op == "where" and x.args[0] not in seen:
+                    seen.add(x.args[0])
+                    yield x.args[0], True
+                    yield x.args[0], False
+
+
+# -- is an iteration dead? ------------------------------------------------------------------
+
+
+def _dead(body: tuple[Node, ...], mask: Expr, value: bool) -> bool:
+    """Whether the body changes nothing when `mask` has that value on the whole block."""
+    known: dict[str, Const] = {}
+    for n in body:
+        match n:
+            case Let(name, _, _, e, None):
+                c = _settled(e, mask, value, known)
+                if isinstance(c, Const):
+                    known[name] = c
+            case Let(reducer=r) if r is not None:
+                continue
+            case Update():
+                continue
+            case Accumulate(_, reducer, _, e, _):
+                c = _settled(e, mask, value, known)
+                if not isinstance(c, Const) or float(c.value) != float(identity_of(reducer, DType.F32.torch_dtype)):
+                    return False
+            case _:
+                return False
+    return any(isinstance(n, Accumulate) for n in body)
+
+
+def _settled(e: Expr, mask: Expr, value: bool, known: Mapping[str, Const]) -> Expr:
+    """`e` simplified knowing the mask; finite wherever it is not known to be -inf or 0."""
+    if e == mask:
+        return Const(value, DType.BOOL)
+    if isinstance(e, Load):
+        return known.get(e.tensor, e)
+    e = rebuild(e, tuple(_settled(k, mask, value, known) for k in children(e)))
+    match e:
+        case Call("where", (Const(v, _), a, b)):
+            return a if v else b
+        case Call("mul", (a, b)) if _ZERO in (a, b):
+            return _ZERO
+        case Call("mul", (a, Const(v, _))) if a == _NEG_INF and v > 0:
+            return _NEG_INF
+        case Call("div", (a, _)) if a == _ZERO:
+            return _ZERO
+        case Call("div", (a, Const(v, _))) if a == _NEG_INF and v > 0:
+            return _NEG_INF
+        case Call("add", (a, b)) if _NEG_INF in (a, b):
+            return _NEG_INF
+        case Call("sub", (a, _)) if a == _NEG_INF:
+            return _NEG_INF
+        case Call(("exp" | "exp2"), (a,)) if a == _NEG_INF:
+            return _ZERO
+        case Cast(a, dtype) if isinstance(a, Const) and dtype.is_float and not dtype.rounds:
+            return a
+    return e
+
+
+# -- what a living block needs --------------------------------------------------------------
+
+
+def _conjuncts(e: Expr, truth: bool) -> Iterator[Call]:
+    """Comparisons that all have to hold somewhere in a block for `e` to have that value there."""
+    match e:
+        case Call("not", (a,)):
+            yield from _conjuncts(a, not truth)
+        case Call("and", (a, b)) if truth:
+            yield from _conjuncts(a, True)
+            yield from _conjuncts(b, True)
+        case Call("or", (a, b)) if not truth:
+            yield from _conjuncts(a, False)
+            yield from _conjuncts(b, False)
+        case Call(("lt" | "le" | "gt" | "ge") as op, (a, b)):
+            yield Call(op if truth else _NEGATED[op], (a, b))
+        case Call(("ne" | "eq") as op, (Call("where", (c, Const(x, _), Const(y, _))), Const(z, _))):
+            on, off = (x == z) == (op == "eq"), (y == z) == (op == "eq")
+            if on != off:
+                yield from _conjuncts(c, truth == on)
+        case Cast(a, DType.BOOL):
+            yield from _conjuncts(a, truth)
+
+
+def _bound(need: Call, dim: str, outer: tuple[str, ...]) -> tuple[str, Expr] | None:
+    """("stop", e) or ("start", e): blocks of `dim` outside never satisfy the comparison."""
+    terms = _linear(Call("sub", need.args))
+    if terms is None:
+        return None
+    at = terms.pop(Index(dim), 0)
+    if at not in (1, -1) or any(isinstance(t, Index) and t.dim not in outer for t in terms):
+        return None
+    op = need.op if at == 1 else _SWAPPED[need.op]
+    # at * j + rest (op) 0, that is j (op) f with f = -rest / at
+    f = {t: -c * at for t, c in terms.items()}
+    if op in ("lt", "le"):
+        return "stop", _sum(f, largest=True, plus=1 if op == "le" else 0)
+    return "start", _sum(f, largest=False, plus=1 if op == "gt" else 0)
+
+
+def _linear(e: Expr) -> dict[Expr, int] | None:
+    """Coefficients of an integer expression over indices, sizes, symbols and (under Const 1) a constant."""
+    one = Const(1, DType.I64)
+    match e:
+        case Const(v, dtype) if float(v) == int(v) and dtype is not DType.BOOL:
+            return {one: int(v)}
+        case Index() | Size() | Sym():
+            return {e: 1}
+        case Call("neg", (a,)):
+            return _scaled(_linear(a), -1)
+        case Call(("add" | "sub") as op, (a, b)):
+            x, y = _linear(a), _scaled(_linear(b), 1 if op == "add" else -1)
+            if x is None or y is None:
+                return None
+            return {t: x.get(t, 0) + y.get(t, 0) for t in {**x, **y}}
+        case Call("mul", (Const(v, DType.I64), a)) | Call("mul", (a, Const(v, DType.I64))):
+            return _scaled(_linear(a), int(v))
+        case Cast(a, dtype) if dtype in (DType.I64, DType.I32, DType.F32, DType.F64):
+            return _linear(a)
+    return None
+
+
+def _scaled(terms: dict[Expr, int] | None, by: int) -> dict[Expr, int] | None:
+    return None if terms is None else {t: c * by for t, c in terms.items()}
+
+
+def _sum(terms: Mapping[Expr, int], *, largest: bool, plus: int) -> Expr:
+    """The extreme value of a linear form over the current blocks of its indices."""
+    out: Expr | None = None
+    constant = plus
+    for t, c in terms.items():
+        if isinstance(t, Const):
+            constant += c
+            continue
+        if c == 0:
+            continue
+        if isinstance(t, Index):
+            top = (c > 0) == largest
+            constant -= c if top else 0  # the last index is tile_stop - 1
+            t = call("tile_stop" if top else "tile_start", t)
+        part = t if c == 1 else call("mul", c, t)
+        out = part if out is None else call("add", out, part)
+    if out is None:
+        return Const(constant, DType.I64)
+    return out if constant == 0 else call("add", out, constant)

@@ -1,0 +1,132 @@
+"""Split a fold over segments of its axis, and combine the partial states.
+
+RedFuser's multi-segment strategy, Neptune's split-k update, FlashDecoding: the first kernel
+folds each segment on its own and writes the states; the second merges them,
+
+    var = R over segments of repair(var_part, D_part, D)                   (RedFuser eq. 11)
+
+and finishes. The combine kernel is derived from the Fold, not written for an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Expr, Index, Load, Size, call, lit, transform
+from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
+from tilefold.block.build import Builder, in_parallel, loop_dim, plain
+from tilefold.block.ir import Let, Node, Result, Store
+from tilefold.block.stages import Stage, StagePlan
+from tilefold.tensor.analysis import Graph, is_static, out_dims
+
+#: Segments a split axis is cut into.
+SEGMENTS = 16
+#: Split only what leaves fewer independent blocks than this ...
+FEW_BLOCKS = 4
+#: ... and has at least this many elements along the axes.
+LONG_AXIS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SplitNests:
+    """Bodies of the two kernels, the partial results between them, and the dims they add."""
+
+    partial: tuple[Node, ...]
+    combine: tuple[Node, ...]
+    parts: tuple[Result, ...]
+    sizes: dict[str, Expr]
+
+
+def worth_splitting(g: Graph, plan: StagePlan) -> bool:
+    """One pass, few parallel blocks, a long axis, and results that do not stream along it."""
+    if len(plan.stages) != 1 or g.points(plan.group.parallel) >= FEW_BLOCKS:
+        return False
+    if not all(is_static(g.program.sizes[d]) for d in plan.group.parallel):
+        return False
+    stage = plan.stages[0]
+    streamed = set(stage.axes)
+    written = [g.by_name[m] for m in plan.group.members if g.escapes(m, plan.group.members)]
+    if any(streamed & set(out_dims(c)) for c in written):
+        return False
+    return g.points(stage.axes) >= LONG_AXIS and loop_dim(g, stage) is not None
+
+
+def split(g: Graph, plan: StagePlan) -> SplitNests:
+    """The two kernels of a plan with a single stage."""
+    (stage,) = plan.stages
+    axis = loop_dim(g, stage)
+    assert axis is not None
+    segment = f"{axis}_seg"
+    sizes: dict[str, Expr] = {segment: lit(SEGMENTS)}
+    parallel = plan.group.parallel
+    first = Builder(g, plan)
+    length = call("floordiv", call("add", Size(axis), SEGMENTS - 1), SEGMENTS)
+    at = call("tile_start", Index(segment))
+    first.to_write = []
+    first.fold_pass(0, stage, axis, call("mul", at, length), call("mul", call("add", at, 1), length))
+    parts: list[Result] = []
+    for v in stage.fold.state:
+        name, index = first.state_names(v)
+        dims = _part_dims(g, plan, v, segment)
+        for value, result, dtype in ((name, v.name, v.dtype), (index, v.index_name, DType.I64)):
+            if value is not None and result is not None:
+                parts.append(Result(f"{result}_part", dims, dtype))
+                first.outer.nodes.append(Store(f"{result}_part", plain(dims), dims, Load(value, plain(v.dims))))
+    second = Builder(g, plan)
+    for v in stage.fold.state:
+        second.outer.nodes.append(_merge(second, stage, v, segment, sizes, g))
+    second.finish(stage)
+    for m in [m for m in stage.reductions if m in second.to_write]:
+        second.store(m, second.outer)
+    second.write_rest()
+    return SplitNests(
+        in_parallel(tuple(first.outer.nodes), (*parallel, segment)),
+        in_parallel(tuple(second.outer.nodes), parallel),
+        tuple(parts),
+        sizes,
+    )
+
+
+def _merge(b: Builder, stage: Stage, v: StateVar, segment: str, sizes: dict[str, Expr], g: Graph) -> Let:
+    """One state variable of the whole from its parts, moved to the whole's D."""
+    name, index = b.state_names(v)
+    rdims: tuple[str, ...] = (segment,)
+    at: dict[str, Expr] = {}
+    if v.reducer == "topk":
+        slot = v.dims[-1]
+        sizes[f"{slot}_part"] = g.program.sizes[slot]
+        at[slot] = Index(f"{slot}_part")
+        rdims = (segment, f"{slot}_part")
+    dims_of = {r: _part_dims(g, b.plan, w, segment) for w in stage.fold.state for r in (w.name, w.index_name) if r}
+
+    def part(result: str) -> Load:
+        return Load(f"{result}_part", tuple(at.get(d, Index(d)) for d in dims_of[result]))
+
+    value: Expr = part(v.name)
+    if v.repair is not None:
+        value = _moved(b, stage.fold, v, part)
+    payload = part(v.index_name) if v.index_name else None
+    return Let(name, v.dims, v.dtype, value, v.reducer, rdims, index, payload)
+
+
+def _moved(b: Builder, fold: Fold, v: StateVar, part: Callable[[str], Load]) -> Expr:
+    """The repair with this variable and D read from the parts, and D' from the merged state."""
+    assert v.repair is not None
+
+    def one(n: Expr) -> Expr | None:
+        if not isinstance(n, Load):
+            return None
+        if n.tensor.endswith(NEW):
+            return n
+        base = n.tensor.removesuffix(OLD)
+        return part(base) if base in {w.name for w in fold.state} else None
+
+    return b.in_fold(fold, transform(v.repair, one))
+
+
+def _part_dims(g: Graph, plan: StagePlan, v: StateVar, segment: str) -> tuple[str, ...]:
+    """Axes of a partial state in memory: parallel dims, segment, then what else it has."""
+    head = (*[d for d in plan.group.parallel if d in v.dims], segment)
+    return (*head, *[d for d in v.dims if d not in head])
