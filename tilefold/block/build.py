@@ -56,6 +56,9 @@ class Builder:
         self.to_write = [m for m in self.members if g.escapes(m, self.members)]
         self.written = frozenset(r for m in self.to_write for r in g.by_name[m].results)
         self.panels = self._panels()
+        p = g.program
+        self.taken = {*p.syms, *p.sizes, *(i.name for i in p.inputs), *(r for c in p.body for r in c.results)}
+        self.states: dict[tuple[str, ...], str] = {}
 
     def build(self) -> tuple[Node, ...]:
         for k, stage in enumerate(self.plan.stages):
@@ -112,7 +115,7 @@ class Builder:
                 return None
             base = n.tensor.removesuffix(NEW).removesuffix(OLD)
             if base in states:
-                return Load(self.free_name(base, "_s") + ("_old" if n.tensor.endswith(OLD) else ""), n.index)
+                return Load(self.state(fold, base) + ("_old" if n.tensor.endswith(OLD) else ""), n.index)
             return Load(self.names[base], n.index) if base in self.owner else None
 
         return transform(e, one)
@@ -152,7 +155,7 @@ class Builder:
         scope = self.outer if dim is None else Scope(dim)
         if dim is not None:
             for v in stage.fold.state:
-                name, index = self.state_names(v)
+                name, index = self.state_names(stage.fold, v)
                 self.outer.nodes.append(Init(name, v.dims, v.dtype, v.identity, index))
         for v in stage.fold.state:
             self.need(v.element, scope)
@@ -163,13 +166,26 @@ class Builder:
                     self.store(m, scope)
             self.outer.nodes.append(Loop("for", dim, tuple(scope.nodes), start, stop))
 
-    def state_names(self, v: StateVar) -> tuple[str, str | None]:
+    def state_names(self, fold: Fold, v: StateVar) -> tuple[str, str | None]:
         """Block values that hold a state variable and its index."""
-        return self.free_name(v.name, "_s"), self.free_name(v.index_name, "_s") if v.index_name else None
+        return self.state(fold, v.name), self.state(fold, v.index_name) if v.index_name else None
+
+    def state(self, fold: Fold, name: str) -> str:
+        """The block value of a state variable: its own name where the cascade has it and no result is called so."""
+        if name in self.owner:
+            return self.free_name(name, "_s")
+        key = (name, *(v.name for v in fold.state))
+        if key not in self.states:
+            fresh = name
+            while fresh in self.taken:
+                fresh += "_s"
+            self.taken.add(fresh)
+            self.states[key] = fresh
+        return self.states[key]
 
     def step(self, stage: Stage, v: StateVar, *, looped: bool) -> list[Node]:
         """Repair and accumulate one state variable; in one block there is nothing to repair."""
-        fold, (name, index) = stage.fold, self.state_names(v)
+        fold, (name, index) = stage.fold, self.state_names(stage.fold, v)
         element = self.in_fold(fold, v.element)
         payload = self._flat_index(stage.axes) if v.index_name else None
         if not looped:

@@ -68,7 +68,7 @@ def split(g: Graph, plan: StagePlan) -> SplitNests:
     first.fold_pass(0, stage, axis, call("mul", at, length), call("mul", call("add", at, 1), length))
     parts: list[Result] = []
     for v in stage.fold.state:
-        name, index = first.state_names(v)
+        name, index = first.state_names(stage.fold, v)
         dims = _part_dims(g, plan, v, segment)
         for value, result, dtype in ((name, v.name, v.dtype), (index, v.index_name, DType.I64)):
             if value is not None and result is not None:
@@ -91,7 +91,7 @@ def split(g: Graph, plan: StagePlan) -> SplitNests:
 
 def _merge(b: Builder, stage: Stage, v: StateVar, segment: str, sizes: dict[str, Expr], g: Graph) -> Let:
     """One state variable of the whole from its parts, moved to the whole's D."""
-    name, index = b.state_names(v)
+    name, index = b.state_names(stage.fold, v)
     rdims: tuple[str, ...] = (segment,)
     at: dict[str, Expr] = {}
     if v.reducer == "topk":

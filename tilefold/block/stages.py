@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.derive import derive_fold
-from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, transform
+from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, transform, type_of
 from tilefold.algebra.fold import Fold
 from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
@@ -145,7 +145,8 @@ class _Planner:
     def _reduction(self, c: Compute, names: list[str], stage: int) -> Reduction:
         body = inline_maps(self.g, c.body, lambda m: m in self.ready and self._depends(m, set(names)))
         if c.reducer in ("argmax", "argmin"):
-            return Reduction(value_name(c), c.reducer, c.dims, body, c.dtype, c.name, c.loc)
+            held = type_of(body, self.g.program.dtype_of)
+            return Reduction(value_name(c), c.reducer, c.dims, body, held, c.name, c.loc)
         return Reduction(c.name, str(c.reducer), c.dims, body, c.dtype, c.index_name, c.loc)
 
     def _depends(self, m: str, names: set[str]) -> bool:

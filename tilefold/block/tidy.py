@@ -196,11 +196,14 @@ def _stem(e: Expr) -> str:
     """A name for a shared value after what it computes."""
     match e:
         case Call(op, _):
-            return {"where": "guard", "mul": "prod", "div": "quot", "sub": "diff", "add": "sum"}.get(op, op)
+            return _STEMS.get(op, f"{op}_of")
         case Cast(_, dtype):
-            return dtype.value
+            return f"as_{dtype.value}"
         case _:
             return "value"
+
+
+_STEMS = {"where": "guard", "mul": "product", "div": "ratio", "sub": "centred", "add": "total", "exp": "expo"}
 
 
 def _movable(n: Node) -> Iterator[Expr]:
