@@ -1,0 +1,81 @@
+"""Split folds: the derived combine kernel gives what one pass gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.block.programs import inputs
+from tests.block.test_fuse import run_blocks
+from tilefold.block.fuse import fuse
+from tilefold.block.split import LONG_AXIS
+from tilefold.tensor import interp as tensor_interp
+from tilefold.tensor.text import parse
+from tilefold.tile.interp import run_kernel
+from tilefold.tile.lower import lower
+from tilefold.tile.verify import verify as verify_tile
+
+N = LONG_AXIS + 77
+
+VARIANCE = f"""
+program variance(n)
+  input x: f32[{N}]
+  dim l = {N}
+  s[]: f32 = sum[l] x[l]
+  v[]: f32 = sum[l] (x[l] - s / size(l)) * (x[l] - s / size(l))
+  y[]: f32 = v / (size(l) - 1)
+  return y
+"""
+
+DECODE = f"""
+program decode(n)
+  input q: f32[2, 4]
+  input k: f32[{N}, 4]
+  input v: f32[{N}, 6]
+  dim h = 2
+  dim j = {N}
+  dim d = 4
+  dim e = 6
+  s[h, j]: f32 = sum[d] q[h, d] * k[j, d]
+  m[h]: f32 = max[j] s[h, j]
+  t[h]: f32 = sum[j] exp(s[h, j] - m[h])
+  o[h, e]: f32 = sum[j] exp(s[h, j] - m[h]) / t[h] * v[j, e]
+  return o
+"""
+
+ORDER = f"""
+program order(n)
+  input x: f32[{N}]
+  dim l = {N}
+  dim r = 4
+  a[]: i64 = argmax[l] x[l]
+  b[]: i64 = argmin[l] x[l]
+  t[r]: f32, ti[r]: i64 = topk[l; r] x[l]
+  return a, b, t, ti
+"""
+
+
+@pytest.mark.parametrize("text", [VARIANCE, DECODE, ORDER], ids=["variance", "decode", "order"])
+def test_split_equals_one_pass(text: str) -> None:
+    p = parse(text)
+    fused = fuse(p)
+    assert [k.block.name.endswith("_partial") for k in fused.kernels] == [True, False]
+    x = inputs(p, 1, seed=5)
+    if "x" in x:
+        x["x"][::7] = x["x"][3]  # ties
+    want = tensor_interp.run(p, x, exact=True)
+    got = run_blocks(fused, x, 1, {"j_seg": 1, "l_seg": 1, "j": 5000, "l": 3000}, exact=True)
+    tensors = dict(x)
+    for k in fused.kernels:
+        for r in k.block.results:
+            shape = [tensor_interp.extent(k.block.sizes[d], {}) for d in r.dims]
+            tensors[r.name] = torch.zeros(shape, dtype=r.dtype.torch_dtype)
+        run_kernel(verify_tile(lower(k.block)), tensors, {"n": 1})
+    for name in p.outputs:
+        torch.testing.assert_close(got[name], want[name], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(tensors[name].double(), want[name].double(), rtol=1e-3, atol=1e-4)
+
+
+def test_short_axes_and_many_rows_are_not_split() -> None:
+    assert len(fuse(parse(VARIANCE.replace(str(N), "1000"))).kernels) == 1
+    assert len(fuse(parse(DECODE.replace("[2, 4]", "[8, 4]").replace("h = 2", "h = 8"))).kernels) == 1
