@@ -1,0 +1,179 @@
+"""`tilefold.verify`: a compiled function's error against float64, next to eager's own.
+
+The measure. With `r` the reference (the function in float64, `frontend.reference`), the error
+of a result y is  max |y - r| / max |r|  over the elements that are finite in both; a root mean
+square form, |y - r|_2 / |r|_2, is held to the same bound, so that one large element cannot
+hide the rest. Elements that are not finite must be so in y where, and as, they are in the
+reference or in eager's result (which may overflow where float64 does not). Results of integer
+and boolean dtype are compared exactly: their error is the fraction of elements that differ.
+
+The bound. An error may be at most FACTOR times eager's own plus FLOOR_ULPS units in the last place of
+the result's dtype (one for dtypes narrower than float32, whose rounding eager shares). On hostile inputs,
+where one rounding of an intermediate can be amplified at will, it is HOSTILE_FACTOR times.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tilefold.frontend.fuse import fuse
+from tilefold.frontend.hostile import variants
+from tilefold.frontend.reference import reference
+
+FACTOR, HOSTILE_FACTOR = 2.0, 4.0
+FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 8.0}
+#: What eager may raise for arguments it does not take: such a hostile variant is left out.
+_EAGER_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One run on one list of arguments. Errors are relative; `why` says what is wrong, "" if nothing is."""
+
+    name: str
+    ok: bool
+    max_rel_err: float
+    eager_rel_err: float
+    rms_rel_err: float
+    bound: float
+    why: str = ""
+
+    def __str__(self) -> str:
+        mark = "ok  " if self.ok else "FAIL"
+        tail = f"  {self.why}" if self.why else ""
+        return (
+            f"{mark} {self.name:<16} max {self.max_rel_err:.1e}  rms {self.rms_rel_err:.1e}  "
+            f"eager {self.eager_rel_err:.1e}  bound {self.bound:.1e}{tail}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """`ok`: right on the given arguments and on every hostile variant of them.
+
+    `max_rel_err` and `eager_rel_err` are those of the given arguments; `skipped` names the hostile
+    variants that eager does not take.
+    """
+
+    ok: bool
+    max_rel_err: float
+    eager_rel_err: float
+    given: Comparison
+    hostile: tuple[Comparison, ...]
+    skipped: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            "right" if self.ok else "WRONG",
+            f"  error against float64: {self.max_rel_err:.1e}; eager's own: {self.eager_rel_err:.1e}",
+            *(f"  {c}" for c in (self.given, *self.hostile)),
+        ]
+        if self.skipped:
+            lines.append(f"  left out, eager does not take them: {', '.join(self.skipped)}")
+        return "\n".join(lines)
+
+
+def verify(
+    fn: Callable[..., Any],
+    *args: Any,
+    compiled: Callable[..., Any] | None = None,
+    hostile: bool | Sequence[tuple[str, tuple[Any, ...]]] = True,
+) -> VerifyReport:
+    """Compare `fn` compiled with `fn` in float64, on `args` and on hostile variants of them.
+
+    `fn` is a function or module, or one that `tilefold.fuse` already wrapped. `compiled` replaces
+    the compiled function. `hostile`: False for none, or the named argument lists to use instead of
+    those of `frontend.hostile`. Raises what `tilefold.fuse` raises for a function that it refuses.
+    """
+    plain = inspect.unwrap(fn)
+    fast = compiled if compiled is not None else fn if plain is not fn else fuse(fn)
+    given = compare("given", plain, fast, args)
+    pairs = variants(args) if hostile is True else tuple(hostile or ())
+    done: list[Comparison] = []
+    skipped: list[str] = []
+    for name, changed in pairs:
+        try:
+            with torch.no_grad():
+                plain(*changed)
+        except _EAGER_ERRORS:
+            skipped.append(name)
+            continue
+        done.append(compare(name, plain, fast, changed, factor=HOSTILE_FACTOR))
+    ok = given.ok and all(c.ok for c in done)
+    return VerifyReport(ok, given.max_rel_err, given.eager_rel_err, given, tuple(done), tuple(skipped))
+
+
+def compare(
+    name: str,
+    plain: Callable[..., Any],
+    fast: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    factor: float = FACTOR,
+) -> Comparison:
+    """Run both on `args` and judge every result of `fast`; the worst result stands for all."""
+    with torch.no_grad():
+        results, eager = (tree_leaves(f(*args)) for f in (fast, plain))
+    exact = tree_leaves(reference(plain, args))
+    if len(results) != len(eager):
+        return _wrong(name, f"{len(results)} results instead of {len(eager)}")
+    each = [judge(name, y, e, r, factor) for y, e, r in zip(results, eager, exact, strict=True)]
+    if not each:
+        return Comparison(name, True, 0.0, 0.0, 0.0, 0.0)
+    return max(each, key=lambda c: (not c.ok, c.max_rel_err / c.bound if c.bound else c.max_rel_err))
+
+
+def judge(name: str, y: Any, eager: Any, exact: Any, factor: float = FACTOR) -> Comparison:
+    """One result against eager's and the reference."""
+    if not isinstance(eager, torch.Tensor):
+        return Comparison(name, True, 0.0, 0.0, 0.0, 0.0) if y == eager else _wrong(name, f"{y!r} is not {eager!r}")
+    if not isinstance(y, torch.Tensor) or (y.dtype, y.shape) != (eager.dtype, eager.shape):
+        have = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__
+        return _wrong(name, f"result is {have}, not {eager.dtype} {tuple(eager.shape)}")
+    if not eager.dtype.is_floating_point:
+        error, own = (_fraction(t, exact) for t in (y, eager))
+        return _bounded(name, (error, error), (own, own), factor, 0.0)
+    r, e, t = (x.to(torch.float64) for x in (exact, eager, y))
+    odd = _pattern(t, r) & _pattern(t, e)
+    if bool(odd.any()):
+        return _wrong(name, f"{int(odd.sum())} of {odd.numel()} elements are NaN or infinite where they should not be")
+    ulps = FLOOR_ULPS.get(eager.dtype, 1.0)
+    return _bounded(name, _errors(t, r), _errors(e, r), factor, ulps * torch.finfo(eager.dtype).eps)
+
+
+def _wrong(name: str, why: str) -> Comparison:
+    return Comparison(name, False, float("inf"), 0.0, float("inf"), 0.0, why)
+
+
+def _bounded(
+    name: str, error: tuple[float, float], own: tuple[float, float], factor: float, floor: float
+) -> Comparison:
+    bounds = [factor * o + floor for o in own]
+    ok = all(e <= b for e, b in zip(error, bounds, strict=True))
+    return Comparison(name, ok, error[0], own[0], error[1], bounds[0], "" if ok else "less right than eager")
+
+
+def _fraction(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a != b).to(torch.float64).mean()) if a.numel() else 0.0
+
+
+def _pattern(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where `a` and `b` are not both finite, both NaN, or the same infinity."""
+    same = (a.isfinite() & b.isfinite()) | (a.isnan() & b.isnan()) | (a.isinf() & (a == b))
+    return ~same
+
+
+def _errors(y: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:
+    """Maximum and root-mean-square relative error over the elements finite in both; 0 without any."""
+    both = y.isfinite() & r.isfinite()
+    if not bool(both.any()):
+        return 0.0, 0.0
+    d, r = (y - r)[both], r[both]
+    top, size = float(r.abs().max()), float(r.norm())
+    return float(d.abs().max()) / (top or 1.0), float(d.norm()) / (size or 1.0)

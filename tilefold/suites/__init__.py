@@ -1,0 +1,1 @@
+"""Packaged sets of programs: the cascades that must fuse, and the benchmarks."""
