@@ -1,0 +1,123 @@
+"""From C++ source to a shared library: finding the compiler, its flags, the build itself.
+
+Floating-point flags keep NaN, infinities and signed zeros: only errno, traps and the contraction of
+a * b + c to a fused multiply-add are given up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from tilefold import config
+from tilefold.errors import BackendError
+
+INCLUDE = Path(__file__).parent / "include"
+FLAGS = (
+    "-std=c++20", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+    "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-semantic-interposition", "-Wno-psabi",
+)  # fmt: skip
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A compiler and everything else that decides what machine code comes out of a source."""
+
+    path: str
+    version: str
+    arch: str
+    cpu: str
+    runtime: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*FLAGS, f"-march={self.arch}", f"-I{INCLUDE}")
+
+    def identity(self) -> dict[str, str]:
+        """The parts of a cache key; the headers are part of the compiler."""
+        flags = " ".join((*FLAGS, f"-march={self.arch}"))
+        return {
+            "compiler": f"{self.path} {self.version}", "flags": flags, "cpu": self.cpu,
+            "headers": headers_digest(), "openmp": self.runtime,
+        }  # fmt: skip
+
+
+@lru_cache
+def headers_digest() -> str:
+    """Digest of the bundled headers."""
+    digest = hashlib.sha256()
+    for p in sorted(INCLUDE.glob("*.h")):
+        digest.update(p.name.encode() + p.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache
+def cpu_features() -> str:
+    """What `-march=native` depends on: architecture, model and instruction sets."""
+    info = Path("/proc/cpuinfo")
+    wanted = ("flags", "Features", "model name", "CPU part")
+    lines = info.read_text().splitlines() if info.exists() else []
+    facts = sorted({line for line in lines if line.split(":")[0].strip() in wanted})
+    text = "\n".join([platform.machine(), platform.processor(), *facts])
+    return f"{platform.machine()}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@lru_cache
+def openmp_runtime() -> str:
+    """The OpenMP library that torch ships, which a kernel must share; `-lgomp` where it ships none."""
+    root = Path(torch.__file__).parent
+    for folder in (root / "lib", root.parent / "torch.libs"):
+        for pattern in ("libgomp*.so*", "libiomp5*.so*", "libomp*.so*"):
+            for found in sorted(folder.glob(pattern)):
+                return str(found)
+    return "-lgomp"
+
+
+def toolchain() -> Toolchain:
+    """The compiler that the settings choose. BackendError where there is none that runs."""
+    settings = config.load()
+    return _toolchain(settings.compilers, settings.arch)
+
+
+@lru_cache
+def _toolchain(compilers: tuple[str, ...], arch: str) -> Toolchain:
+    for name in compilers:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        try:
+            asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True)
+        except (OSError, subprocess.SubprocessError):
+            continue
+        version = asked.stdout.splitlines()[0] if asked.stdout else "unknown"
+        return Toolchain(path, version, arch, cpu_features(), openmp_runtime())
+    raise BackendError(
+        f"no C++ compiler found (looked for {', '.join(compilers)})",
+        hint="install g++ (apt install g++) or name one in TILEFOLD_CXX",
+    )
+
+
+def build(source: str, out: Path, tools: Toolchain) -> None:
+    """Compile `source` into the shared library `out`. BackendError with the compiler's words."""
+    with tempfile.TemporaryDirectory(prefix="tilefold-") as folder:
+        cpp = Path(folder) / "kernel.cpp"
+        cpp.write_text(source)
+        command = [tools.path, *tools.flags, str(cpp), "-o", str(out), tools.runtime, "-lm"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise BackendError(f"the C++ compiler took more than {TIMEOUT_S} s", hint=" ".join(command)) from None
+        except OSError as err:
+            raise BackendError(f"the C++ compiler does not run: {err}", hint="set TILEFOLD_CXX") from None
+    if done.returncode != 0:
+        words = "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000] or done.stderr[:2000]
+        raise BackendError(f"the C++ compiler failed ({done.returncode}):\n{words}", hint=" ".join(command))

@@ -1,0 +1,339 @@
+// Tile matrix multiplication: C[m, n] (+)= sum over k of A[m, k] * B[k, n], any strides, any element types.
+//
+// gemm() orients the product so that C is contiguous along n, then picks a form:
+//   rows    few rows (decode): B is streamed once, directly from memory
+//   dots    few rows and B contiguous along k: dot products along k
+//   blocks  everything else: a register block of MR x NV vectors (GotoBLAS / BLIS), B in panels of
+//           NV vectors that stay in L1, A in blocks that stay in L2. Narrow or strided operands are
+//           converted into the panels; f32 operands that are already contiguous are used in place.
+// Sums are carried in f32 (f64 for f64 operands, int64 for integers).
+#pragma once
+#include "tilefold_math.h"
+#include "tilefold_parallel.h"
+
+namespace tf {
+
+#if defined(TF_AVX512)
+constexpr int kRows = 14, kVectors = 2;
+#else
+constexpr int kRows = 6, kVectors = 2;
+#endif
+constexpr int64_t kBlockK = 256, kBlockM = 16 * kRows;
+template <class T> constexpr int kWidth = kNative / int(sizeof(T));  // lanes of a register
+
+template <class A, class B> struct Sum { using type = float; };
+template <class B> struct Sum<double, B> { using type = double; };
+template <class A> struct Sum<A, double> { using type = double; };
+template <> struct Sum<double, double> { using type = double; };
+template <class T> constexpr bool is_float = T(0.5) != T(0);
+template <class T> constexpr bool is_integer = !__is_class(T) && !__is_same(T, float) && !__is_same(T, double);
+
+template <class T> TF_INLINE T load_as(const auto* p) { return T(load1(p)); }
+
+// ---------------------------------------------------------------- register block
+// C[MR, NV vectors] (+)= A * B over K steps; b and c rows are contiguous
+template <class T, int MR, int NV>
+static __attribute__((noinline)) void micro(int64_t K, const T* a, int64_t sam, int64_t sak, const T* b, int64_t sbk,
+                                            T* c, int64_t scm, bool accumulate) {
+  constexpr int L = kWidth<T>;
+  typedef typename V<T, L>::native vec;
+  vec t[MR][NV];
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int n = 0; n < NV; ++n) t[m][n] = accumulate ? load_full<L>(c + m * scm + n * L).r : vec{};
+  for (int64_t k = 0; k < K; ++k) {
+    vec bv[NV];
+#pragma GCC unroll 4
+    for (int n = 0; n < NV; ++n) bv[n] = load_full<L>(b + n * L).r;
+#pragma GCC unroll 16
+    for (int m = 0; m < MR; ++m) {
+      const vec av = splat<L>(a[m * sam]).r;
+#pragma GCC unroll 4
+      for (int n = 0; n < NV; ++n) t[m][n] += av * bv[n];
+    }
+    a += sak;
+    b += sbk;
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int n = 0; n < NV; ++n) store_full(c + m * scm + n * L, V<T, L>{t[m][n]});
+}
+// all rows of one panel of NV vectors
+template <class T, int MR, int NV>
+static void panel(int64_t M, int64_t K, const T* a, int64_t sam, int64_t sak, const T* b, int64_t sbk, T* c, int64_t scm,
+                  bool accumulate) {
+  int64_t m = 0;
+  for (; m + MR <= M; m += MR) micro<T, MR, NV>(K, a + m * sam, sam, sak, b, sbk, c + m * scm, scm, accumulate);
+  if constexpr (MR > 1) {
+    constexpr int next = MR > 8 ? 8 : MR > 4 ? 4 : MR / 2;
+    if (m < M) panel<T, next, NV>(M - m, K, a + m * sam, sam, sak, b, sbk, c + m * scm, scm, accumulate);
+  }
+}
+
+// ---------------------------------------------------------------- packing
+// 8 x 8 transposition: r[n] holds 8 values along k, and holds 8 values along n afterwards
+TF_INLINE void transpose8(V<float, 8> (&r)[8]) {
+  if constexpr (kNative >= 32) {
+    typedef float v8 __attribute__((vector_size(32)));
+    typedef int i8 __attribute__((vector_size(32)));
+    v8 t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+      v8 x, y;
+      memcpy(&x, &r[i], 32);
+      memcpy(&y, &r[i + 1], 32);
+      t[i] = __builtin_shuffle(x, y, i8{0, 8, 1, 9, 4, 12, 5, 13});
+      t[i + 1] = __builtin_shuffle(x, y, i8{2, 10, 3, 11, 6, 14, 7, 15});
+    }
+    for (int i = 0; i < 8; i += 4)
+      for (int j = 0; j < 2; ++j) {
+        u[i + 2 * j] = __builtin_shuffle(t[i + j], t[i + j + 2], i8{0, 1, 8, 9, 4, 5, 12, 13});
+        u[i + 2 * j + 1] = __builtin_shuffle(t[i + j], t[i + j + 2], i8{2, 3, 10, 11, 6, 7, 14, 15});
+      }
+    for (int i = 0; i < 4; ++i) {
+      const v8 lo = __builtin_shuffle(u[i], u[i + 4], i8{0, 1, 2, 3, 8, 9, 10, 11});
+      const v8 hi = __builtin_shuffle(u[i], u[i + 4], i8{4, 5, 6, 7, 12, 13, 14, 15});
+      memcpy(&r[i], &lo, 32);
+      memcpy(&r[i + 4], &hi, 32);
+    }
+  } else {
+    for (int i = 0; i < 8; ++i)
+      for (int j = 0; j < i; ++j) {
+        const float x = lane(r[i], j);
+        set_lane(r[i], j, lane(r[j], i));
+        set_lane(r[j], i, x);
+      }
+  }
+}
+// out[k * width + n] = b[k, n], zero for cols <= n < width
+template <class T, class TB>
+static void pack_panel(T* out, int64_t width, const TB* b, int64_t sbk, int64_t sbn, int64_t K, int64_t cols) {
+  constexpr int L = kWidth<T>;
+  if (sbn == 1) {
+    for (int64_t k = 0; k < K; ++k)
+      for (int64_t n = 0; n < width; n += L) {
+        const TB* p = b + k * sbk + n;
+        T* q = out + k * width + n;
+        if (n + L <= cols) store_full(q, convert<T>(load(p, Full<L>{})));
+        else if (n < cols) store_full(q, convert<T>(load(p, Part<L>{int(cols - n)})));
+        else store_full(q, splat<L>(T(0)));
+      }
+    return;
+  }
+  int64_t done = 0;
+  if constexpr (__is_same(T, float)) {
+    if (sbk == 1) {
+      for (; done + 8 <= K; done += 8)
+        for (int64_t n = 0; n < width; n += 8) {
+          V<float, 8> r[8];
+          for (int i = 0; i < 8; ++i)
+            r[i] = n + i < cols ? convert<float>(load(b + (n + i) * sbn + done, Full<8>{})) : splat<8>(0.0f);
+          transpose8(r);
+          if (n + 8 <= width)
+            for (int i = 0; i < 8; ++i) store_full(out + (done + i) * width + n, r[i]);
+          else
+            for (int i = 0; i < 8; ++i) store_part(out + (done + i) * width + n, r[i], int(width - n));
+        }
+    }
+  }
+  for (int64_t k = done; k < K; ++k)
+    for (int64_t n = 0; n < width; ++n) out[k * width + n] = n < cols ? load_as<T>(b + k * sbk + n * sbn) : T(0);
+}
+// rows of A as T, contiguous along whichever of m and k was; returns the strides
+template <class T, class TA>
+static void pack_rows(T* out, const TA* a, int64_t& sam, int64_t& sak, int64_t M, int64_t K) {
+  constexpr int L = kWidth<T>;
+  const bool along_m = sam == 1 && sak != 1;
+  const int64_t rows = along_m ? K : M, cols = along_m ? M : K, row = along_m ? sak : sam, col = along_m ? sam : sak;
+  for (int64_t r = 0; r < rows; ++r)
+    strips<L>(0, cols, [&](auto w, int64_t c) TF_BODY {
+      store(out + r * cols + c, convert<T>(load_strided(a + r * row + c * col, col, w)), w);
+    });
+  sam = along_m ? 1 : K;
+  sak = along_m ? M : 1;
+}
+
+// ---------------------------------------------------------------- forms
+template <class T, class TA, class TB>
+static void gemm_blocks(int64_t M, int64_t N, int64_t K, const TA* a, int64_t sam, int64_t sak, const TB* b, int64_t sbk,
+                        int64_t sbn, T* c, int64_t scm, bool accumulate) {
+  constexpr int L = kWidth<T>, NR = kVectors * L;
+  alignas(64) static thread_local T panel_b[kBlockK * NR];
+  alignas(64) static thread_local T block_a[kBlockM * kBlockK];
+  const bool a_in_place = __is_same(TA, T);
+  for (int64_t k0 = 0; k0 < K; k0 += kBlockK) {
+    const int64_t kc = min64(kBlockK, K - k0);
+    const bool add = accumulate || k0 > 0;
+    for (int64_t m0 = 0; m0 < M; m0 += kBlockM) {
+      const int64_t mc = min64(kBlockM, M - m0);
+      const TA* at = a + m0 * sam + k0 * sak;
+      const T* rows = (const T*)at;
+      int64_t rm = sam, rk = sak;
+      if (!a_in_place) {
+        pack_rows(block_a, at, rm, rk, mc, kc);
+        rows = block_a;
+      }
+      for (int64_t n0 = 0; n0 < N; n0 += NR) {
+        const int64_t cols = min64(NR, N - n0);
+        const TB* bt = b + k0 * sbk + n0 * sbn;
+        T* ct = c + m0 * scm + n0;
+        if (__is_same(TB, T) && sbn == 1 && cols == NR && (mc < 4 * kRows || sbk * int64_t(sizeof(T)) <= 1024)) {
+          panel<T, kRows, kVectors>(mc, kc, rows, rm, rk, (const T*)bt, sbk, ct, scm, add);
+        } else if (cols == NR) {
+          pack_panel(panel_b, NR, bt, sbk, sbn, kc, cols);
+          panel<T, kRows, kVectors>(mc, kc, rows, rm, rk, panel_b, NR, ct, scm, add);
+        } else {  // ragged columns: into a block of its own, then the live ones to C
+          const int64_t width = cols <= L ? L : NR;
+          alignas(64) T edge[kBlockM * NR];
+          pack_panel(panel_b, width, bt, sbk, sbn, kc, cols);
+          if (width == L) panel<T, kRows, 1>(mc, kc, rows, rm, rk, panel_b, width, edge, width, false);
+          else panel<T, kRows, kVectors>(mc, kc, rows, rm, rk, panel_b, width, edge, width, false);
+          for (int64_t m = 0; m < mc; ++m)
+            for (int64_t n = 0; n < cols; ++n) ct[m * scm + n] = (add ? ct[m * scm + n] : T(0)) + edge[m * width + n];
+        }
+      }
+    }
+  }
+}
+// R rows at a time, B from memory
+template <int R, class T, class TA, class TB>
+static void gemm_rows(int64_t N, int64_t K, const TA* a, int64_t sam, int64_t sak, const TB* b, int64_t sbk, T* c,
+                      int64_t scm, bool accumulate) {
+  constexpr int W = (R == 1 ? 8 : R == 2 ? 4 : 2) * kWidth<T>;
+  strips<W>(0, N, [&](auto w, int64_t n) TF_BODY {
+    V<T, W> t[R];
+    for (int r = 0; r < R; ++r) t[r] = accumulate ? convert<T>(load(c + r * scm + n, w)) : splat<W>(T(0));
+    for (int64_t k = 0; k < K; ++k) {
+      const V<T, W> bv = convert<T>(load(b + k * sbk + n, w));
+      for (int r = 0; r < R; ++r) t[r] = t[r] + splat<W>(load_as<T>(a + r * sam + k * sak)) * bv;
+    }
+    for (int r = 0; r < R; ++r) store(c + r * scm + n, t[r], w);
+  });
+}
+// c[r * scr + n * scn] (+)= dot(a row r, b row n) for R rows; b is contiguous along k
+template <int R, class T, class TA, class TB>
+static void gemm_dots(int64_t N, int64_t K, const TA* a, int64_t sar, int64_t sak, const TB* b, int64_t sbn, T* c,
+                      int64_t scr, int64_t scn, bool accumulate) {
+  constexpr int W = (R == 1 ? 4 : 2) * kWidth<T>;
+  constexpr int64_t KC = 512;
+  alignas(64) T rows[R][KC];
+  for (int64_t k0 = 0; k0 < K; k0 += KC) {
+    const int64_t kc = min64(KC, K - k0);
+    for (int r = 0; r < R; ++r)
+      for (int64_t k = 0; k < kc; ++k) rows[r][k] = load_as<T>(a + r * sar + (k0 + k) * sak);
+    for (int64_t n = 0; n < N; ++n) {
+      V<T, W> t[R];
+      for (int r = 0; r < R; ++r) t[r] = splat<W>(T(0));
+      strips<W>(0, kc, [&](auto w, int64_t k) TF_BODY {
+        const V<T, W> bv = convert<T>(load(b + n * sbn + k0 + k, w));
+        for (int r = 0; r < R; ++r) t[r] = t[r] + convert<T>(load(&rows[r][k], w)) * bv;
+      });
+      for (int r = 0; r < R; ++r) {
+        T& out = c[r * scr + n * scn];
+        out = (accumulate || k0 > 0 ? out : T(0)) + sum_lanes(t[r]);
+      }
+    }
+  }
+}
+// calls f with 4, 2 and 1 rows until M are done
+template <class F> TF_INLINE void by_rows(int64_t M, F f) {
+  int64_t m = 0;
+  for (; m + 4 <= M; m += 4) f(Full<4>{}, m);
+  if (m + 2 <= M) {
+    f(Full<2>{}, m);
+    m += 2;
+  }
+  if (m < M) f(Full<1>{}, m);
+}
+
+template <class TA, class TB, class TC>
+static void gemm(int64_t M, int64_t N, int64_t K, const TA* a, int64_t sam, int64_t sak, const TB* b, int64_t sbk,
+                 int64_t sbn, TC* c, int64_t scm, int64_t scn, bool accumulate) {
+  if (M <= 0 || N <= 0) return;
+  if constexpr (is_integer<TA> && is_integer<TB>) {
+    for (int64_t m = 0; m < M; ++m)
+      for (int64_t n = 0; n < N; ++n) {
+        int64_t t = accumulate ? int64_t(load1(c + m * scm + n * scn)) : 0;
+        for (int64_t k = 0; k < K; ++k) t += int64_t(a[m * sam + k * sak]) * int64_t(b[k * sbk + n * sbn]);
+        store1(c + m * scm + n * scn, t);
+      }
+  } else {
+    using T = typename Sum<TA, TB>::type;
+    if (N == 1) scn = scm == 1 ? 0 : scn;  // a single column: its stride says nothing
+    if (M == 1) scm = scn == 1 ? 0 : scm;
+    if constexpr (!__is_same(TC, T)) {
+      static thread_local Arena arena;
+      T* t = (T*)arena.reserve(M * N * int64_t(sizeof(T)));
+      gemm(M, N, K, a, sam, sak, b, sbk, sbn, t, N, int64_t(1), false);
+      for (int64_t m = 0; m < M; ++m)
+        for (int64_t n = 0; n < N; ++n) {
+          TC* p = c + m * scm + n * scn;
+          store1(p, (accumulate ? load_as<T>(p) : T(0)) + t[m * N + n]);
+        }
+    } else if (K <= 0) {
+      if (!accumulate)
+        for (int64_t m = 0; m < M; ++m)
+          for (int64_t n = 0; n < N; ++n) c[m * scm + n * scn] = T(0);
+    } else if (M <= 4 && sbk == 1 && (sbn != 1 || N == 1)) {
+      by_rows(M, [&](auto r, int64_t m) {
+        gemm_dots<r.lanes>(N, K, a + m * sam, sam, sak, b, sbn, c + m * scm, scm, scn, accumulate);
+      });
+    } else if (N <= 4 && sak == 1 && (sam != 1 || M == 1)) {
+      by_rows(N, [&](auto r, int64_t n) {
+        gemm_dots<r.lanes>(M, K, b + n * sbn, sbn, sbk, a, sam, c + n * scn, scn, scm, accumulate);
+      });
+    } else if (scn != 1 && scm == 1) {
+      gemm(N, M, K, b, sbn, sbk, a, sak, sam, c, scn, scm, accumulate);
+    } else if (scn != 1 || (N < kWidth<T> && M > N && sam == 1 && scm != 1)) {
+      static thread_local Arena arena;  // C is scattered, or too narrow for vectors along n
+      T* t = (T*)arena.reserve(M * N * int64_t(sizeof(T)));
+      gemm(N, M, K, b, sbn, sbk, a, sak, sam, t, M, int64_t(1), false);
+      for (int64_t m = 0; m < M; ++m)
+        for (int64_t n = 0; n < N; ++n) {
+          T* p = c + m * scm + n * scn;
+          *p = (accumulate ? *p : T(0)) + t[n * M + m];
+        }
+    } else if (M <= 4 && sbn == 1) {
+      by_rows(M, [&](auto r, int64_t m) {
+        gemm_rows<r.lanes>(N, K, a + m * sam, sam, sak, b, sbk, c + m * scm, scm, accumulate);
+      });
+    } else {
+      gemm_blocks(M, N, K, a, sam, sak, b, sbk, sbn, c, scm, accumulate);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- the best elements
+// Slots of a Select statement, best first, kept in the tile itself; ties keep what came first
+template <bool Down, class T, class MV, class MI>
+struct Slots {
+  MV* values;
+  MI* indices;
+  int64_t count, filled;
+  T worst;
+  static TF_INLINE bool better(T a, T b) { return a != a ? b == b : Down ? a < b : a > b; }
+  TF_INLINE Slots(MV* values, MI* indices, int64_t count, T start, bool accumulate)
+      : values(values), indices(indices), count(count), filled(0), worst(start) {
+    if (!accumulate)
+      for (int64_t n = 0; n < count; ++n) {
+        store1(values + n, start);
+        store1(indices + n, int64_t(-1));
+      }
+    while (filled < count && int64_t(load1(indices + filled)) != -1) ++filled;
+    if (count > 0) worst = T(load1(values + count - 1));
+  }
+  TF_INLINE bool beats(T x) const { return (filled < count || better(x, worst)) && count > 0; }
+  void insert(T x, int64_t index) {
+    int64_t at = filled < count ? filled++ : count - 1;
+    for (; at > 0 && better(x, T(load1(values + at - 1))); --at) {
+      values[at] = values[at - 1];
+      indices[at] = indices[at - 1];
+    }
+    store1(values + at, x);
+    store1(indices + at, index);
+    worst = T(load1(values + count - 1));
+  }
+};
+
+}  // namespace tf

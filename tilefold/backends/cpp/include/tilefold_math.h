@@ -1,0 +1,375 @@
+// Scalar operations of the expression language on vectors and scalars, without branches.
+//
+// f32: exp, exp2, log, tanh, sigmoid and erf are evaluated in f32 (at most 2 ulp, most below 1.5);
+// log2, log1p, expm1, sin, cos and pow go through f64 and are rounded once. f64: exp and log are
+// vectorised, the others call libm lane by lane. Coefficients: Cephes (exp, log, tanh), fdlibm
+// (log in f64), own minimax fits (erf).
+#pragma once
+#include "tilefold_simd.h"
+
+namespace tf {
+
+#define TF_LANEWISE(name, call)                                               \
+  template <int N> TF_INLINE V<double, N> name(V<double, N> x) {              \
+    for (int l = 0; l < N; ++l) set_lane(x, l, call(lane(x, l)));             \
+    return x;                                                                 \
+  }
+#define TF_THROUGH_F64(name)                                                  \
+  template <int N> TF_INLINE V<float, N> name(V<float, N> x) {                \
+    return convert<float>(name(convert<double>(x)));                          \
+  }
+#define TF_SCALAR(name)                                                       \
+  TF_INLINE float name(float x) { return lane(name(splat<4>(x)), 0); }        \
+  TF_INLINE double name(double x) { return lane(name(splat<2>(x)), 0); }
+
+// ---------------------------------------------------------------- signs, bounds
+template <class T> struct Bits;
+template <> struct Bits<float> { using u = uint32_t; static constexpr u sign = 0x80000000u, inf = 0x7f800000u; };
+template <> struct Bits<double> { using u = uint64_t; static constexpr u sign = 1ull << 63, inf = 0x7ffull << 52; };
+
+template <class T, int N> TF_INLINE V<T, N> abs_float(V<T, N> x) {
+  using U = typename Bits<T>::u;
+  return bits<T>(bits<U>(x) & splat<N>(U(~Bits<T>::sign)));
+}
+template <class T, int N> TF_INLINE V<T, N> copy_sign(V<T, N> mag, V<T, N> from) {
+  using U = typename Bits<T>::u;
+  return bits<T>(bits<U>(abs_float(mag)) | (bits<U>(from) & splat<N>(Bits<T>::sign)));
+}
+template <class T, int N> TF_INLINE V<T, N> abs(V<T, N> x) {
+  if constexpr (T(0.5) != T(0)) return abs_float(x);
+  else return select(lt(x, splat<N>(T(0))), -x, x);
+}
+template <class T> TF_INLINE T abs(T x) {
+  if constexpr (__is_same(T, float)) return __builtin_fabsf(x);
+  else if constexpr (__is_same(T, double)) return __builtin_fabs(x);
+  else return x < 0 ? -x : x;
+}
+template <class T, int N> TF_INLINE V<T, N> sign(V<T, N> x) {  // torch: sign(nan) = 0
+  const V<T, N> z = splat<N>(T(0)), one = splat<N>(T(1));
+  return select(gt(x, z), one, select(lt(x, z), -one, z));
+}
+template <class T> TF_INLINE T sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : T(0); }
+// NaN propagates
+template <class T, int N> TF_INLINE V<T, N> maximum(V<T, N> a, V<T, N> b) {
+  const V<T, N> m = select(gt(a, b), a, b);  // b where unordered
+  if constexpr (T(0.5) != T(0)) return select(ne(a, a), a, m);
+  else return m;
+}
+template <class T, int N> TF_INLINE V<T, N> minimum(V<T, N> a, V<T, N> b) {
+  const V<T, N> m = select(lt(a, b), a, b);
+  if constexpr (T(0.5) != T(0)) return select(ne(a, a), a, m);
+  else return m;
+}
+template <class T> TF_INLINE T maximum(T a, T b) { return a != a ? a : a > b ? a : b; }
+template <class T> TF_INLINE T minimum(T a, T b) { return a != a ? a : a < b ? a : b; }
+template <int N> TF_INLINE M<N> maximum(M<N> a, M<N> b) { return a | b; }
+template <int N> TF_INLINE M<N> minimum(M<N> a, M<N> b) { return a & b; }
+template <class T, int N> TF_INLINE M<N> isnan(V<T, N> x) { return ne(x, x); }
+template <class T> TF_INLINE bool isnan(T x) { return x != x; }
+template <class T, int N> TF_INLINE M<N> isinf(V<T, N> x) { return eq(abs_float(x), splat<N>(T(__builtin_inf()))); }
+template <class T> TF_INLINE bool isinf(T x) { return abs(x) == T(__builtin_inf()); }
+
+// ---------------------------------------------------------------- rounding
+template <class T, int N> TF_INLINE V<T, N> round(V<T, N> x) {  // half to even
+  const V<T, N> big = splat<N>(T(sizeof(T) == 4 ? 0x1p23 : 0x1p52)), mag = abs_float(x);
+  return select(lt(mag, big), copy_sign((mag + big) - big, x), x);
+}
+template <class T, int N> TF_INLINE V<T, N> floor(V<T, N> x) {
+  const V<T, N> r = round(x);
+  return copy_sign(select(gt(r, x), r - splat<N>(T(1)), r), x);
+}
+template <class T, int N> TF_INLINE V<T, N> ceil(V<T, N> x) { return -floor(-x); }
+template <class T, int N> TF_INLINE V<T, N> trunc(V<T, N> x) { return copy_sign(floor(abs_float(x)), x); }
+TF_SCALAR(round) TF_SCALAR(floor) TF_SCALAR(ceil) TF_SCALAR(trunc)
+
+template <int N> TF_INLINE V<float, N> sqrt(V<float, N> x) {
+#if defined(__AVX__) && !defined(__clang__)
+  if constexpr (N == 8) return {__builtin_ia32_sqrtps256(x.r)};
+  else if constexpr (N > 8) return join(sqrt(low(x)), sqrt(high(x)));
+#endif
+  for (int l = 0; l < N; ++l) set_lane(x, l, __builtin_sqrtf(lane(x, l)));
+  return x;
+}
+TF_LANEWISE(sqrt, __builtin_sqrt)
+TF_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
+TF_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
+template <class T, int N> TF_INLINE V<T, N> rsqrt(V<T, N> x) { return splat<N>(T(1)) / sqrt(x); }
+template <class T> TF_INLINE T rsqrt(T x) { return T(1) / sqrt(x); }
+
+// ---------------------------------------------------------------- exp, log
+// 2^n * y for integer n in [-252, 254], also where the result is denormal
+template <int N> TF_INLINE V<float, N> scale(V<float, N> y, V<int32_t, N> n) {
+  const V<int32_t, N> half = n >> 1, rest = n - half, bias = splat<N>(int32_t(127));
+  return y * bits<float>((half + bias) << 23) * bits<float>((rest + bias) << 23);
+}
+template <int N> TF_INLINE V<float, N> exp_reduced(V<float, N> r) {  // |r| <= ln(2) / 2
+  V<float, N> p = splat<N>(1.9875691500e-4f);
+  p = p * r + splat<N>(1.3981999507e-3f);
+  p = p * r + splat<N>(8.3334519073e-3f);
+  p = p * r + splat<N>(4.1665795894e-2f);
+  p = p * r + splat<N>(1.6666665459e-1f);
+  p = p * r + splat<N>(5.0000001201e-1f);
+  return p * (r * r) + (r + splat<N>(1.0f));
+}
+template <int N> TF_INLINE V<float, N> clamp(V<float, N> x, float lo, float hi) {  // NaN stays
+  x = select(lt(x, splat<N>(lo)), splat<N>(lo), x);
+  return select(gt(x, splat<N>(hi)), splat<N>(hi), x);
+}
+template <int N> TF_INLINE V<float, N> exp(V<float, N> x) {
+  x = clamp(x, -104.0f, 89.0f);
+  const V<float, N> magic = splat<N>(0x1.8p23f);
+  const V<float, N> t = x * splat<N>(1.44269504088896341f) + magic, n = t - magic;
+  const V<float, N> r = (x - n * splat<N>(0.693359375f)) + n * splat<N>(2.12194440e-4f);
+  return scale(exp_reduced(r), bits<int32_t>(t) - bits<int32_t>(magic));
+}
+template <int N> TF_INLINE V<float, N> exp2(V<float, N> x) {
+  x = clamp(x, -151.0f, 129.0f);
+  const V<float, N> magic = splat<N>(0x1.8p23f), t = x + magic, n = t - magic;
+  return scale(exp_reduced((x - n) * splat<N>(0.693147180559945f)), bits<int32_t>(t) - bits<int32_t>(magic));
+}
+template <int N> TF_INLINE V<double, N> exp_scaled(V<double, N> n, V<double, N> r) {  // 2^n * e^r
+  V<double, N> p = splat<N>(1.0 / 6227020800.0);
+  const double c[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+                      1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5};
+#pragma GCC unroll 11
+  for (int k = 0; k < 11; ++k) p = p * r + splat<N>(c[k]);
+  const V<double, N> y = p * (r * r) + r + splat<N>(1.0);
+  const V<int64_t, N> e = convert<int64_t>(convert<int32_t>(n)), half = e >> 1, bias = splat<N>(int64_t(1023));
+  return y * bits<double>((half + bias) << 52) * bits<double>((e - half + bias) << 52);
+}
+template <int N> TF_INLINE V<double, N> clamp(V<double, N> x, double lo, double hi) {
+  x = select(lt(x, splat<N>(lo)), splat<N>(lo), x);
+  return select(gt(x, splat<N>(hi)), splat<N>(hi), x);
+}
+template <int N> TF_INLINE V<double, N> exp(V<double, N> x) {
+  const V<double, N> c = clamp(x, -746.0, 710.0);
+  const V<double, N> m = select(ne(x, x), splat<N>(0.0), c), n = round(m * splat<N>(1.4426950408889634));
+  const V<double, N> r = (m - n * splat<N>(6.93147180369123816490e-1)) - n * splat<N>(1.90821492927058770002e-10);
+  return select(ne(x, x), x, exp_scaled(n, r));
+}
+template <int N> TF_INLINE V<double, N> exp2(V<double, N> x) {
+  const V<double, N> m = select(ne(x, x), splat<N>(0.0), clamp(x, -1076.0, 1025.0)), n = round(m);
+  return select(ne(x, x), x, exp_scaled(n, (m - n) * splat<N>(0.6931471805599453)));
+}
+
+// log of 0 is -inf, of a negative number NaN, of inf inf
+template <class T, int N> TF_INLINE V<T, N> log_edges(V<T, N> x, V<T, N> y) {
+  const V<T, N> inf = splat<N>(T(__builtin_inf())), zero = splat<N>(T(0));
+  y = select(eq(x, inf), x, y);
+  y = select(eq(x, zero), -inf, y);
+  return select(ge(x, zero), y, splat<N>(T(__builtin_nan(""))));
+}
+template <int N> TF_INLINE V<float, N> log(V<float, N> x) {
+  const M<N> tiny = lt(x, splat<N>(0x1p-126f));
+  const V<int32_t, N> b = bits<int32_t>(select(tiny, x * splat<N>(0x1p23f), x));
+  V<int32_t, N> e = (b >> 23) - splat<N>(int32_t(126)) - select(tiny, splat<N>(int32_t(23)), splat<N>(int32_t(0)));
+  V<float, N> m = bits<float>((b & splat<N>(int32_t(0x7fffff))) | splat<N>(int32_t(0x3f000000)));  // [0.5, 1)
+  const M<N> less = lt(m, splat<N>(0.707106781186547524f));
+  e = e - select(less, splat<N>(int32_t(1)), splat<N>(int32_t(0)));
+  m = select(less, m + m, m) - splat<N>(1.0f);
+  const V<float, N> n = convert<float>(e), z = m * m;
+  const float c[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                     -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+  V<float, N> p = splat<N>(7.0376836292e-2f);
+#pragma GCC unroll 8
+  for (int k = 0; k < 8; ++k) p = p * m + splat<N>(c[k]);
+  V<float, N> y = p * m * z + n * splat<N>(-2.12194440e-4f);
+  y = y - z * splat<N>(0.5f);
+  return log_edges(x, (m + y) + n * splat<N>(0.693359375f));
+}
+template <int N> TF_INLINE V<double, N> log(V<double, N> x) {
+  const M<N> tiny = lt(x, splat<N>(0x1p-1022));
+  const V<int64_t, N> b = bits<int64_t>(select(tiny, x * splat<N>(0x1p54), x));
+  V<int32_t, N> e = convert<int32_t>((bits<int64_t>(bits<uint64_t>(b) >> 52)) - splat<N>(int64_t(1022)));
+  e = e - select(tiny, splat<N>(int32_t(54)), splat<N>(int32_t(0)));
+  V<double, N> m = bits<double>((b & splat<N>(int64_t(0xfffffffffffffll))) | splat<N>(int64_t(0x3fe0000000000000ll)));
+  const M<N> less = lt(m, splat<N>(0.70710678118654752440));
+  e = e - select(less, splat<N>(int32_t(1)), splat<N>(int32_t(0)));
+  const V<double, N> f = select(less, m + m, m) - splat<N>(1.0), n = convert<double>(e);
+  const V<double, N> s = f / (f + splat<N>(2.0)), z = s * s, hfsq = splat<N>(0.5) * f * f;
+  const double c[] = {1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
+                      2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01};
+  V<double, N> p = splat<N>(1.479819860511658591e-01);
+#pragma GCC unroll 6
+  for (int k = 0; k < 6; ++k) p = p * z + splat<N>(c[k]);
+  const V<double, N> tail = s * (hfsq + p * z) + n * splat<N>(1.90821492927058770002e-10);
+  return log_edges(x, n * splat<N>(6.93147180369123816490e-1) - ((hfsq - tail) - f));
+}
+TF_SCALAR(exp) TF_SCALAR(exp2) TF_SCALAR(log)
+
+template <int N> TF_INLINE V<float, N> log2(V<float, N> x) {
+  return convert<float>(log(convert<double>(x)) * splat<N>(1.4426950408889634));
+}
+template <int N> TF_INLINE V<float, N> log1p(V<float, N> x) {
+  const V<double, N> d = convert<double>(x), u = d + splat<N>(1.0);
+  const V<float, N> y = convert<float>(log(u) + (d - (u - splat<N>(1.0))) / u);
+  return select(lt(abs_float(x), splat<N>(0x1p-26f)), x, select(eq(x, splat<N>(__builtin_inff())), x,
+         select(eq(x, splat<N>(-1.0f)), splat<N>(-__builtin_inff()), y)));
+}
+template <int N> TF_INLINE V<float, N> expm1(V<float, N> x) {
+  const V<float, N> y = convert<float>(exp(convert<double>(x)) - splat<N>(1.0));
+  return select(lt(abs_float(x), splat<N>(0x1p-26f)), x, y);
+}
+TF_LANEWISE(log2, __builtin_log2) TF_LANEWISE(log1p, __builtin_log1p) TF_LANEWISE(expm1, __builtin_expm1)
+TF_SCALAR(log2) TF_SCALAR(log1p) TF_SCALAR(expm1)
+
+// ---------------------------------------------------------------- sin, cos (f32 through f64)
+TF_LANEWISE(sin, __builtin_sin) TF_LANEWISE(cos, __builtin_cos)
+// sine of x + quarters * pi/2; beyond 1e6 the reduction would lose digits and libm takes over
+template <int N> TF_INLINE V<float, N> sine(V<float, N> x, int quarters) {
+  const V<double, N> d = convert<double>(x), n = round(d * splat<N>(0.63661977236758134308));
+  const V<double, N> r = (d - n * splat<N>(1.57079632673412561417)) - n * splat<N>(6.07710050650619224932e-11), z = r * r;
+  const V<double, N> s = r + r * z * (splat<N>(-1.0 / 6) + z * (splat<N>(1.0 / 120) + z * (splat<N>(-1.0 / 5040) +
+                         z * (splat<N>(1.0 / 362880) + z * splat<N>(-1.0 / 39916800)))));
+  const V<double, N> c = splat<N>(1.0) + z * (splat<N>(-0.5) + z * (splat<N>(1.0 / 24) + z * (splat<N>(-1.0 / 720) +
+                         z * (splat<N>(1.0 / 40320) + z * (splat<N>(-1.0 / 3628800) + z * splat<N>(1.0 / 479001600))))));
+  const V<int32_t, N> q = convert<int32_t>(n) + splat<N>(int32_t(quarters)), one = splat<N>(int32_t(1));
+  V<double, N> y = select(eq(q & one, one), c, s);
+  y = select(eq(q & splat<N>(int32_t(2)), splat<N>(int32_t(0))), y, -y);
+  V<float, N> out = convert<float>(y);
+  const M<N> far = !(lt(abs_float(x), splat<N>(1e6f)));
+  bool any_far = false;
+  for (int l = 0; l < N; ++l) any_far |= lane(far.v, l) != 0;
+  if (__builtin_expect(any_far, 0))
+    for (int l = 0; l < N; ++l)
+      if (lane(far.v, l)) set_lane(out, l, float(quarters ? __builtin_cos(lane(x, l)) : __builtin_sin(lane(x, l))));
+  return out;
+}
+template <int N> TF_INLINE V<float, N> sin(V<float, N> x) { return select(eq(x, splat<N>(0.0f)), x, sine(x, 0)); }
+template <int N> TF_INLINE V<float, N> cos(V<float, N> x) { return sine(x, 1); }
+TF_SCALAR(sin) TF_SCALAR(cos)
+
+// ---------------------------------------------------------------- tanh, sigmoid, erf
+template <int N> TF_INLINE V<float, N> tanh(V<float, N> x) {
+  const V<float, N> a = abs_float(x), z = x * x, one = splat<N>(1.0f);
+  V<float, N> p = splat<N>(-5.70498872745e-3f);
+  p = p * z + splat<N>(2.06390887954e-2f);
+  p = p * z + splat<N>(-5.37397155531e-2f);
+  p = p * z + splat<N>(1.33314422036e-1f);
+  p = p * z + splat<N>(-3.33332819422e-1f);
+  const V<float, N> large = one - splat<N>(2.0f) / (exp(a + a) + one);
+  return select(lt(a, splat<N>(0.625f)), x + x * z * p, copy_sign(large, x));
+}
+template <int N> TF_INLINE V<float, N> erf(V<float, N> x) {
+  const V<float, N> a = abs_float(x), z = x * x;
+  V<float, N> p = splat<N>(7.853857823647559e-05f);
+  p = p * z + splat<N>(-0.0008010192541405559f);
+  p = p * z + splat<N>(0.005188327748328447f);
+  p = p * z + splat<N>(-0.026853810995817184f);
+  p = p * z + splat<N>(0.1128358542919159f);
+  p = p * z + splat<N>(-0.3761262595653534f);
+  p = p * z + splat<N>(0.1283791670955126f);  // 2 / sqrt(pi) - 1
+  const V<float, N> b = select(gt(a, splat<N>(4.0f)), splat<N>(4.0f), a);
+  V<float, N> q = splat<N>(3.557007403287571e-06f);
+  q = q * b + splat<N>(-2.8435380954761058e-05f);
+  q = q * b + splat<N>(-0.0001387496158713475f);
+  q = q * b + splat<N>(0.0031820153817534447f);
+  q = q * b + splat<N>(-0.023091642186045647f);
+  q = q * b + splat<N>(0.1056690588593483f);
+  q = q * b + splat<N>(0.6354101300239563f);
+  q = q * b + splat<N>(1.1285996437072754f);
+  const V<float, N> large = copy_sign(splat<N>(1.0f) - exp(-(q * b)), x);
+  return select(lt(a, splat<N>(1.0f)), x + x * p, select(ne(x, x), x, large));
+}
+TF_LANEWISE(tanh, __builtin_tanh) TF_LANEWISE(erf, __builtin_erf)
+template <class T, int N> TF_INLINE V<T, N> sigmoid(V<T, N> x) {
+  const V<T, N> e = exp(-abs_float(x)), one = splat<N>(T(1));
+  return select(ge(x, splat<N>(T(0))), one, e) / (one + e);
+}
+TF_SCALAR(tanh) TF_SCALAR(erf) TF_SCALAR(sigmoid)
+
+// ---------------------------------------------------------------- pow, division of integers
+template <int N> TF_INLINE V<double, N> pow(V<double, N> x, V<double, N> y) {
+  for (int l = 0; l < N; ++l) set_lane(x, l, __builtin_pow(lane(x, l), lane(y, l)));
+  return x;
+}
+template <int N> TF_INLINE V<float, N> pow(V<float, N> x, V<float, N> y) {
+  const V<float, N> a = abs_float(x), one = splat<N>(1.0f);
+  V<float, N> p = convert<float>(exp(convert<double>(y) * log(convert<double>(a))));
+  const V<float, N> whole = round(y), halves = y * splat<N>(0.5f);
+  const M<N> odd = eq(whole, y) & ne(round(halves), halves), negative = lt(bits<int32_t>(x), splat<N>(int32_t(0)));
+  p = select(odd & negative, -p, p);
+  const M<N> finite_base = negative & ne(a, splat<N>(__builtin_inff())) & ne(x, splat<N>(0.0f));
+  p = select(finite_base & ne(whole, y), splat<N>(__builtin_nanf("")), p);
+  p = select(ne(x, x) | ne(y, y), x + y, p);
+  p = select(eq(a, one) & isinf(y), one, p);
+  return select(eq(y, splat<N>(0.0f)) | eq(x, one), one, p);
+}
+TF_INLINE float pow(float x, float y) { return lane(pow(splat<4>(x), splat<4>(y)), 0); }
+TF_INLINE double pow(double x, double y) { return __builtin_pow(x, y); }
+TF_INLINE int64_t pow(int64_t x, int64_t n) {  // a negative exponent leaves 0, or +-1
+  if (n < 0) return x == 1 ? 1 : x == -1 ? ((n & 1) ? -1 : 1) : 0;
+  uint64_t out = 1, b = uint64_t(x);
+  for (; n > 0; n >>= 1, b *= b)
+    if (n & 1) out *= b;
+  return int64_t(out);
+}
+TF_INLINE int32_t pow(int32_t x, int32_t n) { return int32_t(pow(int64_t(x), int64_t(n))); }
+
+template <class T> TF_INLINE T floordiv(T a, T b) {
+  if constexpr (T(0.5) != T(0)) {
+    // as torch: exact remainder first, so that the quotient is not rounded up
+    if (b == T(0)) return a / b;
+    const T m = T(__builtin_fmod(double(a), double(b)));
+    T d = (a - m) / b;
+    if (m != T(0) && ((b < T(0)) != (m < T(0)))) d -= T(1);
+    if (d == T(0)) return T(__builtin_copysign(0.0, double(a) / double(b)));
+    const T f = floor(d);
+    return d - f > T(0.5) ? f + T(1) : f;
+  } else {
+    if (b == 0) return 0;
+    if (b == -1) return T(0) - a;
+    const T q = a / b;
+    return q * b != a && ((a < 0) != (b < 0)) ? q - 1 : q;
+  }
+}
+template <class T> TF_INLINE T mod(T a, T b) {
+  if constexpr (T(0.5) != T(0)) {
+    const T m = T(__builtin_fmod(double(a), double(b)));
+    return m != T(0) && ((b < T(0)) != (m < T(0))) ? m + b : m;
+  } else {
+    if (b == 0 || b == -1) return 0;
+    const T m = a % b;
+    return m != 0 && ((m < 0) != (b < 0)) ? m + b : m;
+  }
+}
+#define TF_PAIRWISE(name, T)                                                  \
+  template <int N> TF_INLINE V<T, N> name(V<T, N> a, V<T, N> b) {             \
+    for (int l = 0; l < N; ++l) set_lane(a, l, name(lane(a, l), lane(b, l))); \
+    return a;                                                                 \
+  }
+TF_PAIRWISE(floordiv, float) TF_PAIRWISE(floordiv, double) TF_PAIRWISE(floordiv, int32_t) TF_PAIRWISE(floordiv, int64_t)
+TF_PAIRWISE(mod, float) TF_PAIRWISE(mod, double) TF_PAIRWISE(mod, int32_t) TF_PAIRWISE(mod, int64_t)
+TF_PAIRWISE(pow, int32_t) TF_PAIRWISE(pow, int64_t)
+
+// ---------------------------------------------------------------- conversions between compute types
+// float to integer truncates; what does not fit is unspecified, as in torch
+template <class T, class X, int N> TF_INLINE auto to(V<X, N> x) {
+  if constexpr (__is_same(T, bool)) return to_mask(x);
+  else return convert<T>(x);
+}
+template <class T, int N> TF_INLINE auto to(M<N> m) {
+  if constexpr (__is_same(T, bool)) return m;
+  else return from_mask<T>(m);
+}
+
+// ---------------------------------------------------------------- reductions of the lanes of a vector
+#define TF_FOLD_LANES(name, combine)                                          \
+  template <class T, int N> TF_INLINE T name(V<T, N> x) {                     \
+    if constexpr (N == 2) {                                                   \
+      const T a = lane(x, 0), b = lane(x, 1);                                 \
+      return combine;                                                         \
+    } else {                                                                  \
+      const V<T, N / 2> a = low(x), b = high(x);                              \
+      return name(combine);                                                   \
+    }                                                                         \
+  }
+TF_FOLD_LANES(sum_lanes, a + b) TF_FOLD_LANES(prod_lanes, a * b)
+TF_FOLD_LANES(max_lanes, maximum(a, b)) TF_FOLD_LANES(min_lanes, minimum(a, b))
+TF_FOLD_LANES(or_lanes, a | b) TF_FOLD_LANES(and_lanes, a & b)
+template <int N> TF_INLINE bool any_lanes(M<N> m) { return or_lanes(m.v) != 0; }
+template <int N> TF_INLINE bool all_lanes(M<N> m) { return and_lanes(m.v) != 0; }
+template <int N> TF_INLINE bool max_lanes(M<N> m) { return any_lanes(m); }
+template <int N> TF_INLINE bool min_lanes(M<N> m) { return all_lanes(m); }
+
+}  // namespace tf

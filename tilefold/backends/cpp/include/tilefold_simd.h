@@ -1,0 +1,464 @@
+// Vectors of N lanes over any element type, on GCC's vector extensions.
+//
+// V<T, N> is one native register where N elements fit in one, otherwise a pair of halves: the same
+// generated code serves AVX2, AVX-512 and plain SSE2. M<N> is a lane mask. Memory element types
+// (bf16, f16, e4m3, e5m2, narrow integers) are converted to their compute type by load and store.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#define TF_INLINE __attribute__((always_inline)) inline
+
+namespace tf {
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define TF_AVX512 1
+constexpr int kNative = 64;
+#elif defined(__AVX2__)
+constexpr int kNative = 32;
+#else
+constexpr int kNative = 16;
+#endif
+constexpr int kLanes = kNative / 4;  // f32 lanes of one register
+
+// ---------------------------------------------------------------- vectors
+template <class T, int N, bool Base = (N * sizeof(T) <= kNative)>
+struct V;
+template <class T, int N>
+struct V<T, N, true> {
+  static constexpr bool base = true;
+  typedef T native __attribute__((vector_size(N * sizeof(T))));
+  native r;
+};
+template <class T, int N>
+struct V<T, N, false> {
+  static constexpr bool base = false;
+  V<T, N / 2> lo, hi;
+};
+template <int N>
+struct M {
+  V<int32_t, N> v;  // 0 or -1
+};
+
+template <class T, int N>
+TF_INLINE V<T, N / 2> low(V<T, N> a) {
+  if constexpr (!V<T, N>::base) {
+    return a.lo;
+  } else {
+    union { typename V<T, N>::native x; V<T, N / 2> y[2]; } u = {a.r};
+    return u.y[0];
+  }
+}
+template <class T, int N>
+TF_INLINE V<T, N / 2> high(V<T, N> a) {
+  if constexpr (!V<T, N>::base) {
+    return a.hi;
+  } else {
+    union { typename V<T, N>::native x; V<T, N / 2> y[2]; } u = {a.r};
+    return u.y[1];
+  }
+}
+template <class T, int N>
+TF_INLINE V<T, 2 * N> join(V<T, N> a, V<T, N> b) {
+  if constexpr (!V<T, 2 * N>::base) {
+    return {a, b};
+  } else {
+    union { V<T, N> y[2]; typename V<T, 2 * N>::native x; } u = {{a, b}};
+    return {u.x};
+  }
+}
+template <int N, class T>
+TF_INLINE V<T, N> splat(T x) {
+  if constexpr (!V<T, N>::base) {
+    const V<T, N / 2> h = splat<N / 2>(x);
+    return {h, h};
+  } else {
+    V<T, N> out;
+    for (int l = 0; l < N; ++l) out.r[l] = x;
+    return out;
+  }
+}
+template <int N>
+TF_INLINE M<N> splat_mask(bool x) { return {splat<N>(int32_t(-int(x)))}; }
+
+template <class T, int N>
+TF_INLINE T lane(const V<T, N>& a, int l) {
+  if constexpr (V<T, N>::base) return a.r[l];
+  else return l < N / 2 ? lane(a.lo, l) : lane(a.hi, l - N / 2);
+}
+template <class T, int N>
+TF_INLINE void set_lane(V<T, N>& a, int l, T x) {
+  if constexpr (V<T, N>::base) a.r[l] = x;
+  else if (l < N / 2) set_lane(a.lo, l, x);
+  else set_lane(a.hi, l - N / 2, x);
+}
+
+#define TF_BINARY(op)                                                         \
+  template <class T, int N>                                                   \
+  TF_INLINE V<T, N> operator op(V<T, N> a, V<T, N> b) {                       \
+    if constexpr (V<T, N>::base) return {a.r op b.r};                         \
+    else return {a.lo op b.lo, a.hi op b.hi};                                 \
+  }
+TF_BINARY(+) TF_BINARY(-) TF_BINARY(*) TF_BINARY(/) TF_BINARY(&) TF_BINARY(|) TF_BINARY(^)
+#undef TF_BINARY
+#define TF_SHIFT(op)                                                          \
+  template <class T, int N>                                                   \
+  TF_INLINE V<T, N> operator op(V<T, N> a, int k) {                           \
+    if constexpr (V<T, N>::base) return {a.r op k};                           \
+    else return {a.lo op k, a.hi op k};                                       \
+  }
+TF_SHIFT(<<) TF_SHIFT(>>)
+#undef TF_SHIFT
+template <class T, int N>
+TF_INLINE V<T, N> operator-(V<T, N> a) {
+  if constexpr (V<T, N>::base) return {-a.r};
+  else return {-a.lo, -a.hi};
+}
+
+// value conversion, lane by lane
+template <class U, class T, int N>
+TF_INLINE V<U, N> convert(V<T, N> a) {
+  if constexpr (__is_same(U, T)) return a;
+  else if constexpr (V<T, N>::base && V<U, N>::base) return {__builtin_convertvector(a.r, typename V<U, N>::native)};
+  else return join(convert<U>(low(a)), convert<U>(high(a)));
+}
+// same bits, other type of the same size
+template <class U, class T, int N>
+TF_INLINE V<U, N> bits(V<T, N> a) {
+  static_assert(sizeof(U) == sizeof(T));
+  if constexpr (V<T, N>::base) return {(typename V<U, N>::native)a.r};
+  else return {bits<U>(a.lo), bits<U>(a.hi)};
+}
+
+#define TF_COMPARE(name, op)                                                  \
+  template <class T, int N>                                                   \
+  TF_INLINE V<int32_t, N> name##_bits(V<T, N> a, V<T, N> b) {                 \
+    if constexpr (!V<T, N>::base) {                                           \
+      return join(name##_bits(a.lo, b.lo), name##_bits(a.hi, b.hi));          \
+    } else if constexpr (sizeof(T) == 4) {                                    \
+      return {a.r op b.r};                                                    \
+    } else {                                                                  \
+      return convert<int32_t>(V<int64_t, N>{a.r op b.r});                     \
+    }                                                                         \
+  }                                                                           \
+  template <class T, int N>                                                   \
+  TF_INLINE M<N> name(V<T, N> a, V<T, N> b) { return {name##_bits(a, b)}; }   \
+  template <class T>                                                          \
+  TF_INLINE bool name(T a, T b) { return a op b; }
+TF_COMPARE(lt, <) TF_COMPARE(le, <=) TF_COMPARE(gt, >) TF_COMPARE(ge, >=) TF_COMPARE(eq, ==) TF_COMPARE(ne, !=)
+#undef TF_COMPARE
+template <int N> TF_INLINE M<N> eq(M<N> a, M<N> b) { return {eq_bits(a.v, b.v)}; }
+template <int N> TF_INLINE M<N> ne(M<N> a, M<N> b) { return {a.v ^ b.v}; }
+template <int N> TF_INLINE M<N> operator&(M<N> a, M<N> b) { return {a.v & b.v}; }
+template <int N> TF_INLINE M<N> operator|(M<N> a, M<N> b) { return {a.v | b.v}; }
+template <int N> TF_INLINE M<N> operator!(M<N> a) { return {a.v ^ splat<N>(int32_t(-1))}; }
+
+template <class I, class T, int N>
+TF_INLINE V<T, N> select_wide(V<I, N> m, V<T, N> a, V<T, N> b) {
+  if constexpr (V<T, N>::base) return {m.r ? a.r : b.r};
+  else return {select_wide(m.lo, a.lo, b.lo), select_wide(m.hi, a.hi, b.hi)};
+}
+template <class T, int N>
+TF_INLINE V<T, N> select(M<N> m, V<T, N> a, V<T, N> b) {
+  if constexpr (sizeof(T) == 4) return select_wide(m.v, a, b);
+  else return select_wide(convert<int64_t>(m.v), a, b);
+}
+template <int N>
+TF_INLINE M<N> select(M<N> m, M<N> a, M<N> b) { return {(m.v & a.v) | ((m.v ^ splat<N>(int32_t(-1))) & b.v)}; }
+template <class T> TF_INLINE T select(bool m, T a, T b) { return m ? a : b; }
+
+// 1 or 0 per lane, in any arithmetic type
+template <class T, int N> TF_INLINE V<T, N> from_mask(M<N> m) { return convert<T>(V<int32_t, N>{m.v} & splat<N>(int32_t(1))); }
+template <class T, int N> TF_INLINE M<N> to_mask(V<T, N> a) { return ne(a, splat<N>(T(0))); }
+template <int N> TF_INLINE M<N> first_lanes(int n) {
+  V<int32_t, N> at;
+  if constexpr (V<int32_t, N>::base) {
+    for (int l = 0; l < N; ++l) at.r[l] = l;
+    return lt(at, splat<N>(int32_t(n)));
+  } else {
+    return {join(first_lanes<N / 2>(n).v, first_lanes<N / 2>(n - N / 2).v)};
+  }
+}
+// first, first + 1, first + 2, ...
+template <class T, int N> TF_INLINE V<T, N> iota(T first) {
+  if constexpr (V<T, N>::base) {
+    V<T, N> at;
+    for (int l = 0; l < N; ++l) at.r[l] = T(l);
+    return at + splat<N>(first);
+  } else {
+    return {iota<T, N / 2>(first), iota<T, N / 2>(T(first + N / 2))};
+  }
+}
+
+// ---------------------------------------------------------------- strips: how many lanes are live
+template <int N> struct Full {
+  static constexpr int lanes = N;
+  static constexpr bool full = true;
+  static constexpr int n = N;
+};
+template <int N> struct Part {
+  static constexpr int lanes = N;
+  static constexpr bool full = false;
+  int n;
+};
+// lanes of a strip: `vectors` f32 registers, fewer where no more than `extent` elements are ever live
+constexpr int lanes(int vectors, int64_t extent = 1 << 30) {
+  int n = kLanes;
+  while (n < vectors * kLanes && n < extent) n *= 2;
+  return n;
+}
+#define TF_BODY __attribute__((always_inline))
+// f(width, i) for i = lo, lo + N, ...; the last strip may be partial
+template <int N, class F>
+TF_INLINE void strips(int64_t lo, int64_t hi, F f) {
+  int64_t i = lo;
+  for (; i + N <= hi; i += N) f(Full<N>{}, i);
+  if (i < hi) f(Part<N>{int(hi - i)}, i);
+}
+// lanes beyond a partial strip keep `old`
+template <class W, class X>
+TF_INLINE X keep(W w, X now, X old) {
+  if constexpr (W::full) return now;
+  else return select(first_lanes<W::lanes>(w.n), now, old);
+}
+
+// ---------------------------------------------------------------- element types in memory
+struct bf16 { uint16_t b; };
+struct f16 { uint16_t b; };
+struct e4m3 { uint8_t b; };
+struct e5m2 { uint8_t b; };
+struct bool8 { uint8_t b; };
+
+template <class T> struct Mem { using raw = T; using compute = T; };
+template <> struct Mem<bf16> { using raw = uint16_t; using compute = float; };
+template <> struct Mem<f16> { using raw = uint16_t; using compute = float; };
+template <> struct Mem<e4m3> { using raw = uint8_t; using compute = float; };
+template <> struct Mem<e5m2> { using raw = uint8_t; using compute = float; };
+template <> struct Mem<bool8> { using raw = uint8_t; using compute = bool; };
+template <> struct Mem<int32_t> { using raw = int32_t; using compute = int32_t; };
+template <> struct Mem<int16_t> { using raw = int16_t; using compute = int32_t; };
+template <> struct Mem<int8_t> { using raw = int8_t; using compute = int32_t; };
+template <> struct Mem<uint8_t> { using raw = uint8_t; using compute = int32_t; };
+template <class T> using raw_t = typename Mem<T>::raw;
+
+template <int N> TF_INLINE V<float, N> half_to_float(V<uint16_t, N> h) {
+#if defined(__F16C__) && !defined(__clang__)
+  if constexpr (N == 8) {
+    typedef short v8hi __attribute__((vector_size(16)));
+    return {__builtin_ia32_vcvtph2ps256((v8hi)h.r)};
+  } else if constexpr (N > 8) {
+    return join(half_to_float(low(h)), half_to_float(high(h)));
+  }
+#endif
+  const V<uint32_t, N> w = convert<uint32_t>(h);
+  const V<uint32_t, N> mag = w & splat<N>(0x7fffu);
+  const V<float, N> finite = bits<float>(mag << 13) * splat<N>(0x1p112f);
+  const V<float, N> special = bits<float>((mag << 13) | splat<N>(0x7f800000u));
+  const V<float, N> v = select(ge(mag, splat<N>(0x7c00u)), special, finite);
+  return bits<float>(bits<uint32_t>(v) | ((w & splat<N>(0x8000u)) << 16));
+}
+template <int N> TF_INLINE V<uint16_t, N> float_to_half(V<float, N> f) {
+#if defined(__F16C__) && !defined(__clang__)
+  if constexpr (N == 8) {
+    return {(typename V<uint16_t, 8>::native)__builtin_ia32_vcvtps2ph256(f.r, 0)};
+  } else if constexpr (N > 8) {
+    return join(float_to_half(low(f)), float_to_half(high(f)));
+  }
+#endif
+  const V<uint32_t, N> w = bits<uint32_t>(f), twice = w + w;
+  const V<float, N> mag = bits<float>(w & splat<N>(0x7fffffffu));
+  V<float, N> base = (mag * splat<N>(0x1p112f)) * splat<N>(0x1p-110f);
+  V<uint32_t, N> bias = twice & splat<N>(0xff000000u);
+  bias = select(lt(bias, splat<N>(0x71000000u)), splat<N>(0x71000000u), bias);
+  base = bits<float>((bias >> 1) + splat<N>(0x07800000u)) + base;
+  const V<uint32_t, N> b = bits<uint32_t>(base);
+  const V<uint32_t, N> body = ((b >> 13) & splat<N>(0x7c00u)) + (b & splat<N>(0x0fffu));
+  const V<uint32_t, N> v = select(gt(twice, splat<N>(0xff000000u)), splat<N>(0x7e00u), body);
+  return convert<uint16_t>(((w >> 16) & splat<N>(0x8000u)) | v);
+}
+
+// raw bits -> compute type
+template <class T, int N> TF_INLINE auto widen(V<raw_t<T>, N> r) {
+  if constexpr (__is_same(T, bf16)) {
+    return bits<float>(convert<uint32_t>(r) << 16);
+  } else if constexpr (__is_same(T, f16)) {
+    return half_to_float(r);
+  } else if constexpr (__is_same(T, e5m2)) {
+    return half_to_float(convert<uint16_t>(r) << 8);
+  } else if constexpr (__is_same(T, e4m3)) {
+    const V<uint32_t, N> w = convert<uint32_t>(r), mag = w & splat<N>(0x7fu);
+    const V<float, N> finite = bits<float>(mag << 20) * splat<N>(0x1p120f);
+    const V<float, N> v = select(eq(mag, splat<N>(0x7fu)), bits<float>(splat<N>(0x7fc00000u)), finite);
+    return bits<float>(bits<uint32_t>(v) | ((w & splat<N>(0x80u)) << 24));
+  } else if constexpr (__is_same(T, bool8)) {
+    return to_mask(convert<int32_t>(r));
+  } else {
+    return convert<typename Mem<T>::compute>(r);
+  }
+}
+// compute type (float, double, int32, int64 or mask) -> raw bits, rounded as torch's Tensor.to
+template <class T, int N> TF_INLINE V<uint32_t, N> narrow_small(V<float, N> f, int mantissa, int bias, uint32_t denormal_below,
+                                                                uint32_t too_big_from, uint32_t too_big, uint32_t nan) {
+  const V<uint32_t, N> w = bits<uint32_t>(f), mag = w & splat<N>(0x7fffffffu);
+  const uint32_t magic = uint32_t(127 - bias + 23 - mantissa + 1) << 23;
+  const V<uint32_t, N> small = bits<uint32_t>(bits<float>(mag) + bits<float>(splat<N>(magic))) - splat<N>(magic);
+  const int drop = 23 - mantissa;
+  const V<uint32_t, N> odd = (mag >> drop) & splat<N>(1u);
+  const V<uint32_t, N> normal = (mag + splat<N>((uint32_t(bias - 127) << 23) + (1u << (drop - 1)) - 1u) + odd) >> drop;
+  V<uint32_t, N> v = select(lt(mag, splat<N>(denormal_below)), small, normal);
+  v = select(ge(mag, splat<N>(too_big_from)), splat<N>(too_big), v);
+  v = select(gt(mag, splat<N>(0x7f800000u)), splat<N>(nan), v);
+  return v | ((w >> 24) & splat<N>(0x80u));
+}
+template <class T, class X, int N> TF_INLINE V<raw_t<T>, N> narrow(V<X, N> x) {
+  if constexpr (__is_same(T, bf16)) {
+    const V<uint32_t, N> w = bits<uint32_t>(convert<float>(x));
+    const V<uint32_t, N> r = (w + splat<N>(0x7fffu) + ((w >> 16) & splat<N>(1u))) >> 16;
+    return convert<uint16_t>(select(gt(w & splat<N>(0x7fffffffu), splat<N>(0x7f800000u)), splat<N>(0x7fc0u), r));
+  } else if constexpr (__is_same(T, f16)) {
+    return float_to_half(convert<float>(x));
+  } else if constexpr (__is_same(T, e5m2)) {
+    return convert<uint8_t>(narrow_small<T>(convert<float>(x), 2, 15, 113u << 23, 143u << 23, 0x7cu, 0x7fu));
+  } else if constexpr (__is_same(T, e4m3)) {
+    return convert<uint8_t>(narrow_small<T>(convert<float>(x), 3, 7, 121u << 23, 1087u << 20, 0x7fu, 0x7fu));
+  } else if constexpr (__is_same(T, bool8)) {
+    return convert<uint8_t>(from_mask<int32_t>(to_mask(x)));
+  } else if constexpr (sizeof(T) < 4) {
+    return convert<T>(convert<int64_t>(x));  // wraps
+  } else {
+    return convert<T>(x);
+  }
+}
+template <class T, int N> TF_INLINE V<raw_t<T>, N> narrow(M<N> m) {
+  if constexpr (__is_same(T, bool8)) return convert<uint8_t>(from_mask<int32_t>(m));
+  else return narrow<T>(from_mask<int32_t>(m));
+}
+
+// ---------------------------------------------------------------- memory
+template <int N, class T> TF_INLINE V<T, N> load_full(const T* p) {
+  if constexpr (!V<T, N>::base) {
+    return {load_full<N / 2>(p), load_full<N / 2>(p + N / 2)};
+  } else {
+    V<T, N> out;
+    memcpy(&out.r, p, sizeof out.r);
+    return out;
+  }
+}
+template <class T, int N> TF_INLINE void store_full(T* p, V<T, N> x) {
+  if constexpr (!V<T, N>::base) {
+    store_full(p, x.lo);
+    store_full(p + N / 2, x.hi);
+  } else {
+    memcpy(p, &x.r, sizeof x.r);
+  }
+}
+template <int N, class T> TF_INLINE V<T, N> load_part(const T* p, int n) {
+  if constexpr (!V<T, N>::base) {
+    if (n <= N / 2) return {load_part<N / 2>(p, n), splat<N / 2>(T(0))};
+    return {load_full<N / 2>(p), load_part<N / 2>(p + N / 2, n - N / 2)};
+  } else {
+#if defined(__AVX2__) && !defined(__clang__)
+    if constexpr (sizeof(T) == 4 && N == 8) {
+      typedef float v8sf __attribute__((vector_size(32)));
+      typedef int v8si __attribute__((vector_size(32)));
+      return {(typename V<T, N>::native)__builtin_ia32_maskloadps256((const v8sf*)p, (v8si)first_lanes<8>(n).v.r)};
+    }
+#endif
+    V<T, N> out = splat<N>(T(0));
+    for (int l = 0; l < N; ++l)
+      if (l < n) out.r[l] = p[l];
+    return out;
+  }
+}
+template <class T, int N> TF_INLINE void store_part(T* p, V<T, N> x, int n) {
+  if constexpr (!V<T, N>::base) {
+    if (n <= N / 2) return store_part(p, x.lo, n);
+    store_full(p, x.lo);
+    store_part(p + N / 2, x.hi, n - N / 2);
+  } else {
+#if defined(__AVX2__) && !defined(__clang__)
+    if constexpr (sizeof(T) == 4 && N == 8) {
+      typedef float v8sf __attribute__((vector_size(32)));
+      typedef int v8si __attribute__((vector_size(32)));
+      __builtin_ia32_maskstoreps256((v8sf*)p, (v8si)first_lanes<8>(n).v.r, (v8sf)x.r);
+      return;
+    }
+#endif
+    for (int l = 0; l < N; ++l)
+      if (l < n) p[l] = x.r[l];
+  }
+}
+
+// contiguous
+template <class T, class W> TF_INLINE auto load(const T* p, W w) {
+  constexpr int N = W::lanes;
+  if constexpr (W::full) return widen<T>(load_full<N>((const raw_t<T>*)p));
+  else return widen<T>(load_part<N>((const raw_t<T>*)p, w.n));
+}
+template <class T, class X, class W> TF_INLINE void store(T* p, X x, W w) {
+  if constexpr (W::full) store_full((raw_t<T>*)p, narrow<T>(x));
+  else store_part((raw_t<T>*)p, narrow<T>(x), w.n);
+}
+// every `stride`-th element
+template <class T, class W> TF_INLINE auto load_strided(const T* p, int64_t stride, W w) {
+  constexpr int N = W::lanes;
+  if (stride == 1) return load(p, w);
+  V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
+  for (int l = 0; l < N; ++l)
+    if (W::full || l < w.n) set_lane(out, l, ((const raw_t<T>*)p)[l * stride]);
+  return widen<T>(out);
+}
+template <class T, class X, class W> TF_INLINE void store_strided(T* p, int64_t stride, X x, W w) {
+  constexpr int N = W::lanes;
+  if (stride == 1) return store(p, x, w);
+  const V<raw_t<T>, N> r = narrow<T>(x);
+  for (int l = 0; l < N; ++l)
+    if (W::full || l < w.n) ((raw_t<T>*)p)[l * stride] = lane(r, l);
+}
+// elements at `offset` (in elements), lane by lane
+template <class T, int N, class W> TF_INLINE auto gather(const T* p, V<int64_t, N> offset, W w) {
+  V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
+  for (int l = 0; l < N; ++l)
+    if (W::full || l < w.n) set_lane(out, l, ((const raw_t<T>*)p)[lane(offset, l)]);
+  return widen<T>(out);
+}
+template <class T, class X, int N, class W> TF_INLINE void scatter(T* p, V<int64_t, N> offset, X x, W w) {
+  const V<raw_t<T>, N> r = narrow<T>(x);
+  for (int l = 0; l < N; ++l)
+    if (W::full || l < w.n) ((raw_t<T>*)p)[lane(offset, l)] = lane(r, l);
+}
+// elements first + lane of an axis of `extent` elements; places outside it give the nearest element
+template <class T, class W> TF_INLINE auto load_clamped(const T* p, int64_t first, int64_t stride, int64_t extent, W w) {
+  constexpr int N = W::lanes;
+  if (first >= 0 && first + w.n <= extent) return load_strided(p + first * stride, stride, w);
+  V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
+  for (int l = 0; l < N; ++l) {
+    const int64_t at = first + l < 0 ? 0 : first + l < extent ? first + l : extent - 1;
+    if (extent > 0 && (W::full || l < w.n)) set_lane(out, l, ((const raw_t<T>*)p)[at * stride]);
+  }
+  return widen<T>(out);
+}
+
+// one element
+template <class T> TF_INLINE typename Mem<T>::compute load1(const T* p) {
+  if constexpr (__is_same(T, bool8)) return p->b != 0;
+  else if constexpr (__is_same(T, raw_t<T>)) return *p;
+  else return lane(widen<T>(splat<4>(p->b)), 0);
+}
+template <class T, class X> TF_INLINE void store1(T* p, X x) {
+  if constexpr (__is_same(T, bool8)) p->b = x != X(0);
+  else if constexpr (__is_same(T, raw_t<T>)) {
+    if constexpr (sizeof(T) < 4) *p = T(int64_t(x));
+    else *p = T(x);
+  } else p->b = lane(narrow<T>(splat<4>(float(x))), 0);
+}
+// round to T's precision, stay in the compute type
+template <class T, class X, int N> TF_INLINE auto round_to(V<X, N> x) { return widen<T>(narrow<T>(x)); }
+template <class T, class X> TF_INLINE auto round_to(X x) {
+  T tmp;
+  store1(&tmp, x);
+  return load1(&tmp);
+}
+template <class T, int N> TF_INLINE auto round_to(M<N> x) { return widen<T>(narrow<T>(x)); }
+
+}  // namespace tf

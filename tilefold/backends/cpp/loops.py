@@ -1,0 +1,195 @@
+"""C++ of a loop nest: the shared loops of a group, then phase by phase its inner loops and reductions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import identity_of
+from tilefold.algebra.expr import Load, dims_used
+from tilefold.backends.cpp.nests import Group, Step, best_strip, has_wide, heavy, phases
+from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, literal
+from tilefold.backends.cpp.values import Values
+
+_COMBINE = {"sum": "({} + {})", "prod": "({} * {})", "max": "tf::maximum({}, {})", "min": "tf::minimum({}, {})"}
+_COMBINE_BOOL = {"any": "({} | {})", "all": "({} & {})", "max": "({} | {})", "min": "({} & {})"}
+_LANES = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all"}
+
+
+@dataclass(slots=True)
+class _Acc:
+    """A running reduction: its variable and compute type."""
+
+    step: Step
+    var: str
+    ctype: CType
+
+
+class NestWriter:
+    """Writes one group into `outer`, the scope of the statement list."""
+
+    def __init__(self, facts: Facts, outer: Scope, group: Group):
+        self.facts, self.group = facts, group
+        self.values = Values(facts, [outer])
+
+    # ------------------------------------------------------------ scopes
+    def open(self, head: str, dim: str) -> None:
+        self.values.scopes.append(Scope(self.values.scopes[-1].dims | {dim}, [head]))
+
+    def close(self, tail: str = "}") -> None:
+        done = self.values.scopes.pop()
+        self.values.scopes[-1].lines += [done.lines[0], *("  " + x for x in done.lines[1:]), tail]
+
+    def loop(self, dim: str) -> None:
+        lo, hi = self.facts.ranges[dim]
+        self.open(f"for (int64_t {dim} = {lo}; {dim} < {hi}; ++{dim}) {{", dim)
+
+    def strip_loop(self, dim: str, steps: tuple[Step, ...]) -> None:
+        lo, hi = self.facts.ranges[dim]
+        self.values.strip, self.values.lanes = dim, self.lanes(dim, steps)
+        self.open(f"tf::strips<{self.values.lanes}>({lo}, {hi}, [&](auto w, int64_t {dim}) TF_BODY {{", dim)
+
+    def lanes(self, dim: str, steps: tuple[Step, ...]) -> str:
+        """Lanes of a strip: several vectors to overlap latencies, no more than the tile has."""
+        count = (2 if heavy(steps) else 4) // (2 if has_wide(steps, self.facts) else 1)
+        bound = self.facts.static.get(dim)
+        return f"tf::lanes({count}, {bound})" if bound is not None else f"tf::lanes({count})"
+
+    # ------------------------------------------------------------ the nest
+    def write(self) -> None:
+        g = self.group
+        order = [d for d in g.common if d != g.strip]
+        for d in order:
+            self.loop(d)
+        if g.strip is not None:
+            self.strip_loop(g.strip, g.steps)
+        for phase in phases(g):
+            self.phase(phase)
+        if g.strip is not None:
+            self.close("});")
+        for _ in order:
+            self.close()
+
+    def phase(self, steps: tuple[Step, ...]) -> None:
+        g, v = self.group, self.values
+        v.uses.clear()
+        v.count(s.expr for s in steps)
+        rdims = next((s.rdims for s in steps if s.rdims), ())
+        rest = [d for d in steps[0].all_dims if d not in g.common and d not in rdims]
+        strip = g.strip or self.inner_strip(steps, [*rest, *rdims])
+        own_strip = g.strip is None and strip is not None
+        vertical = [d for d in rest if d != strip] + ([strip] if own_strip and strip in rest and strip else [])
+        for d in vertical:
+            if d == strip:
+                self.strip_loop(d, steps)
+            else:
+                self.loop(d)
+        if strip in rdims and strip is not None:
+            v.lanes = self.lanes(strip, steps)
+        accs = [self.start(s, strip in rdims) for s in steps if s.rdims]
+        inner = [d for d in rdims if d != strip] + ([strip] if strip in rdims and strip else [])
+        for d in inner:
+            if d == strip:
+                self.strip_loop(d, steps)
+            else:
+                self.loop(d)
+        v.written = frozenset(s.target for s in steps if not s.rdims) if inner or vertical else frozenset()
+        self.elements(steps, accs, strip in rdims)
+        v.written = frozenset()
+        for d in reversed(inner):
+            self.close("});" if d == strip else "}")
+        if strip in rdims:
+            v.strip = None
+        for a in accs:
+            self.finish(a, strip in rdims)
+        for d in reversed(vertical):
+            self.close("});" if d == strip else "}")
+        if own_strip:
+            v.strip = None
+
+    def inner_strip(self, steps: tuple[Step, ...], candidates: list[str]) -> str | None:
+        votes = [b for s in steps if (b := best_strip(s, self.facts)) in candidates]
+        return max(dict.fromkeys(votes), key=votes.count) if votes else (candidates[-1] if candidates else None)
+
+    # ------------------------------------------------------------ elements
+    def elements(self, steps: tuple[Step, ...], accs: list[_Acc], across: bool) -> None:
+        by_target = {id(a.step): a for a in accs}
+        for s in steps:
+            if s.rdims:
+                self.combine(by_target[id(s)], across)
+            else:
+                self.store(s)
+
+    def store(self, s: Step) -> None:
+        v = self.values
+        value = v.value(s.expr)
+        memory = self.facts.dtype(s.target)
+        ctype = value.ctype
+        if memory in (DType.F64, DType.I64):
+            ctype = "double" if memory is DType.F64 else "int64_t"
+        elif memory.is_float:
+            ctype = "float"
+        elif memory is not DType.BOOL:
+            ctype = "int64_t" if value.ctype in ("float", "double") else value.ctype
+        lanes = v.strip is not None and any(v.strip in dims_used(e) for e in s.index)
+        named = Value(v.convert(value, ctype, lanes), ctype, lanes)
+        exact = (memory is DType.F32 and ctype == "float") or (memory is DType.F64 and ctype == "double")
+        if not named.text.isidentifier():
+            named = v.keep(f"store {s.target}", len(v.scopes) - 1, named, f"{s.target}_new")
+        self.write_to(s, named)
+        for scope in v.scopes:
+            scope.forget(s.target)
+        if exact:  # what was stored need not be read back
+            v.scopes[-1].known[Load(s.target, s.index)] = named
+
+    def write_to(self, s: Step, value: Value) -> None:
+        v = self.values
+        moving = frozenset(n for n, e in enumerate(s.index) if v.moves(e))
+        if moving:
+            v.line(v.moving_access("store", s.target, s.index, moving, f"{value.text}, ") + ";")
+        else:
+            v.line(f"tf::store1({v.pointer(s.target, s.index, moving)}, {value.text});")
+
+    # ------------------------------------------------------------ reductions
+    def reduction_type(self, s: Step) -> CType:
+        memory = self.facts.dtype(s.target)
+        if memory is DType.BOOL or s.op in ("any", "all"):
+            return "bool"
+        if memory.is_float:
+            return "double" if memory is DType.F64 else "float"
+        return "int64_t"
+
+    def start(self, s: Step, across: bool) -> _Acc:
+        """Declare the accumulator: the identity, or the old value where lanes are separate."""
+        v, ctype = self.values, self.reduction_type(s)
+        var = self.facts.name(f"{s.target}_acc")
+        vec = across or v.strip is not None
+        memory = self.facts.dtype(s.target)
+        if s.accumulate and not across:
+            text = v.convert(v.value(Load(s.target, s.index)), ctype, vec)
+        else:
+            start = identity_of(s.op, memory.compute.torch_dtype)
+            text = v.convert(Value(literal(start, ctype), ctype, False), ctype, vec)
+        v.line(f"auto {var} = {text};")
+        return _Acc(s, var, ctype)
+
+    def combine(self, a: _Acc, across: bool) -> None:
+        v = self.values
+        text = v.typed(a.step.expr, a.ctype, across or v.strip is not None)
+        form = (_COMBINE_BOOL if a.ctype == "bool" else _COMBINE)[a.step.op]
+        new = form.format(a.var, text)
+        v.line(f"{a.var} = tf::keep(w, {new}, {a.var});" if across else f"{a.var} = {new};")
+
+    def finish(self, a: _Acc, across: bool) -> None:
+        v, s = self.values, a.step
+        vec = not across and v.strip is not None
+        text = f"tf::{_LANES[s.op]}_lanes({a.var})" if across else a.var
+        if across and s.accumulate:
+            form = (_COMBINE_BOOL if a.ctype == "bool" else _COMBINE)[s.op]
+            text = form.format(v.convert(v.value(Load(s.target, s.index)), a.ctype, False), text)
+        named = v.keep(f"result {a.var}", len(v.scopes) - 1, Value(text, a.ctype, vec), f"{s.target}_new")
+        self.write_to(s, named)
+        for scope in v.scopes:
+            scope.forget(s.target)
+        if MEMORY[self.facts.dtype(s.target)] == a.ctype:
+            v.scopes[-1].known[Load(s.target, s.index)] = named

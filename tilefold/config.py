@@ -1,0 +1,38 @@
+"""Settings from the environment: the only module that reads it.
+
+| variable | meaning |
+|---|---|
+| `TILEFOLD_CACHE_DIR` | directory of compiled kernels (default: the platform's user cache) |
+| `TILEFOLD_CXX`, `CXX` | C++ compiler (default: the first of g++, clang++, c++ on PATH) |
+| `TILEFOLD_ARCH` | `-march` value of generated code (default: native) |
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+COMPILERS = ("g++", "clang++", "c++")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One reading of the environment. `compilers`: names or paths, in order of preference."""
+
+    cache_dir: Path
+    compilers: tuple[str, ...]
+    arch: str
+
+
+def load() -> Config:
+    """The settings as they are now; tests change the environment and call again."""
+    chosen = os.environ.get("TILEFOLD_CXX") or os.environ.get("CXX")
+    cache = os.environ.get("TILEFOLD_CACHE_DIR")
+    return Config(
+        cache_dir=Path(cache) if cache else Path(platformdirs.user_cache_dir("tilefold")),
+        compilers=(chosen,) if chosen else COMPILERS,
+        arch=os.environ.get("TILEFOLD_ARCH", "native"),
+    )
