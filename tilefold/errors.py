@@ -50,7 +50,21 @@ class UnsupportedError(TilefoldError):
 
 
 class NotFusibleError(TilefoldError):
-    """A cascade for which no Fold exists (or none that is safe); the message says why."""
+    """A cascade for which no Fold exists (or none that is safe); the message says why.
+
+    `reduction` names the first reduction that cannot join the ones before it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reduction: str | None = None,
+        loc: SourceLoc | None = None,
+        hint: str | None = None,
+    ):
+        self.reduction = reduction
+        super().__init__(message, loc=loc, hint=hint)
 
 
 class BackendError(TilefoldError):

@@ -1,0 +1,127 @@
+"""From a cascade to its Fold: one law for each reducer, applied in dependency order.
+
+Sources: RedFuser (decomposition F = G (*) H, eqs. 4-16, fixed point eq. 23, A.1), Neptune
+(change of variables and inversion, section 4), and closure under differentiation for what
+neither covers (`algebra.linear`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from tilefold.algebra.cascade import Cascade, Reduction
+from tilefold.algebra.check import check_fold
+from tilefold.algebra.context import Context, Options, identity_const
+from tilefold.algebra.expr import Expr, Index, Load, Size, call, walk
+from tilefold.algebra.facts import ANY
+from tilefold.algebra.fold import Fold, StateVar
+from tilefold.algebra.order import Value, derive_order
+from tilefold.algebra.separate import Inseparable, Scope, transparent
+from tilefold.algebra.sums import derive_product, derive_sum
+from tilefold.errors import NotFusibleError
+
+_ROUNDING_HINT = (
+    "split the cascade there (quantise exactly, then reduce), or derive_fold(..., ignore_rounding=True) "
+    "for the form that treats rounding as the identity"
+)
+
+
+def derive_fold(cascade: Cascade, *, ignore_rounding: bool = False) -> Fold:
+    """The Fold of a cascade, checked symbolically and numerically before it is returned.
+
+    Raises NotFusibleError with `.reduction`, the first reduction that cannot join, and the reason.
+    `ignore_rounding` treats quantising casts of values that depend on earlier results as the
+    identity (RedFuser eqs. 21-22); the result then differs from exact quantisation.
+    """
+    return _derive(cascade, tuple(r.dtype for r in cascade.reductions), ignore_rounding)
+
+
+@lru_cache(maxsize=1024)
+def _derive(cascade: Cascade, dtypes: tuple[object, ...], ignore_rounding: bool) -> Fold:
+    bodies = _without_rounding(cascade) if ignore_rounding else cascade.reductions
+    failed = ""
+    for extremes in (False, True):
+        fold = build_fold(cascade, Options(ignore_rounding=ignore_rounding, extremes=extremes))
+        checks = check_fold(cascade, fold, bodies)
+        bad = [c for c in checks if not c.ok]
+        if not bad:
+            return replace(fold, checks=checks)
+        failed = failed or f"{bad[0].name}: {bad[0].detail}"
+    raise NotFusibleError(
+        f"derivation failed its own check: {failed}", reduction=failed.split(": ")[-1].split(" ")[0] or None
+    )
+
+
+def _without_rounding(cascade: Cascade) -> tuple[Reduction, ...]:
+    """The reductions with rounding of values that depend on earlier ones taken as the identity."""
+    out: list[Reduction] = []
+    for r in cascade.reductions:
+        scope = Scope(frozenset(cascade.axes), frozenset(p.name for p in out), lambda _: ANY, True)
+        out.append(replace(r, body=transparent(r.body, scope)))
+    return tuple(out)
+
+
+def build_fold(cascade: Cascade, options: Options) -> Fold:
+    """The Fold in one of its forms, unchecked: for printing, and for `derive_fold`."""
+    ctx = Context(cascade, options)
+    for r in cascade.reductions:
+        try:
+            value = _derive_one(r, ctx)
+        except Inseparable as why:
+            rounds = "rounding" in str(why) or "which integer" in str(why)
+            raise NotFusibleError(
+                f"{r.name} = {r.reducer} over {', '.join(cascade.axes)} cannot join the reductions before it: {why}",
+                reduction=r.name,
+                loc=r.loc,
+                hint=_ROUNDING_HINT if rounds else None,
+            ) from None
+        ctx.values[r.name] = (r.dims, value.loop)
+        ctx.finish.append((r.name, _for_empty(r, value.final, ctx) if options.guards else value.final))
+        if r.index_name is not None:
+            index = Load(r.index_name, tuple(Index(d) for d in r.dims))
+            ctx.finish.append((r.index_name, value.index or index))
+    return Fold(
+        axes=cascade.axes,
+        state=tuple(i.var for i in ctx.infos.values()),
+        finish=tuple(ctx.finish),
+        derivation=tuple(ctx.steps),
+    )
+
+
+def _derive_one(r: Reduction, ctx: Context) -> Value:
+    body = transparent(ctx.resolve(r.body), ctx.scope)
+    for load in (n for n in walk(body) if isinstance(n, Load)):
+        if load.tensor in _index_results(ctx):
+            raise Inseparable(f"{load.tensor} is an index result: it is only known at the end")
+    match r.reducer:
+        case "sum":
+            return Value(*derive_sum(r, body, ctx))
+        case "prod":
+            return Value(*derive_product(r, body, ctx))
+        case "max" | "min" | "argmax" | "argmin" | "topk":
+            return derive_order(r, body, ctx)
+    if ctx.scope.depends(body):
+        raise Inseparable(f"{r.reducer} of a condition on earlier results cannot be repaired when they change")
+    dtype = r.dtype.compute
+    var = StateVar(r.name, r.reducer, r.dims, dtype, identity_const(r.reducer, dtype), body)
+    load = ctx.add(var, body).load
+    return Value(load, load)
+
+
+def _index_results(ctx: Context) -> set[str]:
+    return {r.index_name for r in ctx.cascade.reductions if r.index_name is not None}
+
+
+def _for_empty(r: Reduction, final: Expr, ctx: Context) -> Expr:
+    """The reduction of nothing is the reducer's identity, also where `finish` divides by a sum."""
+    want = identity_const(r.reducer, r.dtype.compute)
+    got = ctx.at_identity(final, size=0)
+    if got == float(want.value) or r.reducer == "topk":
+        return final
+    empty: Expr | None = None
+    for axis in ctx.cascade.axes:
+        test = call("eq", Size(axis), 0)
+        empty = test if empty is None else call("or", empty, test)
+    assert empty is not None
+    return call("where", empty, want, final)

@@ -1,0 +1,385 @@
+"""Linear repair: F(x, D) is a polynomial in shifts u(D), so its sums move by a matrix T(D, D').
+
+Law (Taylor, exact for polynomials):  F(x, u') = sum over a of (u' - u)^a / a! * d^a F/du^a (x, u).
+
+The derivatives of F span a finite space, closed under differentiation; the sum of each
+basis function is a state variable, unless it is known already. For the mean u = s / n the
+sum of x - u is s - n u = 0 and drops out: what remains is Chan's parallel variance. The
+running count n stands in for the extent of the axes, so that the u of a partial result is
+the mean of what it has seen and every sum stays centred (stable), never a raw moment.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import permutations
+
+from tilefold.algebra import simplify as sm
+from tilefold.algebra.cascade import Reduction
+from tilefold.algebra.context import Context, identity_const, is_exponential, key_of, reindex, used_dims
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, call, loads, rebuild, substitute, walk
+from tilefold.algebra.fold import StateVar
+from tilefold.algebra.guard import dominated_factor, guard_divisors, guard_element, guard_shift, hidden_tests, ratio
+from tilefold.algebra.separate import Group, Inseparable, Mono, Term, factor, scale, separate
+from tilefold.algebra.text import show
+
+MAX_BASIS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A variable u of the polynomial: its expression over D, with the running count, and a placeholder."""
+
+    source: Expr
+    running: Expr
+    symbol: Load
+
+
+@dataclass(slots=True)
+class Basis:
+    """Functions closed under differentiation: `diffs[i][v] = (c, j)` says d phi_i / d u_v = c * phi_j."""
+
+    functions: list[Expr]
+    diffs: list[dict[int, tuple[Fraction, int]]]
+
+
+def shifts_of(terms: tuple[Term, ...], h: Mono) -> list[Expr]:
+    """Atoms over D that the terms of a group have in different powers; Inseparable if not a polynomial."""
+    out: list[Expr] = []
+    for t in terms:
+        for atom, p in (t.d / h).items():
+            if p < 0 or p.denominator != 1 or is_exponential(atom):
+                raise Inseparable(f"the parts of the body scale differently with {show(atom)}")
+            if atom not in out:
+                out.append(atom)
+    return out
+
+
+def running(u: Expr, r: Reduction, ctx: Context) -> Expr:
+    """u with the running count in place of the extent of the reduced axes."""
+    axes = ctx.cascade.axes
+    if not any(isinstance(n, Size) and n.dim in axes for n in walk(u)):
+        return u
+    n: Expr = ctx.counter(r.dtype)
+    n = call("maximum", n, 1.0) if ctx.options.guards else n
+    if len(axes) == 1:
+        return substitute(u, {Size(axes[0]): n})
+    c, m = factor(u, ctx.scope)
+    powers = {m.power(Size(a)) for a in axes}
+    if len(powers) == 1 and not any(isinstance(k, Size) for a, _ in m.items() for k in walk(a) if k != a):
+        rest = m / m.only(Size(a) for a in axes)
+        return sm.mul(sm.number(c), (rest * Mono({n: powers.pop()})).expr())
+    others = sm.product(Size(a) for a in axes[1:])
+    return substitute(u, {Size(axes[0]): sm.div(n, others)})
+
+
+def place(e: Expr, shifts: list[Shift], ctx: Context) -> Expr:
+    """Shifts in `e` replaced by their placeholders, outside exponents and scale factors."""
+    scope = ctx.scope
+    if not scope.depends(e) or (isinstance(e, Call) and is_exponential(e)):
+        return e
+    if not scope.varies(e):
+        return _place_pure(e, shifts, ctx)
+    match e:
+        case Call(_, args):
+            return rebuild(e, tuple(place(a, shifts, ctx) for a in args))
+        case Cast(arg, _):
+            return rebuild(e, (place(arg, shifts, ctx),))
+    return e
+
+
+def _place_pure(e: Expr, shifts: list[Shift], ctx: Context) -> Expr:
+    c, m = factor(e, ctx.scope)
+    for s in shifts:
+        if e == s.source:
+            return s.symbol
+    for s in shifts:
+        _, k = factor(s.source, ctx.scope)
+        if m == k or (m and k and all(m.power(a) % p == 0 for a, p in k.items()) and m == k ** (_power(m, k))):
+            return sm.mul(sm.number(c), sm.power(s.symbol, _power(m, k)))
+    if isinstance(e, Call) and e.op in ("add", "sub", "neg", "mul"):
+        return rebuild(e, tuple(place(a, shifts, ctx) for a in e.args))
+    return e
+
+
+def _power(m: Mono, k: Mono) -> Fraction:
+    a, p = next(iter(k.items()))
+    return m.power(a) / p
+
+
+def close(f: Expr, shifts: list[Shift], ctx: Context) -> Basis:
+    """The basis of derivatives of `f`; Inseparable if it does not stay finite."""
+    basis = Basis([f], [])
+    keys = {_key(f, shifts, ctx)[1]: 0}
+    leads = [_key(f, shifts, ctx)[0]]
+    while len(basis.diffs) < len(basis.functions):
+        at = basis.functions[len(basis.diffs)]
+        row: dict[int, tuple[Fraction, int]] = {}
+        for v, s in enumerate(shifts):
+            try:
+                d = sm.diff(at, s.symbol)
+            except ValueError:
+                raise Inseparable(f"{show(at)} is not a polynomial in {show(s.source)}") from None
+            if d is None:
+                continue
+            c, phi = sm.split_constant(sm.simplify(d))
+            lead, key = _key(phi, shifts, ctx)
+            if not key:
+                continue
+            if key not in keys:
+                keys[key] = len(basis.functions)
+                basis.functions.append(phi)
+                leads.append(lead)
+            j = keys[key]
+            row[v] = (c * lead / leads[j], j)
+        basis.diffs.append(row)
+        if len(basis.functions) > MAX_BASIS:
+            raise Inseparable(f"the derivatives of {show(f)} do not stay in a small finite set")
+    return basis
+
+
+def _key(phi: Expr, shifts: list[Shift], ctx: Context):  # type: ignore[no-untyped-def]
+    concrete = substitute(phi, {s.symbol: s.running for s in shifts})
+    groups = separate(concrete, ctx.scope)
+    return key_of(tuple(t for g in groups for t in g.terms))
+
+
+def taylor(basis: Basis, i: int, shifts: int) -> dict[int, dict[tuple[int, ...], Fraction]]:
+    """F_i(u') = sum over j of (polynomial in u' - u) F_j(u): coefficients by exponents of u' - u."""
+    out: dict[int, dict[tuple[int, ...], Fraction]] = {}
+    layer = {(tuple([0] * shifts)): (Fraction(1), i)}
+    while layer:
+        after: dict[tuple[int, ...], tuple[Fraction, int]] = {}
+        for a, (c, j) in layer.items():
+            fact = math.prod(math.factorial(k) for k in a)
+            row = out.setdefault(j, {})
+            row[a] = row.get(a, Fraction(0)) + c / fact
+            for v, (k, target) in basis.diffs[j].items():
+                b = tuple(n + (m == v) for m, n in enumerate(a))
+                after[b] = (c * k, target)
+        layer = after
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a group of a sum became: the variable that holds it, and the factor left for finish.
+
+    `hidden`: conditions under which a guarded shift has no value at the final D: the result is NaN.
+    """
+
+    value: Expr
+    delayed: Mono
+    kept: Mono
+    hidden: tuple[Expr, ...] = ()
+
+
+def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ctx: Context) -> Part:
+    """State variables for a group that is a polynomial in shifts; `core` = g.expr / delayed."""
+    h = scale(g.terms)
+    kept = h / delayed
+    shifts = []
+    for n, u in enumerate(shifts_of(g.terms, h)):
+        shifts.append(Shift(u, running(u, r, ctx), Load(f"%u{n}", ())))
+    f = place(core, shifts, ctx)
+    if any(ctx.scope.depends(n) and n in [s.source for s in shifts] for n in walk(_without_exponents(f))):
+        f = _from_terms(g, delayed, shifts)
+    basis = close(f, shifts, ctx)
+    concrete = {s.symbol: s.running for s in shifts}
+    functions = [substitute(phi, concrete) for phi in basis.functions]
+    expansions = [taylor(basis, i, len(shifts)) for i in range(len(functions))]
+    order = sorted(range(len(functions)), key=lambda i: (sum(len(x) for x in expansions[i].values()), -i))
+    sums: dict[int, Expr] = {}
+    for i in order:
+        if i:
+            known = known_sum(functions[i], r, ctx)
+            if known is not None:
+                sums[i] = known
+                continue
+        var = name if i == 0 else ctx.fresh(f"{name}_{i}")
+        element = _guarded(basis.functions[i], shifts, kept, ctx)
+        repair = _repair(own(r, var, functions[i], i), i, expansions[i], sums, shifts, kept, g, ctx)
+        sums[i] = own(r, var, functions[i], i)
+        dtype = r.dtype.compute
+        dims = tuple(d.dim for d in sums[i].index if isinstance(d, Index))
+        ctx.add(StateVar(var, "sum", dims, dtype, identity_const("sum", dtype), ctx.new(element), repair), functions[i])
+    ctx.law("linear repair", _describe(r, functions, sums, shifts, ctx))
+    hidden = tuple(dict.fromkeys(t for s in shifts for t in hidden_tests(s.running, ctx)))
+    return Part(sums[0], delayed, kept, hidden)
+
+
+def _without_exponents(e: Expr) -> Expr:
+    if isinstance(e, Call) and is_exponential(e):
+        return sm.ONE
+    match e:
+        case Call(_, args):
+            return rebuild(e, tuple(_without_exponents(a) for a in args))
+    return e
+
+
+def _from_terms(g: Group, delayed: Mono, shifts: list[Shift]) -> Expr:
+    """The polynomial written out, where the user's own expression does not show the shifts."""
+    table = {s.source: s.symbol for s in shifts}
+    parts = []
+    for t in g.terms:
+        d = Mono({table.get(a, a): p for a, p in (t.d / delayed).items()})
+        parts.append(Term(t.coef, t.x, d).expr())
+    return sm.total(parts)
+
+
+def own(r: Reduction, name: str, element: Expr, i: int) -> Load:
+    """The variable of basis function i at its own indices; auxiliary ones have only the dims they use."""
+    dims = used_dims(r, element) if i else r.dims
+    return Load(name, tuple(Index(d) for d in dims))
+
+
+def _guarded(phi: Expr, shifts: list[Shift], kept: Mono, ctx: Context) -> Expr:
+    """A basis function over the shifts, with exponents, scales and shifts finite in every state."""
+    if not ctx.options.guards:
+        return substitute(phi, {s.symbol: s.running for s in shifts})
+    out = guard_element(phi, kept, ctx)
+    return substitute(out, {s.symbol: guard_shift(s.running, ctx) for s in shifts})
+
+
+def _repair(
+    load: Load,
+    i: int,
+    expansion: Mapping[int, Mapping[tuple[int, ...], Fraction]],
+    sums: Mapping[int, Expr],
+    shifts: list[Shift],
+    kept: Mono,
+    g: Group,
+    ctx: Context,
+) -> Expr | None:
+    """Row i of T(D, D'), times the ratio of the scale kept in the loop."""
+    terms = []
+    for j, row in expansion.items():
+        total = load if j == i else ctx.old(sums[j])
+        if sm.is_const(total, 0):
+            continue
+        terms += [_taylor_term(total, c, a, shifts, ctx) for a, c in row.items()]
+    moved = sm.total(terms)
+    rate, safe = sm.ONE, True  # type: tuple[Expr, bool]
+    for atom, p in kept.items():
+        q, ok = ratio(atom, p, g.terms, ctx, alone=len(terms) == 1)
+        rate, safe = sm.mul(rate, q), safe and ok
+    out = sm.mul(moved, rate)
+    if not safe:
+        out = call("where", call("eq", moved, 0.0), moved, out)
+    return None if out == load else out
+
+
+def _taylor_term(total: Expr, c: Fraction, a: tuple[int, ...], shifts: list[Shift], ctx: Context) -> Expr:
+    """c * (u' - u)^a * total, with the sign of odd powers of a single shift folded into the difference."""
+    parts: list[Expr] = []
+    for k, s in zip(a, shifts, strict=True):
+        if k:
+            u = guard_shift(s.running, ctx) if ctx.options.guards else s.running
+            delta = sm.sub(ctx.old(u), ctx.new(u)) if c * (-1) ** sum(a) > 0 else sm.sub(ctx.new(u), ctx.old(u))
+            parts.append(sm.power(delta, Fraction(k)))
+    sign = (-1) ** sum(a) if c * (-1) ** sum(a) > 0 else 1
+    return sm.mul(sm.mul(sm.number(c * sign), total) if c * sign != 1 else total, sm.product(parts))
+
+
+# -- known sums ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A plain sum in the state: load = sum of coef * x."""
+
+    x: Mono
+    coef: Fraction
+    load: Expr
+
+
+def known_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
+    """Sum over the elements of `phi`, over state variables that exist already; 0 where it vanishes."""
+    terms = tuple(t for g in separate(phi, ctx.scope) for t in g.terms)
+    lead, key = key_of(terms)
+    raw: list[Raw] = []
+    for info in ctx.infos.values():
+        if info.var.reducer != "sum" or info.groups is None:
+            continue
+        for dims in permutations(r.dims, len(info.var.dims)):
+            at = {a: Index(b) for a, b in zip(info.var.dims, dims, strict=True)}
+            element, load = reindex(info.element, at), reindex(info.load, at)
+            mine = tuple(t for g in separate(element, ctx.scope) for t in g.terms)
+            c, other = key_of(mine)
+            if other == key:
+                return sm.mul(sm.number(lead / c), load)
+            if len(mine) == 1 and not mine[0].d and info.var.repair is None:
+                raw.append(Raw(mine[0].x, mine[0].coef, load))
+    return _vanishing(terms, raw, ctx)
+
+
+def _vanishing(terms: tuple[Term, ...], raw: list[Raw], ctx: Context) -> Expr | None:
+    """0 where the terms add up to 0 by the definition of the shifts (the sum of x - mean).
+
+    Where a shift divides by a sum that may be 0, its guard breaks the relation there, and the
+    terms that do not contain the divisor remain.
+    """
+    parts: list[Expr] = []
+    for t in terms:
+        exact = (k for k in raw if k.x == t.x)
+        hit = next(exact, None) or next((k for k in raw if _is_parameter(t.x / k.x, ctx)), None)
+        if hit is None:
+            return None
+        parts.append(sm.mul(sm.number(t.coef / hit.coef), sm.mul((t.x / hit.x).expr(), sm.mul(hit.load, t.d.expr()))))
+    if not _is_zero(parts, ctx):
+        return None
+    open_ = [d for p in parts for d in _divisors(p) if not ctx.range(d, partial=True).never_zero]
+    open_ = [d for d in dict.fromkeys(open_) if not dominated_factor(d, terms, ctx)]
+    if not open_ or not ctx.options.guards:
+        return sm.ZERO
+    d = open_[0]
+    left = [guard_divisors(p, ctx) for p in parts if not _has_factor(p, d)]
+    return call("where", call("eq", d, 0.0), sm.total(left), 0.0)
+
+
+def _has_factor(e: Expr, d: Expr) -> bool:
+    """Whether e is a product with d among its factors (in a numerator)."""
+    match e:
+        case Call("mul", (a, b)):
+            return _has_factor(a, d) or _has_factor(b, d)
+        case Call("neg", (a,)):
+            return _has_factor(a, d)
+        case Call("div", (a, _)):
+            return _has_factor(a, d)
+    return e == d
+
+
+def _is_parameter(m: Mono, ctx: Context) -> bool:
+    return not any(ctx.scope.varies(a) for a, _ in m.items())
+
+
+def _divisors(e: Expr) -> list[Expr]:
+    return list(dict.fromkeys(n.args[1] for n in walk(e) if isinstance(n, Call) and n.op == "div"))
+
+
+def _is_zero(parts: list[Expr], ctx: Context) -> bool:
+    """Identity test at random points (Schwartz-Zippel; the expressions are rational in the loads)."""
+    rng = random.Random(0)
+    names = {n.tensor for p in parts for n in loads(p)}
+    for _ in range(4):
+        state = {n: rng.uniform(1.5, 3.5) for n in names}
+        values = [ctx.probe(p, state) for p in parts]
+        if not abs(sum(values)) <= 1e-10 * sum(map(abs, values)):
+            return False
+    return True
+
+
+def _describe(r: Reduction, functions: list[Expr], sums: Mapping[int, Expr], shifts: list[Shift], ctx: Context) -> str:
+    u = ", ".join(show(s.running) for s in shifts)
+    rows = [f"sum of {show(functions[i])} = {show(sums[i])}" for i in sorted(sums)]
+    return f"{r.name} is a polynomial in {u}; closed under differentiation: " + "; ".join(rows)
+
+
+def group_is_polynomial(g: Group) -> bool:
+    """Whether the terms of a group differ in their dependence on D."""
+    h = scale(g.terms)
+    return any(t.d != h for t in g.terms)

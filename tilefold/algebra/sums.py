@@ -1,0 +1,151 @@
+"""Sums and products that depend on earlier results.
+
+Scalar repair (RedFuser 3.2, Neptune 4): F(x, D) = G(x) * H(D), and then
+    h(t, D, D') = t * H(D)^-1 * H(D').
+A body that is a sum of such groups becomes one state variable a group.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from tilefold.algebra import simplify as sm
+from tilefold.algebra.cascade import Reduction
+from tilefold.algebra.context import Context, identity_const, is_exponential, own_load
+from tilefold.algebra.expr import Expr, Load, call
+from tilefold.algebra.fold import StateVar
+from tilefold.algebra.growth import may_delay
+from tilefold.algebra.guard import correction, guard_element, ratio, removed
+from tilefold.algebra.linear import Part, group_is_polynomial, known_sum, linear_part
+from tilefold.algebra.separate import NONE, Group, Inseparable, Mono, scale, separate
+from tilefold.algebra.text import show
+
+
+def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
+    """State variables of a sum; its value over the state, in the loop and at the end."""
+    groups = separate(body, ctx.scope)
+    parts = []
+    for n, g in enumerate(groups):
+        delayed, core = choose_delay(g, ctx)
+        name = r.name if n == 0 else ctx.fresh(f"{r.name}_part{n + 1}")
+        make = linear_part if group_is_polynomial(g) else _scalar_part
+        parts.append(make(r, g, core, delayed, name, ctx))
+        _explain(r, g, delayed, ctx)
+    value = sm.total(apply(p.value, p.delayed) for p in parts)
+    final = sm.total(_corrected(p, ctx) for p in parts)
+    return value, final
+
+
+def apply(t: Expr, h: Mono) -> Expr:
+    """t * h, as quotients where powers are negative."""
+    if not h:
+        return t
+    return (Mono({t: Fraction(1)}) * h).expr() if h.power(t) == 0 else sm.mul(t, h.expr())
+
+
+def choose_delay(g: Group, ctx: Context) -> tuple[Mono, Expr]:
+    """The factors of H that can wait for `finish`, and the body without them."""
+    h = scale(g.terms)
+    if not ctx.options.delay or not h:
+        return NONE, g.expr
+    loose = Mono({a: p for a, p in h.items() if not is_exponential(a)})
+    for atoms in (h, loose, *(Mono({a: p}) for a, p in h.items())):
+        if atoms:
+            core = removed(g, atoms, ctx)
+            if core is not None and may_delay(core, atoms, ctx):
+                return atoms, core
+    return NONE, g.expr
+
+
+def _scalar_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ctx: Context) -> Part:
+    kept = scale(g.terms) / delayed
+    if all(ctx.scope.pure_d(t) for t in g.terms):
+        return _repeated(r, g, ctx)
+    known = known_sum(core, r, ctx) if kept and ctx.options.delay else None
+    if known is not None and known != sm.ZERO:
+        ctx.law("known sum", f"the sum of {show(core)} is {show(known)} already")
+        return Part(known, delayed, NONE)
+    dtype = r.dtype.compute
+    element = guard_element(core, kept, ctx)
+    repair: Expr | None = None
+    if kept:
+        load = own_load(StateVar(name, "sum", r.dims, dtype, sm.ZERO, core))
+        repair = scalar_repair(load, kept, g, ctx)
+    ctx.add(StateVar(name, "sum", r.dims, dtype, identity_const("sum", dtype), ctx.new(element), repair), core)
+    return Part(Load(name, own_load(ctx.infos[name].var).index), delayed, kept)
+
+
+def scalar_repair(t: Load, kept: Mono, g: Group, ctx: Context, neutral: float = 0.0) -> Expr:
+    """h(t, D, D') = t * H'(D')/H'(D); t itself where it is neutral and the ratio may not be finite."""
+    out, safe = t, True
+    factors: Expr = sm.ONE
+    for atom, p in kept.items():
+        q, ok = ratio(atom, p, g.terms, ctx)
+        factors, safe = sm.mul(factors, q), safe and ok
+    out = sm.mul(t, factors)  # type: ignore[assignment]
+    return out if safe else call("where", call("eq", t, neutral), t, out)
+
+
+def _repeated(r: Reduction, g: Group, ctx: Context) -> Part:
+    """A body that is the same for every element: count times the body."""
+    n = ctx.counter(r.dtype)
+    ctx.law("constant body", f"every element adds the same {show(g.expr)}: the count of elements times it")
+    return Part(sm.mul(n, g.expr), NONE, NONE)
+
+
+def _corrected(p: Part, ctx: Context) -> Expr:
+    out = apply(p.value, p.delayed)
+    if ctx.options.guards:
+        for test in p.hidden:
+            out = call("where", test, sm.NAN, out)
+        for atom, power in p.kept.items():
+            c = correction(atom, power, ctx)
+            if c is not None and not math.isnan(ctx.at_identity(out)):
+                out = sm.mul(out, c)
+    return out
+
+
+def _explain(r: Reduction, g: Group, delayed: Mono, ctx: Context) -> None:
+    h = scale(g.terms)
+    if not h:
+        if not ctx.scope.depends(g.expr):
+            ctx.law("independent", f"{r.name} does not depend on earlier results: no repair")
+        return
+    if not group_is_polynomial(g):
+        gx = sm.total(sm.mul(sm.number(t.coef), t.x.expr()) for t in g.terms)
+        ctx.law("scalar repair", f"{r.name}: F = G * H with G = {show(gx)}, H = {show(h.expr())}")
+    if delayed:
+        ctx.law("delay", f"{show(delayed.expr())} is needed only at the end: G grows no faster without it")
+    kept = h / delayed
+    if kept and ctx.options.delay:
+        ctx.law("kept in the loop", f"{show(kept.expr())}: without it the partial sums could overflow where F cannot")
+
+
+def derive_product(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
+    """prod over l of G * H = (prod G) * H^n: repair (H(D')/H(D))^n, with the count n in the state."""
+    groups = separate(body, ctx.scope)
+    if len(groups) != 1 or group_is_polynomial(groups[0]):
+        raise Inseparable(
+            f"a product of {show(body)} over n elements is a polynomial of degree n in the earlier results; "
+            "no finite set of products closes"
+        )
+    g = groups[0]
+    h = scale(g.terms)
+    dtype = r.dtype.compute
+    load = Load(r.name, own_load(StateVar(r.name, "prod", r.dims, dtype, sm.ONE, body)).index)
+    repair: Expr | None = None
+    element = body
+    if h:
+        n = ctx.counter(r.dtype)
+        element = guard_element(body, h, ctx)
+        rate = sm.product(ratio(atom, p, g.terms, ctx)[0] for atom, p in h.items())
+        repair = sm.mul(load, call("pow", rate, ctx.old(n)))
+        ctx.law("product repair", f"{r.name}: the product of G * H over n elements moves by (H(D')/H(D))**n")
+    ctx.add(StateVar(r.name, "prod", r.dims, dtype, identity_const("prod", dtype), ctx.new(element), repair), body)
+    final: Expr = load
+    for atom, p in h.items():
+        c = correction(atom, p, ctx) if ctx.options.guards else None
+        if c is not None:
+            final = sm.mul(final, call("pow", c, ctx.counter(r.dtype)))
+    return load, final
