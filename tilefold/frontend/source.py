@@ -1,0 +1,25 @@
+"""The user's source line behind an FX node."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+
+import torch
+
+from tilefold.errors import SourceLoc
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def location(node: torch.fx.Node) -> SourceLoc | None:
+    """The innermost frame of the node's stack trace outside of torch; None without a trace."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = [(m[1], int(m[2])) for m in _FRAME.finditer(trace)]
+    users = [f for f in frames if not f[0].startswith(_TORCH)]
+    if not frames:
+        return None
+    file, line = (users or frames)[-1]
+    return SourceLoc(file, line, linecache.getline(file, line).strip())

@@ -1,0 +1,290 @@
+"""Simplify integer index expressions, using the ranges of the loop indices.
+
+An index is a polynomial over atoms (loop indices, symbols, and whatever has no structure here)
+with integer coefficients. The laws, for a divisor m > 0:
+
+    (m q + r) // m = q     (m q + r) % m = r      where 0 <= r < m is provable
+    (a // b) // c  = a // (b c)        (a // b) % c = (a % (b c)) // b
+
+A bound is provable when, with every symbol s written as s' + 1, all coefficients of the difference
+are >= 0. Symbols are extents or 0/1-specialised integers, so s >= 1 wherever an index is evaluated
+at all (an empty dim evaluates nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import comb
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, rebuild
+
+Monomial = tuple[Expr, ...]
+Poly = dict[Monomial, int]
+Sizes = Mapping[str, Expr]
+
+
+def const(n: int) -> Const:
+    """The i64 literal n."""
+    return Const(n, DType.I64)
+
+
+def simplify(e: Expr, sizes: Sizes) -> Expr:
+    """An equal integer expression in canonical form; `sizes` has the extent of every dim in it."""
+    return to_expr(poly(e, sizes))
+
+
+def same(a: Expr, b: Expr, sizes: Sizes | None = None) -> bool:
+    """Whether two integer expressions are equal as polynomials."""
+    table = sizes or {}
+    return poly(a, table) == poly(b, table)
+
+
+def product(sizes: tuple[Expr, ...] | list[Expr]) -> Expr:
+    """Canonical product of size expressions."""
+    out: Poly = {(): 1}
+    for s in sizes:
+        out = _mul(out, poly(s, {}))
+    return to_expr(out)
+
+
+def is_one(size: Expr) -> bool:
+    """Whether an extent is the literal 1."""
+    return isinstance(size, Const) and size.value == 1
+
+
+# -- polynomials ----------------------------------------------------------------------------
+
+
+def poly(e: Expr, sizes: Sizes) -> Poly:
+    """The polynomial of an integer expression; what has no structure becomes an atom."""
+    match e:
+        case Const(value, DType.I64):
+            return {(): int(value)} if value else {}
+        case Size(d) if d in sizes:
+            return poly(sizes[d], sizes)
+        case Index() | Sym() | Size():
+            return {(e,): 1}
+        case Call("add", (a, b)):
+            return _add(poly(a, sizes), poly(b, sizes))
+        case Call("sub", (a, b)):
+            return _add(poly(a, sizes), poly(b, sizes), -1)
+        case Call("neg", (a,)):
+            return _scale(poly(a, sizes), -1)
+        case Call("mul", (a, b)):
+            return _mul(poly(a, sizes), poly(b, sizes))
+        case Call("floordiv", (a, b)):
+            return _floordiv(poly(a, sizes), poly(b, sizes), sizes)
+        case Call("mod", (a, b)):
+            return _mod(poly(a, sizes), poly(b, sizes), sizes)
+        case Load(tensor, index):
+            return {(Load(tensor, tuple(simplify(i, sizes) for i in index)),): 1}
+        case Call("where" | "maximum" | "minimum", args):
+            kids = tuple(simplify(a, sizes) if _integer(a) else a for a in args)
+            return {(rebuild(e, kids),): 1}
+        case _:
+            return {(e,): 1}
+
+
+def _integer(e: Expr) -> bool:
+    """Whether an expression is certainly an i64 (comparisons and casts are left alone)."""
+    match e:
+        case Const(_, dtype):
+            return dtype is DType.I64
+        case Call("add" | "sub" | "mul" | "floordiv" | "mod" | "neg", args):
+            return all(_integer(a) for a in args)
+        case Index() | Size() | Sym():
+            return True
+    return False
+
+
+def to_expr(p: Poly) -> Expr:
+    """The canonical expression: terms of higher degree first, the constant last."""
+    terms = sorted(p.items(), key=lambda t: (-len(t[0]), tuple(map(_key, t[0]))))
+    out: Expr | None = None
+    for mono, coef in terms:
+        term = _term(mono, abs(coef))
+        if out is None:
+            out = term if coef > 0 else (const(coef) if not mono else _term(mono, coef))
+        else:
+            out = Call("add" if coef > 0 else "sub", (out, term))
+    return const(0) if out is None else out
+
+
+def _term(mono: Monomial, coef: int) -> Expr:
+    out: Expr | None = None
+    for atom in mono:
+        out = atom if out is None else Call("mul", (out, atom))
+    if out is None:
+        return const(coef)
+    return out if coef == 1 else Call("mul", (out, const(coef)))
+
+
+def _key(atom: Expr) -> tuple[int, str]:
+    match atom:
+        case Index(d):
+            return 0, d
+        case Sym(s):
+            return 2, s
+        case Size(d):
+            return 2, d
+        case _:
+            return 1, repr(atom)
+
+
+def _add(a: Poly, b: Poly, sign: int = 1) -> Poly:
+    out = dict(a)
+    for mono, coef in b.items():
+        total = out.get(mono, 0) + sign * coef
+        if total:
+            out[mono] = total
+        else:
+            out.pop(mono, None)
+    return out
+
+
+def _scale(a: Poly, k: int) -> Poly:
+    return {m: c * k for m, c in a.items()} if k else {}
+
+
+def _mul(a: Poly, b: Poly) -> Poly:
+    out: Poly = {}
+    for ma, ca in a.items():
+        for mb, cb in b.items():
+            mono = tuple(sorted(ma + mb, key=_key)) if ma and mb else ma or mb
+            out = _add(out, {mono: ca * cb})
+    return out
+
+
+def divide(a: Poly, m: Poly) -> tuple[Poly, Poly]:
+    """Quotient and remainder by the leading monomial of m; a = m q + r, r not necessarily < m."""
+    lead = max(m, key=lambda mono: (len(mono), tuple(map(_key, mono))))
+    quotient: Poly = {}
+    rest = dict(a)
+    for mono in sorted(a, key=len, reverse=True):
+        coef = rest.get(mono, 0)
+        factor = _without(mono, lead)
+        if factor is None or coef // m[lead] == 0:
+            continue
+        k = coef // m[lead] if not mono or coef % m[lead] == 0 else 0
+        if k:
+            step = {factor: k}
+            quotient = _add(quotient, step)
+            rest = _add(rest, _mul(step, m), -1)
+    return quotient, rest
+
+
+def _without(mono: Monomial, part: Monomial) -> Monomial | None:
+    left = list(mono)
+    for atom in part:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _floordiv(a: Poly, m: Poly, sizes: Sizes) -> Poly:
+    if m == {(): 1} or not a:
+        return a
+    if not m or not nonnegative(_add(m, {(): 1}, -1)):
+        return {(Call("floordiv", (to_expr(a), to_expr(m))),): 1}
+    if within(a, m, sizes):
+        return {}
+    quotient, rest = divide(a, m)
+    if within(rest, m, sizes):
+        return quotient
+    match to_expr(rest):
+        case Call("floordiv", (inner, by)) if _positive_const(by):
+            return _add(quotient, _floordiv(poly(inner, sizes), _mul(poly(by, sizes), m), sizes))
+        case other:
+            return _add(quotient, {(Call("floordiv", (other, to_expr(m))),): 1})
+
+
+def _mod(a: Poly, m: Poly, sizes: Sizes) -> Poly:
+    if m == {(): 1} or not a:
+        return {}
+    if not m or not nonnegative(_add(m, {(): 1}, -1)):
+        return {(Call("mod", (to_expr(a), to_expr(m))),): 1}
+    if within(a, m, sizes):
+        return a
+    rest = divide(a, m)[1]
+    if within(rest, m, sizes):
+        return rest
+    match to_expr(rest):
+        case Call("floordiv", (inner, by)) if _positive_const(by) or isinstance(by, Sym):
+            step = poly(by, sizes)
+            return _floordiv(_mod(poly(inner, sizes), _mul(step, m), sizes), step, sizes)
+        case other:
+            return {(Call("mod", (other, to_expr(m))),): 1}
+
+
+def _positive_const(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value > 0
+
+
+# -- ranges -----------------------------------------------------------------------------------
+
+
+def within(a: Poly, m: Poly, sizes: Sizes) -> bool:
+    """Whether 0 <= a < m is provable for all indices in range."""
+    r = interval(a, sizes)
+    if r is None:
+        return False
+    return nonnegative(r[0]) and nonnegative(_add(_add(m, r[1], -1), {(): 1}, -1))
+
+
+def interval(a: Poly, sizes: Sizes) -> tuple[Poly, Poly] | None:
+    """Lower and upper bound over symbols; None where an atom has no known range."""
+    lo: Poly = {}
+    hi: Poly = {}
+    for mono, coef in a.items():
+        upper: Poly = {(): 1}
+        fixed = True
+        for atom in mono:
+            r = _atom_range(atom, sizes)
+            if r is None:
+                return None
+            fixed &= isinstance(atom, Sym | Size)
+            upper = _mul(upper, r)
+        if fixed:
+            lo, hi = _add(lo, upper, coef), _add(hi, upper, coef)
+        elif coef > 0:
+            hi = _add(hi, upper, coef)
+        else:
+            lo = _add(lo, upper, coef)
+    return lo, hi
+
+
+def _atom_range(atom: Expr, sizes: Sizes) -> Poly | None:
+    """Upper bound of an atom whose lower bound is 0 (a symbol: itself)."""
+    match atom:
+        case Sym() | Size():
+            return {(atom,): 1}
+        case Index(d) if d in sizes:
+            return _add(poly(sizes[d], sizes), {(): 1}, -1)
+        case Call("mod", (_, m)):
+            return _add(poly(m, sizes), {(): 1}, -1)
+        case Call("floordiv", (a, m)):
+            r = interval(poly(a, sizes), sizes)
+            if r is None or not nonnegative(r[0]):
+                return None
+            quotient, rest = divide(r[1], poly(m, sizes))
+            if rest and not within(rest, poly(m, sizes), {}):
+                # (m q - 1) // m = q - 1 leaves the remainder -1
+                quotient, rest = _add(quotient, {(): 1}, -1), _add(rest, poly(m, sizes))
+            return quotient if not rest or within(rest, poly(m, sizes), {}) else r[1]
+    return None
+
+
+def nonnegative(p: Poly) -> bool:
+    """Whether p >= 0 for all symbols >= 1 is provable; False where p has other atoms."""
+    shifted: Poly = {}
+    for mono, coef in p.items():
+        if any(not isinstance(a, Sym | Size) for a in mono):
+            return False
+        term: Poly = {(): coef}
+        for atom in dict.fromkeys(mono):
+            power = mono.count(atom)
+            term = _mul(term, {(atom,) * k: comb(power, k) for k in range(power + 1)})
+        shifted = _add(shifted, term)
+    return all(c >= 0 for c in shifted.values())

@@ -1,0 +1,164 @@
+"""Map fusion: substitute maps into the statements that read them.
+
+Law: out[i] = f(i) read at e is f(e). A map's result is converted to its dtype, so the substituted
+body keeps a cast where that is more than a precision hint (`DType.rounds`) or changes the
+arithmetic type.
+
+Kept as statements: outputs; maps with several readers, unless they are next to free; and maps
+that a reader would repeat along a dim that they do not have (a normalised row inside a matrix
+product, a per-row factor), unless next to free. The block layer fuses those without repetition.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Cast, Expr, Index, Load, dims_used, loads, type_of, walk
+from tilefold.tensor.analysis import expr_flops
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute_map
+
+#: Arithmetic (in adds) that is repeated rather than kept in a tensor.
+FREE = 1
+#: Arithmetic a single reader may repeat along dims that the map lacks.
+CHEAP = 2
+#: Most nodes of a body after substitution; larger ones stay statements.
+BODY_LIMIT = 400
+
+
+def inline(p: Program) -> Program:
+    """The program with maps substituted wherever that repeats next to nothing."""
+    dtypes = {i.name: i.dtype for i in p.inputs} | {r: c.dtype for c in p.body for r in c.results}
+    dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
+    readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
+    maps: dict[str, Compute] = {}
+    body: list[Compute] = []
+    for c in p.body:
+        c = _into(c, maps, readers, dtypes)
+        body.append(c)
+        if c.reducer is None and c.name not in p.outputs:
+            maps[c.name] = c
+    return drop_dead(replace(p, body=tuple(body)))
+
+
+def _into(c: Compute, maps: dict[str, Compute], readers: Counter[str], dtypes: dict[str, DType]) -> Compute:
+    """One reader with the maps that it should absorb substituted."""
+    found = loads(c.body)
+    count = Counter(n.tensor for n in walk(c.body) if isinstance(n, Load))
+    wanted = {
+        ld.tensor
+        for ld in found
+        if ld.tensor in maps and _worth(maps[ld.tensor], [x for x in found if x.tensor == ld.tensor], count, readers, c)
+    }
+    if not wanted:
+        return c
+
+    def one(ld: Load) -> Expr | None:
+        if ld.tensor not in wanted:
+            return None
+        m = maps[ld.tensor]
+        return converted(substitute_map(m, ld), m.dtype, dtypes)
+
+    e = rename_loads(c.body, one)
+    if sum(1 for _ in walk(e)) > BODY_LIMIT:
+        return c
+    return replace(c, body=e)
+
+
+def converted(e: Expr, dtype: DType, dtypes: dict[str, DType]) -> Expr:
+    """What reading `e` back from a tensor of that dtype gives, as an expression."""
+    have = type_of(e, dtypes.__getitem__)
+    exact = dtype.compute is dtype and dtype is not DType.F32
+    if have is dtype.compute and (exact or not dtype.rounds or _held(e, dtypes) is dtype):
+        return e
+    return Cast(e, dtype)
+
+
+def _held(e: Expr, dtypes: dict[str, DType]) -> DType | None:
+    match e:
+        case Load(tensor, _):
+            return dtypes[tensor]
+        case Cast(_, dtype):
+            return dtype
+    return None
+
+
+def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter[str], c: Compute) -> bool:
+    """Whether substituting map m into c repeats next to nothing."""
+    cost = expr_flops(m.body)
+    if _renames(m.body) or (cost <= FREE and len(loads(m.body)) <= 1):
+        return True
+    if readers[m.name] > 1 or (count[m.name] > 1 and cost > CHEAP):
+        return False
+    lacking = any(set(dims_of(c)) - frozenset().union(*map(dims_used, ld.index)) for ld in at)
+    return not lacking or cost <= CHEAP
+
+
+def _renames(e: Expr) -> bool:
+    """A load or a cast of one: nothing to repeat."""
+    while isinstance(e, Cast):
+        e = e.arg
+    return isinstance(e, Load)
+
+
+def absorb_copies(p: Program) -> Program:
+    """An output that only reorders the axes of a result becomes that result, with its dims reordered.
+
+    Side conditions: the copy reads every element once, at plain indices; the result is no output
+    itself and is stored in the copy's dtype (or read by the copy alone, which then stores for both);
+    topk keeps its slot dim last.
+    """
+    owner = {r: n for n, c in enumerate(p.body) for r in c.results}
+    readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
+    body = list(p.body)
+    gone: set[int] = set()
+    for n, c in enumerate(p.body):
+        source = _copied(c)
+        if c.name not in p.outputs or source is None or source.tensor not in owner:
+            continue
+        k = owner[source.tensor]
+        made = body[k]
+        if k in gone or source.tensor in p.outputs:
+            continue
+        order = [i.dim for i in source.index if isinstance(i, Index)]
+        places = [order.index(d) for d in c.dims if d in order]
+        if len(order) != len(source.index) or len(places) != len(order) or sorted(order) != sorted(c.dims):
+            continue
+        stored = _stored_as(made, source.tensor, c, places, readers)
+        if stored is None:
+            continue
+        body[k] = stored
+        gone.add(n)
+        body = [_reread(x, source.tensor, c.name, places) for x in body]
+        owner[c.name] = k
+    return replace(p, body=tuple(c for n, c in enumerate(body) if n not in gone))
+
+
+def _stored_as(made: Compute, result: str, copy: Compute, places: list[int], readers: Counter[str]) -> Compute | None:
+    """The producer storing straight into the copy; None where a side condition fails."""
+    if made.index_name is not None:
+        if places != sorted(places) or copy.dtype is not (made.dtype if result == made.name else DType.I64):
+            return None
+        return replace(made, name=copy.name) if result == made.name else replace(made, index_name=copy.name)
+    if made.dtype is not copy.dtype and (readers[made.name] > 1 or made.dtype.compute is not copy.dtype.compute):
+        return None
+    return replace(made, name=copy.name, dims=tuple(made.dims[n] for n in places), dtype=copy.dtype)
+
+
+def _copied(c: Compute) -> Load | None:
+    e = c.body
+    if isinstance(e, Cast) and e.dtype is c.dtype and not e.dtype.rounds:
+        e = e.arg
+    return e if c.reducer is None and isinstance(e, Load) else None
+
+
+def _reread(c: Compute, old: str, new: str, places: list[int]) -> Compute:
+    """A reader of a result whose axes were reordered and which was renamed."""
+
+    def one(ld: Load) -> Expr | None:
+        return Load(new, tuple(ld.index[n] for n in places)) if ld.tensor == old else None
+
+    return replace(c, body=rename_loads(c.body, one)) if any(ld.tensor == old for ld in loads(c.body)) else c

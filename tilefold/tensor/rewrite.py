@@ -1,0 +1,95 @@
+"""Small program rewrites that the tensor passes share: dead code, common statements, renaming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from tilefold.algebra.expr import Expr, Index, Load, rename_dims, substitute, tensors_read, transform
+from tilefold.tensor.ir import Compute, Program
+
+
+def dims_of(c: Compute) -> tuple[str, ...]:
+    """Every dim a statement ranges over."""
+    return (*c.dims, *c.rdims)
+
+
+def drop_dead(p: Program) -> Program:
+    """Without the statements no output depends on, and the dims only they used."""
+    live = set(p.outputs)
+    kept: list[Compute] = []
+    for c in reversed(p.body):
+        if live & set(c.results):
+            live |= tensors_read(c.body)
+            kept.append(c)
+    return prune_dims(replace(p, body=tuple(reversed(kept))))
+
+
+def prune_dims(p: Program) -> Program:
+    """Without the dims that nothing mentions (a body may mention one by its size alone)."""
+    used: set[str] = set()
+    for c in p.body:
+        used |= set(dims_of(c)) | _mentioned(c.body)
+    return replace(p, sizes={d: e for d, e in p.sizes.items() if d in used})
+
+
+def _mentioned(e: Expr) -> set[str]:
+    found: set[str] = set()
+
+    def note(n: Expr) -> None:
+        dim = getattr(n, "dim", None)
+        if dim is not None:
+            found.add(dim)
+
+    transform(e, note)
+    return found
+
+
+def rename(p: Program, names: Mapping[str, str]) -> Program:
+    """Rename dims everywhere; several may get one name where they are the same size."""
+
+    def one(c: Compute) -> Compute:
+        return replace(
+            c,
+            dims=tuple(names.get(d, d) for d in c.dims),
+            rdims=tuple(names.get(d, d) for d in c.rdims),
+            body=rename_dims(c.body, names),
+        )
+
+    sizes: dict[str, Expr] = {}
+    for d, e in p.sizes.items():
+        sizes.setdefault(names.get(d, d), e)
+    return replace(p, sizes=sizes, body=tuple(map(one, p.body)))
+
+
+def rename_loads(e: Expr, change: Callable[[Load], Expr | None]) -> Expr:
+    """Rewrite loads, innermost first."""
+    return transform(e, lambda n: change(n) if isinstance(n, Load) else None)
+
+
+def drop_repeated(p: Program) -> Program:
+    """Statements that compute what an earlier one has already computed refer to that one.
+
+    Side condition: same dims in the same order, same reducer, dtype and body; not both outputs.
+    """
+    seen: dict[tuple[object, ...], Compute] = {}
+    alias: dict[str, str] = {}
+    body: list[Compute] = []
+    for c in p.body:
+        if alias:
+            c = replace(
+                c, body=rename_loads(c.body, lambda n: Load(alias[n.tensor], n.index) if n.tensor in alias else None)
+            )
+        key = (c.dims, c.rdims, c.reducer, c.dtype, c.body, c.index_name is None)
+        first = seen.get(key)
+        if first is None or set(c.results) & set(p.outputs):
+            seen.setdefault(key, c)
+            body.append(c)
+        else:
+            alias.update(zip(c.results, first.results, strict=True))
+    return replace(p, body=tuple(body))
+
+
+def substitute_map(m: Compute, load: Load) -> Expr:
+    """Body of a map at the element that a load reads."""
+    return substitute(m.body, {Index(d): i for d, i in zip(m.dims, load.index, strict=True)})

@@ -1,0 +1,235 @@
+"""Split dims so that views become plain indices.
+
+Law (mixed radix): for extents N = H D, n -> (n // D, n % D) is a bijection between [0, N) and
+[0, H) x [0, D); so a dim, an axis of a result, or an axis of a program input may be cut in two,
+every index e of it becoming the pair (e // D, e % D). A reduction over n equals one over (h, d),
+and the flat position that argmax reports is unchanged.
+
+A cut is made where it is asked for: an axis is read at h D + d with d of extent D; or a statement
+uses both n // D and n % D. A constant offset (reading part t of a fused projection at t D + d)
+asks only if every reader of the axis agrees. `h // 4` alone (a head shared by 4) does not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, loads, substitute, walk
+from tilefold.tensor.index_simplify import divide, poly, simplify, to_expr
+from tilefold.tensor.ir import Compute, Input, Program
+from tilefold.tensor.rewrite import dims_of, prune_dims, rename_loads
+from tilefold.tensor.unify import unify
+
+#: Extents that the axes of each input were cut into, by input name: one tuple an original axis.
+Layouts = Mapping[str, tuple[tuple[Expr, ...], ...]]
+_Cuts = dict[str, Expr]
+
+
+def split_dims(p: Program) -> tuple[Program, Layouts]:
+    """Cut until nothing asks for it; also how the program's inputs have to be viewed."""
+    layouts: dict[str, tuple[tuple[Expr, ...], ...]] = {i.name: tuple((s,) for s in i.shape) for i in p.inputs}
+    p = unify(p)
+    while True:
+        cuts = _demands(p)
+        if not cuts:
+            return p, layouts
+        for i in p.inputs:
+            layouts[i.name] = _cut_layout(i, layouts[i.name], cuts)
+        p = unify(_apply(p, cuts))
+
+
+def _cut_layout(i: Input, layout: tuple[tuple[Expr, ...], ...], cuts: _Cuts) -> tuple[tuple[Expr, ...], ...]:
+    out, axis = [], 0
+    for group in layout:
+        new: list[Expr] = []
+        for extent in group:
+            by = cuts.get(f"{i.name}@{axis}")
+            new += [extent] if by is None else [_quotient(extent, by), by]
+            axis += 1
+        out.append(tuple(new))
+    return tuple(out)
+
+
+def _quotient(n: Expr, by: Expr) -> Expr:
+    return to_expr(divide(poly(n, {}), poly(by, {}))[0])
+
+
+def _divides(by: Expr, n: Expr) -> bool:
+    """Whether by is a proper divisor of n, for all values of the symbols."""
+    d, m = poly(by, {}), poly(n, {})
+    return bool(d) and d not in (m, {(): 1}) and not divide(m, d)[1]
+
+
+# -- demands ----------------------------------------------------------------------------------
+
+
+def _demands(p: Program) -> _Cuts:
+    """Dim or `input@axis` -> extent of the inner part."""
+    cuts: _Cuts = {}
+    fixed = {d for c in p.body if c.reducer == "topk" for d in (*c.rdims, c.dims[-1])}
+    offered: dict[str, list[Expr | None]] = {}
+    dims = {r: c.dims for c in p.body for r in c.results}
+    shapes = {i.name: i.shape for i in p.inputs}
+    for c in p.body:
+        for d, by in _self_demands(c, p.sizes):
+            if d not in fixed:
+                cuts.setdefault(d, by)
+        for axis, extent, i in _accesses(c, p.sizes, dims, shapes):
+            if i == Index(axis):
+                continue
+            by, firm = _radix(i, extent, p.sizes)
+            if firm and by is not None and axis not in fixed:
+                cuts.setdefault(axis, by)
+            elif not firm:
+                offered.setdefault(axis, []).append(by)
+    for axis, wishes in offered.items():
+        first = wishes[0]
+        agreed = first is not None and all(w == first for w in wishes)
+        if agreed and first is not None and axis not in fixed and axis not in cuts and axis not in _output_dims(p):
+            cuts[axis] = first
+    return cuts
+
+
+def _output_dims(p: Program) -> set[str]:
+    return {d for c in p.body if set(c.results) & set(p.outputs) for d in c.dims}
+
+
+def _accesses(
+    c: Compute, sizes: Mapping[str, Expr], dims: Mapping[str, tuple[str, ...]], shapes: Mapping[str, tuple[Expr, ...]]
+) -> Iterator[tuple[str, Expr, Expr]]:
+    """(axis, its extent, index) of every axis that the statement reads."""
+    for ld in loads(c.body):
+        for n, i in enumerate(ld.index):
+            if ld.tensor in dims:
+                d = dims[ld.tensor][n]
+                yield d, sizes[d], i
+            else:
+                yield f"{ld.tensor}@{n}", shapes[ld.tensor][n], i
+
+
+def _self_demands(c: Compute, sizes: Mapping[str, Expr]) -> Iterator[tuple[str, Expr]]:
+    """Dims used through both `n // D` and `n % D`; the largest D first."""
+    div: set[tuple[str, Expr]] = set()
+    mod: set[tuple[str, Expr]] = set()
+    own = set(dims_of(c))
+    for n in walk(c.body):
+        match n:
+            case Call("floordiv", (Index(d), by)) if d in own:
+                div.add((d, by))
+            case Call("mod", (Index(d), by)) if d in own:
+                mod.add((d, by))
+    both = [(d, by) for d, by in div & mod if _divides(by, sizes[d])]
+    yield from sorted(both, key=lambda pair: (not isinstance(pair[1], Const), -_value(pair[1]), pair[0]))
+
+
+def _value(e: Expr) -> int:
+    return int(e.value) if isinstance(e, Const) else 0
+
+
+def _radix(i: Expr, extent: Expr, sizes: Mapping[str, Expr]) -> tuple[Expr | None, bool]:
+    """(D, firm) if the index is hi D + lo with lo a dim of extent D; firm where hi varies.
+
+    (None, False): an index that fits no cut; (None, True): a plain index of the whole axis, or a
+    constant, which fits every cut.
+    """
+    if isinstance(i, Const) or (isinstance(i, Index) and poly(sizes[i.dim], {}) == poly(extent, {})):
+        return None, not isinstance(i, Index)
+    p = poly(i, sizes)
+    for mono, coef in p.items():
+        if coef != 1 or len(mono) != 1 or not isinstance(mono[0], Index):
+            continue
+        by = simplify(sizes[mono[0].dim], {})
+        if not _divides(by, extent) or simplify(Call("mod", (i, by)), sizes) != mono[0]:
+            continue
+        hi = simplify(Call("floordiv", (i, by)), sizes)
+        if any(isinstance(n, Call) and n.op in ("floordiv", "mod") for n in walk(hi)):
+            continue
+        return by, not isinstance(hi, Const)
+    return None, False
+
+
+# -- applying ---------------------------------------------------------------------------------
+
+
+def _apply(p: Program, cuts: _Cuts) -> Program:
+    sizes = dict(p.sizes)
+    pair: dict[str, tuple[str, str]] = {}
+    for d, by in cuts.items():
+        if d in sizes:
+            pair[d] = (_fresh(sizes, f"{d}h"), _fresh(sizes, f"{d}l"))
+            sizes[pair[d][0]], sizes[pair[d][1]] = _quotient(sizes[d], by), by
+    inputs = tuple(replace(i, shape=_cut_shape(i, cuts)) for i in p.inputs)
+    axes = {r: c.dims for c in p.body for r in c.results}
+    axes |= {i.name: tuple(f"{i.name}@{n}" for n in range(len(i.shape))) for i in p.inputs}
+    body = tuple(_cut_compute(c, cuts, pair, axes, sizes) for c in p.body)
+    return prune_dims(replace(p, sizes=sizes, inputs=inputs, body=body))
+
+
+def _fresh(sizes: Mapping[str, Expr], wanted: str) -> str:
+    while wanted in sizes:
+        wanted += "_"
+    return wanted
+
+
+def _cut_shape(i: Input, cuts: _Cuts) -> tuple[Expr, ...]:
+    out: list[Expr] = []
+    for n, extent in enumerate(i.shape):
+        by = cuts.get(f"{i.name}@{n}")
+        out += [extent] if by is None else [_quotient(extent, by), by]
+    return tuple(out)
+
+
+def _cut_compute(
+    c: Compute,
+    cuts: _Cuts,
+    pair: Mapping[str, tuple[str, str]],
+    axes: Mapping[str, tuple[str, ...]],
+    sizes: Mapping[str, Expr],
+) -> Compute:
+    """One statement with its dims and the axes that it reads cut."""
+    table: dict[Expr, Expr] = {}
+    for d, (hi, lo) in pair.items():
+        table[Index(d)] = Index(hi) * cuts[d] + Index(lo)
+        table[Size(d)] = Call("mul", (Size(hi), Size(lo)))
+
+    def reindex(ld: Load) -> Expr | None:
+        out: list[Expr] = []
+        for axis, i in zip(axes[ld.tensor], ld.index, strict=True):
+            by = cuts.get(axis)
+            parts = (i,) if by is None else (Call("floordiv", (i, by)), Call("mod", (i, by)))
+            out += [simplify(e, sizes) for e in parts]
+        return Load(ld.tensor, tuple(out))
+
+    touched = any(d in pair for d in dims_of(c)) or any(isinstance(n, Size) and n.dim in pair for n in walk(c.body))
+    if not touched and not any(a in cuts for ld in loads(c.body) for a in axes[ld.tensor]):
+        return c
+    cut = substitute(c.body, table)
+    e = _tidy(rename_loads(cut, reindex), sizes)
+    return replace(c, dims=_cut_names(c.dims, pair), rdims=_cut_names(c.rdims, pair), body=e)
+
+
+def _cut_names(dims: tuple[str, ...], pair: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(n for d in dims for n in (pair.get(d) or (d,)))
+
+
+def _tidy(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
+    """Simplify index arithmetic that stands outside of loads (masks over indices)."""
+    match e:
+        case Call("floordiv" | "mod" | "add" | "sub" | "mul", args) if all(map(_index_only, args)):
+            return e if any(isinstance(n, Size) for n in walk(e)) else simplify(e, sizes)
+        case Call(op, args):
+            return Call(op, tuple(_tidy(a, sizes) for a in args))
+        case _:
+            kids = getattr(e, "arg", None)
+            return replace(e, arg=_tidy(kids, sizes)) if isinstance(kids, Expr) else e  # type: ignore[type-var]
+
+
+def _index_only(e: Expr) -> bool:
+    match e:
+        case Call("floordiv" | "mod" | "add" | "sub" | "mul" | "neg", args):
+            return all(map(_index_only, args))
+        case Const(_, dtype):
+            return dtype is DType.I64
+    return isinstance(e, Index | Size | Sym)

@@ -1,0 +1,118 @@
+"""Give linked dims one name.
+
+Law: dims are bound names, so renaming one in a statement changes nothing. If statement C reads
+axis n of tensor T with the plain index d, then d and T's dim n run over the same elements, and
+one name for both makes the sharing visible to fusion.
+
+Side conditions: equal extents; no statement gets one name for two of its dims. Where two links
+contradict (x[i, d] * x[j, d]), the nearer one wins: links to results used once first, then to
+other results, later ones first, then to program inputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilefold.algebra.expr import Expr, Index, Load, loads, tensors_read
+from tilefold.tensor.index_simplify import poly
+from tilefold.tensor.ir import Program
+from tilefold.tensor.rewrite import dims_of, prune_dims, rename
+
+
+def unify(p: Program) -> Program:
+    """The program with linked dims renamed to one another."""
+    classes = _Classes(p)
+    for a, b in _links(p):
+        classes.join(a, b)
+    names = {d: classes.find(d) for d in p.sizes}
+    return prune_dims(rename(p, names))
+
+
+def _links(p: Program) -> Iterator[tuple[str, str]]:
+    """Pairs (dim of the reader, dim of what is read), strongest first. Input axes are `name@axis`."""
+    position = {r: n for n, c in enumerate(p.body) for r in c.results}
+    dims = {r: c.dims for c in p.body for r in c.results}
+    users = Counter(t for c in p.body for t in tensors_read(c.body))
+    found: list[tuple[tuple[int, int], str, str]] = []
+    for n, c in enumerate(p.body):
+        for ld in loads(c.body):
+            for axis, i in enumerate(ld.index):
+                if not isinstance(i, Index):
+                    continue
+                if ld.tensor in dims:
+                    rank = (0 if users[ld.tensor] == 1 else 1, n - position[ld.tensor])
+                    found.append((rank, i.dim, dims[ld.tensor][axis]))
+                else:
+                    found.append(((2, n), i.dim, input_axis(ld, axis)))
+    found.sort(key=lambda f: f[0])
+    return ((a, b) for _, a, b in found)
+
+
+def input_axis(ld: Load, axis: int) -> str:
+    """Stand-in for the dim of a program input's axis."""
+    return f"{ld.tensor}@{axis}"
+
+
+class _Classes:
+    """Union-find over dims; a class knows the statements that range over it."""
+
+    def __init__(self, p: Program):
+        self.parent: dict[str, str] = {}
+        self.members: dict[str, set[int]] = {}
+        self.size: dict[str, object] = {}
+        for d, e in p.sizes.items():
+            self._add(d, e)
+        for i in p.inputs:
+            for axis, e in enumerate(i.shape):
+                self._add(input_axis(Load(i.name, ()), axis), e)
+        for n, c in enumerate(p.body):
+            for d in dims_of(c):
+                self.members[d].add(n)
+
+    def _add(self, d: str, e: Expr) -> None:
+        self.parent[d], self.members[d] = d, set()
+        self.size[d] = frozenset(poly(e, {}).items())
+
+    def find(self, d: str) -> str:
+        while self.parent[d] != d:
+            self.parent[d] = self.parent[self.parent[d]]
+            d = self.parent[d]
+        return d
+
+    def join(self, a: str, b: str) -> None:
+        a, b = self.find(a), self.find(b)
+        if a == b or self.size[a] != self.size[b] or self.members[a] & self.members[b]:
+            return
+        # a real dim's name is kept before an input axis'
+        keep, gone = (b, a) if "@" in a else (a, b)
+        self.parent[gone] = keep
+        self.members[keep] |= self.members.pop(gone)
+
+
+def canonical_names(p: Program) -> Program:
+    """Short dim names in order of appearance: i, j, k, ..."""
+    taken = {r for c in p.body for r in c.results} | {i.name for i in p.inputs} | set(p.syms)
+    pool = (n for n in _short_names() if n not in taken)
+    names: dict[str, str] = {}
+    for c in p.body:
+        for d in dims_of(c):
+            if d not in names:
+                names[d] = next(pool)
+    # a dim may be mentioned by its size alone
+    for d in p.sizes:
+        if d not in names:
+            names[d] = next(pool)
+    p = rename(p, names)
+    order = list(names.values())
+    return replace(p, sizes=dict(sorted(p.sizes.items(), key=lambda item: order.index(item[0]))))
+
+
+def _short_names() -> Iterator[str]:
+    letters = "ijklmnpqrsuvwxyz"
+    yield from letters
+    n = 1
+    while True:
+        yield from (f"{c}{n}" for c in letters)
+        n += 1
