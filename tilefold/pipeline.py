@@ -1,6 +1,5 @@
 """The compiler from a tensor program to something that runs, as a list of named steps.
 
-    simplify   tensor program -> tensor program         (maps inlined, dims unified)
     apart      which products a library computes         plan.library
     fuse       tensor program -> block programs          block.fuse
     lower      block program  -> tile kernel             tile.lower
@@ -23,9 +22,7 @@ from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
-from tilefold.tensor.inline import inline
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.unify import unify
 from tilefold.tile import ir as tile
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.verify import verify as verify_tile
@@ -34,18 +31,11 @@ from tilefold.tile.verify import verify as verify_tile
 Goal = Literal["fused", "fast"]
 
 
-def simplify(p: Program) -> Program:
-    """Maps substituted where that saves a tensor; dims of producers and consumers made the same."""
-    return unify(inline(p))
-
-
 def compile_program(p: Program, *, goal: Goal = "fast") -> CompiledProgram:
-    """Compile a tensor program. TilefoldError where something in it cannot be compiled."""
-    simple = simplify(p)
-    apart = library_products(simple, this_machine()) if goal == "fast" else frozenset()
-    fused = fuse(simple, apart)
-    steps = tuple(_step(simple, k) for k in fused.kernels)
-    return CompiledProgram(p, simple, fused, steps)
+    """Compile a tensor program (normalised: `tensor.passes`). TilefoldError where that is impossible."""
+    apart = library_products(p, this_machine()) if goal == "fast" else frozenset()
+    fused = fuse(p, apart)
+    return CompiledProgram(p, fused, tuple(_step(p, k) for k in fused.kernels))
 
 
 def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
@@ -127,10 +117,9 @@ class LibraryStep:
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A program ready to run: `program` as given, `simple` as fused, and the steps in order."""
+    """A program ready to run: what it was made from, and the steps in order."""
 
     program: Program
-    simple: Program
     fused: Fused
     steps: tuple[KernelStep | LibraryStep, ...]
     _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)

@@ -8,7 +8,7 @@ import torch
 from tests.block.programs import inputs
 from tests.block.test_fuse import run_blocks
 from tilefold.block.fuse import fuse
-from tilefold.block.split import LONG_AXIS
+from tilefold.block.group import LONG_AXIS
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.text import parse
 from tilefold.tile.interp import run_kernel
@@ -64,7 +64,7 @@ def test_split_equals_one_pass(text: str) -> None:
     if "x" in x:
         x["x"][::7] = x["x"][3]  # ties
     want = tensor_interp.run(p, x, exact=True)
-    got = run_blocks(fused, x, 1, {"j_seg": 1, "l_seg": 1, "j": 5000, "l": 3000}, exact=True)
+    got = run_blocks(fused, x, 1, {"j": 5000, "l": 3000}, exact=True)
     tensors = dict(x)
     for k in fused.kernels:
         for r in k.block.results:

@@ -28,6 +28,9 @@ REPEAT_SHARE = 1 / 16
 REPEAT_BLOCK = 128
 #: A merge must leave this many independent blocks, if one of its parts had them.
 ENOUGH_PARALLEL = 4
+#: Fewer blocks than this are worth cutting along a reduced axis of at least LONG_AXIS elements.
+FEW_BLOCKS = 4
+LONG_AXIS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[s
             if crossing:
                 return f"{name} reads {r} across blocks of {', '.join(crossing)}"
     least = min(ENOUGH_PARALLEL, max(g.points(a.parallel), g.points(b.parallel)))
-    if g.points(parallel) < least:
+    if g.points(parallel) < least and not splittable(g, members, parallel):
         return f"only {g.points(parallel)} independent blocks would be left"
     return Group(members, parallel)
 
@@ -124,6 +127,18 @@ def parallel_dims(g: Graph, members: tuple[str, ...]) -> tuple[str, ...] | str:
         if c.reducer is not None and (size > LOCAL_LIMIT or not all(is_static(g.program.sizes[d]) for d in kept)):
             return f"a block would have to keep {c.name} over all of {', '.join(kept)}"
     return tuple(chosen)
+
+
+def splittable(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> bool:
+    """Whether a kernel with few blocks may be cut along a long reduced axis instead.
+
+    Few and known parallel blocks, and no result that streams along what is reduced.
+    """
+    if g.points(parallel) >= FEW_BLOCKS or not all(is_static(g.program.sizes[d]) for d in parallel):
+        return False
+    last = [m for m in members if g.by_name[m].rdims and g.points(g.by_name[m].rdims) >= LONG_AXIS]
+    axes = {d for m in last for d in g.by_name[m].rdims}
+    return bool(last) and not any(g.escapes(m, members) and axes & set(out_dims(g.by_name[m])) for m in members)
 
 
 def _cheap_to_repeat(g: Graph, members: Iterable[str], lacking: list[str], d: str) -> bool:

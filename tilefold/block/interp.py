@@ -92,7 +92,7 @@ class Interpreter:
     def loop(self, n: Loop) -> None:
         start = 0 if n.start is None else self.scalar(n.start)
         stop = self.sizes[n.dim] if n.stop is None else min(self.scalar(n.stop), self.sizes[n.dim])
-        step = self.block_sizes.get(n.dim) or max(1, stop - start)
+        step = 1 if n.single else self.block_sizes.get(n.dim) or max(1, stop - start)
         for at in range(start, stop, step):
             self.ranges[n.dim] = (at, min(at + step, stop))
             self.nodes(n.body)

@@ -104,13 +104,17 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Blocks of a dim. A `for` loop may be bounded: [start, stop) over syms, sizes and outer blocks."""
+    """Blocks of a dim. A `for` loop may be bounded: [start, stop) over syms, sizes and outer blocks.
+
+    `single`: every block is one index (segments, whose inner bounds differ).
+    """
 
     kind: Literal["forall", "for"]
     dim: str
     body: tuple[Node, ...]
     start: Expr | None = None
     stop: Expr | None = None
+    single: bool = False
 
 
 Stmt = Let | Init | Update | Accumulate | Store

@@ -17,16 +17,13 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, Size, call, lit, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.build import Builder, in_parallel, loop_dim, plain
-from tilefold.block.ir import Let, Node, Result, Store
+from tilefold.block.group import LONG_AXIS, splittable
+from tilefold.block.ir import Let, Loop, Node, Result, Store
 from tilefold.block.stages import Stage, StagePlan
-from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.analysis import Graph
 
 #: Segments a split axis is cut into.
 SEGMENTS = 16
-#: Split only what leaves fewer independent blocks than this ...
-FEW_BLOCKS = 4
-#: ... and has at least this many elements along the axes.
-LONG_AXIS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +37,10 @@ class SplitNests:
 
 
 def worth_splitting(g: Graph, plan: StagePlan) -> bool:
-    """One pass, few parallel blocks, a long axis, and results that do not stream along it."""
-    if len(plan.stages) != 1 or g.points(plan.group.parallel) >= FEW_BLOCKS:
+    """One pass over a long axis, few parallel blocks, and no result that streams along the axis."""
+    if len(plan.stages) != 1 or not splittable(g, plan.group.members, plan.group.parallel):
         return False
-    if not all(is_static(g.program.sizes[d]) for d in plan.group.parallel):
-        return False
-    stage = plan.stages[0]
-    streamed = set(stage.axes)
-    written = [g.by_name[m] for m in plan.group.members if g.escapes(m, plan.group.members)]
-    if any(streamed & set(out_dims(c)) for c in written):
-        return False
-    return g.points(stage.axes) >= LONG_AXIS and loop_dim(g, stage) is not None
+    return g.points(plan.stages[0].axes) >= LONG_AXIS and loop_dim(g, plan.stages[0]) is not None
 
 
 def split(g: Graph, plan: StagePlan) -> SplitNests:
@@ -82,7 +72,7 @@ def split(g: Graph, plan: StagePlan) -> SplitNests:
         second.store(m, second.outer)
     second.write_rest()
     return SplitNests(
-        in_parallel(tuple(first.outer.nodes), (*parallel, segment)),
+        in_parallel((Loop("forall", segment, tuple(first.outer.nodes), single=True),), parallel),
         in_parallel(tuple(second.outer.nodes), parallel),
         tuple(parts),
         sizes,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Literal
 
 from tilefold.algebra import text as expr_text
 from tilefold.algebra.dtypes import DType
@@ -33,7 +34,7 @@ _HEAD = re.compile(r"block (\w+)\(([^)]*)\)")
 _INPUT = re.compile(r"input (\w+): (\w+)\[(.*)\]")
 _DIM = re.compile(r"dim (\w+) = (.*)")
 _RESULT = re.compile(r"result (\w+)\[([^\]]*)\]: (\w+)")
-_LOOP = re.compile(r"(forall|for) (\w+)(?: in (.*) \.\. (.*))?")
+_LOOP = re.compile(r"(forall|for) (\w+)( each)?(?: in (.*) \.\. (.*))?")
 _LET = re.compile(r"(let|init) (\w+)\[([^\]]*)\]: (\w+)(?:, (\w+))? = (.*)")
 _ACCUM = re.compile(r"accum (\w+) = (.*)")
 _UPDATE = re.compile(r"update (\w+) = (.*)")
@@ -67,11 +68,13 @@ def show_head(n: Node) -> str:
     """One node without its body."""
     show_e = expr_text.show
     match n:
-        case Loop(kind, dim, _, start, stop):
+        case Loop(kind, dim, _, start, stop, single):
+            if single:
+                dim += " each"
             if start is None and stop is None:
                 return f"{kind} {dim}"
             a = "0" if start is None else show_e(start)
-            z = f"size({dim})" if stop is None else show_e(stop)
+            z = f"size({n.dim})" if stop is None else show_e(stop)
             return f"{kind} {dim} in {a} .. {z}"
         case Let():
             second = f", {n.index_name}" if n.index_name else ""
@@ -149,9 +152,10 @@ class _Parser:
     def node(self, line: str, depth: int) -> Node:
         e = self.expr
         if m := _LOOP.fullmatch(line):
-            start = None if m[3] in (None, "0") else e(m[3])
-            stop = None if m[4] in (None, f"size({m[2]})") else e(m[4])
-            return Loop("forall" if m[1] == "forall" else "for", m[2], self.nodes(depth + 1), start, stop)
+            start = None if m[4] in (None, "0") else e(m[4])
+            stop = None if m[5] in (None, f"size({m[2]})") else e(m[5])
+            kind: Literal["forall", "for"] = "forall" if m[1] == "forall" else "for"
+            return Loop(kind, m[2], self.nodes(depth + 1), start, stop, m[3] is not None)
         if m := _LET.fullmatch(line):
             dims, dtype = _split_names(m[3]), DType(m[4])
             if m[1] == "init":

@@ -4,6 +4,7 @@
   the denominator and the output of an attention both use).
 - hoist: a part that does not vary over all dims of its statement is computed over the dims it
   has, and outside of the loop where nothing in it changes.
+- drop what nothing reads.
 - contractions: operands that are not plain loads become block values.
 
 None moves a load out of the branch of a `where` that keeps it in range, except plain loads.
@@ -40,7 +41,37 @@ WORTH_HOISTING = 2
 def tidy(b: Block) -> Block:
     """`b` with every body tidied."""
     t = _Tidy(b)
-    return replace(b, body=t.body(b.body, ()))
+    return _without_dead(replace(b, body=t.body(b.body, ())))
+
+
+def _without_dead(b: Block) -> Block:
+    """Drop values and states that nothing reads."""
+    while True:
+        read = {x for n in walk(b.body) for e in exprs_of(n) for x in tensors_read(e) if _reads_other(n, x)}
+        dead = {
+            n.name
+            for n in walk(b.body)
+            if isinstance(n, Let | Init) and n.name not in read and n.index_name not in read
+        }
+        if not dead:
+            return b
+        b = replace(b, body=_drop(b.body, dead))
+
+
+def _reads_other(n: Node, name: str) -> bool:
+    """A state's own update does not keep it alive."""
+    return not (isinstance(n, Update | Accumulate) and n.name == name)
+
+
+def _drop(nodes: tuple[Node, ...], dead: set[str]) -> tuple[Node, ...]:
+    kept: list[Node] = []
+    for n in nodes:
+        if isinstance(n, Loop):
+            n = replace(n, body=_drop(n.body, dead))
+        elif not isinstance(n, Store) and n.name in dead:
+            continue
+        kept.append(n)
+    return tuple(kept)
 
 
 class _Tidy:

@@ -35,6 +35,7 @@ def lower(block: Block, options: LowerOptions | None = None, note: str = "") -> 
     unit = _unit_axes(block, options.unit or {})
     arranged = arrange(block, unit)
     tiles = {**choose_tiles(arranged), **(options.tiles or {})}
+    tiles |= {n.dim: 1 for n in walk(arranged.body) if isinstance(n, Loop) and n.single}
     grid: list[ir.Tiled] = []
     body = arranged.body
     while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind == "forall":

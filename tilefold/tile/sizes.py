@@ -43,7 +43,7 @@ def choose_tiles(block: Block, t: TileTargets | None = None) -> Mapping[str, int
                 tiles[d] = t.kept if d in kept else 1
     else:
         tiles = _by_area(block, loops, t)
-    return {d: max(1, min(s, _bound(block, d, s))) for d, s in tiles.items()}
+    return {d: 1 if loops[d].single else max(1, min(s, _bound(block, d, s))) for d, s in tiles.items()}
 
 
 def _product_dims(nodes: tuple[Node, ...], dims: Mapping[str, tuple[str, ...]]) -> tuple[set[str], set[str]]:
