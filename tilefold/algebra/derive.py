@@ -16,6 +16,7 @@ from tilefold.algebra.context import Context, Options, identity_const
 from tilefold.algebra.expr import Expr, Index, Load, Size, call, walk
 from tilefold.algebra.facts import ANY
 from tilefold.algebra.fold import Fold, StateVar
+from tilefold.algebra.growth import can_overflow
 from tilefold.algebra.order import Value, derive_order
 from tilefold.algebra.separate import Inseparable, Scope, transparent
 from tilefold.algebra.sums import derive_product, derive_sum
@@ -42,8 +43,9 @@ def _derive(cascade: Cascade, dtypes: tuple[object, ...], ignore_rounding: bool)
     bodies = _without_rounding(cascade) if ignore_rounding else cascade.reductions
     failed = ""
     for extremes in (False, True):
-        fold = build_fold(cascade, Options(ignore_rounding=ignore_rounding, extremes=extremes))
-        checks = check_fold(cascade, fold, bodies)
+        ctx = _derive_all(cascade, Options(ignore_rounding=ignore_rounding, extremes=extremes))
+        fold = _fold_of(ctx)
+        checks = check_fold(cascade, fold, bodies, _unbounded(ctx))
         bad = [c for c in checks if not c.ok]
         if not bad:
             return replace(fold, checks=checks)
@@ -63,7 +65,11 @@ def _without_rounding(cascade: Cascade) -> tuple[Reduction, ...]:
 
 
 def build_fold(cascade: Cascade, options: Options) -> Fold:
-    """The Fold in one of its forms, unchecked: for printing, and for `derive_fold`."""
+    """The Fold in one of its forms, unchecked: for printing."""
+    return _fold_of(_derive_all(cascade, options))
+
+
+def _derive_all(cascade: Cascade, options: Options) -> Context:
     ctx = Context(cascade, options)
     for r in cascade.reductions:
         try:
@@ -81,8 +87,21 @@ def build_fold(cascade: Cascade, options: Options) -> Fold:
         if r.index_name is not None:
             index = Load(r.index_name, tuple(Index(d) for d in r.dims))
             ctx.finish.append((r.index_name, value.index or index))
+    return ctx
+
+
+def _unbounded(ctx: Context) -> frozenset[str]:
+    """Results from the first exponential on that no maximum holds down."""
+    for n, r in enumerate(ctx.cascade.reductions):
+        info = ctx.infos.get(r.name)
+        if info is not None and can_overflow(info.element, ctx):
+            return frozenset(later.name for later in ctx.cascade.reductions[n:])
+    return frozenset()
+
+
+def _fold_of(ctx: Context) -> Fold:
     return Fold(
-        axes=cascade.axes,
+        axes=ctx.cascade.axes,
         state=tuple(i.var for i in ctx.infos.values()),
         finish=tuple(ctx.finish),
         derivation=tuple(ctx.steps),

@@ -89,6 +89,8 @@ def evaluate(e: Expr, grid: Grid, env: Env) -> torch.Tensor:
 def apply(op: str, *args: torch.Tensor) -> torch.Tensor:
     """One operation on values in compute types, with Tilefold's promotion."""
     spec = OPS[op]
+    if op != "where" and all(a.dtype is torch.float64 for a in args):
+        return spec.torch(*args)  # nothing to promote
     if op == "where":
         both = promote(DType.of(args[1].dtype), DType.of(args[2].dtype)).torch_dtype
         return torch.where(args[0].bool(), args[1].to(both), args[2].to(both))

@@ -114,3 +114,8 @@ def may_delay(core: Expr, scale: Mono, ctx: Context) -> bool:
     for info in ctx.infos.values():
         allowed = _widest(allowed, growth(info.element, ctx))
     return all(v <= max(1.0, allowed.get(k, 0.0)) for k, v in mine.items())
+
+
+def can_overflow(e: Expr, ctx: Context) -> bool:
+    """Whether an exponential in `e` is not held down by a maximum: its overflow is the user's own."""
+    return any(math.isinf(v) for v in growth(e, ctx).values())

@@ -244,10 +244,10 @@ def strip(e: Expr, atoms: frozenset[Expr], ctx: Context) -> Expr:
             return rebuild(e, (sm.simplify(_strip_logs(arg, atoms)),))
         case Call(("mul" | "div" | "add" | "sub" | "neg" | "sqrt" | "rsqrt" | "abs" | "maximum" | "minimum"), args):
             return sm.simplify(rebuild(e, tuple(strip(a, atoms, ctx) for a in args)))
-        case Call("pow", (a, c)):
-            return rebuild(e, (strip(a, atoms, ctx), c))
-        case Call("where", (c, a, b)):
-            return rebuild(e, (c, strip(a, atoms, ctx), strip(b, atoms, ctx)))
+        case Call("pow", (base, p)):
+            return rebuild(e, (strip(base, atoms, ctx), p))
+        case Call("where", (test, a, b)):
+            return rebuild(e, (test, strip(a, atoms, ctx), strip(b, atoms, ctx)))
         case Cast(arg, _):
             return rebuild(e, (strip(arg, atoms, ctx),))
     return e

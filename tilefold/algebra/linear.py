@@ -189,7 +189,7 @@ def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ct
     if any(ctx.scope.depends(n) and n in [s.source for s in shifts] for n in walk(_without_exponents(f))):
         f = _from_terms(g, delayed, shifts)
     basis = close(f, shifts, ctx)
-    concrete = {s.symbol: s.running for s in shifts}
+    concrete: dict[Expr, Expr] = {s.symbol: s.running for s in shifts}
     functions = [substitute(phi, concrete) for phi in basis.functions]
     expansions = [taylor(basis, i, len(shifts)) for i in range(len(functions))]
     order = sorted(range(len(functions)), key=lambda i: (sum(len(x) for x in expansions[i].values()), -i))
@@ -204,8 +204,7 @@ def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ct
         element = _guarded(basis.functions[i], shifts, kept, ctx)
         repair = _repair(own(r, var, functions[i], i), i, expansions[i], sums, shifts, kept, g, ctx)
         sums[i] = own(r, var, functions[i], i)
-        dtype = r.dtype.compute
-        dims = tuple(d.dim for d in sums[i].index if isinstance(d, Index))
+        dtype, dims = r.dtype.compute, (used_dims(r, functions[i]) if i else r.dims)
         ctx.add(StateVar(var, "sum", dims, dtype, identity_const("sum", dtype), ctx.new(element), repair), functions[i])
     ctx.law("linear repair", _describe(r, functions, sums, shifts, ctx))
     hidden = tuple(dict.fromkeys(t for s in shifts for t in hidden_tests(s.running, ctx)))

@@ -17,7 +17,7 @@ from tilefold.algebra.cascade import Reduction
 from tilefold.algebra.context import Context, identity_const, own_load
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, call
 from tilefold.algebra.fold import StateVar
-from tilefold.algebra.growth import growth
+from tilefold.algebra.growth import can_overflow
 from tilefold.algebra.guard import guard_divisors, guard_element, guard_exponents, guard_shifts
 from tilefold.algebra.separate import NONE, Group, Inseparable, Mono, Term, scale, separate
 from tilefold.algebra.smt import prove_nonneg
@@ -212,8 +212,7 @@ def _separated(r: Reduction, body: Expr, ctx: Context) -> Value:
                 f"the sign of {show(f.h.expr())} cannot be proved, and multiplying by a factor of unknown sign "
                 f"does not keep the order that {r.reducer} needs"
             )
-    grows = any(v == float("inf") for v in growth(f.group.expr, ctx).values())
-    if ctx.options.delay and not grows:
+    if ctx.options.delay and not can_overflow(f.group.expr, ctx):
         way = ">=" if sign > 0 else "<="
         ctx.law("monotone repair", f"{r.name}: F = G * H with G = {show(f.group.expr)}, H {way} 0")
         key = f.group.expr
