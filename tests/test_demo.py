@@ -1,4 +1,4 @@
-"""The demonstration's parts: which lines are embedded, neighbours, batches, timing."""
+"""The demonstration's parts: which lines are embedded, neighbours, batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 
 from tilefold.demo import encoder, lines
 from tilefold.demo.embed import embed, neighbours
-from tilefold.demo.measure import interleaved
 from tilefold.errors import TilefoldError
 
 MARKDOWN = """
@@ -86,10 +85,3 @@ def test_missing_model_package_is_a_friendly_error(monkeypatch):
     monkeypatch.setattr(encoder, "PACKAGE", "no_such_package_here")
     with pytest.raises(TilefoldError, match=r"tilefold\[demo\]"):
         encoder.model_path()
-
-
-def test_interleaved_takes_turns():
-    calls: list[str] = []
-    times = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=4, warmup=1)
-    assert calls == ["a", "b"] * 5
-    assert times["a"].rounds == 4

@@ -20,9 +20,9 @@ from rich.table import Table
 
 from tilefold.demo import encoder, lines
 from tilefold.demo.encoder import Batch, Pretrained
-from tilefold.demo.measure import Timing, interleaved
 from tilefold.errors import TilefoldError
 from tilefold.explain.report import Report, explain
+from tilefold.suites.timing import Series, interleave
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 BATCH = 8  # small, so that a page gives several batches of different lengths
@@ -86,7 +86,8 @@ def run(path: Path, report: Path, console: Console, *, inductor: bool = True) ->
     console.print(f"same nearest neighbour as eager for {agree} of {len(text)} lines\n")
     _explain(model, batches[len(batches) // 2], report, console)
     with console.status("timing: the contenders take turns"):
-        times = interleaved({name: lambda f=f: embed(f, batches) for name, f in ways.items()})  # type: ignore[misc]
+        passes = {name: lambda f=f: embed(f, batches) for name, f in ways.items()}  # type: ignore[misc]
+        times = interleave(passes, budget=20.0, rounds=15)
     console.print(_contender_table(results, times, len(text)))
 
 
@@ -128,15 +129,15 @@ def _neighbour_table(text: Sequence[str], vectors: torch.Tensor) -> Table:
     return table
 
 
-def _contender_table(results: dict[str, Contender], times: dict[str, Timing], count: int) -> Table:
+def _contender_table(results: dict[str, Contender], times: dict[str, Series], count: int) -> Table:
     table = Table(
-        "", "ms, median", "spread", "lines/s", "against eager", "error vs float64", "first pass, s",
-        title=f"{next(iter(times.values())).rounds} interleaved rounds", title_justify="left",
+        "", "ms, median", "lines/s", "speed of eager", "error vs float64", "first pass, s",
+        title=f"{len(times['eager'].seconds)} rounds, the contenders taking turns", title_justify="left",
     )  # fmt: skip
     for name, t in times.items():
         table.add_row(
-            name, f"{t.median * 1e3:.1f}", f"{t.spread:.0%}", f"{count / t.median:.0f}",
-            f"{times['eager'].median / t.median:.2f}x", f"{results[name].error:.1e}", f"{results[name].compile_s:.1f}",
+            name, f"{t.median * 1e3:.1f}", f"{count / t.median:.0f}", f"{times['eager'].over(t):.2f}x",
+            f"{results[name].error:.1e}", f"{results[name].compile_s:.1f}",
         )  # fmt: skip
     return table
 

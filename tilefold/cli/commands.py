@@ -1,0 +1,153 @@
+"""The subcommands. A user's mistake ends with a message and status 2; a failed verification with status 1."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tilefold.cli import cache, target
+from tilefold.cli import doctor as examination
+from tilefold.cli.friendly import console, friendly
+from tilefold.demo import embed
+from tilefold.errors import TilefoldError
+from tilefold.explain.report import explain as explain_function
+from tilefold.frontend.verify import verify as verify_function
+from tilefold.suites import bench_cpu, bench_report, verify_suite
+from tilefold.tensor import formula
+
+app = typer.Typer(
+    help="Tilefold: fused kernels for PyTorch, derived as folds.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(cache.app, name="cache")
+
+Target = Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")]
+Args = Annotated[
+    str | None,
+    typer.Option(
+        help='what to call it with, such as "q=f32[2, 8, 128, 64], labels=i64[128] < 1000, scale=0.5"; '
+        "without it, the file's <function>_inputs() or example_inputs() is called"
+    ),
+]
+Seed = Annotated[int, typer.Option(help="of the random arguments")]
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="a text file; its lines are embedded")] = Path("README.md"),
+    report: Annotated[Path, typer.Option(help="where the explanation is written")] = Path("report.html"),
+    inductor: Annotated[bool, typer.Option(help="also time torch.compile's default back end")] = True,
+) -> None:
+    """Embed the lines of a text file with a pretrained encoder compiled by Tilefold."""
+    with friendly():
+        embed.run(file, report, console, inductor=inductor)
+
+
+@app.command()
+def explain(
+    function: Target,
+    args: Args = None,
+    seed: Seed = 0,
+    html: Annotated[Path | None, typer.Option(help="also write the explanation as a web page")] = None,
+) -> None:
+    """What is fused in a function, why, and what it saves."""
+    with friendly("compiling"):
+        fn, module = target.load(function)
+        page = explain_function(fn, *target.arguments(fn, module, args, seed=seed))
+        if html is not None:
+            page.to_html(html)
+    console.print(str(page), markup=False, highlight=False, soft_wrap=True)
+    if html is not None:
+        console.print(f"written: {html}")
+
+
+@app.command()
+def verify(
+    function: Annotated[str | None, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")] = None,
+    args: Args = None,
+    seed: Seed = 0,
+    suite: Annotated[str | None, typer.Option(help="a packaged suite instead of a function: cascades")] = None,
+) -> None:
+    """Compare a compiled function, or a suite, with float64; status 1 if anything is less right than eager."""
+    with friendly():
+        if (function is None) == (suite is None):
+            raise TilefoldError("verify needs FILE:FUNCTION or --suite", hint="tilefold verify --suite cascades")
+        if suite is not None:
+            ok = _verify_suite(suite)
+        else:
+            assert function is not None
+            ok = _verify_function(function, args, seed)
+    raise typer.Exit(0 if ok else 1)
+
+
+def _verify_suite(suite: str) -> bool:
+    with console.status("") as status:
+        rows = verify_suite.run_suite(suite, progress=lambda name: status.update(f"verifying {name}"))
+    console.print(verify_suite.table(rows))
+    console.print(verify_suite.summary(rows))
+    return all(row.ok for row in rows)
+
+
+def _verify_function(function: str, args: str | None, seed: int) -> bool:
+    with console.status("compiling and comparing"):
+        fn, module = target.load(function)
+        result = verify_function(fn, *target.arguments(fn, module, args, seed=seed))
+    console.print(str(result), markup=False, highlight=False, soft_wrap=True)
+    return result.ok
+
+
+@app.command()
+def bench(
+    device: Annotated[str, typer.Argument(help="where to run; this version knows cpu")] = "cpu",
+    only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated")] = None,
+    budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
+    json: Annotated[Path | None, typer.Option(help="also write everything measured as JSON")] = None,
+    docs: Annotated[Path | None, typer.Option(help="also write the page of results")] = None,
+) -> None:
+    """Time Tilefold next to eager, torch.compile and library kernels, the contenders taking turns."""
+    with friendly():
+        if device != "cpu":
+            raise TilefoldError(f"no benchmarks for {device!r}", hint="tilefold bench cpu")
+        with console.status("") as status:
+            result = bench_cpu.run(only or None, budget=budget, progress=status.update)
+        bench_report.write(result, json_path=json, docs_path=docs)
+    console.print(bench_report.table(result))
+
+
+@app.command()
+def doctor() -> None:
+    """What this machine can run, and why not."""
+    with console.status("looking"):
+        findings = examination.examine()
+    console.print(examination.table(findings))
+
+
+@app.command()
+def derive(
+    formula_text: Annotated[
+        str, typer.Argument(metavar="FORMULA", help="index notation, a file that holds it, or - for standard input")
+    ],
+    latex: Annotated[bool, typer.Option("--latex", help="print LaTeX")] = False,
+) -> None:
+    """Derive the fold of a cascade, such as "m = max[l] x[l]; t = sum[l] exp(x[l] - m)"."""
+    with friendly():
+        with console.status("deriving"):
+            found = formula.derive(_formula(formula_text))
+        console.print(found.latex() if latex else str(found), markup=False, highlight=False, soft_wrap=True)
+
+
+def _formula(text: str) -> str:
+    """The text itself (`;` ends a line as well), or that of a file or of standard input."""
+    if text == "-":
+        return sys.stdin.read()
+    if "=" not in text:
+        path = Path(text)
+        if not path.is_file():
+            raise TilefoldError(f"neither a formula nor a file: {text!r}", hint='for example "s = sum[l] x[l]"')
+        return path.read_text(encoding="utf-8")
+    return text.replace(";", "\n")
