@@ -1,0 +1,48 @@
+"""The float64 reference: what is widened, what is kept, and that nothing leaks."""
+
+from __future__ import annotations
+
+import torch
+
+from tilefold.frontend.reference import double_precision, reference
+
+
+def test_precision_casts_are_dropped():
+    x = torch.randn(4, 33).bfloat16()
+
+    def fn(x):
+        y = torch.softmax(x.float(), -1, dtype=torch.float32)
+        return (y.half() @ y.half().mT).to(x.dtype) + torch.full((4,), 1 / 3, dtype=torch.bfloat16)
+
+    y = torch.softmax(x.double(), -1)
+    torch.testing.assert_close(reference(fn, (x,)), y @ y.mT + 1 / 3, rtol=1e-14, atol=0)
+
+
+def test_quantising_casts_are_kept():
+    x = torch.randn(50)
+    got = reference(lambda x: (x / 3).to(torch.float8_e4m3fn).float() + x.to(torch.int64), (x,))
+    exact = (x.double() / 3).to(torch.float8_e4m3fn).double() + x.to(torch.int64)
+    assert got.dtype == torch.float64 and torch.equal(got, exact)
+    assert not torch.equal(got, x.double() / 3 + x.to(torch.int64))
+
+
+def test_captured_tensors_and_modules_are_widened():
+    layer, bias, x = torch.nn.Linear(8, 5), torch.randn(5), torch.randn(3, 8)
+    got = reference(lambda x: layer(x) * bias, (x,))
+    exact = (x.double() @ layer.weight.double().mT + layer.bias.double()) * bias.double()
+    torch.testing.assert_close(got, exact, rtol=1e-13, atol=1e-14)
+    assert layer.weight.dtype == torch.float32
+
+
+def test_nothing_leaks():
+    x = torch.randn(3)
+    before = x.clone()
+    try:
+        with double_precision():
+            assert torch.zeros(1).dtype == torch.float64
+            raise KeyError
+    except KeyError:
+        pass
+    assert torch.zeros(1).dtype == torch.float32
+    reference(lambda x: x * 2, (x,))
+    assert x.dtype == torch.float32 and torch.equal(x, before)

@@ -1,0 +1,150 @@
+"""`verify` accepts what is right and refuses what is not: on values, patterns, dtypes, hostile inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.frontend.fuse import fuse
+from tilefold.frontend.hostile import variants
+from tilefold.frontend.verify import compare, judge, verify
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def by_hand(x):
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def test_eager_is_right_by_its_own_measure():
+    report = verify(softmax, torch.randn(9, 40), compiled=by_hand)
+    assert report.ok and report.max_rel_err < 1e-6 and report.eager_rel_err < 1e-6
+    assert {c.name for c in report.hostile} >= {"huge", "nan", "-inf entries", "one row", "non-contiguous"}
+    assert "right" in str(report)
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-4, 1.01, 2.0])
+def test_a_wrong_result_is_refused(factor):
+    report = verify(softmax, torch.randn(9, 40), compiled=lambda x: softmax(x) * factor)
+    assert not report.ok and report.given.why == "less right than eager"
+    assert report.max_rel_err == pytest.approx(factor - 1, rel=0.01)
+    assert "WRONG" in str(report)
+
+
+def test_one_wrong_element_among_many_is_refused():
+    def wrong(x):
+        y = softmax(x).clone()
+        y[3, 7] += y.max() * 1e-5
+        return y
+
+    assert not verify(softmax, torch.randn(9, 40), compiled=wrong, hostile=False).ok
+
+
+def test_many_slightly_wrong_elements_are_refused():
+    """One large element hides the others from the maximum norm; the root mean square sees them."""
+    x = torch.randn(200, 200)
+    x[0, 0] = 1e3
+    noisy = x + 1e-4 * torch.randn(200, 200)
+    noisy[0, 0] = 1e3
+    c = judge("x", noisy, x, x.double())
+    assert not c.ok and c.max_rel_err <= c.bound < c.rms_rel_err
+
+
+@pytest.mark.parametrize(
+    ("unstable", "variant"),
+    [
+        (lambda x: x.exp() / x.exp().sum(-1, keepdim=True), "huge"),
+        (lambda x: torch.nan_to_num(softmax(x)), "nan"),
+        (lambda x: by_hand(torch.where(x == -torch.inf, -1e30, x)), "-inf entries"),
+        (lambda x: softmax(x.as_strided(x.shape, (x.shape[1], 1))), "non-contiguous"),
+    ],
+)
+def test_hostile_inputs_find_what_random_ones_do_not(unstable, variant):
+    report = verify(softmax, torch.randn(9, 40), compiled=unstable)
+    assert report.given.ok and not report.ok
+    assert variant in [c.name for c in report.hostile if not c.ok]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y: y.double(), r"result is torch.float64 \(9, 40\), not torch.float32"),
+        (lambda y: y[:, :-1], r"result is torch.float32 \(9, 39\)"),
+        (lambda y: (y, y), "2 results instead of 1"),
+        (lambda y: torch.where(y > 0.1, torch.nan, y), "NaN or infinite where they should not be"),
+    ],
+)
+def test_results_of_another_form_are_refused(change, message):
+    report = verify(softmax, torch.randn(9, 40), compiled=lambda x: change(softmax(x)), hostile=False)
+    assert not report.ok
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(report.given.why)
+
+
+def test_overflow_like_eagers_is_allowed():
+    x = torch.full((4,), 3e38)
+    c = compare("x", lambda x: x * 2, lambda x: x + x, (x,))
+    assert c.ok
+    wrong_sign = compare("x", lambda x: x * 2, lambda x: -(x + x), (x,))
+    assert not wrong_sign.ok and "infinite" in wrong_sign.why
+
+
+def test_indices_are_compared_exactly():
+    x = torch.randn(30, 20)
+    x[4, 19] = 10
+    assert verify(lambda x: x.argmax(-1), x, compiled=lambda x: x.max(-1).indices).ok
+    assert not verify(lambda x: x.argmax(-1), x, compiled=lambda x: x.argmax(-1).clamp(max=18), hostile=False).ok
+    assert not verify(lambda x: x.argmax(-1), x, compiled=lambda x: x.argmin(-1), hostile=False).ok
+
+
+def test_narrow_results_may_round_as_eager_does():
+    x = torch.randn(64, 64).bfloat16()
+    better = compare("x", lambda x: x @ x, lambda x: (x.float() @ x.float()).bfloat16(), (x,))
+    worse = compare("x", lambda x: x @ x, lambda x: (x.to(torch.float8_e4m3fn).float() @ x.float()).bfloat16(), (x,))
+    assert better.ok and not worse.ok
+
+
+def test_what_eager_does_not_take_is_left_out():
+    w = torch.randn(9, 9)
+    report = verify(
+        lambda x, y: torch.linalg.solve(w, x) + y,
+        torch.randn(9, 9),
+        torch.randn(9, 9),
+        compiled=lambda x, y: torch.linalg.solve(w, x) + y,
+    )
+    assert report.skipped == ("one row",) and "eager does not take them: one row" in str(report)
+
+
+def test_variants_keep_dtypes_and_ranks():
+    args = (torch.randn(6, 5, 4).bfloat16(), torch.randint(0, 5, (6,)), 0.5, torch.randn(7))
+    found = dict(variants(args))
+    for changed in found.values():
+        assert [getattr(a, "dtype", None) for a in changed] == [getattr(a, "dtype", None) for a in args]
+        assert [getattr(a, "ndim", None) for a in changed] == [getattr(a, "ndim", None) for a in args]
+    assert not found["non-contiguous"][0].is_contiguous() and torch.equal(found["non-contiguous"][0], args[0])
+    assert not found["non-contiguous"][3].is_contiguous() and torch.equal(found["non-contiguous"][3], args[3])
+    assert found["one row"][0].shape == (1, 5, 4) and found["one row"][1].shape == (1,)
+    assert found["one row"][3].shape == (7,)
+    assert found["nan"][0].isnan().sum() == 1 and (found["-inf entries"][0][0, 0] == -torch.inf).all()
+    assert variants((torch.arange(3), 1.0)) == ()
+
+
+def test_variants_leave_the_arguments_alone():
+    x = torch.randn(4, 4)
+    before = x.clone()
+    variants((x,))
+    assert torch.equal(x, before)
+
+
+def test_fused_functions_are_unwrapped():
+    """What `tilefold.fuse` returns is compared with the function that it was made from."""
+    report = verify(fuse(softmax), torch.randn(5, 33))
+    assert report.ok, str(report)

@@ -1,0 +1,210 @@
+"""`tilefold bench cpu`: Tilefold, eager, torch.compile and library kernels, interleaved in one process.
+
+Every contender is compared with float64 before it is timed, and is not timed where it is wrong.
+All take the same arguments and allocate their own results.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilefold.errors import TilefoldError
+from tilefold.frontend.fuse import fuse
+from tilefold.frontend.verify import Comparison, compare
+from tilefold.suites.timing import Series, interleave, kept_memory
+from tilefold.suites.workloads import WORKLOADS, Workload
+
+OURS = "tilefold"
+REPEATS = 2
+#: What a contender may raise while it is compiled: the row then says so.
+_FAILURES = (TilefoldError, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One implementation. `ms`: median of each repetition, empty where it was not timed (`why` says why).
+
+    `ratios`: its time over Tilefold's, one a repetition; above 1 Tilefold is faster.
+    """
+
+    name: str
+    error: float
+    ms: tuple[float, ...] = ()
+    ratios: tuple[float, ...] = ()
+    why: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """The smaller (less flattering) of the repetitions; NaN where there is none."""
+        return min(self.ratios, default=float("nan"))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """At least `least` times as fast as `peer`. `met` is None where the ratio could not be measured."""
+
+    peer: str
+    least: float
+    met: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRow:
+    """One workload; `floor_ms` is what the machine's measured rates allow at best."""
+
+    name: str
+    contenders: tuple[Contender, ...]
+    targets: tuple[Target, ...]
+    floor_ms: float
+
+    def contender(self, name: str) -> Contender | None:
+        return next((c for c in self.contenders if c.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """Where it ran, and its ceilings, measured here: matrix product GFLOP/s by dtype, copy GB/s (read + written)."""
+
+    cpu: str
+    capability: str
+    threads: int
+    torch: str
+    gemm_gflops: tuple[tuple[str, float], ...]
+    copy_gbps: float
+    kept_memory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """All rows of one run."""
+
+    machine: MachineRates
+    rows: tuple[BenchRow, ...]
+
+
+def run(
+    names: Sequence[str] | None = None,
+    *,
+    budget: float = 6.0,
+    rounds: int = 60,
+    progress: Callable[[str], None] | None = None,
+) -> BenchReport:
+    """Time the workloads whose name contains one of `names` (None: all).
+
+    `budget`: seconds a repetition of one workload; there are REPEATS of them. `progress` is told
+    what is being done. TilefoldError where no workload matches.
+    """
+    chosen = [w for w in WORKLOADS if names is None or any(n.lower() in w.name.lower() for n in names)]
+    if not chosen:
+        raise TilefoldError(f"no workload is called {names}", hint="; ".join(w.name for w in WORKLOADS))
+    tell = progress or (lambda _: None)
+    tell("measuring the machine's rates")
+    with kept_memory() as kept, torch.no_grad():
+        machine = measure_machine(kept)
+        rows = [_row(w, machine, budget, rounds, tell) for w in chosen if not w.fresh]
+    with torch.no_grad():
+        rows += [_row(w, machine, budget, rounds, tell) for w in chosen if w.fresh]
+    return BenchReport(machine, tuple(rows))
+
+
+def measure_machine(kept: bool = False) -> MachineRates:
+    """Ceilings of this machine with torch's thread count; takes about two seconds."""
+    gemm = []
+    for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+        a = torch.randn(1024, 1024).to(dtype)
+        out = torch.empty_like(a)
+        seconds = interleave({"mm": lambda a=a, out=out: torch.mm(a, a, out=out)}, budget=0.5, rounds=20)  # type: ignore[misc]
+        gemm.append((name, 2 * 1024**3 / min(seconds["mm"].seconds) / 1e9))
+    src, dst = torch.randn(1 << 24), torch.empty(1 << 24)
+    seconds = interleave({"copy": lambda: dst.copy_(src)}, budget=0.5, rounds=20)
+    copy = 2 * src.nbytes / min(seconds["copy"].seconds) / 1e9
+    return MachineRates(
+        cpu=_cpu_name(),
+        capability=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        gemm_gflops=tuple(gemm),
+        copy_gbps=copy,
+        kept_memory=kept,
+    )
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def floor_ms(w: Workload, machine: MachineRates) -> float:
+    """Milliseconds that the machine's ceilings allow at best: flops at the GEMM rate, bytes at the copy rate.
+
+    A narrow product may run at the f32 rate where that is the faster one (converted on the way).
+    """
+    rates = dict(machine.gemm_gflops)
+    arithmetic = w.flops / (max(rates[w.peak], rates["f32"]) * 1e9) if w.peak else 0.0
+    return 1e3 * max(arithmetic, w.nbytes / (machine.copy_gbps * 1e9))
+
+
+def _row(w: Workload, machine: MachineRates, budget: float, rounds: int, tell: Callable[[str], None]) -> BenchRow:
+    args = w.make(torch.Generator().manual_seed(0))
+    calls, found = prepare(w, args, tell)
+    if OURS not in calls:
+        targets = tuple(Target(peer, least, None) for peer, least in w.targets)
+        return BenchRow(w.name, tuple(found), targets, floor_ms(w, machine))
+    series: list[dict[str, Series]] = []
+    for n in range(REPEATS):
+        tell(f"{w.name}: timing, repetition {n + 1} of {REPEATS}")
+        thunks = {name: lambda f=f: f(*args) for name, f in calls.items()}  # type: ignore[misc]
+        series.append(interleave(thunks, budget=budget, rounds=rounds))
+    contenders = tuple(_timed(c, series) if c.name in calls else c for c in found)
+    by_name = {c.name: c for c in contenders}
+    targets = tuple(_target(peer, least, by_name.get(peer)) for peer, least in w.targets)
+    return BenchRow(w.name, contenders, targets, floor_ms(w, machine))
+
+
+def _timed(c: Contender, series: Sequence[dict[str, Series]]) -> Contender:
+    ms = tuple(1e3 * s[c.name].median for s in series)
+    return Contender(c.name, c.error, ms, tuple(s[c.name].over(s[OURS]) for s in series))
+
+
+def _target(peer: str, least: float, c: Contender | None) -> Target:
+    return Target(peer, least, c.ratio >= least if c is not None and c.ratios else None)
+
+
+def prepare(
+    w: Workload, args: Sequence[Any], tell: Callable[[str], None]
+) -> tuple[dict[str, Callable[..., Any]], list[Contender]]:
+    """The contenders that are right, ready to call, and what is known of all of them."""
+    calls: dict[str, Callable[..., Any]] = {}
+    found: list[Contender] = []
+    makers: dict[str, Callable[[], Callable[..., Any]]] = {
+        OURS: lambda: fuse(w.fn),
+        "eager": lambda: w.fn,
+        "compile": lambda: torch.compile(w.fn),
+        **{name: lambda f=f: f for name, f in w.peers},  # type: ignore[misc]
+    }
+    for name, make in makers.items():
+        tell(f"{w.name}: compiling and checking {name}")
+        try:
+            fast = make()
+            checked = compare(name, w.fn, fast, args)
+        except _FAILURES as error:
+            found.append(Contender(name, float("nan"), why=str(error).splitlines()[0]))
+            continue
+        found.append(_checked(checked))
+        if checked.ok:
+            calls[name] = fast
+    return calls, found
+
+
+def _checked(c: Comparison) -> Contender:
+    return Contender(c.name, c.max_rel_err, why="" if c.ok else f"wrong: {c.why}")
