@@ -9,9 +9,11 @@ from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used
 from tilefold.backends.cpp.affine import split
 from tilefold.backends.cpp.loops import NestWriter
 from tilefold.backends.cpp.nests import Group, Step
-from tilefold.backends.cpp.scope import Facts, Scope, product
+from tilefold.backends.cpp.scope import MEMORY, Facts, Scope, product
 from tilefold.backends.cpp.values import Values
 from tilefold.tile.ir import Gemm
+
+GEMM_ENTRY = "tilefold_gemm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,32 @@ def _main(facts: Facts, dims: list[str]) -> str | None:
     return max(reversed(dims), key=lambda d: facts.static.get(d) or 1 << 30)
 
 
+GemmTypes = tuple[DType, DType, DType]
+
+
+def gemm_name(types: GemmTypes) -> str:
+    """Name of the compiled multiplication of elements a, b into c."""
+    return "gemm_" + "_".join(t.value for t in types)
+
+
+def gemm_source(types: GemmTypes) -> str:
+    """The multiplication for one combination of element types, as a source of its own."""
+    a, b, c = (MEMORY[t] for t in types)
+    return f"""// Tile matrix multiplication: {types[0].value} x {types[1].value} -> {types[2].value}
+#include <tilefold_gemm.h>
+
+extern "C" TF_EXPORT void {GEMM_ENTRY}(int64_t M, int64_t N, int64_t K, const void* a, int64_t sam, int64_t sak,
+                                       const void* b, int64_t sbk, int64_t sbn, void* c, int64_t scm, int64_t scn,
+                                       bool accumulate) {{
+  tf::gemm(M, N, K, (const {a}*)a, sam, sak, (const {b}*)b, sbk, sbn, ({c}*)c, scm, scn, accumulate);
+}}
+"""
+
+
+def gemm_types(facts: Facts, s: Gemm) -> GemmTypes:
+    return facts.dtype(s.a.tensor), facts.dtype(s.b.tensor), facts.dtype(s.buf)
+
+
 def write_gemm(facts: Facts, scope: Scope, s: Gemm) -> None:
     """Write `s` as calls of `tf::gemm`, or as a plain reduction where an index is not linear."""
     r = roles(facts, s)
@@ -62,6 +90,7 @@ def write_gemm(facts: Facts, scope: Scope, s: Gemm) -> None:
         step = Step(s.buf, tuple(map(Index, dims)), dims, s.a * s.b, s.rdims, "sum", s.accumulate)
         NestWriter(facts, Scope(frozenset(), scope.lines), Group((step,), dims, None)).write()
         return
+    facts.gemms.setdefault(gemm_types(facts, s))
     accumulate = "true" if s.accumulate else "false"
     writer = NestWriter(facts, Scope(frozenset(), scope.lines), Group((), (), None))
     v = writer.values
@@ -75,7 +104,7 @@ def write_gemm(facts: Facts, scope: Scope, s: Gemm) -> None:
     b = _operand(v, facts, s.b, r.k, r.n)
     c = _operand(v, facts, Load(s.buf, tuple(map(Index, tile.buffer.dims))), r.m, r.n)
     extents = ", ".join(_length(facts, d) for d in (r.m, r.n, r.k))
-    v.line(f"tf::gemm({extents}, {a}, {b}, {c}, {accumulate});")
+    v.line(f"{gemm_name(gemm_types(facts, s))}({extents}, {a}, {b}, {c}, {accumulate});")
     for _ in (*r.batch, *r.outer_k):
         writer.close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import struct
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -15,27 +17,51 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Expr
 from tilefold.backends.cpp.affine import SIZE_LIMIT
 from tilefold.backends.cpp.compile import build, toolchain
-from tilefold.backends.cpp.render import ENTRY, render
+from tilefold.backends.cpp.contract import GEMM_ENTRY, gemm_name, gemm_source
+from tilefold.backends.cpp.render import ENTRY, render, render_linked
 from tilefold.errors import BackendError
 from tilefold.tile.ir import Kernel
 
-#: Source to the path of its shared library.
-Builder = Callable[[str, Kernel], Path]
+#: (C++ source, a name for it) to the path of its shared library.
+Builder = Callable[[str, str], Path]
 #: Argument layouts remembered a kernel; dynamic shapes make new ones.
 LAYOUTS = 4096
 
-_folder: tempfile.TemporaryDirectory[str] | None = None
+_folder: list[tempfile.TemporaryDirectory[str]] = []
+_loaded: dict[Path, ctypes.CDLL] = {}
 
 
-def build_uncached(source: str, kernel: Kernel) -> Path:
-    """A builder without a cache: into a directory of this process."""
-    global _folder
-    if _folder is None:
-        _folder = tempfile.TemporaryDirectory(prefix="tilefold-")
-    handle = tempfile.NamedTemporaryFile(dir=_folder.name, prefix=kernel.name, suffix=".so", delete=False)
-    handle.close()
-    build(source, Path(handle.name), toolchain())
-    return Path(handle.name)
+def build_uncached(source: str, name: str) -> Path:
+    """A builder without a cache: into a directory of this process, once a source."""
+    if not _folder:
+        _folder.append(tempfile.TemporaryDirectory(prefix="tilefold-"))
+    tools = toolchain()
+    key = hashlib.sha256(f"{source}{tools}".encode()).hexdigest()[:20]
+    path = Path(_folder[0].name) / f"{name}-{key}.so"
+    if not path.exists():
+        build(source, path, tools)
+    return path
+
+
+def _library(path: Path) -> ctypes.CDLL:
+    if path not in _loaded:
+        try:
+            _loaded[path] = ctypes.CDLL(str(path))
+        except OSError as err:
+            raise BackendError(f"the compiled library does not load: {err}") from None
+    return _loaded[path]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A loaded kernel: its function, and the addresses of the multiplications it calls."""
+
+    call: Callable[[bytes, int], None]
+    gemms: tuple[int, ...]
+
+
+#: What one set of shapes and strides needs: the function, how arguments are packed, all but the addresses.
+_Layout = tuple[Callable[[bytes, int], None], struct.Struct, tuple[int, ...]]
 
 
 class CppKernel:
@@ -44,22 +70,25 @@ class CppKernel:
     def __init__(self, kernel: Kernel, builder: Builder = build_uncached):
         self.kernel, self._builder = kernel, builder
         self.source = render(kernel)
-        self._entry = self._load(self.source)
+        self._entry = self._load(wide=False)
         self._params = tuple((t.name, t.dtype.torch_dtype) for t in kernel.tensors)
-        self._layouts: dict[tuple[object, ...], tuple[Callable[..., None], struct.Struct, tuple[int, ...]]] = {}
+        self._layouts: dict[
+            tuple[object, ...], tuple[Callable[[bytes, int], None], struct.Struct, tuple[int, ...]]
+        ] = {}
 
-    def _load(self, source: str) -> Callable[..., None]:
-        path = self._builder(source, self.kernel)
-        try:
-            entry = getattr(ctypes.CDLL(str(path)), ENTRY)
-        except (OSError, AttributeError) as err:
-            raise BackendError(f"kernel {self.kernel.name}: the compiled library does not load: {err}") from None
+    def _load(self, wide: bool) -> _Entry:
+        rendered = render_linked(self.kernel, wide)
+        entry = getattr(_library(self._builder(rendered.source, self.kernel.name)), ENTRY)
         entry.argtypes, entry.restype = (ctypes.c_char_p, ctypes.c_int64), None
-        return entry
+        gemms = []
+        for types in rendered.gemms:
+            function = getattr(_library(self._builder(gemm_source(types), gemm_name(types))), GEMM_ENTRY)
+            gemms.append(ctypes.cast(function, ctypes.c_void_p).value or 0)
+        return _Entry(entry, tuple(gemms))
 
     @cached_property
-    def _wide_entry(self) -> Callable[..., None]:
-        return self._load(render(self.kernel, wide=True))
+    def _wide_entry(self) -> _Entry:
+        return self._load(wide=True)
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Run on `tensors` (outputs are written in place) with the run-time integers `syms`.
@@ -80,9 +109,7 @@ class CppKernel:
                 raise ValueError(f"{self.kernel.name}: {name} is {x.dtype} on {x.device}, not {dtype} on cpu")
         entry(packer.pack(*[x.data_ptr() for x in xs], *numbers), torch.get_num_threads())
 
-    def _layout(
-        self, xs: list[torch.Tensor], syms: Mapping[str, int]
-    ) -> tuple[Callable[..., None], struct.Struct, tuple[int, ...]]:
+    def _layout(self, xs: list[torch.Tensor], syms: Mapping[str, int]) -> _Layout:
         """Check shapes, and lay out what does not change from call to call: strides and symbols."""
         k = self.kernel
         sizes: dict[str, int] = {}
@@ -97,9 +124,9 @@ class CppKernel:
                 raise ValueError(f"{k.name}: {t.name} has stride {x.stride(t.unit_axis)} on axis {t.unit_axis}, not 1")
             strides += x.stride()
         large = any(abs(n) >= SIZE_LIMIT for n in (*sizes.values(), *(syms[s] for s in k.syms)))
-        numbers = (*strides, *(syms[s] for s in k.syms))
-        packer = struct.Struct(f"{len(xs) + len(numbers)}q")
-        return (self._wide_entry if large else self._entry), packer, numbers
+        entry = self._wide_entry if large else self._entry
+        numbers = (*strides, *(syms[s] for s in k.syms), *entry.gemms)
+        return entry.call, struct.Struct(f"{len(xs) + len(numbers)}q"), numbers
 
 
 def _integer(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int]) -> int:

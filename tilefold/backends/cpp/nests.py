@@ -149,14 +149,24 @@ def _same_place(written: tuple[Expr, ...], touched: tuple[Expr, ...], dim: str) 
 
 
 def phases(g: Group) -> list[tuple[Step, ...]]:
-    """Runs of steps over the same dims that can be computed element by element together."""
+    """Runs of steps over the same dims that can be computed element by element together.
+
+    A step joins the latest phase that takes it, or becomes one right after the last that it depends on.
+    """
     out: list[list[Step]] = []
     for s in g.steps:
-        if out and _joins_phase(out[-1], s):
-            out[-1].append(s)
+        last = max((n for n, p in enumerate(out) if any(_conflict(s, t) for t in p)), default=-1)
+        joinable = [n for n in range(max(last, 0), len(out)) if _joins_phase(out[n], s)]
+        if joinable:
+            out[joinable[-1]].append(s)
         else:
-            out.append([s])
+            out.insert(last + 1, [s])
     return [tuple(p) for p in out]
+
+
+def _conflict(s: Step, t: Step) -> bool:
+    """Whether the order of two steps matters."""
+    return s.target in {a.tensor for a in accesses(t)} or t.target in {a.tensor for a in accesses(s)}
 
 
 def _joins_phase(phase: list[Step], s: Step) -> bool:
@@ -167,10 +177,8 @@ def _joins_phase(phase: list[Step], s: Step) -> bool:
     if any(set(r) != set(reduced[0]) for r in reduced):
         return False
     for p in phase:
-        mine, theirs = (
-            [a for a in accesses(s) if a.tensor == p.target],
-            [a for a in accesses(p) if a.tensor == s.target],
-        )
+        mine = [a for a in accesses(s) if a.tensor == p.target]
+        theirs = [a for a in accesses(p) if a.tensor == s.target]
         if (p.rdims and mine) or (s.rdims and theirs):
             return False  # a reduction is complete only after the loops
         if any(a.index != p.index for a in mine) or any(a.index != s.index for a in theirs):

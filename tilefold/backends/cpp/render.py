@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tilefold.algebra.expr import Expr
-from tilefold.backends.cpp.contract import write_gemm
+from tilefold.backends.cpp.contract import GemmTypes, gemm_name, write_gemm
 from tilefold.backends.cpp.loops import NestWriter
 from tilefold.backends.cpp.nests import Step, groups, step_of
 from tilefold.backends.cpp.scope import MEMORY, Facts, Scope, Tile, const_int, product
@@ -17,14 +19,29 @@ STACK_BYTES = 256 * 1024
 ENTRY = "tilefold_kernel"
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Source of a kernel, and the matrix multiplications whose addresses it takes after its other arguments."""
+
+    source: str
+    gemms: tuple[GemmTypes, ...]
+
+
 def render(kernel: Kernel, wide: bool = False) -> str:
     """C++ source of `kernel`. `wide`: for launches with sizes of `affine.SIZE_LIMIT` and above.
 
     The entry is `void tilefold_kernel(const int64_t* args, int64_t threads)`; args holds the address
-    of every tensor, then the strides (elements) of every tensor, then the values of `kernel.syms`.
-    BackendError: a statement that the C++ back end cannot express.
+    of every tensor, then the strides (elements) of every tensor, the values of `kernel.syms` and the
+    addresses of the multiplications. BackendError: a statement that C++ cannot express.
     """
-    return _Renderer(kernel, wide).source()
+    return render_linked(kernel, wide).source
+
+
+def render_linked(kernel: Kernel, wide: bool = False) -> Rendered:
+    """As `render`, with what the kernel needs beside its source."""
+    r = _Renderer(kernel, wide)
+    source = r.source()
+    return Rendered(source, tuple(r.facts.gemms))
 
 
 class _Renderer:
@@ -32,20 +49,29 @@ class _Renderer:
         self.kernel = kernel
         self.facts = Facts(kernel, wide)
         self.stack = 0
+        self.arguments_end = 0
         self.arena: list[str] = []  # C++ texts of the bytes of each arena tile
         self.head: list[str] = []
 
     # ------------------------------------------------------------ the whole file
     def source(self) -> str:
         head, body = self.arguments(), self.grid_body()
-        out = [*self.comment(), "#include <tilefold_gemm.h>", "#include <tilefold_math.h>"]
-        out += [
-            "#include <tilefold_parallel.h>",
-            "",
-            f'extern "C" __attribute__((visibility("default"))) void {ENTRY}(const int64_t* args, int64_t threads) {{',
+        headers = ["math", "parallel"] + (["select"] if any("tf::Slots" in x for x in body) else [])
+        gemms = [
+            f"const auto {gemm_name(types)} = (tf::gemm_fn)args[{self.arguments_end + n}];"
+            for n, types in enumerate(self.facts.gemms)
         ]
-        out += [f"  {x}" for x in head + self.head + body]
-        return "\n".join([*out, "}", ""])
+        return "\n".join(
+            [
+                *self.comment(),
+                *(f"#include <tilefold_{h}.h>" for h in headers),
+                "",
+                f'extern "C" TF_EXPORT void {ENTRY}(const int64_t* args, int64_t threads) {{',
+                *(f"  {x}" for x in head + gemms + self.head + body),
+                "}",
+                "",
+            ]
+        )
 
     def comment(self) -> list[str]:
         k = self.kernel
@@ -80,6 +106,7 @@ class _Renderer:
             lines.append(f"[[maybe_unused]] const int64_t {f.names[f'size {d}']} = {self.integer(e)};")
             f.ranges[d] = ("0", f.names[f"size {d}"])
             f.static[d] = const_int(e)
+        self.arguments_end = at
         return lines
 
     def integer(self, e: Expr) -> str:

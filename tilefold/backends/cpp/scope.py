@@ -21,78 +21,10 @@ MEMORY: Mapping[DType, str] = {
 }  # fmt: skip
 
 _TAKEN = frozenset(
-    [
-        "alignas",
-        "and",
-        "auto",
-        "bool",
-        "break",
-        "case",
-        "char",
-        "class",
-        "const",
-        "continue",
-        "default",
-        "delete",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "extern",
-        "false",
-        "float",
-        "for",
-        "friend",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "namespace",
-        "new",
-        "not",
-        "operator",
-        "or",
-        "private",
-        "public",
-        "register",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "template",
-        "this",
-        "true",
-        "try",
-        "typedef",
-        "union",
-        "unsigned",
-        "using",
-        "virtual",
-        "void",
-        "volatile",
-        "while",
-        "xor",
-        "tf",
-        "args",
-        "threads",
-        "item",
-        "mem",
-        "w",
-        "log",
-        "exp",
-        "main",
-        "abs",
-        "round",
-        "floor",
-        "ceil",
-        "sin",
-        "cos",
-        "pow",
-    ]
+    """alignas and auto bool break case char class const continue default delete do double else enum extern false
+    float for friend goto if inline int long namespace new not operator or private public register return short
+    signed sizeof static struct switch template this true try typedef union unsigned using virtual void volatile
+    while xor tf args threads item item_rest mem mem_bytes arena w main""".split()  # noqa: SIM905
 )
 
 
@@ -143,6 +75,7 @@ class Facts:
     static: dict[str, int | None] = field(default_factory=dict)
     tiles: dict[str, Tile] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    gemms: dict[tuple[DType, DType, DType], None] = field(default_factory=dict)  # multiplications called, in order
 
     def name(self, wanted: str) -> str:
         """A C++ identifier near `wanted` that nothing else has."""

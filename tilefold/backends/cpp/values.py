@@ -302,25 +302,10 @@ def _nodes(e: Expr) -> Iterable[Expr]:
 
 #: Rough cycles a vector: what is worth hoisting or a narrower strip.
 HEAVY = frozenset(
-    [
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log1p",
-        "tanh",
-        "sigmoid",
-        "erf",
-        "sin",
-        "cos",
-        "pow",
-        "rsqrt",
-        "sqrt",
-        "div",
-        "floordiv",
-        "mod",
-    ]
+    (
+        *("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "erf", "sin", "cos"),
+        *("pow", "rsqrt", "sqrt", "div", "floordiv", "mod"),
+    )
 )
 
 

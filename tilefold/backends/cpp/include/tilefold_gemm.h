@@ -285,13 +285,22 @@ static void gemm(int64_t M, int64_t N, int64_t K, const TA* a, int64_t sam, int6
       });
     } else if (scn != 1 && scm == 1) {
       gemm(N, M, K, b, sbn, sbk, a, sak, sam, c, scn, scm, accumulate);
-    } else if (scn != 1 || (N < kWidth<T> && M > N && sam == 1 && scm != 1)) {
-      static thread_local Arena arena;  // C is scattered, or too narrow for vectors along n
+    } else if (scn != 1) {  // C is scattered
+      static thread_local Arena arena;
+      T* t = (T*)arena.reserve(M * N * int64_t(sizeof(T)));
+      gemm(M, N, K, a, sam, sak, b, sbk, sbn, t, N, int64_t(1), false);
+      for (int64_t m = 0; m < M; ++m)
+        for (int64_t n = 0; n < N; ++n) {
+          T* p = c + m * scm + n * scn;
+          *p = (accumulate ? *p : T(0)) + t[m * N + n];
+        }
+    } else if (N < kWidth<T> && M > N && sam == 1 && scm != 1) {  // C is too narrow for vectors along n
+      static thread_local Arena arena;
       T* t = (T*)arena.reserve(M * N * int64_t(sizeof(T)));
       gemm(N, M, K, b, sbn, sbk, a, sak, sam, t, M, int64_t(1), false);
       for (int64_t m = 0; m < M; ++m)
         for (int64_t n = 0; n < N; ++n) {
-          T* p = c + m * scm + n * scn;
+          T* p = c + m * scm + n;
           *p = (accumulate ? *p : T(0)) + t[n * M + m];
         }
     } else if (M <= 4 && sbn == 1) {
@@ -303,37 +312,5 @@ static void gemm(int64_t M, int64_t N, int64_t K, const TA* a, int64_t sam, int6
     }
   }
 }
-
-// ---------------------------------------------------------------- the best elements
-// Slots of a Select statement, best first, kept in the tile itself; ties keep what came first
-template <bool Down, class T, class MV, class MI>
-struct Slots {
-  MV* values;
-  MI* indices;
-  int64_t count, filled;
-  T worst;
-  static TF_INLINE bool better(T a, T b) { return a != a ? b == b : Down ? a < b : a > b; }
-  TF_INLINE Slots(MV* values, MI* indices, int64_t count, T start, bool accumulate)
-      : values(values), indices(indices), count(count), filled(0), worst(start) {
-    if (!accumulate)
-      for (int64_t n = 0; n < count; ++n) {
-        store1(values + n, start);
-        store1(indices + n, int64_t(-1));
-      }
-    while (filled < count && int64_t(load1(indices + filled)) != -1) ++filled;
-    if (count > 0) worst = T(load1(values + count - 1));
-  }
-  TF_INLINE bool beats(T x) const { return (filled < count || better(x, worst)) && count > 0; }
-  void insert(T x, int64_t index) {
-    int64_t at = filled < count ? filled++ : count - 1;
-    for (; at > 0 && better(x, T(load1(values + at - 1))); --at) {
-      values[at] = values[at - 1];
-      indices[at] = indices[at - 1];
-    }
-    store1(values + at, x);
-    store1(indices + at, index);
-    worst = T(load1(values + count - 1));
-  }
-};
 
 }  // namespace tf

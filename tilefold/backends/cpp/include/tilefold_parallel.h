@@ -1,4 +1,4 @@
-// The grid of a kernel on the OpenMP runtime that torch has loaded, and memory for its tiles.
+// What a kernel stands on: the grid on the OpenMP runtime that torch has loaded, and memory for its tiles.
 //
 // GOMP_parallel is the entry point that both libgomp and LLVM's libomp offer; calling it directly
 // needs neither compiler's OpenMP code generation nor a second runtime.
@@ -65,6 +65,9 @@ template <int N> TF_INLINE V<int64_t, N> clamp_index(V<int64_t, N> i, int64_t ex
   const V<int64_t, N> last = splat<N>(max64(extent - 1, 0)), zero = splat<N>(int64_t(0));
   return select(lt(i, zero), zero, select(gt(i, last), last, i));
 }
+// matrix multiplication, compiled once for each combination of element types (tilefold_gemm.h)
+typedef void (*gemm_fn)(int64_t M, int64_t N, int64_t K, const void* a, int64_t sam, int64_t sak, const void* b, int64_t sbk,
+                        int64_t sbn, void* c, int64_t scm, int64_t scn, bool accumulate);
 TF_INLINE int64_t tiles(int64_t size, int64_t tile) { return size <= 0 ? 0 : (size + tile - 1) / tile; }
 
 }  // namespace tf

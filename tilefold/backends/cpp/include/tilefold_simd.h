@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define TF_INLINE __attribute__((always_inline)) inline
+#define TF_EXPORT __attribute__((visibility("default")))
 
 namespace tf {
 
@@ -73,9 +74,7 @@ TF_INLINE V<T, N> splat(T x) {
     const V<T, N / 2> h = splat<N / 2>(x);
     return {h, h};
   } else {
-    V<T, N> out;
-    for (int l = 0; l < N; ++l) out.r[l] = x;
-    return out;
+    return {x - typename V<T, N>::native{}};
   }
 }
 template <int N>
