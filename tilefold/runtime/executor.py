@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +29,7 @@ def build_cached(source: str, name: str) -> Path:
 
 
 def load_kernel(kernel: Kernel) -> Launch:
-    """`kernel`, ready to be called; compiled at most once a process for equal kernels and settings.
+    """`kernel`, ready to be called; compiled once a machine for equal kernels and settings.
 
     Without a C++ compiler the tile interpreter runs it, slowly: that is said once a process.
     BackendError: the compiler is there but the kernel does not compile.
@@ -45,9 +45,4 @@ def load_kernel(kernel: Kernel) -> Launch:
                 stacklevel=2,
             )
         return partial(run_kernel, kernel)
-    return _compiled(kernel)
-
-
-@lru_cache(maxsize=4096)
-def _compiled(kernel: Kernel) -> CppKernel:
     return CppKernel(kernel, build_cached)
