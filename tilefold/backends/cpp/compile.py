@@ -22,7 +22,7 @@ from tilefold.errors import BackendError
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
-    "-std=c++20", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+    "-std=c++20", "-O2", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
     "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fno-semantic-interposition", "-Wno-psabi",
 )  # fmt: skip
 TIMEOUT_S = 300

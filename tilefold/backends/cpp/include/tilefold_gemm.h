@@ -38,26 +38,26 @@ static __attribute__((noinline)) void micro(int64_t K, const T* a, int64_t sam, 
   constexpr int L = kWidth<T>;
   typedef typename V<T, L>::native vec;
   vec t[MR][NV];
-#pragma GCC unroll 16
+  TF_UNROLL
   for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
+    TF_UNROLL
     for (int n = 0; n < NV; ++n) t[m][n] = accumulate ? load_full<L>(c + m * scm + n * L).r : vec{};
   for (int64_t k = 0; k < K; ++k) {
     vec bv[NV];
-#pragma GCC unroll 4
+    TF_UNROLL
     for (int n = 0; n < NV; ++n) bv[n] = load_full<L>(b + n * L).r;
-#pragma GCC unroll 16
+    TF_UNROLL
     for (int m = 0; m < MR; ++m) {
       const vec av = splat<L>(a[m * sam]).r;
-#pragma GCC unroll 4
+      TF_UNROLL
       for (int n = 0; n < NV; ++n) t[m][n] += av * bv[n];
     }
     a += sak;
     b += sbk;
   }
-#pragma GCC unroll 16
+  TF_UNROLL
   for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
+    TF_UNROLL
     for (int n = 0; n < NV; ++n) store_full(c + m * scm + n * L, V<T, L>{t[m][n]});
 }
 // all rows of one panel of NV vectors
@@ -79,6 +79,7 @@ TF_INLINE void transpose8(V<float, 8> (&r)[8]) {
     typedef float v8 __attribute__((vector_size(32)));
     typedef int i8 __attribute__((vector_size(32)));
     v8 t[8], u[8];
+    TF_UNROLL
     for (int i = 0; i < 8; i += 2) {
       v8 x, y;
       memcpy(&x, &r[i], 32);
@@ -86,11 +87,14 @@ TF_INLINE void transpose8(V<float, 8> (&r)[8]) {
       t[i] = __builtin_shuffle(x, y, i8{0, 8, 1, 9, 4, 12, 5, 13});
       t[i + 1] = __builtin_shuffle(x, y, i8{2, 10, 3, 11, 6, 14, 7, 15});
     }
+    TF_UNROLL
     for (int i = 0; i < 8; i += 4)
+      TF_UNROLL
       for (int j = 0; j < 2; ++j) {
         u[i + 2 * j] = __builtin_shuffle(t[i + j], t[i + j + 2], i8{0, 1, 8, 9, 4, 5, 12, 13});
         u[i + 2 * j + 1] = __builtin_shuffle(t[i + j], t[i + j + 2], i8{2, 3, 10, 11, 6, 7, 14, 15});
       }
+    TF_UNROLL
     for (int i = 0; i < 4; ++i) {
       const v8 lo = __builtin_shuffle(u[i], u[i + 4], i8{0, 1, 2, 3, 8, 9, 10, 11});
       const v8 hi = __builtin_shuffle(u[i], u[i + 4], i8{4, 5, 6, 7, 12, 13, 14, 15});
@@ -98,7 +102,9 @@ TF_INLINE void transpose8(V<float, 8> (&r)[8]) {
       memcpy(&r[i + 4], &hi, 32);
     }
   } else {
+    TF_UNROLL
     for (int i = 0; i < 8; ++i)
+      TF_UNROLL
       for (int j = 0; j < i; ++j) {
         const float x = lane(r[i], j);
         set_lane(r[i], j, lane(r[j], i));
@@ -127,12 +133,15 @@ static void pack_panel(T* out, int64_t width, const TB* b, int64_t sbk, int64_t 
       for (; done + 8 <= K; done += 8)
         for (int64_t n = 0; n < width; n += 8) {
           V<float, 8> r[8];
+          TF_UNROLL
           for (int i = 0; i < 8; ++i)
             r[i] = n + i < cols ? convert<float>(load(b + (n + i) * sbn + done, Full<8>{})) : splat<8>(0.0f);
           transpose8(r);
           if (n + 8 <= width)
+            TF_UNROLL
             for (int i = 0; i < 8; ++i) store_full(out + (done + i) * width + n, r[i]);
           else
+            TF_UNROLL
             for (int i = 0; i < 8; ++i) store_part(out + (done + i) * width + n, r[i], int(width - n));
         }
     }
@@ -203,11 +212,14 @@ static void gemm_rows(int64_t N, int64_t K, const TA* a, int64_t sam, int64_t sa
   constexpr int W = (R == 1 ? 8 : R == 2 ? 4 : 2) * kWidth<T>;
   strips<W>(0, N, [&](auto w, int64_t n) TF_BODY {
     V<T, W> t[R];
+    TF_UNROLL
     for (int r = 0; r < R; ++r) t[r] = accumulate ? convert<T>(load(c + r * scm + n, w)) : splat<W>(T(0));
     for (int64_t k = 0; k < K; ++k) {
       const V<T, W> bv = convert<T>(load(b + k * sbk + n, w));
+      TF_UNROLL
       for (int r = 0; r < R; ++r) t[r] = t[r] + splat<W>(load_as<T>(a + r * sam + k * sak)) * bv;
     }
+    TF_UNROLL
     for (int r = 0; r < R; ++r) store(c + r * scm + n, t[r], w);
   });
 }
@@ -220,15 +232,19 @@ static void gemm_dots(int64_t N, int64_t K, const TA* a, int64_t sar, int64_t sa
   alignas(64) T rows[R][KC];
   for (int64_t k0 = 0; k0 < K; k0 += KC) {
     const int64_t kc = min64(KC, K - k0);
+    TF_UNROLL
     for (int r = 0; r < R; ++r)
       for (int64_t k = 0; k < kc; ++k) rows[r][k] = load_as<T>(a + r * sar + (k0 + k) * sak);
     for (int64_t n = 0; n < N; ++n) {
       V<T, W> t[R];
+      TF_UNROLL
       for (int r = 0; r < R; ++r) t[r] = splat<W>(T(0));
       strips<W>(0, kc, [&](auto w, int64_t k) TF_BODY {
         const V<T, W> bv = convert<T>(load(b + n * sbn + k0 + k, w));
+        TF_UNROLL
         for (int r = 0; r < R; ++r) t[r] = t[r] + convert<T>(load(&rows[r][k], w)) * bv;
       });
+      TF_UNROLL
       for (int r = 0; r < R; ++r) {
         T& out = c[r * scr + n * scn];
         out = (accumulate || k0 > 0 ? out : T(0)) + sum_lanes(t[r]);

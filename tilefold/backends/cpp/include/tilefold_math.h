@@ -11,6 +11,7 @@ namespace tf {
 
 #define TF_LANEWISE(name, call)                                               \
   template <int N> TF_INLINE V<double, N> name(V<double, N> x) {              \
+    TF_UNROLL                                                                 \
     for (int l = 0; l < N; ++l) set_lane(x, l, call(lane(x, l)));             \
     return x;                                                                 \
   }
@@ -87,6 +88,7 @@ template <int N> TF_INLINE V<float, N> sqrt(V<float, N> x) {
   if constexpr (N == 8) return {__builtin_ia32_sqrtps256(x.r)};
   else if constexpr (N > 8) return join(sqrt(low(x)), sqrt(high(x)));
 #endif
+  TF_UNROLL
   for (int l = 0; l < N; ++l) set_lane(x, l, __builtin_sqrtf(lane(x, l)));
   return x;
 }
@@ -131,7 +133,7 @@ template <int N> TF_INLINE V<double, N> exp_scaled(V<double, N> n, V<double, N> 
   V<double, N> p = splat<N>(1.0 / 6227020800.0);
   const double c[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
                       1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5};
-#pragma GCC unroll 11
+  TF_UNROLL
   for (int k = 0; k < 11; ++k) p = p * r + splat<N>(c[k]);
   const V<double, N> y = p * (r * r) + r + splat<N>(1.0);
   const V<int64_t, N> e = convert<int64_t>(convert<int32_t>(n)), half = e >> 1, bias = splat<N>(int64_t(1023));
@@ -171,7 +173,7 @@ template <int N> TF_INLINE V<float, N> log(V<float, N> x) {
   const float c[] = {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
                      -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
   V<float, N> p = splat<N>(7.0376836292e-2f);
-#pragma GCC unroll 8
+  TF_UNROLL
   for (int k = 0; k < 8; ++k) p = p * m + splat<N>(c[k]);
   V<float, N> y = p * m * z + n * splat<N>(-2.12194440e-4f);
   y = y - z * splat<N>(0.5f);
@@ -190,7 +192,7 @@ template <int N> TF_INLINE V<double, N> log(V<double, N> x) {
   const double c[] = {1.531383769920937332e-01, 1.818357216161805012e-01, 2.222219843214978396e-01,
                       2.857142874366239149e-01, 3.999999999940941908e-01, 6.666666666666735130e-01};
   V<double, N> p = splat<N>(1.479819860511658591e-01);
-#pragma GCC unroll 6
+  TF_UNROLL
   for (int k = 0; k < 6; ++k) p = p * z + splat<N>(c[k]);
   const V<double, N> tail = s * (hfsq + p * z) + n * splat<N>(1.90821492927058770002e-10);
   return log_edges(x, n * splat<N>(6.93147180369123816490e-1) - ((hfsq - tail) - f));
@@ -335,6 +337,7 @@ template <class T> TF_INLINE T mod(T a, T b) {
 }
 #define TF_PAIRWISE(name, T)                                                  \
   template <int N> TF_INLINE V<T, N> name(V<T, N> a, V<T, N> b) {             \
+    TF_UNROLL                                                                 \
     for (int l = 0; l < N; ++l) set_lane(a, l, name(lane(a, l), lane(b, l))); \
     return a;                                                                 \
   }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define TF_INLINE __attribute__((always_inline)) inline
+#define TF_UNROLL _Pragma("GCC unroll 32")
 #define TF_EXPORT __attribute__((visibility("default")))
 
 namespace tf {
@@ -172,6 +173,7 @@ template <class T, int N> TF_INLINE M<N> to_mask(V<T, N> a) { return ne(a, splat
 template <int N> TF_INLINE M<N> first_lanes(int n) {
   V<int32_t, N> at;
   if constexpr (V<int32_t, N>::base) {
+    TF_UNROLL
     for (int l = 0; l < N; ++l) at.r[l] = l;
     return lt(at, splat<N>(int32_t(n)));
   } else {
@@ -182,6 +184,7 @@ template <int N> TF_INLINE M<N> first_lanes(int n) {
 template <class T, int N> TF_INLINE V<T, N> iota(T first) {
   if constexpr (V<T, N>::base) {
     V<T, N> at;
+    TF_UNROLL
     for (int l = 0; l < N; ++l) at.r[l] = T(l);
     return at + splat<N>(first);
   } else {
@@ -364,6 +367,7 @@ template <int N, class T> TF_INLINE V<T, N> load_part(const T* p, int n) {
     }
 #endif
     V<T, N> out = splat<N>(T(0));
+    TF_UNROLL
     for (int l = 0; l < N; ++l)
       if (l < n) out.r[l] = p[l];
     return out;
@@ -383,6 +387,7 @@ template <class T, int N> TF_INLINE void store_part(T* p, V<T, N> x, int n) {
       return;
     }
 #endif
+    TF_UNROLL
     for (int l = 0; l < N; ++l)
       if (l < n) p[l] = x.r[l];
   }
@@ -403,6 +408,7 @@ template <class T, class W> TF_INLINE auto load_strided(const T* p, int64_t stri
   constexpr int N = W::lanes;
   if (stride == 1) return load(p, w);
   V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
+  TF_UNROLL
   for (int l = 0; l < N; ++l)
     if (W::full || l < w.n) set_lane(out, l, ((const raw_t<T>*)p)[l * stride]);
   return widen<T>(out);
@@ -411,18 +417,21 @@ template <class T, class X, class W> TF_INLINE void store_strided(T* p, int64_t 
   constexpr int N = W::lanes;
   if (stride == 1) return store(p, x, w);
   const V<raw_t<T>, N> r = narrow<T>(x);
+  TF_UNROLL
   for (int l = 0; l < N; ++l)
     if (W::full || l < w.n) ((raw_t<T>*)p)[l * stride] = lane(r, l);
 }
 // elements at `offset` (in elements), lane by lane
 template <class T, int N, class W> TF_INLINE auto gather(const T* p, V<int64_t, N> offset, W w) {
   V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
+  TF_UNROLL
   for (int l = 0; l < N; ++l)
     if (W::full || l < w.n) set_lane(out, l, ((const raw_t<T>*)p)[lane(offset, l)]);
   return widen<T>(out);
 }
 template <class T, class X, int N, class W> TF_INLINE void scatter(T* p, V<int64_t, N> offset, X x, W w) {
   const V<raw_t<T>, N> r = narrow<T>(x);
+  TF_UNROLL
   for (int l = 0; l < N; ++l)
     if (W::full || l < w.n) ((raw_t<T>*)p)[lane(offset, l)] = lane(r, l);
 }
@@ -431,6 +440,7 @@ template <class T, class W> TF_INLINE auto load_clamped(const T* p, int64_t firs
   constexpr int N = W::lanes;
   if (first >= 0 && first + w.n <= extent) return load_strided(p + first * stride, stride, w);
   V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
+  TF_UNROLL
   for (int l = 0; l < N; ++l) {
     const int64_t at = first + l < 0 ? 0 : first + l < extent ? first + l : extent - 1;
     if (extent > 0 && (W::full || l < w.n)) set_lane(out, l, ((const raw_t<T>*)p)[at * stride]);
