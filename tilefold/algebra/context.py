@@ -63,10 +63,15 @@ class Context:
     cascade: Cascade
     options: Options
     infos: dict[str, Info] = field(default_factory=dict)
+    bodies: dict[str, Expr] = field(default_factory=dict)
     values: dict[str, tuple[tuple[str, ...], Expr]] = field(default_factory=dict)
     finish: list[tuple[str, Expr]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     count: str | None = None
+    totals: dict[str, tuple[Load, ...]] = field(default_factory=dict)
+    """The state variables that a reduction adds up itself (the other loads in its value are D)."""
+    linear: set[str] = field(default_factory=set)
+    """State variables moved by linear repair, which uses other sums beside D."""
 
     @property
     def axes(self) -> frozenset[str]:

@@ -15,11 +15,12 @@ from tilefold.algebra.check import check_fold
 from tilefold.algebra.context import Context, Options, identity_const
 from tilefold.algebra.expr import Expr, Index, Load, Size, call, walk
 from tilefold.algebra.facts import ANY
-from tilefold.algebra.fold import Fold, StateVar
+from tilefold.algebra.fold import Check, Fold, StateVar
 from tilefold.algebra.growth import can_overflow
 from tilefold.algebra.order import Value, derive_order
 from tilefold.algebra.separate import Inseparable, Scope, transparent
 from tilefold.algebra.sums import derive_product, derive_sum
+from tilefold.algebra.symbolic import prove, prove_methods
 from tilefold.errors import NotFusibleError
 
 _ROUNDING_HINT = (
@@ -41,18 +42,33 @@ def derive_fold(cascade: Cascade, *, ignore_rounding: bool = False) -> Fold:
 @lru_cache(maxsize=1024)
 def _derive(cascade: Cascade, dtypes: tuple[object, ...], ignore_rounding: bool) -> Fold:
     bodies = _without_rounding(cascade) if ignore_rounding else cascade.reductions
-    failed = ""
+    failed: list[Check] = []
     for extremes in (False, True):
         ctx = _derive_all(cascade, Options(ignore_rounding=ignore_rounding, extremes=extremes))
         fold = _fold_of(ctx)
         checks = check_fold(cascade, fold, bodies, _unbounded(ctx))
         bad = [c for c in checks if not c.ok]
+        failed = failed or bad
         if not bad:
-            return replace(fold, checks=checks)
-        failed = failed or f"{bad[0].name}: {bad[0].detail}"
-    raise NotFusibleError(
-        f"derivation failed its own check: {failed}", reduction=failed.split(": ")[-1].split(" ")[0] or None
-    )
+            return replace(fold, checks=_proof(cascade, ignore_rounding) + checks)
+    raise _own_check_failed(failed[0])
+
+
+def _proof(cascade: Cascade, ignore_rounding: bool) -> tuple[Check, ...]:
+    """The laws, proved on the unguarded form in use, and the two methods' agreement on the papers' form."""
+    plain = _derive_all(cascade, Options(guards=False, ignore_rounding=ignore_rounding))
+    checks = prove(plain)
+    if any(s.law == "delay" for s in plain.steps) and not plain.linear:
+        paper = _derive_all(cascade, Options(guards=False, delay=False, ignore_rounding=ignore_rounding))
+        checks = tuple({c.name: c for c in checks + prove_methods(paper)}.values())
+    for c in checks:
+        if not c.ok:
+            raise _own_check_failed(c)
+    return checks
+
+
+def _own_check_failed(c: Check) -> NotFusibleError:
+    return NotFusibleError(f"derivation failed its own check: {c.name}: {c.detail}")
 
 
 def _without_rounding(cascade: Cascade) -> tuple[Reduction, ...]:
@@ -82,6 +98,7 @@ def _derive_all(cascade: Cascade, options: Options) -> Context:
                 loc=r.loc,
                 hint=_ROUNDING_HINT if rounds else None,
             ) from None
+        ctx.bodies[r.name] = transparent(ctx.resolve(r.body), ctx.scope)
         ctx.values[r.name] = (r.dims, value.loop)
         ctx.finish.append((r.name, _for_empty(r, value.final, ctx) if options.guards else value.final))
         if r.index_name is not None:

@@ -170,12 +170,14 @@ class Part:
     """What a group of a sum became: the variable that holds it, and the factor left for finish.
 
     `hidden`: conditions under which a guarded shift has no value at the final D: the result is NaN.
+    `total`: the load in `value` that is a sum, where there are others.
     """
 
     value: Expr
     delayed: Mono
     kept: Mono
     hidden: tuple[Expr, ...] = ()
+    total: Load | None = None
 
 
 def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ctx: Context) -> Part:
@@ -206,6 +208,7 @@ def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ct
         sums[i] = own(r, var, functions[i], i)
         dtype, dims = r.dtype.compute, (used_dims(r, functions[i]) if i else r.dims)
         ctx.add(StateVar(var, "sum", dims, dtype, identity_const("sum", dtype), ctx.new(element), repair), functions[i])
+        ctx.linear.add(var)
     ctx.law("linear repair", _describe(r, functions, sums, shifts, ctx))
     hidden = tuple(dict.fromkeys(t for s in shifts for t in hidden_tests(s.running, ctx)))
     return Part(sums[0], delayed, kept, hidden)

@@ -57,6 +57,7 @@ def _add(r: Reduction, reducer: str, element: Expr, repair: Expr | None, plain: 
     start = identity_const(reducer, dtype)
     var = StateVar(r.name, reducer, r.dims, dtype, start, ctx.new(element), repair, r.index_name)
     ctx.add(var, plain)
+    ctx.totals[r.name] = (own_load(var),)
     return own_load(var)
 
 

@@ -32,6 +32,7 @@ def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
         make = linear_part if group_is_polynomial(g) else _scalar_part
         parts.append(make(r, g, core, delayed, name, ctx))
         _explain(r, g, delayed, ctx)
+    ctx.totals[r.name] = tuple(n for p in parts for n in ctx.deps(p.value) if p.total in (None, n))
     value = sm.total(apply(p.value, p.delayed) for p in parts)
     final = sm.total(_corrected(p, ctx) for p in parts)
     return value, final
@@ -91,7 +92,7 @@ def _repeated(r: Reduction, g: Group, ctx: Context) -> Part:
     """A body that is the same for every element: count times the body."""
     n = ctx.counter(r.dtype)
     ctx.law("constant body", f"every element adds the same {show(g.expr)}: the count of elements times it")
-    return Part(sm.mul(n, g.expr), NONE, NONE)
+    return Part(sm.mul(n, g.expr), NONE, NONE, total=n)
 
 
 def _corrected(p: Part, ctx: Context) -> Expr:
@@ -143,6 +144,7 @@ def derive_product(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
         repair = sm.mul(load, call("pow", rate, ctx.old(n)))
         ctx.law("product repair", f"{r.name}: the product of G * H over n elements moves by (H(D')/H(D))**n")
     ctx.add(StateVar(r.name, "prod", r.dims, dtype, identity_const("prod", dtype), ctx.new(element), repair), body)
+    ctx.totals[r.name] = (load,)
     final: Expr = load
     for atom, p in h.items():
         c = correction(atom, p, ctx) if ctx.options.guards else None
