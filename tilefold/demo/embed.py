@@ -21,7 +21,7 @@ from rich.table import Table
 from tilefold.demo import encoder, lines
 from tilefold.demo.encoder import Batch, Pretrained
 from tilefold.errors import TilefoldError
-from tilefold.explain.report import Report, explain
+from tilefold.explain.report import explain
 from tilefold.suites.timing import Series, interleave
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -111,7 +111,7 @@ def _first_passes(
 
 def _explain(model: Pretrained, batch: Batch, report: Path, console: Console) -> None:
     with console.status("explaining what was fused"), torch.no_grad():
-        page: Report = explain(model.encoder, batch.input_ids, batch.attention_mask)
+        page = explain(model.encoder, batch.input_ids, batch.attention_mask)
         page.to_html(report)
     console.print(str(page), markup=False, highlight=False)
     console.print(f"the whole explanation, with derivations and code: [bold]{report}[/]\n")
