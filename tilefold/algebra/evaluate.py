@@ -144,7 +144,7 @@ def reduce_values(x: torch.Tensor, reducer: str, axes: Sequence[int]) -> torch.T
     if not axes:
         return x
     kept = [a for a in range(x.ndim) if a not in axes]
-    flat = x.permute(*kept, *axes).reshape(*[x.shape[a] for a in kept], -1)
+    flat = x.permute(*kept, *axes).reshape(*[x.shape[a] for a in kept], math.prod(x.shape[a] for a in axes))
     if flat.shape[-1] == 0:
         return torch.full(flat.shape[:-1], identity_of(reducer, x.dtype), dtype=x.dtype)
     match reducer:
