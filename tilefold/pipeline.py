@@ -18,6 +18,7 @@ import torch
 
 from tilefold.algebra.expr import Index, Load
 from tilefold.block.fuse import Fused, FusedKernel, fuse
+from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.sizes import shape_function
@@ -29,13 +30,15 @@ from tilefold.tile.verify import verify as verify_tile
 
 #: "fused": one kernel wherever it is legal. "fast": products go to the library where that is faster.
 Goal = Literal["fused", "fast"]
+#: Parallel blocks that fusion preserves on machines with many cores.
+MOST_WORKERS = 16
 
 
 def compile_program(p: Program, *, goal: Goal = "fast") -> CompiledProgram:
     """Compile a tensor program (normalised: `tensor.passes`). TilefoldError where that is impossible."""
     apart = library_products(p, this_machine()) if goal == "fast" else frozenset()
-    fused = fuse(p, apart)
-    return CompiledProgram(p, fused, tuple(_step(p, k) for k in fused.kernels))
+    fused = fuse(p, apart, workers=max(ENOUGH_PARALLEL, min(MOST_WORKERS, torch.get_num_threads())))
+    return CompiledProgram(fused.program, fused, tuple(_step(fused.program, k) for k in fused.kernels))
 
 
 def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:

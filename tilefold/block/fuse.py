@@ -8,7 +8,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, tensors_read
 from tilefold.block.bounds import bound_loops
 from tilefold.block.build import build_nest
-from tilefold.block.group import Group, Grouping, group
+from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, group
 from tilefold.block.ir import Block, Result, exprs_of, walk
 from tilefold.block.split import split, worth_splitting
 from tilefold.block.stages import StagePlan, plan_stages
@@ -16,6 +16,7 @@ from tilefold.block.tidy import tidy
 from tilefold.block.verify import verify
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Input, Program
+from tilefold.tensor.reduction_laws import align_reductions
 
 #: A dim of extent 1 that kernels without a parallel dim are "parallel" over.
 UNIT = "unit"
@@ -31,19 +32,23 @@ class FusedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """Kernels in execution order; `apart` members are left to a library (a group of one each)."""
+    """The program as it was grouped (after `reduction_laws`), and its kernels in execution order."""
 
+    program: Program
     kernels: tuple[FusedKernel, ...]
     grouping: Grouping
 
 
-def fuse(p: Program, apart: frozenset[str] = frozenset()) -> Fused:
-    """Fuse `p`. Members of `apart` become kernels of their own that the caller may replace."""
-    p = replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)})
+def fuse(p: Program, apart: frozenset[str] = frozenset(), *, workers: int = ENOUGH_PARALLEL) -> Fused:
+    """Fuse `p`. Members of `apart` become kernels of their own that the caller may replace.
+
+    workers: blocks that a kernel should have at least, if its parts had them.
+    """
+    p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
     g = Graph.of(p)
-    grouping = group(p, apart)
+    grouping = group(p, apart, workers)
     kernels = tuple(k for x in grouping.groups for k in fuse_group(g, x))
-    return Fused(kernels, grouping)
+    return Fused(p, kernels, grouping)
 
 
 def fuse_group(g: Graph, members: Group) -> tuple[FusedKernel, ...]:

@@ -22,12 +22,14 @@ from tilefold.tensor.ir import Program
 
 #: Most elements, over one index of the parallel dims, that a block may keep of one value.
 LOCAL_LIMIT = 2048
+#: Extent that may change from parallel to local because a partner of the merge lacks the dim.
+LOST_LIMIT = 512
 #: Repeated work is accepted up to this share of the work it sits beside.
 REPEAT_SHARE = 1 / 16
 #: Block length along a parallel dim that repeated members are charged for.
 REPEAT_BLOCK = 128
-#: A merge must leave this many independent blocks, if one of its parts had them.
-ENOUGH_PARALLEL = 4
+#: By default a merge must leave this many independent blocks, if one of its parts had them.
+ENOUGH_PARALLEL = 2
 #: Fewer blocks than this are worth cutting along a reduced axis of at least LONG_AXIS elements.
 FEW_BLOCKS = 4
 LONG_AXIS = 1 << 16
@@ -57,7 +59,7 @@ class Grouping:
     refusals: tuple[Refusal, ...]
 
 
-def group(p: Program, apart: frozenset[str] = frozenset()) -> Grouping:
+def group(p: Program, apart: frozenset[str] = frozenset(), workers: int = ENOUGH_PARALLEL) -> Grouping:
     """Partition the program. Computes in `apart` (library calls) stay alone."""
     g = Graph.of(p)
     of: dict[str, Group] = {c.name: Group((c.name,), out_dims(c)) for c in p.body}
@@ -71,20 +73,21 @@ def group(p: Program, apart: frozenset[str] = frozenset()) -> Grouping:
                 a, b = of[r], of[c.name]
                 if a is b:
                     continue
-                merged = merge(g, a, b, of, apart)
+                merged = merge(g, a, b, of, apart, workers)
                 if isinstance(merged, str):
                     refusals[(r, c.name)] = Refusal(r, c.name, merged, c.loc)
                     continue
                 of.update(dict.fromkeys(merged.members, merged))
                 changed = True
-        changed = _merge_siblings(g, of, apart) or changed
+        changed = _merge_siblings(g, of, apart, workers) or changed
     unique = dict.fromkeys(of[c.name] for c in p.body)
     return Grouping(_ordered(g, list(unique), of), tuple(refusals.values()))
 
 
-def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[str]) -> Group | str:
+def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[str], workers: int) -> Group | str:
     """The union of two groups, or the reason why it is not one kernel."""
     members = tuple(c.name for c in g.program.body if c.name in a.members or c.name in b.members)
+    reduced = {d for m in members for d in g.by_name[m].rdims}
     if apart & set(members):
         return "a library call computes it"
     if _path_outside(g, a, b, of):
@@ -101,7 +104,10 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[s
             crossing = [d for d in producer.dims if d in parallel and d not in plain_axes(c, producer)]
             if crossing:
                 return f"{name} reads {r} across blocks of {', '.join(crossing)}"
-    least = min(ENOUGH_PARALLEL, max(g.points(a.parallel), g.points(b.parallel)))
+    lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
+    if g.points(lost) > LOST_LIMIT or not all(is_static(g.program.sizes[d]) for d in lost):
+        return f"the parallel dim {', '.join(sorted(lost))} would be lost"
+    least = min(workers, max(g.points(a.parallel), g.points(b.parallel)))
     if g.points(parallel) < least and not splittable(g, members, parallel):
         return f"only {g.points(parallel)} independent blocks would be left"
     return Group(members, parallel)
@@ -166,7 +172,7 @@ def _path_outside(g: Graph, a: Group, b: Group, of: dict[str, Group]) -> bool:
     return False
 
 
-def _merge_siblings(g: Graph, of: dict[str, Group], apart: frozenset[str]) -> bool:
+def _merge_siblings(g: Graph, of: dict[str, Group], apart: frozenset[str], workers: int) -> bool:
     """Join groups that reduce the same input over the same dims, so that it is read once."""
     groups = list(dict.fromkeys(of.values()))
     for i, a in enumerate(groups):
@@ -175,7 +181,7 @@ def _merge_siblings(g: Graph, of: dict[str, Group], apart: frozenset[str]) -> bo
                 continue
             if _path_outside(g, a, b, of) or _path_outside(g, b, a, of):
                 continue
-            merged = merge(g, a, b, of, apart)
+            merged = merge(g, a, b, of, apart, workers)
             if not isinstance(merged, str):
                 of.update(dict.fromkeys(merged.members, merged))
                 return True

@@ -4,7 +4,7 @@ A reduction joins the earliest stage over the same axes that it can: either it d
 on that stage's results, or a Fold of the whole cascade exists (`algebra.derive`). Otherwise it
 gets a later stage of the same kernel, with the reason kept.
 
-Reductions whose result still has an axis that a later reduction runs over (the scores of an
+Reductions whose result still has a long axis that a later reduction runs over (the scores of an
 attention, the logits of a router) are not stages: they are computed tile by tile inside the
 loops of their consumers.
 """
@@ -22,6 +22,7 @@ from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute
+from tilefold.tensor.reduction_laws import SHORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def inner_producers(g: Graph, group: Group) -> frozenset[str]:
     for name in group.members:
         c = g.by_name[name]
         local = set(out_dims(c)) - set(group.parallel)
+        if g.points(local) <= SHORT < g.points(c.rdims):
+            continue  # a few numbers kept over a long axis: a state
         if c.reducer is None or not local:
             continue
         todo, seen = list(g.consumers[name]), set()

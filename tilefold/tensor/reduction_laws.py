@@ -1,0 +1,129 @@
+"""Laws that bring dependent reductions over a common axis, so that one Fold can hold them.
+
+split: for an associative and commutative reducer, R over (A, B) = R over A of R over B. A
+reduction over more axes than a later one that depends on it is cut into an inner part and one
+over the later one's axes (the maximum over keys and features, in front of sums over keys).
+
+exchange: sum over K of w[k] * (sum over J of f[k, j]) = sum over J of (sum over K of w[k] * f[k, j]),
+for a short J, where f depends on a reduction over K: the inner sum would keep the outer one from
+joining the cascade over K (the moment of inertia sums squares over three coordinates).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilefold.algebra.expr import Call, Expr, Index, Load, loads, substitute, tensors_read
+from tilefold.algebra.ops import VALUE_REDUCERS
+from tilefold.tensor.analysis import Graph, is_static
+from tilefold.tensor.ir import Compute, Program
+
+#: Longest inner sum that is kept as separate outer sums.
+SHORT = 16
+
+
+def align_reductions(p: Program) -> Program:
+    """Apply both laws wherever they bring a dependent reduction onto common axes."""
+    return exchange_sums(split_axes(p))
+
+
+def split_axes(p: Program) -> Program:
+    """Law split, for reductions that a later one over fewer of their axes depends on."""
+    g = Graph.of(p)
+    body: list[Compute] = []
+    for c in p.body:
+        keep = _later_axes(g, c)
+        if keep is None:
+            body.append(c)
+            continue
+        inner = tuple(d for d in c.rdims if d not in keep)
+        part = replace(c, name=_fresh(p, f"{c.name}_in"), dims=(*c.dims, *keep), rdims=inner)
+        whole = replace(c, rdims=keep, body=Load(part.name, tuple(Index(d) for d in part.dims)))
+        body += [part, whole]
+    return replace(p, body=tuple(body))
+
+
+def _later_axes(g: Graph, c: Compute) -> tuple[str, ...] | None:
+    """Axes of `c` that a dependent reduction over strictly fewer of them has."""
+    if c.reducer not in VALUE_REDUCERS or len(c.rdims) < 2:
+        return None
+    todo, seen = list(g.consumers[c.name]), set()
+    while todo:
+        u = todo.pop()
+        if u in seen:
+            continue
+        seen.add(u)
+        later = g.by_name[u]
+        common = tuple(d for d in c.rdims if d in later.rdims)
+        if later.reducer is not None and common and len(common) < len(c.rdims):
+            return common
+        todo += g.consumers[u]
+    return None
+
+
+def exchange_sums(p: Program) -> Program:
+    """Law exchange, where the inner sum depends on a reduction over the outer one's axes."""
+    g = Graph.of(p)
+    inner_of: dict[str, str] = {}
+    for c in p.body:
+        if c.reducer != "sum":
+            continue
+        for r in g.producers[c.name]:
+            if _exchanges(g, g.by_name[r], c):
+                inner_of[c.name] = r
+                break
+    body: list[Compute] = []
+    for c in p.body:
+        if c.name in inner_of.values():
+            continue
+        if c.name not in inner_of:
+            body.append(c)
+            continue
+        s = g.by_name[inner_of[c.name]]
+        (ld,) = [x for x in loads(c.body) if x.tensor == s.name]
+        at: dict[Expr, Expr] = {Index(d): ix for d, ix in zip(s.dims, ld.index, strict=True)}
+        merged = substitute(c.body, {ld: substitute(s.body, at)})
+        part = replace(c, name=_fresh(p, f"{c.name}_in"), dims=(*c.dims, *s.rdims), body=merged)
+        outer = replace(c, rdims=s.rdims, body=Load(part.name, tuple(Index(d) for d in part.dims)))
+        body += [part, outer]
+    return replace(p, body=tuple(body))
+
+
+def _exchanges(g: Graph, s: Compute, c: Compute) -> bool:
+    sizes = g.program.sizes
+    if s.reducer != "sum" or g.consumers[s.name] != (c.name,) or s.name in g.program.outputs:
+        return False
+    if set(s.rdims) & {*c.dims, *c.rdims} or not all(is_static(sizes[d]) for d in s.rdims):
+        return False
+    found = [x for x in loads(c.body) if x.tensor == s.name]
+    if g.points(s.rdims) > SHORT or len(found) != 1 or not _linear_in(c.body, found[0]):
+        return False
+    return _depends_on_axes(g, s.name, set(c.rdims))
+
+
+def _linear_in(e: Expr, x: Load) -> bool:
+    """Whether e = (something without x) * x."""
+    match e:
+        case Load():
+            return e == x
+        case Call("mul", (a, b)):
+            return (_linear_in(a, x) and x.tensor not in tensors_read(b)) or (
+                _linear_in(b, x) and x.tensor not in tensors_read(a)
+            )
+        case Call("neg", (a,)):
+            return _linear_in(a, x)
+        case Call("div", (a, b)):
+            return _linear_in(a, x) and x.tensor not in tensors_read(b)
+    return False
+
+
+def _depends_on_axes(g: Graph, name: str, axes: set[str]) -> bool:
+    """Whether a Compute uses, directly or not, a reduction over one of the axes."""
+    return any(set(g.by_name[r].rdims) & axes or _depends_on_axes(g, r, axes) for r in g.producers[name])
+
+
+def _fresh(p: Program, name: str) -> str:
+    taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results}
+    while name in taken:
+        name += "_"
+    return name
