@@ -36,11 +36,11 @@ def derive_fold(cascade: Cascade, *, ignore_rounding: bool = False) -> Fold:
     `ignore_rounding` treats quantising casts of values that depend on earlier results as the
     identity (RedFuser eqs. 21-22); the result then differs from exact quantisation.
     """
-    return _derive(cascade, tuple(r.dtype for r in cascade.reductions), ignore_rounding)
+    return _derive(cascade, ignore_rounding)
 
 
 @lru_cache(maxsize=1024)
-def _derive(cascade: Cascade, dtypes: tuple[object, ...], ignore_rounding: bool) -> Fold:
+def _derive(cascade: Cascade, ignore_rounding: bool) -> Fold:
     bodies = _without_rounding(cascade) if ignore_rounding else cascade.reductions
     failed: list[Check] = []
     for extremes in (False, True):

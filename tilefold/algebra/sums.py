@@ -8,6 +8,7 @@ A body that is a sum of such groups becomes one state variable a group.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 from tilefold.algebra import simplify as sm
@@ -28,14 +29,22 @@ def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
     parts = []
     for n, g in enumerate(groups):
         delayed, core = choose_delay(g, ctx)
+        coef, core = _constant(core) if delayed else (Fraction(1), core)
         name = r.name if n == 0 else ctx.fresh(f"{r.name}_part{n + 1}")
         make = linear_part if group_is_polynomial(g) else _scalar_part
-        parts.append(make(r, g, core, delayed, name, ctx))
+        part = make(r, g, core, delayed, name, ctx)
+        parts.append(replace(part, value=sm.mul(part.value, sm.number(coef))))
         _explain(r, g, delayed, ctx)
     ctx.totals[r.name] = tuple(n for p in parts for n in ctx.deps(p.value) if p.total in (None, n))
     value = sm.total(apply(p.value, p.delayed) for p in parts)
     final = sm.total(_corrected(p, ctx) for p in parts)
     return value, final
+
+
+def _constant(core: Expr) -> tuple[Fraction, Expr]:
+    """A literal factor that can wait with the delayed ones (within a range that cannot matter to overflow)."""
+    c, rest = sm.split_constant(core)
+    return (c, rest) if 2.0**-20 < abs(c) < 2.0**20 else (Fraction(1), core)
 
 
 def apply(t: Expr, h: Mono) -> Expr:

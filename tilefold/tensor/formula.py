@@ -1,0 +1,294 @@
+"""`tilefold.derive`: the mathematics alone, from index notation or from Python functions.
+
+    derive('''
+        m = max[l] p[l]
+        t = sum[l] exp(p[l] - m)
+        o[e] = sum[l] exp(p[l] - m) / t * v[l, e]
+    ''')
+
+    derive(
+        m=lambda p, l: max_[l](p[l]),
+        t=lambda p, m, l: sum_[l](exp(p[l] - m)),
+        o=lambda p, v, m, t, l, e: sum_[l](exp(p[l] - m) / t * v[l, e]),
+    )
+
+Text: one statement a line, `name[dims] = reducer[axes] expression`, or without a reducer a
+map, which is substituted into what follows. `size(l)` is the extent of a dim; top-k is
+`s[r], i[r] = topk[l; r] x[l]`, argmax `v, i = argmax[l] x[l]`. Names in index brackets are
+dims, names on earlier left sides results, everything else inputs.
+
+Functions: parameters are dims, inputs or earlier results, whichever their use says. The
+dims of a result are the indices of its body that are not reduced, in parameter order.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tilefold.algebra.cascade import Cascade, Reduction
+from tilefold.algebra.context import reindex
+from tilefold.algebra.derivation import Derivation, derivation_of
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Expr, Index, Load, Size, call, lit, loads, transform, walk
+from tilefold.algebra.ops import INDEX_REDUCERS, OPS, REDUCERS
+from tilefold.algebra.text import Names, parse
+from tilefold.errors import ParseError
+
+_LEFT = re.compile(r"(\w+)(?:\[([^\]]*)\])?$")
+_RIGHT = re.compile(rf"({'|'.join(REDUCERS)})\s*\[([^\]]*)\]\s*(.*)$")
+
+
+def derive(
+    formula: str | None = None,
+    /,
+    *,
+    dtypes: Mapping[str, str] | None = None,
+    ignore_rounding: bool = False,
+    **functions: Callable[..., Reduced],
+) -> Derivation:
+    """The Fold of a cascade, with its forms and proof.
+
+    `formula`: text (see the module), or keyword functions in dependency order. `dtypes` names
+    the element types of inputs and results (f32 where it does not). `ignore_rounding`: casts
+    that quantise are taken as the identity. Raises ParseError, or NotFusibleError with the reason.
+    """
+    if (formula is None) == (not functions):
+        raise ParseError("derive takes either a formula or functions", hint="derive('m = max[l] x[l]')")
+    lines = _from_text(formula) if formula is not None else _from_functions(functions)
+    return derivation_of(cascade_of(lines, dtypes or {}), ignore_rounding=ignore_rounding)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One statement: `names[0][dims] = reducer[axes] body`; reducer None: a map."""
+
+    names: tuple[str, ...]
+    dims: tuple[str, ...]
+    reducer: str | None
+    axes: tuple[str, ...]
+    body: Expr
+
+
+def cascade_of(lines: list[Line], dtypes: Mapping[str, str]) -> Cascade:
+    """Maps substituted, reductions collected; ParseError where they do not make one cascade."""
+    maps: dict[str, tuple[tuple[str, ...], Expr]] = {}
+    reductions: list[Reduction] = []
+    axes: tuple[str, ...] | None = None
+    for line in lines:
+        body = _inline(line.body, maps)
+        if line.reducer is None:
+            maps[line.names[0]] = (line.dims, body)
+            continue
+        if axes is not None and line.axes != axes:
+            raise ParseError(
+                f"{line.names[0]} reduces over {', '.join(line.axes)}, the reductions before it over {', '.join(axes)}",
+                hint="a cascade has one set of axes; derive the parts separately",
+            )
+        axes = line.axes
+        if clash := set(line.dims) & set(axes):
+            raise ParseError(f"{line.names[0]} keeps {', '.join(sorted(clash))}, which it reduces")
+        index = line.names[1] if len(line.names) > 1 else None
+        if line.reducer in INDEX_REDUCERS and index is None:
+            index = f"{line.names[0]}_index"
+        dtype = _dtype(line.names[0], dtypes)
+        reductions.append(Reduction(line.names[0], line.reducer, line.dims, body, dtype, index))
+    if axes is None:
+        raise ParseError("no reduction in the formula", hint="write one as `t = sum[l] x[l]`")
+    results = {r.name for r in reductions}
+    names = sorted({n.tensor for r in reductions for n in loads(r.body)} - results)
+    return Cascade(axes, tuple(reductions), tuple((n, _dtype(n, dtypes)) for n in names))
+
+
+def _dtype(name: str, dtypes: Mapping[str, str]) -> DType:
+    text = dtypes.get(name, "f32")
+    try:
+        return DType(text)
+    except ValueError:
+        raise ParseError(f"unknown dtype {text!r} of {name}") from None
+
+
+def _inline(e: Expr, maps: Mapping[str, tuple[tuple[str, ...], Expr]]) -> Expr:
+    def one(n: Expr) -> Expr | None:
+        if isinstance(n, Load) and n.tensor in maps:
+            dims, body = maps[n.tensor]
+            if len(dims) != len(n.index):
+                raise ParseError(f"{n.tensor} has {len(dims)} dims, not {len(n.index)}")
+            return reindex(body, dict(zip(dims, n.index, strict=True)))
+        return None
+
+    return transform(e, one)
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+def _from_text(formula: str) -> list[Line]:
+    rows = [row.partition("#")[0].strip() for row in formula.replace(";\n", "\n").splitlines()]
+    rows = [r for r in rows if r]
+    dims = {d for r in rows for d in _dims_in(r)}
+    return [_line(r, dims) for r in rows]
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(s.strip() for s in text.split(",") if s.strip())
+
+
+def _dims_in(row: str) -> set[str]:
+    """Names in index brackets and reducer brackets."""
+    left, _, right = row.partition("=")
+    out = {d for part in re.findall(r"\[([^\]]*)\]", left) for d in _split(part)}
+    if m := _RIGHT.match(right.strip()):
+        out |= set(_split(m[2].replace(";", ",")))
+        right = m[3]
+    try:
+        tree = ast.parse(right.strip(), mode="eval")
+    except SyntaxError as err:
+        raise ParseError(f"not an expression: {right.strip()!r}: {err.msg}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript):
+            out |= {n.id for n in ast.walk(node.slice) if isinstance(n, ast.Name)}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "size":
+            out |= {n.id for n in node.args if isinstance(n, ast.Name)}
+    return out
+
+
+def _line(row: str, dims: set[str]) -> Line:
+    left, eq, right = row.partition("=")
+    if not eq or right.startswith("="):
+        raise ParseError(f"not a statement: {row!r}", hint="`name[dims] = reducer[axes] expression`")
+    heads = [_LEFT.match(s.strip()) for s in re.split(r",(?![^\[]*\])", left)]
+    if not all(heads):
+        raise ParseError(f"left of `=` must be `name` or `name[dims]`: {row!r}")
+    names = tuple(h[1] for h in heads if h)
+    own = _split((heads[0][2] or "") if heads[0] else "")
+    m = _RIGHT.match(right.strip())
+    body = parse(m[3] if m else right, Names(dims=dims, open_tensors=True))
+    if m is None:
+        return Line(names, own, None, (), body)
+    axes, _, slot = m[2].partition(";")
+    if (m[1] == "topk") != bool(slot):
+        raise ParseError(f"top-k is written `s[r], i[r] = topk[l; r] x[l]`: {row!r}")
+    if len(names) > 1 and m[1] not in INDEX_REDUCERS:
+        raise ParseError(f"{m[1]} has one result: {row!r}")
+    return Line(names, own, m[1], _split(axes), body)
+
+
+# -- functions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """A symbolic value inside a `derive` function; arithmetic, comparisons, indexing."""
+
+    expr: Expr
+
+    def __getitem__(self, index: Term | int | tuple[Term | int, ...]) -> Term:
+        if not isinstance(self.expr, Load) or self.expr.index:
+            raise ParseError("only inputs and results can be indexed")
+        items = index if isinstance(index, tuple) else (index,)
+        return Term(Load(self.expr.tensor, tuple(_index(_raw(i)) for i in items)))
+
+    def __neg__(self) -> Term:
+        return Term(call("neg", self.expr))
+
+    def __abs__(self) -> Term:
+        return Term(call("abs", self.expr))
+
+
+def _raw(x: Term | float) -> Expr:
+    return x.expr if isinstance(x, Term) else lit(x)
+
+
+def _index(e: Expr) -> Expr:
+    """Names inside an index are dims."""
+    return transform(e, lambda n: Index(n.tensor) if isinstance(n, Load) and not n.index else None)
+
+
+def _install() -> None:
+    """Binary operators of Term, from one table."""
+    table = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floordiv", "mod": "mod",
+             "pow": "pow", "and": "and", "or": "or"}  # fmt: skip
+    for method, op in table.items():
+        setattr(Term, f"__{method}__", lambda a, b, op=op: Term(call(op, _raw(a), _raw(b))))
+        setattr(Term, f"__r{method}__", lambda a, b, op=op: Term(call(op, _raw(b), _raw(a))))
+    for op in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(Term, f"__{op}__", lambda a, b, op=op: Term(call(op, _raw(a), _raw(b))))
+
+
+_install()
+
+
+def function(op: str) -> Callable[..., Term]:
+    """An operation of the expression language on symbolic values."""
+
+    def apply(*args: Term | float) -> Term:
+        return Term(Call(op, tuple(_raw(a) for a in args)))
+
+    apply.__name__, apply.__doc__ = op, OPS[op].name
+    return apply
+
+
+exp, log, sqrt, rsqrt, tanh, where, maximum, minimum = map(
+    function, ("exp", "log", "sqrt", "rsqrt", "tanh", "where", "maximum", "minimum")
+)
+
+
+def size(dim: Term) -> Term:
+    """The extent of a dim."""
+    e = _index(dim.expr)
+    if not isinstance(e, Index):
+        raise ParseError("size takes a dim")
+    return Term(Size(e.dim))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What a `derive` function returns: a reducer over axes of a body."""
+
+    reducer: str
+    axes: tuple[str, ...]
+    slot: str | None
+    body: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """`sum_[l](body)`; top-k: `topk_[l, r](body)`, the last name being the slot dim."""
+
+    name: str
+
+    def __getitem__(self, axes: Term | tuple[Term, ...]) -> Callable[[Term], Reduced]:
+        items = axes if isinstance(axes, tuple) else (axes,)
+        names = tuple(e.dim for e in (_index(t.expr) for t in items) if isinstance(e, Index))
+        slot = names[-1] if self.name == "topk" else None
+        reduced = names[:-1] if slot is not None else names
+        return lambda body: Reduced(self.name, reduced, slot, _raw(body))
+
+
+sum_, prod_, max_, min_, argmax_, argmin_, topk_ = map(
+    Reducer, ("sum", "prod", "max", "min", "argmax", "argmin", "topk")
+)
+
+
+def _from_functions(functions: Mapping[str, Callable[..., Reduced]]) -> list[Line]:
+    made: list[tuple[str, tuple[str, ...], Reduced]] = []
+    for name, f in functions.items():
+        params = tuple(inspect.signature(f).parameters)
+        out = f(*(Term(Load(p, ())) for p in params))
+        if not isinstance(out, Reduced):
+            raise ParseError(f"{name}: a function returns a reduction", hint="such as sum_[l](x[l])")
+        made.append((name, params, out))
+    dims = {d for _, _, r in made for d in (*r.axes, *((r.slot,) if r.slot else ()))}
+    dims |= {n.dim for _, _, r in made for n in walk(r.body) if isinstance(n, Index | Size)}
+    lines = []
+    for name, params, r in made:
+        body = transform(r.body, lambda n: Index(n.tensor) if isinstance(n, Load) and n.tensor in dims else None)
+        used = {n.dim for n in walk(body) if isinstance(n, Index)}
+        own = tuple(p for p in params if p in used and p not in r.axes)
+        line = Line((name,), own, r.reducer, r.axes, body)
+        lines.append(line if r.slot is None else replace(line, dims=(*own, r.slot)))
+    return lines
