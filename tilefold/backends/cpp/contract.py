@@ -31,16 +31,22 @@ def roles(facts: Facts, s: Gemm) -> Roles:
     """n: the last dim of the result that only b has (else a, and the operands change places)."""
     dims = facts.tiles[s.buf].buffer.dims
     in_a, in_b = _dims(s.a), _dims(s.b)
-    rows = [d for d in dims if d in in_a and d not in in_b]
-    cols = [d for d in dims if d in in_b and d not in in_a]
+    plain = {d for d in (*dims, *s.rdims) if _linear(facts, s, d)}
+    rows = [d for d in dims if d in plain and d in in_a and d not in in_b]
+    cols = [d for d in dims if d in plain and d in in_b and d not in in_a]
     m, n = _main(facts, rows), _main(facts, cols)
-    k = _main(facts, [d for d in s.rdims])
+    k = _main(facts, [d for d in s.rdims if d in plain])
     batch = tuple(d for d in dims if d not in (m, n))
     return Roles(batch, m, n, k, tuple(d for d in s.rdims if d != k))
 
 
 def _dims(x: Load) -> frozenset[str]:
     return frozenset(d for e in x.index for d in dims_used(e))
+
+
+def _linear(facts: Facts, s: Gemm, dim: str) -> bool:
+    """Whether the operands' addresses move by a constant stride with `dim`."""
+    return all(split(e, dim, facts.kernel.sizes) is not None for x in (s.a, s.b) for e in x.index)
 
 
 def _main(facts: Facts, dims: list[str]) -> str | None:
@@ -77,15 +83,13 @@ def gemm_types(facts: Facts, s: Gemm) -> GemmTypes:
 
 
 def write_gemm(facts: Facts, scope: Scope, s: Gemm) -> None:
-    """Write `s` as calls of `tf::gemm`, or as a plain reduction where an index is not linear."""
+    """Write `s` as calls of `tf::gemm`, or as a plain reduction where one operand is integer and one is not."""
     r = roles(facts, s)
     tile = facts.tiles[s.buf]
-    loop_dims = [d for d in (r.m, r.n, r.k) if d is not None]
-    linear = all(split(e, d, facts.kernel.sizes) is not None for x in (s.a, s.b) for e in x.index for d in loop_dims)
     mixed = any(facts.dtype(x.tensor) is DType.BOOL for x in (s.a, s.b)) or (
         facts.dtype(s.a.tensor).is_float != facts.dtype(s.b.tensor).is_float
     )
-    if not linear or mixed:
+    if mixed:
         dims = tile.buffer.dims
         step = Step(s.buf, tuple(map(Index, dims)), dims, s.a * s.b, s.rdims, "sum", s.accumulate)
         NestWriter(facts, Scope(frozenset(), scope.lines), Group((step,), dims, None)).write()

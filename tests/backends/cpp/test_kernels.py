@@ -1,0 +1,248 @@
+"""Compiled kernels against the interpreter, which defines their meaning, and against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.backends.cpp.harness import compare, compiled, hostile, strided
+from tests.tile.kernels import ATTENTION, GATHER, SOFTMAX, TOPK
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (7, 9), (4, 0), (0, 5), (10, 133)])
+def test_softmax(shape):
+    x, y = torch.randn(shape) * 5, torch.full(shape, 9.0)
+    compare(SOFTMAX, {"x": x, "y": y}, {"R": shape[0], "C": shape[1]})
+    torch.testing.assert_close(y, x.softmax(-1))
+
+
+def test_softmax_of_hostile_rows():
+    x = hostile(40, 37)
+    compare(SOFTMAX, {"x": x, "y": torch.empty_like(x)}, {"R": 40, "C": 37})
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 13, 40])
+def test_causal_attention(n):
+    q, k, v = (torch.randn(2, 3, n, 8) for _ in range(3))
+    o = torch.empty_like(q)
+    compare(ATTENTION, {"q": q, "k": k, "v": v, "o": o}, {"S": n})
+    ref = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.125)
+    torch.testing.assert_close(o, ref)
+
+
+def test_strides_are_free():
+    text = ATTENTION.replace(" unit 3", "")
+    q, k, v = (strided(torch.randn(2, 3, 13, 8), *order) for order in ((0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)))
+    o = strided(torch.empty(2, 3, 13, 8), 2, 0, 3, 1)
+    compare(text, {"q": q, "k": k, "v": v, "o": o}, {"S": 13})
+
+
+def test_a_unit_axis_must_be_contiguous():
+    q, k, v, o = (torch.randn(8, 2, 3, 4).permute(1, 2, 3, 0) for _ in range(4))
+    with pytest.raises(ValueError, match="stride .* on axis 3, not 1"):
+        compiled(ATTENTION)({"q": q, "k": k, "v": v, "o": o}, {"S": 4})
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_topk(n):
+    x, w = torch.randn(n, 6), torch.randn(6, 10)
+    w[:, 3] = w[:, 7]  # ties
+    compare(TOPK, {"x": x, "w": w, "y": torch.empty(n, 3), "at": torch.empty(n, 3, dtype=torch.int64)}, {"N": n})
+
+
+def test_gather_with_narrow_types():
+    ids = torch.tensor([3, 0, 6, 6, 1])
+    table = torch.randn(7, 5).bfloat16()
+    y = torch.empty(5, 5, dtype=torch.float8_e4m3fn)
+    compare(GATHER, {"ids": ids, "table": table, "y": y, "top": torch.empty(())}, {"N": 5})
+
+
+SELECTS = """
+kernel selects(N)
+  dim i = 5
+  dim j = N
+  dim r = 4
+  in x: f32[5, N]
+  out hi: i64[5]
+  out lo: i64[5]
+  out best: f32[5, 4]
+  out at: i64[5, 4]
+  grid i:2
+    alloc a: f32[i:2] tile
+    alloc ai: i64[i:2] tile
+    alloc b: f32[i:2] tile
+    alloc bi: i64[i:2] tile
+    alloc c: f32[i:2, r:4] tile
+    alloc ci: i64[i:2, r:4] tile
+    a[i], ai[i] = argmax over j: x[i, j] -> j
+    b[i], bi[i] = argmin over j: x[i, j] -> j + 100
+    c[i, r], ci[i, r] = topk over j: x[i, j] -> j
+    store hi[i] over i = ai[i]
+    store lo[i] over i = bi[i]
+    store best[i, r] over i, r = c[i, r]
+    store at[i, r] over i, r = ci[i, r]
+"""
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 40])
+@pytest.mark.parametrize("make", [hostile, lambda *s: torch.randint(0, 3, s).float()])
+def test_best_elements(n, make):
+    x = make(5, n)
+    out = {"hi": torch.empty(5), "lo": torch.empty(5), "at": torch.empty(5, 4)}
+    out = {k: v.to(torch.int64) for k, v in out.items()}
+    compare(SELECTS, {"x": x, "best": torch.empty(5, 4), **out}, {"N": n})
+
+
+REDUCERS = """
+kernel reducers(R, C)
+  dim i = R
+  dim j = C
+  in x: {dtype}[R, C]
+  out y: {dtype}[6, R]
+  out z: {dtype}[6, C]
+  grid
+    alloc a: {dtype}[i:size(i)] panel
+    alloc b: {dtype}[j:size(j)] panel
+{body}
+"""
+
+
+def reducers(dtype: str) -> str:
+    lines = []
+    ops = ("sum", "max", "min", "prod") if dtype != "bool" else ("any", "all", "max", "min")
+    for n, op in enumerate(ops):
+        lines += [f"    a = {op} over j: x[i, j]", f"    store y[{n}, i] over i = a[i]"]
+        lines += [f"    b = {op} over i: x[i, j]", f"    store z[{n}, j] over j = b[j]"]
+    lines += ["    a max= over j: x[i, j]", "    store y[5, i] over i = a[i]"]
+    return REDUCERS.format(dtype=dtype, body="\n".join(lines))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 70), (70, 5), (0, 3), (3, 0)])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i64", "i32", "bool"])
+def test_reducers_along_both_axes(dtype, shape):
+    kinds = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "bool": torch.bool}
+    kind = kinds[dtype]
+    x = (torch.randn(shape) * 2).to(kind)
+    y, z = torch.zeros(6, shape[0], dtype=kind), torch.zeros(6, shape[1], dtype=kind)
+    compare(reducers(dtype), {"x": x, "y": y, "z": z}, {"R": shape[0], "C": shape[1]})
+
+
+def test_reductions_of_hostile_values():
+    x = hostile(30, 41, huge=2.0, tiny=0.5)  # sums and products of huge ones depend on their order
+    compare(reducers("f32"), {"x": x, "y": torch.zeros(6, 30), "z": torch.zeros(6, 41)}, {"R": 30, "C": 41})
+
+
+INDEXING = """
+kernel indexing(N)
+  dim i = N
+  dim j = 7
+  in x: f32[N, 7]
+  in order: i32[N]
+  in start: i64[]
+  out shifted: f32[N, 7]
+  out mirrored: f32[N, 7]
+  out permuted: f32[N, 7]
+  out halves: f32[N, 7]
+  out slope: f32[N, 7]
+  out spread: f32[N, 14]
+  grid i:4
+    store shifted[i, j] over i, j = where((j >= 2) & (j < 5), x[i, j - 2], where(i < 1, -1.0, x[i - 1, j]))
+    store mirrored[i, j] over i, j = x[N - 1 - i, 6 - j]
+    store permuted[i, j] over i, j = x[order[i], (j * 3) % 7]
+    store halves[i, j] over i, j = where(start < 0, x[i + 1000, j - 1000], x[i // 2, j // 2])
+    store slope[i, j] over i, j = 0.25 * (j - i) + (i * i % 5) / (j + 1)
+    store spread[i, 2 * j + 1] over i, j = x[i, j]
+    store spread[i, 2 * j] over i, j = -x[i, j]
+"""
+
+
+@pytest.mark.parametrize("n", [0, 1, 6, 19])
+def test_index_expressions(n):
+    x = torch.randn(n, 7)
+    out = {k: torch.zeros(n, 7) for k in ("shifted", "mirrored", "permuted", "halves", "slope")}
+    ins = {"x": x, "order": torch.randperm(n).int(), "start": torch.tensor(1), "spread": torch.zeros(n, 14)}
+    compare(INDEXING, {**ins, **out}, {"N": n})
+
+
+def test_loads_out_of_range_read_nothing_outside():
+    """A user's bad gather index stays inside the tensor."""
+    n = 3
+    x = torch.randn(n, 7)
+    out = {k: torch.zeros(n, 7) for k in ("shifted", "mirrored", "permuted", "halves", "slope")}
+    order = torch.tensor([2**30, -5, 1], dtype=torch.int32)
+    ins = {"x": x, "order": order, "start": torch.tensor(-1), "spread": torch.zeros(n, 14)}
+    compare(INDEXING, {**ins, **out}, {"N": n})
+
+
+BLOCKED = """
+kernel blocked(N)
+  dim i = N
+  dim j = 11
+  in x: f32[N, 11]
+  out y: f32[N, 11]
+  grid
+    for i:8 in 0 .. minimum(size(i), 20)
+      alloc row: f32[i:8, j:11] tile
+      row = x[i, j] * 2.0
+      for j:4 in 2 .. size(j)
+        store y[i, j] over i, j = row[i, j] + j
+"""
+
+
+@pytest.mark.parametrize("n", [0, 3, 8, 33])
+def test_loops_with_bounds(n):
+    compare(BLOCKED, {"x": torch.randn(n, 11), "y": torch.zeros(n, 11)}, {"N": n})
+
+
+NARROW = """
+kernel narrow(N)
+  dim i = N
+  in x: f32[N]
+  in w: f64[N]
+  in k: i64[N]
+{outs}
+  grid i:64
+{stores}
+"""
+KINDS = {
+    "f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
+    "f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i16": torch.int16,
+    "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+
+
+def test_every_type_is_stored_cast_and_loaded_as_in_torch():
+    outs = "\n".join(f"  out {s}_{d}: {d}[N]" for d in KINDS for s in ("x", "w", "k", "c"))
+    stores = []
+    for d in KINDS:
+        stores += [f"    store {s}_{d}[i] over i = {s}[i]" for s in ("x", "w", "k")]
+        stores += [f"    store c_{d}[i] over i = {d}({d}(x[i]) + 1)"]
+    n = 300
+    x = torch.randn(n) * torch.tensor([1e-3, 1, 30])[torch.arange(n) % 3]
+    out = {f"{s}_{d}": torch.zeros(n, dtype=t) for d, t in KINDS.items() for s in ("x", "w", "k", "c")}
+    k = torch.arange(n) - 100
+    compare(NARROW.format(outs=outs, stores="\n".join(stores)), {"x": x, "w": x.double(), "k": k, **out}, {"N": n})
+
+
+def test_shapes_and_dtypes_are_checked():
+    x = torch.randn(3, 4)
+    with pytest.raises(ValueError, match=r"y has shape \(3, 5\), not \(3, 4\)"):
+        compiled(SOFTMAX)({"x": x, "y": torch.empty(3, 5)}, {"R": 3, "C": 4})
+    with pytest.raises(ValueError, match="x is torch.float64"):
+        compiled(SOFTMAX)({"x": x.double(), "y": x.clone()}, {"R": 3, "C": 4})
+
+
+def test_threads_follow_torch():
+    before = torch.get_num_threads()
+    x = torch.randn(100, 50)
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            compare(SOFTMAX, {"x": x, "y": torch.empty_like(x)}, {"R": 100, "C": 50})
+    finally:
+        torch.set_num_threads(before)
