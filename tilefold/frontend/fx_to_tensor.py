@@ -153,7 +153,7 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     titles = list(names) if names is not None else [n.name for n in placeholders]
     # symbols are named by the shape environment: keep them free
-    ctx.taken |= {str(s) for n in gm.graph.nodes for s in _free_symbols(n)}
+    ctx.taken |= {str(s) for n in gm.graph.nodes for s in free_symbols(n)}
     bound: list[InputBinding] = []
     for position, (node, title) in enumerate(zip(placeholders, titles, strict=True)):
         if isinstance(node.meta.get("val"), torch.Tensor):
@@ -189,7 +189,7 @@ def _reads(e: Expr) -> set[str]:
     return {getattr(n, "tensor", "") for n in walk(e)}
 
 
-def _free_symbols(node: torch.fx.Node) -> set[object]:
+def free_symbols(node: torch.fx.Node) -> set[object]:
     found: set[object] = set()
     for v in [*_tensors_of(node), node.meta.get("val")]:
         sizes = [*v.shape, *v.stride()] if isinstance(v, torch.Tensor) and v.layout is torch.strided else [v]

@@ -1,0 +1,76 @@
+"""What operators are taken apart before lowering, and how.
+
+Operators that the lowering table covers stay whole, so that their structure is chosen there. All
+others use torch's decompositions. `scaled_dot_product_attention` is replaced in the captured
+graph, before autograd sees it: its backward is then derived from the parts, on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch._decomp import core_aten_decompositions
+
+from tilefold.frontend.ops import TABLE
+
+_SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
+#: Decompositions that end in scatters: better left to the library kernel.
+_KEEP_WHOLE = (torch.ops.aten.embedding_dense_backward.default,)
+
+
+def decompositions() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
+    """The table for AOTAutograd."""
+    table = dict(core_aten_decompositions())
+    for op in (*TABLE, *_KEEP_WHOLE):
+        table.pop(op, None)
+    return table
+
+
+def rewrite_attention(gm: torch.fx.GraphModule) -> None:
+    """Replace fused attention calls by `attention`, in place."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.target in _SDPA:
+            node.target = attention
+    gm.recompile()
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """softmax(q k^T scale + mask) v with scores in at least f32.
+
+    query: [..., Hq, L, E], key: [..., H, S, E], value: [..., H, S, Ev]; Hq a multiple of H with
+    `enable_gqa`. is_causal aligns the mask to the upper left, as torch does. A row with every
+    position masked is 0.
+    """
+    wide = query.dtype if query.dtype is torch.float64 else torch.float32
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+    if scale is not None:
+        factor: float | torch.SymFloat = scale
+    else:
+        factor = 1 / math.sqrt(query.shape[-1]) if isinstance(query.shape[-1], int) else query.shape[-1] ** -0.5
+    scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * factor
+    if is_causal:
+        rows = torch.arange(query.shape[-2], device=query.device)
+        columns = torch.arange(key.shape[-2], device=query.device)
+        scores = torch.where(columns <= rows[:, None], scores, -math.inf)
+    if attn_mask is None:
+        p = torch.softmax(scores, -1)
+    else:
+        scores = torch.where(attn_mask, scores, -math.inf) if attn_mask.dtype is torch.bool else scores + attn_mask
+        p = torch.ops.aten._safe_softmax(scores, -1)
+    if dropout_p > 0:
+        p = F.dropout(p, dropout_p)
+    return (p @ value.to(wide)).to(query.dtype)

@@ -1,0 +1,190 @@
+"""Cut a graph into regions that Tilefold covers and what is left over.
+
+Every node gets a level: even for covered nodes, odd for the others. A node's level is at least its
+inputs', one more where coverage changes. All covered nodes of one level form a region: edges never
+lead to a lower level, and never leave a level and return, so regions can run in level order, and
+each is as large as the uncovered nodes allow.
+
+Sizes are not tensors: covered nodes read them from metadata, so they put nobody on a higher level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tilefold.errors import SourceLoc
+from tilefold.frontend.fx_to_tensor import free_symbols, is_scalar, supports
+from tilefold.frontend.ops import VIEWS
+from tilefold.frontend.source import location
+
+Node = torch.fx.Node
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Something that Tilefold left to another compiler: which node (or region), why, and the user's line."""
+
+    node: str
+    reason: str
+    loc: SourceLoc | None = None
+
+    def __str__(self) -> str:
+        at = f" at {self.loc}" if self.loc else ""
+        return f"{self.node}: {self.reason}{at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes of one level, in graph order. `covered`: a region for Tilefold."""
+
+    level: int
+    covered: bool
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Groups in level order; `aliases`: views of arguments that the graph returns (run as they are);
+    `scalars`: size computations with the level after whose groups they can run."""
+
+    groups: tuple[Group, ...]
+    aliases: tuple[Node, ...]
+    scalars: tuple[tuple[int, Node], ...]
+    fallbacks: tuple[Fallback, ...]
+
+
+def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = supports) -> Partition:
+    """Group the nodes of a functional ATen graph. `covers` gives the reason against a node, or None."""
+    levels: dict[Node, int] = {}
+    groups: dict[int, list[Node]] = {}
+    scalars: list[tuple[int, Node]] = []
+    fallbacks: list[Fallback] = []
+    refused: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        inputs = [n for n in node.all_input_nodes if n in levels]
+        if is_scalar(node):
+            levels[node] = max((levels[n] for n in inputs), default=-1)
+            scalars.append((levels[node], node))
+            continue
+        parent = _tuple_source(node)
+        reason = covers(node) if parent is None else (None if parent not in refused else "")
+        if reason is None:
+            tensors = [n for n in inputs if not is_scalar(n)]
+            level = max((levels[n] + levels[n] % 2 for n in tensors), default=0)
+        else:
+            refused.add(node)
+            level = max((levels[n] + (levels[n] + 1) % 2 for n in inputs), default=1)
+            level = max(level, 1)
+            if reason:
+                fallbacks.append(Fallback(str(node.target), reason, location(node)))
+        levels[node] = level
+        groups.setdefault(level, []).append(node)
+    ordered = tuple(Group(k, k % 2 == 0, tuple(groups[k])) for k in sorted(groups))
+    return Partition(ordered, _aliases(gm), tuple(scalars), tuple(fallbacks))
+
+
+def _tuple_source(node: Node) -> Node | None:
+    """The node whose result tuple this one picks from."""
+    if getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], Node):
+        return node.args[0]
+    return None
+
+
+def _aliases(gm: torch.fx.GraphModule) -> tuple[Node, ...]:
+    """Views of arguments that are results of the graph, and the views they are made from."""
+    output = gm.graph.output_node()
+    chain: dict[Node, bool] = {}
+
+    def is_alias(node: Node) -> bool:
+        if node not in chain:
+            chain[node] = node.op == "placeholder" or (
+                node.op == "call_function"
+                and node.target in VIEWS
+                and not isinstance(node.meta["val"], tuple | list)
+                and all(is_alias(n) for n in node.all_input_nodes if not is_scalar(n))
+            )
+        return chain[node]
+
+    wanted = {n for n in output.all_input_nodes if n.op == "call_function" and not is_scalar(n) and is_alias(n)}
+    for node in reversed(gm.graph.nodes):
+        if node in wanted:
+            wanted |= {n for n in node.all_input_nodes if n.op == "call_function" and not is_scalar(n)}
+    return tuple(n for n in gm.graph.nodes if n in wanted)
+
+
+def is_trivial(group: Group) -> bool:
+    """Whether a group only views tensors or makes constants: nothing to compile."""
+    return all(n.target in VIEWS or _tuple_source(n) is not None or not _tensor_inputs(n) for n in group.nodes)
+
+
+def _tensor_inputs(node: Node) -> list[Node]:
+    return [n for n in node.all_input_nodes if not is_scalar(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """A group as a graph module of its own; `inputs` and `results` are nodes of the original graph."""
+
+    module: torch.fx.GraphModule
+    inputs: tuple[Node, ...]
+    results: tuple[Node, ...]
+
+
+def extract(gm: torch.fx.GraphModule, group: Group, skip: Sequence[Node] = ()) -> Extracted:
+    """The group as a module. `skip`: nodes that are made outside and are no results of it."""
+    inside = set(group.nodes)
+    results = [n for n in group.nodes if n not in skip and any(u not in inside for u in n.users)]
+    results = [n for n in results if not isinstance(n.meta.get("val"), tuple | list)]
+    graph = torch.fx.Graph()
+    copies: dict[Node, Node] = {}
+    inputs = list(_outside(group, inside))
+    for n in inputs + [s for s in _symbol_sources(gm, group) if s not in inputs]:
+        copies[n] = graph.placeholder(n.name)
+        copies[n].meta = dict(n.meta)
+    for n in group.nodes:
+        for a in n.all_input_nodes:
+            if a.op == "get_attr" and a not in copies:
+                copies[a] = graph.node_copy(a)
+            elif a not in copies:
+                copies[a] = graph.call_function(size_from_metadata, (a.name,))
+                copies[a].meta = dict(a.meta)
+        copies[n] = graph.node_copy(n, copies.__getitem__)
+    graph.output(tuple(copies[n] for n in results))
+    given = tuple(n for n in copies if copies[n].op == "placeholder")
+    return Extracted(torch.fx.GraphModule(gm, graph), given, tuple(results))
+
+
+def size_from_metadata(name: str) -> int:
+    """Stands for a size in a covered group's graph, which is lowered (from metadata) and never run."""
+    raise AssertionError(f"{name} is only known by its metadata")
+
+
+def _outside(group: Group, inside: set[Node]) -> list[Node]:
+    """Nodes that the group reads. Covered groups read sizes from metadata, not from nodes."""
+    found = dict.fromkeys(a for n in group.nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr")
+    return [n for n in found if not (group.covered and is_scalar(n))]
+
+
+def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:
+    """Arguments of the graph that give the symbols in the group's sizes."""
+    needed = {str(s) for n in group.nodes for s in free_symbols(n)}
+    found: list[Node] = []
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for n in placeholders:
+        val = n.meta.get("val")
+        if isinstance(val, torch.SymInt) and val.node.expr.is_Symbol and str(val.node.expr) in needed:
+            needed.discard(str(val.node.expr))
+            found.append(n)
+    for n in placeholders:
+        val = n.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            own = {str(s.node.expr) for s in val.shape if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol}
+            if own & needed:
+                needed -= own
+                found.append(n)
+    return found
