@@ -1,0 +1,40 @@
+"""Tilefold: an operator-fusion compiler for PyTorch.
+
+    fast = torch.compile(model, backend="tilefold")   whole models; what is not covered runs elsewhere
+    tilefold.fuse(fn)                                 one function, whole; an error if it cannot be
+    tilefold.explain(fn, *args)                       what was fused, why, the code, the traffic
+    tilefold.verify(fn, *args)                        error against float64, next to eager's
+    tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
+"""
+
+from tilefold.errors import (
+    BackendError,
+    CacheError,
+    NotFusibleError,
+    ParseError,
+    SourceLoc,
+    TilefoldError,
+    UnsupportedError,
+    VerifyError,
+)
+from tilefold.explain.report import Explanation, explain
+from tilefold.frontend.fuse import fuse
+from tilefold.frontend.verify import VerifyReport, verify
+from tilefold.tensor.formula import derive
+
+__all__ = [
+    "BackendError",
+    "CacheError",
+    "Explanation",
+    "NotFusibleError",
+    "ParseError",
+    "SourceLoc",
+    "TilefoldError",
+    "UnsupportedError",
+    "VerifyError",
+    "VerifyReport",
+    "derive",
+    "explain",
+    "fuse",
+    "verify",
+]
