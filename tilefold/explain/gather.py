@@ -1,0 +1,145 @@
+"""From a fused program to the data of an explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilefold.algebra.cascade import Cascade, Reduction
+from tilefold.algebra.context import Options
+from tilefold.algebra.derive import build_fold
+from tilefold.algebra.expr import type_of
+from tilefold.algebra.fold import Fold
+from tilefold.block.fuse import Fused, FusedKernel
+from tilefold.block.stages import Stage, inline_maps, value_name
+from tilefold.block.text import show_nodes
+from tilefold.explain import dataflow
+from tilefold.explain.model import FoldReport, KernelReport, Region, RejectionReport
+from tilefold.explain.names import signature
+from tilefold.explain.traffic import Sizes, block_access, compare, operator_access, operators
+from tilefold.tensor.analysis import TYPICAL_EXTENT, Graph
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.text import show as show_program
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What was generated for one kernel: grid and tile kernel in text form, C++ source; empty for a library call."""
+
+    grid: str = ""
+    tile: str = ""
+    source: str = ""
+    library: bool = False
+
+
+def region(
+    program: Program,
+    simple: Program,
+    fused: Fused,
+    code: Sequence[Code],
+    syms: Mapping[str, int] | None = None,
+    name: str = "",
+) -> Region:
+    """Everything about one program. `code`: for each kernel of `fused`; `syms`: values for sizes and traffic."""
+    values = {s: (syms or {}).get(s, TYPICAL_EXTENT) for s in program.syms}
+    blocks = [k.block for k in fused.kernels]
+    given = Sizes(program, values)
+    sizes = Sizes(simple, values, blocks)
+    signed = [signature(b) for b in blocks]
+    ops = operators(program)
+    # tensors that only the given program has keep their sizes from it
+    sizes.shape = given.shape | sizes.shape
+    sizes.dtype = given.dtype | sizes.dtype
+    moved = [block_access(b, sizes) for b in blocks]
+    shown = dataflow.choose([s for s, _ in signed], [n for _, n in signed])
+    kernels = tuple(
+        KernelReport(
+            name=k.block.name,
+            members=k.plan.group.members,
+            kind="library" if c.library else "fused",
+            grid=c.grid,
+            bytes=a.total,
+            listing="" if c.library else "\n".join(show_nodes(k.block.body)),
+            tile=c.tile,
+            source=c.source,
+            signature=sig,
+            renaming=names,
+        )
+        for k, c, a, (sig, names) in zip(fused.kernels, code, moved, signed, strict=True)
+    )
+    library = [k.kind == "library" for k in kernels]
+    return Region(
+        name=name or program.name,
+        program=show_program(program),
+        operators=len(ops),
+        kernels=kernels,
+        folds=_folds(simple, [k for k, skip in zip(fused.kernels, library, strict=True) if not skip]),
+        rejections=_rejections(fused),
+        traffic=compare(program, [operator_access(o, program, given) for o in ops], moved, sizes),
+        before=dataflow.before(program, simple, fused.kernels, given, shown),
+        after=dataflow.after(simple, fused.kernels, sizes, shown),
+        syms=values,
+    )
+
+
+def _rejections(fused: Fused) -> tuple[RejectionReport, ...]:
+    out: dict[RejectionReport, None] = {}
+    for k in fused.kernels:
+        for r in k.plan.rejections:
+            out[RejectionReport("pass", r.name, r.reason, r.loc)] = None
+    for f in fused.grouping.refusals:
+        out[RejectionReport("kernel", f"{f.producer} → {f.consumer}", f.reason, f.loc)] = None
+    return tuple(out)
+
+
+def _folds(p: Program, kernels: Sequence[FusedKernel]) -> tuple[FoldReport, ...]:
+    """One a stage; the two kernels of a split fold share theirs."""
+    g = Graph.of(p)
+    out, seen = [], set[int]()
+    for k in kernels:
+        if id(k.plan) in seen:
+            continue
+        seen.add(id(k.plan))
+        for s in k.plan.stages:
+            cascade = tuple(_inlined(g, g.by_name[r], s.reductions) for r in s.reductions)
+            reading = _cascade(p, s, cascade)
+            out.append(
+                FoldReport(
+                    kernel=k.block.name.removesuffix("_partial"),
+                    cascade=cascade,
+                    parallel=k.plan.group.parallel,
+                    fold=s.fold,
+                    delayed=build_fold(reading, Options(guards=False)),
+                    paper=build_fold(reading, Options(guards=False, delay=False)),
+                )
+            )
+    return tuple(out)
+
+
+def _inlined(g: Graph, c: Compute, names: Sequence[str]) -> Compute:
+    """A reduction with the maps that use earlier reductions substituted."""
+    wanted = set(names)
+
+    def depends(m: str) -> bool:
+        if g.by_name[m].reducer is not None:
+            return False
+        return any(r in wanted or depends(r) for r in g.producers[m])
+
+    body = inline_maps(g, c.body, depends)
+    return Compute(c.name, c.dims, c.dtype, body, c.reducer, c.rdims, c.index_name, c.loc, c.origin)
+
+
+def _cascade(p: Program, s: Stage, cascade: Sequence[Compute]) -> Cascade:
+    reductions = []
+    for c in cascade:
+        if c.reducer in ("argmax", "argmin"):
+            held = type_of(c.body, p.dtype_of)
+            reductions.append(Reduction(value_name(c), c.reducer, c.dims, c.body, held, c.name, c.loc))
+        else:
+            reductions.append(Reduction(c.name, str(c.reducer), c.dims, c.body, c.dtype, c.index_name, c.loc))
+    return Cascade(s.axes, tuple(reductions), tuple((i.name, i.dtype) for i in p.inputs))
+
+
+def same_fold(a: Fold, b: Fold) -> bool:
+    """Whether two forms of a fold read the same."""
+    return (a.state, a.finish) == (b.state, b.finish)

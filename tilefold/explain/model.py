@@ -1,0 +1,151 @@
+"""The data of an explanation: what `explain` collects, and the terminal and the page show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tilefold.algebra.fold import Check, Fold, Step
+from tilefold.errors import SourceLoc
+from tilefold.explain.traffic import Traffic
+from tilefold.tensor.ir import Compute
+
+Kind = Literal["fused", "library"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One launch. `bytes` is what it is predicted to read and write.
+
+    `members`: the statements of the program (after simplification) that it computes. `grid`: tiles
+    of its parallel dims, `i:64`. `listing`, `tile`, `source`: its block program, tile kernel and C++,
+    empty for a library call. `signature`: equal for kernels that differ in names only.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    kind: Kind
+    grid: str
+    bytes: int
+    listing: str
+    tile: str
+    source: str
+    signature: str
+    renaming: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldReport:
+    """One pass over shared axes. `cascade`: its reductions as the program has them, maps substituted.
+
+    `fold` is what runs, with guards; `delayed` the same without guards, and `paper` the form in which
+    no factor is moved to the end (RedFuser eq. 16): both are for reading. `parallel`: dims for each
+    of whose values the fold is computed.
+    """
+
+    kernel: str
+    cascade: tuple[Compute, ...]
+    parallel: tuple[str, ...]
+    fold: Fold
+    delayed: Fold
+    paper: Fold
+
+    @property
+    def derivation(self) -> tuple[Step, ...]:
+        return self.fold.derivation
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.fold.checks
+
+    @property
+    def trivial(self) -> bool:
+        """A single reduction, or several independent ones: nothing has to be repaired."""
+        return all(v.repair is None for v in self.fold.state)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectionReport:
+    """Something that was not fused or not compiled. `kind` says at which step."""
+
+    kind: Literal["pass", "kernel", "fallback"]
+    subject: str
+    reason: str
+    loc: SourceLoc | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A box of a dataflow: an operator or statement. `group`: the kernel around it, if any."""
+
+    name: str
+    title: str
+    text: str
+    role: Literal["input", "op", "output"]
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor from one box to another. `via`: "memory", "chip", or "boundary" (an argument or result)."""
+
+    source: str
+    target: str
+    tensor: str
+    via: Literal["memory", "chip", "boundary"]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """Boxes and edges of a drawing; `groups`: caption by group. `omitted` says what is not drawn."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    groups: Mapping[str, str]
+    omitted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A program compiled as a whole. `operators`: pieces that eager runs. `program`: its index notation.
+
+    `syms`: the values of its symbols that byte counts are for.
+    """
+
+    name: str
+    program: str
+    operators: int
+    kernels: tuple[KernelReport, ...]
+    folds: tuple[FoldReport, ...]
+    rejections: tuple[RejectionReport, ...]
+    traffic: Traffic
+    before: Dataflow
+    after: Dataflow
+    syms: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Kernels that differ in names only: the first of them, and how many there are."""
+
+    first: KernelReport
+    count: int
+    region: Region
+
+
+def alike(regions: tuple[Region, ...]) -> tuple[Alike, ...]:
+    """All kernels, those with equal signatures together, in order of first appearance."""
+    found: dict[tuple[str, str], Alike] = {}
+    for region, k in _kernels(regions):
+        key = (k.kind, k.signature)
+        old = found.get(key)
+        found[key] = Alike(k, 1, region) if old is None else Alike(old.first, old.count + 1, old.region)
+    return tuple(found.values())
+
+
+def _kernels(regions: tuple[Region, ...]) -> Iterator[tuple[Region, KernelReport]]:
+    for r in regions:
+        for k in r.kernels:
+            yield r, k
