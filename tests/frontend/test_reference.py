@@ -15,12 +15,12 @@ def test_precision_casts_are_dropped():
         return (y.half() @ y.half().mT).to(x.dtype) + torch.full((4,), 1 / 3, dtype=torch.bfloat16)
 
     y = torch.softmax(x.double(), -1)
-    torch.testing.assert_close(reference(fn, (x,)), y @ y.mT + 1 / 3, rtol=1e-14, atol=0)
+    torch.testing.assert_close(reference(fn, (x,)).result, y @ y.mT + 1 / 3, rtol=1e-14, atol=0)
 
 
 def test_quantising_casts_are_kept():
     x = torch.randn(50)
-    got = reference(lambda x: (x / 3).to(torch.float8_e4m3fn).float() + x.to(torch.int64), (x,))
+    got = reference(lambda x: (x / 3).to(torch.float8_e4m3fn).float() + x.to(torch.int64), (x,)).result
     exact = (x.double() / 3).to(torch.float8_e4m3fn).double() + x.to(torch.int64)
     assert got.dtype == torch.float64 and torch.equal(got, exact)
     assert not torch.equal(got, x.double() / 3 + x.to(torch.int64))
@@ -28,7 +28,7 @@ def test_quantising_casts_are_kept():
 
 def test_captured_tensors_and_modules_are_widened():
     layer, bias, x = torch.nn.Linear(8, 5), torch.randn(5), torch.randn(3, 8)
-    got = reference(lambda x: layer(x) * bias, (x,))
+    got = reference(lambda x: layer(x) * bias, (x,)).result
     exact = (x.double() @ layer.weight.double().mT + layer.bias.double()) * bias.double()
     torch.testing.assert_close(got, exact, rtol=1e-13, atol=1e-14)
     assert layer.weight.dtype == torch.float32
@@ -46,3 +46,13 @@ def test_nothing_leaks():
     assert torch.zeros(1).dtype == torch.float32
     reference(lambda x: x * 2, (x,))
     assert x.dtype == torch.float32 and torch.equal(x, before)
+
+
+def test_selections_are_recorded_with_what_they_chose_from():
+    x = torch.randn(4, 9)
+    exact = reference(lambda x: (x.topk(3).indices, (x * 2).argmax(0, keepdim=True), x.argmin(), x.sum(-1)), (x,))
+    topk, argmax, argmin = (next(s for s in exact.selections if s.of(r)) for r in exact.result[:3])
+    assert (topk.dim, topk.first, argmax.dim, argmax.first, argmin.dim) == (1, False, 0, True, 0)
+    torch.testing.assert_close(argmax.values, 2 * x.double())
+    assert argmin.values.shape == (36,) and argmin.index.shape == (1,)
+    assert not any(s.of(exact.result[3]) for s in exact.selections)

@@ -105,6 +105,38 @@ def test_indices_are_compared_exactly():
     assert not verify(lambda x: x.argmax(-1), x, compiled=lambda x: x.argmin(-1), hostile=False).ok
 
 
+@pytest.mark.parametrize("variant", ["ties", "near ties"])
+def test_indices_are_judged_by_what_they_point_at(variant):
+    """topk's order of equal elements is open; of nearly equal ones, anyone's rounding decides."""
+    x = torch.randint(0, 3, (20, 30)).float()
+    if variant == "near ties":
+        x = x + 1e-7 * torch.rand(20, 30)
+
+    def last_first(x):
+        flipped = x.flip(-1).topk(4)
+        return flipped.values, x.shape[-1] - 1 - flipped.indices
+
+    def topk(x):
+        found = x.topk(4)
+        return found.values, found.indices
+
+    assert verify(topk, x, compiled=last_first, hostile=False).ok
+    shifted = verify(topk, x, compiled=lambda x: (topk(x)[0], (topk(x)[1] + 1) % 30), hostile=False)
+    assert not shifted.ok
+    twice = verify(topk, x, compiled=lambda x: (topk(x)[0], topk(x)[1][:, :1].expand(-1, 4)), hostile=False)
+    assert not twice.ok and twice.given.why == "an element is chosen twice"
+    outside = verify(topk, x, compiled=lambda x: (topk(x)[0], topk(x)[1] - 30), hostile=False)
+    assert not outside.ok and outside.given.why == "an index is out of range"
+
+
+def test_argmax_takes_the_first_of_equals():
+    x = torch.randint(0, 3, (20, 30)).float()
+    last = verify(lambda x: x.argmax(-1), x, compiled=lambda x: 29 - x.flip(-1).argmax(-1), hostile=False)
+    assert not last.ok and last.given.why == "not the first of equal elements"
+    distinct = torch.stack([torch.randperm(30) for _ in range(20)]).float()
+    assert verify(lambda x: x.argmax(-1), distinct, compiled=lambda x: 29 - x.flip(-1).argmax(-1), hostile=False).ok
+
+
 def test_narrow_results_may_round_as_eager_does():
     x = torch.randn(64, 64).bfloat16()
     better = compare("x", lambda x: x @ x, lambda x: (x.float() @ x.float()).bfloat16(), (x,))

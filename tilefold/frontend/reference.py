@@ -4,12 +4,17 @@ Under `double_precision` all floating-point arithmetic runs in float64, whatever
 program asks for: operands of narrower floats are widened where an operator meets them, and
 float32, float16 and bfloat16 given as a `dtype` become float64. Casts to float8 are kept: they
 are quantisation, part of what the program computes (see `DType.rounds`).
+
+Selections (argmax, topk, ...) are recorded with the values that they chose from: two elements that
+differ by less than a rounding error may be chosen in either order, so an index is judged by
+what it points at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,27 +30,91 @@ def _widen(x: object) -> object:
     return torch.float64 if isinstance(x, torch.dtype) and x in _NARROW else x
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`index` are positions along `dim` of `values` (float64), chosen by an order.
+
+    `first`: torch promises the first of equal values (argmax, argmin, max, min; not topk and sort).
+    """
+
+    index: torch.Tensor
+    values: torch.Tensor
+    dim: int
+    first: bool
+
+    def of(self, result: torch.Tensor) -> bool:
+        """Whether `result` is this index, or a view of all of it."""
+        same = result.untyped_storage().data_ptr() == self.index.untyped_storage().data_ptr()
+        return same and result.numel() == self.index.numel() and result.numel() > 0
+
+
+def _selection(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Selection | None:
+    """What was chosen from what, where `func` is a selection."""
+    place = _SELECTORS.get(func)
+    if place is None:
+        return None
+    position, default, first = place
+    x = args[0]
+    dim = kwargs.get("dim", args[position] if len(args) > position else default)
+    index = out[1] if isinstance(out, tuple) else out
+    if dim is None:
+        return Selection(index.reshape(1), x.reshape(-1), 0, first)
+    dim %= max(x.ndim, 1)
+    return Selection(index if index.ndim == x.ndim else index.unsqueeze(dim), x, dim, first)
+
+
+_ATEN = torch.ops.aten
+#: operator -> position of its `dim` argument, the default of that, whether the first of equals is promised
+_SELECTORS: dict[Any, tuple[int, int | None, bool]] = {
+    _ATEN.argmax.default: (1, None, True),
+    _ATEN.argmin.default: (1, None, True),
+    _ATEN.max.dim: (1, None, True),
+    _ATEN.min.dim: (1, None, True),
+    _ATEN.topk.default: (2, -1, False),
+    _ATEN.sort.default: (1, -1, False),
+}
+
+
 class _Double(TorchDispatchMode):
+    def __init__(self, selections: list[Selection]):
+        super().__init__()
+        self.selections = selections
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return func(*tree_map(_widen, tuple(args)), **tree_map(_widen, dict(kwargs or {})))
+        wide, named = tree_map(_widen, tuple(args)), tree_map(_widen, dict(kwargs or {}))
+        out = func(*wide, **named)
+        chosen = _selection(func, wide, named, out)
+        if chosen is not None:
+            self.selections.append(chosen)
+        return out
 
 
 @contextmanager
-def double_precision() -> Iterator[None]:
-    """Run what is inside in float64. The default dtype is restored on leaving."""
+def double_precision() -> Iterator[list[Selection]]:
+    """Run what is inside in float64; gives its selections. The default dtype is restored on leaving."""
+    selections: list[Selection] = []
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Double():
-            yield
+        with _Double(selections):
+            yield selections
     finally:
         torch.set_default_dtype(before)
 
 
-def reference(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """A float64 run: what the function returned, and the selections made on the way."""
+
+    result: Any
+    selections: tuple[Selection, ...] = field(repr=False)
+
+
+def reference(fn: Callable[..., Any], args: Sequence[Any]) -> Exact:
     """`fn(*args)` in float64, without gradients. The arguments are not changed."""
     wide = tree_map(_widen, tuple(args))
-    with torch.no_grad(), double_precision():
-        return fn(*wide)
+    with torch.no_grad(), double_precision() as selections:
+        result = fn(*wide)
+    return Exact(result, tuple(selections))

@@ -5,7 +5,8 @@ of a result y is  max |y - r| / max |r|  over the elements that are finite in bo
 square form, |y - r|_2 / |r|_2, is held to the same bound, so that one large element cannot
 hide the rest. Elements that are not finite must be so in y where, and as, they are in the
 reference or in eager's result (which may overflow where float64 does not). Results of integer
-and boolean dtype are compared exactly: their error is the fraction of elements that differ.
+and boolean dtype are compared exactly: their error is the fraction of elements that differ. The indices
+that argmax, argmin, max, min, topk and sort return are judged by the float64 values they point at.
 
 The bound. An error may be at most FACTOR times eager's own plus FLOOR_ULPS units in the last place of
 the result's dtype (one for dtypes narrower than float32, whose rounding eager shares). On hostile inputs,
@@ -24,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilefold.frontend.fuse import fuse
 from tilefold.frontend.hostile import variants
-from tilefold.frontend.reference import reference
+from tilefold.frontend.reference import Selection, reference
 
 FACTOR, HOSTILE_FACTOR = 2.0, 4.0
 FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 8.0}
@@ -120,22 +121,28 @@ def compare(
     """Run both on `args` and judge every result of `fast`; the worst result stands for all."""
     with torch.no_grad():
         results, eager = (tree_leaves(f(*args)) for f in (fast, plain))
-    exact = tree_leaves(reference(plain, args))
+    exact = reference(plain, args)
     if len(results) != len(eager):
         return _wrong(name, f"{len(results)} results instead of {len(eager)}")
-    each = [judge(name, y, e, r, factor) for y, e, r in zip(results, eager, exact, strict=True)]
+    leaves = tree_leaves(exact.result)
+    each = [judge(name, y, e, r, factor, exact.selections) for y, e, r in zip(results, eager, leaves, strict=True)]
     if not each:
         return Comparison(name, True, 0.0, 0.0, 0.0, 0.0)
     return max(each, key=lambda c: (not c.ok, c.max_rel_err / c.bound if c.bound else c.max_rel_err))
 
 
-def judge(name: str, y: Any, eager: Any, exact: Any, factor: float = FACTOR) -> Comparison:
-    """One result against eager's and the reference."""
+def judge(
+    name: str, y: Any, eager: Any, exact: Any, factor: float = FACTOR, selections: Sequence[Selection] = ()
+) -> Comparison:
+    """One result against eager's and the reference; `selections` are those of the reference run."""
     if not isinstance(eager, torch.Tensor):
         return Comparison(name, True, 0.0, 0.0, 0.0, 0.0) if y == eager else _wrong(name, f"{y!r} is not {eager!r}")
     if not isinstance(y, torch.Tensor) or (y.dtype, y.shape) != (eager.dtype, eager.shape):
         have = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__
         return _wrong(name, f"result is {have}, not {eager.dtype} {tuple(eager.shape)}")
+    chosen = next((s for s in selections if s.of(exact)), None)
+    if chosen is not None:
+        return _judge_index(name, y, eager, chosen, factor)
     if not eager.dtype.is_floating_point:
         error, own = (_fraction(t, exact) for t in (y, eager))
         return _bounded(name, (error, error), (own, own), factor, 0.0)
@@ -145,6 +152,27 @@ def judge(name: str, y: Any, eager: Any, exact: Any, factor: float = FACTOR) -> 
         return _wrong(name, f"{int(odd.sum())} of {odd.numel()} elements are NaN or infinite where they should not be")
     ulps = FLOOR_ULPS.get(eager.dtype, 1.0)
     return _bounded(name, _errors(t, r), _errors(e, r), factor, ulps * torch.finfo(eager.dtype).eps)
+
+
+def _judge_index(name: str, y: torch.Tensor, eager: torch.Tensor, chosen: Selection, factor: float) -> Comparison:
+    """An index by the value it points at. Where equal values were to choose from and torch promises the first,
+    it must be the first; several indices of one selection must differ."""
+    index, own, best = (t.reshape(chosen.index.shape).to(torch.int64) for t in (y, eager, chosen.index))
+    extent = chosen.values.shape[chosen.dim]
+    if bool(((index < 0) | (index >= extent)).any()):
+        return _wrong(name, "an index is out of range")
+    ordered = index.sort(chosen.dim).values
+    if bool((ordered.diff(dim=chosen.dim) == 0).any()):
+        return _wrong(name, "an element is chosen twice")
+    values = chosen.values.to(torch.float64)
+    at, at_own, at_best = (values.gather(chosen.dim, i) for i in (index, own, best))
+    equal = (at == at_best) | (at.isnan() & at_best.isnan())
+    if chosen.first and bool((equal & (index != best)).any()):
+        return _wrong(name, "not the first of equal elements")
+    if bool((_pattern(at, at_best) & _pattern(at, at_own)).any()):
+        return _wrong(name, "an index points at a NaN or an infinity where it should not, or the reverse")
+    floor = FLOOR_ULPS[torch.float32] * torch.finfo(torch.float32).eps
+    return _bounded(name, _errors(at, at_best), _errors(at_own, at_best), factor, floor)
 
 
 def _wrong(name: str, why: str) -> Comparison:

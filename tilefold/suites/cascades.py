@@ -130,6 +130,7 @@ _GEMMS = (
         f.quant_gemm,
         together(normal(37, 130, dtype=torch.bfloat16), normal(40, 130, dtype=torch.float8_e4m3fn)),
         "RedFuser 3.4",
+        expect="refused",
     ),
     Case("RMSNorm", f.rms_norm, together(normal(R, C), normal(C)), "Blockbuster 5"),
     Case("LayerNorm", f.layer_norm, together(normal(R, C), normal(C), normal(C)), "Blockbuster 5"),

@@ -19,6 +19,7 @@ Maker = Callable[[torch.Generator], Args]
 class Case:
     """A cascade. `make` gives random arguments; `hostile` named makers of arguments that are not.
 
+    quantise + GEMM counts as refused: rounding is not separable, and what runs quantises exactly.
     `kernels` is the largest number of kernels allowed. `source` says where the cascade comes from.
     `derived_hostile`: also try the variants of `frontend.hostile`.
     """
