@@ -205,6 +205,98 @@ static void gemm_blocks(int64_t M, int64_t N, int64_t K, const TA* a, int64_t sa
     }
   }
 }
+#if defined(__AVX512BF16__) && defined(TF_AVX512)
+// Pairs of bf16 along k multiplied and summed in f32 by one instruction. A: rows of pairs; B: pairs
+// of rows interleaved, [K / 2][NR]; an odd last k is paired with zero.
+template <int MR, int NV>
+static __attribute__((noinline)) void micro_pairs(int64_t pairs, const uint32_t* a, int64_t row, const uint32_t* b, float* c,
+                                                  int64_t scm, bool accumulate) {
+  typedef float vf __attribute__((vector_size(64)));
+  typedef uint32_t vu __attribute__((vector_size(64)));
+  vf t[MR][NV];
+  TF_UNROLL
+  for (int m = 0; m < MR; ++m)
+    TF_UNROLL
+    for (int n = 0; n < NV; ++n) t[m][n] = accumulate ? load_full<16>(c + m * scm + n * 16).r : vf{};
+  for (int64_t k = 0; k < pairs; ++k) {
+    vu bv[NV];
+    TF_UNROLL
+    for (int n = 0; n < NV; ++n) bv[n] = load_full<16>(b + n * 16).r;
+    TF_UNROLL
+    for (int m = 0; m < MR; ++m) {
+      const vu av = splat<16>(a[m * row]).r;
+      TF_UNROLL
+      for (int n = 0; n < NV; ++n) __asm__("vdpbf16ps %2, %1, %0" : "+v"(t[m][n]) : "v"(av), "v"(bv[n]));
+    }
+    a += 1;
+    b += NV * 16;
+  }
+  TF_UNROLL
+  for (int m = 0; m < MR; ++m)
+    TF_UNROLL
+    for (int n = 0; n < NV; ++n) store_full(c + m * scm + n * 16, V<float, 16>{t[m][n]});
+}
+template <int MR, int NV>
+static void panel_pairs(int64_t M, int64_t pairs, const uint32_t* a, int64_t row, const uint32_t* b, float* c, int64_t scm,
+                        bool accumulate) {
+  int64_t m = 0;
+  for (; m + MR <= M; m += MR) micro_pairs<MR, NV>(pairs, a + m * row, row, b, c + m * scm, scm, accumulate);
+  if constexpr (MR > 1) {
+    constexpr int next = MR > 8 ? 8 : MR > 4 ? 4 : MR / 2;
+    if (m < M) panel_pairs<next, NV>(M - m, pairs, a + m * row, row, b, c + m * scm, scm, accumulate);
+  }
+}
+TF_INLINE uint32_t pair_at(const bf16* p, int64_t stride, bool both) {
+  return uint32_t(p[0].b) | (both ? uint32_t(p[stride].b) << 16 : 0);
+}
+static void gemm_pairs(int64_t M, int64_t N, int64_t K, const bf16* a, int64_t sam, int64_t sak, const bf16* b, int64_t sbk,
+                       int64_t sbn, float* c, int64_t scm, bool accumulate) {
+  constexpr int NR = kVectors * 16;
+  constexpr int64_t KP = kBlockK;  // pairs
+  alignas(64) static thread_local uint32_t panel_b[KP * NR];
+  alignas(64) static thread_local uint32_t block_a[kBlockM * KP];
+  for (int64_t k0 = 0; k0 < K; k0 += 2 * KP) {
+    const int64_t kc = min64(2 * KP, K - k0), pairs = (kc + 1) / 2;
+    const bool add = accumulate || k0 > 0;
+    for (int64_t m0 = 0; m0 < M; m0 += kBlockM) {
+      const int64_t mc = min64(kBlockM, M - m0);
+      for (int64_t m = 0; m < mc; ++m) {
+        const bf16* p = a + (m0 + m) * sam + k0 * sak;
+        if (sak == 1) {
+          block_a[m * pairs + pairs - 1] = 0;
+          memcpy(block_a + m * pairs, p, size_t(kc) * 2);
+        } else {
+          for (int64_t k = 0; k < pairs; ++k) block_a[m * pairs + k] = pair_at(p + 2 * k * sak, sak, 2 * k + 1 < kc);
+        }
+      }
+      for (int64_t n0 = 0; n0 < N; n0 += NR) {
+        const int64_t cols = min64(NR, N - n0);
+        const bf16* bt = b + k0 * sbk + n0 * sbn;
+        for (int64_t k = 0; k < pairs; ++k) {
+          const bf16* p = bt + 2 * k * sbk;
+          uint32_t* q = panel_b + k * NR;
+          if (sbn == 1 && cols == NR && 2 * k + 1 < kc) {
+            const auto even = convert<uint32_t>(load_full<NR>((const uint16_t*)p));
+            const auto odd = convert<uint32_t>(load_full<NR>((const uint16_t*)(p + sbk)));
+            store_full(q, even | (odd << 16));
+          } else {
+            for (int64_t n = 0; n < NR; ++n) q[n] = n < cols ? pair_at(p + n * sbn, sbk, 2 * k + 1 < kc) : 0;
+          }
+        }
+        float* ct = c + m0 * scm + n0;
+        if (cols == NR) {
+          panel_pairs<kRows, kVectors>(mc, pairs, block_a, pairs, panel_b, ct, scm, add);
+        } else {
+          alignas(64) float edge[kBlockM * NR];
+          panel_pairs<kRows, kVectors>(mc, pairs, block_a, pairs, panel_b, edge, NR, false);
+          for (int64_t m = 0; m < mc; ++m)
+            for (int64_t n = 0; n < cols; ++n) ct[m * scm + n] = (add ? ct[m * scm + n] : 0) + edge[m * NR + n];
+        }
+      }
+    }
+  }
+}
+#endif
 // R rows at a time, B from memory
 template <int R, class T, class TA, class TB>
 static void gemm_rows(int64_t N, int64_t K, const TA* a, int64_t sam, int64_t sak, const TB* b, int64_t sbk, T* c,
@@ -324,6 +416,10 @@ static void gemm(int64_t M, int64_t N, int64_t K, const TA* a, int64_t sam, int6
         gemm_rows<r.lanes>(N, K, a + m * sam, sam, sak, b, sbk, c + m * scm, scm, accumulate);
       });
     } else {
+#if defined(__AVX512BF16__) && defined(TF_AVX512)
+      if constexpr (__is_same(TA, bf16) && __is_same(TB, bf16))
+        return gemm_pairs(M, N, K, a, sam, sak, b, sbk, sbn, c, scm, accumulate);
+#endif
       gemm_blocks(M, N, K, a, sam, sak, b, sbk, sbn, c, scm, accumulate);
     }
   }
