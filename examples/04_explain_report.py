@@ -25,4 +25,6 @@ if __name__ == "__main__":
     page = Path(tempfile.gettempdir()) / "tilefold-attention.html"
     report.to_html(page)
     print(f"the same as a web page: {page}")
-    assert len(report.kernels) == 1 and not report.rejections
+    assert any(k.kind == "fused" for k in report.kernels)
+    assert report.traffic.after < report.traffic.before
+    assert all(r.reason for r in report.rejections)

@@ -10,8 +10,9 @@ import torch
 import tilefold
 
 variance = tilefold.derive("""
-    mu = sum[l] x[l] / size(l)
-    s  = sum[l] (x[l] - mu) * (x[l] - mu)
+    a  = sum[l] x[l]
+    mu = a / size(l)
+    s  = sum[l] (x[l] - mu) ** 2
 """)
 print(variance)
 
