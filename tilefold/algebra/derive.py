@@ -13,7 +13,7 @@ from functools import lru_cache
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.check import check_fold
 from tilefold.algebra.context import Context, Options, identity_const
-from tilefold.algebra.expr import Expr, Index, Load, Size, call, walk
+from tilefold.algebra.expr import Expr, Index, Load, Size, call, loads, walk
 from tilefold.algebra.facts import ANY
 from tilefold.algebra.fold import Check, Fold, StateVar
 from tilefold.algebra.growth import can_overflow
@@ -152,8 +152,8 @@ def _index_results(ctx: Context) -> set[str]:
 def _for_empty(r: Reduction, final: Expr, ctx: Context) -> Expr:
     """The reduction of nothing is the reducer's identity, also where `finish` divides by a sum."""
     want = identity_const(r.reducer, r.dtype.compute)
-    got = ctx.at_identity(final, size=0)
-    if got == float(want.value) or r.reducer == "topk":
+    known = all(ctx.is_state(n.tensor) for n in loads(final))  # a parameter might have any value
+    if r.reducer == "topk" or (known and ctx.at_identity(final, size=0) == float(want.value)):
         return final
     empty: Expr | None = None
     for axis in ctx.cascade.axes:

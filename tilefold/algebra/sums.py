@@ -57,7 +57,7 @@ def apply(t: Expr, h: Mono) -> Expr:
 def choose_delay(g: Group, ctx: Context) -> tuple[Mono, Expr]:
     """The factors of H that can wait for `finish`, and the body without them."""
     h = scale(g.terms)
-    if not ctx.options.delay or not h:
+    if not ctx.options.delay or not h or all(ctx.scope.pure_d(t) for t in g.terms):
         return NONE, g.expr
     loose = Mono({a: p for a, p in h.items() if not is_exponential(a)})
     for atoms in (h, loose, *(Mono({a: p}) for a, p in h.items())):

@@ -139,7 +139,9 @@ def _split(text: str) -> tuple[str, ...]:
 
 def _dims_in(row: str) -> set[str]:
     """Names in index brackets and reducer brackets."""
-    left, _, right = row.partition("=")
+    left, eq, right = row.partition("=")
+    if not eq:
+        raise ParseError(f"not a statement: {row!r}", hint="`name[dims] = reducer[axes] expression`")
     out = {d for part in re.findall(r"\[([^\]]*)\]", left) for d in _split(part)}
     if m := _RIGHT.match(right.strip()):
         out |= set(_split(m[2].replace(";", ",")))
@@ -157,9 +159,7 @@ def _dims_in(row: str) -> set[str]:
 
 
 def _line(row: str, dims: set[str]) -> Line:
-    left, eq, right = row.partition("=")
-    if not eq or right.startswith("="):
-        raise ParseError(f"not a statement: {row!r}", hint="`name[dims] = reducer[axes] expression`")
+    left, _, right = row.partition("=")
     heads = [_LEFT.match(s.strip()) for s in re.split(r",(?![^\[]*\])", left)]
     if not all(heads):
         raise ParseError(f"left of `=` must be `name` or `name[dims]`: {row!r}")

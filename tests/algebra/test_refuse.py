@@ -1,0 +1,101 @@
+"""What has no Fold is refused, naming the reduction and a reason a user can read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.algebra import cascades as c
+from tests.algebra.cascades import cascade
+from tilefold.algebra import derive as derive_module
+from tilefold.algebra.check import check_fold
+from tilefold.algebra.context import Options
+from tilefold.algebra.derive import build_fold, derive_fold
+from tilefold.algebra.fold import Check
+from tilefold.algebra.simplify import mul, number
+from tilefold.algebra.symbolic import prove
+from tilefold.errors import NotFusibleError
+
+REFUSED = {
+    "exp of a ratio": (
+        "s = sum[l] x[l] ** 2 \n o = sum[l] exp(x[l] / sqrt(s / size(l)))",
+        "o",
+        "brings a new function of the inputs each time.*no finite set of sums closes",
+    ),
+    "fp8 rounding": (c.QUANTISE_GEMM, "c", "rounding to e4m3 is not separable.*\n.*ignore_rounding"),
+    "integer rounding": ("m = max[l] abs(x[l]) \n c = sum[l] round(x[l] / m) * w[l]", "c", "which integer"),
+    "unknown sign": ("s = sum[l] y[l] \n m = max[l] x[l] * s", "m", "sign of s cannot be proved"),
+    "unknown sign under top-k": ("s = sum[l] y[l] \n v[r], i[r] = topk[l; r] x[l] * s", "v", "sign of s"),
+    "product of differences": ("s = sum[l] x[l] \n P = prod[l] x[l] - s", "P", "polynomial of degree n"),
+    "condition": ("m = max[l] x[l] \n y = any[l] x[l] > m", "y", "any of a condition"),
+    "comparison": ("m = max[l] x[l] \n y = sum[l] where(x[l] == m, 1.0, 0.0)", "y", "comparison x.l. == m"),
+    "clamp": ("m = max[l] x[l] \n y = sum[l] maximum(x[l], m)", "y", "does not separate"),
+    "index used as value": (
+        "m, i = argmax[l] x[l] \n y = sum[l] where(l == i, w[l], 0.0)",
+        "y",
+        "only known at the end",
+    ),
+    "power of a result": ("s = sum[l] x[l] \n y = sum[l] x[l] ** s", "y", "does not separate"),
+    "root of unknown sign": ("s = sum[l] x[l] \n y = sum[l] sqrt(s * z[l])", "y", "sign of s is not known"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusal_names_the_reduction_and_the_reason(name: str) -> None:
+    text, reduction, reason = REFUSED[name]
+    with pytest.raises(NotFusibleError, match=reason) as error:
+        derive_fold(cascade(text))
+    assert error.value.reduction == reduction
+    assert error.value.message.startswith(reduction)
+
+
+def test_the_reductions_before_a_refused_one_still_derive() -> None:
+    text, _, _ = REFUSED["exp of a ratio"]
+    first = text.split("\n")[0]
+    assert derive_fold(cascade(first)).state[0].repair is None
+
+
+def test_a_wrong_repair_fails_the_numerical_check() -> None:
+    problem = cascade(c.ATTENTION)
+    fold = derive_fold(problem)
+    v = fold.var("t")
+    wrong = dataclasses.replace(v, repair=mul(v.repair, number(1.001)))
+    broken = dataclasses.replace(fold, state=tuple(wrong if u is v else u for u in fold.state))
+    failed = [check.name for check in check_fold(problem, broken, problem.reductions) if not check.ok]
+    assert "incremental update = F" in failed and "fold of one = F" not in failed
+
+
+def test_a_missing_guard_fails_the_numerical_check() -> None:
+    problem = cascade(c.SOFTMAX)
+    unguarded = build_fold(problem, Options(guards=False))
+    failed = [check for check in check_fold(problem, unguarded, problem.reductions) if not check.ok]
+    assert failed and any("-inf" in check.detail for check in failed)
+
+
+def test_a_wrong_finish_fails_the_numerical_check() -> None:
+    problem = cascade(c.ATTENTION)
+    fold = derive_fold(problem)
+    finish = tuple((name, mul(e, number(2.0)) if name == "o" else e) for name, e in fold.finish)
+    checks = check_fold(problem, dataclasses.replace(fold, finish=finish), problem.reductions)
+    assert not any(check.ok for check in checks if check.name != "fold of nothing = identity")
+
+
+@pytest.mark.parametrize("text", [c.ATTENTION, c.VARIANCE, c.INERTIA, c.SUM_SUM])
+def test_a_wrong_repair_fails_the_symbolic_proof(text: str) -> None:
+    ctx = derive_module._derive_all(cascade(text), Options(guards=False, delay=False))
+    assert all(check.ok for check in prove(ctx))
+    name, info = [(n, i) for n, i in ctx.infos.items() if i.var.repair is not None][-1]
+    wrong = dataclasses.replace(info.var, repair=mul(info.var.repair, number(1.5)))
+    ctx.infos[name] = dataclasses.replace(info, var=wrong)
+    failed = {check.name for check in prove(ctx) if not check.ok}
+    assert f"{name}: h(R F(x, D), D, D') = R F(x, D')" in failed
+    assert f"{name}: h(t, D, D) = t" in failed
+
+
+def test_a_failed_check_is_an_error_not_a_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(derive_module, "check_fold", lambda *_: (Check("some law", "numeric", False, "t (ties)"),))
+    derive_module._derive.cache_clear()
+    with pytest.raises(NotFusibleError, match="failed its own check: some law"):
+        derive_fold(cascade(c.SOFTMAX))
+    derive_module._derive.cache_clear()
