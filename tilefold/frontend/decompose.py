@@ -66,11 +66,10 @@ def attention(
         rows = torch.arange(query.shape[-2], device=query.device)
         columns = torch.arange(key.shape[-2], device=query.device)
         scores = torch.where(columns <= rows[:, None], scores, -math.inf)
-    if attn_mask is None:
-        p = torch.softmax(scores, -1)
-    else:
+    if attn_mask is not None:
         scores = torch.where(attn_mask, scores, -math.inf) if attn_mask.dtype is torch.bool else scores + attn_mask
-        p = torch.ops.aten._safe_softmax(scores, -1)
+    masked = is_causal or attn_mask is not None
+    p = torch.ops.aten._safe_softmax(scores, -1) if masked else torch.softmax(scores, -1)
     if dropout_p > 0:
         p = F.dropout(p, dropout_p)
     return (p @ value.to(wide)).to(query.dtype)
