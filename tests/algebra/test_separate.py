@@ -8,8 +8,9 @@ import torch
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Expr, Load
 from tilefold.algebra.facts import ANY, NONNEG, Range
-from tilefold.algebra.separate import Inseparable, Mono, Scope, factor, scale, separate, transparent
+from tilefold.algebra.separate import separate
 from tilefold.algebra.simplify import total
+from tilefold.algebra.terms import Inseparable, Mono, Scope, factor, scale, transparent
 from tilefold.algebra.text import Names, parse, show
 
 STATE = {"m", "t", "s", "q"}

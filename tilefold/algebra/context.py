@@ -15,7 +15,8 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate, identity_of
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, call, transform, walk
 from tilefold.algebra.facts import ANY, Range, after_reduction, from_dtype, range_of
 from tilefold.algebra.fold import NEW, OLD, StateVar, Step
-from tilefold.algebra.separate import Group, Inseparable, Mono, Scope, Term, separate
+from tilefold.algebra.separate import separate
+from tilefold.algebra.terms import Group, Inseparable, Mono, Scope, Term
 from tilefold.algebra.text import show
 
 

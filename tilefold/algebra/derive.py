@@ -18,9 +18,9 @@ from tilefold.algebra.facts import ANY
 from tilefold.algebra.fold import Check, Fold, StateVar
 from tilefold.algebra.growth import can_overflow
 from tilefold.algebra.order import Value, derive_order
-from tilefold.algebra.separate import Inseparable, Scope, transparent
 from tilefold.algebra.sums import derive_product, derive_sum
 from tilefold.algebra.symbolic import prove, prove_methods
+from tilefold.algebra.terms import Inseparable, Scope, transparent
 from tilefold.errors import NotFusibleError
 
 _ROUNDING_HINT = (

@@ -12,7 +12,8 @@ import math
 
 from tilefold.algebra.context import Context, exponent, is_exponential
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Load
-from tilefold.algebra.separate import Mono, factor, summands
+from tilefold.algebra.separate import summands
+from tilefold.algebra.terms import Mono, factor
 
 Growth = dict[str, float]
 

@@ -18,7 +18,8 @@ from tilefold.algebra import simplify as sm
 from tilefold.algebra.context import Context, exponent, is_exponential, with_exponent
 from tilefold.algebra.expr import Call, Cast, Expr, Load, call, rebuild, substitute, walk
 from tilefold.algebra.growth import scaled_copy
-from tilefold.algebra.separate import Group, Inseparable, Mono, Term, factor, separate, summands
+from tilefold.algebra.separate import separate, summands
+from tilefold.algebra.terms import Group, Inseparable, Mono, Term, factor
 
 
 def infinite_loads(e: Expr, ctx: Context) -> list[Load]:

@@ -24,7 +24,8 @@ from tilefold.algebra.context import Context, identity_const, is_exponential, ke
 from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, call, loads, rebuild, substitute, walk
 from tilefold.algebra.fold import StateVar
 from tilefold.algebra.guard import dominated_factor, guard_divisors, guard_element, guard_shift, hidden_tests, ratio
-from tilefold.algebra.separate import Group, Inseparable, Mono, Term, factor, scale, separate
+from tilefold.algebra.separate import separate
+from tilefold.algebra.terms import Group, Inseparable, Mono, Term, factor, scale
 from tilefold.algebra.text import show
 
 MAX_BASIS = 24

@@ -19,9 +19,10 @@ from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, call
 from tilefold.algebra.fold import StateVar
 from tilefold.algebra.growth import can_overflow
 from tilefold.algebra.guard import guard_divisors, guard_element, guard_exponents, guard_shifts
-from tilefold.algebra.separate import NONE, Group, Inseparable, Mono, Term, scale, separate
+from tilefold.algebra.separate import separate
 from tilefold.algebra.smt import prove_nonneg
 from tilefold.algebra.sums import scalar_repair
+from tilefold.algebra.terms import NONE, Group, Inseparable, Mono, Term, scale
 from tilefold.algebra.text import show
 
 
@@ -194,6 +195,8 @@ def _affine(body: Expr, ctx: Context) -> Affine:
     terms = [t for g in separate(body, ctx.scope) for t in g.terms]
     moving = tuple(t for t in terms if not ctx.scope.pure_d(t))
     still = tuple(t for t in terms if ctx.scope.pure_d(t))
+    if not moving:
+        raise Inseparable(f"{show(body)} is the same for every element, so its order says nothing until D is final")
     h = moving[0].d
     if any(t.d != h for t in moving):
         raise Inseparable(f"{show(body)} orders its elements differently as the earlier results change")

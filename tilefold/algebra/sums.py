@@ -19,7 +19,8 @@ from tilefold.algebra.fold import StateVar
 from tilefold.algebra.growth import may_delay
 from tilefold.algebra.guard import correction, guard_element, ratio, removed
 from tilefold.algebra.linear import Part, group_is_polynomial, known_sum, linear_part
-from tilefold.algebra.separate import NONE, Group, Inseparable, Mono, scale, separate
+from tilefold.algebra.separate import separate
+from tilefold.algebra.terms import NONE, Group, Inseparable, Mono, scale
 from tilefold.algebra.text import show
 
 

@@ -31,7 +31,8 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, loads, substitute, transform
 from tilefold.algebra.fold import NEW, OLD, Check, StateVar
 from tilefold.algebra.invert import VARIABLE, invert
-from tilefold.algebra.separate import Inseparable, separate
+from tilefold.algebra.separate import separate
+from tilefold.algebra.terms import Inseparable
 from tilefold.algebra.text import show
 
 
