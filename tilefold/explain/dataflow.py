@@ -8,8 +8,10 @@ every statement is a box, kernels are frames, and only tensors between frames go
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tilefold.algebra import text as expr_text
 from tilefold.algebra.expr import Load, tensors_read, walk
@@ -22,6 +24,14 @@ from tilefold.tensor.ir import Compute, Program
 _TIGHT = re.compile(r", (?=[^\[\]]*\])")
 #: Programs of more kernels than this are searched for a repeated sequence.
 LONG = 10
+#: Of programs of more statements than this, kernels are drawn as boxes, not as frames.
+MANY = 24
+#: Of more arguments than this, those that a single box reads are not drawn.
+ARGUMENTS = 6
+
+
+#: Name, title, statements and group of a box.
+Boxed = tuple[str, str, tuple[Compute, ...], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +68,18 @@ def after(p: Program, kernels: Sequence[FusedKernel], sizes: Sizes, shown: Shown
         group = members[-1]
         groups[group] = kernels[k].block.name if group not in groups else f"{groups[group]} + {kernels[k].block.name}"
         of.update(dict.fromkeys(members, group))
-    boxes = [(c.name, c.reducer or "map", (c,), of[c.name]) for c in p.body if c.name in of]
-    return _flow(p, boxes, groups, sizes, shown)
+    drawn = [c for c in p.body if c.name in of]
+    if len(drawn) > MANY:
+        whole = [(g, caption, tuple(c for c in drawn if of[c.name] == g), None) for g, caption in groups.items()]
+        return _flow(p, whole, {}, sizes, shown, "kernel")
+    return _flow(p, [(c.name, c.reducer or "map", (c,), of[c.name]) for c in drawn], groups, sizes, shown)
 
 
 def before(p: Program, simple: Program, kernels: Sequence[FusedKernel], sizes: Sizes, shown: Shown) -> Dataflow:
     """The operators that the drawn kernels compute, one box each."""
     keep = _wanted(p, simple, kernels, shown)
     chosen = [op for op in operators(p) if any(c.name in keep for c in op.members)]
-    boxes: list[tuple[str, str, tuple[Compute, ...], str | None]] = [
-        (op.name, op.title, op.members, None) for op in chosen
-    ]
+    boxes = [(op.name, op.title, op.members, None) for op in chosen]
     return _flow(p, boxes, {}, sizes, shown)
 
 
@@ -94,10 +105,11 @@ def _wanted(p: Program, simple: Program, kernels: Sequence[FusedKernel], shown: 
 
 def _flow(
     p: Program,
-    boxes: Sequence[tuple[str, str, tuple[Compute, ...], str | None]],
+    boxes: Sequence[Boxed],
     groups: Mapping[str, str],
     sizes: Sizes,
     shown: Shown,
+    role: Literal["op", "kernel"] = "op",
 ) -> Dataflow:
     owner = {r: name for name, _, members, _ in boxes for c in members for r in c.results}
     group = {name: g for name, _, _, g in boxes}
@@ -108,6 +120,8 @@ def _flow(
     for name, _, members, g in boxes:
         for t in _read(members):
             source = shown.alias.get(t, t) if t not in owner and t not in inputs else t
+            if source in hidden:
+                continue
             if source in inputs:
                 used[source] = None
                 edges[(f"in {source}", name, source)] = Edge(
@@ -123,7 +137,14 @@ def _flow(
             nodes.append(Node(f"out {t}", t, _shape(sizes, t), "output"))
             edges[(owner[t], f"out {t}", t)] = Edge(owner[t], f"out {t}", t, "boundary", sizes.nbytes(t))
     kept = _acyclic([n.name for n in nodes], list(edges.values()))
-    return Dataflow(tuple(nodes), kept, dict(groups), shown.omitted)
+    count = f"{len(hidden)} arguments that a single box reads are not drawn" if hidden else ""
+    return Dataflow(tuple(nodes), kept, dict(groups), "; ".join(x for x in (shown.omitted, count) if x))
+
+
+def _private(inputs: set[str], boxes: Sequence[Boxed]) -> set[str]:
+    """Arguments left out of a drawing of many: weights, mostly."""
+    readers = Counter(t for _, _, members, _ in boxes for t in _read(members) if t in inputs)
+    return {t for t, n in readers.items() if n == 1} if len(readers) > ARGUMENTS else set()
 
 
 def _acyclic(order: Sequence[str], edges: Iterable[Edge]) -> tuple[Edge, ...]:
@@ -144,9 +165,9 @@ def _shape(sizes: Sizes, tensor: str) -> str:
     return f"{sizes.dtype[tensor].value} {extents}"
 
 
-def _text(p: Program, members: Sequence[Compute], group: str | None, sizes: Sizes) -> str:
+def _text(p: Program, members: Sequence[Compute], inside_kernel: bool, sizes: Sizes) -> str:
     """In a kernel the statement; of an ATen operator the tensors that it leaves in memory."""
-    if group is not None or not members[0].origin:
+    if inside_kernel or not members[0].origin:
         return "\n".join(map(statement, members))
     inside = {c.name for c in members}
     used = {t for c in p.body if c.name not in inside for t in tensors_read(c.body)} | set(p.outputs)

@@ -78,7 +78,7 @@ def head(x: Explanation) -> str:
         v = x.verification
         cells.append((f"{v.max_rel_err:.1e}", f"error against float64; eager's own is {v.eager_rel_err:.1e}"))
     tally = "".join(f'<div><div class="big">{a}</div><div class="soft">{b}</div></div>' for a, b in cells)
-    what = f"{x.operators} operator{_s(x.operators)} run as {n} kernel{_s(n)}."
+    what = f"{x.operators} operator{_s(x.operators)} run{'s' if x.operators == 1 else ''} as {n} kernel{_s(n)}."
     return f'<h1>{escape(x.name)}</h1><p class="lead">{what}{_sizes(x.regions)}</p><div class="tally">{tally}</div>'
 
 
@@ -103,14 +103,12 @@ def _sizes(regions: Iterable[Region]) -> str:
 
 def flows(r: Region, named: bool) -> str:
     """Both drawings of a region, with a legend."""
-    wide = len(r.after.nodes) > 30
     kinds = (("memory", "through memory"), ("chip", "stays on chip"), ("boundary", "argument or result"))
     legend = "".join(
         f'<span><svg width="26" height="8"><path class="edge {c}" d="M0 4H26"/></svg>{t}</span>' for c, t in kinds
     )
     figures = "".join(
-        f'<figure><figcaption>{caption}</figcaption><div class="canvas{" wide" if wide else ""}">'
-        f"{draw(flow, caption)}</div></figure>"
+        f'<figure><figcaption>{caption}</figcaption><div class="canvas">{draw(flow, caption)}</div></figure>'
         for flow, caption in (
             (r.before, f"Before: {r.operators} operator{_s(r.operators)}, each reading and writing memory"),
             (r.after, f"After: {len(r.kernels)} kernel{_s(len(r.kernels))}"),
@@ -121,8 +119,7 @@ def flows(r: Region, named: bool) -> str:
     text = (
         f"<details class='plain'><summary>the program in index notation</summary><pre>{code(r.program)}</pre></details>"
     )
-    tall = " tall" if wide else ""
-    return f'{title}<div class="legend">{legend}</div>{note}<div class="flows{tall}">{figures}</div>{text}'
+    return f'{title}<div class="legend">{legend}</div>{note}<div class="flows">{figures}</div>{text}'
 
 
 def kernel(a: Alike) -> str:

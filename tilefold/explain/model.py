@@ -82,7 +82,7 @@ class Node:
     name: str
     title: str
     text: str
-    role: Literal["input", "op", "output"]
+    role: Literal["input", "op", "kernel", "output"]
     group: str | None = None
 
 

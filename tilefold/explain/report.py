@@ -18,7 +18,8 @@ from tilefold.explain.traffic import Traffic
 from tilefold.frontend.fuse import Fused, own_copy, translated
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
-from tilefold.pipeline import CompiledProgram, KernelStep, compile_program
+from tilefold.pipeline import CompiledProgram, KernelStep, LibraryStep, compile_program
+from tilefold.plan.sizes import shape_function
 from tilefold.tensor.ir import Program
 from tilefold.tile.text import show as show_tile
 
@@ -81,19 +82,25 @@ class Explanation:
 
 
 class _Recorded:
-    """A compiled program that remembers the sizes it was called with."""
+    """A compiled program that remembers what it was called with: values of symbols, unit strides of inputs.
 
-    def __init__(self, compiled: CompiledProgram):
-        self.compiled = compiled
+    It computes only where `real()` holds; otherwise its results are zeros, which the caller of
+    `explain` never sees, and no C++ is compiled.
+    """
+
+    def __init__(self, compiled: CompiledProgram, real: Callable[[], bool]):
+        self.compiled, self.real = compiled, real
         self.syms: Mapping[str, int] = {}
+        self.units: dict[str, int | None] = {}
 
     def __call__(self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
         self.syms = dict(syms)
-        return self.compiled(inputs, syms)
-
-
-def _recorded(program: Program) -> _Recorded:
-    return _Recorded(compile_program(program))
+        for name, x in inputs.items():
+            self.units[name] = next((a for a in reversed(range(x.ndim)) if x.stride(a) == 1), None)
+        if self.real():
+            return self.compiled(inputs, syms)
+        p = self.compiled.program
+        return {t: torch.zeros(shape_function(p.shape_of(t))(syms), dtype=p.dtype_of(t).torch_dtype) for t in p.outputs}
 
 
 def explain(
@@ -103,23 +110,40 @@ def explain(
     verification: VerifyReport | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Compile a function or module as `torch.compile(backend="tilefold")` does, call it once, and report.
+    """Compile a function or module as `torch.compile(backend="tilefold")` does, and report.
 
-    What is not covered is listed among the rejections. UnsupportedError: nothing was captured at all.
+    What is not covered is listed among the rejections. `dynamic`: sizes stay symbolic (True), or not.
+    UnsupportedError: nothing was captured at all.
     """
     target = fn.fn if isinstance(fn, Fused) else fn
+    name = getattr(target, "__name__", type(target).__name__)
+    try:
+        graphs = _captured(target, args, kwargs, dynamic, whole=True)
+    except UnsupportedError:  # a graph break: the parts need each other's values
+        graphs = _captured(target, args, kwargs, dynamic, whole=False)
+    if not graphs:
+        raise UnsupportedError(f"{name} computes nothing on tensors", hint="it must take and return tensors")
+    return explain_graphs(graphs, name, verification)
+
+
+def _captured(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: bool | None, *, whole: bool
+) -> list[CompiledGraph]:
+    """The graphs that one call compiles. Nothing is computed if the function is captured and covered whole."""
     graphs: list[CompiledGraph] = []
-    options = Options(_recorded, leftover="eager", on_compiled=graphs.append)
+
+    def real() -> bool:
+        return not whole or any(g.fallbacks for g in graphs)
+
+    options = Options(lambda p: _Recorded(compile_program(p), real), leftover="eager", on_compiled=graphs.append)
 
     def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         return compile_captured(gm, example_inputs, options)
 
+    run = torch.compile(own_copy(fn), backend=capture, fullgraph=whole, dynamic=dynamic)
     with torch.no_grad():
-        translated(torch.compile(own_copy(target), backend=capture, dynamic=dynamic), *args, **kwargs)
-    name = getattr(target, "__name__", type(target).__name__)
-    if not graphs:
-        raise UnsupportedError(f"{name} computes nothing on tensors", hint="it must take and return tensors")
-    return explain_graphs(graphs, name, verification)
+        translated(run, *args, **kwargs)
+    return graphs
 
 
 def explain_graphs(graphs: Iterable[CompiledGraph], name: str, verification: VerifyReport | None = None) -> Explanation:
@@ -132,9 +156,10 @@ def explain_graphs(graphs: Iterable[CompiledGraph], name: str, verification: Ver
     for g in graphs:
         for r in g.regions:
             if isinstance(r.runner, _Recorded):
-                regions.append(_region(r.runner.compiled, r.runner.syms, r.lowered.raw, r.name))
+                x = r.runner
+                regions.append(_region(x.compiled, x.syms, x.units, r.lowered.raw, r.name))
             elif isinstance(r.runner, CompiledProgram):
-                regions.append(_region(r.runner, None, r.lowered.raw, r.name))
+                regions.append(_region(r.runner, None, {}, r.lowered.raw, r.name))
         fallbacks += [RejectionReport("fallback", f.node, f.reason, f.loc) for f in g.fallbacks]
     return Explanation(name, tuple(regions), tuple(fallbacks), verification)
 
@@ -147,18 +172,26 @@ def explain_compiled(
     verification: VerifyReport | None = None,
 ) -> Explanation:
     """Report a compiled program. `syms`: values of its symbols for the byte counts (default: 512 each)."""
-    one = _region(compiled, syms, compiled.program, name)
+    one = _region(compiled, syms, {}, compiled.program, name)
     return Explanation(one.name, (one,), (), verification)
 
 
-def _region(compiled: CompiledProgram, syms: Mapping[str, int] | None, given: Program, name: str) -> Region:
-    return region(given, compiled.program, compiled.fused, tuple(map(_code, compiled.steps)), syms, name)
+def _region(
+    compiled: CompiledProgram,
+    syms: Mapping[str, int] | None,
+    units: Mapping[str, int | None],
+    given: Program,
+    name: str,
+) -> Region:
+    codes = tuple(_code(step, units) for step in compiled.steps)
+    return region(given, compiled.program, compiled.fused, codes, syms, name)
 
 
-def _code(step: object) -> Code:
-    if not isinstance(step, KernelStep):
+def _code(step: KernelStep | LibraryStep, units: Mapping[str, int | None]) -> Code:
+    """`units`: axes of stride 1 of program inputs; everything else is contiguous."""
+    if isinstance(step, LibraryStep):
         return Code(library=True)
-    used = tuple(step.kernels.values())
-    kernel = used[0] if used else step.kernel()
+    rank = {i.name: len(i.shape) for i in step.fused.block.inputs}
+    kernel = step.kernel(tuple(units.get(t, rank[t] - 1 if rank[t] else None) for t in step.reads))
     grid = " ".join(f"{t.dim}:{t.tile}" for t in kernel.grid)
     return Code(grid, show_tile(kernel), render(kernel))

@@ -15,7 +15,7 @@ from tilefold.explain.traffic import human
 TITLE, MONO, LINE = 7.4, 6.25, 15.0
 PAD, FRAME, CAPTION, EDGE = 10.0, 16.0, 22.0, 2.0
 #: Characters of a statement, and statements, shown in a box; the rest is in its tooltip.
-LONGEST, MOST_LINES = 50, 4
+LONGEST, MOST_LINES = 50, 5
 INNER_GAP = 26.0
 #: Up to this many edges carry their size.
 LABELLED = 40
@@ -125,7 +125,7 @@ def _lines(n: Node) -> list[str]:
 
 
 def _size(n: Node) -> tuple[float, float]:
-    if n.role != "op":
+    if n.role in ("input", "output"):
         return max(len(n.title), len(n.text)) * MONO + 22, 34.0
     lines = _lines(n)
     return max(len(n.title) * TITLE, *(len(s) * MONO for s in lines)) + 22, 24 + LINE * len(lines)
@@ -134,7 +134,7 @@ def _size(n: Node) -> tuple[float, float]:
 def _draw_node(n: Node, at: Point) -> str:
     (x, y), (w, h) = at, _size(n)
     tip = f"<title>{escape(n.text)}</title>"
-    if n.role != "op":
+    if n.role in ("input", "output"):
         return (
             f'<g class="{n.role}">{tip}<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="17"/>'
             f'<text class="title" text-anchor="middle" x="{x + w / 2:.1f}" y="{y + 15:.1f}">{escape(n.title)}</text>'
@@ -145,7 +145,7 @@ def _draw_node(n: Node, at: Point) -> str:
         for k, s in enumerate(_lines(n))
     )
     return (
-        f'<g class="op">{tip}<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="5"/>'
+        f'<g class="{n.role}">{tip}<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="5"/>'
         f'<text class="title" x="{x + 11:.1f}" y="{y + 16:.1f}">{escape(n.title)}</text>{rows}</g>'
     )
 
