@@ -5,7 +5,8 @@ inputs', one more where coverage changes. All covered nodes of one level form a 
 lead to a lower level, and never leave a level and return, so regions can run in level order, and
 each is as large as the uncovered nodes allow.
 
-Sizes are not tensors: covered nodes read them from metadata, so they put nobody on a higher level.
+Size computations have no group: they run between groups, as early as their inputs allow. A user of
+a size that was read off a computed tensor comes at a later level than that tensor.
 """
 
 from __future__ import annotations
@@ -73,19 +74,22 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
             continue
         parent = _tuple_source(node)
         reason = covers(node) if parent is None else (None if parent not in refused else "")
-        if reason is None:
-            tensors = [n for n in inputs if not is_scalar(n)]
-            level = max((levels[n] + levels[n] % 2 for n in tensors), default=0)
-        else:
+        parity = 0 if reason is None else 1
+        level = max((_next_level(levels[n], is_scalar(n), parity) for n in inputs), default=parity)
+        if reason is not None:
             refused.add(node)
-            level = max((levels[n] + (levels[n] + 1) % 2 for n in inputs), default=1)
-            level = max(level, 1)
             if reason:
                 fallbacks.append(Fallback(str(node.target), reason, location(node)))
         levels[node] = level
         groups.setdefault(level, []).append(node)
     ordered = tuple(Group(k, k % 2 == 0, tuple(groups[k])) for k in sorted(groups))
     return Partition(ordered, _aliases(gm), tuple(scalars), tuple(fallbacks))
+
+
+def _next_level(of: int, scalar: bool, parity: int) -> int:
+    """Lowest level of that parity at which the result of a node of level `of` can be used."""
+    at = max(0, of + 1 if scalar else of)
+    return at + (at + parity) % 2
 
 
 def _tuple_source(node: Node) -> Node | None:
@@ -150,24 +154,17 @@ def extract(gm: torch.fx.GraphModule, group: Group, skip: Sequence[Node] = ()) -
         for a in n.all_input_nodes:
             if a.op == "get_attr" and a not in copies:
                 copies[a] = graph.node_copy(a)
-            elif a not in copies:
-                copies[a] = graph.call_function(size_from_metadata, (a.name,))
-                copies[a].meta = dict(a.meta)
         copies[n] = graph.node_copy(n, copies.__getitem__)
     graph.output(tuple(copies[n] for n in results))
     given = tuple(n for n in copies if copies[n].op == "placeholder")
     return Extracted(torch.fx.GraphModule(gm, graph), given, tuple(results))
 
 
-def size_from_metadata(name: str) -> int:
-    """Stands for a size in a covered group's graph, which is lowered (from metadata) and never run."""
-    raise AssertionError(f"{name} is only known by its metadata")
-
-
 def _outside(group: Group, inside: set[Node]) -> list[Node]:
-    """Nodes that the group reads. Covered groups read sizes from metadata, not from nodes."""
-    found = dict.fromkeys(a for n in group.nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr")
-    return [n for n in found if not (group.covered and is_scalar(n))]
+    """Nodes that the group reads."""
+    return list(
+        dict.fromkeys(a for n in group.nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr")
+    )
 
 
 def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:

@@ -57,11 +57,14 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """The record of one compiled graph: regions that Tilefold runs, and what it left to others and why."""
+    """The record of one compiled graph: regions that Tilefold runs, and what it left to others and why.
+
+    A kernel that only fails to build when it is first run adds to `fallbacks` then.
+    """
 
     name: str
     regions: tuple[Region, ...]
-    fallbacks: tuple[Fallback, ...]
+    fallbacks: list[Fallback]
 
 
 #: Records of the latest compilations of this process, oldest first.
@@ -79,6 +82,24 @@ class _Call(torch.nn.Module):
         return self.run(*args)
 
 
+class _Guarded:
+    """A region that runs op by op from its first failure on (kernels are built when first needed)."""
+
+    def __init__(self, name: str, run: Executable, module: torch.fx.GraphModule, fallbacks: list[Fallback]):
+        self.name, self.run, self.module, self.fallbacks = name, run, module, fallbacks
+        self.failed = False
+
+    def __call__(self, *args: object) -> Sequence[object]:
+        if not self.failed:
+            try:
+                return self.run(*args)
+            except TilefoldError as err:
+                self.failed = True
+                self.fallbacks.append(Fallback(self.name, f"{type(err).__name__}: {err.message}", err.loc))
+                log.warning("%s runs op by op: %s", self.name, err.message)
+        return self.module(*args)
+
+
 def compile_graph(
     gm: torch.fx.GraphModule, options: Options, *, name: str, titles: Sequence[str] | None = None
 ) -> Callable[..., Sequence[object]]:
@@ -92,7 +113,7 @@ def compile_graph(
         raise UnsupportedError(first.reason, loc=first.loc, hint=STRICT_HINT)
     build = _Assembler(gm, parts, options, name, titles)
     whole = build.assemble()
-    record = CompiledGraph(name, tuple(build.regions), tuple(build.fallbacks))
+    record = CompiledGraph(name, tuple(build.regions), build.fallbacks)
     for f in record.fallbacks:
         log.info("%s: left to %s: %s", name, options.leftover, f)
     compilations.append(record)
@@ -168,12 +189,7 @@ class _Assembler:
             self._call(part, run)
 
     def _eager(self, group: Group) -> None:
-        inside = set(group.nodes)
         for n in group.nodes:
-            # sizes computed in this group were emitted before, except those of its own tensors
-            for a in n.all_input_nodes:
-                if a not in self.made and a not in inside:
-                    self._copy(a)
             self._copy(n)
 
     def _call(self, part: Extracted, run: Callable[..., Sequence[object]]) -> None:
@@ -197,7 +213,8 @@ class _Assembler:
             self.fallbacks.append(Fallback(name, f"{type(err).__name__}: {err.message}", err.loc))
             return None
         self.regions.append(Region(name, lowered, runner))
-        return Executable(lowered, runner)
+        run = Executable(lowered, runner)
+        return run if self.options.strict else _Guarded(name, run, part.module, self.fallbacks)
 
     def _leftover(self, group: Group, part: Extracted) -> Callable[..., Sequence[object]] | None:
         """The group compiled by Inductor; None where op by op is better or the only way."""

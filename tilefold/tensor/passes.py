@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from tilefold.tensor.inline import absorb_copies, inline
 from tilefold.tensor.ir import Program
+from tilefold.tensor.narrow import narrow
 from tilefold.tensor.rewrite import drop_dead, drop_repeated
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
 
 #: Applied after the dims have been split.
 AFTER_SPLIT: tuple[tuple[str, Callable[[Program], Program]], ...] = (
+    ("narrow conditions", narrow),
     ("inline maps", inline),
     ("absorb copies", absorb_copies),
     ("unify dims", unify),

@@ -110,7 +110,7 @@ def canonical_names(p: Program) -> Program:
 
 
 def _short_names() -> Iterator[str]:
-    letters = "ijklmnpqrsuvwxyz"
+    letters = "ijklmnpqrsuvxyz"
     yield from letters
     n = 1
     while True:
