@@ -20,7 +20,7 @@ from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.verify import verify as verify_tile
 
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
