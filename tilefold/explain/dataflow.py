@@ -114,7 +114,11 @@ def _flow(
     owner = {r: name for name, _, members, _ in boxes for c in members for r in c.results}
     group = {name: g for name, _, _, g in boxes}
     inputs = {i.name for i in p.inputs}
-    nodes = [Node(name, title, _text(p, members, g, sizes), "op", g) for name, title, members, g in boxes]
+    hidden = _private(inputs, boxes)
+    nodes = [
+        Node(name, title, _text(p, members, role == "kernel" or g is not None, sizes), role, g)
+        for name, title, members, g in boxes
+    ]
     used: dict[str, None] = {}
     edges: dict[tuple[str, str, str], Edge] = {}
     for name, _, members, g in boxes:
