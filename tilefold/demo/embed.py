@@ -113,7 +113,7 @@ def _explain(model: Pretrained, batch: Batch, report: Path, console: Console) ->
     with console.status("explaining what was fused"), torch.no_grad():
         page = explain(model.encoder, batch.input_ids, batch.attention_mask)
         page.to_html(report)
-    console.print(str(page), markup=False, highlight=False)
+    console.print(str(page), markup=False, highlight=False, soft_wrap=True)
     console.print(f"the whole explanation, with derivations and code: [bold]{report}[/]\n")
 
 
@@ -131,13 +131,15 @@ def _neighbour_table(text: Sequence[str], vectors: torch.Tensor) -> Table:
 
 def _contender_table(results: dict[str, Contender], times: dict[str, Series], count: int) -> Table:
     table = Table(
-        "", "ms, median", "lines/s", "speed of eager", "error vs float64", "first pass, s",
-        title=f"{len(times['eager'].seconds)} rounds, the contenders taking turns", title_justify="left",
+        "", "ms", "lines/s", "vs eager", "error", "first pass",
+        title=f"{len(times['eager'].seconds)} rounds, the contenders taking turns; medians", title_justify="left",
+        caption="vs eager: above 1 is faster than eager; error: against float64, relative to the largest element",
+        caption_justify="left",
     )  # fmt: skip
     for name, t in times.items():
         table.add_row(
             name, f"{t.median * 1e3:.1f}", f"{count / t.median:.0f}", f"{times['eager'].over(t):.2f}x",
-            f"{results[name].error:.1e}", f"{results[name].compile_s:.1f}",
+            f"{results[name].error:.1e}", f"{results[name].compile_s:.1f} s",
         )  # fmt: skip
     return table
 
