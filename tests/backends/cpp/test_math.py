@@ -1,0 +1,169 @@
+"""Scalar functions of generated code against float64, over all magnitudes and special values."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from tests.backends.cpp.harness import compare
+from tilefold.backends.cpp.launch import CppKernel
+from tilefold.runtime.executor import build_cached
+from tilefold.tile.text import parse
+
+#: units in the last place, against the correctly rounded result
+F32 = {
+    "exp": 1.5, "exp2": 1.5, "log": 1.0, "tanh": 1.5, "sigmoid": 2.5, "erf": 1.5, "log2": 1.0, "log1p": 1.0,
+    "expm1": 1.0, "sin": 1.0, "cos": 1.0, "rsqrt": 2.0, "sqrt": 0.6, "floor": 0.0, "ceil": 0.0, "trunc": 0.0,
+    "round": 0.0, "sign": 0.0, "abs": 0.0,
+}  # fmt: skip
+F64 = {"exp": 2.0, "log": 2.0, "sigmoid": 3.0, "tanh": 2.0, "erf": 2.0, "log1p": 2.0, "sqrt": 0.6, "exp2": 2.0}
+
+
+def source(dtype: str, names: tuple[str, ...]) -> str:
+    outs = "\n".join(f"  out y_{n}: {dtype}[N] unit 0" for n in names)
+    stores = "\n".join(f"    store y_{n}[i] over i = {n}(x[i])" for n in names)
+    return f"kernel functions(N)\n  dim i = N\n  in x: {dtype}[N] unit 0\n{outs}\n  grid i:4096\n{stores}\n"
+
+
+@cache
+def f32_results() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Every 9973rd of all f32 bit patterns, and the specials."""
+    patterns = torch.arange(0, 2**32, 9973, dtype=torch.int64)
+    x = torch.where(patterns >= 2**31, patterns - 2**32, patterns).to(torch.int32).view(torch.float32)
+    special = torch.tensor(
+        [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0, -1.0, 88.72, -103.97, 0.5, 1.5, 2.5, -2.5]
+    )
+    x = torch.cat([x, special, torch.linspace(-20, 20, 40001)])
+    out = {f"y_{n}": torch.empty_like(x) for n in F32}
+    CppKernel(parse(source("f32", tuple(F32))), build_cached)({"x": x, **out}, {"N": x.numel()})
+    return x, out
+
+
+@pytest.mark.parametrize("name", F32)
+def test_f32_functions(name):
+    x, out = f32_results()
+    y, exact = out[f"y_{name}"], getattr(torch, name)(x.double())
+    want = exact.float()
+    assert torch.equal(y.isnan(), want.isnan())
+    assert torch.equal(y.isinf(), want.isinf())
+    finite = want.isfinite()
+    ulp = torch.exp2(torch.floor(torch.log2(want.abs().double().clamp(min=2.0**-126))) - 23)
+    error = ((y.double() - exact).abs() / ulp)[finite]
+    assert error.max() <= max(F32[name], 0.0), f"{error.max():.2f} ulp at {x[finite][error.argmax()]}"
+
+
+def test_f64_functions():
+    x = torch.cat([torch.randn(5000, dtype=torch.float64) * s for s in (1e-6, 1, 50, 1e3)])
+    x = torch.cat(
+        [x, torch.tensor([0.0, torch.inf, -torch.inf, torch.nan, 709.7, -745.0, 1e-310], dtype=torch.float64)]
+    )
+    out = {f"y_{n}": torch.empty_like(x) for n in F64}
+    CppKernel(parse(source("f64", tuple(F64))), build_cached)({"x": x, **out}, {"N": x.numel()})
+    for n in F64:
+        torch.testing.assert_close(
+            out[f"y_{n}"], getattr(torch, n)(x), rtol=1e-15 * max(F64[n], 1.0), atol=1e-320, equal_nan=True
+        )
+
+
+BINARY = """
+kernel binary(N)
+  dim i = N
+  in x: f32[N] unit 0
+  in y: f32[N] unit 0
+  in a: i64[N] unit 0
+  in b: i32[N] unit 0
+  out p: f32[N]
+  out q: f32[N]
+  out r: f32[N]
+  out mx: f32[N]
+  out mn: f32[N]
+  out s: f32[N]
+  out fd: i64[N]
+  out md: i64[N]
+  out cmp: bool[N]
+  grid i:64
+    store p[i] over i = x[i] ** y[i]
+    store q[i] over i = x[i] // y[i]
+    store r[i] over i = x[i] % y[i]
+    store mx[i] over i = maximum(x[i], y[i])
+    store mn[i] over i = minimum(x[i], y[i])
+    store s[i] over i = x[i] ** 3.0 + y[i] ** 0.5 + x[i] ** 2
+    store fd[i] over i = a[i] // b[i]
+    store md[i] over i = a[i] % b[i]
+    store cmp[i] over i = ((x[i] < y[i]) | isnan(x[i])) & ~isinf(y[i]) | (a[i] == b[i])
+"""
+
+
+def test_binary_functions():
+    torch.manual_seed(0)
+    some = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 3.0, -3.0, torch.inf, -torch.inf, torch.nan, 7.25, 1e30])
+    x, y = (t.reshape(-1) for t in torch.meshgrid(some, some, indexing="ij"))
+    n = x.numel()
+    a, b = (
+        torch.randint(-50, 50, (n,)),
+        torch.randint(1, 9, (n,), dtype=torch.int32) * (1 - 2 * torch.randint(0, 2, (n,))),
+    )
+    out = {k: torch.empty(n) for k in ("p", "q", "r", "mx", "mn", "s")}
+    ints = {k: torch.empty(n, dtype=torch.int64) for k in ("fd", "md")}
+    args = {"x": x, "y": y, "a": a, "b": b.int(), **out, **ints, "cmp": torch.empty(n, dtype=torch.bool)}
+    compare(BINARY, args, {"N": n})
+
+
+CASTS = """
+kernel casts(N)
+  dim i = N
+  in x: f32[N] unit 0
+  out e4: e4m3[N] unit 0
+  out e5: e5m2[N] unit 0
+  out h: f16[N] unit 0
+  out b: bf16[N] unit 0
+  grid i:4096
+    store e4[i] over i = x[i]
+    store e5[i] over i = x[i]
+    store h[i] over i = x[i]
+    store b[i] over i = x[i]
+"""
+LOADS = """
+kernel loads(N)
+  dim i = N
+  in e4: e4m3[256] unit 0
+  in e5: e5m2[256] unit 0
+  in h: f16[N] unit 0
+  in b: bf16[N] unit 0
+  out y: f32[4, N]
+  grid i:4096
+    store y[0, i] over i = e4[i % 256]
+    store y[1, i] over i = e5[i % 256]
+    store y[2, i] over i = h[i]
+    store y[3, i] over i = b[i]
+"""
+
+
+def test_narrow_stores_round_as_torch():
+    patterns = torch.arange(0, 2**32, 40009, dtype=torch.int64)
+    x = torch.where(patterns >= 2**31, patterns - 2**32, patterns).to(torch.int32).view(torch.float32)
+    near = torch.arange(0, 0x10000, dtype=torch.int64).to(torch.int16).view(torch.bfloat16).float()
+    x = torch.cat([x, near, torch.linspace(-500, 500, 20001)])
+    kinds = {"e4": torch.float8_e4m3fn, "e5": torch.float8_e5m2, "h": torch.float16, "b": torch.bfloat16}
+    out = {k: torch.empty(x.numel(), dtype=t) for k, t in kinds.items()}
+    CppKernel(parse(CASTS), build_cached)({"x": x, **out}, {"N": x.numel()})
+    for k, t in kinds.items():
+        got, want = out[k].float(), x.to(t).float()
+        assert torch.equal(got.isnan(), want.isnan()), k
+        ok = ~want.isnan()
+        assert torch.equal(got[ok], want[ok]), (k, x[ok][(got != want)[ok]][:5])
+
+
+def test_narrow_loads_are_exact():
+    all16, all8 = torch.arange(0, 2**16).to(torch.int16), torch.arange(0, 256).to(torch.uint8)
+    ins = {
+        "e4": all8.view(torch.float8_e4m3fn), "e5": all8.view(torch.float8_e5m2),
+        "h": all16.view(torch.float16), "b": all16.view(torch.bfloat16),
+    }  # fmt: skip
+    y = torch.empty(4, 2**16)
+    CppKernel(parse(LOADS), build_cached)({**ins, "y": y}, {"N": 2**16})
+    for n, k in enumerate(ins):
+        want = ins[k].float().repeat(2**16 // ins[k].numel())
+        torch.testing.assert_close(y[n], want, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,135 @@
+"""The on-disk cache: sharing, damage, read-only directories, concurrency."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tilefold.errors import BackendError, CacheError
+from tilefold.runtime import cache
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_fallback", [])
+    return tmp_path / "cache"
+
+
+class Builder:
+    """Writes a fixed library and counts how often it is asked."""
+
+    def __init__(self, data: bytes = b"library"):
+        self.data, self.calls = data, 0
+
+    def __call__(self, path: Path) -> None:
+        self.calls += 1
+        path.write_bytes(self.data)
+
+
+def test_an_entry_is_built_once_and_listed():
+    b = Builder()
+    first = cache.get_or_build("softmax", {"source": "a\nb", "flags": "-O2"}, b)
+    assert first == cache.get_or_build("softmax", {"source": "a\nb", "flags": "-O2"}, b)
+    assert b.calls == 1 and first.read_bytes() == b"library"
+    (entry,) = cache.list_entries()
+    assert (entry.name, entry.nbytes, entry.parts["flags"]) == ("softmax", 7, "-O2")
+    assert cache.clear() == 1 and cache.list_entries() == ()
+
+
+@pytest.mark.parametrize("other", [{"source": "b"}, {"flags": "-O3"}, {"cpu": "y"}, {"extra": ""}])
+def test_any_other_part_is_another_entry(other):
+    parts = {"source": "a", "flags": "-O2", "cpu": "x"}
+    b = Builder()
+    assert cache.get_or_build("k", parts, b) != cache.get_or_build("k", {**parts, **other}, b)
+    assert b.calls == 2
+
+
+def test_the_version_is_part_of_the_key(monkeypatch):
+    before = cache.key_of({"source": "a"})
+    monkeypatch.setattr(cache, "version", lambda: "99")
+    assert cache.key_of({"source": "a"}) != before
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no json", "bad json", "no library"])
+def test_a_damaged_entry_is_built_again(damage):
+    b = Builder(b"x" * 1000)
+    path = cache.get_or_build("k", {"source": "a"}, b)
+    meta = path.with_suffix(".json")
+    match damage:
+        case "truncate":
+            path.write_bytes(path.read_bytes()[:500])
+        case "flip":
+            path.write_bytes(b"y" + path.read_bytes()[1:])
+        case "no json":
+            meta.unlink()
+        case "bad json":
+            meta.write_text(meta.read_text()[:40])
+        case "no library":
+            path.unlink()
+    again = cache.get_or_build("k", {"source": "a"}, b)
+    assert b.calls == 2 and again.read_bytes() == b"x" * 1000
+    assert json.loads(again.with_suffix(".json").read_text())["nbytes"] == 1000
+
+
+def test_a_failed_build_leaves_nothing(home):
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise BackendError("no")
+
+    with pytest.raises(BackendError, match="no"):
+        cache.get_or_build("k", {"source": "a"}, fail)
+    assert cache.list_entries() == () and not list((home / "kernels").glob("*.tmp"))
+    assert cache.get_or_build("k", {"source": "a"}, Builder()).read_bytes() == b"library"
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    b = Builder()
+    with pytest.warns(RuntimeWarning, match="cannot be written") as said:
+        first = cache.get_or_build("k", {"source": "a"}, b)
+    assert len(said) == 1 and first.read_bytes() == b"library"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.get_or_build("k", {"source": "a"}, b) == first
+        cache.get_or_build("k", {"source": "b"}, b)
+    assert b.calls == 2
+
+
+def test_what_cannot_be_removed_is_an_error(home):
+    cache.get_or_build("k", {"source": "a"}, Builder())
+    (home / "kernels" / "stuck.so").mkdir()
+    with pytest.raises(CacheError, match="cannot clear"):
+        cache.clear()
+
+
+WORKER = """
+import sys, torch
+from tests.tile.kernels import SOFTMAX
+from tilefold.runtime import executor
+from tilefold.tile.text import parse
+built = []
+real = executor.build
+executor.build = lambda *a: (built.append(1), real(*a))
+x = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)); y = torch.empty_like(x)
+executor.load_kernel(parse(SOFTMAX))({"x": x, "y": y}, {"R": 5, "C": 9})
+torch.testing.assert_close(y, x.softmax(-1))
+print(len(built))
+"""
+
+
+def test_eight_processes_compile_the_same_kernel_into_an_empty_cache():
+    root = Path(__file__).parents[2]
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER], cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(8)
+    ]
+    counts = [w.communicate(timeout=300)[0].strip() for w in workers]
+    assert all(w.returncode == 0 for w in workers)
+    assert sorted(counts) == ["0"] * 7 + ["1"]
+    assert [e.name for e in cache.list_entries()] == ["softmax"]
