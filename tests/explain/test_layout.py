@@ -69,3 +69,12 @@ def test_boxes_of_a_random_graph_do_not_overlap():
             apart_x = xa + a.width <= xb + 1e-6 or xb + b.width <= xa + 1e-6
             apart_y = ya + a.height <= yb + 1e-6 or yb + b.height <= ya + 1e-6
             assert apart_x or apart_y, (a.name, b.name)
+
+
+def test_pinned_boxes_stand_in_the_first_and_last_row():
+    boxes = [Box(n, 10, 10) for n in ("x", "a", "b", "w", "out", "late")]
+    links = [Link("x", "a"), Link("a", "b"), Link("w", "b"), Link("a", "out"), Link("b", "late")]
+    free, pinned = place(boxes, links), place(boxes, links, top=frozenset("w"), bottom=frozenset({"out"}))
+    assert free.at["w"][1] > free.at["x"][1] and pinned.at["w"][1] == pinned.at["x"][1]
+    assert free.at["out"][1] < free.at["late"][1] and pinned.at["out"][1] == pinned.at["late"][1]
+    assert len(pinned.routes[2]) == 4  # a lane beside `a`

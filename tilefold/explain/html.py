@@ -97,7 +97,7 @@ def _bars(before: int, after: int) -> str:
 def _sizes(regions: Iterable[Region]) -> str:
     """Which values the symbols have in this account."""
     values = {s: n for r in regions for s, n in r.syms.items()}
-    shown = ", ".join(f"{escape(s)} = {n}" for s, n in list(values.items())[:4])
+    shown = ", ".join(f"{escape(s)}\u00a0=\u00a0{n}" for s, n in list(values.items())[:4])
     return f" Sizes are symbolic in the code; the byte counts are for {shown}." if shown else ""
 
 

@@ -47,11 +47,22 @@ class Drawing:
     height: float
 
 
-def place(boxes: Sequence[Box], links: Sequence[Link], gap_y: float = GAP_Y) -> Drawing:
-    """Lay out a graph without cycles; links between boxes that are not there are an error (KeyError)."""
+def place(
+    boxes: Sequence[Box],
+    links: Sequence[Link],
+    gap_y: float = GAP_Y,
+    top: frozenset[str] = frozenset(),
+    bottom: frozenset[str] = frozenset(),
+) -> Drawing:
+    """Lay out a graph. `top` and `bottom`: boxes (sources and sinks) that stand in the first and last row.
+
+    ValueError: the graph has a cycle. KeyError: a link to a box that is not there.
+    """
     if not boxes:
         return Drawing({}, (), 0.0, 0.0)
     row_of = rows({b.name for b in boxes}, [(e.source, e.target) for e in links], [b.name for b in boxes])
+    row_of.update(dict.fromkeys(top, 0))
+    row_of.update(dict.fromkeys(bottom, max(row_of.values())))
     chains = [_chain(n, e, row_of) for n, e in enumerate(links)]
     size = {b.name: (b.width, b.height) for b in boxes}
     depth = max(row_of.values()) + 1

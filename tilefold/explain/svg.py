@@ -83,7 +83,9 @@ def _frame(flow: Dataflow, group: str, caption: str, nodes: Mapping[str, Node]) 
             boxes.append(Box(port, 4.0, 0.01))
             links.append(Link(port, e.target) if enters else Link(e.source, port))
             crossing.append((_key(e), port))
-    inner = place(boxes, links, INNER_GAP)
+    top = frozenset(e.source for e in links) - names
+    bottom = frozenset(e.target for e in links) - names
+    inner = place(boxes, links, INNER_GAP, top, bottom)
     width = max(inner.width, len(caption) * TITLE) + 2 * FRAME
     height = inner.height + 2 * EDGE + CAPTION
     shift = (width - inner.width) / 2
