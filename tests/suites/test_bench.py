@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,18 @@ def test_wrong_and_failing_contenders_are_not_timed():
     assert "off" not in calls and by_name["off"].why.startswith("wrong") and by_name["off"].error > 0.005
     assert "broken" not in calls and by_name["broken"].why == "no such luck"
     assert {"tilefold", "eager", "compile"} <= set(calls)
+
+
+def test_slow_peers_are_not_timed(monkeypatch):
+    monkeypatch.setattr(bench_cpu, "SLOW_SECONDS", 0.02)
+
+    def slow(x):
+        time.sleep(0.03)
+        return x.softmax(-1)
+
+    w = replace(SMALL, peers=(("slow", slow),))
+    calls, found = bench_cpu.prepare(w, w.make(torch.Generator().manual_seed(0)), lambda _: None)
+    assert "slow" not in calls and found[-1].why.startswith("takes 0.0 s a call") and "tilefold" in calls
 
 
 def test_a_row_is_measured(monkeypatch):

@@ -7,6 +7,7 @@ All take the same arguments and allocate their own results.
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from tilefold.suites.workloads import WORKLOADS, Workload
 
 OURS = "tilefold"
 REPEATS = 2
+#: A peer that takes longer than this for one call is not timed in rounds: it would leave none for the others.
+SLOW_SECONDS = 2.0
 #: What a contender may raise while it is compiled: the row then says so.
 _FAILURES = (TilefoldError, RuntimeError)
 
@@ -200,11 +203,18 @@ def prepare(
         except _FAILURES as error:
             found.append(Contender(name, float("nan"), why=str(error).splitlines()[0]))
             continue
-        found.append(_checked(checked))
-        if checked.ok:
+        begin = time.perf_counter()
+        fast(*args)
+        seconds = time.perf_counter() - begin
+        why = _unfit(checked, seconds if name != OURS else 0.0)
+        found.append(Contender(name, checked.max_rel_err, why=why))
+        if not why:
             calls[name] = fast
     return calls, found
 
 
-def _checked(c: Comparison) -> Contender:
-    return Contender(c.name, c.max_rel_err, why="" if c.ok else f"wrong: {c.why}")
+def _unfit(c: Comparison, seconds: float) -> str:
+    """Why a contender is not timed; "" where it is."""
+    if not c.ok:
+        return f"wrong: {c.why} (error {c.max_rel_err:.1e}, bound {c.bound:.1e})"
+    return f"takes {seconds:.1f} s a call" if seconds > SLOW_SECONDS else ""

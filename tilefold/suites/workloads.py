@@ -67,8 +67,8 @@ def _qkv(dtype: torch.dtype) -> Maker:
     return together(one, one, one)
 
 
-def _with_slopes(make: Maker) -> Maker:
-    return lambda gen: (*make(gen), f.alibi_slopes(HEADS).to(torch.float32))
+def _with_slopes(make: Maker, dtype: torch.dtype) -> Maker:
+    return lambda gen: (*make(gen), f.alibi_slopes(HEADS).to(dtype))
 
 
 def _attention(dtype: torch.dtype, name: str, target: float) -> tuple[Workload, ...]:
@@ -83,7 +83,7 @@ def _attention(dtype: torch.dtype, name: str, target: float) -> tuple[Workload, 
         Workload(
             f"{name} ALiBi attention {size}",
             f.attention_alibi,
-            _with_slopes(make),
+            _with_slopes(make, dtype),
             variant,
             (),
             _FLOPS / 2,
