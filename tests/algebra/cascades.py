@@ -90,6 +90,11 @@ MOMENTS = """
     k3 = sum[l] d[l] ** 3
     k4 = sum[l] d[l] ** 4
 """
+THIRD_MOMENT_AS_PRODUCTS = """
+    s = sum[l] x[l]
+    d[l] = x[l] - s / size(l)
+    k = sum[l] d[l] * d[l] * d[l]
+"""
 FOURTH_MOMENT = """
     s = sum[l] x[l]
     k = sum[l] (x[l] - s / size(l)) ** 4
@@ -160,6 +165,7 @@ DERIVABLE = {
     "covariance": COVARIANCE,
     "weighted covariance": WEIGHTED_COVARIANCE,
     "moments": MOMENTS,
+    "third moment as products": THIRD_MOMENT_AS_PRODUCTS,
     "fourth moment": FOURTH_MOMENT,
     "inertia": INERTIA,
     "variance, two axes": TWO_AXES_VARIANCE,

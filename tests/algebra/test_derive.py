@@ -122,6 +122,7 @@ def test_moments_equal_torch() -> None:
     close(folded(c.VARIANCE, {"x": x})["q"] / (N - 1), x.var())
     got, d = folded(c.MOMENTS, {"x": x}), x - x.mean()
     close(torch.stack([got["k3"], got["k4"]]), torch.stack([(d**3).sum(), (d**4).sum()]))
+    close(folded(c.THIRD_MOMENT_AS_PRODUCTS, {"x": x})["k"], (d**3).sum())
     close(folded(c.FOURTH_MOMENT, {"x": x})["k"], (d**4).sum())
     z = random_tensor(N, 2, seed=9) + 1
     close(folded(c.COVARIANCE, {"x": z})["q"] / (N - 1), torch.cov(z.mT))

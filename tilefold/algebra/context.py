@@ -69,6 +69,7 @@ class Context:
     finish: list[tuple[str, Expr]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     count: str | None = None
+    separated: dict[Expr, tuple[Group, ...]] = field(default_factory=dict)
     totals: dict[str, tuple[Load, ...]] = field(default_factory=dict)
     """The state variables that a reduction adds up itself (the other loads in its value are D)."""
     linear: set[str] = field(default_factory=set)
@@ -103,6 +104,13 @@ class Context:
     def range(self, e: Expr, partial: bool = False) -> Range:
         return range_of(e, self.known_partial if partial else self.known)
 
+    def separate(self, e: Expr) -> tuple[Group, ...]:
+        """`separate` in this scope, memoised; raises Inseparable."""
+        hit = self.separated.get(e)
+        if hit is None:
+            hit = self.separated[e] = separate(e, self.scope)
+        return hit
+
     def law(self, name: str, text: str) -> None:
         self.steps.append(Step(name, text))
 
@@ -121,7 +129,7 @@ class Context:
         """Append a state variable; `element` is its unguarded element over unsuffixed loads."""
         rng = after_reduction(var.reducer, self.range(element))
         try:
-            groups: tuple[Group, ...] | None = separate(element, self.scope)
+            groups: tuple[Group, ...] | None = self.separate(element)
         except Inseparable:
             groups = None
         if var.identity.value in (float("-inf"), float("inf")) and self.range(element).nonneg and var.reducer == "max":

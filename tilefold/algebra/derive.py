@@ -50,13 +50,13 @@ def _derive(cascade: Cascade, ignore_rounding: bool) -> Fold:
         bad = [c for c in checks if not c.ok]
         failed = failed or bad
         if not bad:
-            return replace(fold, checks=_proof(cascade, ignore_rounding) + checks)
+            return replace(fold, checks=_proof(cascade, ignore_rounding, ctx) + checks)
     raise _own_check_failed(failed[0])
 
 
-def _proof(cascade: Cascade, ignore_rounding: bool) -> tuple[Check, ...]:
+def _proof(cascade: Cascade, ignore_rounding: bool, used: Context) -> tuple[Check, ...]:
     """The laws, proved on the unguarded form in use, and the two methods' agreement on the papers' form."""
-    plain = _derive_all(cascade, Options(guards=False, ignore_rounding=ignore_rounding))
+    plain = _derive_all(cascade, Options(guards=False, ignore_rounding=ignore_rounding), used)
     checks = prove(plain)
     if any(s.law == "delay" for s in plain.steps) and not plain.linear:
         paper = _derive_all(cascade, Options(guards=False, delay=False, ignore_rounding=ignore_rounding))
@@ -85,8 +85,11 @@ def build_fold(cascade: Cascade, options: Options) -> Fold:
     return _fold_of(_derive_all(cascade, options))
 
 
-def _derive_all(cascade: Cascade, options: Options) -> Context:
+def _derive_all(cascade: Cascade, options: Options, like: Context | None = None) -> Context:
+    """`like`: a derivation with the same state variables, whose separations can be used again."""
     ctx = Context(cascade, options)
+    if like is not None:
+        ctx.separated.update(like.separated)
     for r in cascade.reductions:
         try:
             value = _derive_one(r, ctx)

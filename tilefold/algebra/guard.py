@@ -18,7 +18,7 @@ from tilefold.algebra import simplify as sm
 from tilefold.algebra.context import Context, exponent, is_exponential, with_exponent
 from tilefold.algebra.expr import Call, Cast, Expr, Load, call, rebuild, substitute, walk
 from tilefold.algebra.growth import scaled_copy
-from tilefold.algebra.separate import separate, summands
+from tilefold.algebra.separate import summands
 from tilefold.algebra.terms import Group, Inseparable, Mono, Term, factor
 
 
@@ -264,7 +264,7 @@ def removed(group: Group, atoms: Mono, ctx: Context) -> Expr | None:
     """group.expr / atoms, None if the expression does not allow it (checked by separating again)."""
     e = strip(group.expr, frozenset(a for a, _ in atoms.items()), ctx)
     try:
-        again = separate(e, ctx.scope)
+        again = ctx.separate(e)
     except Inseparable:
         return None
     want = {(t.x, t.d / atoms): t.coef for t in group.terms}

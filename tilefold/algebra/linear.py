@@ -24,7 +24,6 @@ from tilefold.algebra.context import Context, identity_const, is_exponential, ke
 from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, call, loads, rebuild, substitute, walk
 from tilefold.algebra.fold import StateVar
 from tilefold.algebra.guard import dominated_factor, guard_divisors, guard_element, guard_shift, hidden_tests, ratio
-from tilefold.algebra.separate import separate
 from tilefold.algebra.terms import Group, Inseparable, Mono, Term, factor, scale
 from tilefold.algebra.text import show
 
@@ -122,7 +121,7 @@ def close(f: Expr, shifts: list[Shift], ctx: Context) -> Basis:
         row: dict[int, tuple[Fraction, int]] = {}
         for v, s in enumerate(shifts):
             try:
-                d = sm.diff(at, s.symbol)
+                d = sm.diff(sm.powers(at), s.symbol)
             except ValueError:
                 raise Inseparable(f"{show(at)} is not a polynomial in {show(s.source)}") from None
             if d is None:
@@ -145,7 +144,7 @@ def close(f: Expr, shifts: list[Shift], ctx: Context) -> Basis:
 
 def _key(phi: Expr, shifts: list[Shift], ctx: Context):  # type: ignore[no-untyped-def]
     concrete = substitute(phi, {s.symbol: s.running for s in shifts})
-    groups = separate(concrete, ctx.scope)
+    groups = ctx.separate(concrete)
     return key_of(tuple(t for g in groups for t in g.terms))
 
 
@@ -302,7 +301,7 @@ class Raw:
 
 def known_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
     """Sum over the elements of `phi`, over state variables that exist already; 0 where it vanishes."""
-    terms = tuple(t for g in separate(phi, ctx.scope) for t in g.terms)
+    terms = tuple(t for g in ctx.separate(phi) for t in g.terms)
     lead, key = key_of(terms)
     raw: list[Raw] = []
     for info in ctx.infos.values():
@@ -311,7 +310,7 @@ def known_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
         for dims in permutations(r.dims, len(info.var.dims)):
             at = {a: Index(b) for a, b in zip(info.var.dims, dims, strict=True)}
             element, load = reindex(info.element, at), reindex(info.load, at)
-            mine = tuple(t for g in separate(element, ctx.scope) for t in g.terms)
+            mine = tuple(t for g in ctx.separate(element) for t in g.terms)
             c, other = key_of(mine)
             if other == key:
                 return sm.mul(sm.number(lead / c), load)

@@ -19,7 +19,6 @@ from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, call
 from tilefold.algebra.fold import StateVar
 from tilefold.algebra.growth import can_overflow
 from tilefold.algebra.guard import guard_divisors, guard_element, guard_exponents, guard_shifts
-from tilefold.algebra.separate import separate
 from tilefold.algebra.smt import prove_nonneg
 from tilefold.algebra.sums import scalar_repair
 from tilefold.algebra.terms import NONE, Group, Inseparable, Mono, Term, scale
@@ -192,7 +191,7 @@ class Affine:
 
 
 def _affine(body: Expr, ctx: Context) -> Affine:
-    terms = [t for g in separate(body, ctx.scope) for t in g.terms]
+    terms = [t for g in ctx.separate(body) for t in g.terms]
     moving = tuple(t for t in terms if not ctx.scope.pure_d(t))
     still = tuple(t for t in terms if ctx.scope.pure_d(t))
     if not moving:

@@ -146,6 +146,32 @@ def _simplify_node(e: Expr) -> Expr | None:
     return None
 
 
+def powers(e: Expr) -> Expr:
+    """Equal factors of products as powers: d * w * d becomes d ** 2 * w."""
+    match e:
+        case Call("mul", (_, _)):
+            table: dict[Expr, Fraction] = {}
+            for f in _factors(e):
+                base, p = powers(f), Fraction(1)
+                match base:
+                    case Call("pow", (inner, Const() as c)):
+                        base, p = inner, Fraction(float(c.value))
+                table[base] = table.get(base, Fraction(0)) + p
+            return product(power(b, p) for b, p in table.items())
+        case Call(_, args):
+            return rebuild(e, tuple(powers(a) for a in args))
+        case Cast(arg, _):
+            return rebuild(e, (powers(arg),))
+    return e
+
+
+def _factors(e: Expr) -> list[Expr]:
+    match e:
+        case Call("mul", (a, b)):
+            return _factors(a) + _factors(b)
+    return [e]
+
+
 def diff(e: Expr, u: Expr) -> Expr | None:
     """d e / d u for a sub-expression u of e, through + - * / neg, constant powers and where; None is zero.
 

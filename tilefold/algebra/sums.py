@@ -19,14 +19,13 @@ from tilefold.algebra.fold import StateVar
 from tilefold.algebra.growth import may_delay
 from tilefold.algebra.guard import correction, guard_element, ratio, removed
 from tilefold.algebra.linear import Part, group_is_polynomial, known_sum, linear_part
-from tilefold.algebra.separate import separate
 from tilefold.algebra.terms import NONE, Group, Inseparable, Mono, scale
 from tilefold.algebra.text import show
 
 
 def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
     """State variables of a sum; its value over the state, in the loop and at the end."""
-    groups = separate(body, ctx.scope)
+    groups = ctx.separate(body)
     parts = []
     for n, g in enumerate(groups):
         delayed, core = choose_delay(g, ctx)
@@ -135,7 +134,7 @@ def _explain(r: Reduction, g: Group, delayed: Mono, ctx: Context) -> None:
 
 def derive_product(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
     """prod over l of G * H = (prod G) * H^n: repair (H(D')/H(D))^n, with the count n in the state."""
-    groups = separate(body, ctx.scope)
+    groups = ctx.separate(body)
     if len(groups) != 1 or group_is_polynomial(groups[0]):
         raise Inseparable(
             f"a product of {show(body)} over n elements is a polynomial of degree n in the earlier results; "

@@ -31,7 +31,6 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, loads, substitute, transform
 from tilefold.algebra.fold import NEW, OLD, Check, StateVar
 from tilefold.algebra.invert import VARIABLE, invert
-from tilefold.algebra.separate import separate
 from tilefold.algebra.terms import Inseparable
 from tilefold.algebra.text import show
 
@@ -66,7 +65,7 @@ def _convert(e: Expr, sp: Any) -> Any:
 def _number(v: float, sp: Any) -> Any:
     if v != v or v in (float("inf"), float("-inf")):
         return sp.nan if v != v else (sp.oo if v > 0 else -sp.oo)
-    f = Fraction(repr(v))
+    f = _literal(v)
     return sp.Rational(f.numerator, f.denominator)
 
 
@@ -122,10 +121,17 @@ def _point(e: Expr, seed: int) -> Fraction:
     return Fraction(rng.randint(20, 97), rng.randint(20, 97))
 
 
+def _literal(v: float) -> Fraction:
+    """The simple fraction that a literal stands for (0.16666666666666666 is 1/6)."""
+    exact = Fraction(repr(v))
+    near = exact.limit_denominator(10**6)
+    return near if float(near) == v else exact
+
+
 def _rational(e: Expr, seed: int) -> Fraction:
     match e:
         case Const(value, _):
-            return Fraction(repr(float(value)))
+            return _literal(float(value))
         case Load() | Index() | Size() | Sym():
             return _point(e, seed)
         case Call("pow", (a, Const() as c)) if float(c.value).is_integer():
@@ -291,7 +297,7 @@ def _scalar_laws(v: StateVar, element: Expr, ctx: Context) -> list[Check]:
     """Fixed point and inversion, where F is one product (or one sum, for max and min) of x and D parts."""
     assert v.repair is not None
     try:
-        groups = separate(element, ctx.scope)
+        groups = ctx.separate(element)
     except Inseparable:
         return []
     terms = [t for g in groups for t in g.terms]
