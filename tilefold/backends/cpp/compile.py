@@ -39,14 +39,18 @@ class Toolchain:
     runtime: str
 
     @property
+    def options(self) -> tuple[str, ...]:
+        """Flags that change the machine code."""
+        return (*FLAGS, *conversions(), f"-march={self.arch}")
+
+    @property
     def flags(self) -> tuple[str, ...]:
-        return (*FLAGS, f"-march={self.arch}", f"-I{INCLUDE}")
+        return (*self.options, f"-I{INCLUDE}")
 
     def identity(self) -> dict[str, str]:
         """The parts of a cache key; the headers are part of the compiler."""
-        flags = " ".join((*FLAGS, f"-march={self.arch}"))
         return {
-            "compiler": f"{self.path} {self.version}", "flags": flags, "cpu": self.cpu,
+            "compiler": f"{self.path} {self.version}", "flags": " ".join(self.options), "cpu": self.cpu,
             "headers": headers_digest(), "openmp": self.runtime,
         }  # fmt: skip
 
@@ -58,6 +62,13 @@ def headers_digest() -> str:
     for p in sorted(INCLUDE.glob("*.h")):
         digest.update(p.name.encode() + p.read_bytes())
     return digest.hexdigest()
+
+
+@lru_cache
+def conversions() -> tuple[str, ...]:
+    """Macros for how this torch rounds: e4m3 beyond its range is NaN or saturates, by version."""
+    huge = torch.tensor([1e9]).to(torch.float8_e4m3fn).float()
+    return () if huge.isnan().any() else ("-DTF_E4M3_SATURATES",)
 
 
 @lru_cache

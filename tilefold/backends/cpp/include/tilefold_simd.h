@@ -298,7 +298,8 @@ template <class T, int N> TF_INLINE auto widen(V<raw_t<T>, N> r) {
     return convert<typename Mem<T>::compute>(r);
   }
 }
-// compute type (float, double, int32, int64 or mask) -> raw bits, rounded as torch's Tensor.to
+// compute type (float, double, int32, int64 or mask) -> raw bits, rounded as torch's Tensor.to. Beyond
+// 464 torch up to 2.11 made e4m3 NaN, later ones the largest number: TF_E4M3_SATURATES.
 template <class T, int N> TF_INLINE V<uint32_t, N> narrow_small(V<float, N> f, int mantissa, int bias, uint32_t denormal_below,
                                                                 uint32_t too_big_from, uint32_t too_big, uint32_t nan) {
   const V<uint32_t, N> w = bits<uint32_t>(f), mag = w & splat<N>(0x7fffffffu);
@@ -322,7 +323,11 @@ template <class T, class X, int N> TF_INLINE V<raw_t<T>, N> narrow(V<X, N> x) {
   } else if constexpr (__is_same(T, e5m2)) {
     return convert<uint8_t>(narrow_small<T>(convert<float>(x), 2, 15, 113u << 23, 143u << 23, 0x7cu, 0x7fu));
   } else if constexpr (__is_same(T, e4m3)) {
+#if defined(TF_E4M3_SATURATES)
+    return convert<uint8_t>(narrow_small<T>(convert<float>(x), 3, 7, 121u << 23, 0x43e80001u, 0x7eu, 0x7fu));
+#else
     return convert<uint8_t>(narrow_small<T>(convert<float>(x), 3, 7, 121u << 23, 1087u << 20, 0x7fu, 0x7fu));
+#endif
   } else if constexpr (__is_same(T, bool8)) {
     return convert<uint8_t>(from_mask<int32_t>(to_mask(x)));
   } else if constexpr (sizeof(T) < 4) {
