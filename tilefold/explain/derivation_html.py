@@ -122,7 +122,7 @@ def _form(fold: Fold, n: Notation) -> str:
     results = {v.name for v in fold.state} | {v.index_name for v in fold.state}
     lines = [mathml.update(v, fold.axes, n) for v in fold.state]
     final = [
-        mathml.equation(mathml.load(Load(name, _own_index(fold, name)), _final(n)), mathml.expr(e, n))
+        mathml.equation(mathml.load(Load(name, _own_index(fold, name)), _final(n, name)), mathml.expr(e, n))
         for name, e in fold.finish
         if not (isinstance(e, Load) and e.tensor == name and name in results)
     ]
@@ -130,8 +130,9 @@ def _form(fold: Fold, n: Notation) -> str:
     return _formulas(lines) + tail
 
 
-def _final(n: Notation) -> Notation:
-    return Notation({k: f"{v}\u0302" if len(v) == 1 else v for k, v in n.symbols.items()}, n.hidden, n.marks)
+def _final(n: Notation, name: str) -> Notation:
+    """The notation in which the finished `name` has a hat, so that it differs from the state."""
+    return Notation({**n.symbols, name: f"{n.symbols.get(name, name)}\u0302"}, n.hidden, n.marks)
 
 
 def _own_index(fold: Fold, name: str) -> tuple[mathml.Index, ...]:

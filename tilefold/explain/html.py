@@ -157,8 +157,8 @@ def _without_header(source: str) -> str:
 
 
 def traffic(t: Traffic) -> str:
-    """Bytes of every tensor before and after, the heaviest first."""
-    rows = sorted(t.rows, key=lambda r: -max(r.before, r.after))
+    """Bytes of every tensor before and after, the largest saving first."""
+    rows = sorted(t.rows, key=lambda r: (r.after - r.before, -r.after))
     top = max((max(r.before, r.after) for r in rows), default=1) or 1
     note = (
         "<p class='soft'>Counted, not measured: an operator (before) or a kernel (after) reads every element that it "

@@ -44,7 +44,9 @@ class Notation:
 
 
 def identifier(name: str) -> str:
-    """One name: italic if a single letter (a trailing number becomes a subscript), upright otherwise."""
+    """One name: italic if a single letter (a trailing number becomes a subscript, a combining hat an accent)."""
+    if name.endswith("\u0302"):
+        return f'<mover accent="true">{identifier(name[:-1])}<mo>^</mo></mover>'
     m = re.fullmatch(r"([A-Za-zα-ω])_?(\d+)", name)
     if m:
         return f"<msub><mi>{m[1]}</mi><mn>{m[2]}</mn></msub>"

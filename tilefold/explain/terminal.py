@@ -94,7 +94,7 @@ def _listing_row(row: str) -> list[str]:
 
 
 def _traffic(t: Traffic) -> list[str]:
-    rows = sorted(t.rows, key=lambda r: -(r.before + r.after))[:MOST_TENSORS]
+    rows = sorted(t.rows, key=lambda r: (r.after - r.before, -r.after))[:MOST_TENSORS]
     if not rows:
         return []
     wide = max(*(len(r.name) for r in rows), 12)
