@@ -10,13 +10,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from tilefold.algebra.expr import Index, Load
+from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.plan.library import is_library_product, library_products
@@ -26,6 +29,7 @@ from tilefold.runtime.executor import load_kernel
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tile import ir as tile
 from tilefold.tile.lower import LowerOptions, lower
+from tilefold.tile.text import show
 from tilefold.tile.verify import verify as verify_tile
 
 #: "fused": one kernel wherever it is legal. "fast": products go to the library where that is faster.
@@ -34,11 +38,24 @@ Goal = Literal["fused", "fast"]
 MOST_WORKERS = 16
 
 
-def compile_program(p: Program, *, goal: Goal = "fast") -> CompiledProgram:
-    """Compile a tensor program (normalised: `tensor.passes`). TilefoldError where that is impossible."""
+def compile_program(p: Program, *, goal: Goal = "fast", load: bool = True) -> CompiledProgram:
+    """Compile a tensor program (normalised: `tensor.passes`). TilefoldError where that is impossible.
+
+    load: also compile the kernels' code now (else when they first run).
+    """
     apart = library_products(p, this_machine()) if goal == "fast" else frozenset()
     fused = fuse(p, apart, workers=max(ENOUGH_PARALLEL, min(MOST_WORKERS, torch.get_num_threads())))
-    return CompiledProgram(fused.program, fused, tuple(_step(fused.program, k) for k in fused.kernels))
+    steps = tuple(_step(fused.program, k) for k in fused.kernels)
+    if load:
+        load_all([s for s in steps if isinstance(s, KernelStep)])
+    return CompiledProgram(fused.program, fused, steps)
+
+
+def load_all(steps: Sequence[KernelStep]) -> None:
+    """Compile kernels side by side (the compiler runs in processes of its own), equal ones once."""
+    first = {show(s.kernel()): s for s in reversed(steps)}
+    with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as pool:
+        list(pool.map(KernelStep.load, first.values()))
 
 
 def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
@@ -51,39 +68,55 @@ def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
 
 
 class KernelStep:
-    """A fused kernel. It is lowered and loaded once per pattern of unit strides."""
+    """A fused kernel. It is lowered and loaded once per pattern of unit strides.
+
+    Kernels are compiled under canonical names: equal layers of a model share one.
+    """
 
     def __init__(self, fused: FusedKernel):
         self.fused = fused
-        block = fused.block
-        self.name = block.name
-        self.reads = tuple(i.name for i in block.inputs)
+        self.canonical = canonical(fused.block)
+        block, named = self.canonical.block, self.canonical.tensors
+        self.name = fused.block.name
+        self.reads = tuple(named[i.name] for i in block.inputs)
         self.results = tuple(
-            (r.name, r.dtype.torch_dtype, shape_function([block.sizes[d] for d in r.dims])) for r in block.results
+            (named[r.name], r.dtype.torch_dtype, shape_function([fused.block.sizes[d] for d in dims]))
+            for r, dims in zip(block.results, [r.dims for r in fused.block.results], strict=True)
         )
+        self._tensors = tuple(named.items())
+        self._syms = tuple(self.canonical.syms.items())
         self._loaded: dict[tuple[int | None, ...], Callable[..., None]] = {}
         self.kernels: dict[tuple[int | None, ...], tile.Kernel] = {}
 
+    def usual_units(self) -> tuple[int | None, ...]:
+        """Every input with its last axis contiguous."""
+        return tuple(len(i.shape) - 1 if i.shape else None for i in self.canonical.block.inputs)
+
     def kernel(self, units: tuple[int | None, ...] | None = None) -> tile.Kernel:
         """The tile kernel for the axes of stride 1 of `reads` (default: each last axis)."""
-        if units is None:
-            units = tuple(len(i.shape) - 1 if i.shape else None for i in self.fused.block.inputs)
+        units = self.usual_units() if units is None else units
         found = self.kernels.get(units)
         if found is None:
-            options = LowerOptions(unit=dict(zip(self.reads, units, strict=True)))
-            found = verify_tile(lower(self.fused.block, options, note=", ".join(self.fused.plan.group.members)))
-            self.kernels[units] = found
+            block = self.canonical.block
+            options = LowerOptions(unit=dict(zip((i.name for i in block.inputs), units, strict=True)))
+            found = self.kernels[units] = verify_tile(lower(block, options))
         return found
 
-    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        units = tuple([_unit_axis(tensors[t]) for t in self.reads])
+    def load(self, units: tuple[int | None, ...] | None = None) -> Callable[..., None]:
+        """Compile (or find in the cache) the kernel for these unit axes."""
+        units = self.usual_units() if units is None else units
         launch = self._loaded.get(units)
         if launch is None:
             launch = self._loaded[units] = load_kernel(self.kernel(units))
+        return launch
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        units = tuple([_unit_axis(tensors[t]) for t in self.reads])
+        launch = self._loaded.get(units) or self.load(units)
         for name, dtype, shape in self.results:
             if name not in tensors:
                 tensors[name] = torch.empty(shape(syms), dtype=dtype)
-        launch(tensors, syms)
+        launch({new: tensors[old] for new, old in self._tensors}, {new: syms[old] for new, old in self._syms})
 
 
 def _unit_axis(x: torch.Tensor) -> int | None:

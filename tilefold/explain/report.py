@@ -18,7 +18,7 @@ from tilefold.explain.traffic import Traffic
 from tilefold.frontend.fuse import Fused, own_copy, translated
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
-from tilefold.pipeline import CompiledProgram, KernelStep, LibraryStep, compile_program
+from tilefold.pipeline import CompiledProgram, Goal, KernelStep, LibraryStep, compile_program
 from tilefold.plan.sizes import shape_function
 from tilefold.tensor.ir import Program
 from tilefold.tile.text import show as show_tile
@@ -106,28 +106,38 @@ class _Recorded:
 def explain(
     fn: Callable[..., Any],
     *args: Any,
-    dynamic: bool | None = True,
+    dynamic: bool | None = None,
+    goal: Goal | None = None,
     verification: VerifyReport | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Compile a function or module as `torch.compile(backend="tilefold")` does, and report.
+    """Compile, as far as the report needs, and report.
 
-    What is not covered is listed among the rejections. `dynamic`: sizes stay symbolic (True), or not.
+    goal: "fused" as `tilefold.fuse` compiles (default for functions), or "fast" as
+    `torch.compile(backend="tilefold")` does (default for modules). What is not covered is listed
+    among the rejections. `dynamic`: all sizes are symbolic (True), or those given are used.
     UnsupportedError: nothing was captured at all.
     """
     target = fn.fn if isinstance(fn, Fused) else fn
     name = getattr(target, "__name__", type(target).__name__)
+    goal = goal or ("fast" if isinstance(target, torch.nn.Module) else "fused")
     try:
-        graphs = _captured(target, args, kwargs, dynamic, whole=True)
+        graphs = _captured(target, args, kwargs, dynamic, goal, whole=True)
     except UnsupportedError:  # a graph break: the parts need each other's values
-        graphs = _captured(target, args, kwargs, dynamic, whole=False)
+        graphs = _captured(target, args, kwargs, dynamic, goal, whole=False)
     if not graphs:
         raise UnsupportedError(f"{name} computes nothing on tensors", hint="it must take and return tensors")
     return explain_graphs(graphs, name, verification)
 
 
 def _captured(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: bool | None, *, whole: bool
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic: bool | None,
+    goal: Goal,
+    *,
+    whole: bool,
 ) -> list[CompiledGraph]:
     """The graphs that one call compiles. Nothing is computed if the function is captured and covered whole."""
     graphs: list[CompiledGraph] = []
@@ -135,7 +145,10 @@ def _captured(
     def real() -> bool:
         return not whole or any(g.fallbacks for g in graphs)
 
-    options = Options(lambda p: _Recorded(compile_program(p), real), leftover="eager", on_compiled=graphs.append)
+    def compiled(p: Program) -> _Recorded:
+        return _Recorded(compile_program(p, goal=goal, load=False), real)
+
+    options = Options(compiled, leftover="eager", on_compiled=graphs.append)
 
     def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         return compile_captured(gm, example_inputs, options)

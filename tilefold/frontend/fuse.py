@@ -15,6 +15,7 @@ from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.fx_to_tensor import Lowered, lower
 from tilefold.frontend.regions import STRICT_HINT, CompiledGraph, Options
 from tilefold.frontend.torch_compile import RUNNERS, aot, compile_captured
+from tilefold.pipeline import compile_program
 
 Fn = Callable[..., object]
 
@@ -26,13 +27,15 @@ class Fused:
     may leave parts to other compilers.
     """
 
-    def __init__(self, fn: Fn, *, dynamic: bool | None = True, runner: str = "pipeline"):
+    def __init__(self, fn: Fn, *, dynamic: bool | None = None, runner: str = "pipeline"):
         if runner not in RUNNERS:
             raise TilefoldError(f"unknown runner {runner!r}", hint=f"one of {', '.join(RUNNERS)}")
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.dynamic = fn, dynamic
         self.graphs: list[CompiledGraph] = []
-        self._options = Options(RUNNERS[runner], strict=True, on_compiled=self.graphs.append)
+        compile_fused = functools.partial(compile_program, goal="fused")
+        compiler = compile_fused if runner == "pipeline" else RUNNERS[runner]
+        self._options = Options(compiler, strict=True, on_compiled=self.graphs.append)
         self._compiled: dict[Hashable, Fn] = {}
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -62,12 +65,13 @@ def fuse(fn: None = ..., *, dynamic: bool | None = ..., runner: str = ...) -> Ca
 
 
 def fuse(
-    fn: Fn | None = None, *, dynamic: bool | None = True, runner: str = "pipeline"
+    fn: Fn | None = None, *, dynamic: bool | None = None, runner: str = "pipeline"
 ) -> Fused | Callable[[Fn], Fused]:
     """Compile a function or module whole: `@fuse`, `@fuse(dynamic=False)` or `fuse(model)`.
 
-    dynamic: one kernel serves every size (True), only these (False), or as torch.compile decides
-    (None). runner: "pipeline", or "interpreter" for the slow defining semantics.
+    dynamic: sizes that were seen to change become symbolic, and one kernel serves them all (None,
+    as torch.compile does); all are from the start (True); none ever is (False). runner:
+    "pipeline", or "interpreter" for the slow defining semantics.
     """
     if fn is None:
         return lambda f: Fused(f, dynamic=dynamic, runner=runner)

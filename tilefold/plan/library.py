@@ -34,11 +34,14 @@ def library_products(p: Program, machine: Machine) -> frozenset[str]:
 
 
 def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:
-    dtype = max((p.dtype for p in g.program.inputs), key=lambda d: d.is_float and d.nbytes)
-    operands = [g.program.dtype_of(ld.tensor) for ld in c.body.args if isinstance(ld, Load)]  # type: ignore[union-attr]
-    dtype = operands[0] if operands else dtype
+    operands = [ld.tensor for ld in getattr(c.body, "args", ()) if isinstance(ld, Load)]
+    dtype = g.program.dtype_of(operands[0])
     flops = 2 * g.points((*out_dims(c), *c.rdims))
-    fused = flops / machine.gemm_rate(dtype, library=False)
-    written_and_read = 2 * g.points(c.dims) * c.dtype.nbytes
-    library = flops / machine.gemm_rate(dtype, library=True) + written_and_read / machine.bandwidth + machine.launch
-    return library < fused
+    # in memory only for the library's sake: the result, and operands that nothing else reads
+    moved = g.points(c.dims) * c.dtype.nbytes
+    for r in g.producers[c.name]:
+        p = g.by_name[r]
+        if g.consumers[r] == (c.name,) and not g.escapes(r, (r, c.name)):
+            moved += g.points(p.dims) * p.dtype.nbytes
+    library = flops / machine.gemm_rate(dtype, library=True) + 2 * moved / machine.bandwidth + machine.launch
+    return library < flops / machine.gemm_rate(dtype, library=False)

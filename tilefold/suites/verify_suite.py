@@ -56,7 +56,7 @@ class Structure:
 
 def structure(case: Case) -> Structure:
     """How the case's program is fused where fusion is wished for (no product left to a library)."""
-    compiled = compile_program(trace(case.fn, *case.args()).program, goal="fused")
+    compiled = compile_program(trace(case.fn, *case.args()).program, goal="fused", load=False)
     kernels = compiled.fused.kernels
     stages = [s for k in kernels for s in k.plan.stages]
     reasons = tuple(r.reason for k in kernels for r in k.plan.rejections)
