@@ -70,8 +70,8 @@ class Context:
     steps: list[Step] = field(default_factory=list)
     count: str | None = None
     separated: dict[Expr, tuple[Group, ...]] = field(default_factory=dict)
-    totals: dict[str, tuple[Load, ...]] = field(default_factory=dict)
-    """The state variables that a reduction adds up itself (the other loads in its value are D)."""
+    samples: dict[str, Expr] = field(default_factory=dict)
+    """What one element adds to a reduction, put together from its parts: the body, if G and H are right."""
     linear: set[str] = field(default_factory=set)
     """State variables moved by linear repair, which uses other sums beside D."""
 

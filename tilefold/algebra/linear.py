@@ -12,18 +12,18 @@ the mean of what it has seen and every sum stays centred (stable), never a raw m
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import permutations
+from functools import reduce
 
 from tilefold.algebra import simplify as sm
 from tilefold.algebra.cascade import Reduction
-from tilefold.algebra.context import Context, identity_const, is_exponential, key_of, reindex, used_dims
-from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, call, loads, rebuild, substitute, walk
+from tilefold.algebra.context import Context, identity_const, is_exponential, key_of, used_dims
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, call, rebuild, substitute, walk
 from tilefold.algebra.fold import StateVar
-from tilefold.algebra.guard import dominated_factor, guard_divisors, guard_element, guard_shift, hidden_tests, ratio
+from tilefold.algebra.guard import guard_element, guard_shift, hidden_tests, ratio
+from tilefold.algebra.known import known_sum
 from tilefold.algebra.terms import Group, Inseparable, Mono, Term, factor, scale
 from tilefold.algebra.text import show
 
@@ -167,17 +167,17 @@ def taylor(basis: Basis, i: int, shifts: int) -> dict[int, dict[tuple[int, ...],
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a group of a sum became: the variable that holds it, and the factor left for finish.
+    """What a group of a sum became: the state it is read from, and the factor left for finish.
 
-    `hidden`: conditions under which a guarded shift has no value at the final D: the result is NaN.
-    `total`: the load in `value` that is a sum, where there are others.
+    `value` is over the state, `sample` what one element adds to it. `exact`: where a guard hides
+    a shift at the final D, the condition and the value moved to the shift itself (NaN, usually).
     """
 
     value: Expr
+    sample: Expr
     delayed: Mono
     kept: Mono
-    hidden: tuple[Expr, ...] = ()
-    total: Load | None = None
+    exact: tuple[Expr, Expr] | None = None
 
 
 def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ctx: Context) -> Part:
@@ -210,8 +210,7 @@ def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ct
         ctx.add(StateVar(var, "sum", dims, dtype, identity_const("sum", dtype), ctx.new(element), repair), functions[i])
         ctx.linear.add(var)
     ctx.law("linear repair", _describe(r, functions, sums, shifts, ctx))
-    hidden = tuple(dict.fromkeys(t for s in shifts for t in hidden_tests(s.running, ctx)))
-    return Part(sums[0], delayed, kept, hidden)
+    return Part(sums[0], functions[0], delayed, kept, _exact(expansions[0], sums, shifts, ctx))
 
 
 def _without_exponents(e: Expr) -> Expr:
@@ -275,6 +274,27 @@ def _repair(
     return None if out == load else out
 
 
+def _exact(
+    expansion: Mapping[int, Mapping[tuple[int, ...], Fraction]],
+    sums: Mapping[int, Expr],
+    shifts: list[Shift],
+    ctx: Context,
+) -> tuple[Expr, Expr] | None:
+    """The final value moved from the guarded shifts to the shifts themselves, and when that differs."""
+    tests = list(dict.fromkeys(t for s in shifts for t in hidden_tests(s.running, ctx)))
+    if not ctx.options.guards or not tests:
+        return None
+    deltas = [sm.sub(s.running, guard_shift(s.running, ctx)) for s in shifts]
+    moves = [bool(hidden_tests(s.running, ctx)) for s in shifts]
+    terms = []
+    for j, row in expansion.items():
+        for a, c in row.items():
+            if all(m or not k for k, m in zip(a, moves, strict=True)) and not sm.is_const(sums[j], 0):
+                factors = [sm.power(d, Fraction(k)) for k, d in zip(a, deltas, strict=True) if k]
+                terms.append(sm.mul(sm.number(c), sm.product([sums[j], *factors])))
+    return reduce(lambda x, y: call("or", x, y), tests), sm.total(terms)
+
+
 def _taylor_term(total: Expr, c: Fraction, a: tuple[int, ...], shifts: list[Shift], ctx: Context) -> Expr:
     """c * (u' - u)^a * total, with the sign of odd powers of a single shift folded into the difference."""
     parts: list[Expr] = []
@@ -285,94 +305,6 @@ def _taylor_term(total: Expr, c: Fraction, a: tuple[int, ...], shifts: list[Shif
             parts.append(sm.power(delta, Fraction(k)))
     sign = (-1) ** sum(a) if c * (-1) ** sum(a) > 0 else 1
     return sm.mul(sm.mul(sm.number(c * sign), total) if c * sign != 1 else total, sm.product(parts))
-
-
-# -- known sums ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Raw:
-    """A plain sum in the state: load = sum of coef * x."""
-
-    x: Mono
-    coef: Fraction
-    load: Expr
-
-
-def known_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
-    """Sum over the elements of `phi`, over state variables that exist already; 0 where it vanishes."""
-    terms = tuple(t for g in ctx.separate(phi) for t in g.terms)
-    lead, key = key_of(terms)
-    raw: list[Raw] = []
-    for info in ctx.infos.values():
-        if info.var.reducer != "sum" or info.groups is None:
-            continue
-        for dims in permutations(r.dims, len(info.var.dims)):
-            at = {a: Index(b) for a, b in zip(info.var.dims, dims, strict=True)}
-            element, load = reindex(info.element, at), reindex(info.load, at)
-            mine = tuple(t for g in ctx.separate(element) for t in g.terms)
-            c, other = key_of(mine)
-            if other == key:
-                return sm.mul(sm.number(lead / c), load)
-            if len(mine) == 1 and not mine[0].d and info.var.repair is None:
-                raw.append(Raw(mine[0].x, mine[0].coef, load))
-    return _vanishing(terms, raw, ctx)
-
-
-def _vanishing(terms: tuple[Term, ...], raw: list[Raw], ctx: Context) -> Expr | None:
-    """0 where the terms add up to 0 by the definition of the shifts (the sum of x - mean).
-
-    Where a shift divides by a sum that may be 0, its guard breaks the relation there, and the
-    terms that do not contain the divisor remain.
-    """
-    parts: list[Expr] = []
-    for t in terms:
-        exact = (k for k in raw if k.x == t.x)
-        hit = next(exact, None) or next((k for k in raw if _is_parameter(t.x / k.x, ctx)), None)
-        if hit is None:
-            return None
-        parts.append(sm.mul(sm.number(t.coef / hit.coef), sm.mul((t.x / hit.x).expr(), sm.mul(hit.load, t.d.expr()))))
-    if not _is_zero(parts, ctx):
-        return None
-    open_ = [d for p in parts for d in _divisors(p) if not ctx.range(d, partial=True).never_zero]
-    open_ = [d for d in dict.fromkeys(open_) if not dominated_factor(d, terms, ctx)]
-    if not open_ or not ctx.options.guards:
-        return sm.ZERO
-    d = open_[0]
-    left = [guard_divisors(p, ctx) for p in parts if not _has_factor(p, d)]
-    return call("where", call("eq", d, 0.0), sm.total(left), 0.0)
-
-
-def _has_factor(e: Expr, d: Expr) -> bool:
-    """Whether e is a product with d among its factors (in a numerator)."""
-    match e:
-        case Call("mul", (a, b)):
-            return _has_factor(a, d) or _has_factor(b, d)
-        case Call("neg", (a,)):
-            return _has_factor(a, d)
-        case Call("div", (a, _)):
-            return _has_factor(a, d)
-    return e == d
-
-
-def _is_parameter(m: Mono, ctx: Context) -> bool:
-    return not any(ctx.scope.varies(a) for a, _ in m.items())
-
-
-def _divisors(e: Expr) -> list[Expr]:
-    return list(dict.fromkeys(n.args[1] for n in walk(e) if isinstance(n, Call) and n.op == "div"))
-
-
-def _is_zero(parts: list[Expr], ctx: Context) -> bool:
-    """Identity test at random points (Schwartz-Zippel; the expressions are rational in the loads)."""
-    rng = random.Random(0)
-    names = {n.tensor for p in parts for n in loads(p)}
-    for _ in range(4):
-        state = {n: rng.uniform(1.5, 3.5) for n in names}
-        values = [ctx.probe(p, state) for p in parts]
-        if not abs(sum(values)) <= 1e-10 * sum(map(abs, values)):
-            return False
-    return True
 
 
 def _describe(r: Reduction, functions: list[Expr], sums: Mapping[int, Expr], shifts: list[Shift], ctx: Context) -> str:

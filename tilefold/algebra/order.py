@@ -57,7 +57,6 @@ def _add(r: Reduction, reducer: str, element: Expr, repair: Expr | None, plain: 
     start = identity_const(reducer, dtype)
     var = StateVar(r.name, reducer, r.dims, dtype, start, ctx.new(element), repair, r.index_name)
     ctx.add(var, plain)
-    ctx.totals[r.name] = (own_load(var),)
     return own_load(var)
 
 
@@ -68,6 +67,7 @@ def _by_key(r: Reduction, body: Expr, key: Expr, sign: int, ctx: Context) -> Val
     reducer = r.reducer if sign > 0 else _SWAP[r.reducer]
     load = _add(r, reducer, element, None, element, ctx)
     value = sm.replace(body, key, sm.neg(load) if negated else load)
+    ctx.samples[r.name] = sm.replace(value, load, element)
     if not ctx.options.extremes or r.reducer == "topk":
         return Value(value, value)
     return _with_other_end(r, body, key, load, value, reducer, ctx)

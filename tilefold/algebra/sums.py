@@ -18,7 +18,8 @@ from tilefold.algebra.expr import Expr, Load, call
 from tilefold.algebra.fold import StateVar
 from tilefold.algebra.growth import may_delay
 from tilefold.algebra.guard import correction, guard_element, ratio, removed
-from tilefold.algebra.linear import Part, group_is_polynomial, known_sum, linear_part
+from tilefold.algebra.known import known_sum
+from tilefold.algebra.linear import Part, group_is_polynomial, linear_part
 from tilefold.algebra.terms import NONE, Group, Inseparable, Mono, scale
 from tilefold.algebra.text import show
 
@@ -33,9 +34,10 @@ def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
         name = r.name if n == 0 else ctx.fresh(f"{r.name}_part{n + 1}")
         make = linear_part if group_is_polynomial(g) else _scalar_part
         part = make(r, g, core, delayed, name, ctx)
-        parts.append(replace(part, value=sm.mul(part.value, sm.number(coef))))
+        c = sm.number(coef)
+        parts.append(replace(part, value=sm.mul(part.value, c), sample=sm.mul(part.sample, c)))
         _explain(r, g, delayed, ctx)
-    ctx.totals[r.name] = tuple(n for p in parts for n in ctx.deps(p.value) if p.total in (None, n))
+    ctx.samples[r.name] = sm.total(apply(p.sample, p.delayed) for p in parts)
     value = sm.total(apply(p.value, p.delayed) for p in parts)
     final = sm.total(_corrected(p, ctx) for p in parts)
     return value, final
@@ -75,7 +77,7 @@ def _scalar_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, c
     known = known_sum(core, r, ctx) if kept and ctx.options.delay else None
     if known is not None and known != sm.ZERO:
         ctx.law("known sum", f"the sum of {show(core)} is {show(known)} already")
-        return Part(known, delayed, NONE)
+        return Part(known, core, delayed, NONE)
     dtype = r.dtype.compute
     element = guard_element(core, kept, ctx)
     repair: Expr | None = None
@@ -83,7 +85,7 @@ def _scalar_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, c
         load = own_load(StateVar(name, "sum", r.dims, dtype, sm.ZERO, core))
         repair = scalar_repair(load, kept, g, ctx)
     ctx.add(StateVar(name, "sum", r.dims, dtype, identity_const("sum", dtype), ctx.new(element), repair), core)
-    return Part(Load(name, own_load(ctx.infos[name].var).index), delayed, kept)
+    return Part(own_load(ctx.infos[name].var), core, delayed, kept)
 
 
 def scalar_repair(t: Load, kept: Mono, g: Group, ctx: Context, neutral: float = 0.0) -> Expr:
@@ -101,14 +103,14 @@ def _repeated(r: Reduction, g: Group, ctx: Context) -> Part:
     """A body that is the same for every element: count times the body."""
     n = ctx.counter(r.dtype)
     ctx.law("constant body", f"every element adds the same {show(g.expr)}: the count of elements times it")
-    return Part(sm.mul(n, g.expr), NONE, NONE, total=n)
+    return Part(sm.mul(n, g.expr), g.expr, NONE, NONE)
 
 
 def _corrected(p: Part, ctx: Context) -> Expr:
     out = apply(p.value, p.delayed)
     if ctx.options.guards:
-        for test in p.hidden:
-            out = call("where", test, sm.NAN, out)
+        if p.exact is not None:
+            out = call("where", p.exact[0], apply(p.exact[1], p.delayed), out)
         for atom, power in p.kept.items():
             c = correction(atom, power, ctx)
             if c is not None and not math.isnan(ctx.at_identity(out)):
@@ -153,7 +155,6 @@ def derive_product(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
         repair = sm.mul(load, call("pow", rate, ctx.old(n)))
         ctx.law("product repair", f"{r.name}: the product of G * H over n elements moves by (H(D')/H(D))**n")
     ctx.add(StateVar(r.name, "prod", r.dims, dtype, identity_const("prod", dtype), ctx.new(element), repair), body)
-    ctx.totals[r.name] = (load,)
     final: Expr = load
     for atom, p in h.items():
         c = correction(atom, p, ctx) if ctx.options.guards else None
