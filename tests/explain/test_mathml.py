@@ -88,3 +88,14 @@ def test_the_paper_form_repairs_with_both_sums_and_the_delayed_does_not():
     paper, delayed = (ET.fromstring(mathml.update(form.state[2], f.fold.axes, n)) for form in (f.paper, f.delayed))
     assert "t" in words(paper) and paper.find(".//mfrac") is not None
     assert "t" not in words(delayed) and delayed.find(".//mfrac") is None
+
+
+def test_a_guard_is_a_bar_and_other_conditions_are_cases():
+    guard = parse("exp(x[i] - where(m == -inf, 0.0, m))", NAMES)
+    found = ET.fromstring(mathml.math_element(mathml.expr(guard, Notation())))
+    assert found.find(".//mover") is not None and found.find(".//mtable") is None
+    (note,) = mathml.guards(guard, Notation())
+    assert words(ET.fromstring(f"<p>{note}</p>")) == "m¯ism, but0wherem=−∞"
+    other = parse("where(m == -inf, 0.0, t)", NAMES)
+    assert tree("where(m == -inf, 0.0, t)").find(".//mtable") is not None
+    assert mathml.guards(other, Notation()) == ()

@@ -69,7 +69,7 @@ def fold_card(f: FoldReport, count: int, opened: bool) -> str:
         f'<span class="badge {state}">{passed} of {len(f.checks)} checks passed</span>{times}</summary>'
     )
     each = ", ".join(d for d in f.parallel if d != "unit")
-    legend = _legend(n)
+    legend = _legend(f, n)
     parts = [
         "<h4>The cascade</h4>",
         f'<p class="soft">Each line needs the lines above it'
@@ -146,10 +146,11 @@ def _formulas(lines: list[str]) -> str:
     return f'<div class="formulas">{"".join(lines)}</div>'
 
 
-def _legend(n: Notation) -> str:
-    shown = [
-        f"{mathml.math_element(mathml.identifier(s), False)} is <code>{escape(t)}</code>" for t, s in n.symbols.items()
-    ]
+def _legend(f: FoldReport, n: Notation) -> str:
+    """What the short symbols and the barred names stand for."""
+    symbol = {t: mathml.math_element(mathml.identifier(s), False) for t, s in n.symbols.items()}
+    shown = [f"{s} is <code>{escape(t)}</code>" for t, s in symbol.items()]
+    shown += dict.fromkeys(g for c in f.cascade for g in mathml.guards(c.body, n))
     return ", ".join(shown) + "." if shown else ""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, walk
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 
 _ADD, _MUL, _PREFIX, _POW, _ATOM = 2, 3, 4, 5, 6
@@ -141,6 +141,8 @@ def _call(op: str, args: tuple[Expr, ...], n: Notation) -> tuple[str, int]:
             return f"<mrow><mo>−</mo>{_at(_expr(a, n), _MUL)}</mrow>", _PREFIX - 1
         case "not", (a,):
             return f"<mrow><mo>¬</mo>{_at(_expr(a, n), _ATOM)}</mrow>", _PREFIX
+        case "where", (Call("eq", (x, Const())), Const(), y) if isinstance(x, Load) and x == y:
+            return f'<mover accent="true">{load(x, n)}<mo>¯</mo></mover>', _ATOM
         case "where", (c, a, b):
             rows = ((expr(a, n), "if", expr(c, n)), (expr(b, n), "otherwise", ""))
             cells = "".join(
@@ -155,6 +157,22 @@ def _call(op: str, args: tuple[Expr, ...], n: Notation) -> tuple[str, int]:
             return _binary(op, a, b, n)
     inner = '<mo separator="true">,</mo>'.join(expr(a, n) for a in args)
     return f"<mrow><mi>{_FUNCTIONS.get(op, op)}</mi>{_group(inner)}</mrow>", _ATOM
+
+
+def guards(e: Expr, n: Notation) -> tuple[str, ...]:
+    """What the barred names in an expression mean: a value of its own where the variable is not usable."""
+    found: dict[str, None] = {}
+    for x in walk(e):
+        match x:
+            case Call("where", (Call("eq", (Load() as v, Const() as bad)), Const() as good, y)) if v == y:
+                bare = Notation(n.symbols, n.hidden, {})
+                barred, plain = expr(x, bare), load(v, bare)
+                rule = f"<mrow>{plain}<mo>=</mo>{number(float(bad.value))}</mrow>"
+                found[
+                    f"{math_element(barred, False)} is {math_element(plain, False)}, but "
+                    f"{math_element(number(float(good.value)), False)} where {math_element(rule, False)}"
+                ] = None
+    return tuple(found)
 
 
 def _binary(op: str, a: Expr, b: Expr, n: Notation) -> tuple[str, int]:

@@ -17,6 +17,8 @@ PAD, FRAME, CAPTION, EDGE = 10.0, 16.0, 22.0, 2.0
 #: Characters of a statement, and statements, shown in a box; the rest is in its tooltip.
 LONGEST, MOST_LINES = 50, 5
 INNER_GAP = 26.0
+#: A wide drawing is shrunk to this share of its size, and scrolls beyond that.
+SMALLEST = 0.8
 #: Up to this many edges carry their size.
 LABELLED = 40
 
@@ -47,10 +49,9 @@ def draw(flow: Dataflow, title: str) -> str:
         parts.append(_draw_frame(f, drawing.at[g], flow, nodes))
     parts += [_draw_node(n, drawing.at[n.name]) for n in flow.nodes if n.group is None]
     w, h = drawing.width + 2 * PAD + 60, drawing.height + 2 * PAD
-    return (
-        f'<svg class="flow" viewBox="{-PAD:g} {-PAD:g} {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}" role="img" '
-        f'aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    )
+    frame = f'viewBox="{-PAD:g} {-PAD:g} {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}"'
+    start = f'<svg class="flow" {frame} style="min-width:{SMALLEST * w:.0f}px" role="img"'
+    return f'{start} aria-label="{escape(title)}">{"".join(parts)}</svg>'
 
 
 def _home(n: Node) -> str:
@@ -128,7 +129,7 @@ def _lines(n: Node) -> list[str]:
 
 def _size(n: Node) -> tuple[float, float]:
     if n.role in ("input", "output"):
-        return max(len(n.title), len(n.text)) * MONO + 22, 34.0
+        return max(len(n.title) * TITLE, len(n.text) * MONO) + 22, 34.0
     lines = _lines(n)
     return max(len(n.title) * TITLE, *(len(s) * MONO for s in lines)) + 22, 24 + LINE * len(lines)
 
