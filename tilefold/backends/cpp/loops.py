@@ -160,12 +160,15 @@ class NestWriter:
         return "int64_t"
 
     def start(self, s: Step, across: bool) -> _Acc:
-        """Declare the accumulator: the identity, or the old value where lanes are separate."""
+        """Declare the accumulator: the identity, or the old value where that loses nothing.
+
+        Sums of a tile are added up on their own first: the error grows with tile + tiles, not tile * tiles.
+        """
         v, ctype = self.values, self.reduction_type(s)
         var = self.facts.name(f"{s.target}_acc")
         vec = across or v.strip is not None
         memory = self.facts.dtype(s.target)
-        if s.accumulate and not across:
+        if s.accumulate and not _apart(s, across):
             text = v.convert(v.value(Load(s.target, s.index)), ctype, vec)
         else:
             start = identity_of(s.op, memory.compute.torch_dtype)
@@ -184,12 +187,17 @@ class NestWriter:
         v, s = self.values, a.step
         vec = not across and v.strip is not None
         text = f"tf::{_LANES[s.op]}_lanes({a.var})" if across else a.var
-        if across and s.accumulate:
+        if s.accumulate and _apart(s, across):
             form = (_COMBINE_BOOL if a.ctype == "bool" else _COMBINE)[s.op]
-            text = form.format(v.convert(v.value(Load(s.target, s.index)), a.ctype, False), text)
+            text = form.format(v.convert(v.value(Load(s.target, s.index)), a.ctype, vec), text)
         named = v.keep(f"result {a.var}", len(v.scopes) - 1, Value(text, a.ctype, vec), f"{s.target}_new")
         self.write_to(s, named)
         for scope in v.scopes:
             scope.forget(s.target)
         if MEMORY[self.facts.dtype(s.target)] == a.ctype:
             v.scopes[-1].known[Load(s.target, s.index)] = named
+
+
+def _apart(s: Step, across: bool) -> bool:
+    """Whether a tile's reduction is combined with the old value only at its end."""
+    return across or s.op in ("sum", "prod")
