@@ -48,7 +48,7 @@ def test_slow_peers_are_not_timed(monkeypatch):
 
     w = replace(SMALL, peers=(("slow", slow),))
     calls, found = bench_cpu.prepare(w, w.make(torch.Generator().manual_seed(0)), lambda _: None)
-    assert "slow" not in calls and found[-1].why.startswith("takes 0.0 s a call") and "tilefold" in calls
+    assert "slow" not in calls and found[-1].why.startswith("takes ") and "tilefold" in calls
 
 
 def test_a_row_is_measured(monkeypatch):
