@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 
 from tilefold.frontend.ops import TABLE
 
@@ -20,10 +20,18 @@ _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attenti
 #: Decompositions that end in scatters: better left to the library kernel.
 _KEEP_WHOLE = (torch.ops.aten.embedding_dense_backward.default,)
 
+#: Taken apart although they are core ATen.
+_BEYOND_CORE = (
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten.native_batch_norm.default,
+)
+
 
 def decompositions() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
     """The table for AOTAutograd."""
-    table = dict(core_aten_decompositions())
+    table = {**core_aten_decompositions(), **get_decompositions(_BEYOND_CORE)}
     for op in (*TABLE, *_KEEP_WHOLE):
         table.pop(op, None)
     return table

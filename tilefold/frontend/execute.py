@@ -26,7 +26,7 @@ def interpreted(program: Program) -> Runner:
 
     def call(inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
         results = run(program, inputs, syms=syms)
-        return {n: results[n] for n in program.outputs}
+        return {n: results[n].contiguous() for n in program.outputs}
 
     return call
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from tilefold.algebra.expr import Const, Expr, Sym, walk
+from tilefold.algebra.expr import Const, Expr, Index, Sym, walk
 from tilefold.errors import SourceLoc, UnsupportedError
 from tilefold.frontend import sizes as fx_sizes
 from tilefold.frontend.context import Context, Value, dtype_of, meta_of
@@ -233,6 +233,7 @@ def _outputs(
 ) -> tuple[OutputBinding, ...]:
     position = {n: k for k, n in enumerate(placeholders)}
     done: dict[torch.fx.Node, OutputBinding] = {}
+    stored: dict[object, OutputBinding] = {}
     out: list[OutputBinding] = []
     for r in results:
         if r is None:
@@ -241,19 +242,25 @@ def _outputs(
         if not isinstance(r, torch.fx.Node):
             raise UnsupportedError(f"a graph result that is a {type(r).__name__}")
         if r not in done:
-            done[r] = OutputBinding(None, position[r]) if r in position else _stored(ctx, r)
+            done[r] = OutputBinding(None, position[r]) if r in position else _stored(ctx, r, stored)
         out.append(done[r])
     return tuple(out)
 
 
-def _stored(ctx: Context, node: torch.fx.Node) -> OutputBinding:
-    """A statement that stores the node's value in the memory order of its metadata."""
+def _stored(ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBinding]) -> OutputBinding:
+    """A statement that stores the node's value in the memory order of its metadata.
+
+    `stored` has the results so far by shape, strides and element: equal ones share memory.
+    """
     value = ctx.values.get(node)
     if not isinstance(value, Value):
         raise UnsupportedError(f"result {node.name} is not a tensor")
     fake = node.meta["val"]
     shape, dtype = value.shape, value.dtype
     strides = fx_sizes.shape(fake.stride())
+    key = (shape, strides, dtype, value.at(tuple(Index(f"@{n}") for n in range(len(shape)))))
+    if key in stored:
+        return stored[key]
     order, packed = _memory_order(shape, strides)
     ctx.loc, ctx.base, ctx.origin = location(node), node.name.lstrip("_"), str(node.target)
     dims: list[str] = []
@@ -264,7 +271,8 @@ def _stored(ctx: Context, node: torch.fx.Node) -> OutputBinding:
         at[axis] = index[0]
     e = ctx.typed(value.at(tuple(at)), dtype)
     name = ctx.emit_output(tuple(dims), dtype, e)
-    return OutputBinding(name, None, shape, strides, gaps=not packed)
+    stored[key] = OutputBinding(name, None, shape, strides, gaps=not packed)
+    return stored[key]
 
 
 def _memory_order(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[list[int], bool]:

@@ -115,7 +115,8 @@ def absorb_copies(p: Program) -> Program:
     readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
     body = list(p.body)
     gone: set[int] = set()
-    for n, c in enumerate(p.body):
+    for n in range(len(body)):
+        c = body[n]
         source = _copied(c)
         if c.name not in p.outputs or source is None or source.tensor not in owner:
             continue

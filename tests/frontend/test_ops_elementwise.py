@@ -1,0 +1,144 @@
+"""Every elementwise row against eager, on ordinary and on hostile values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.frontend.check import check, check_backward, lowered, randn
+from tilefold.algebra.expr import Cast, walk
+from tilefold.errors import UnsupportedError
+
+HOSTILE = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 30.0, -30.0, 1e-30, math.inf, -math.inf, math.nan])
+
+UNARY = [
+    torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.sqrt, torch.rsqrt,
+    torch.sin, torch.cos, torch.tan, torch.tanh, torch.sigmoid, torch.erf, torch.reciprocal, torch.sinh, torch.cosh,
+    torch.neg, torch.abs, torch.sign, torch.floor, torch.ceil, torch.trunc, torch.round, torch.square, torch.isnan,
+    torch.isinf, torch.isfinite, torch.relu, F.silu, F.gelu, F.softplus, F.leaky_relu, F.elu, F.hardtanh, F.hardswish,
+    F.logsigmoid, torch.nan_to_num, torch.logical_not, F.mish, F.relu6,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", UNARY, ids=lambda f: f.__name__)
+def test_unary(fn):
+    check(lambda x: fn(x), HOSTILE, tol=2e-6)
+    check(lambda x: fn(x), randn(3, 5), modes=(True,))
+
+
+def test_gelu_tanh_form():
+    check(lambda x: F.gelu(x, approximate="tanh"), randn(3, 5))
+
+
+BINARY = [
+    torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.eq, torch.ne, torch.lt, torch.le,
+    torch.gt, torch.ge, torch.remainder, torch.logical_and, torch.logical_or, torch.logical_xor, torch.fmod,
+    torch.rsub, torch.floor_divide, torch.true_divide,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", BINARY, ids=lambda f: f.__name__)
+def test_binary_broadcasts(fn):
+    if fn is torch.fmod:
+        with pytest.raises(UnsupportedError, match="fmod"):
+            lowered(lambda x, y: fn(x, y), randn(2, 3), randn(2, 3))
+        return
+    check(lambda x, y: fn(x, y), randn(2, 1, 4), randn(3, 1, seed=1))
+    if fn not in (torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor):
+        check(lambda x: fn(x, 2.5), randn(3, 4), modes=(False,))
+
+
+@pytest.mark.parametrize("p", [-2, -1, -0.5, 0, 0.5, 1, 2, 3, 2.7])
+def test_powers(p):
+    check(lambda x: x.abs() ** p, randn(3, 4))
+
+
+@pytest.mark.parametrize("mode", [None, "floor", "trunc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_division_modes(mode, dtype):
+    x = torch.tensor([7, -7, 8, -8, 0]).to(dtype)
+    y = torch.tensor([2, 2, -3, -3, 5]).to(dtype)
+    check(lambda a, b: torch.div(a, b, rounding_mode=mode), x, y)
+
+
+def test_alpha_and_scaled_products():
+    x, y, z = randn(3, 4), randn(3, 4, seed=1), randn(3, 4, seed=2)
+    check(lambda a, b: torch.add(a, b, alpha=0.5), x, y)
+    check(lambda a, b: torch.sub(a, b, alpha=2), x, y)
+    check(lambda a, b, c: torch.addcmul(a, b, c, value=0.3), x, y, z)
+    check(lambda a, b, c: torch.addcdiv(a, b, c.abs() + 1), x, y, z)
+    check(lambda a, b, c: torch.lerp(a, b, c), x, y, z)
+    check(lambda a, b: torch.lerp(a, b, 0.8), x, y)
+
+
+def test_clamp_and_selection():
+    x, y = HOSTILE, HOSTILE.flip(0)
+    check(lambda a: a.clamp(-1, 2), x)
+    check(lambda a: a.clamp_min(0.5), x)
+    check(lambda a: a.clamp_max(0.5), x)
+    check(lambda a, b: a.clamp(min=b), x, y)
+    check(lambda a, b: torch.where(a > b, a, b * 2), x, y)
+    check(lambda a: torch.where(a > 0, a, -math.inf), x)
+    check(lambda a: a.masked_fill(a < 0, 7), x)
+    check(lambda a, m: a.masked_fill(m, math.nan), x, x > 0)
+
+
+def test_booleans():
+    a, b = randn(4, 5) > 0, randn(4, 5, seed=1) > 0
+    check(lambda p, q: (p & q) | ~(p ^ q), a, b)
+    check(lambda p, q: (p + q, p * q), a, b)
+    check(lambda p, x: p * x + p, a, randn(4, 5))
+
+
+def test_bitwise_on_integers_is_refused():
+    with pytest.raises(UnsupportedError, match="bitwise and of integers"):
+        lowered(lambda a, b: a & b, torch.arange(4), torch.arange(4))
+
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
+def test_casts(dtype):
+    x = torch.tensor([0.0, 1.0, -2.0, 3.75, 100.0, 0.1])
+    x = x.abs() if dtype is torch.uint8 else x
+    check(lambda a: a.to(dtype), x)
+    check(
+        lambda a: a.to(dtype).to(torch.float32) * 2, x, tol=1e-2 if dtype in (torch.float16, torch.bfloat16) else 1e-6
+    )
+
+
+def test_quantising_casts_are_kept_when_maps_are_inlined():
+    low = check(lambda x: (x.to(torch.float8_e4m3fn).float() * 3).sum(), randn(7, 5))
+    assert any(isinstance(n, Cast) and n.dtype.value == "e4m3" for c in low.program.body for n in walk(c.body))
+
+
+def test_integer_overflow_wraps():
+    x = torch.tensor([100, 120, -128], dtype=torch.int8)
+    check(lambda a: (a + a).to(torch.int64) * 2, x)
+
+
+def test_mixed_types_promote_as_torch():
+    check(lambda a, b: a + b, randn(3), torch.arange(3))
+    check(lambda a, b: a * b, randn(3, dtype=torch.bfloat16), torch.arange(3), tol=1e-2)
+    check(lambda a, b: a / b, torch.arange(3), torch.arange(1, 4))
+    check(lambda a, b: a + b, randn(3), torch.tensor(0.1, dtype=torch.float64))
+    check(lambda a: a * 0.1 + 0.3, randn(3, dtype=torch.float64).double(), tol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "fn", [torch.tanh, torch.sigmoid, F.silu, F.gelu, F.relu, F.softplus, lambda x: F.gelu(x, approximate="tanh")]
+)
+def test_backward_formulas(fn):
+    check_backward(fn, randn(3, 5))
+
+
+def test_unknown_operator_and_dtype_name_themselves():
+    with pytest.raises(UnsupportedError, match="digamma"):
+        lowered(torch.digamma, randn(3))
+    with pytest.raises(UnsupportedError, match="complex64"):
+        lowered(lambda x: x * 1j, randn(3))
