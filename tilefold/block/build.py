@@ -9,6 +9,8 @@ Results that keep a streamed dim are written by the first loop over it in which 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
@@ -19,6 +21,8 @@ from tilefold.tensor.ir import Compute
 
 #: An axis of at most this static extent is reduced in one block.
 ONE_BLOCK = 256
+#: Longest row, in elements, that a block keeps because it is written again.
+ROW_IN_CACHE = 1 << 15
 
 
 def build_nest(g: Graph, plan: StagePlan) -> tuple[Node, ...]:
@@ -40,6 +44,22 @@ def loop_dim(g: Graph, stage: Stage) -> str | None:
     return None if fits else dim
 
 
+def rewritten_rows(g: Graph, plan: StagePlan, k: int) -> bool:
+    """Whether stage k's rows are written again with its results, and a row fits in cache.
+
+    Then a block keeps the row (a softmax computes each exponential once), and nothing is streamed.
+    """
+    axes = plan.stages[k].axes
+    if plan.inner or (all(is_static(g.program.sizes[d]) for d in axes) and g.points(axes) > ROW_IN_CACHE):
+        return False
+    again = [
+        m
+        for m in plan.group.members
+        if g.by_name[m].reducer is None and plan.ready[m] >= k and g.escapes(m, plan.group.members)
+    ]
+    return any(set(axes) & set(out_dims(g.by_name[m])) for m in again)
+
+
 class Builder:
     """Emits into `outer` (once a block of the parallel dims) and, inside a stage, into its loop.
 
@@ -59,6 +79,7 @@ class Builder:
         p = g.program
         self.taken = {*p.syms, *p.sizes, *(i.name for i in p.inputs), *(r for c in p.body for r in c.results)}
         self.states: dict[tuple[str, ...], str] = {}
+        self.whole_rows = [k for k in range(len(plan.stages)) if rewritten_rows(g, plan, k)]
 
     def build(self) -> tuple[Node, ...]:
         for k, stage in enumerate(self.plan.stages):
@@ -144,7 +165,9 @@ class Builder:
     # -- stages ---------------------------------------------------------------------------
 
     def stage(self, k: int, stage: Stage) -> None:
-        dim = loop_dim(self.g, stage)
+        dim = None if k in self.whole_rows else loop_dim(self.g, stage)
+        if dim is None and self.g.points(stage.axes) > 0:
+            stage = replace(stage, fold=stage.in_one_block())
         self.fold_pass(k, stage, dim)
         self.finish(stage)
 
@@ -240,6 +263,8 @@ class Builder:
         if not local or c.name in self.panels or not self._streams(c.name):
             return None
         if all(is_static(sizes[d]) for d in local) and self.g.points(local) <= ONE_BLOCK:
+            return None
+        if any(set(self.plan.stages[k].axes) & set(local) for k in self.whole_rows):
             return None
         return max(local, key=self.g.extent)
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilefold.algebra.cascade import Cascade, Reduction
-from tilefold.algebra.derive import derive_fold
+from tilefold.algebra.context import Options
+from tilefold.algebra.derive import build_fold, derive_fold
 from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, transform, type_of
 from tilefold.algebra.fold import Fold
 from tilefold.block.group import Group
@@ -31,7 +32,18 @@ class Stage:
 
     axes: tuple[str, ...]
     reductions: tuple[str, ...]
+    cascade: Cascade
     fold: Fold
+
+    def in_one_block(self) -> Fold:
+        """The Fold for a pass that sees the whole (not empty) axis at once.
+
+        Its D is final from the start, so no guard is needed: the elements are the user's own expressions,
+        and can be shared with what else computes them.
+        """
+        plain = build_fold(self.cascade, Options(guards=False))
+        same = [(v.name, v.reducer) for v in plain.state] == [(v.name, v.reducer) for v in self.fold.state]
+        return plain if same else self.fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,7 @@ def plan_stages(g: Graph, group: Group) -> StagePlan:
     planner = _Planner(g, group, inner)
     for name in group.members:
         planner.add(name)
-    stages = tuple(Stage(axes, tuple(names), planner.derive(axes, names, k)) for k, (axes, names) in planner.open())
+    stages = tuple(planner.stage(axes, names) for axes, names in planner.open())
     return StagePlan(group, stages, planner.ready, inner, tuple(planner.rejections))
 
 
@@ -97,8 +109,8 @@ class _Planner:
         self.rejections: list[Rejection] = []
         self.dtypes = tuple((i.name, i.dtype) for i in g.program.inputs)
 
-    def open(self) -> list[tuple[int, tuple[tuple[str, ...], list[str]]]]:
-        return list(enumerate(zip(self.axes, self.names, strict=True)))
+    def open(self) -> list[tuple[tuple[str, ...], list[str]]]:
+        return list(zip(self.axes, self.names, strict=True))
 
     def add(self, name: str) -> None:
         c = self.g.by_name[name]
@@ -131,7 +143,7 @@ class _Planner:
             if set(self.axes[k]) != set(c.rdims):
                 continue
             try:
-                self.derive(self.axes[k], [*self.names[k], c.name], k)
+                derive_fold(self.cascade(self.axes[k], [*self.names[k], c.name]))
             except NotFusibleError as err:
                 self.rejections.append(Rejection(c.name, err.message, c.loc))
                 continue
@@ -141,11 +153,14 @@ class _Planner:
         self.names.append([c.name])
         return len(self.axes) - 1
 
-    def derive(self, axes: tuple[str, ...], names: list[str], stage: int) -> Fold:
-        reductions = tuple(self._reduction(self.g.by_name[n], names, stage) for n in names)
-        return derive_fold(Cascade(axes, reductions, self.dtypes))
+    def stage(self, axes: tuple[str, ...], names: list[str]) -> Stage:
+        cascade = self.cascade(axes, names)
+        return Stage(axes, tuple(names), cascade, derive_fold(cascade))
 
-    def _reduction(self, c: Compute, names: list[str], stage: int) -> Reduction:
+    def cascade(self, axes: tuple[str, ...], names: list[str]) -> Cascade:
+        return Cascade(axes, tuple(self._reduction(self.g.by_name[n], names) for n in names), self.dtypes)
+
+    def _reduction(self, c: Compute, names: list[str]) -> Reduction:
         body = inline_maps(self.g, c.body, lambda m: m in self.ready and self._depends(m, set(names)))
         if c.reducer in ("argmax", "argmin"):
             held = type_of(body, self.g.program.dtype_of)

@@ -27,6 +27,7 @@ from tilefold.algebra.expr import (
     loads,
     substitute,
     tensors_read,
+    transform,
     type_of,
 )
 from tilefold.block.contract import as_contraction, is_plain
@@ -41,7 +42,37 @@ WORTH_HOISTING = 2
 def tidy(b: Block) -> Block:
     """`b` with every body tidied."""
     t = _Tidy(b)
-    return _without_dead(replace(b, body=t.body(b.body, ())))
+    return _without_dead(_without_copies(replace(b, body=t.body(b.body, ()))))
+
+
+def _without_copies(b: Block) -> Block:
+    """Replace a value that only repeats another one."""
+    changed = set(_changes(Loop("forall", "", b.body)))
+    dtypes = {n.name: n.dtype for n in walk(b.body) if isinstance(n, Let)}
+    table: dict[str, str] = {}
+    for n in walk(b.body):
+        if isinstance(n, Let) and n.reducer is None and isinstance(n.expr, Load) and n.name not in changed:
+            source = n.expr.tensor
+            plain = n.expr.index == tuple(Index(d) for d in n.dims)
+            if plain and source not in changed and dtypes.get(source) is n.dtype:
+                table[n.name] = table.get(source, source)
+    return replace(b, body=_renamed(b.body, table)) if table else b
+
+
+def _renamed(nodes: tuple[Node, ...], table: dict[str, str]) -> tuple[Node, ...]:
+    def one(e: Expr) -> Expr | None:
+        return Load(table[e.tensor], e.index) if isinstance(e, Load) and e.tensor in table else None
+
+    out: list[Node] = []
+    for n in nodes:
+        match n:
+            case Loop():
+                out.append(replace(n, body=_renamed(n.body, table)))
+            case Init():
+                out.append(n)
+            case _:
+                out.append(replace(n, expr=transform(n.expr, one)))
+    return tuple(out)
 
 
 def _without_dead(b: Block) -> Block:

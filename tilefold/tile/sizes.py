@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tilefold.algebra.expr import dims_used
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of, walk
-from tilefold.tensor.analysis import estimate
+from tilefold.tensor.analysis import estimate, is_static
 from tilefold.tile.layout import product_of
 
 
@@ -66,7 +66,7 @@ def _by_area(block: Block, loops: Mapping[str, Loop], t: TileTargets) -> dict[st
         local = {d for d in _dims(n) if d not in loops}
         size = 1
         for d in local:
-            size *= max(1, estimate(block.sizes[d]))
+            size *= max(1, estimate(block.sizes[d])) if is_static(block.sizes[d]) else t.row
         inner = max(inner, size)
     tiles: dict[str, int] = {}
     room = max(1, t.area // inner)
