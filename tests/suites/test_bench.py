@@ -39,16 +39,25 @@ def test_wrong_and_failing_contenders_are_not_timed():
     assert {"tilefold", "eager", "compile"} <= set(calls)
 
 
-def test_slow_peers_are_not_timed(monkeypatch):
-    monkeypatch.setattr(bench_cpu, "SLOW_SECONDS", 0.02)
+def test_slow_peers_are_timed_by_one_call(monkeypatch):
+    monkeypatch.setattr(bench_cpu, "SLOW_SECONDS", 0.2)
+    calls_made = []
 
     def slow(x):
-        time.sleep(0.03)
+        calls_made.append(time.sleep(0.3))
         return x.softmax(-1)
 
-    w = replace(SMALL, peers=(("slow", slow),))
-    calls, found = bench_cpu.prepare(w, w.make(torch.Generator().manual_seed(0)), lambda _: None)
-    assert "slow" not in calls and found[-1].why.startswith("takes ") and "tilefold" in calls
+    w = replace(SMALL, peers=(("sdpa", slow),))
+    row = bench_cpu._row(w, 0.1, 3, lambda _: None)
+    found = row.contender("sdpa")
+    assert len(found.ms) == 1 and found.ms[0] >= 300 and len(calls_made) == 2  # one to check, one to time
+    assert found.why == "timed by one call" and min(found.ratios) > 3 and row.targets[1].met is True
+
+
+def test_rates_are_the_better_of_two_measurements():
+    other = replace(MACHINE, gemm_gflops=(("f32", 90.0), ("bf16", 30.0)), copy_gbps=11.0)
+    best = bench_cpu.best_of(MACHINE, other)
+    assert best.gemm_gflops == (("f32", 100.0), ("bf16", 30.0)) and best.copy_gbps == 11.0
 
 
 def test_a_row_is_measured(monkeypatch):
@@ -99,7 +108,7 @@ def test_reports_say_what_was_missed(tmp_path):
     page = markdown(rows())
     assert "| softmax | 2.00 | 0.50 | 1.40x (1.50) | - |" in page
     assert "1.4x eager: MISSED" in page or "1.5x eager: MISSED" in page
-    assert "softmax: compile not timed: wrong: less right than eager" in page
+    assert "- softmax: compile: wrong: less right than eager" in page
     assert table(rows()).row_count == 1
     data = json.loads(to_json(rows()))
     assert data["rows"][0]["contenders"][1]["ms"] == [3.0, 3.1]

@@ -100,7 +100,7 @@ def markdown(report: BenchReport) -> str:
 
 
 def _notes(report: BenchReport) -> list[str]:
-    untimed = [f"- {r.name}: {c.name} not timed: {c.why}" for r in report.rows for c in r.contenders if c.why]
+    remarks = [f"- {r.name}: {c.name}: {c.why}" for r in report.rows for c in r.contenders if c.why]
     memory = (
         "Results are in memory that the allocator keeps (glibc's `mallopt`), as in a program that reuses its buffers;\n"
         'rows marked "fresh output" leave the allocator alone, and page faults cost all contenders alike.'
@@ -115,10 +115,10 @@ def _notes(report: BenchReport) -> list[str]:
         "  repeated twice: the smaller ratio is given, and the larger in brackets.",
         "- *floor*: the time that the measured ceilings allow at best (matrix product rate of the library, copy",
         "  bandwidth), every byte counted once.",
-        "- *error*: maximum relative error against float64. Every contender is checked before it is timed: an error",
-        "  of at most twice eager's own.",
+        "- *error*: maximum relative error against float64. Every contender is checked before it is timed: Tilefold's",
+        "  error may be twice eager's own and a few units in the last place, that of peers more.",
         f"- {memory}".replace("\n", "\n  "),
-        *(["", "Not timed:", "", *untimed] if untimed else []),
+        *(["", "Remarks:", "", *remarks] if remarks else []),
     ]
 
 
