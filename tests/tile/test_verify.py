@@ -72,7 +72,12 @@ BREAKS = [
     ("softmax", "mn max= over j", "mn maxx= over j", "maxx is not one of sum"),
     ("softmax", "mn max= over j: x[i, j]", "mn max= over : x[i, 0]", "reduces over nothing"),
     ("softmax", "mn max= over j", "mn max= over j, i", "dim i appears twice"),
-    ("attention", "gemm over d: k[b, h, j, d]", "gemm over d: k[b, h, j // i64(k[b, h, j, d]), d]", "gemm takes no indirect loads"),
+    (
+        "attention",
+        "gemm over d: k[b, h, j, d]",
+        "gemm over d: k[b, h, j // i64(k[b, h, j, d]), d]",
+        "gemm takes no indirect loads",
+    ),
     ("attention", "gemm over d: k[b, h, j, d]", "gemm over d: k[b, h, j, 0]", "d is summed but is not a dim of both"),
     ("attention", "gemm over d: k[b, h, j, d]", "gemm over d: k[b, h, 0, d]", "j is a dim of neither operand"),
     ("attention", "gemm over d: k[b, h, j, d]", "gemm over d: k[b, j, j, d]", "k uses a dim for two of its axes"),
