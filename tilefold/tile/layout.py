@@ -18,6 +18,8 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loa
 from tilefold.block.contract import as_contraction, is_plain
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, walk
 
+#: Static extents below this do not make good vectors.
+SHORT = 8
 #: tensor -> axis whose stride is 1 (None: unknown)
 UnitAxes = Mapping[str, int | None]
 
@@ -62,6 +64,8 @@ class _Arranger:
                 if n.index_name:
                     self.dims[n.index_name] = n.dims
         self.order: dict[str, tuple[str, ...]] = {}
+        self.sizes = block.sizes
+        self.streamed = {n.dim for n in walk(block.body) if isinstance(n, Loop) and n.kind == "for"}
         self.packs: dict[tuple[Load, str], Load] = {}
 
     # -- packing --------------------------------------------------------------------------
@@ -167,10 +171,18 @@ class _Arranger:
                     v = self.contiguous_dim(ld)
                     if v in dims:
                         votes[v] = votes.get(v, 0) + 1
+        votes = {d: n for d, n in votes.items() if not self.short(d)} or votes
+        if votes and all(map(self.short, votes)):
+            votes = {d: 1 for d in dims if d in self.streamed} or votes
         if not votes:
             return dims
         best = max(votes, key=lambda d: votes[d])
         return (*(d for d in dims if d != best), best)
+
+    def short(self, d: str) -> bool:
+        """Whether a dim cannot fill a vector."""
+        e = self.sizes[d]
+        return isinstance(e, Const) and int(e.value) < SHORT
 
     # -- rewriting ------------------------------------------------------------------------
 

@@ -69,14 +69,12 @@ def accesses(step: Step) -> tuple[Load, ...]:
 
 def best_strip(step: Step, facts: Facts) -> str | None:
     """The dim along which most accesses are contiguous; None for a single element."""
-    best: tuple[float, str] | None = None
-    for n, dim in enumerate(reversed(step.dims)):
-        cost = sum(_stride_cost(a, dim, facts) for a in accesses(step)) + 0.01 * n
-        best = min(best or (cost, dim), (cost + _short(dim, facts), dim))
-    for n, dim in enumerate(reversed(step.rdims)):
-        cost = sum(_stride_cost(a, dim, facts) for a in accesses(step)) + 0.5 + 0.01 * n
-        best = min(best or (cost + _short(dim, facts), dim), (cost + _short(dim, facts), dim))
-    return best[1] if best else None
+    costs: list[tuple[float, str]] = []
+    for dims, extra in ((step.dims, 0.0), (step.rdims, 0.5)):
+        for n, dim in enumerate(reversed(dims)):
+            strides = sum(_stride_cost(a, dim, facts) for a in accesses(step))
+            costs.append((strides + extra + 0.01 * n + _short(dim, facts), dim))
+    return min(costs)[1] if costs else None
 
 
 def _short(dim: str, facts: Facts) -> float:
