@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.frontend.check import check, lowered, randn
 from tilefold.algebra.expr import Index, loads
 from tilefold.errors import UnsupportedError
+from tilefold.tensor.text import show
 
 VIEWS = {
     "reshape": lambda x: x.reshape(4, 15),
@@ -82,8 +83,8 @@ def test_grouped_heads_read_their_shared_head():
     def f(q, k):
         return (q @ k.repeat_interleave(2, 1).transpose(-1, -2)).sum(-1)
 
-    low = check(f, randn(2, 4, 3, 5), randn(2, 2, 6, 5))
-    assert "// 2" in str([str(loads(c.body)) for c in low.program.body]) or len(low.program.sizes) >= 5
+    low = check(f, randn(2, 4, 3, 5), randn(2, 2, 6, 5), modes=(True, False))
+    assert "// 2, " in show(low.program)
 
 
 def test_bit_reinterpretation_is_refused():

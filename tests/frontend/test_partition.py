@@ -1,0 +1,86 @@
+"""Regions are as large as the uncovered operators allow, run in order, and say why the rest is not theirs."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.frontend.check import randn
+from tilefold.frontend.partition import Partition, extract, partition
+from tilefold.frontend.torch_compile import aot
+
+
+def graph_of(fn, *args, dynamic=False) -> torch.fx.GraphModule:
+    """The ATen graph that the backend would get."""
+    found = []
+
+    def inference(gm, titles):
+        found.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(fn, backend=lambda gm, ex: aot(gm, ex, inference), fullgraph=True, dynamic=dynamic)(*args)
+    return found[0]
+
+
+def shape_of(p: Partition) -> list[tuple[bool, int]]:
+    return [(g.covered, len(g.nodes)) for g in p.groups]
+
+
+def test_a_covered_graph_is_one_region():
+    p = partition(graph_of(lambda x: torch.softmax(x * 2, -1).sum(0), randn(3, 4)))
+    assert [g.covered for g in p.groups] == [True] and not p.fallbacks
+
+
+def test_an_uncovered_operator_in_the_middle_gives_two_regions_and_a_reason():
+    def f(x):
+        return torch.cumsum((x * 2).relu(), 0).exp().sum(1)
+
+    p = partition(graph_of(f, randn(3, 4)))
+    assert [g.covered for g in p.groups] == [True, False, True]
+    assert [g.level for g in p.groups] == [0, 1, 2]
+    (why,) = p.fallbacks
+    assert "cumsum" in why.reason and why.loc is not None and "cumsum" in why.loc.text
+
+
+def test_independent_work_does_not_wait_for_an_uncovered_operator():
+    def f(x, y):
+        a = torch.cumsum(x, 0).exp()
+        b = (y @ y.t()).softmax(-1)
+        return a, b
+
+    p = partition(graph_of(f, randn(3, 4), randn(5, 5)))
+    first = {str(n.target) for n in p.groups[0].nodes}
+    assert p.groups[0].covered and any("softmax" in t for t in first) and not any("exp" in t for t in first)
+
+
+def test_no_edge_leaves_a_region_and_returns():
+    def f(x):
+        a = x + 1
+        b = torch.cumsum(a, 0)
+        return a * b + torch.cumprod(a * 2, 1)
+
+    p = partition(graph_of(f, randn(3, 4)))
+    level = {n: g.level for g in p.groups for n in g.nodes}
+    for n in level:
+        assert all(level[a] <= level[n] for a in n.all_input_nodes if a in level)
+    assert len({g.level for g in p.groups}) == len(p.groups)
+
+
+def test_results_of_an_uncovered_operator_with_several_stay_with_it():
+    p = partition(graph_of(lambda x: torch.sort(x)[0] * 2, randn(5)))
+    (uncovered,) = [g for g in p.groups if not g.covered]
+    assert any("getitem" in n.name for n in uncovered.nodes)
+
+
+def test_returned_views_of_arguments_are_made_outside():
+    gm = graph_of(lambda x: (x * 2, x.t()), randn(3, 4))
+    p = partition(gm)
+    part = extract(gm, p.groups[0], p.aliases)
+    assert [n.target for n in p.aliases] and all(r not in p.aliases for r in part.results)
+
+
+def test_covers_is_asked_for_every_operator():
+    gm = graph_of(lambda x: (x * 2).exp(), randn(3))
+    p = partition(gm, covers=lambda n: "no" if "exp" in str(n.target) else None)
+    assert [g.covered for g in p.groups] == [True, False] and [f.reason for f in p.fallbacks] == ["no"]

@@ -1,0 +1,107 @@
+"""Index simplification: the laws by hand, and random expressions against evaluation."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilefold.algebra.expr import Call, Expr, Index, Load, Size, Sym
+from tilefold.algebra.text import show
+from tilefold.frontend.execute import value_of
+from tilefold.tensor.index_simplify import const, is_one, product, same, simplify
+
+B, H, D = Sym("B"), Sym("H"), Sym("D")
+SIZES = {"b": B, "h": H, "d": const(64), "j": D, "k": D + 1, "g": const(32), "n": B * H}
+b, h, d, j, k, g, n = (Index(x) for x in "bhdjkgn")
+
+
+def div(x: Expr, y: Expr | int) -> Expr:
+    return x // y
+
+
+@pytest.mark.parametrize(
+    "e, want",
+    [
+        (div(h * 64 + d, 64), "h"),
+        ((h * 64 + d) % 64, "d"),
+        (div(b * H + h, H), "b"),
+        ((b * H + h) % H, "h"),
+        (div(b * (H * D) + h * D + j, D) % H, "h"),
+        (div(b * (H * D) + h * D + j, H * D), "b"),
+        (div(h * (D + 1) + k, D + 1), "h"),
+        ((h * (D + 1) + k) % (D + 1), "k"),
+        (div(d + 64, 64), "1"),
+        (div(div(g, 4), 2), "g // 8"),
+        (div(g, 4) % 8, "g // 4"),
+        (div(n, H) * H + n % H, None),
+        (j - D + 1, "j - D + 1"),
+        (Size("n") - B * H, "0"),
+        (g * 3 - g - g, "g"),
+    ],
+)
+def test_laws(e, want):
+    got = show(simplify(e, SIZES))
+    if want is not None:
+        assert got == want
+
+
+@pytest.mark.parametrize(
+    "e, kept",
+    [
+        (div(h * 64 + d + 1, 64), "//"),  # d + 1 may reach 64
+        ((d - 1) % 64, "%"),  # d - 1 may be negative
+        (div(d, 48), "//"),  # 48 does not divide
+        ((b * H + j) % H, "%"),  # j is not bounded by H
+        (div(Load("ids", (h,)) * 64 + d, 128), "//"),
+    ],
+)
+def test_what_may_not_be_simplified(e, kept):
+    assert kept in show(simplify(e, SIZES))
+
+
+def test_indices_inside_loads_are_simplified():
+    e = Load("x", (div(h * 64 + d, 64), Load("ids", ((h * 64 + d) % 64,))))
+    assert show(simplify(e, SIZES)) == "x[h, ids[d]]"
+
+
+def test_sizes_compare_as_polynomials():
+    assert same(B * H * 2, H * (B + B)) and not same(B * H, B + H)
+    assert show(product((B, const(1), const(3), B))) == "B * B * 3"
+    assert is_one(const(1)) and not is_one(B) and not is_one(const(2))
+
+
+EXTENTS = {"i": 6, "j": 4, "k": 1}
+
+
+@st.composite
+def expressions(draw, depth=3):
+    if depth == 0 or draw(st.booleans()):
+        leaf = draw(st.sampled_from([Index("i"), Index("j"), Index("k"), Sym("S"), 0]))
+        return leaf if isinstance(leaf, Expr) else const(draw(st.integers(-5, 30)))
+    op = draw(st.sampled_from(["add", "sub", "mul", "floordiv", "mod"]))
+    left = draw(expressions(depth=depth - 1))
+    right = const(draw(st.integers(1, 12))) if op in ("floordiv", "mod") else draw(expressions(depth=depth - 1))
+    return Call(op, (left, right))
+
+
+def evaluate(e: Expr, at: dict[str, int], s: int) -> int:
+    match e:
+        case Index(name):
+            return at[name]
+        case Call(op, args):
+            return value_of(Call(op, tuple(const(evaluate(a, at, s)) for a in args)), {})
+    return value_of(e, {"S": s})
+
+
+@settings(max_examples=300, deadline=None)
+@given(expressions(), st.integers(1, 5))
+def test_random_expressions_keep_their_value(e, s):
+    sizes = {name: const(extent) for name, extent in EXTENTS.items()}
+    simple = simplify(e, sizes)
+    assert simplify(simple, sizes) == simple
+    for point in itertools.product(*(range(x) for x in EXTENTS.values())):
+        at = dict(zip(EXTENTS, point, strict=True))
+        assert evaluate(simple, at, s) == evaluate(e, at, s), (show(e), show(simple), at)

@@ -1,0 +1,392 @@
+"""Each pass keeps the meaning of a program (interpreted before and after), does its job, and leaves
+alone what its side condition excludes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const
+from tilefold.tensor.inline import absorb_copies, inline
+from tilefold.tensor.interp import run
+from tilefold.tensor.ir import Program
+from tilefold.tensor.narrow import narrow
+from tilefold.tensor.passes import normalise
+from tilefold.tensor.rewrite import drop_dead, drop_repeated
+from tilefold.tensor.split_dims import split_dims
+from tilefold.tensor.text import parse, show
+from tilefold.tensor.unify import canonical_names, unify
+
+SYMS = {"n": 6, "m": 4}
+
+
+def inputs_of(p: Program) -> dict[str, torch.Tensor]:
+    out = {}
+    for i in p.inputs:
+        shape = [int(e.value) if isinstance(e, Const) else SYMS[e.name] for e in i.shape]
+        g = torch.Generator().manual_seed(len(i.name))
+        values = torch.randn(shape, generator=g)
+        out[i.name] = (values * 10).to(i.dtype.torch_dtype) if i.dtype is not DType.F32 else values
+    return out
+
+
+def results(p: Program, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    r = run(p, tensors, syms=SYMS)
+    return [r[o] for o in p.outputs]
+
+
+def unchanged(p: Program, q: Program, layouts=None) -> Program:
+    """q computes what p does; its inputs are p's with axes cut."""
+    given = inputs_of(p)
+    shapes = {i.name: i.shape for i in q.inputs}
+    cut = {
+        name: x.reshape([int(e.value) if isinstance(e, Const) else SYMS[e.name] for e in shapes[name]])
+        for name, x in given.items()
+        if name in shapes
+    }
+    for a, b in zip(results(p, given), results(q, cut), strict=True):
+        torch.testing.assert_close(a.flatten(), b.flatten(), rtol=1e-5, atol=1e-5)
+    assert parse(show(q)) == q
+    return q
+
+
+SOFTMAX = """
+program softmax(n)
+  input x: f32[4, n]
+  dim a = 4
+  dim b = n
+  dim c = 4
+  dim d = n
+  dim e = 4
+  dim f = n
+  m[a]: f32 = max[b] x[a, b]
+  e1[c, d]: f32 = exp(x[c, d] - m[c])
+  t[e]: f32 = sum[f] e1[e, f]
+  dim g = 4
+  dim h = n
+  y[g, h]: f32 = e1[g, h] / t[g]
+  return y
+"""
+
+
+def test_unify_links_readers_and_sharers():
+    p = parse(SOFTMAX)
+    q = unchanged(p, unify(p))
+    assert len(q.sizes) == 2
+    assert {d for c in q.body for d in (*c.dims, *c.rdims)} == set(q.sizes)
+
+
+def test_unify_keeps_dims_of_one_statement_apart():
+    p = parse("""
+program gram()
+  input x: f32[5, 3]
+  dim i = 5
+  dim j = 5
+  dim d = 3
+  s[i, j]: f32 = sum[d] x[i, d] * x[j, d]
+  dim k = 5
+  r[k]: f32 = s[k, k]
+  return r
+""")
+    q = unchanged(p, unify(p))
+    assert len(q.body[0].dims) == len(set(q.body[0].dims)) == 2
+
+
+def test_unify_needs_equal_sizes():
+    p = parse("""
+program f(n, m)
+  input x: f32[n]
+  dim i = n
+  dim j = m
+  a[i]: f32 = x[i] * 2.0
+  b[j]: f32 = a[j]
+  return b
+""")
+    assert len(unify(p).sizes) == 2
+
+
+def test_unify_prefers_the_nearest_link():
+    p = parse("""
+program residual()
+  input x: f32[4, 3]
+  input w: f32[3, 3]
+  dim i = 4
+  dim c = 3
+  dim n = 3
+  y[i, n]: f32 = sum[c] x[i, c] * w[n, c]
+  dim p = 4
+  dim q = 3
+  r[p, q]: f32 = x[p, q] + y[p, q]
+  return r
+""")
+    q = unchanged(p, unify(p))
+    assert q.body[1].dims == q.body[0].dims
+
+
+def test_split_makes_heads_plain():
+    p = parse("""
+program heads(n)
+  input x: f32[n, 5]
+  input w: f32[12, 5]
+  dim i = n
+  dim o = 12
+  dim c = 5
+  y[i, o]: f32 = sum[c] x[i, c] * w[o, c]
+  dim h = 3
+  dim j = n
+  dim d = 4
+  z[h, j, d]: f32 = y[j, h * 4 + d] * 2.0
+  return z
+""")
+    q, layouts = split_dims(p)
+    unchanged(p, q)
+    assert len(q.body[0].dims) == 3 and "//" not in show(q) and "*4" not in show(q).replace(" ", "")
+    assert [[int(e.value) for e in group] for group in layouts["w"]] == [[3, 4], [5]]
+
+
+def test_split_of_a_reduced_dim():
+    p = parse("""
+program out(n)
+  input a: f32[3, n, 4]
+  input w: f32[5, 12]
+  dim i = n
+  dim o = 5
+  dim c = 12
+  y[i, o]: f32 = sum[c] a[c // 4, i, c % 4] * w[o, c]
+  return y
+""")
+    q = unchanged(p, split_dims(p)[0])
+    assert len(q.body[0].rdims) == 2 and "//" not in show(q) and "%" not in show(q)
+
+
+def test_split_of_symbolic_products():
+    p = parse("""
+program flat(n, m)
+  input a: f32[n, m]
+  dim i = n * m
+  s[i]: f32 = a[i // m, i % m] * 2.0
+  dim k = n
+  dim l = m
+  r[k]: f32 = sum[l] s[k * m + l]
+  return r
+""")
+    q = unchanged(p, split_dims(p)[0])
+    assert "//" not in show(q) and "%" not in show(q)
+
+
+def test_parts_of_a_projection_are_split_only_if_all_agree():
+    text = """
+program parts()
+  input x: f32[6]
+  dim o = 6
+  y[o]: f32 = x[o] * 2.0
+  dim i = 3
+  z[i]: f32 = y[i] + y[i + 3]{extra}
+  return z
+"""
+    assert len(split_dims(parse(text.format(extra="")))[0].body[0].dims) == 2
+    p = parse(text.format(extra=" * y[i + 1]"))
+    q = unchanged(p, split_dims(p)[0])
+    assert len(q.body[0].dims) == 1
+
+
+def test_a_shared_head_alone_does_not_split():
+    p = parse("""
+program gqa()
+  input q: f32[8, 5]
+  input k: f32[4, 5]
+  dim h = 8
+  dim d = 5
+  s[h]: f32 = sum[d] q[h, d] * k[h // 2, d]
+  return s
+""")
+    assert split_dims(p)[0].body[0].dims == p.body[0].dims
+
+
+def test_the_slot_dim_of_topk_is_not_split():
+    p = parse("""
+program top()
+  input x: f32[3, 9]
+  dim i = 3
+  dim j = 9
+  dim r = 4
+  v[i, r]: f32, at[i, r]: i64 = topk[j; r] x[i, j]
+  dim a = 3
+  dim b = 2
+  dim c = 2
+  y[a, b, c]: f32 = v[a, b * 2 + c]
+  return y
+""")
+    q = unchanged(p, split_dims(p)[0])
+    assert len(q.body[0].dims) == 2
+
+
+def test_inline_fuses_single_uses_and_keeps_shared_exponentials():
+    p = unify(parse(SOFTMAX))
+    assert [c.name for c in unchanged(p, inline(p)).body] == ["m", "e1", "t", "y"]
+    chain = parse("""
+program chain(n)
+  input x: f32[n]
+  dim i = n
+  a[i]: f32 = exp(x[i])
+  b[i]: f32 = tanh(a[i] + 1.0)
+  c[i]: f32 = b[i] * 2.0
+  return c
+""")
+    assert len(unchanged(chain, inline(chain)).body) == 1
+
+
+def test_inline_does_not_repeat_work_in_a_product():
+    p = parse("""
+program gelu_mm(n)
+  input x: f32[n, 4]
+  input w: f32[4, 3]
+  dim i = n
+  dim c = 4
+  dim o = 3
+  g[i, c]: f32 = erf(x[i, c]) * x[i, c]
+  y[i, o]: f32 = sum[c] g[i, c] * w[c, o]
+  return y
+""")
+    assert len(unchanged(p, inline(p)).body) == 2
+
+
+def test_inline_keeps_rounding_that_is_more_than_a_hint():
+    text = """
+program q(n)
+  input x: f32[n]
+  dim i = n
+  a[i]: {dtype} = x[i] * 3.0
+  b[i]: f32 = a[i] + 0.25
+  return b
+"""
+    for dtype, kept in (("e4m3", True), ("i8", True), ("bf16", False), ("f32", False)):
+        p = parse(text.format(dtype=dtype))
+        q = inline(p)
+        assert len(q.body) == 1 and (f"{dtype}(" in show(q)) is kept
+        if kept or dtype == "f32":
+            unchanged(p, q)
+
+
+def test_outputs_are_not_inlined_away():
+    p = parse("""
+program two(n)
+  input x: f32[n]
+  dim i = n
+  a[i]: f32 = exp(x[i])
+  b[i]: f32 = a[i] + 1.0
+  return a, b
+""")
+    assert [c.name for c in unchanged(p, inline(p)).body] == ["a", "b"]
+
+
+def test_a_permuted_copy_is_stored_directly():
+    p = parse("""
+program t(n)
+  input x: f32[n, 4, 5]
+  dim i = n
+  dim j = 4
+  dim k = 5
+  s[i, j]: f32 = sum[k] x[i, j, k]
+  y[j, i]: f32 = s[i, j]
+  return y
+""")
+    q = unchanged(p, absorb_copies(p))
+    (c,) = q.body
+    assert (c.name, c.dims, c.reducer) == ("y", ("j", "i"), "sum")
+
+
+@pytest.mark.parametrize(
+    "copy, why",
+    [("y[j, i]: f32 = s[i, 0]", "not every element"), ("y[i, j]: bf16 = s[i, j] + 0.0", "not a copy")],
+)
+def test_other_readers_are_not_copies(copy, why):
+    p = parse(f"""
+program t(n)
+  input x: f32[n, 4, 5]
+  dim i = n
+  dim j = 4
+  dim k = 5
+  s[i, j]: f32 = sum[k] x[i, j, k]
+  {copy}
+  return y
+""")
+    assert len(absorb_copies(p).body) == 2, why
+
+
+def test_two_copies_of_one_result_keep_one_statement_each():
+    p = parse("""
+program t(n)
+  input x: f32[n]
+  dim i = n
+  s[i]: f32 = exp(x[i])
+  a[i]: f32 = s[i]
+  b[i]: f32 = s[i]
+  return a, b
+""")
+    q = unchanged(p, absorb_copies(p))
+    assert [c.name for c in q.body] == ["a", "b"]
+
+
+def test_narrow_picks_the_part_of_a_concatenation():
+    p = parse("""
+program cat()
+  input a: f32[4]
+  input b: f32[4]
+  dim t = 2
+  dim i = 4
+  y[t, i]: f32 = where(t * 4 + i < 4, a[i + 4 * t], b[i + 4 * t - 4])
+  return y
+""")
+    q = unchanged(p, narrow(p))
+    assert "where(t < 1, a[i], b[i])" in show(q)
+
+
+def test_narrow_decides_what_is_certain_and_nothing_else():
+    text = """
+program f()
+  input a: f32[4]
+  dim i = 4
+  y[i]: f32 = where(i < {bound}, a[i], -1.0)
+  return y
+"""
+    for bound, left in ((4, "= a[i]"), (9, "= a[i]"), (0, "= -1.0"), (2, "where(i < 2")):
+        p = parse(text.format(bound=bound))
+        assert left in show(unchanged(p, narrow(p)))
+
+
+def test_dead_and_repeated_statements_go():
+    p = parse("""
+program r(n)
+  input x: f32[n, 3]
+  dim i = n
+  dim j = 3
+  a[i]: f32 = sum[j] x[i, j]
+  dead[i]: f32 = max[j] x[i, j]
+  b[i]: f32 = sum[j] x[i, j]
+  c[i]: f32 = min[j] x[i, j]
+  y[i]: f32 = a[i] * b[i] + c[i]
+  return y
+""")
+    q = unchanged(p, drop_dead(drop_repeated(p)))
+    assert [c.name for c in q.body] == ["a", "c", "y"]
+
+
+def test_names_avoid_tensors_and_symbols():
+    p = parse("""
+program t(j)
+  input i: f32[j]
+  dim dim_one = j
+  y[dim_one]: f32 = i[dim_one]
+  return y
+""")
+    assert canonical_names(p).body[0].dims == ("k",)
+
+
+def test_normalise_is_stable():
+    p = parse(SOFTMAX)
+    once, _ = normalise(p)
+    twice, _ = normalise(once)
+    assert once == twice
+    unchanged(p, once)
