@@ -119,7 +119,16 @@ def _linear_in(e: Expr, x: Load) -> bool:
 
 def _depends_on_axes(g: Graph, name: str, axes: set[str]) -> bool:
     """Whether a Compute uses, directly or not, a reduction over one of the axes."""
-    return any(set(g.by_name[r].rdims) & axes or _depends_on_axes(g, r, axes) for r in g.producers[name])
+    todo = list(g.producers[name])
+    seen = set(todo)
+    while todo:
+        r = todo.pop()
+        if set(g.by_name[r].rdims) & axes:
+            return True
+        fresh = [u for u in g.producers[r] if u not in seen]
+        seen.update(fresh)
+        todo += fresh
+    return False
 
 
 def _fresh(p: Program, name: str) -> str:
