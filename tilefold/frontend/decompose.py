@@ -65,10 +65,7 @@ def attention(
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
-    if scale is not None:
-        factor: float | torch.SymFloat = scale
-    else:
-        factor = 1 / math.sqrt(query.shape[-1]) if isinstance(query.shape[-1], int) else query.shape[-1] ** -0.5
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * factor
     if is_causal:
         rows = torch.arange(query.shape[-2], device=query.device)

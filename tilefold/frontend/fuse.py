@@ -114,8 +114,7 @@ def _first_line(err: Exception) -> str:
 
 def _user_line(err: Unsupported) -> SourceLoc | None:
     """The innermost frame of the user's code at a graph break."""
-    stack = err.real_stack or []
-    frames = [f for f in stack if f.filename and "/torch/" not in f.filename]
+    frames = [f for f in err.real_stack or () if f.filename and "/torch/" not in f.filename]
     if not frames:
         return None
     last = frames[-1]
@@ -130,7 +129,7 @@ def trace(
     dynamic: keep sizes symbolic. UnsupportedError names what is not covered and the user's line.
     """
     found: list[Lowered] = []
-    title = name or getattr(fn, "__name__", type(fn).__name__)
+    title = name or str(getattr(fn, "__name__", type(fn).__name__))
 
     def inference(graph: torch.fx.GraphModule, titles: Sequence[str] | None) -> Fn:
         fits = titles is not None and len(titles) == len(graph.graph.find_nodes(op="placeholder"))

@@ -121,7 +121,7 @@ def _lowered(ctx: Context, node: torch.fx.Node) -> Value | tuple[Value, ...]:
         whole = ctx.values.get(node.args[0])  # type: ignore[arg-type]
         if isinstance(whole, tuple) and isinstance(node.args[1], int):
             return whole[node.args[1]]
-    rule = TABLE.get(node.target)  # type: ignore[arg-type]
+    rule = TABLE.get(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
     if rule is None:
         raise UnsupportedError(f"operator {node.target} is not covered")
     for out in _tensors_of(node):

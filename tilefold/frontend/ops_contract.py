@@ -97,7 +97,7 @@ def convolution(ctx: Context, node: torch.fx.Node) -> Value:
     groups = ctx.static_int(a["groups"], "the number of groups")
     per_group = ctx.simplify(call("floordiv", w.shape[0], const(groups)))
     zero = ctx.constant(0, x.dtype)
-    before = {2 + n: const(p) for n, p in enumerate(padding) if p}
+    before: dict[int, Expr] = {2 + n: const(p) for n, p in enumerate(padding) if p}
     read: Callable[[Indices], Expr] = padded(ctx, x, before, zero) if before else x.at
 
     def body(i: Indices, r: Indices) -> Expr:

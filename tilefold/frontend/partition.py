@@ -180,7 +180,8 @@ def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:
     for n in placeholders:
         val = n.meta.get("val")
         if isinstance(val, torch.Tensor):
-            own = {str(s.node.expr) for s in val.shape if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol}
+            extents: list[int | torch.SymInt] = list(val.shape)
+            own = {str(s.node.expr) for s in extents if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol}
             if own & needed:
                 needed -= own
                 found.append(n)

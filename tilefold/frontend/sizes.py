@@ -74,15 +74,16 @@ def from_sympy(e: sympy.Basic) -> Expr:
             return _power(e)
     if e.func.__name__ == "OpaqueUnaryFn_sqrt":
         return call("sqrt", Cast(from_sympy(e.args[0]), DType.F64))
+    parts: tuple[sympy.Basic, ...] = e.args
     for kind, op in _BINARY:
         if isinstance(e, kind):
-            a, b = (from_sympy(x) for x in e.args)
+            a, b = map(from_sympy, parts)
             if op == "div" and isinstance(e, sf.IntTrueDiv):
                 a = Cast(a, DType.F64)
             return call(op, a, b)
     for kind, op in _FOLDED:
         if isinstance(e, kind):
-            out, *rest = (from_sympy(x) for x in e.args)
+            out, *rest = map(from_sympy, parts)
             for r in rest:
                 out = call(op, out, r)
             return out

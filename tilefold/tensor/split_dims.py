@@ -79,15 +79,17 @@ def _demands(p: Program) -> _Cuts:
         for axis, extent, i in _accesses(c, p.sizes, dims, shapes):
             if i == Index(axis):
                 continue
-            by, firm = _radix(i, extent, p.sizes)
-            if firm and by is not None and axis not in fixed:
-                cuts.setdefault(axis, by)
+            wish, firm = _radix(i, extent, p.sizes)
+            if firm and wish is not None and axis not in fixed:
+                cuts.setdefault(axis, wish)
             elif not firm:
-                offered.setdefault(axis, []).append(by)
+                offered.setdefault(axis, []).append(wish)
+    outputs = _output_dims(p)
     for axis, wishes in offered.items():
         first = wishes[0]
-        agreed = first is not None and all(w == first for w in wishes)
-        if agreed and first is not None and axis not in fixed and axis not in cuts and axis not in _output_dims(p):
+        if first is None or any(w != first for w in wishes):
+            continue
+        if axis not in fixed and axis not in cuts and axis not in outputs:
             cuts[axis] = first
     return cuts
 
