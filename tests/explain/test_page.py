@@ -10,6 +10,7 @@ import pytest
 
 from tests.explain.fixtures import explained, only
 from tilefold.explain import html, terminal
+from tilefold.explain.derivation_html import derivations
 from tilefold.explain.highlight import base_name, code
 from tilefold.explain.model import Alike, RejectionReport, alike
 from tilefold.explain.notes import explain_law
@@ -135,6 +136,12 @@ def test_kernels_that_are_alike_are_shown_once():
     assert "x2: fused" in str(twice)
     assert html.page(twice).count("Generated C++") == html.page(explained("softmax")).count("Generated C++")
     assert len(alike((r, only("variance")))) == 2
+
+
+def test_folds_that_read_the_same_share_a_card():
+    r = only("softmax")
+    assert derivations((r, r)).count("The cascade") == 1 and "×2" in derivations((r, r))
+    assert derivations((r, only("variance"))).count("The cascade") == 2
 
 
 def test_code_marks_names_and_escapes():

@@ -15,16 +15,12 @@ from tilefold.explain.notes import explain_law
 
 
 def derivations(regions: tuple[Region, ...]) -> str:
-    """A card for every fold; folds of kernels that are alike once, trivial ones in a line at the end."""
-    shown: dict[tuple[str, int], tuple[FoldReport, int]] = {}
-    for region in regions:
-        signature = {k.name: k.signature for k in region.kernels}
-        place: dict[str, int] = {}
-        for f in region.folds:
-            place[f.kernel] = place.get(f.kernel, -1) + 1
-            key = (signature.get(f.kernel, f.kernel), place[f.kernel])
-            old = shown.get(key)
-            shown[key] = (old[0], old[1] + 1) if old else (f, 1)
+    """A card for every fold; folds that read the same once, trivial ones in a line at the end."""
+    shown: dict[str, tuple[FoldReport, int]] = {}
+    for f in (f for region in regions for f in region.folds):
+        key = "".join(cascade(f, notation_of(f))) if not f.trivial else f"{f.kernel} {f.cascade[0].name}"
+        first, count = shown.get(key, (f, 0))
+        shown[key] = (first, count + 1)
     proper = [(f, n) for f, n in shown.values() if not f.trivial]
     simple = [(f, n) for f, n in shown.values() if f.trivial]
     cards = "".join(fold_card(f, n, k < 3) for k, (f, n) in enumerate(proper))
