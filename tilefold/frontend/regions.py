@@ -161,8 +161,29 @@ class _Assembler:
             self._scalars(group.level)
         output = self.gm.graph.output_node()
         self.graph.output(torch.fx.map_arg(output.args[0], self.made.__getitem__))
-        whole = torch.fx.GraphModule(self.root, self.graph)
-        return whole.forward
+        return self._alone() or torch.fx.GraphModule(self.root, self.graph).forward
+
+    def _alone(self) -> Callable[..., Sequence[object]] | None:
+        """The only part itself, if the outer graph hands it arguments and returns its results as they are."""
+        calls = [n for n in self.graph.nodes if n.op == "call_module"]
+        placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        results = self.graph.output_node().args[0]
+        if len(calls) != 1 or not isinstance(results, tuple | list):
+            return None
+        call = calls[0]
+        if any(not isinstance(r, torch.fx.Node) or r.target is not _item or r.args[0] is not call for r in results):
+            return None
+        if any(a not in placeholders for a in call.args):
+            return None
+        run = getattr(self.root, str(call.target)).run
+        given = [placeholders.index(a) for a in call.args]
+        wanted = [r.args[1] for r in results]
+
+        def alone(*args: object) -> Sequence[object]:
+            out = run(*[args[k] for k in given])
+            return [out[k] for k in wanted]
+
+        return alone
 
     def _scalars(self, upto: int) -> None:
         for level, n in self.parts.scalars:
