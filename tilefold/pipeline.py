@@ -129,7 +129,7 @@ def _unit_axis(x: torch.Tensor) -> int | None:
 
 
 class LibraryStep:
-    """A matrix product that torch's library computes, by einsum over the dims of its operands."""
+    """A matrix product that torch's library computes: mm where it is one, else einsum."""
 
     def __init__(self, c: Compute):
         self.compute = c
@@ -139,16 +139,33 @@ class LibraryStep:
         letters: dict[str, str] = {}
         for d in (*c.dims, *c.rdims):
             letters.setdefault(d, chr(ord("a") + len(letters)))
-        sides = ["".join(letters[ix.dim] for ix in ld.index if isinstance(ix, Index)) for ld in self.loads]
-        self.equation = f"{','.join(sides)}->{''.join(letters[d] for d in c.dims)}"
+        left, right = ("".join(letters[ix.dim] for ix in ld.index if isinstance(ix, Index)) for ld in self.loads)
+        out = "".join(letters[d] for d in c.dims)
+        self.equation = f"{left},{right}->{out}"
+        self._plain = len(left) == len(right) == len(out) == 2
+        # rows of the result come from the first operand, which may be either of the two
+        self._swap = self._plain and out[0] in right
+        first, second = (right, left) if self._swap else (left, right)
+        self._turn = (self._plain and first[0] != out[0], self._plain and second[1] != out[1])
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        operands = [tensors[t] for t in self.reads]
-        out = torch.einsum(self.equation, *operands).to(self.compute.dtype.torch_dtype)
-        if self.name in tensors:
-            tensors[self.name].copy_(out)
-        else:
+        a, b = (tensors[t] for t in self.reads)
+        dtype = self.compute.dtype.torch_dtype
+        target = tensors.get(self.name)
+        if self._plain and a.dtype is b.dtype is dtype:
+            if self._swap:
+                a, b = b, a
+            x, y = a.T if self._turn[0] else a, b.T if self._turn[1] else b
+            if target is None:
+                tensors[self.name] = torch.mm(x, y)
+            else:
+                torch.mm(x, y, out=target)
+            return
+        out = torch.einsum(self.equation, a, b).to(dtype)
+        if target is None:
             tensors[self.name] = out
+        else:
+            target.copy_(out)
 
 
 @dataclass(frozen=True)

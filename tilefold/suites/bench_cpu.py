@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from tilefold.errors import TilefoldError
-from tilefold.frontend.fuse import fuse
+from tilefold.frontend.fuse import fuse, own_copy
+from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import FACTOR, compare
 from tilefold.suites.timing import Series, interleave, kept_memory
 from tilefold.suites.workloads import WORKLOADS, Workload
@@ -211,7 +212,7 @@ def prepare(
     calls: dict[str, Callable[..., Any]] = {}
     found: list[Contender] = []
     makers: dict[str, Callable[[], Callable[..., Any]]] = {
-        OURS: lambda: fuse(w.fn),
+        OURS: lambda: torch.compile(own_copy(w.fn), backend=backend) if w.planned else fuse(w.fn),
         "eager": lambda: w.fn,
         "compile": lambda: torch.compile(w.fn),
         **{name: lambda f=f: f for name, f in w.peers},  # type: ignore[misc]

@@ -25,7 +25,8 @@ class Workload:
 
     `flops` and `nbytes` are what any implementation must do, each byte counted once; `peak` names
     the matrix product rate that bounds the flops ("f32", "bf16"), "" where none does.
-    `fresh`: outputs are new memory on each call (see `suites.timing`).
+    `fresh`: outputs are new memory on each call (see `suites.timing`). `planned`: compiled as
+    torch.compile(backend="tilefold") does, which leaves products to the library where that is faster.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Workload:
     nbytes: float = 0.0
     peak: str = ""
     fresh: bool = False
+    planned: bool = False
 
 
 def routing_1(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,6 +152,7 @@ WORKLOADS: tuple[Workload, ...] = (
         targets=(("compile", 1.0),),
         flops=6.0 * _FFN[0] * _FFN[1] * _FFN[2],
         nbytes=4.0 * (2 * _FFN[0] * _FFN[1] + 3 * _FFN[1] * _FFN[2]),
+        planned=True,
         peak="f32",
     ),
 )

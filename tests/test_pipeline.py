@@ -1,0 +1,80 @@
+"""The pipeline: library products next to fused kernels, canonical names, and what is compiled once."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tilefold.pipeline import KernelStep, LibraryStep, compile_program
+from tilefold.tensor.text import parse
+
+PRODUCT = """
+program product(n)
+  input a: f32[{a}]
+  input b: f32[{b}]
+  dim i = 5
+  dim j = 7
+  dim k = 6
+  c[{c}]: f32 = sum[k] {left} * {right}
+  return c
+"""
+EXTENT = {"i": 5, "j": 7, "k": 6}
+
+
+@pytest.mark.parametrize("a,b,c,swap", list(itertools.product(("ik", "ki"), ("kj", "jk"), ("ij", "ji"), (False, True))))
+def test_every_orientation_of_a_library_product(a: str, b: str, c: str, swap: bool) -> None:
+    sides = [f"a[{', '.join(a)}]", f"b[{', '.join(b)}]"]
+    left, right = reversed(sides) if swap else sides
+    shape = {n: ", ".join(str(EXTENT[d]) for d in dims) for n, dims in (("a", a), ("b", b))}
+    p = parse(PRODUCT.format(a=shape["a"], b=shape["b"], c=", ".join(c), left=left, right=right))
+    compiled = compile_program(p)
+    assert [type(s) for s in compiled.steps] == [LibraryStep]
+    x = {n: torch.randn([EXTENT[d] for d in dims]) for n, dims in (("a", a), ("b", b))}
+    want = torch.einsum(f"{a},{b}->{c}", x["a"], x["b"])
+    torch.testing.assert_close(compiled(x, {})["c"], want)
+    out = torch.empty([EXTENT[d] for d in c])
+    compiled(x, {}, out={"c": out})
+    torch.testing.assert_close(out, want)
+
+
+LAYERS = """
+program layers(n)
+  input x: f32[n, 33]
+  dim i = n
+  dim j = 33
+  dim r = n
+  dim s = 33
+  m_3[i]: f32 = max[j] x[i, j]
+  y_3[i, j]: f32 = exp(x[i, j] - m_3[i])
+  m_17[r]: f32 = max[s] y_3[r, s]
+  y_17[r, s]: f32 = exp(y_3[r, s] - m_17[r])
+  return y_3, y_17
+"""
+
+
+def test_layers_of_a_model_share_their_kernels() -> None:
+    compiled = compile_program(parse(LAYERS))
+    x = torch.randn(9, 33)
+    got = compiled({"x": x}, {"n": 9})
+    y = torch.exp(x - x.amax(1, keepdim=True))
+    torch.testing.assert_close(got["y_3"], y)
+    torch.testing.assert_close(got["y_17"], torch.exp(y - y.amax(1, keepdim=True)))
+    other = LAYERS.replace("_3", "_208").replace("_17", "_44").replace("n)", "s9)").replace("= n", "= s9")
+    again = compile_program(parse(other.replace("[n,", "[s9,")), load=False)
+    kernels = [[s.kernel() for s in c.steps if isinstance(s, KernelStep)] for c in (compiled, again)]
+    assert kernels[0] == kernels[1]
+
+
+def test_unit_axes_get_kernels_of_their_own() -> None:
+    compiled = compile_program(parse(LAYERS))
+    x = torch.randn(33, 9).T
+    got = compiled({"x": x}, {"n": 9})
+    torch.testing.assert_close(got["y_3"], torch.exp(x - x.amax(1, keepdim=True)))
+
+
+def test_wrong_shapes_are_refused() -> None:
+    compiled = compile_program(parse(LAYERS))
+    with pytest.raises(ValueError, match="shape"):
+        compiled({"x": torch.randn(9, 32)}, {"n": 9})
