@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from tilefold.cli import cache, target
 from tilefold.cli import doctor as examination
+from tilefold.cli import target
+from tilefold.cli.cache import app as cache_app
 from tilefold.cli.friendly import console, friendly
 from tilefold.demo import embed
 from tilefold.errors import TilefoldError
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(cache.app, name="cache")
+app.add_typer(cache_app, name="cache")
 
 Target = Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")]
 Args = Annotated[

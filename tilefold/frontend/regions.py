@@ -177,7 +177,7 @@ class _Assembler:
             return None
         run = getattr(self.root, str(call.target)).run
         given = [placeholders.index(a) for a in call.args]
-        wanted = [r.args[1] for r in results]
+        wanted = [r.args[1] for r in results if isinstance(r, torch.fx.Node)]
 
         def alone(*args: object) -> Sequence[object]:
             out = run(*[args[k] for k in given])
