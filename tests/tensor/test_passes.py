@@ -250,6 +250,10 @@ program gelu_mm(n)
   return y
 """)
     assert len(unchanged(p, inline(p)).body) == 2
+    bias = parse(show(p).replace("erf(x[i, c]) * x[i, c]", "x[i, c] + 0.5"))
+    assert len(unchanged(bias, inline(bias)).body) == 2
+    copy = parse(show(p).replace("erf(x[i, c]) * x[i, c]", "x[i, c]"))
+    assert len(unchanged(copy, inline(copy)).body) == 1
 
 
 def test_inline_keeps_rounding_that_is_more_than_a_hint():
@@ -354,6 +358,36 @@ program f()
     for bound, left in ((4, "= a[i]"), (9, "= a[i]"), (0, "= -1.0"), (2, "where(i < 2")):
         p = parse(text.format(bound=bound))
         assert left in show(unchanged(p, narrow(p)))
+
+
+def test_narrow_uses_both_bounds_of_a_branch():
+    p = parse("""
+program rotate_half()
+  input x: f32[3, 8]
+  dim h = 3
+  dim d = 8
+  y[h, d]: f32 = where(d < 4, -x[h + (d + 4) // 8, (d + 4) % 8], x[h + (d + 4) // 8 - 1, (d + 4) % 8])
+  return y
+""")
+    assert "where(d < 4, -x[h, d + 4], x[h, d - 4])" in show(unchanged(p, narrow(p)))
+
+
+def test_narrow_folds_conditions_that_always_or_never_hold():
+    text = """
+program f(n)
+  input a: f32[n, n]
+  dim i = n
+  dim j = n
+  y[i, j]: f32 = where({condition}, a[i, j], -1.0)
+  return y
+"""
+    decided = {"True & (i >= 0)": True, "(i < 0) | (j > n)": False, "~(i <= n - 1)": False, "i - j < n": True}
+    for condition, holds in decided.items():
+        p = parse(text.format(condition=condition))
+        assert ("= a[i, j]" if holds else "= -1.0") in show(unchanged(p, narrow(p))), condition
+    for condition in ("i < j", "i - j < n - 1", "i >= 1", "a[i, j] > 0"):
+        p = parse(text.format(condition=condition))
+        assert "where(" in show(unchanged(p, narrow(p))), condition
 
 
 def test_dead_and_repeated_statements_go():

@@ -359,6 +359,7 @@ _OTHERS: dict[torch._ops.OpOverload, Lowerer] = {
     aten.rsub.Scalar: add_like("rsub"),
     aten.rsub.Tensor: add_like("rsub"),
     aten.div.Tensor: divide,
+    aten.true_divide.Tensor: divide,
     aten.div.Scalar: divide,
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,

@@ -112,4 +112,5 @@ def readable(node: torch.fx.Node) -> str:
     name = re.sub(r"^[LlGg]_+", "", node.name)
     name = re.sub(r"(^|_)(self|modules|parameters|buffers|kwargs|args)_(?=.)", r"\1", name)
     name = re.sub(r"(^|_)(self|modules|parameters|buffers|kwargs|args)_(?=.)", r"\1", name)
-    return name.strip("_") or node.name
+    name = name.strip("_")
+    return f"arg{name}" if name.isdigit() else name or node.name

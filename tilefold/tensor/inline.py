@@ -5,8 +5,9 @@ body keeps a cast where that is more than a precision hint (`DType.rounds`) or c
 arithmetic type.
 
 Kept as statements: outputs; maps with several readers, unless they are next to free; and maps
-that a reader would repeat along a dim that they do not have (a normalised row inside a matrix
-product, a per-row factor), unless next to free. The block layer fuses those without repetition.
+that a reader would repeat along a dim that they do not have (a per-row factor), unless next to
+free; operands of a sum of products are never repeated so (a normalised row, a bias). The block
+layer fuses those without repetition.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Cast, Expr, Index, Load, dims_used, loads, type_of, walk
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, dims_used, loads, type_of, walk
 from tilefold.tensor.analysis import expr_flops
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute_map
@@ -89,12 +90,21 @@ def _held(e: Expr, dtypes: dict[str, DType]) -> DType | None:
 def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter[str], c: Compute) -> bool:
     """Whether substituting map m into c repeats next to nothing."""
     cost = expr_flops(m.body)
-    if _renames(m.body) or (cost <= FREE and len(loads(m.body)) <= 1):
+    if _renames(m.body):
+        return True
+    lacking = any(set(dims_of(c)) - frozenset().union(*map(dims_used, ld.index)) for ld in at)
+    if lacking and _contracts(c):
+        return False
+    if cost <= FREE and len(loads(m.body)) <= 1:
         return True
     if readers[m.name] > 1 or (count[m.name] > 1 and cost > CHEAP):
         return False
-    lacking = any(set(dims_of(c)) - frozenset().union(*map(dims_used, ld.index)) for ld in at)
     return not lacking or cost <= CHEAP
+
+
+def _contracts(c: Compute) -> bool:
+    """A sum of products: its operands stay plain loads, so that it is a matrix product to every back end."""
+    return c.reducer == "sum" and isinstance(c.body, Call) and c.body.op == "mul"
 
 
 def _renames(e: Expr) -> bool:

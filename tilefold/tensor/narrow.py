@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, rebuild, substitute
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, children, rebuild, substitute
 from tilefold.tensor.index_simplify import const, divide, interval, nonnegative, poly, simplify, to_expr, within
 from tilefold.tensor.ir import Program
 
@@ -29,9 +29,9 @@ def narrow(p: Program) -> Program:
 
 def _narrow(e: Expr, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) -> Expr:
     if not isinstance(e, Call) or e.op != "where":
-        return rebuild(e, tuple(_narrow(k, ranges, sizes) for k in children(e)))
+        return _decided(rebuild(e, tuple(_narrow(k, ranges, sizes) for k in children(e))), sizes)
     condition, a, b = e.args
-    condition = _condition(_narrow(condition, ranges, sizes), sizes)
+    condition = _narrow(condition, ranges, sizes)
     if isinstance(condition, Const):
         return _narrow(a if condition.value else b, ranges, sizes)
     match condition:
@@ -44,10 +44,16 @@ def _narrow(e: Expr, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) ->
 
 
 def _within(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) -> Expr:
-    """A branch in which dim d is known to lie in a range."""
+    """A branch in which dim d is known to lie in a range.
+
+    There d = low + d' with d' in [0, high - low]: simplifying over d' uses both bounds.
+    """
     low, high = known
-    if low == high:
-        e = _resimplified(substitute(e, {Index(d): const(low)}), sizes)
+    if high >= low and (low, high) != ranges[d]:
+        offset = Index(f"{d}@")
+        moved = substitute(e, {Index(d): offset + low if high > low else const(low)})
+        moved = _resimplified(moved, {**sizes, offset.dim: const(high - low + 1)})
+        e = _resimplified(substitute(moved, {offset: Index(d) - low}), {**sizes, d: const(high + 1)})
     return _narrow(e, {**ranges, d: known}, sizes)
 
 
@@ -55,26 +61,60 @@ def _resimplified(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
     """Canonical indices of loads, and conditions, after a substitution."""
     if isinstance(e, Load):
         return Load(e.tensor, tuple(simplify(i, sizes) for i in e.index))
-    e = rebuild(e, tuple(_resimplified(k, sizes) for k in children(e)))
-    return _condition(e, sizes)
+    if isinstance(e, Call) and _over_indices(e):
+        return simplify(e, sizes)
+    return _decided(rebuild(e, tuple(_resimplified(k, sizes) for k in children(e))), sizes)
 
 
-def _condition(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
-    """A comparison `index < constant` in lowest terms, or its value where that is certain."""
+def _decided(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
+    """A condition in lowest terms, or its value where that is certain."""
     match e:
-        case Call("lt", (left, Const(bound, DType.I64))):
-            pass
-        case _:
-            return e
-    p, limit = poly(left, sizes), poly(const(int(bound)), sizes)
-    if within(p, limit, sizes):
-        return Const(True, DType.BOOL)
-    r = interval(p, sizes)
-    if r is not None and nonnegative(poly(to_expr(r[0]) - to_expr(limit), sizes)):
-        return Const(False, DType.BOOL)
+        case Call("and", (Const(value, _), x) | (x, Const(value, _))):
+            return x if value else Const(False, DType.BOOL)
+        case Call("or", (Const(value, _), x) | (x, Const(value, _))):
+            return Const(True, DType.BOOL) if value else x
+        case Call("not", (Const(value, _),)):
+            return Const(not value, DType.BOOL)
+        case Call("lt" | "le" | "gt" | "ge", (a, b)) if _over_indices(a) and _over_indices(b):
+            known = _compared(e.op, a, b, sizes)
+            return _lowest_terms(e, sizes) if known is None else Const(known, DType.BOOL)
+    return e
+
+
+def _over_indices(e: Expr) -> bool:
+    """Integer arithmetic over indices and sizes alone."""
+    match e:
+        case Call("add" | "sub" | "mul" | "floordiv" | "mod" | "neg", args):
+            return all(map(_over_indices, args))
+        case Const(_, dtype):
+            return dtype is DType.I64
+    return isinstance(e, Index | Size | Sym)
+
+
+def _compared(op: str, a: Expr, b: Expr, sizes: Mapping[str, Expr]) -> bool | None:
+    """What a comparison gives for all indices in range; None where it varies or cannot be told."""
+    r = interval(poly(a - b, sizes), sizes)
+    if r is None:
+        return None
+    low, high = to_expr(r[0]), to_expr(r[1])
+    strict = 1 if op in ("lt", "ge") else 0
+    # a < b  <=>  a - b <= -1;   a <= b  <=>  a - b <= 0
+    less = nonnegative(poly(-high - strict, sizes))
+    not_less = nonnegative(poly(low - (1 - strict), sizes))
+    if not less and not not_less:
+        return None
+    return less if op in ("lt", "le") else not_less
+
+
+def _lowest_terms(e: Call, sizes: Mapping[str, Expr]) -> Expr:
+    """D q + r < D c with 0 <= r < D as q < c."""
+    left, bound = e.args
+    if e.op != "lt" or not isinstance(bound, Const):
+        return e
+    p = poly(left, sizes)
     for mono, by in p.items():
-        if len(mono) == 1 and by > 1 and int(bound) % by == 0:
+        if len(mono) == 1 and by > 1 and int(bound.value) % by == 0:
             quotient, rest = divide(p, {(): by})
             if within(rest, {(): by}, sizes):
-                return Call("lt", (to_expr(quotient), const(int(bound) // by)))
+                return Call("lt", (to_expr(quotient), const(int(bound.value) // by)))
     return e

@@ -146,10 +146,18 @@ def _radix(i: Expr, extent: Expr, sizes: Mapping[str, Expr]) -> tuple[Expr | Non
         if not _divides(by, extent) or simplify(Call("mod", (i, by)), sizes) != mono[0]:
             continue
         hi = simplify(Call("floordiv", (i, by)), sizes)
-        if any(isinstance(n, Call) and n.op in ("floordiv", "mod") for n in walk(hi)):
+        if any(isinstance(n, Call) and n.op in ("floordiv", "mod") and not _shared_head(n) for n in walk(hi)):
             continue
         return by, not isinstance(hi, Const)
     return None, False
+
+
+def _shared_head(e: Expr) -> bool:
+    """h // 4: the head that 4 read."""
+    match e:
+        case Call("floordiv", (Index(), Const())):
+            return True
+    return False
 
 
 # -- applying ---------------------------------------------------------------------------------
