@@ -9,6 +9,7 @@ from tests.block.programs import inputs
 from tests.block.test_fuse import run_blocks
 from tilefold.block.fuse import fuse
 from tilefold.block.group import LONG_AXIS
+from tilefold.pipeline import compile_program
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.text import parse
 from tilefold.tile.interp import run_kernel
@@ -79,3 +80,15 @@ def test_split_equals_one_pass(text: str) -> None:
 def test_short_axes_and_many_rows_are_not_split() -> None:
     assert len(fuse(parse(VARIANCE.replace(str(N), "1000"))).kernels) == 1
     assert len(fuse(parse(DECODE.replace("[2, 4]", "[8, 4]").replace("h = 2", "h = 8"))).kernels) == 1
+
+
+def test_segments_stop_at_the_end_of_the_axis() -> None:
+    """Fewer elements than segments, and a length that segments do not divide: on the compiled kernels."""
+    text = VARIANCE.replace(f"f32[{N}]", "f32[n, 300]").replace("x[l]", "x[l, c]").replace("[l]", "[l, c]")
+    p = parse(text.replace(f"dim l = {N}", "dim l = n\n  dim c = 300").replace("size(l)", "(size(l) * size(c))"))
+    assert len(fuse(p).kernels) == 2
+    compiled = compile_program(p)
+    for n in (2, 3, 17, 131):
+        x = torch.randn(n, 300)
+        got = compiled({"x": x}, {"n": n})["y"]
+        torch.testing.assert_close(got, x.var(), rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, 
 from tilefold.block.ir import walk as walk_nodes
 from tilefold.tensor.ir import Input
 
-_DIMS = "ijklmnpqrstuvwxyz"
+_DIMS = "ijklmnpqrstuvxyz"  # w names a vector width in generated code
 _NUMBERS = re.compile(r"_?\d+(?=_|$)")
 
 

@@ -55,7 +55,8 @@ def split(g: Graph, plan: StagePlan) -> SplitNests:
     length = call("floordiv", call("add", Size(axis), SEGMENTS - 1), SEGMENTS)
     at = call("tile_start", Index(segment))
     first.to_write = []
-    first.fold_pass(0, stage, axis, call("mul", at, length), call("mul", call("add", at, 1), length))
+    stop = call("minimum", Size(axis), call("mul", call("add", at, 1), length))
+    first.fold_pass(0, stage, axis, call("mul", at, length), stop)
     parts: list[Result] = []
     for v in stage.fold.state:
         name, index = first.state_names(stage.fold, v)

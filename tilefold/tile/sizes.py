@@ -21,8 +21,8 @@ from tilefold.tile.layout import product_of
 class TileTargets:
     """Defaults in elements: `kept` and `streamed` for products, `area` for everything else."""
 
-    kept: int = 64
-    streamed: int = 128
+    kept: int = 128
+    streamed: int = 192
     contracted: int = 512
     area: int = 8192
     row: int = 4096
