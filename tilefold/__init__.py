@@ -1,10 +1,10 @@
 """Tilefold: an operator-fusion compiler for PyTorch.
 
-    fast = torch.compile(model, backend="tilefold")   whole models; what is not covered runs elsewhere
-    tilefold.fuse(fn)                                 one function, whole; an error if it cannot be
-    tilefold.explain(fn, *args)                       what was fused, why, the code, the traffic
-    tilefold.verify(fn, *args)                        error against float64, next to eager's
-    tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
+fast = torch.compile(model, backend="tilefold")   whole models; what is not covered runs elsewhere
+tilefold.fuse(fn)                                 one function, whole; an error if it cannot be
+tilefold.explain(fn, *args)                       what was fused, why, the code, the traffic
+tilefold.verify(fn, *args)                        error against float64, next to eager's
+tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
 """
 
 from tilefold.errors import (
