@@ -111,7 +111,7 @@ class KernelStep:
         return launch
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        units = tuple([_unit_axis(tensors[t]) for t in self.reads])
+        units = tuple([unit_axis(tensors[t]) for t in self.reads])
         launch = self._loaded.get(units) or self.load(units)
         for name, dtype, shape in self.results:
             if name not in tensors:
@@ -119,7 +119,7 @@ class KernelStep:
         launch({new: tensors[old] for new, old in self._tensors}, {new: syms[old] for new, old in self._syms})
 
 
-def _unit_axis(x: torch.Tensor) -> int | None:
+def unit_axis(x: torch.Tensor) -> int | None:
     """The last axis of stride 1; axes of extent 1 may have any stride and count where nothing else does."""
     strides = x.stride()
     for axis in range(len(strides) - 1, -1, -1):

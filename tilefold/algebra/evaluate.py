@@ -139,6 +139,10 @@ def identity_of(reducer: str, dtype: torch.dtype) -> float | int | bool:
     return info.min if lowest else info.max
 
 
+#: The operation that joins two partial results of a value reducer.
+COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+
+
 def reduce_values(x: torch.Tensor, reducer: str, axes: Sequence[int]) -> torch.Tensor:
     """Reduce `x` over `axes` (removed) by a value reducer; NaN propagates through max and min."""
     if not axes:

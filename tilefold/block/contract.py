@@ -15,12 +15,10 @@ from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, dims_used, walk
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """sum over rdims of a * b; `a_dims` and `b_dims` are the dims each side varies over."""
+    """sum over rdims of a * b."""
 
     a: Expr
     b: Expr
-    a_dims: frozenset[str]
-    b_dims: frozenset[str]
 
 
 def factors(e: Expr) -> list[Expr]:
@@ -81,7 +79,7 @@ def as_contraction(e: Expr, dims: tuple[str, ...], rdims: tuple[str, ...]) -> Co
     a, b = product(_numerators_first(a_items)), product(_numerators_first(b_items))
     if not (dims_used(a) & set(rdims) and dims_used(b) & set(rdims)):
         return None
-    return Contraction(a, b, dims_used(a), dims_used(b))
+    return Contraction(a, b)
 
 
 def _numerators_first(items: list[Expr]) -> list[Expr]:

@@ -9,6 +9,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import (
+    COMBINE,
     Env,
     Grid,
     apply,
@@ -21,8 +22,6 @@ from tilefold.algebra.evaluate import (
 from tilefold.algebra.expr import Expr
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, walk
 from tilefold.tensor.interp import extent
-
-_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 
 
 @dataclass(slots=True)
@@ -158,7 +157,7 @@ class Interpreter:
         x = self.value(e, tuple(grid.ranges))
         if index is None:
             part = reduce_values(x, reducer, range(len(out), x.ndim))
-            self.write(name, apply(_COMBINE[reducer], self.window(name), part).to(v.data.dtype))
+            self.write(name, apply(COMBINE[reducer], self.window(name), part).to(v.data.dtype))
             return
         assert payload is not None
         at = self.value(payload, tuple(grid.ranges)).expand(grid.shape)

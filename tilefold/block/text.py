@@ -28,7 +28,7 @@ from tilefold.algebra.text import Names
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, Update
 from tilefold.errors import ParseError
 from tilefold.tensor.ir import Input
-from tilefold.tensor.text import parse_shape
+from tilefold.tensor.text import parse_names, parse_shape
 
 _HEAD = re.compile(r"block (\w+)\(([^)]*)\)")
 _INPUT = re.compile(r"input (\w+): (\w+)\[(.*)\]")
@@ -112,7 +112,7 @@ class _Parser:
         head = _HEAD.fullmatch(self.lines[0].strip()) if self.lines else None
         if head is None:
             raise ParseError("a block program starts with `block name(syms)`")
-        syms = _split_names(head[2])
+        syms = parse_names(head[2])
         self.names.syms = set(syms)
         inputs: list[Input] = []
         sizes: dict[str, Expr] = {}
@@ -126,14 +126,14 @@ class _Parser:
                 sizes[m[1]] = expr_text.parse(m[2], self.names)
                 self.names.dims.add(m[1])
             elif m := _RESULT.fullmatch(line):
-                results.append(Result(m[1], _split_names(m[2]), DType(m[3])))
+                results.append(Result(m[1], parse_names(m[2]), DType(m[3])))
             else:
                 break
             self.at += 1
         body = self.nodes(1)
         if self.at >= len(self.lines) or not self.lines[self.at].strip().startswith("return"):
             raise ParseError("a block program ends with `return names`")
-        outputs = _split_names(self.lines[self.at].strip()[len("return") :])
+        outputs = parse_names(self.lines[self.at].strip()[len("return") :])
         return Block(head[1], syms, sizes, tuple(inputs), tuple(results), outputs, body)
 
     def nodes(self, depth: int) -> tuple[Node, ...]:
@@ -157,7 +157,7 @@ class _Parser:
             kind: Literal["forall", "for"] = "forall" if m[1] == "forall" else "for"
             return Loop(kind, m[2], self.nodes(depth + 1), start, stop, m[3] is not None)
         if m := _LET.fullmatch(line):
-            dims, dtype = _split_names(m[3]), DType(m[4])
+            dims, dtype = parse_names(m[3]), DType(m[4])
             if m[1] == "init":
                 value = e(m[6])
                 if not isinstance(value, Const):
@@ -173,7 +173,7 @@ class _Parser:
         if m := _UPDATE.fullmatch(line):
             return Update(m[1], e(m[2]))
         if m := _STORE.fullmatch(line):
-            return Store(m[1], parse_shape(m[2], self.names), _split_names(m[3]), e(m[4]))
+            return Store(m[1], parse_shape(m[2], self.names), parse_names(m[3]), e(m[4]))
         raise ParseError(f"not a block statement: {line!r}")
 
     def expr(self, text: str) -> Expr:
@@ -183,10 +183,6 @@ class _Parser:
         reducer: str | None = None
         rdims: tuple[str, ...] = ()
         if m := _REDUCE.fullmatch(text):
-            reducer, rdims, text = m[1], _split_names(m[2]), m[3]
+            reducer, rdims, text = m[1], parse_names(m[2]), m[3]
         body, sep, payload = text.partition(" at ")
         return reducer, rdims, self.expr(body), self.expr(payload) if sep else None
-
-
-def _split_names(text: str) -> tuple[str, ...]:
-    return tuple(s.strip() for s in text.split(",") if s.strip())

@@ -275,13 +275,23 @@ def _movable(n: Node) -> Iterator[Expr]:
 
 
 def _safe(e: Expr, guarded: bool) -> Iterator[Expr]:
-    if isinstance(e, Call | Cast) and (not guarded or all(_plain_load(ld) for ld in loads(e))):
+    if _may_move(e, guarded):
         yield e
+    for child, inside in _below(e, guarded):
+        yield from _safe(child, inside)
+
+
+def _may_move(e: Expr, guarded: bool) -> bool:
+    """Whether an expression may be evaluated earlier; under a `where` only if its loads are plain."""
+    return isinstance(e, Call | Cast) and (not guarded or all(_plain_load(ld) for ld in loads(e)))
+
+
+def _below(e: Expr, guarded: bool) -> Iterator[tuple[Expr, bool]]:
+    """Children, each with whether a `where` may discard it; the indices of a load stay with it."""
     if isinstance(e, Load):
         return
     for k, child in enumerate(children(e)):
-        branch = isinstance(e, Call) and e.op == "where" and k > 0
-        yield from _safe(child, guarded or branch)
+        yield child, guarded or (isinstance(e, Call) and e.op == "where" and k > 0)
 
 
 def _plain_load(ld: Load) -> bool:
@@ -290,15 +300,11 @@ def _plain_load(ld: Load) -> bool:
 
 def _parts(e: Expr, wanted: Callable[[Expr], bool], guarded: bool = False) -> Iterator[Expr]:
     """Outermost movable sub-expressions for which `wanted` holds."""
-    movable = isinstance(e, Call | Cast) and (not guarded or all(_plain_load(ld) for ld in loads(e)))
-    if movable and wanted(e):
+    if _may_move(e, guarded) and wanted(e):
         yield e
         return
-    if isinstance(e, Load):
-        return
-    for k, child in enumerate(children(e)):
-        branch = isinstance(e, Call) and e.op == "where" and k > 0
-        yield from _parts(child, wanted, guarded or branch)
+    for child, inside in _below(e, guarded):
+        yield from _parts(child, wanted, inside)
 
 
 def _replace(n: Node, e: Expr, use: Expr) -> Node:

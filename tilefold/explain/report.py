@@ -18,7 +18,7 @@ from tilefold.explain.traffic import Traffic
 from tilefold.frontend.fuse import Fused, own_copy, translated
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
-from tilefold.pipeline import CompiledProgram, Goal, KernelStep, LibraryStep, compile_program
+from tilefold.pipeline import CompiledProgram, Goal, KernelStep, LibraryStep, compile_program, unit_axis
 from tilefold.plan.sizes import shape_function
 from tilefold.tensor.ir import Program
 from tilefold.tile.text import show as show_tile
@@ -96,7 +96,7 @@ class _Recorded:
     def __call__(self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
         self.syms = dict(syms)
         for name, x in inputs.items():
-            self.units[name] = next((a for a in reversed(range(x.ndim)) if x.stride(a) == 1), None)
+            self.units[name] = unit_axis(x)
         if self.real():
             return self.compiled(inputs, syms)
         p = self.compiled.program

@@ -49,7 +49,7 @@ def parse(text: str) -> Program:
     head = _HEAD.fullmatch(lines[0]) if lines else None
     if head is None:
         raise ParseError("a program starts with `program name(syms)`")
-    syms = _names(head[2])
+    syms = parse_names(head[2])
     inputs: list[Input] = []
     sizes: dict[str, Expr] = {}
     body: list[Compute] = []
@@ -63,7 +63,7 @@ def parse(text: str) -> Program:
             sizes[m[1]] = expr_text.parse(m[2], names)
             names.dims.add(m[1])
         elif line.startswith("return"):
-            outputs = _names(line[len("return") :])
+            outputs = parse_names(line[len("return") :])
         else:
             c = parse_compute(line, names)
             body.append(c)
@@ -81,13 +81,13 @@ def parse_compute(line: str, names: Names) -> Compute:
         raise ParseError(f"left of `=` must be `name[dims]: dtype`: {line!r}")
     first = results[0]
     assert first is not None
-    dims = _names(first[2])
+    dims = parse_names(first[2])
     reducer: str | None = None
     rdims: tuple[str, ...] = ()
     body = right
     if m := _REDUCE.fullmatch(right):
         reducer, body = m[1], m[3]
-        rdims = _names(m[2].partition(";")[0])
+        rdims = parse_names(m[2].partition(";")[0])
     index_name = results[1][1] if len(results) == 2 and results[1] else None
     e = expr_text.parse(body, names)
     return Compute(first[1], dims, _dtype(first[3], line), e, reducer, rdims, index_name)
@@ -98,7 +98,8 @@ def parse_shape(text: str, names: Names) -> tuple[Expr, ...]:
     return tuple(expr_text.parse(s, names) for s in _split(text))
 
 
-def _names(text: str) -> tuple[str, ...]:
+def parse_names(text: str) -> tuple[str, ...]:
+    """Comma-separated names."""
     return tuple(s.strip() for s in text.split(",") if s.strip())
 
 

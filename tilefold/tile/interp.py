@@ -18,6 +18,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.evaluate import (
+    COMBINE,
     Env,
     Grid,
     apply,
@@ -32,7 +33,6 @@ from tilefold.algebra.expr import Expr, Load, dims_used, walk
 from tilefold.tile.ir import Alloc, Buffer, Fill, For, Gemm, Kernel, Map, Reduce, Select, Stmt, Store
 from tilefold.tile.reconcile import Irreconcilable, Reconciled, reconcile
 
-_COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 Range = tuple[int, int]
 
 
@@ -128,7 +128,7 @@ class _Run:
                 t = scope[buf]
                 x = self.values(expr, (*t.buffer.dims, *rdims), ranges, scope)
                 x = reduce_values(x, op, range(len(t.buffer.dims), x.ndim))
-                self.combine(t, ranges, x, _COMBINE[op] if accumulate else None)
+                self.combine(t, ranges, x, COMBINE[op] if accumulate else None)
             case Gemm():
                 self.combine(scope[s.buf], ranges, self.contract(s, ranges, scope), "add" if s.accumulate else None)
             case Select():
