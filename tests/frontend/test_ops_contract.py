@@ -97,3 +97,32 @@ def test_pointwise_and_one_dimensional_convolutions():
 def test_transposed_convolution_is_refused():
     with pytest.raises(UnsupportedError, match="transposed convolution"):
         lowered(lambda a, c: F.conv_transpose2d(a, c), randn(2, 4, 5, 5), randn(4, 3, 2, 2))
+
+
+def _fp8(*shape, seed):
+    return randn(*shape, seed=seed).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("per_row", [True, False])
+def test_scaled_products_of_fp8(per_row):
+    a, b = _fp8(16, 32, seed=1), _fp8(48, 32, seed=2).t()
+    scales = (torch.rand(16, 1) + 0.5, torch.rand(1, 48) + 0.5) if per_row else (torch.tensor(0.3), torch.tensor(2.0))
+    low = check(
+        lambda a, b, sa, sb: torch._scaled_mm(a, b, scale_a=sa, scale_b=sb, out_dtype=torch.float32),
+        a,
+        b,
+        *scales,
+        tol=1e-4,
+        modes=(False,),
+    )
+    product = low.program.body[0]
+    assert product.reducer == "sum" and isinstance(product.body, Call)
+    assert all(isinstance(x, Load) for x in product.body.args)  # operands stay fp8: a tensor core takes them
+
+
+def test_scaled_products_with_a_scale_for_the_result_are_refused():
+    def wrong(a, b, scale):
+        return torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, scale_result=scale, out_dtype=torch.bfloat16)
+
+    with pytest.raises(UnsupportedError, match="scale for its result"):
+        lowered(wrong, _fp8(16, 32, seed=1), _fp8(16, 32, seed=2).t(), torch.tensor(1.0))

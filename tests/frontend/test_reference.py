@@ -56,3 +56,16 @@ def test_selections_are_recorded_with_what_they_chose_from():
     torch.testing.assert_close(argmax.values, 2 * x.double())
     assert argmin.values.shape == (36,) and argmin.index.shape == (1,)
     assert not any(s.of(exact.result[3]) for s in exact.selections)
+
+
+def test_scaled_products_of_fp8_are_computed_in_float64():
+    a, b = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
+    sa, sb = torch.rand(16, 1) + 0.5, torch.rand(1, 48) + 0.5
+
+    def product(a, b, sa, sb):
+        return torch._scaled_mm(a, b, scale_a=sa, scale_b=sb, out_dtype=torch.bfloat16)
+
+    exact = reference(product, (a, b, sa, sb)).result
+    assert exact.dtype is torch.float64
+    torch.testing.assert_close(exact, a.double() @ b.double() * sa * sb, rtol=1e-14, atol=0)
+    assert not torch.equal(exact.float(), product(a, b, sa, sb).float())  # bf16 rounds, the reference does not

@@ -12,7 +12,7 @@ from tilefold.errors import UnsupportedError
 from tilefold.frontend.context import Context, Indices, Value, attrs, broadcast, meta_of
 from tilefold.frontend.ops_elementwise import Lowerer
 from tilefold.frontend.ops_view import padded
-from tilefold.tensor.index_simplify import const
+from tilefold.tensor.index_simplify import const, is_one
 
 aten = torch.ops.aten
 
@@ -66,6 +66,26 @@ def linear(ctx: Context, node: torch.fx.Node) -> Value:
         return out
     bias = ctx.value(a["bias"])
     return ctx.map(shape, dtype, lambda i: out.at(i) + bias.at((i[-1],)))
+
+
+def scaled_mm(ctx: Context, node: torch.fx.Node) -> Value:
+    """(scale_a * scale_b) * (a @ b) + bias, for fp8 operands with one scale a tensor or one a row and column."""
+    a = attrs(node)
+    shape, dtype = meta_of(node)
+    left, right, scale_a, scale_b = (ctx.value(a[n]) for n in ("self", "mat2", "scale_a", "scale_b"))
+    if a["scale_result"] is not None:
+        raise UnsupportedError("a scaled product with a scale for its result")
+    for scale, wanted in ((scale_a, (shape[0], const(1))), (scale_b, (const(1), shape[1]))):
+        if not all(is_one(n) for n in scale.shape) and scale.shape != wanted:
+            raise UnsupportedError("a scaled product with scales that are not one a tensor, or one a row and column")
+    product = matmul(ctx, left, right, DType.F32, f"{ctx.base}_mm")
+    bias = None if a["bias"] is None else ctx.value(a["bias"])
+
+    def at(i: Indices) -> Expr:
+        e = product.at(i) * broadcast(scale_a, i) * broadcast(scale_b, i)
+        return e if bias is None else e + bias.at((i[1],))
+
+    return ctx.map(shape, dtype, at)
 
 
 def vectors(a_axes: int, b_axes: int) -> Lowerer:
@@ -128,6 +148,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     aten.addmm.default: addmm,
     aten.baddbmm.default: addmm,
     aten.linear.default: linear,
+    aten._scaled_mm.default: scaled_mm,
     aten.dot.default: vectors(1, 1),
     aten.mv.default: vectors(2, 1),
     aten.convolution.default: convolution,

@@ -3,7 +3,8 @@
 Under `double_precision` all floating-point arithmetic runs in float64, whatever dtypes the
 program asks for: operands of narrower floats are widened where an operator meets them, and
 float32, float16 and bfloat16 given as a `dtype` become float64. Casts to float8 are kept: they
-are quantisation, part of what the program computes (see `DType.rounds`).
+are quantisation, part of what the program computes (see `DType.rounds`). Products that torch has
+for float8 operands only are computed from their definition.
 
 Selections (argmax, topk, ...) are recorded with the values that they chose from: two elements that
 differ by less than a rounding error may be chosen in either order, so an index is judged by
@@ -75,6 +76,25 @@ _SELECTORS: dict[Any, tuple[int, int | None, bool]] = {
 }
 
 
+def _scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """aten._scaled_mm in float64: the scales are one a tensor, or one a row [M, 1] and one a column [1, N]."""
+    out = a.to(torch.float64) @ b.to(torch.float64) * scale_a * scale_b
+    return out if bias is None else out + bias
+
+
+#: operator -> what it computes in float64, where torch's own does not take float64 operands
+_DEFINITIONS: dict[Any, Callable[..., Any]] = {_ATEN._scaled_mm.default: _scaled_mm}
+
+
 class _Double(TorchDispatchMode):
     def __init__(self, selections: list[Selection]):
         super().__init__()
@@ -84,7 +104,7 @@ class _Double(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         wide, named = tree_map(_widen, tuple(args)), tree_map(_widen, dict(kwargs or {}))
-        out = func(*wide, **named)
+        out = _DEFINITIONS.get(func, func)(*wide, **named)
         chosen = _selection(func, wide, named, out)
         if chosen is not None:
             self.selections.append(chosen)

@@ -1,0 +1,1 @@
+"""The GPU benchmarks: RedFuser's and Neptune's tables, with peers, floors and bars."""
