@@ -9,7 +9,8 @@ Results that keep a streamed dim are written by the first loop over it in which 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, loads, transform
@@ -25,9 +26,37 @@ ONE_BLOCK = 256
 ROW_IN_CACHE = 1 << 15
 
 
-def build_nest(g: Graph, plan: StagePlan) -> tuple[Node, ...]:
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """The serial loops of a kernel. `stages[k]`: the axis stage k streams over, None for one block;
+    `rows[m]`: the dim over which member m is written where no stage's loop writes it, None for one block.
+    """
+
+    stages: tuple[str | None, ...]
+    rows: Mapping[str, str | None]
+
+
+def build_nest(g: Graph, plan: StagePlan, loops: Loops) -> tuple[Node, ...]:
     """The kernel of a group: its stages inside `forall` loops over the parallel dims."""
-    return in_parallel(Builder(g, plan).build(), plan.group.parallel)
+    return in_parallel(Builder(g, plan, loops).build(), plan.group.parallel)
+
+
+def choose_loops(g: Graph, plan: StagePlan) -> Loops:
+    """The loops of the automatic road: long axes are streamed, except rows that are written again."""
+    kept = [k for k in range(len(plan.stages)) if rewritten_rows(g, plan, k)]
+    stages = tuple(None if k in kept else loop_dim(g, s) for k, s in enumerate(plan.stages))
+    whole = {d for k in kept for d in plan.stages[k].axes}
+    rows = {m: row_dim(g, plan, m, whole) for m in plan.group.members if g.escapes(m, plan.group.members)}
+    return Loops(stages, rows)
+
+
+def row_dim(g: Graph, plan: StagePlan, name: str, whole: set[str]) -> str | None:
+    """The dim to stream over when a member is written: its longest local one, None where they fit one block."""
+    sizes = g.program.sizes
+    local = [d for d in out_dims(g.by_name[name]) if d not in plan.group.parallel]
+    if not local or whole & set(local) or (all(is_static(sizes[d]) for d in local) and g.points(local) <= ONE_BLOCK):
+        return None
+    return max(local, key=g.extent)
 
 
 def in_parallel(body: tuple[Node, ...], dims: tuple[str, ...]) -> tuple[Node, ...]:
@@ -66,8 +95,8 @@ class Builder:
     `names` maps each member result to the block value that holds it, once that is defined.
     """
 
-    def __init__(self, g: Graph, plan: StagePlan):
-        self.g, self.plan = g, plan
+    def __init__(self, g: Graph, plan: StagePlan, loops: Loops):
+        self.g, self.plan, self.loops = g, plan, loops
         self.members = plan.group.members
         self.parallel = plan.group.parallel
         self.outer = Scope(None)
@@ -79,7 +108,6 @@ class Builder:
         p = g.program
         self.taken = {*p.syms, *p.sizes, *(i.name for i in p.inputs), *(r for c in p.body for r in c.results)}
         self.states: dict[tuple[str, ...], str] = {}
-        self.whole_rows = [k for k in range(len(plan.stages)) if rewritten_rows(g, plan, k)]
 
     def build(self) -> tuple[Node, ...]:
         for k, stage in enumerate(self.plan.stages):
@@ -165,7 +193,7 @@ class Builder:
     # -- stages ---------------------------------------------------------------------------
 
     def stage(self, k: int, stage: Stage) -> None:
-        dim = None if k in self.whole_rows else loop_dim(self.g, stage)
+        dim = self.loops.stages[k]
         if dim is None and self.g.points(stage.axes) > 0:
             stage = replace(stage, fold=stage.in_one_block())
         self.fold_pass(k, stage, dim)
@@ -258,15 +286,7 @@ class Builder:
             self.outer.nodes.append(Loop("for", dim, tuple(scope.nodes)))
 
     def _stream_dim(self, c: Compute) -> str | None:
-        sizes = self.g.program.sizes
-        local = [d for d in out_dims(c) if d not in self.parallel]
-        if not local or c.name in self.panels or not self._streams(c.name):
-            return None
-        if all(is_static(sizes[d]) for d in local) and self.g.points(local) <= ONE_BLOCK:
-            return None
-        if any(set(self.plan.stages[k].axes) & set(local) for k in self.whole_rows):
-            return None
-        return max(local, key=self.g.extent)
+        return None if c.name in self.panels or not self._streams(c.name) else self.loops.rows[c.name]
 
     def store(self, name: str, scope: Scope) -> None:
         """Write the results of a member; a map that nothing else here uses is stored directly."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, tensors_read
 from tilefold.block.bounds import bound_loops
-from tilefold.block.build import build_nest
+from tilefold.block.build import Loops, build_nest, choose_loops
 from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, group
 from tilefold.block.ir import Block, Result, exprs_of, walk
-from tilefold.block.split import split, worth_splitting
+from tilefold.block.split import SEGMENTS, split, worth_splitting
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.block.tidy import tidy
 from tilefold.block.verify import verify
@@ -56,24 +56,34 @@ def fuse_group(g: Graph, members: Group) -> tuple[FusedKernel, ...]:
 
     Inputs of a kernel are program inputs and results of earlier kernels.
     """
-    p = g.program
+    plan = plan_stages(g, with_unit(members))
+    return build_kernels(g, plan, choose_loops(g, plan), SEGMENTS if worth_splitting(g, plan) else None)
+
+
+def with_unit(members: Group) -> Group:
+    """A group without parallel dims is parallel over `UNIT`."""
+    return members if members.parallel else replace(members, parallel=(UNIT,))
+
+
+def build_kernels(g: Graph, plan: StagePlan, loops: Loops, segments: int | None) -> tuple[FusedKernel, ...]:
+    """The kernel of a plan or, with `segments`, the two kernels of its split fold."""
+    p, members = g.program, plan.group
     sizes: dict[str, Expr] = dict(p.sizes)
-    if not members.parallel:
-        members = replace(members, parallel=(UNIT,))
-    plan = plan_stages(g, members)
     written = [g.by_name[m] for m in members.members if g.escapes(m, members.members)]
     results = tuple(Result(r, c.dims, c.dtype if r == c.name else DType.I64) for c in written for r in c.results)
     inputs = _inputs(g, members)
     name = members.members[-1]
-    if worth_splitting(g, plan):
-        nests = split(g, plan)
+    if segments is not None:
+        nests = split(g, plan, loops, segments)
         sizes |= nests.sizes
         parts = tuple(Input(r.name, r.dtype, tuple(sizes[d] for d in r.dims)) for r in nests.parts)
         first = Block(f"{name}_partial", p.syms, sizes, inputs, nests.parts, _names(nests.parts), nests.partial)
         second = Block(name, p.syms, sizes, (*inputs, *parts), results, _names(results), nests.combine)
         return FusedKernel(_polish(first), plan), FusedKernel(_polish(second), plan)
     return (
-        FusedKernel(_polish(Block(name, p.syms, sizes, inputs, results, _names(results), build_nest(g, plan))), plan),
+        FusedKernel(
+            _polish(Block(name, p.syms, sizes, inputs, results, _names(results), build_nest(g, plan, loops))), plan
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, Size, call, lit, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
-from tilefold.block.build import Builder, in_parallel, loop_dim, plain
+from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
 from tilefold.block.group import LONG_AXIS, splittable
 from tilefold.block.ir import Let, Loop, Node, Result, Store
 from tilefold.block.stages import Stage, StagePlan
@@ -43,16 +43,16 @@ def worth_splitting(g: Graph, plan: StagePlan) -> bool:
     return g.points(plan.stages[0].axes) >= LONG_AXIS and loop_dim(g, plan.stages[0]) is not None
 
 
-def split(g: Graph, plan: StagePlan) -> SplitNests:
-    """The two kernels of a plan with a single stage."""
+def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> SplitNests:
+    """The two kernels of a plan with a single stage, which is cut along the axis it streams over."""
     (stage,) = plan.stages
-    axis = loop_dim(g, stage)
+    (axis,) = loops.stages
     assert axis is not None
     segment = f"{axis}_seg"
-    sizes: dict[str, Expr] = {segment: lit(SEGMENTS)}
+    sizes: dict[str, Expr] = {segment: lit(segments)}
     parallel = plan.group.parallel
-    first = Builder(g, plan)
-    length = call("floordiv", call("add", Size(axis), SEGMENTS - 1), SEGMENTS)
+    first = Builder(g, plan, loops)
+    length = call("floordiv", call("add", Size(axis), segments - 1), segments)
     at = call("tile_start", Index(segment))
     first.to_write = []
     stop = call("minimum", Size(axis), call("mul", call("add", at, 1), length))
@@ -65,7 +65,7 @@ def split(g: Graph, plan: StagePlan) -> SplitNests:
             if value is not None and result is not None:
                 parts.append(Result(f"{result}_part", dims, dtype))
                 first.outer.nodes.append(Store(f"{result}_part", plain(dims), dims, Load(value, plain(v.dims))))
-    second = Builder(g, plan)
+    second = Builder(g, plan, loops)
     for v in stage.fold.state:
         second.outer.nodes.append(_merge(second, stage, v, segment, sizes, g))
     second.finish(stage)

@@ -66,10 +66,13 @@ class StagePlan:
     rejections: tuple[Rejection, ...]
 
 
-def plan_stages(g: Graph, group: Group) -> StagePlan:
-    """Assign every reduction of the group to a stage."""
+def plan_stages(g: Graph, group: Group, passes: tuple[tuple[str, ...], ...] | None = None) -> StagePlan:
+    """Assign every reduction of the group to a stage: the earliest it can join, or the one that `passes` has it in.
+
+    With `passes` (reductions of each stage), NotFusibleError names what keeps a reduction out of its stage.
+    """
     inner = inner_producers(g, group)
-    planner = _Planner(g, group, inner)
+    planner = _Planner(g, group, inner) if passes is None else _Given(g, group, inner, passes)
     for name in group.members:
         planner.add(name)
     stages = tuple(planner.stage(axes, names) for axes, names in planner.open())
@@ -172,6 +175,38 @@ class _Planner:
         if self.g.by_name[m].reducer is not None:
             return False
         return any(r in names or self._depends(r, names) for r in self.g.producers[m])
+
+
+class _Given(_Planner):
+    """A planner that is told the stages, and says what forbids them."""
+
+    def __init__(self, g: Graph, group: Group, inner: frozenset[str], passes: tuple[tuple[str, ...], ...]):
+        super().__init__(g, group, inner)
+        self.given = {m: k for k, names in enumerate(passes) for m in names}
+        self.axes = [g.by_name[names[0]].rdims for names in passes]
+        self.names = [[] for _ in passes]
+
+    def _place(self, c: Compute, deps: int, hard: int) -> int:
+        k = self.given[c.name]
+        if k <= hard or k < deps:
+            late = next(r for r in self.g.producers[c.name] if r in self.ready and self._too_late(c, r, k))
+            raise NotFusibleError(
+                f"{c.name} needs the final {late}, which is known only after a later pass than its own",
+                reduction=c.name,
+                loc=c.loc,
+            )
+        if set(self.axes[k]) != set(c.rdims):
+            raise NotFusibleError(
+                f"{c.name} reduces over {', '.join(c.rdims)}, the pass over {', '.join(self.axes[k])}",
+                reduction=c.name,
+                loc=c.loc,
+            )
+        derive_fold(self.cascade(self.axes[k], [*self.names[k], c.name]))
+        self.names[k].append(c.name)
+        return k
+
+    def _too_late(self, c: Compute, producer: str, k: int) -> bool:
+        return self._hard(c, producer) >= k or self.ready[producer] > k
 
 
 def value_name(c: Compute) -> str:
