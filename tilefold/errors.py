@@ -73,3 +73,7 @@ class BackendError(TilefoldError):
 
 class CacheError(TilefoldError):
     """The on-disk cache cannot be used."""
+
+
+class PlanError(TilefoldError):
+    """The planner finds no plan for a program, or the program is too large to plan at once."""

@@ -1,0 +1,140 @@
+"""Selection against trying everything, on random DAGs with random costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.plan.graphs import brute_force, random_dag, random_problem
+from tilefold.errors import PlanError
+from tilefold.plan import select as module
+from tilefold.plan.dag import Dag, bits, connected
+from tilefold.plan.select import Problem, Variant, is_chain, select
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_best_partition_is_found(seed: int) -> None:
+    rng = random.Random(seed)
+    p = random_problem(rng, rng.randint(1, 7))
+    found = select(p)
+    assert found.seconds == pytest.approx(brute_force(p))
+    assert is_chain(p.dag, [k.members for k in found.kernels])
+
+
+@pytest.mark.parametrize("n", [8, 9])
+def test_larger_graphs(n: int) -> None:
+    for seed in range(2):
+        p = random_problem(random.Random(100 * n + seed), n)
+        assert select(p).seconds == pytest.approx(brute_force(p))
+
+
+def test_ten_operators() -> None:
+    p = random_problem(random.Random(7), 10)
+    assert select(p).seconds == pytest.approx(brute_force(p))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_with_shapes_of_cut_tensors(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    p = random_problem(rng, rng.randint(2, 5), shapes=True)
+    assert select(p).seconds == pytest.approx(brute_force(p))
+
+
+def test_only_candidates_of_optimistic_plans_are_priced() -> None:
+    p = random_problem(random.Random(3), 9, legal=1.0)
+    found = select(p)
+    assert 0 < found.priced < found.candidates
+
+
+def chain(n: int, **more: object) -> Problem:
+    """A chain in which a kernel costs 1 and every operator beyond the third in it 2."""
+    names = [f"c{k}" for k in range(n)]
+    dag = Dag.of(names, {names[k]: [names[k - 1]] for k in range(1, n)})
+    links = tuple(a | b for a, b in zip(dag.preds, dag.succs, strict=True))
+
+    def cost(s: int) -> float:
+        return 1.0 + 2.0 * max(0, s.bit_count() - 3)
+
+    return Problem(dag, links, cost, lambda s: [Variant(cost(s))], **more)  # type: ignore[arg-type]
+
+
+def test_a_chain_is_cut_into_threes() -> None:
+    found = select(chain(9))
+    assert [k.members.bit_count() for k in found.kernels] == [3, 3, 3]
+    assert found.seconds == 3.0
+
+
+def test_the_runner_up_is_the_best_plan_without_the_kernel() -> None:
+    p = chain(5)
+    found = select(p)
+    for k in found.kernels:
+        without = Problem(p.dag, p.partners, lambda s, k=k: None if s == k.members else p.bound(s), p.variants)
+        assert k.runner_up is not None and k.runner_up & k.members
+        assert k.behind == pytest.approx(select(without).seconds - found.seconds)
+
+
+def test_the_largest_kernel_is_respected() -> None:
+    assert [k.members.bit_count() for k in select(chain(6, largest=2)).kernels] == [2, 2, 2]
+
+
+def test_hopeless_sets_are_not_grown() -> None:
+    asked: list[int] = []
+    p = chain(6)
+    bound = p.bound
+
+    def noted(s: int) -> float | None:
+        asked.append(s.bit_count())
+        return bound(s)
+
+    select(Problem(p.dag, p.partners, noted, p.variants, hopeless=lambda s: s.bit_count() >= 2))
+    assert max(asked) == 2
+
+
+def test_no_plan_is_an_error() -> None:
+    p = chain(3)
+    with pytest.raises(PlanError, match="no partition"):
+        select(Problem(p.dag, p.partners, lambda s: None if s & 1 else 1.0, p.variants))
+
+
+def test_too_many_ideals_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_IDEALS", 50)
+    names = [f"i{k}" for k in range(12)]
+    dag = Dag.of(names, {})
+    everyone = tuple(dag.everything & ~(1 << k) for k in range(12))
+    with pytest.raises(PlanError, match="more than 50 ideals"):
+        select(Problem(dag, everyone, lambda s: 1.0, lambda s: [Variant(1.0)]))
+
+
+def test_forced_kernels_do_not_multiply_the_ideals() -> None:
+    """Twenty sinks without partners beside a chain: 2^20 ideals, of which a line remains."""
+    names = [f"c{k}" for k in range(20)] + [f"w{k}" for k in range(20)]
+    producers = {f"c{k}": [f"c{k - 1}"] for k in range(1, 20)} | {f"w{k}": [f"c{k}"] for k in range(20)}
+    dag = Dag.of(names, producers)
+    links = [0] * 40
+    for k in range(1, 20):
+        links[k] |= 1 << (k - 1)
+        links[k - 1] |= 1 << k
+    p = Problem(dag, tuple(links), lambda s: 1.0, lambda s: [Variant(1.0)], largest=4)
+    found = select(p)
+    assert found.ideals < 100 and found.seconds == 25.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_masks(seed: int) -> None:
+    rng = random.Random(seed)
+    dag = random_dag(rng, 6)
+    below = dag.descendants()
+    for s in range(1, 64):
+        inside = set(bits(s))
+        paths = any(
+            below[a] >> m & 1 and below[m] >> b & 1 for a in inside for b in inside for m in set(range(6)) - inside
+        )
+        assert dag.convex(s) == (not paths)
+    links = tuple(a | b for a, b in zip(dag.preds, dag.succs, strict=True))
+    assert connected(1, links) and not connected(0, links)
+
+
+def test_a_producer_after_its_consumer_is_an_error() -> None:
+    with pytest.raises(ValueError, match="does not come before"):
+        Dag.of(["a", "b"], {"a": ["b"]})

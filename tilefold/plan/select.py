@@ -1,0 +1,288 @@
+"""Exact candidate selection: the cheapest chain of ideals of the operator DAG.
+
+Blockbuster leaves the choice of what to fuse to a selection algorithm that it only announces. Here it is a
+shortest path: states are ideals (what is already computed), a step I -> J runs one candidate J \\ I as a kernel
+in one of its variants (snapshots, block shapes), and its length is the kernel's cost. Where the
+cost of a kernel depends on how a cut tensor was blocked by its producer, the state also carries the *shape*
+(any label) of the live cut tensors, and a step pays `transfer` for each tensor that it reads.
+
+Three things keep it small without losing exactness:
+
+- *Forced kernels.* A node none of whose partners is left can only be a kernel by itself, and where it stands
+  in the order costs nothing: it runs at once. (Library calls and weight-gradient sinks have no partners.)
+- *Pieces.* Members of a candidate are linked: an edge, or an operand read by both. Unlinked parts of a
+  kernel would save one launch and nothing else.
+- *Lazy costs* (as LazySP, Dellin and Srinivasa 2016): a candidate enters with a lower bound; only candidates of
+  an optimistic shortest path are priced, until such a path consists of priced ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from tilefold.errors import PlanError
+from tilefold.plan.dag import Dag, bits, connected
+
+#: Sizes of the search beyond which it stops with an error instead of running for minutes.
+MOST_IDEALS = 200_000
+Shapes = tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run a candidate. `gives`: shape label of each result (by node) that has one; `wants`: of each
+    operand from another kernel that it reads best. `what` is the caller's own."""
+
+    seconds: float
+    gives: Mapping[int, str] = field(default_factory=dict)
+    wants: Mapping[int, str] = field(default_factory=dict)
+    what: object = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`partners[k]`: nodes that may be linked to k in a kernel (symmetric; edges not in it cannot be fused).
+
+    `bound(S)`: a lower bound in seconds of the cost of candidate S, None if S is not legal. `variants(S)`: at least
+    one, none cheaper than the bound. `hopeless(S)`: no superset of S is legal either. `transfer(node, given, wanted)`:
+    extra seconds to read a tensor with another shape than wanted (not negative).
+    """
+
+    dag: Dag
+    partners: tuple[int, ...]
+    bound: Callable[[int], float | None]
+    variants: Callable[[int], Sequence[Variant]]
+    hopeless: Callable[[int], bool] = lambda s: False
+    transfer: Callable[[int, str, str], float] = lambda node, given, wanted: 0.0
+    largest: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A kernel of the plan. `runner_up`: the best candidate that no plan with this kernel can contain, and how
+    many seconds the best plan with it takes more (None, inf: there is no other plan)."""
+
+    members: int
+    variant: Variant
+    runner_up: int | None
+    behind: float
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The kernels in order and their total cost; sizes of the search."""
+
+    kernels: tuple[Chosen, ...]
+    seconds: float
+    ideals: int
+    candidates: int
+    priced: int
+
+
+def select(problem: Problem) -> Selection:
+    """The cheapest partition into legal candidates. PlanError where none covers the program, or it is too large."""
+    search = _Search(problem)
+    while True:
+        path = search.shortest()
+        fresh = [s for s, _ in path if s not in search.priced]
+        if not fresh:
+            break
+        for s in fresh:
+            search.price(s)
+    return search.result(path)
+
+
+class _Search:
+    def __init__(self, problem: Problem):
+        self.problem, self.dag = problem, problem.dag
+        self.below = self.dag.descendants()
+        self.bounds: dict[int, float | None] = {}
+        self.priced: dict[int, tuple[Variant, ...]] = {}
+        self.steps: dict[int, list[int]] = {}
+        self.order: list[int] = []
+        self._build()
+
+    def _build(self) -> None:
+        """All ideals reachable by legal candidates, and the candidates that start at each."""
+        todo = [0]
+        seen = {0}
+        while todo:
+            ideal = todo.pop()
+            self.steps[ideal] = found = self._from(ideal)
+            for s in found:
+                if ideal | s not in seen:
+                    seen.add(ideal | s)
+                    todo.append(ideal | s)
+            if len(seen) > MOST_IDEALS:
+                raise PlanError(f"more than {MOST_IDEALS} ideals", hint="plan the program in parts")
+        self.order = sorted(seen, key=int.bit_count)
+
+    def _from(self, ideal: int) -> list[int]:
+        ready = self.dag.ready(ideal)
+        left = self.dag.everything & ~ideal
+        for k in bits(ready):
+            if not self.problem.partners[k] & left:
+                return [1 << k]
+        return [s for s in self._grown(ideal, ready) if self._bound(s) is not None]
+
+    def _grown(self, ideal: int, ready: int) -> list[int]:
+        """Connected sets S such that ideal | S is an ideal."""
+        links, dag = self.problem.partners, self.dag
+        region = self._region(ideal)
+        todo = [1 << k for k in bits(ready)]
+        seen = set(todo)
+        out: list[int] = []
+        while todo:
+            s = todo.pop()
+            if connected(s, links):
+                out.append(s)
+            if s.bit_count() >= self.problem.largest or self.problem.hopeless(s):
+                continue
+            near = 0
+            for k in bits(s):
+                near |= links[k]
+            for k in bits(region & ~s):
+                # linked to S, or needed first by what is: every connected set can be grown in this way
+                meets = near >> k & 1 or self.below[k] & near & region
+                if meets and dag.preds[k] & ~(ideal | s) == 0 and s | 1 << k not in seen:
+                    seen.add(s | 1 << k)
+                    todo.append(s | 1 << k)
+        return out
+
+    def _region(self, ideal: int) -> int:
+        """Nodes that a candidate starting here could contain: all producers done or in it, some partner left."""
+        inside = 0
+        left = self.dag.everything & ~ideal
+        for k in bits(left):
+            if self.problem.partners[k] & left and self.dag.preds[k] & ~(ideal | inside) == 0:
+                inside |= 1 << k
+        return inside
+
+    def _bound(self, s: int) -> float | None:
+        if s not in self.bounds:
+            self.bounds[s] = self.problem.bound(s)
+        return self.bounds[s]
+
+    def price(self, s: int) -> None:
+        found = tuple(self.problem.variants(s))
+        if not found:
+            raise PlanError(f"no way to run {', '.join(self.dag.members(s))}")
+        self.priced[s] = found
+
+    def _choices(self, s: int) -> tuple[Variant, ...]:
+        """Variants of a priced candidate, or its lower bound as if it had no shapes."""
+        if s in self.priced:
+            return self.priced[s]
+        bound = self._bound(s)
+        return (Variant(0.0 if bound is None else bound),)
+
+    def shortest(self) -> list[tuple[int, Variant]]:
+        """The path that is cheapest with what is known now."""
+        best: dict[int, dict[Shapes, tuple[float, _Back | None]]] = {i: {} for i in self.order}
+        best[0][()] = (0.0, None)
+        for ideal in self.order:
+            for shapes, (so_far, _) in best[ideal].items():
+                for s in self.steps[ideal]:
+                    for v in self._choices(s):
+                        there = so_far + v.seconds + self._moved(shapes, v)
+                        end = ideal | s
+                        kept = self._kept(end, shapes, s, v)
+                        held = best[end].get(kept)
+                        if held is None or there < held[0]:
+                            best[end][kept] = (there, _Back(ideal, shapes, s, v))
+        goal = best.get(self.dag.everything) or {}
+        if not goal:
+            raise PlanError("no partition into legal kernels covers the program")
+        shapes = min(goal, key=lambda k: goal[k][0])
+        path: list[tuple[int, Variant]] = []
+        back = goal[shapes][1]
+        while back is not None:
+            path.append((back.step, back.variant))
+            back = best[back.ideal][back.shapes][1]
+        return path[::-1]
+
+    def _moved(self, shapes: Shapes, v: Variant) -> float:
+        if not v.wants:
+            return 0.0
+        given = dict(shapes)
+        return sum(self.problem.transfer(k, given[k], want) for k, want in v.wants.items() if k in given)
+
+    def _kept(self, end: int, shapes: Shapes, s: int, v: Variant) -> Shapes:
+        """Shapes of the tensors that something after `end` still reads."""
+        if not shapes and not v.gives:
+            return ()
+        live = {**dict(shapes), **{k: g for k, g in v.gives.items() if s >> k & 1}}
+        return tuple(sorted((k, g) for k, g in live.items() if self.dag.succs[k] & ~end))
+
+    def result(self, path: list[tuple[int, Variant]]) -> Selection:
+        rivals = self._rivals(path)
+        kernels = tuple(Chosen(s, v, *rivals[s]) for s, v in path)
+        total, shapes, ideal = 0.0, (), 0
+        for s, v in path:
+            total += v.seconds + self._moved(shapes, v)
+            ideal |= s
+            shapes = self._kept(ideal, shapes, s, v)
+        legal = sum(b is not None for b in self.bounds.values())
+        return Selection(kernels, total, len(self.order), legal, len(self.priced))
+
+    def _rivals(self, path: list[tuple[int, Variant]]) -> dict[int, tuple[int | None, float]]:
+        """For each kernel, the best candidate that overlaps it, by the length of the best path through that one.
+
+        Lengths ignore shapes. Rivals are priced until the best of each kernel is.
+        """
+        while True:
+            ahead, behind = self._lengths()
+            found: dict[int, tuple[int | None, float]] = {s: (None, float("inf")) for s, _ in path}
+            chosen = [s for s, _ in path]
+            total = behind[0]
+            for ideal in self.order:
+                for s in self.steps[ideal]:
+                    if s in found or ahead[ideal] == float("inf"):
+                        continue
+                    length = ahead[ideal] + self._cheapest(s) + behind[ideal | s] - total
+                    for k in chosen:
+                        if k & s and length < found[k][1]:
+                            found[k] = (s, length)
+            fresh = {s for s, _ in found.values() if s is not None and s not in self.priced}
+            if not fresh:
+                return {k: (s, max(0.0, more)) for k, (s, more) in found.items()}
+            for s in fresh:
+                self.price(s)
+
+    def _cheapest(self, s: int) -> float:
+        return min(v.seconds for v in self._choices(s))
+
+    def _lengths(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Length of the shortest way from nothing to each ideal, and from it to the end."""
+        inf = float("inf")
+        ahead = dict.fromkeys(self.order, inf) | {0: 0.0}
+        behind = dict.fromkeys(self.order, inf) | {self.dag.everything: 0.0}
+        for ideal in self.order:
+            for s in self.steps[ideal]:
+                ahead[ideal | s] = min(ahead[ideal | s], ahead[ideal] + self._cheapest(s))
+        for ideal in reversed(self.order):
+            for s in self.steps[ideal]:
+                behind[ideal] = min(behind[ideal], self._cheapest(s) + behind[ideal | s])
+        return ahead, behind
+
+
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """How a state was reached."""
+
+    ideal: int
+    shapes: Shapes
+    step: int
+    variant: Variant
+
+
+def is_chain(dag: Dag, kernels: Sequence[int]) -> bool:
+    """Whether the kernels, in this order, run every node once and after its producers."""
+    done = [0]
+    for s in kernels:
+        if s & done[-1] or any(dag.preds[k] & ~(done[-1] | s) for k in bits(s)):
+            return False
+        done.append(done[-1] | s)
+    return done[-1] == dag.everything and all(a < b for a, b in pairwise(done))
