@@ -37,7 +37,7 @@ def split_dims(p: Program) -> tuple[Program, Layouts]:
             return p, layouts
         for i in p.inputs:
             layouts[i.name] = _cut_layout(i, layouts[i.name], cuts)
-        p = unify(_apply(p, cuts))
+        p = unify(cut(p, cuts))
 
 
 def _cut_layout(i: Input, layout: tuple[tuple[Expr, ...], ...], cuts: _Cuts) -> tuple[tuple[Expr, ...], ...]:
@@ -163,7 +163,11 @@ def _shared_head(e: Expr) -> bool:
 # -- applying ---------------------------------------------------------------------------------
 
 
-def _apply(p: Program, cuts: _Cuts) -> Program:
+def cut(p: Program, cuts: Mapping[str, Expr]) -> Program:
+    """Dims (and axes `input@n`) replaced by pairs, the inner of the given extent; extents must divide.
+
+    A dim d becomes dh, dl. Inputs whose axes are not cut are read at dh D + dl.
+    """
     sizes = dict(p.sizes)
     pair: dict[str, tuple[str, str]] = {}
     for d, by in cuts.items():
@@ -183,7 +187,7 @@ def _fresh(sizes: Mapping[str, Expr], wanted: str) -> str:
     return wanted
 
 
-def _cut_shape(i: Input, cuts: _Cuts) -> tuple[Expr, ...]:
+def _cut_shape(i: Input, cuts: Mapping[str, Expr]) -> tuple[Expr, ...]:
     out: list[Expr] = []
     for n, extent in enumerate(i.shape):
         by = cuts.get(f"{i.name}@{n}")
@@ -193,7 +197,7 @@ def _cut_shape(i: Input, cuts: _Cuts) -> tuple[Expr, ...]:
 
 def _cut_compute(
     c: Compute,
-    cuts: _Cuts,
+    cuts: Mapping[str, Expr],
     pair: Mapping[str, tuple[str, str]],
     axes: Mapping[str, tuple[str, ...]],
     sizes: Mapping[str, Expr],
