@@ -95,6 +95,39 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[s
     parallel = parallel_dims(g, members)
     if isinstance(parallel, str):
         return parallel
+    crossing = _crossing(g, members, parallel)
+    if crossing is not None:
+        return crossing
+    lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
+    if g.points(lost) > LOST_LIMIT or not all(is_static(g.program.sizes[d]) for d in lost):
+        return f"the parallel dim {', '.join(sorted(lost))} would be lost"
+    least = min(workers, max(g.points(a.parallel), g.points(b.parallel)))
+    if g.points(parallel) < least and not splittable(g, members, parallel):
+        return f"only {g.points(parallel)} independent blocks would be left"
+    return Group(members, parallel)
+
+
+def legal(g: Graph, members: tuple[str, ...]) -> Group | str:
+    """The group of a convex set of members, or the reason why it is not one kernel.
+
+    `merge`'s test for a whole set at once; how many blocks are left is for the cost model to judge.
+    """
+    parallel = parallel_dims(g, members)
+    if isinstance(parallel, str):
+        return parallel
+    crossing = _crossing(g, members, parallel)
+    if crossing is not None:
+        return crossing
+    reduced = {d for m in members for d in g.by_name[m].rdims}
+    for m in members:
+        lost = {d for d in out_dims(g.by_name[m]) if d not in parallel and d not in reduced}
+        if g.points(lost) > LOST_LIMIT or not all(is_static(g.program.sizes[d]) for d in lost):
+            return f"the parallel dim {', '.join(sorted(lost))} of {m} would be lost"
+    return Group(members, parallel)
+
+
+def _crossing(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> str | None:
+    """The reason, if a value crosses an internal edge from one block of the parallel dims to another."""
     for name in members:
         c = g.by_name[name]
         for r in g.producers[name]:
@@ -104,13 +137,7 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[s
             crossing = [d for d in producer.dims if d in parallel and d not in plain_axes(c, producer)]
             if crossing:
                 return f"{name} reads {r} across blocks of {', '.join(crossing)}"
-    lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
-    if g.points(lost) > LOST_LIMIT or not all(is_static(g.program.sizes[d]) for d in lost):
-        return f"the parallel dim {', '.join(sorted(lost))} would be lost"
-    least = min(workers, max(g.points(a.parallel), g.points(b.parallel)))
-    if g.points(parallel) < least and not splittable(g, members, parallel):
-        return f"only {g.points(parallel)} independent blocks would be left"
-    return Group(members, parallel)
+    return None
 
 
 def parallel_dims(g: Graph, members: tuple[str, ...]) -> tuple[str, ...] | str:
