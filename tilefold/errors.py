@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 from dataclasses import dataclass
+from types import FrameType
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,17 @@ class SourceLoc:
     file: str
     line: int
     text: str = ""
+
+    @staticmethod
+    def of_caller(*skip: str) -> SourceLoc | None:
+        """The line that is running, in the innermost frame outside of the files `skip` and of this one."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_filename in (__file__, *skip):
+            frame = frame.f_back
+        if frame is None:
+            return None
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        return SourceLoc(file, line, linecache.getline(file, line).strip())
 
     def __str__(self) -> str:
         tail = f": {self.text}" if self.text else ""
@@ -64,6 +78,24 @@ class NotFusibleError(TilefoldError):
         hint: str | None = None,
     ):
         self.reduction = reduction
+        super().__init__(message, loc=loc, hint=hint)
+
+
+class ScheduleError(TilefoldError):
+    """A step of a schedule that would change what the program computes, or that names nothing in it.
+
+    `dependency` is what forbids it, as "producer -> consumer"; None where no dependency does.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        dependency: str | None = None,
+        loc: SourceLoc | None = None,
+        hint: str | None = None,
+    ):
+        self.dependency = dependency
         super().__init__(message, loc=loc, hint=hint)
 
 

@@ -37,7 +37,7 @@ def canonical(b: Block) -> Canonical:
     taken = {*dims.values(), *syms.values()}
     for name in (*(i.name for i in b.inputs), *(r.name for r in b.results), *_value_names(b)):
         names[name] = _fresh(_NUMBERS.sub("", name).strip("_") or "value", taken)
-    r = _Renamer(dims, syms, names)
+    r = Renamer(dims, syms, names)
     block = Block(
         names[b.results[-1].name] if b.results else b.name,
         tuple(syms.values()),
@@ -97,7 +97,9 @@ def _value_names(b: Block) -> list[str]:
     return found
 
 
-class _Renamer:
+class Renamer:
+    """Rewrites nodes and expressions by tables of dims, symbols and names of tensors and values."""
+
     def __init__(self, dims: Mapping[str, str], syms: Mapping[str, str], names: Mapping[str, str]):
         self.dims, self.syms, self.names = dims, syms, names
 

@@ -102,6 +102,12 @@ class Interpreter:
     def typed(self, dtype: DType) -> torch.dtype:
         return torch.float64 if self.exact and dtype.is_float else dtype.torch_dtype
 
+    def rounded(self, x: torch.Tensor, dtype: DType) -> torch.Tensor:
+        """What storing in a quantised type keeps; `exact` holds it in float64."""
+        if not self.exact or not dtype.is_float or not dtype.rounds:
+            return x
+        return x.to(torch.float32).to(dtype.torch_dtype).to(torch.float64)
+
     def range(self, dim: str) -> tuple[int, int]:
         return self.ranges.get(dim, (0, self.sizes[dim]))
 
@@ -183,6 +189,7 @@ class Interpreter:
         x = evaluate(e, grid, env).broadcast_to(grid.shape)
         at = tuple(evaluate(i, grid, env).broadcast_to(grid.shape) for i in index)
         target = self.tensors[tensor]
+        x = self.rounded(x, next(r.dtype for r in self.block.results if r.name == tensor))
         if not at:
             target.copy_(x.reshape(()))
             return
