@@ -28,7 +28,7 @@ LAYERS = (
     ("cli",),
 )
 #: Packages that may be missing, or are slow to load and only some runs need: imported where used.
-OPTIONAL = frozenset({"transformers", "matplotlib", "triton", "sympy", "z3", "mpmath"})
+OPTIONAL = frozenset({"transformers", "matplotlib", "triton", "sympy", "z3", "mpmath", "quack"})
 #: The only module that may read environment variables.
 ENVIRONMENT = "config"
 

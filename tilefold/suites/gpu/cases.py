@@ -1,0 +1,33 @@
+"""The rows of both suites, and choosing among them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+
+from tilefold.errors import TilefoldError
+from tilefold.suites.gpu import neptune, redfuser
+from tilefold.suites.gpu.case import GpuCase
+
+SUITES: dict[str, tuple[GpuCase, ...]] = {"redfuser": redfuser.ROWS, "neptune": neptune.ROWS}
+SMALL: dict[str, tuple[GpuCase, ...]] = {"redfuser": redfuser.SMALL, "neptune": neptune.SMALL}
+
+
+def select(suite: str, patterns: Sequence[str] | None = None, *, small: bool = False) -> tuple[GpuCase, ...]:
+    """Rows of a suite whose name or family matches one of the patterns (`H1`, `causal-*-4096`, `mla`; None: all).
+
+    small: the suite's operators at small sizes instead. TilefoldError where nothing matches.
+    """
+    known = SMALL if small else SUITES
+    if suite not in known:
+        raise TilefoldError(f"no suite {suite!r}", hint=f"there is: {', '.join(known)}")
+    wanted = None if patterns is None else [p.lower() for p in patterns]
+    found = tuple(c for c in known[suite] if wanted is None or any(_matches(c, p) for p in wanted))
+    if not found:
+        families = ", ".join(dict.fromkeys(c.family for c in known[suite]))
+        raise TilefoldError(f"no row of {suite} is called {', '.join(patterns or ())}", hint=f"families: {families}")
+    return found
+
+
+def _matches(c: GpuCase, pattern: str) -> bool:
+    return fnmatch(c.row.lower(), pattern) or fnmatch(c.family, pattern)

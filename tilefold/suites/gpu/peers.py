@@ -1,0 +1,165 @@
+"""The contenders: how each is made for a row. One interface, so that they can be run dry on a CPU.
+
+"peer": computes the row's operator. "floor": only the part of it that nothing can do without (the matrix
+product), reported beside the floor and never counted as a peer. On a CPU the CUDA-only backends of SDPA are
+replaced by its mathematical form and FlexAttention is not compiled: arguments, masks and score
+functions are then the ones that a GPU gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from tilefold.errors import UnsupportedError
+from tilefold.frontend.fuse import fuse, own_copy
+from tilefold.frontend.hostile import Args
+from tilefold.frontend.torch_compile import backend
+from tilefold.suites.gpu.case import Attention, GpuCase
+from tilefold.suites.gpu.operators import quantise
+
+OURS = "tilefold"
+AUTOTUNED = "compile-max"
+Kind = Literal["ours", "peer", "floor"]
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`build` may compile; what it returns takes the row's arguments."""
+
+    name: str
+    kind: Kind
+    build: Callable[[GpuCase, Args], Call]
+
+
+def contenders(case: GpuCase, *, only: frozenset[str] | None = None, autotune: bool = False) -> tuple[Peer, ...]:
+    """Tilefold and the row's peers, `only` those named (Tilefold always); autotune adds max-autotune."""
+    names = (*case.peers, AUTOTUNED) if autotune else case.peers
+    return (PEERS[OURS], *(PEERS[n] for n in names if only is None or n in only))
+
+
+def _ours(case: GpuCase, args: Args) -> Call:
+    return torch.compile(own_copy(case.fn), backend=backend) if case.planned else fuse(case.fn)
+
+
+def _eager(case: GpuCase, args: Args) -> Call:
+    return case.fn
+
+
+def _compiled(mode: str | None, case: GpuCase, args: Args) -> Call:
+    return torch.compile(own_copy(case.fn), dynamic=False, mode=mode)
+
+
+def _sdpa(kind: SDPBackend, case: GpuCase, args: Args) -> Call:
+    spec, q, k = _attention(case), args[0], args[1]
+    if not spec.plain:
+        raise UnsupportedError(f"SDPA has no {case.family}")
+    used = kind if q.is_cuda else SDPBackend.MATH
+    # with one query a causal mask hides nothing, and SDPA's would be aligned to the first key
+    causal, grouped = spec.causal and q.shape[2] > 1, q.shape[1] != k.shape[1]
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(used):
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+    return call
+
+
+def _attention(case: GpuCase) -> Attention:
+    if case.attention is None:
+        raise UnsupportedError(f"{case.family} is not attention")
+    return case.attention
+
+
+def _flex(case: GpuCase, args: Args) -> Call:
+    spec, (q, k, _, *rest) = _attention(case), args
+    queries, keys = q.shape[2], k.shape[2]
+    offset = keys - queries
+    score = _score_mod(spec, offset, rest[0] if rest else None)
+    mask = None
+    if (spec.causal and queries > 1) or spec.window is not None:
+        # one mask for all heads and batches; blocks without a visible pair are skipped
+        mask = create_block_mask(_mask_mod(spec, offset), None, None, queries, keys, device=q.device)
+    run = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
+    grouped = q.shape[1] != k.shape[1]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
+        return run(q, k, v, score_mod=score, block_mask=mask, enable_gqa=grouped)
+
+    return call
+
+
+def _mask_mod(spec: Attention, offset: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Which keys a query sees; the last query stands at the last key."""
+    window = spec.window or 0
+
+    def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i + offset
+
+    def sliding(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i + offset) & (i + offset - j < window)
+
+    return causal if spec.window is None else sliding
+
+
+def _score_mod(spec: Attention, offset: int, slopes: Tensor | None) -> Callable[..., Tensor] | None:
+    cap = spec.cap or 1.0
+
+    def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        assert slopes is not None
+        return score + slopes[h] * (j - i - offset)
+
+    def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return alibi if spec.alibi else capped if spec.cap is not None else None
+
+
+def _quack(case: GpuCase, args: Args) -> Call:
+    try:
+        import quack  # noqa: PLC0415 (optional: CUDA only, and pinned to a toolchain)
+    except ImportError as error:
+        raise UnsupportedError(f"QuACK cannot be imported: {error}") from None
+    if case.family == "softmax":
+        return lambda x: quack.softmax(x)
+    return lambda x, weight: quack.rmsnorm(x, weight, eps=1e-6)
+
+
+def _variance(case: GpuCase, args: Args) -> Call:
+    return lambda x: torch.var(x, -1, correction=0)
+
+
+def _gemm(case: GpuCase, args: Args) -> Call:
+    return lambda x, w: x @ w
+
+
+def _fp8_gemm(case: GpuCase, args: Args) -> Call:
+    a, scale = quantise(args[0])
+    return lambda _, w, w_scale: torch._scaled_mm(a, w, scale_a=scale, scale_b=w_scale, out_dtype=torch.bfloat16)
+
+
+PEERS: Mapping[str, Peer] = {
+    p.name: p
+    for p in (
+        Peer(OURS, "ours", _ours),
+        Peer("eager", "peer", _eager),
+        Peer("compile", "peer", partial(_compiled, None)),
+        Peer(AUTOTUNED, "peer", partial(_compiled, "max-autotune-no-cudagraphs")),
+        Peer("cudnn", "peer", partial(_sdpa, SDPBackend.CUDNN_ATTENTION)),
+        Peer("flash", "peer", partial(_sdpa, SDPBackend.FLASH_ATTENTION)),
+        Peer("flex", "peer", _flex),
+        Peer("torch.var", "peer", _variance),
+        Peer("quack", "peer", _quack),
+        Peer("gemm", "floor", _gemm),
+        Peer("fp8 gemm", "floor", _fp8_gemm),
+    )
+}

@@ -1,0 +1,263 @@
+"""One row: every contender is compared with float64, then those that are right take turns.
+
+A contender that fails becomes a record that says so. Tilefold's error may be twice eager's own in the
+same dtype, that of peers more: they are left out only where they are plainly wrong.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tilefold.errors import TilefoldError
+from tilefold.frontend.hostile import Args
+from tilefold.frontend.reference import Exact, reference
+from tilefold.frontend.verify import FACTOR, Comparison, judge
+from tilefold.suites.gpu.case import GpuCase, Part
+from tilefold.suites.gpu.floors import Rates
+from tilefold.suites.gpu.measure import Thunk, Timer
+from tilefold.suites.gpu.peers import OURS, Peer
+from tilefold.suites.gpu.results import Record
+from tilefold.suites.timing import Series
+
+REPEATS = 2
+#: Error allowed to peers, times eager's.
+PEER_FACTOR = 16.0
+#: A contender slower than this, or that allocates more than this part of the memory, is timed outside the rounds.
+SLOW_SECONDS, LARGE_SHARE = 0.05, 0.2
+#: What a contender may raise while it is built, run or captured; anything else ends the process, which the
+#: supervisor notes and survives.
+FAILURES = (
+    TilefoldError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    OSError,
+)
+#: Told (contender, what is being done) before anything that may hang or kill the process.
+Tell = Callable[[str, str], None]
+
+
+class DeviceLost(Exception):
+    """The device does not answer after a contender's failure: this process can measure nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Rounds at most, and seconds for each of the repetitions."""
+
+    rounds: int = 100
+    seconds: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """A part's results in float64 and those of eager in the row's dtype."""
+
+    part: Part
+    exact: Exact
+    eager: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A contender on its way: its record so far, and how it is called once it was found right."""
+
+    record: Record
+    call: Thunk | None = None
+    ready: Thunk | None = None
+    apart: list[float] = field(default_factory=list)
+
+
+def measure_row(
+    case: GpuCase,
+    peers: Sequence[Peer],
+    timer: Timer,
+    rates: Rates,
+    device: str,
+    *,
+    effort: Effort | None = None,
+    known: Mapping[str, Record] | None = None,
+    tell: Tell = lambda contender, doing: None,
+    seed: int = 0,
+) -> tuple[Record, ...]:
+    """The records of a row. `known` contenders (they killed an earlier process) are not tried again."""
+    effort = effort or Effort()
+    known = known or {}
+    floor, bound_by = rates.floor(case.work)
+    with torch.no_grad():
+        tell("", "drawing arguments and computing the reference")
+        blanks = [blank_record(case, peer, floor * 1e6, bound_by) for peer in peers]
+        try:
+            args = case.args(device, seed)
+            references = _references(case, args)
+        except FAILURES as error:
+            _recover(timer)
+            return tuple(replace(b, why=f"no reference: {_first_line(error)}") for b in blanks)
+        entries = []
+        for peer, blank in zip(peers, blanks, strict=True):
+            if peer.name in known:
+                entries.append(_Entry(replace(blank, why=known[peer.name].why)))
+            else:
+                entries.append(_prepare(peer, blank, case, args, references, timer, tell))
+        _time(entries, timer, effort, tell)
+    records = _with_ratios([e.record for e in entries])
+    del entries, references, args
+    torch._dynamo.reset()
+    gc.collect()
+    timer.release()
+    return records
+
+
+def blank_record(case: GpuCase, peer: Peer, floor_us: float = math.nan, bound_by: str = "") -> Record:
+    """What is known of a contender before it is tried."""
+    return Record(
+        suite=case.suite,
+        row=case.row,
+        family=case.family,
+        shape=case.shape,
+        length=case.length,
+        contender=peer.name,
+        kind=peer.kind,
+        floor_us=floor_us,
+        bound_by=bound_by,
+        flops=case.work.flops,
+        nbytes=case.work.nbytes,
+    )
+
+
+def _references(case: GpuCase, args: Args) -> tuple[_Reference, ...]:
+    found = []
+    for part in case.parts(args):
+        exact = reference(case.fn, part.args)
+        found.append(_Reference(part, exact, tuple(tree_leaves(case.fn(*part.args)))))
+    return tuple(found)
+
+
+def _prepare(
+    peer: Peer,
+    blank: Record,
+    case: GpuCase,
+    args: Args,
+    references: Sequence[_Reference],
+    timer: Timer,
+    tell: Tell,
+) -> _Entry:
+    """Built, run once, compared, and captured; or why not."""
+    entry = _Entry(blank)
+    try:
+        tell(peer.name, "compiling")
+        made = peer.build(case, args)
+        results: list[Any] = []
+        first = timer.once(lambda: results.append(made(*args)))
+        entry.record = replace(entry.record, first_call=first)
+        tell(peer.name, "checking")
+        if peer.kind != "floor":
+            worst = _checked(peer, references, results.pop())
+            entry.record = replace(entry.record, error=worst.max_rel_err, eager_error=worst.eager_rel_err)
+            if not worst.ok:
+                why = f"wrong: {worst.why} (error {worst.max_rel_err:.1e}, bound {worst.bound:.1e})"
+                entry.record = replace(entry.record, why=why)
+                return entry
+        results.clear()
+        entry.call = lambda: made(*args)
+        tell(peer.name, "capturing")
+        _make_ready(entry, timer)
+    except FAILURES as error:
+        entry.record = replace(entry.record, why=_first_line(error))
+        entry.call = None
+    if entry.record.why:
+        _recover(timer)
+    return entry
+
+
+def _make_ready(entry: _Entry, timer: Timer) -> None:
+    """Captured; or timed by plain calls where it is slow, large, or cannot be captured."""
+    assert entry.call is not None
+    large = timer.peak(entry.call) > LARGE_SHARE * timer.memory()
+    if large or timer.once(entry.call) > SLOW_SECONDS:
+        entry.apart = [timer.apart(entry.call) for _ in range(REPEATS)]
+        entry.record = replace(entry.record, how="plain calls outside the rounds: slow or large")
+        return
+    try:
+        entry.ready = timer.ready(entry.call)
+        entry.record = replace(entry.record, how=timer.policy)
+    except RuntimeError as error:
+        _recover(timer)
+        entry.apart = [timer.apart(entry.call) for _ in range(REPEATS)]
+        entry.record = replace(entry.record, how=f"plain calls outside the rounds: {_first_line(error)}")
+
+
+def _checked(peer: Peer, references: Sequence[_Reference], result: Any) -> Comparison:
+    """The worst comparison of all results on all parts."""
+    factor = FACTOR if peer.kind == "ours" else PEER_FACTOR
+    found = []
+    for r in references:
+        # the part's own leaf keeps its identity: selections are recognised by it
+        results, exact = tree_leaves(tree_map(r.part.select, result)), tree_leaves(r.exact.result)
+        if len(results) != len(exact):
+            return Comparison("", False, math.inf, 0.0, math.inf, 0.0, f"{len(results)} results, not {len(exact)}")
+        for y, own, e in zip(results, r.eager, exact, strict=True):
+            found.append(judge(peer.name, y, own, e, factor, r.exact.selections))
+    return max(found, key=lambda c: (not c.ok, c.max_rel_err / c.bound if c.bound else c.max_rel_err))
+
+
+def _recover(timer: Timer) -> None:
+    gc.collect()
+    try:
+        timer.release()
+    except RuntimeError as error:
+        raise DeviceLost(_first_line(error)) from error
+
+
+def _time(entries: Sequence[_Entry], timer: Timer, effort: Effort, tell: Tell) -> None:
+    """REPEATS series of those that are ready, taking turns; the others' times are in `apart` already."""
+    calls = {e.record.contender: e.ready for e in entries if e.ready is not None}
+    series: list[dict[str, Series]] = []
+    for n in range(REPEATS if calls else 0):
+        tell("", f"timing, repetition {n + 1} of {REPEATS}")
+        series.append(timer.rounds(calls, most=effort.rounds, budget=effort.seconds))
+    ours = [s[OURS] for s in series if OURS in s]
+    base = next((e.apart for e in entries if e.record.contender == OURS and e.apart), [o.median for o in ours])
+    for e in entries:
+        name = e.record.contender
+        mine = [s[name] for s in series if name in s]
+        medians = [s.median for s in mine] or e.apart
+        if mine and ours:
+            ratios = [a.over(b) for a, b in zip(mine, ours, strict=True)]
+        else:
+            ratios = [a / b for a, b in zip(medians, base, strict=False)]
+        e.record = replace(
+            e.record,
+            microseconds=tuple(1e6 * m for m in medians),
+            over_ours=tuple(ratios),
+            spread=max((_spread(s) for s in mine), default=math.nan),
+        )
+
+
+def _spread(s: Series) -> float:
+    if len(s.seconds) < 2:
+        return math.nan
+    low, _, high = statistics.quantiles(s.seconds, n=4)
+    return (high - low) / s.median
+
+
+def _with_ratios(records: Sequence[Record]) -> tuple[Record, ...]:
+    """`ratio`: the best peer's time over the contender's."""
+    best = min((r.best_us for r in records if r.kind == "peer" and r.microseconds), default=math.nan)
+    return tuple(replace(r, ratio=best / r.best_us) if r.microseconds else r for r in records)
+
+
+def _first_line(error: BaseException) -> str:
+    text = next((ln.strip() for ln in str(error).splitlines() if ln.strip()), "")
+    return f"{type(error).__name__}: {text}"[:300]
