@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,10 +55,13 @@ class DeviceLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Rounds at most, and seconds for each of the repetitions."""
+    """Rounds at most, and seconds for each of the repetitions; contenders that are not begun after `row_seconds`
+    are left out.
+    """
 
     rounds: int = 100
     seconds: float = 0.5
+    row_seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ def measure_row(
     """The records of a row. `known` contenders (they killed an earlier process) are not tried again."""
     effort = effort or Effort()
     known = known or {}
+    deadline = time.monotonic() + effort.row_seconds
     floor, bound_by = rates.floor(case.work)
     with torch.no_grad():
         tell("", "drawing arguments and computing the reference")
@@ -108,6 +113,8 @@ def measure_row(
         for peer, blank in zip(peers, blanks, strict=True):
             if peer.name in known:
                 entries.append(_Entry(replace(blank, why=known[peer.name].why)))
+            elif time.monotonic() > deadline:
+                entries.append(_Entry(replace(blank, why="left out: the row's time was used up")))
             else:
                 entries.append(_prepare(peer, blank, case, args, references, timer, tell))
         _time(entries, timer, effort, tell)

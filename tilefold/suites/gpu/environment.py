@@ -1,0 +1,40 @@
+"""Where a run takes place: the device and the versions that a figure depends on."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+_PACKAGES = ("tilefold", "triton", "quack-kernels", "nvidia-cutlass-dsl")
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    """Name, capability, multiprocessors and memory (GiB) of the current device."""
+    if device == "cpu":
+        return {
+            "name": platform.processor() or platform.machine(),
+            "capability": torch.backends.cpu.get_cpu_capability(),
+        }
+    p = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "name": p.name,
+        "capability": f"{p.major}.{p.minor}",
+        "multiprocessors": p.multi_processor_count,
+        "memory_gib": round(p.total_memory / 2**30, 1),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python, torch, CUDA, cuDNN and the packages that generate code; those that are missing are left out."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda:
+        found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
