@@ -262,6 +262,7 @@ class Builder:
             if name not in self.owner:
                 continue
             c = self.g.by_name[self.owner[name]]
+            self.need(e, self.outer)  # what only a delayed factor uses
             value = self.in_fold(stage.fold, e)
             if isinstance(value, Load) and value.index == plain(c.dims):
                 self.names[name] = value.tensor

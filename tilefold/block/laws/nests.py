@@ -28,6 +28,7 @@ from tilefold.errors import NotFusibleError, ScheduleError
 from tilefold.tensor.analysis import Graph, out_dims, plain_axes
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.reduction_laws import align_reductions
+from tilefold.tensor.rewrite import drop_dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,10 @@ class NamedBlock:
 def unfused(p: Program) -> NamedBlock:
     """One kernel for each definition, parallel over all dims of its result, with its reduction in one block.
 
-    Reductions are aligned first (`tensor.reduction_laws`), as on the automatic road.
+    Definitions that no output needs are dropped, and reductions aligned (`tensor.reduction_laws`) as on the
+    automatic road.
     """
+    p = drop_dead(p)
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
     return NamedBlock(Graph.of(p), tuple(alone(c) for c in p.body))
 
@@ -163,9 +166,7 @@ def plan_of(b: NamedBlock, n: Nest) -> StagePlan:
     try:
         plan = plan_stages(g, group, tuple(p.reductions for p in n.passes))
     except NotFusibleError as why:
-        raise ScheduleError(
-            why.message, dependency=_cause(g, n, why.reduction), loc=why.loc, hint=why.hint
-        ) from why
+        raise ScheduleError(why.message, dependency=_cause(g, n, why.reduction), loc=why.loc, hint=why.hint) from why
     if n.segments is not None:
         _check_split(g, n)
     return plan
