@@ -51,8 +51,8 @@ def _one_pass(b: NamedBlock, names: tuple[str, ...], at: str) -> NamedBlock:
     chosen = [p for p in n.passes if set(p.reductions) & set(names) and at in axes_of(b.graph, p)]
     if not chosen:
         raise ScheduleError(f"none of {', '.join(names)} reduces over {at} in a pass")
-    for p, r in ((p, r) for p in chosen for r in p.reductions):
-        late = feeding(b.graph, r, frozenset(x for q in chosen if q is not p for x in q.reductions))
+    for r in (r for p in chosen for r in p.reductions):
+        late = feeding(b.graph, r, frozenset(x for q in chosen if r not in q.reductions for x in q.reductions))
         if late:
             raise ScheduleError(
                 f"{r} reads {late[-1]}, which is known only after the loop over {at}",

@@ -34,7 +34,7 @@ def tile(b: NamedBlock, name: str, dim: str) -> NamedBlock:
         raise ScheduleError(f"{name} is accumulated over {p.loop or c.rdims[0]}: all of {dim} is its state", loc=c.loc)
     if not b.graph.escapes(name, n.members):
         raise ScheduleError(
-            f"{name} is computed where {', '.join(b.graph.consumers[name])} uses it",
+            f"{name} is computed where {b.graph.consumers[name][0]} uses it",
             dependency=f"{name} -> {b.graph.consumers[name][0]}",
             loc=c.loc,
             hint=f"tile {b.graph.consumers[name][0]}",
