@@ -44,11 +44,16 @@ def fuse(p: Program, apart: frozenset[str] = frozenset(), *, workers: int = ENOU
 
     workers: blocks that a kernel should have at least, if its parts had them.
     """
-    p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
+    p = prepare(p, apart)
     g = Graph.of(p)
     grouping = group(p, apart, workers)
     kernels = tuple(k for x in grouping.groups for k in fuse_group(g, x))
     return Fused(p, kernels, grouping)
+
+
+def prepare(p: Program, apart: frozenset[str]) -> Program:
+    """The program as it is grouped: reductions aligned, and the dim `UNIT`."""
+    return align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
 
 
 def fuse_group(g: Graph, members: Group) -> tuple[FusedKernel, ...]:

@@ -107,11 +107,8 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[s
     return Group(members, parallel)
 
 
-def legal(g: Graph, members: tuple[str, ...]) -> Group | str:
-    """The group of a convex set of members, or the reason why it is not one kernel.
-
-    `merge`'s test for a whole set at once; how many blocks are left is for the cost model to judge.
-    """
+def legal(g: Graph, members: tuple[str, ...], workers: int = ENOUGH_PARALLEL) -> Group | str:
+    """The group of a convex set of members, or the reason why it is not one kernel: `merge`'s test for a whole set."""
     parallel = parallel_dims(g, members)
     if isinstance(parallel, str):
         return parallel
@@ -123,6 +120,9 @@ def legal(g: Graph, members: tuple[str, ...]) -> Group | str:
         lost = {d for d in out_dims(g.by_name[m]) if d not in parallel and d not in reduced}
         if g.points(lost) > LOST_LIMIT or not all(is_static(g.program.sizes[d]) for d in lost):
             return f"the parallel dim {', '.join(sorted(lost))} of {m} would be lost"
+    least = min(workers, max(g.points(out_dims(g.by_name[m])) for m in members))
+    if g.points(parallel) < least and not splittable(g, members, parallel):
+        return f"only {g.points(parallel)} independent blocks would be left"
     return Group(members, parallel)
 
 

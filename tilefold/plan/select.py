@@ -45,8 +45,8 @@ class Variant:
 class Problem:
     """`partners[k]`: nodes that may be linked to k in a kernel (symmetric; edges not in it cannot be fused).
 
-    `bound(S)`: a lower bound in seconds of the cost of candidate S, None if S is not legal. `variants(S)`: at least
-    one, none cheaper than the bound. `hopeless(S)`: no superset of S is legal either. `transfer(node, given, wanted)`:
+    `bound(S)`: a lower bound in seconds of the cost of candidate S, None if S is not legal. `variants(S)`: none
+    cheaper than the bound; none at all if S turns out not to be a kernel. `hopeless(S)`: no superset of S is legal either. `transfer(node, given, wanted)`:
     extra seconds to read a tensor with another shape than wanted (not negative).
     """
 
@@ -61,12 +61,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A kernel of the plan. `runner_up`: the best candidate that no plan with this kernel can contain, and how
-    many seconds the best plan with it takes more (None, inf: there is no other plan)."""
+    """A kernel of the plan, and the best plan without it: its candidate that overlaps this kernel, all its
+    kernels, and how many seconds it takes more (None, nothing and inf where there is no other plan)."""
 
     members: int
     variant: Variant
     runner_up: int | None
+    instead: tuple[int, ...]
     behind: float
 
 
@@ -166,9 +167,13 @@ class _Search:
         return self.bounds[s]
 
     def price(self, s: int) -> None:
+        """Ask for the variants of a candidate; one without any is no candidate."""
         found = tuple(self.problem.variants(s))
         if not found:
-            raise PlanError(f"no way to run {', '.join(self.dag.members(s))}")
+            self.bounds[s] = None
+            for ideal in self.order:
+                if s in self.steps[ideal]:
+                    self.steps[ideal].remove(s)
         self.priced[s] = found
 
     def _choices(self, s: int) -> tuple[Variant, ...]:
@@ -219,7 +224,8 @@ class _Search:
     def result(self, path: list[tuple[int, Variant]]) -> Selection:
         rivals = self._rivals(path)
         kernels = tuple(Chosen(s, v, *rivals[s]) for s, v in path)
-        total, shapes, ideal = 0.0, (), 0
+        total, ideal = 0.0, 0
+        shapes: Shapes = ()
         for s, v in path:
             total += v.seconds + self._moved(shapes, v)
             ideal |= s
@@ -227,45 +233,68 @@ class _Search:
         legal = sum(b is not None for b in self.bounds.values())
         return Selection(kernels, total, len(self.order), legal, len(self.priced))
 
-    def _rivals(self, path: list[tuple[int, Variant]]) -> dict[int, tuple[int | None, float]]:
-        """For each kernel, the best candidate that overlaps it, by the length of the best path through that one.
-
-        Lengths ignore shapes. Rivals are priced until the best of each kernel is.
+    def _rivals(self, path: list[tuple[int, Variant]]) -> dict[int, tuple[int | None, tuple[int, ...], float]]:
+        """For each kernel, the best candidate that overlaps it, the best plan through that one, and how much longer
+        it is. Lengths ignore shapes. What these plans are made of is priced until all of it is.
         """
+        chosen = [s for s, _ in path]
         while True:
-            ahead, behind = self._lengths()
-            found: dict[int, tuple[int | None, float]] = {s: (None, float("inf")) for s, _ in path}
-            chosen = [s for s, _ in path]
-            total = behind[0]
+            ways = self._ways()
+            best: dict[int, tuple[float, int, int]] = {}
             for ideal in self.order:
                 for s in self.steps[ideal]:
-                    if s in found or ahead[ideal] == float("inf"):
-                        continue
-                    length = ahead[ideal] + self._cheapest(s) + behind[ideal | s] - total
-                    for k in chosen:
-                        if k & s and length < found[k][1]:
-                            found[k] = (s, length)
-            fresh = {s for s, _ in found.values() if s is not None and s not in self.priced}
-            if not fresh:
-                return {k: (s, max(0.0, more)) for k, (s, more) in found.items()}
+                    length = ways.ahead[ideal][0] + self._cheapest(s) + ways.behind[ideal | s][0]
+                    for k in chosen if length < _INF and s not in chosen else ():
+                        if k & s and (k not in best or length < best[k][0]):
+                            best[k] = (length, ideal, s)
+            plans = {k: ways.through(ideal, s) for k, (_, ideal, s) in best.items()}
+            fresh = {s for plan in plans.values() for s in plan if s not in self.priced}
             for s in fresh:
                 self.price(s)
+            if not fresh:
+                break
+        total = ways.behind[0][0]
+        none = (None, (), _INF)
+        return {k: (best[k][2], plans[k], max(0.0, best[k][0] - total)) if k in best else none for k in chosen}
 
     def _cheapest(self, s: int) -> float:
         return min(v.seconds for v in self._choices(s))
 
-    def _lengths(self) -> tuple[dict[int, float], dict[int, float]]:
-        """Length of the shortest way from nothing to each ideal, and from it to the end."""
-        inf = float("inf")
-        ahead = dict.fromkeys(self.order, inf) | {0: 0.0}
-        behind = dict.fromkeys(self.order, inf) | {self.dag.everything: 0.0}
+    def _ways(self) -> _Ways:
+        ahead = dict.fromkeys(self.order, (_INF, 0)) | {0: (0.0, 0)}
+        behind = dict.fromkeys(self.order, (_INF, 0)) | {self.dag.everything: (0.0, 0)}
         for ideal in self.order:
             for s in self.steps[ideal]:
-                ahead[ideal | s] = min(ahead[ideal | s], ahead[ideal] + self._cheapest(s))
+                ahead[ideal | s] = min(ahead[ideal | s], (ahead[ideal][0] + self._cheapest(s), s))
         for ideal in reversed(self.order):
             for s in self.steps[ideal]:
-                behind[ideal] = min(behind[ideal], self._cheapest(s) + behind[ideal | s])
-        return ahead, behind
+                behind[ideal] = min(behind[ideal], (self._cheapest(s) + behind[ideal | s][0], s))
+        return _Ways(ahead, behind)
+
+
+_INF = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """Length of the shortest way from nothing to each ideal, and from it to the end; its last or first step."""
+
+    ahead: Mapping[int, tuple[float, int]]
+    behind: Mapping[int, tuple[float, int]]
+
+    def through(self, ideal: int, s: int) -> tuple[int, ...]:
+        """The best plan that runs s after `ideal`."""
+        before: list[int] = []
+        at = ideal
+        while at:
+            before.append(self.ahead[at][1])
+            at &= ~before[-1]
+        after = [s]
+        at = ideal | s
+        while self.behind[at][1]:
+            after.append(self.behind[at][1])
+            at |= after[-1]
+        return (*reversed(before), *after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,17 @@ from tilefold.tensor.ir import Compute, Program
 SHORT = 16
 
 
-def align_reductions(p: Program) -> Program:
-    """Apply both laws wherever they bring a dependent reduction onto common axes."""
-    return exchange_sums(split_axes(p))
+def align_reductions(p: Program, keep: frozenset[str] = frozenset()) -> Program:
+    """Apply both laws wherever they bring a dependent reduction onto common axes; those in `keep` stay whole."""
+    return exchange_sums(split_axes(p, keep))
 
 
-def split_axes(p: Program) -> Program:
+def split_axes(p: Program, keep_whole: frozenset[str] = frozenset()) -> Program:
     """Law split, for reductions that a later one over fewer of their axes depends on."""
     g = Graph.of(p)
     body: list[Compute] = []
     for c in p.body:
-        keep = _later_axes(g, c)
+        keep = None if c.name in keep_whole else _later_axes(g, c)
         if keep is None:
             body.append(c)
             continue

@@ -1,0 +1,283 @@
+"""The kernels that a tensor program's operators could become: legality, lower bounds, snapshots and their cost.
+
+Everything about a set of operators depends on it only up to names, so it is remembered under a canonical key: the
+layers of a model are looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilefold.algebra.expr import Expr, Index, Load, Size, dims_used, loads, transform
+from tilefold.block.canonical import canonical
+from tilefold.block.fuse import FusedKernel
+from tilefold.block.group import ENOUGH_PARALLEL, Group, legal
+from tilefold.errors import NotFusibleError, VerifyError
+from tilefold.plan.cost import Cost, library_cost
+from tilefold.plan.dag import Dag, bits
+from tilefold.plan.dataflow import extents
+from tilefold.plan.forms import Form, forms
+from tilefold.plan.hardware import Machine
+from tilefold.plan.library import is_library_product
+from tilefold.plan.search import Shape, shapes
+from tilefold.plan.select import Problem, Variant
+from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.ir import Compute, Program
+
+#: Most operators of one kernel that are looked at.
+LARGEST = 24
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One way to run a candidate: a library call, or `form` with a tiling for each of its kernels (canonical dims)."""
+
+    form: Form | None
+    shapes: tuple[Shape, ...]
+    cost: Cost
+
+    def __str__(self) -> str:
+        return "library" if self.form is None else str(self.form)
+
+
+class Kernels:
+    """Candidates of a program (after `align_reductions`) on a machine. `apart`: operators that stay alone;
+    `syms`: values of symbols to plan for (absent: typical ones). `all_tiles`: price every tiling, else the default."""
+
+    def __init__(
+        self,
+        p: Program,
+        machine: Machine,
+        apart: frozenset[str] = frozenset(),
+        syms: Mapping[str, int] | None = None,
+        *,
+        workers: int = ENOUGH_PARALLEL,
+        all_tiles: bool = True,
+    ):
+        self.workers = workers
+        self.program, self.machine, self.apart = p, machine, apart
+        self.graph = Graph.of(p)
+        self.syms, self.all_tiles = syms or {}, all_tiles
+        self.sizes = extents(p.sizes, self.syms)
+        self.dag = Dag.of([c.name for c in p.body], self.graph.producers)
+        self.partners = self._partners()
+        self.inputs = {i.name: i for i in p.inputs}
+        self.owner = {r: c.name for c in p.body for r in c.results}
+        self._templates = {c.name: _template(c) for c in p.body}
+        self._groups: dict[Key, tuple[str, ...] | None] = {}
+        self._bounds: dict[Key, float | None] = {}
+        self._variants: dict[Key, tuple[Variant, ...]] = {}
+        self._keys: dict[int, Key] = {}
+        #: Legal sets that no block program could be built for, and why.
+        self.refused: dict[tuple[str, ...], str] = {}
+
+    def problem(self, largest: int = LARGEST) -> Problem:
+        """For `plan.select`."""
+        return Problem(self.dag, self.partners, self.bound, self.variants, largest=largest)
+
+    def _partners(self) -> tuple[int, ...]:
+        """Links: an edge, or two reductions over the same dims of the same input; none for what stays apart."""
+        links = [a | b for a, b in zip(self.dag.preds, self.dag.succs, strict=True)]
+        readers: dict[tuple[str, tuple[str, ...], frozenset[str]], list[int]] = {}
+        for k, c in enumerate(self.program.body):
+            if c.reducer is not None:
+                for ld in loads(c.body):
+                    readers.setdefault((ld.tensor, c.rdims, frozenset(out_dims(c))), []).append(k)
+        for same in readers.values():
+            for k in same:
+                links[k] |= sum(1 << j for j in set(same) if j != k)
+        alone = self.dag.mask(self.apart)
+        return tuple(0 if alone >> k & 1 else x & ~alone for k, x in enumerate(links))
+
+    # -- legality and bounds ------------------------------------------------------------------
+
+    def group(self, s: int) -> Group | None:
+        """The group of a candidate, None if it is not one kernel."""
+        key = self.key(s)
+        members = self.dag.members(s)
+        if key not in self._groups:
+            found = legal(self.graph, members, self.workers)
+            self._groups[key] = None if isinstance(found, str) else _places(found.parallel, self._names(s))
+        places = self._groups[key]
+        if places is None:
+            return None
+        dims = list(self._names(s))
+        return Group(members, tuple(dims[k] for k in places))
+
+    def bound(self, s: int) -> float | None:
+        """At least what any snapshot costs: each tensor moved once from where it lives, and the products."""
+        key = self.key(s)
+        if key not in self._bounds:
+            self._bounds[key] = self._bound(s) if self.group(s) is not None else None
+        return self._bounds[key]
+
+    def _bound(self, s: int) -> float:
+        machine, members = self.machine, self.dag.members(s)
+        moved: dict[str, float] = {}
+        for name, n in self.traffic(members).items():
+            home = machine.home(max(n, self.whole_bytes(name))).name
+            moved[home] = moved.get(home, 0.0) + n
+        rates = {t.name: t.bandwidth for t in machine.tiers}
+        stages = [n / rates[t] for t, n in moved.items()]
+        if len(members) == 1 and is_library_product(self.graph.by_name[members[0]]):
+            return min(0.0, machine.launch) + max(stages, default=0.0)
+        return machine.launch + max(stages, default=0.0)
+
+    def traffic(self, members: Sequence[str]) -> dict[str, float]:
+        """Bytes of each tensor that a kernel of these members reads from outside, or writes, once."""
+        inside = {r for m in members for r in self.graph.by_name[m].results}
+        out: dict[str, float] = {}
+        for m in members:
+            c = self.graph.by_name[m]
+            for ld in loads(c.body):
+                if ld.tensor not in inside:
+                    out[ld.tensor] = min(self.whole_bytes(ld.tensor), out.get(ld.tensor, 0.0) + self._touched(ld))
+            if self.graph.escapes(m, members):
+                out |= {r: self.whole_bytes(r) for r in c.results}
+        return out
+
+    def _touched(self, ld: Load) -> float:
+        dims = frozenset().union(*map(dims_used, ld.index)) if ld.index else frozenset()
+        return prod(self.sizes[d] for d in dims) * self.program.dtype_of(ld.tensor).nbytes
+
+    def whole_bytes(self, tensor: str) -> float:
+        """Bytes of a tensor of the program."""
+        if tensor in self.inputs:
+            shape = extents(dict(enumerate(self.inputs[tensor].shape)), self.syms).values()  # type: ignore[arg-type]
+            return float(prod(shape) * self.inputs[tensor].dtype.nbytes)
+        c = self.graph.by_name[self.owner[tensor]]
+        return float(prod(self.sizes[d] for d in c.dims) * self.program.dtype_of(tensor).nbytes)
+
+    # -- prices -------------------------------------------------------------------------------
+
+    def variants(self, s: int) -> tuple[Variant, ...]:
+        """Every snapshot of a candidate, priced, the cheapest first."""
+        key = self.key(s)
+        if key not in self._variants:
+            low = self.bound(s) or 0.0
+            try:
+                found = [Variant(max(low, x.cost.seconds), what=x) for x in self._snapshots(s)]
+            except (NotFusibleError, VerifyError) as err:
+                self.refused[self.dag.members(s)] = err.message
+                found = []
+            self._variants[key] = tuple(sorted(found, key=lambda v: v.seconds))
+        return self._variants[key]
+
+    def _snapshots(self, s: int) -> list[Snapshot]:
+        members = self.dag.members(s)
+        out: list[Snapshot] = []
+        if len(members) == 1:
+            c = self.graph.by_name[members[0]]
+            if is_library_product(c):
+                out.append(Snapshot(None, (), self.library(c)))
+                if c.name in self.apart:
+                    return out
+        group = self.group(s)
+        assert group is not None
+        for form, kernels in forms(self.graph, group, self.machine):
+            best = tuple(self.shapes(k)[0] for k in kernels)
+            out.append(Snapshot(form, best, together([b.cost for b in best])))
+        return out
+
+    def shapes(self, k: FusedKernel) -> tuple[Shape, ...]:
+        """Tilings of a kernel under its canonical names, the cheapest first."""
+        named = canonical(k.block)
+        syms = {new: self.syms[old] for new, old in named.syms.items() if old in self.syms}
+        return shapes(named.block, extents(named.block.sizes, syms), self.machine, all_tiles=self.all_tiles)
+
+    def library(self, c: Compute) -> Cost:
+        """A product left to the library."""
+        points = prod(self.sizes[d] for d in (*c.dims, *c.rdims))
+        operand = next(ld.tensor for ld in loads(c.body))
+        return library_cost(2.0 * points, self.traffic((c.name,)), self.program.dtype_of(operand), self.machine)
+
+    # -- names --------------------------------------------------------------------------------
+
+    def _names(self, s: int) -> dict[str, int]:
+        """Dims of a candidate, numbered as they appear."""
+        dims: dict[str, int] = {}
+        for k in bits(s):
+            for d in self._templates[self.dag.names[k]].dims:
+                dims.setdefault(d, len(dims))
+        return dims
+
+    def key(self, s: int) -> Key:
+        """Equal for candidates that differ in names only."""
+        found = self._keys.get(s)
+        if found is None:
+            found = self._keys[s] = self._key(s)
+        return found
+
+    def _key(self, s: int) -> Key:
+        members = self.dag.members(s)
+        dims = self._names(s)
+        inside = {r: (n, k) for n, m in enumerate(members) for k, r in enumerate(self.graph.by_name[m].results)}
+        outside: dict[str, int] = {}
+        parts: list[object] = [tuple(str(self.program.sizes[d]) for d in dims)]
+        for m in members:
+            t = self._templates[m]
+            read: list[object] = []
+            for name in t.tensors:
+                if name in inside:
+                    read.append(inside[name])
+                else:
+                    read.append(outside.setdefault(name, len(outside)))
+            parts.append((t.text, tuple(read), tuple(dims[d] for d in t.dims), self._needed(m, s)))
+        parts.append(tuple(self._outer(name) for name in outside))
+        return tuple(parts)
+
+    def _needed(self, m: str, s: int) -> tuple[bool, bool]:
+        c = self.graph.by_name[m]
+        k = self.dag.names.index(m)
+        used = bool(self.dag.succs[k] & ~s) or any(r in self.program.outputs for r in c.results)
+        return used, m in self.apart
+
+    def _outer(self, name: str) -> tuple[str, ...]:
+        shape = self.inputs[name].shape if name in self.inputs else self.program.shape_of(name)
+        return (self.program.dtype_of(name).value, *(str(e) for e in shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A statement with its names taken out: dims and tensors in order of appearance."""
+
+    text: str
+    dims: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+
+def _template(c: Compute) -> _Template:
+    dims = {d: k for k, d in enumerate(dict.fromkeys((*c.dims, *c.rdims)))}
+    tensors: dict[str, int] = {}
+
+    def one(x: Expr) -> Expr | None:
+        match x:
+            case Index(d):
+                return Index(f"d{dims.setdefault(d, len(dims))}")
+            case Size(d):
+                return Size(f"d{dims.setdefault(d, len(dims))}")
+            case Load(t, index):
+                return Load(f"t{tensors.setdefault(t, len(tensors))}", index)
+        return None
+
+    body = transform(c.body, one)
+    text = f"{c.dtype.value} {len(c.dims)} {c.reducer} {len(c.rdims)} {c.index_name is None} {body}"
+    return _Template(text, tuple(dims), tuple(tensors))
+
+
+def _places(parallel: tuple[str, ...], names: Mapping[str, int]) -> tuple[str, ...] | tuple[int, ...]:
+    return tuple(names[d] for d in parallel)  # type: ignore[return-value]
+
+
+def together(costs: Sequence[Cost]) -> Cost:
+    """Kernels one after the other."""
+    if len(costs) == 1:
+        return costs[0]
+    stages: dict[str, float] = {}
+    for c in costs:
+        for name, x in c.stages.items():
+            stages[name] = stages.get(name, 0.0) + x
+    return Cost(sum(c.seconds for c in costs), stages, sum(c.overhead for c in costs), sum(c.nbytes for c in costs))

@@ -1,0 +1,348 @@
+"""Dataflow analysis of a block program: footprint and traffic of every tensor at every tier.
+
+FlashFuser's analysis (section IV-B, algorithm 1) for two chained products, generalised to any block program. Given
+the extents, the tiles of the loops and their order (the program's own), it answers for a cache of C bytes:
+
+    traffic(nodes) = footprint(nodes)                         where all that `nodes` touch fits in C
+                   = sum over statements of what they touch   else; for a loop over d of n tiles
+                     n * traffic(body), but once for a tensor that d does not index, where the body fits in C
+
+so a tensor is read again exactly by the loops around it that neither index it nor leave it in the cache. Values of
+the block (unbuffered edges) count as footprint; they cause traffic only in the tiers that they do not fit in, which is
+the paper's greedy spilling from fast tiers to slow ones. `forall` loops are taken in order on one core: tiers that
+cores share hold one block's working set for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_used, walk
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Stmt, Store, Update, exprs_of
+from tilefold.block.ir import walk as walk_nodes
+from tilefold.plan.hardware import Machine
+from tilefold.tensor.analysis import TYPICAL_EXTENT, expr_flops
+from tilefold.tile.layout import product_of
+
+#: Tensor or value -> bytes.
+Bytes = Mapping[str, float]
+_NAMES_TILE = ("tile_start", "tile_stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Matrix products of one statement: `calls` of rows x cols x depth, operands of `dtype`."""
+
+    calls: float
+    rows: int
+    cols: int
+    depth: int
+    dtype: DType
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.calls * self.rows * self.cols * self.depth
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """`traffic[t]`: bytes of each global tensor, and of each value that spills, that come into tier t (or go out of
+    it) from the one below; `working`: bytes that the innermost loop bodies touch at once. `blocks`: of the grid.
+    `steps`: statements executed, tile by tile; `units`: element-wise work (`expr_flops`)."""
+
+    traffic: tuple[Bytes, ...]
+    working: float
+    blocks: int
+    steps: float
+    units: float
+    products: tuple[Product, ...]
+
+    def moved(self, tier: int) -> float:
+        """All bytes between tier and the next slower one."""
+        return sum(self.traffic[tier].values())
+
+
+def analyse(block: Block, sizes: Mapping[str, int], tiles: Mapping[str, int], machine: Machine) -> Dataflow:
+    """The dataflow of a block program (after `tile.layout.arrange`) with `sizes[d]` and `tiles[d]` for its dims."""
+    return Analysis(block, sizes).dataflow(tiles, machine)
+
+
+class Analysis:
+    """The analysis of a block program for any tiles.
+
+    Inside, ranges map a dim to the number of its indices that are current; absent: its whole extent.
+    """
+
+    def __init__(self, block: Block, sizes: Mapping[str, int]):
+        self.block, self.sizes = block, sizes
+        self.tiles: Mapping[str, int] = {}
+        self.globals = {i.name for i in block.inputs} | {r.name for r in block.results}
+        self.width = {i.name: i.dtype.nbytes for i in block.inputs} | {r.name: r.dtype.nbytes for r in block.results}
+        self.dtypes = {i.name: i.dtype for i in block.inputs}
+        self.whole = {i.name: self._elements(i.shape) for i in block.inputs}
+        self.dims: dict[str, tuple[str, ...]] = {}
+        for n in walk_nodes(block.body):
+            if isinstance(n, Let | Init):
+                self.dims[n.name] = n.dims
+                self.width[n.name], self.dtypes[n.name] = n.dtype.nbytes, n.dtype
+                if n.index_name:
+                    self.dims[n.index_name] = n.dims
+                    self.width[n.index_name] = 8
+        self._touched: dict[int, tuple[tuple[str, frozenset[str]], ...]] = {}
+        self._work: dict[int, tuple[frozenset[str], float]] = {}
+        self._products: dict[int, tuple[tuple[str, ...], ...] | None] = {}
+
+    def dataflow(self, tiles: Mapping[str, int], machine: Machine) -> Dataflow:
+        """With these tiles (absent: 1) on a machine."""
+        self.tiles = tiles
+        body = self.block.body
+        traffic = []
+        for t in machine.tiers[:-1]:
+            copies = machine.cores if t.sharing >= machine.cores else 1
+            moved, _ = self.traffic(body, {}, t.capacity / copies)
+            traffic.append({n: x for n, x in moved.items() if n in self.globals or x > 0})
+        steps, units, products = self.work(body, {}, 1.0)
+        return Dataflow(tuple(traffic), self.innermost(body, {}), self.blocks(body), steps, units, tuple(products))
+
+    def _elements(self, shape: Sequence[Expr]) -> float:
+        return prod(evaluate_size(e, self.sizes) for e in shape)
+
+    # -- what a statement touches -------------------------------------------------------------
+
+    def touches(self, n: Stmt) -> tuple[tuple[str, frozenset[str]], ...]:
+        """(tensor or value, dims that index it) for each distinct access of a statement."""
+        found = self._touched.get(id(n))
+        if found is None:
+            seen: dict[tuple[str, frozenset[str]], None] = {}
+            for e in exprs_of(n):
+                for x in walk(e):
+                    if isinstance(x, Load):
+                        seen[(x.tensor, frozenset().union(*map(dims_used, x.index)))] = None
+            match n:
+                case Store(tensor=t, index=ix):
+                    seen[(t, frozenset().union(*map(dims_used, ix)))] = None
+                case Let(name=t) | Init(name=t) | Update(name=t) | Accumulate(name=t):
+                    seen[(t, frozenset(self.dims[t]))] = None
+            found = self._touched[id(n)] = tuple(seen)
+        return found
+
+    def current(self, dims: Iterable[str], ranges: Mapping[str, int]) -> float:
+        """Elements at the current ranges of these dims."""
+        n = 1.0
+        for d in dims:
+            at = ranges.get(d)
+            n *= self.sizes[d] if at is None else at
+        return n
+
+    def footprint(self, nodes: Sequence[Node], ranges: Mapping[str, int]) -> dict[str, float]:
+        """Distinct bytes of each tensor and value that one execution of the nodes touches."""
+        out: dict[str, float] = {}
+        self._footprint(nodes, ranges, frozenset(), out)
+        return out
+
+    def _footprint(
+        self, nodes: Sequence[Node], ranges: Mapping[str, int], private: frozenset[str], out: dict[str, float]
+    ) -> None:
+        """`private`: dims of the loops gone into: a value made inside is a tile of them, a tensor all of it."""
+        for n in nodes:
+            if isinstance(n, Loop):
+                self._footprint(n.body, ranges, private | {n.dim}, out)
+                continue
+            for name, dims in self.touches(n):
+                if name in self.globals:
+                    elements = self.current(dims, ranges)
+                    elements = min(elements, self.whole.get(name, elements))
+                else:
+                    inner = {d: self.tile(d) for d in dims & private} if private else {}
+                    elements = self.current(dims, {**ranges, **inner} if inner else ranges)
+                out[name] = max(out.get(name, 0.0), elements * self.width[name])
+
+    # -- traffic ------------------------------------------------------------------------------
+
+    def traffic(
+        self, nodes: Sequence[Node], ranges: Mapping[str, int], capacity: float
+    ) -> tuple[dict[str, float], bool]:
+        """Bytes of each tensor into a cache of `capacity` for one execution, and whether all of it fits."""
+        foot = self.footprint(nodes, ranges)
+        if sum(foot.values()) <= capacity:
+            return {n: x if n in self.globals else 0.0 for n, x in foot.items()}, True
+        out: dict[str, float] = {}
+        for n in nodes:
+            moved = self._loop(n, ranges, capacity) if isinstance(n, Loop) else self._statement(n, ranges, capacity)
+            for name, x in moved.items():
+                out[name] = out.get(name, 0.0) + x
+        return out, False
+
+    def _statement(self, n: Stmt, ranges: Mapping[str, int], capacity: float) -> dict[str, float]:
+        """What a statement touches; values come from cache as far as they fit."""
+        out: dict[str, float] = {}
+        for name, dims in self.touches(n):
+            x = self.current(dims, ranges) * self.width[name]
+            if name in self.globals:
+                x = min(x, self.whole.get(name, x) * self.width[name])
+            else:
+                x = max(0.0, x - capacity)
+            out[name] = max(out.get(name, 0.0), x)
+        return out
+
+    def _loop(self, loop: Loop, ranges: Mapping[str, int], capacity: float) -> dict[str, float]:
+        n = self.trips(loop)
+        inner = {**ranges, loop.dim: self.tile(loop.dim)}
+        moved, fits = self.traffic(loop.body, inner, capacity)
+        out = {}
+        for name, x in moved.items():
+            stays = fits and not self._indexed(loop.body, name, loop.dim)
+            out[name] = x if stays else x * n
+        return out
+
+    def _indexed(self, nodes: Sequence[Node], name: str, dim: str) -> bool:
+        return any(
+            name == t and dim in dims
+            for n in walk_nodes(tuple(nodes))
+            if not isinstance(n, Loop)
+            for t, dims in self.touches(n)
+        )
+
+    def tile(self, d: str) -> int:
+        return max(1, min(self.tiles.get(d, 1), max(1, self.sizes[d])))
+
+    def trips(self, loop: Loop) -> float:
+        """Tiles that a loop runs; a bounded loop's are those at the middle of what it is bounded by."""
+        stop = self.sizes[loop.dim] if loop.stop is None else self.middle(loop.stop)
+        start = 0.0 if loop.start is None else self.middle(loop.start)
+        return max(0.0, stop - start) / self.tile(loop.dim) if self.sizes[loop.dim] else 0.0
+
+    def middle(self, e: Expr) -> float:
+        """A loop bound with every outer tile at half its extent."""
+        match e:
+            case Const(value, _):
+                return float(value)
+            case Index(d):
+                return self.sizes[d] / 2
+            case Size(d):
+                return float(self.sizes[d])
+            case Call(op, (Index(d),)) if op in _NAMES_TILE:
+                return self.sizes[d] / 2 + (self.tile(d) / 2 if op == "tile_stop" else -self.tile(d) / 2)
+            case Call(op, (a, b)) if op in _ARITHMETIC:
+                return _ARITHMETIC[op](self.middle(a), self.middle(b))
+            case _:
+                return float(evaluate_size(e, self.sizes))
+
+    # -- work ---------------------------------------------------------------------------------
+
+    def blocks(self, nodes: Sequence[Node]) -> int:
+        """Blocks of the grid."""
+        n = 1
+        while len(nodes) == 1 and isinstance(nodes[0], Loop) and nodes[0].kind == "forall":
+            n *= ceil(self.sizes[nodes[0].dim] / self.tile(nodes[0].dim))
+            nodes = nodes[0].body
+        return n
+
+    def innermost(self, nodes: Sequence[Node], ranges: Mapping[str, int]) -> float:
+        """Most bytes that a body without loops touches at once."""
+        loops = [n for n in nodes if isinstance(n, Loop)]
+        own = [n for n in nodes if not isinstance(n, Loop)]
+        here = sum(self.footprint(own, ranges).values())
+        return max([here, *(self.innermost(n.body, {**ranges, n.dim: self.tile(n.dim)}) for n in loops)])
+
+    def work(
+        self, nodes: Sequence[Node], ranges: Mapping[str, int], times: float
+    ) -> tuple[float, float, list[Product]]:
+        """Statements run, element-wise units, and the products."""
+        steps, units, products = 0.0, 0.0, list[Product]()
+        for n in nodes:
+            if isinstance(n, Loop):
+                inner = {**ranges, n.dim: self.tile(n.dim)}
+                s, u, p = self.work(n.body, inner, times * self.trips(n))
+                steps, units, products = steps + s, units + u, products + p
+                continue
+            steps += times
+            product = self.product(n, ranges, times)
+            if product is not None:
+                products.append(product)
+            elif not isinstance(n, Init):
+                units += times * self.units(n, ranges)
+        return steps, units, products
+
+    def units(self, n: Stmt, ranges: Mapping[str, int]) -> float:
+        """Element-wise work of a statement: its arithmetic, and one to move the result."""
+        found = self._work.get(id(n))
+        if found is None:
+            found = self._work[id(n)] = self._element(n)
+        dims, each = found
+        return self.current(dims, ranges) * each
+
+    def _element(self, n: Stmt) -> tuple[frozenset[str], float]:
+        """The dims that a statement runs over, and its units an element."""
+        dims = frozenset().union(*(dims_used(e) for e in exprs_of(n)))
+        match n:
+            case Let(dims=own, rdims=over, expr=e, reducer=r):
+                return dims | set(own) | set(over), (expr_flops(e) + 1) * _SELECTION.get(r or "", 1.0)
+            case Accumulate(name=name, rdims=over, expr=e, reducer=r):
+                return dims | set(self.dims[name]) | set(over), (expr_flops(e) + 1) * _SELECTION.get(r, 1.0)
+            case Update(name=name, expr=e):
+                return dims | set(self.dims[name]), expr_flops(e) + 1.0
+            case Store(dims=own, expr=e):
+                return dims | set(own), expr_flops(e) + 1.0
+            case Init():
+                return frozenset(), 0.0
+        raise AssertionError(n)
+
+    def product(self, n: Stmt, ranges: Mapping[str, int], times: float) -> Product | None:
+        """The matrix product that a statement is, if it is one."""
+        if not isinstance(n, Let | Accumulate):
+            return None
+        if id(n) not in self._products:
+            self._products[id(n)] = self._sides(n)
+        sides = self._products[id(n)]
+        if sides is None:
+            return None
+        rows, cols, batch, depth = (self.current(d, ranges) for d in sides[:4])
+        return Product(times * batch, int(rows), int(cols), int(depth), self.dtypes.get(sides[4][0], DType.F32))
+
+    def _sides(self, n: Let | Accumulate) -> tuple[tuple[str, ...], ...] | None:
+        """Dims of the rows, the columns, both operands and the contraction of a product; the name of an operand."""
+        p = product_of(n, self.dims[n.name])
+        if p is None:
+            return None
+        a, b = dims_used(p.a), dims_used(p.b)
+        rows = tuple(d for d in p.out if d in a and d not in b)
+        cols = tuple(d for d in p.out if d in b and d not in a)
+        return rows, cols, tuple(d for d in p.out if d in a and d in b), p.rdims, (p.a.tensor,)
+
+
+#: A top-k keeps a sorted list beside each lane; an argmax a second value.
+_SELECTION = {"topk": 8.0, "argmax": 2.0, "argmin": 2.0}
+_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b if b else 0.0,
+    "mod": lambda a, b: a % b if b else 0.0,
+    "minimum": min,
+    "maximum": max,
+}
+
+
+def evaluate_size(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int] | None = None) -> int:
+    """A size expression with `sizes` for dims and `syms` (default: the typical extent) for symbols."""
+    match e:
+        case Const(value, _):
+            return int(value)
+        case Size(d):
+            return sizes[d]
+        case Sym(name):
+            return (syms or {}).get(name, TYPICAL_EXTENT)
+        case Call("neg", (a,)):
+            return -evaluate_size(a, sizes, syms)
+        case Call(op, (a, b)) if op in _ARITHMETIC:
+            return int(_ARITHMETIC[op](evaluate_size(a, sizes, syms), evaluate_size(b, sizes, syms)))
+    raise AssertionError(f"not a size expression: {e}")
+
+
+def extents(block_sizes: Mapping[str, Expr], syms: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The extent of every dim, for given (or typical) values of the symbols."""
+    return {d: evaluate_size(e, {}, syms) for d, e in block_sizes.items()}
