@@ -19,13 +19,16 @@ from typing import Literal
 import torch
 
 from tilefold.algebra.expr import Index, Load
+from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
+from tilefold.plan.gpu import fuse_for_gpu, gpu_library_products
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
+from tilefold.runtime.gpu_configs import chooser
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tile import ir as tile
 from tilefold.tile.lower import LowerOptions, lower
@@ -38,16 +41,30 @@ Goal = Literal["fused", "fast"]
 MOST_WORKERS = 16
 
 
-def compile_program(p: Program, *, goal: Goal = "fast", load: bool = True) -> CompiledProgram:
+def compile_program(p: Program, *, goal: Goal = "fast", load: bool = True, device: str = "cpu") -> CompiledProgram:
     """Compile a tensor program (normalised: `tensor.passes`). TilefoldError where that is impossible.
 
-    load: also compile the kernels' code now (else when they first run).
+    load: also compile the kernels' code now (else when they first run). device: type of the device that the
+    tensors are on; on "cuda", kernels are always compiled when a shape first needs them. "interpreter": the GPU's
+    kernels in Triton's interpreter, on CPU tensors (tests).
     """
+    if device != "cpu":
+        return _for_gpu(p, goal, interpreted=device == "interpreter")
     apart = library_products(p, this_machine()) if goal == "fast" else frozenset()
     fused = fuse(p, apart, workers=max(ENOUGH_PARALLEL, min(MOST_WORKERS, torch.get_num_threads())))
     steps = tuple(_step(fused.program, k) for k in fused.kernels)
     if load:
         load_all([s for s in steps if isinstance(s, KernelStep)])
+    return CompiledProgram(fused.program, fused, steps)
+
+
+def _for_gpu(p: Program, goal: Goal, *, interpreted: bool) -> CompiledProgram:
+    apart = gpu_library_products(p) if goal == "fast" else frozenset()
+    fused = fuse_for_gpu(p, apart)
+    steps = tuple(
+        GpuStep(k, interpreted=interpreted) if isinstance(s := _step(fused.program, k), KernelStep) else s
+        for k in fused.kernels
+    )
     return CompiledProgram(fused.program, fused, steps)
 
 
@@ -126,6 +143,21 @@ def unit_axis(x: torch.Tensor) -> int | None:
         if strides[axis] == 1:
             return axis
     return None
+
+
+class GpuStep(KernelStep):
+    """A fused kernel on a CUDA device: `backends.triton` chooses tiles and compiles a shape at a time."""
+
+    def __init__(self, fused: FusedKernel, *, interpreted: bool = False):
+        super().__init__(fused)
+        self.triton = TritonKernel(self.canonical.block, chooser(), interpreted=interpreted)
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        device = tensors[self.reads[0]].device if self.reads else next(iter(tensors.values())).device
+        for name, dtype, shape in self.results:
+            if name not in tensors:
+                tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
+        self.triton.launch([tensors[old] for _, old in self._tensors], {new: syms[old] for new, old in self._syms})
 
 
 class LibraryStep:

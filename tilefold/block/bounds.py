@@ -20,8 +20,8 @@ from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sy
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
 
-_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
-_SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _ZERO = Const(0.0, DType.F32)
 _NEG_INF = Const(-math.inf, DType.F32)
 
@@ -139,7 +139,7 @@ def _conjuncts(e: Expr, truth: bool) -> Iterator[Call]:
             yield from _conjuncts(a, False)
             yield from _conjuncts(b, False)
         case Call(("lt" | "le" | "gt" | "ge") as op, (a, b)):
-            yield Call(op if truth else _NEGATED[op], (a, b))
+            yield Call(op if truth else NEGATED[op], (a, b))
         case Call(("ne" | "eq") as op, (Call("where", (c, Const(x, _), Const(y, _))), Const(z, _))):
             on, off = (x == z) == (op == "eq"), (y == z) == (op == "eq")
             if on != off:
@@ -150,21 +150,21 @@ def _conjuncts(e: Expr, truth: bool) -> Iterator[Call]:
 
 def _bound(need: Call, dim: str, outer: tuple[str, ...]) -> tuple[str, Expr] | None:
     """("stop", e) or ("start", e): blocks of `dim` outside never satisfy the comparison."""
-    terms = _linear(Call("sub", need.args))
+    terms = linear(Call("sub", need.args))
     if terms is None:
         return None
     at = terms.pop(Index(dim), 0)
     if at not in (1, -1) or any(isinstance(t, Index) and t.dim not in outer for t in terms):
         return None
-    op = need.op if at == 1 else _SWAPPED[need.op]
+    op = need.op if at == 1 else SWAPPED[need.op]
     # at * j + rest (op) 0, that is j (op) f with f = -rest / at
     f = {t: -c * at for t, c in terms.items()}
     if op in ("lt", "le"):
-        return "stop", _sum(f, largest=True, plus=1 if op == "le" else 0)
-    return "start", _sum(f, largest=False, plus=1 if op == "gt" else 0)
+        return "stop", extreme(f, largest=True, plus=1 if op == "le" else 0)
+    return "start", extreme(f, largest=False, plus=1 if op == "gt" else 0)
 
 
-def _linear(e: Expr) -> dict[Expr, int] | None:
+def linear(e: Expr) -> dict[Expr, int] | None:
     """Coefficients of an integer expression over indices, sizes, symbols and (under Const 1) a constant."""
     one = Const(1, DType.I64)
     match e:
@@ -173,16 +173,16 @@ def _linear(e: Expr) -> dict[Expr, int] | None:
         case Index() | Size() | Sym():
             return {e: 1}
         case Call("neg", (a,)):
-            return _scaled(_linear(a), -1)
+            return _scaled(linear(a), -1)
         case Call(("add" | "sub") as op, (a, b)):
-            x, y = _linear(a), _scaled(_linear(b), 1 if op == "add" else -1)
+            x, y = linear(a), _scaled(linear(b), 1 if op == "add" else -1)
             if x is None or y is None:
                 return None
             return {t: x.get(t, 0) + y.get(t, 0) for t in {**x, **y}}
         case Call("mul", (Const(v, DType.I64), a)) | Call("mul", (a, Const(v, DType.I64))):
-            return _scaled(_linear(a), int(v))
+            return _scaled(linear(a), int(v))
         case Cast(a, dtype) if dtype in (DType.I64, DType.I32, DType.F32, DType.F64):
-            return _linear(a)
+            return linear(a)
     return None
 
 
@@ -190,7 +190,7 @@ def _scaled(terms: dict[Expr, int] | None, by: int) -> dict[Expr, int] | None:
     return None if terms is None else {t: c * by for t, c in terms.items()}
 
 
-def _sum(terms: Mapping[Expr, int], *, largest: bool, plus: int) -> Expr:
+def extreme(terms: Mapping[Expr, int], *, largest: bool, plus: int) -> Expr:
     """The extreme value of a linear form over the current blocks of its indices."""
     out: Expr | None = None
     constant = plus

@@ -90,10 +90,13 @@ def _merge(b: Builder, stage: Stage, v: StateVar, segment: str, sizes: dict[str,
         sizes[f"{slot}_part"] = g.program.sizes[slot]
         at[slot] = Index(f"{slot}_part")
         rdims = (segment, f"{slot}_part")
-    dims_of = {r: _part_dims(g, b.plan, w, segment) for w in stage.fold.state for r in (w.name, w.index_name) if r}
+    held = {r: w for w in stage.fold.state for r in (w.name, w.index_name) if r}
 
     def part(result: str) -> Load:
-        return Load(f"{result}_part", tuple(at.get(d, Index(d)) for d in dims_of[result]))
+        w = held[result]
+        same = {d: lit(0) for d in b.plan.group.parallel if d not in w.dims}
+        index = tuple({**same, **at}.get(d, Index(d)) for d in _part_dims(g, b.plan, w, segment))
+        return Load(f"{result}_part", index)
 
     value: Expr = part(v.name)
     if v.repair is not None:
@@ -118,6 +121,9 @@ def _moved(b: Builder, fold: Fold, v: StateVar, part: Callable[[str], Load]) -> 
 
 
 def _part_dims(g: Graph, plan: StagePlan, v: StateVar, segment: str) -> tuple[str, ...]:
-    """Axes of a partial state in memory: parallel dims, segment, then what else it has."""
-    head = (*[d for d in plan.group.parallel if d in v.dims], segment)
+    """Axes of a partial state in memory: parallel dims, segment, then what else it has.
+
+    A state that is the same for all blocks of a parallel dim (a count) is written by each of them.
+    """
+    head = (*plan.group.parallel, segment)
     return (*head, *[d for d in v.dims if d not in head])

@@ -21,8 +21,8 @@ Runner = Callable[[Mapping[str, torch.Tensor], Mapping[str, int]], Mapping[str, 
 Sizes = Callable[[Mapping[str, int]], tuple[int, ...]]
 
 
-def interpreted(program: Program) -> Runner:
-    """The program run by the tensor interpreter: slow, and the definition of what is right."""
+def interpreted(program: Program, *, device: str = "cpu") -> Runner:
+    """The program run by the tensor interpreter, on any device: slow, and the definition of what is right."""
 
     def call(inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
         results = run(program, inputs, syms=syms)

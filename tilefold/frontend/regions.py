@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch._inductor.compile_fx import compile_fx_inner
@@ -28,8 +28,10 @@ log = logging.getLogger("tilefold")
 WORTH_INDUCTOR = 2
 
 
-#: `pipeline.compile_program`, or a stand-in.
-CompileProgram = Callable[[Program], Runner]
+class CompileProgram(Protocol):
+    """`pipeline.compile_program`, or a stand-in. `device`: type of the device that the tensors are on."""
+
+    def __call__(self, program: Program, /, *, device: str) -> Runner: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ class _Assembler:
         try:
             lowered = lower(part.module, name=name, names=names)
             with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
-                runner = self.options.compile_program(lowered.program)
+                runner = self.options.compile_program(lowered.program, device=device_of(part))
         except TilefoldError as err:
             if self.options.strict:
                 raise
@@ -251,6 +253,18 @@ class _Assembler:
             self.fallbacks.append(Fallback(f"{self.name} leftover", f"Inductor failed, runs op by op: {_first(err)}"))
             return None
         return lambda *args: compiled(list(args))
+
+
+def device_of(part: Extracted) -> str:
+    """The one kind of device that a region computes on. UnsupportedError: several, or one without a back end."""
+    values = [n.meta.get("val") for n in (*part.inputs, *part.results)]
+    found = {v.device for v in values if isinstance(v, torch.Tensor)}
+    if len(found) > 1:
+        raise UnsupportedError(f"tensors of {', '.join(sorted(map(str, found)))} in one region", hint="move them first")
+    kind = next(iter(found)).type if found else "cpu"
+    if kind not in ("cpu", "cuda"):
+        raise UnsupportedError(f"there is no back end for {kind}")
+    return kind
 
 
 def _item(results: Sequence[object], k: int) -> object:

@@ -23,17 +23,21 @@ from tilefold.tile.sizes import choose_tiles
 
 @dataclass(frozen=True, slots=True)
 class LowerOptions:
-    """`unit`: tensor -> axis of stride 1 (absent: the last). `tiles` overrides chosen tile sizes."""
+    """`unit`: tensor -> axis of stride 1 (absent: the last). `tiles` overrides chosen tile sizes.
+
+    arranged: choose the memory order of values and pack operands (back ends that keep values in memory).
+    """
 
     unit: Mapping[str, int | None] | None = None
     tiles: Mapping[str, int] | None = None
+    arranged: bool = True
 
 
 def lower(block: Block, options: LowerOptions | None = None, note: str = "") -> ir.Kernel:
     """The kernel of a block program that is one nest of `forall` loops."""
     options = options or LowerOptions()
     unit = _unit_axes(block, options.unit or {})
-    arranged = arrange(block, unit)
+    arranged = arrange(block, unit) if options.arranged else block
     tiles = {**choose_tiles(arranged), **(options.tiles or {})}
     tiles |= {n.dim: 1 for n in walk(arranged.body) if isinstance(n, Loop) and n.single}
     grid: list[ir.Tiled] = []

@@ -1,0 +1,128 @@
+"""From Triton source to a compiled kernel, for the GPU at hand or, without one, for a named target.
+
+Considered: letting `triton.jit` specialise at every call. It costs tens of microseconds a call in
+Python; compiling ahead for a signature and calling the launcher costs a few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tilefold import config
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.render import Rendered
+from tilefold.backends.triton.values import POINTER_TYPE
+from tilefold.errors import BackendError
+from tilefold.tile.ir import Kernel
+
+try:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+except ImportError:  # Triton is optional: without it there is no GPU back end
+    triton = None
+
+#: Pointers and integers that are multiples of this load and store whole vectors.
+DIVISOR = 16
+_modules: dict[str, ModuleType] = {}
+
+
+def available() -> bool:
+    """Whether Triton is installed."""
+    return triton is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to compile for: ("cuda", 90, 32), ("hip", "gfx942", 64) ..."""
+
+    backend: str
+    arch: int | str
+    warp_size: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a compiled kernel takes: bytes of shared memory, and text of its assembly."""
+
+    shared: int
+    assembly: Mapping[str, Any]
+
+    def has(self, instruction: str) -> bool:
+        """Whether the PTX (or AMD assembly) contains an instruction."""
+        return any(isinstance(t, str) and instruction in t for t in self.assembly.values())
+
+
+def module_of(source: str, name: str) -> ModuleType:
+    """The source as an imported module; its file stays in the cache for the reader and the compiler."""
+    key = hashlib.sha256(source.encode()).hexdigest()[:24]
+    if key not in _modules:
+        path = _written(source, f"{name}_{key}")
+        spec = importlib.util.spec_from_file_location(f"tilefold_kernels.{name}_{key}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        _modules[key] = module
+    return _modules[key]
+
+
+def _written(source: str, stem: str) -> Path:
+    folder = config.load().cache_dir / "triton"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="tilefold-"))
+    path = folder / f"{stem}.py"
+    if not path.exists():
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as f:
+            f.write(source)
+        os.replace(f.name, path)
+    return path
+
+
+def signature(kernel: Kernel, r: Rendered, *, wide: bool) -> dict[str, str]:
+    """Types of the kernel's arguments."""
+    number = "i64" if wide else "i32"
+    types = {a: POINTER_TYPE[t.dtype] for a, t in zip(r.arguments, kernel.tensors, strict=False)}
+    return {a: types.get(a, number) for a in r.arguments}
+
+
+def compiled(
+    kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequence[bool], *, wide: bool, target: Target | None
+) -> Any:
+    """The compiled kernel; `divisible[n]`: argument n is a multiple of 16. BackendError where Triton refuses.
+
+    target None: the current GPU.
+    """
+    if triton is None:
+        raise BackendError("Triton is not installed", hint="pip install triton")
+    fn = getattr(module_of(r.source, r.name), r.name)
+    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n, d in enumerate(divisible) if d}
+    src = ASTSource(fn, signature(kernel, r, wide=wide), constexprs={}, attrs=attrs)
+    options: dict[str, Any] = {"num_warps": config.warps, "num_stages": config.stages}
+    if config.registers:
+        options["maxnreg"] = config.registers
+    where = None if target is None else GPUTarget(target.backend, target.arch, target.warp_size)
+    try:
+        return triton.compile(src, target=where, options=options)
+    except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
+        text = str(err).strip().splitlines()
+        raise BackendError(f"Triton does not compile {r.name}: {text[-1] if text else type(err).__name__}") from err
+
+
+def resources(kernel: Kernel, r: Rendered, config: TritonConfig, target: Target, *, wide: bool = False) -> Resources:
+    """Cross-compile (no GPU needed), all arguments divisible by 16."""
+    done = compiled(kernel, r, config, [True] * len(r.arguments), wide=wide, target=target)
+    return Resources(int(done.metadata.shared), dict(done.asm))

@@ -1,0 +1,49 @@
+"""How a kernel is cut and run on a GPU: everything the tuner may choose, nothing that changes the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class TritonConfig:
+    """Tiles (dim -> indices a tile; powers of two for dims that are vectors) and launch parameters.
+
+    `lanes`: dims whose vectors are longer than their tile (a tensor core needs 16 rows); the rest is masked.
+    `warps`, `stages`: of the kernel and of its software pipelines. `descriptors`: operands of
+    products come through tensor-map copies (TMA) where strides allow it. `specialize`: producer
+    and consumer warps (Hopper and later; the result has to be checked). `registers`: most a thread may use.
+    """
+
+    tiles: Mapping[str, int] = field(default_factory=dict)
+    lanes: Mapping[str, int] = field(default_factory=dict)
+    warps: int = 4
+    stages: int = 2
+    descriptors: bool = False
+    specialize: bool = False
+    registers: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tiles", MappingProxyType(dict(self.tiles)))
+        object.__setattr__(self, "lanes", MappingProxyType(dict(self.lanes)))
+
+    def key(self) -> tuple[object, ...]:
+        """Hashable identity."""
+        return (
+            tuple(sorted(self.tiles.items())),
+            tuple(sorted(self.lanes.items())),
+            self.warps,
+            self.stages,
+            self.descriptors,
+            self.specialize,
+            self.registers,
+        )
+
+    def __str__(self) -> str:
+        tiles = " ".join(f"{d}:{n}" for d, n in self.tiles.items())
+        extra = [f"warps {self.warps}", f"stages {self.stages}"]
+        extra += ["descriptors"] * self.descriptors + ["specialized warps"] * self.specialize
+        extra += [f"lanes {d}:{n}" for d, n in self.lanes.items()]
+        return f"{tiles}; {', '.join(extra)}"

@@ -1,0 +1,197 @@
+"""Calling generated kernels on CUDA tensors.
+
+A call looks up what its shapes and strides need (`_Plan`: compiled kernel, grid, all integer
+arguments) and hands the launcher the pointers. No synchronisation, the current stream of the
+tensors' device; nothing but the launch is recorded in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilefold.algebra.expr import Const, Expr
+from tilefold.backends.triton.compile import DIVISOR, compiled, module_of
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.prepare import tile_kernel
+from tilefold.backends.triton.render import Rendered, render
+from tilefold.backends.triton.tiles import default_config
+from tilefold.block.ir import Block
+from tilefold.errors import BackendError
+from tilefold.plan.sizes import shape_function
+from tilefold.tile.ir import Kernel
+
+#: Addresses beyond this many elements need 64-bit arithmetic.
+NARROW_LIMIT = 1 << 31
+#: Plans remembered a kernel; dynamic shapes make new ones.
+PLANS = 4096
+
+#: (block program, extents of its dims) to a configuration, or None for the default.
+Chooser = Callable[[Block, Mapping[str, int]], TritonConfig | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One rendering: its kernel, source, configuration, and whether offsets have 64 bits."""
+
+    kernel: Kernel
+    rendered: Rendered
+    config: TritonConfig
+    wide: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    run: Callable[..., None]
+    function: Any
+    metadata: Any
+    grid: int
+    numbers: tuple[int, ...]
+
+
+class TritonKernel:
+    """A block program on CUDA devices. Kernels are compiled when a shape first needs them.
+
+    interpreted: run by Triton's interpreter on CPU tensors (tests; TRITON_INTERPRET=1 before Triton is imported).
+    """
+
+    def __init__(self, block: Block, choose: Chooser | None = None, *, interpreted: bool = False):
+        self.block = block
+        self.choose = choose
+        self.interpreted = interpreted
+        self.tensors = tuple(i.name for i in block.inputs) + tuple(r.name for r in block.results)
+        self._sizes = shape_function(list(block.sizes.values()))
+        self._variants: dict[tuple[object, ...], list[Variant]] = {}
+        self._compiled: dict[tuple[object, ...], Any] = {}
+        self._plans: dict[tuple[object, ...], _Plan] = {}
+        self._last: tuple[tuple[object, ...], _Plan] | None = None
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        """Run on tensors of one CUDA device; results are written in place. BackendError: it does not compile."""
+        xs = [tensors[n] for n in self.tensors]
+        self.launch(xs, syms)
+
+    def launch(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> None:
+        """The same, tensors in the order of `self.tensors`."""
+        if self.interpreted:
+            self._interpret(xs, syms)
+            return
+        pointers = [x.data_ptr() for x in xs]
+        device = xs[0].device.index
+        key = (
+            device,
+            *[x.shape for x in xs],
+            *[x.stride() for x in xs],
+            *[p % DIVISOR == 0 for p in pointers],
+            *syms.values(),
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(xs, syms)
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        if plan.grid == 0:
+            return
+        if device == torch._C._cuda_getDevice():
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            plan.run(plan.grid, 1, 1, stream, plan.function, plan.metadata, None, None, None, *pointers, *plan.numbers)
+            return
+        with torch.cuda.device(device):
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            plan.run(plan.grid, 1, 1, stream, plan.function, plan.metadata, None, None, None, *pointers, *plan.numbers)
+
+    def sizes(self, syms: Mapping[str, int]) -> dict[str, int]:
+        """Extents of the block program's dims."""
+        return dict(zip(self.block.sizes, self._sizes(syms), strict=True))
+
+    def variant(
+        self, units: tuple[int | None, ...], sizes: Mapping[str, int], *, wide: bool = False, **options: bool
+    ) -> Variant:
+        """The rendering for unit-stride axes and extents; one serves all extents of its bin."""
+        config = self.choose(self.block, sizes) if self.choose is not None else None
+        config = config or default_config(self.block, sizes)
+        key = (units, config.key(), wide, tuple(sorted(options.items())))
+        known = self._variants.setdefault(key, [])
+        for v in known:
+            if all(sizes[d] <= n for d, n in v.rendered.covers.items()):
+                return v
+        kernel = tile_kernel(self.block, config, dict(zip(self.tensors, units, strict=True)))
+        bins = {
+            d: 1 << max(0, n - 1).bit_length() for d, n in sizes.items() if not isinstance(kernel.sizes.get(d), Const)
+        }
+        rendered = render(kernel, config, bins=bins, wide=wide, **options)
+        v = Variant(kernel, rendered, config, wide)
+        known.append(v)
+        return v
+
+    def _interpret(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> None:
+        v, grid, numbers = self._bound(xs, syms)
+        if grid:
+            fn = getattr(module_of(v.rendered.source, v.rendered.name), v.rendered.name)
+            fn[(grid,)](*xs, *numbers)
+
+    def _plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> _Plan:
+        v, grid, numbers = self._bound(xs, syms)
+        device = xs[0].device
+        divisible = [*(x.data_ptr() % DIVISOR == 0 for x in xs), *(n % DIVISOR == 0 for n in numbers)]
+        key = (device.index, v.rendered.source, v.config.warps, v.config.stages, v.config.registers, tuple(divisible))
+        with torch.cuda.device(device):
+            done = self._compiled.get(key)
+            if done is None:
+                done = compiled(v.kernel, v.rendered, v.config, divisible, wide=v.wide, target=None)
+                self._compiled[key] = done
+            run = done.run
+            return _Plan(run, done.function, done.packed_metadata, grid, tuple(numbers))
+
+    def _bound(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> tuple[Variant, int, list[int]]:
+        """The variant for these tensors, thread blocks, and the integer arguments."""
+        sizes = self.sizes(syms)
+        units = tuple(_unit_axis(x) for x in xs)
+        wide = any(_span(x) >= NARROW_LIMIT for x in xs)
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        v = self.variant(units, sizes, wide=wide, tf32=tf32, interpreted=self.interpreted)
+        numbers: list[int] = []
+        for x, t in zip(xs, (self._param(v.kernel, n) for n in self.tensors), strict=True):
+            if t is None:
+                continue
+            want = tuple(_value(e, syms) for e in t.shape)
+            if tuple(x.shape) != want:
+                raise ValueError(f"{v.kernel.name}: {t.name} has shape {tuple(x.shape)}, not {want}")
+            if x.dtype is not t.dtype.torch_dtype:
+                raise ValueError(f"{v.kernel.name}: {t.name} is {x.dtype}, not {t.dtype.torch_dtype}")
+            numbers += [s for a, s in enumerate(x.stride()) if a != t.unit_axis]
+        numbers += [syms[s] for s in v.kernel.syms]
+        used = [x for x, n in zip(xs, self.tensors, strict=True) if self._param(v.kernel, n) is not None]
+        if len(used) != len(xs):
+            raise BackendError(f"{v.kernel.name} does not use all of its tensors")
+        grid = 1
+        for t in v.rendered.grid:
+            grid *= -(-sizes[t.dim] // t.tile)
+        if any(n == 0 for x in xs[len(self.block.inputs) :] for n in x.shape):
+            grid = 0
+        return v, grid, numbers
+
+    @staticmethod
+    def _param(kernel: Kernel, name: str) -> Any:
+        return next((t for t in kernel.tensors if t.name == name), None)
+
+
+def _unit_axis(x: torch.Tensor) -> int | None:
+    strides = x.stride()
+    for axis in range(len(strides) - 1, -1, -1):
+        if strides[axis] == 1:
+            return axis
+    return None
+
+
+def _span(x: torch.Tensor) -> int:
+    """Elements from the first to the last address."""
+    return sum(abs(s) * (n - 1) for s, n in zip(x.stride(), x.shape, strict=True) if n > 0) + 1
+
+
+def _value(e: Expr, syms: Mapping[str, int]) -> int:
+    return shape_function([e])(syms)[0]

@@ -1,0 +1,99 @@
+"""Loads and stores: affine addresses split into a scalar part and vectors that do not vary in loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used
+from tilefold.backends.triton.values import Value, fitted
+from tilefold.tile import ir
+
+if TYPE_CHECKING:
+    from tilefold.backends.triton.render import _Renderer
+
+
+class Memory:
+    """Addresses of tensor elements over the current tiles."""
+
+    def __init__(self, r: _Renderer):
+        self.r = r
+        self.descriptors: dict[str, tuple[int, ...]] = {}
+
+    def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value:
+        """Elements of a tensor, axes in frame order; each distinct access is loaded once."""
+        order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
+        pointer, axes = self.address(t, index, order)
+        level = self._level
+        masked = self.r.masks(axes, axes)
+        code = f"tl.load({pointer})" if masked is None else f"tl.load({pointer}, mask={masked}, other=0)"
+        if masked is not None:
+            level = max([level, *(self.r._hold(d).level for d in axes)])
+        written = t.role != "in"
+        name = (
+            self.r.scopes.fresh(t.name) if written else self.r.scopes.once(code, f"x_{self.r.names[t.name][2:]}", level)
+        )
+        if written:
+            self.r.scopes.emit(f"{name} = {code}")
+        return Value(name, tuple(axes), t.dtype, level)
+
+    def address(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """Pointer code and its axes, in frame order."""
+        scalars: list[str] = []
+        vectors: list[Value] = []
+        self._level = 0
+        for axis, e in enumerate(index):
+            self._axis(self.r.settled(e), 1, self.r.stride(t, axis), scalars, vectors, frame)
+        axes = tuple(d for d in frame if any(d in v.axes for v in vectors))
+        base = self.r.names[t.name]
+        if scalars:
+            base = self.r.scopes.once(f"{base} + {' + '.join(scalars)}", f"at_{base[2:]}", self._scalar_level)
+        if not vectors:
+            return base, ()
+        merged: dict[tuple[str, ...], list[str]] = {}
+        for v in vectors:
+            merged.setdefault(v.axes, []).append(v.code)
+        parts = [fitted(Value("(" + " + ".join(c) + ")", a, DType.I64), axes) for a, c in merged.items()]
+        return f"{base} + ({' + '.join(parts)})", axes
+
+    @property
+    def _scalar_level(self) -> int:
+        return self._level
+
+    def _axis(
+        self, e: Expr, k: int, stride: str, scalars: list[str], vectors: list[Value], frame: Sequence[str]
+    ) -> None:
+        """Add the terms of k * e * stride."""
+        match e:
+            case Call("add", (a, b)):
+                self._axis(a, k, stride, scalars, vectors, frame)
+                self._axis(b, k, stride, scalars, vectors, frame)
+            case Call("sub", (a, b)):
+                self._axis(a, k, stride, scalars, vectors, frame)
+                self._axis(b, -k, stride, scalars, vectors, frame)
+            case Call("mul", (Const(n, DType.I64), a)) | Call("mul", (a, Const(n, DType.I64))):
+                self._axis(a, k * int(n), stride, scalars, vectors, frame)
+            case Const(n, DType.I64):
+                if int(n) * k:
+                    scalars.append(_times(str(int(n)), k, stride))
+            case Index(d) if self.r._hold(d).vector:
+                dim = self.r._hold(d)
+                if dim.base != "0":
+                    scalars.append(_times(dim.base, k, stride))
+                    self._level = max(self._level, dim.level)
+                vectors.append(Value(_times(self.r.arange(d), k, stride), (d,), DType.I64))
+            case _:
+                v = self.r.expressions.value(e, frame)
+                if v.code == "0":
+                    return
+                self._level = max(self._level, v.level)
+                if v.axes:
+                    vectors.append(Value(_times(f"({v.code})", k, stride), v.axes, DType.I64, v.level))
+                else:
+                    scalars.append(_times(v.code, k, stride))
+
+
+def _times(code: str, k: int, stride: str) -> str:
+    factors = [code] + ([str(k)] if k != 1 else []) + ([stride] if stride != "1" else [])
+    return " * ".join(factors)

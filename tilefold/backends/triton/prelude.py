@@ -1,0 +1,124 @@
+"""Device functions that generated kernels call: the text that stands before every kernel."""
+
+PRELUDE = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def tf_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def tf_min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def tf_int_max(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def tf_int_min(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def tf_mul(a, b):
+    return a * b
+
+
+@triton.jit
+def tf_square(x):
+    return x * x
+
+
+@triton.jit
+def tf_cube(x):
+    return x * x * x
+
+
+@triton.jit
+def tf_floordiv(a, b):
+    q = a // b
+    r = a - q * b
+    return q - ((r != 0) & ((r < 0) != (b < 0))).to(tl.int32)
+
+
+@triton.jit
+def tf_mod(a, b):
+    r = a - (a // b) * b
+    return r + ((r != 0) & ((r < 0) != (b < 0))).to(tl.int32) * b
+
+
+@triton.jit
+def tf_float_mod(a, b):
+    return a - tl.floor(a / b) * b
+
+
+@triton.jit
+def tf_sign(x):
+    return (x > 0).to(tl.float32) - (x < 0).to(tl.float32)
+
+
+@triton.jit
+def tf_trunc(x):
+    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
+
+
+@triton.jit
+def tf_round(x):
+    below = tl.floor(x)
+    rest = x - below
+    odd = below - 2.0 * tl.floor(below * 0.5)
+    return below + tl.where((rest > 0.5) | ((rest == 0.5) & (odd == 1.0)), 1.0, 0.0)
+
+
+@triton.jit
+def tf_tanh(x):
+    return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))
+
+
+@triton.jit
+def tf_tanh_approx(x):
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def tf_in_e4m3(x):
+    return tl.where(tl.abs(x) <= 464.0, x, float("nan"))
+
+
+@triton.jit
+def tf_rank(x, index):
+    # order of the key: value (NaN first, -0 = +0), then the lower index; the key of nothing is the least int64
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    bits = tl.where(bits == -2147483648, 0, bits)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    bits = tl.where(x != x, 0x7FFFFFFF, bits)
+    return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@triton.jit
+def tf_ranked_value(key):
+    bits = (key >> 32).to(tl.int32)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tf_ranked_index(key):
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF)
+"""
+
+#: The interpreter runs kernels as Python: bounds of loops are numbers there.
+INTERPRETED = """
+
+def tf_range(start, stop, step):
+    def number(x):
+        return x if isinstance(x, int) else int(x.handle.data.reshape(-1)[0])
+
+    return range(number(start), number(stop), step)
+"""

@@ -1,0 +1,149 @@
+"""Sums of products on tensor cores.
+
+A reduction sum over K of a * b is a matrix product when each side keeps dims that the other
+lacks: M and N. Several dims on a side (heads that share their keys, and rows) are flattened.
+Operands are taken in the narrower type of the two; a value computed in the kernel is rounded to
+it, as the program it came from rounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Load
+from tilefold.backends.triton.scalar import narrowed
+from tilefold.backends.triton.values import Value, fitted
+from tilefold.tile import ir
+
+if TYPE_CHECKING:
+    from tilefold.backends.triton.render import _Renderer
+
+#: Least extents a tensor core instruction takes.
+LEAST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    a: Load
+    b: Load
+    m: tuple[str, ...]
+    n: tuple[str, ...]
+    k: tuple[str, ...]
+
+
+class Products:
+    def __init__(self, r: _Renderer, tf32: bool):
+        self.r, self.tf32 = r, tf32
+
+    def contraction(self, s: ir.Reduce) -> bool:
+        """Render a sum as a product where it is one; False leaves it to element-wise code."""
+        match self.r.settled(s.expr):
+            case Call("mul", (Load() as a, Load() as b)):
+                sides = self._sides(s.buf, a, b, s.rdims)
+                if sides is not None:
+                    self._emit(s.buf, sides, s.accumulate)
+                    return True
+        return False
+
+    def gemm(self, s: ir.Gemm) -> None:
+        sides = self._sides(s.buf, s.a, s.b, s.rdims)
+        if sides is None:
+            self.r.reduce(ir.Reduce(s.buf, "sum", s.rdims, Call("mul", (s.a, s.b)), s.accumulate))
+        else:
+            self._emit(s.buf, sides, s.accumulate)
+
+    def _sides(self, buf: str, a: Load, b: Load, rdims: Sequence[str]) -> _Sides | None:
+        r = self.r
+        out = r.axes(r.buffers[buf])
+        da, db = self._dims(a), self._dims(b)
+        k = tuple(d for d in rdims if r._hold(d).vector)
+        if not k or not (set(k) <= da and set(k) <= db) or da & db & set(out):
+            return None
+        m, n = tuple(d for d in out if d in da), tuple(d for d in out if d in db)
+        if set(m) | set(n) != set(out) or not m or not n or (da | db) - set(out) - set(k):
+            return None
+        if out != (*m, *n):
+            a, b, m, n = b, a, n, m
+        if out != (*m, *n) or any(self._lanes(x) < LEAST for x in (m, n, k)):
+            return None
+        return _Sides(a, b, m, n, k)
+
+    def _lanes(self, dims: Sequence[str]) -> int:
+        n = 1
+        for d in dims:
+            n *= self.r._hold(d).lanes
+        return n
+
+    def _dims(self, ld: Load) -> set[str]:
+        """Vector dims that an operand varies over."""
+        found: set[str] = set()
+        for e in ld.index:
+            found |= set(self.r.expressions.value(self.r.settled(e), self._all()).axes)
+        return found
+
+    def _all(self) -> tuple[str, ...]:
+        return tuple(self.r.kernel.sizes)
+
+    def _emit(self, buf: str, s: _Sides, accumulate: bool) -> None:
+        r = self.r
+        b = r.buffers[buf]
+        left, right = self._operand(s.a, s.m, s.k, s.k), self._operand(s.b, s.k, s.n, s.k)
+        kind = self._kind(left.kind, right.kind)
+        x, y = self._in(left, kind), self._in(right, kind)
+        shape = [self._lanes(s.m), self._lanes(s.n)]
+        name = r.buffer_names[buf]
+        flat = len(s.m) == 1 and len(s.n) == 1
+        precision = ""
+        if kind is DType.F32:
+            precision = f', input_precision="{"tf32" if self.tf32 else "ieee"}"'
+        out = "" if flat else r.shape(b)
+        if accumulate:
+            acc = name if flat else f"tl.reshape({name}, {shape})"
+            code = f"tl.dot({x}, {y}, {acc}{precision})"
+        else:
+            code = f"tl.dot({x}, {y}{precision})"
+        r.assign(buf, code if flat else f"tl.reshape({code}, {out})")
+
+    def _operand(self, ld: Load, rows: Sequence[str], cols: Sequence[str], reduced: Sequence[str]) -> Value:
+        """A matrix [rows, cols], raw element type; lanes beyond a ragged end of the reduced dim are 0."""
+        r = self.r
+        frame = (*rows, *cols)
+        natural = self._natural(ld, frame)
+        v = r.raw_load(ld, natural)
+        code = fitted(v, frame) if v.axes != frame else v.code
+        if ld.tensor in r.buffers:
+            masked = r.masks(reduced, frame)
+            if masked is not None:
+                code = f"tl.where({masked}, {code}, 0.0)"
+        if len(rows) > 1 or len(cols) > 1:
+            code = f"tl.reshape({code}, [{self._lanes(rows)}, {self._lanes(cols)}])"
+        return Value(code, frame, v.kind, v.level)
+
+    def _natural(self, ld: Load, frame: Sequence[str]) -> tuple[str, ...]:
+        """The frame in the order of the tensor's axes, so that a transposed operand is loaded as it lies in memory."""
+        if ld.tensor in self.r.buffers:
+            return tuple(frame)
+        order: list[str] = []
+        for e in ld.index:
+            v = self.r.expressions.value(self.r.settled(e), tuple(frame))
+            order += [d for d in v.axes if d not in order]
+        return tuple(order) if set(order) == set(frame) else tuple(frame)
+
+    def _kind(self, a: DType, b: DType) -> DType:
+        floats = [k for k in (a, b) if k.is_float]
+        if len(floats) < 2:
+            return DType.F32
+        if a is b is DType.F32 and self.r.narrow:
+            return next(
+                (t.dtype for t in self.r.kernel.tensors if t.role == "in" and t.dtype in (DType.F16, DType.BF16)),
+                DType.F32,
+            )
+        if a is b:
+            return a
+        return min(a, b, key=lambda k: (k.nbytes, k is DType.F16))
+
+    def _in(self, v: Value, kind: DType) -> str:
+        return v.code if v.kind is kind else narrowed(v.code, v.kind, kind)

@@ -1,0 +1,243 @@
+"""Expressions to Triton code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType, promote
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
+from tilefold.algebra.ops import OPS
+from tilefold.backends.triton.simplify import pull_scale, terms
+from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number, number, union
+from tilefold.errors import BackendError
+
+LOG2E = math.log2(math.e)
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_UNARY = {
+    "neg": "-({})",
+    "abs": "tl.abs({})",
+    "exp": "tl.exp({})",
+    "exp2": "tl.exp2({})",
+    "log": "tl.log({})",
+    "log2": "tl.log2({})",
+    "sqrt": "tl.sqrt_rn({})",
+    "rsqrt": "tl.rsqrt({})",
+    "sin": "tl.sin({})",
+    "cos": "tl.cos({})",
+    "sigmoid": "tl.sigmoid({})",
+    "erf": "tl.erf({})",
+    "floor": "tl.floor({})",
+    "ceil": "tl.ceil({})",
+    "expm1": "libdevice.expm1({})",
+    "log1p": "libdevice.log1p({})",
+    "tanh": "libdevice.tanh({})",
+    "trunc": "libdevice.trunc({})",
+    "round": "libdevice.rint({})",
+}
+_IN_INTERPRETER = {
+    "sqrt": "tl.sqrt({})",
+    "expm1": "(tl.exp({}) - 1.0)",
+    "log1p": "tl.log(1.0 + {})",
+    "tanh": "tf_tanh({})",
+    "trunc": "tf_trunc({})",
+    "round": "tf_round({})",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """What expressions are made of in a kernel: loads, indices, tile bounds; and the accuracy wanted.
+
+    narrow: all floats of the kernel are 16 bits or less, so errors of 2^-20 are far below theirs.
+    """
+
+    load: Callable[[Load, Sequence[str]], Value]
+    index: Callable[[str], Value]
+    size: Callable[[str], Value]
+    sym: Callable[[str], Value]
+    tile_start: Callable[[str], Value]
+    tile_stop: Callable[[str], Value]
+    fixed_quotient: Callable[[str, int], bool]
+    narrow: bool = False
+    interpreted: bool = False
+    nvidia: bool = True
+
+
+class Expressions:
+    """Renders expressions; `frame` is the order of dims that results follow."""
+
+    def __init__(self, leaves: Leaves):
+        self.leaves = leaves
+
+    def value(self, e: Expr, frame: Sequence[str]) -> Value:
+        """Code of `e` in its compute type, with the dims it varies over in frame order."""
+        match e:
+            case Const(v, dtype):
+                return Value(number(v, dtype), (), dtype)
+            case Index(d):
+                return self.leaves.index(d)
+            case Size(d):
+                return self.leaves.size(d)
+            case Sym(s):
+                return self.leaves.sym(s)
+            case Load():
+                return self.leaves.load(e, frame)
+            case Cast(arg, dtype):
+                return self._cast(self.value(arg, frame), dtype)
+            case Call("tile_start", (Index(d),)):
+                return self.leaves.tile_start(d)
+            case Call("tile_stop", (Index(d),)):
+                return self.leaves.tile_stop(d)
+            case Call("exp", (arg,)):
+                return self._exp(arg, frame)
+            case Call("pow", (base, Const(n, _))):
+                return self._power(self.value(base, frame), float(n))
+            case Call("floordiv", (Index(d), Const(n, DType.I64))) if self.leaves.fixed_quotient(d, int(n)):
+                start = self.leaves.tile_start(d)
+                return Value(f"({start.code} // {int(n)})", (), DType.I64, start.level)
+            case Call(op, args):
+                return self._call(op, args, frame)
+        raise AssertionError(e)
+
+    def _call(self, op: str, args: tuple[Expr, ...], frame: Sequence[str]) -> Value:
+        vs = [self.value(a, frame) for a in args]
+        if OPS[op].result in ("same", "float") or op in ("lt", "le", "gt", "ge", "eq", "ne"):
+            kind = self._kind(op, vs)
+            vs = [
+                v if op == "where" and n == 0 else self._to(a, v, kind, frame)
+                for n, (a, v) in enumerate(zip(args, vs, strict=True))
+            ]
+        else:
+            kind = DType.BOOL
+        axes = union(vs, frame)
+        codes = [fitted(v, axes) for v in vs]
+        level = max(v.level for v in vs)
+        result = kind if OPS[op].result in ("same", "float") else DType.BOOL
+        return Value(self._code(op, codes, kind, vs), axes, result, level)
+
+    def _kind(self, op: str, vs: list[Value]) -> DType:
+        kinds = [v.kind for v in (vs[1:] if op == "where" else vs)]
+        t = kinds[0]
+        for k in kinds[1:]:
+            t = promote(t, k)
+        if op in ("add", "sub", "mul", "neg") and t is DType.BOOL:
+            t = DType.I64
+        return promote(t, DType.F32) if OPS[op].result == "float" else t
+
+    def _to(self, e: Expr, v: Value, kind: DType, frame: Sequence[str]) -> Value:
+        """Convert; a difference of indices is converted before it is spread over a tile."""
+        if kind is DType.F32 and v.kind is DType.I64 and len(v.axes) > 1:
+            match e:
+                case Call(("add" | "sub") as op, (a, b)) if not any(isinstance(x, Load) for x in (a, b)):
+                    x, y = (self._to(k, self.value(k, frame), kind, frame) for k in (a, b))
+                    axes = union([x, y], frame)
+                    code = f"({fitted(x, axes)} {_INFIX[op]} {fitted(y, axes)})"
+                    return Value(code, axes, kind, max(x.level, y.level))
+        return converted(v, kind)
+
+    def _code(self, op: str, c: list[str], kind: DType, vs: list[Value]) -> str:
+        if op in _INFIX:
+            return f"({c[0]} {_INFIX[op]} {c[1]})"
+        if op == "where":
+            return f"tl.where({c[0]}, {c[1]}, {c[2]})"
+        if op in ("maximum", "minimum"):
+            if all(is_number(x) for x in c):
+                return f"({'max' if op == 'maximum' else 'min'}({c[0]}, {c[1]}))"
+            nan = ", propagate_nan=tl.PropagateNan.ALL" if kind.is_float and not self.leaves.interpreted else ""
+            return f"tl.{op}({c[0]}, {c[1]}{nan})"
+        if op == "div":
+            return f"({c[0]} / {c[1]})"
+        if op == "floordiv":
+            return f"tl.floor({c[0]} / {c[1]})" if kind.is_float else f"tf_floordiv({c[0]}, {c[1]})"
+        if op == "mod":
+            return f"tf_float_mod({c[0]}, {c[1]})" if kind.is_float else f"tf_mod({c[0]}, {c[1]})"
+        if op == "pow":
+            if self.leaves.interpreted:
+                return f"tl.exp2({c[1]} * tl.log2({c[0]}))"
+            return f"libdevice.pow({c[0]}, {c[1]})"
+        if op == "and":
+            return f"({_bool(vs[0], c[0])} & {_bool(vs[1], c[1])})"
+        if op == "or":
+            return f"({_bool(vs[0], c[0])} | {_bool(vs[1], c[1])})"
+        if op == "not":
+            return f"({c[0]} == 0)"
+        if op == "isnan":
+            return f"({c[0]} != {c[0]})"
+        if op == "isinf":
+            return f'(tl.abs({c[0]}) == float("inf"))'
+        if op == "sign":
+            return f"tf_sign({c[0]})"
+        if op in ("floor", "ceil", "trunc", "round") and not kind.is_float:
+            return c[0]
+        if op == "tanh" and self.leaves.narrow and not self.leaves.interpreted:
+            return f"tf_tanh_approx({c[0]})" if self.leaves.nvidia else f"tf_tanh({c[0]})"
+        table = _IN_INTERPRETER if self.leaves.interpreted and op in _IN_INTERPRETER else _UNARY
+        if op not in table:
+            raise BackendError(f"the Triton back end has no operation {op}", hint="use backend cpp, or report it")
+        return table[op].format(c[0])
+
+    def _cast(self, v: Value, dtype: DType) -> Value:
+        if is_number(v.code) and dtype.is_float and not dtype.rounds:
+            return converted(v, dtype.compute)
+        if dtype is DType.BOOL:
+            return converted(v, DType.BOOL)
+        code = v.code
+        if is_number(code):
+            code = f"tl.full([], {code}, {TRITON_TYPE[v.kind]})"
+        if dtype.is_float and dtype.compute is not dtype:
+            return Value(f"{narrowed(code, v.kind, dtype)}.to(tl.float32)", v.axes, DType.F32, v.level)
+        if not dtype.is_float and dtype is not DType.I64:
+            return Value(f"({code}).to({TRITON_TYPE[dtype]}).to(tl.int64)", v.axes, DType.I64, v.level)
+        return converted(Value(code, v.axes, v.kind, v.level), dtype)
+
+    def _exp(self, arg: Expr, frame: Sequence[str]) -> Value:
+        """exp as exp2, its scale folded into the factors of the argument where that rounds no more than it did."""
+        parts = terms(arg)
+        wide = [(k, x) for k, x in parts if len(dims_used(x)) > 1 or isinstance(x, Call)]
+        folds = self.leaves.narrow or any(k != 1.0 for k, _ in parts)
+        if not folds or not wide or len(parts) > 3:
+            v = converted(self.value(arg, frame), DType.F32) if self._is_int(arg, frame) else self.value(arg, frame)
+            return Value(f"tl.exp({v.code})", v.axes, v.kind, v.level)
+        code, axes, kind, level = "", (), DType.F32, 0
+        done: list[tuple[float, Value]] = []
+        for k, x in parts:
+            more, inner = pull_scale(x, loose=self.leaves.narrow)
+            v = self.value(inner, frame)
+            if not v.kind.is_float:
+                v = self._to(inner, v, DType.F32, frame)
+            kind = promote(kind, v.kind)
+            done.append((k * more * LOG2E, v))
+        axes = union([v for _, v in done], frame)
+        for k, v in sorted(done, key=lambda t: -len(t[1].axes)):
+            term = fitted(Value(f"({v.code} * {number(abs(k), DType.F32)})", v.axes, kind), axes)
+            sign = "-" if k < 0 else "+"
+            code = (f"-{term}" if k < 0 else term) if not code else f"{code} {sign} {term}"
+            level = max(level, v.level)
+        return Value(f"tl.exp2({code})", axes, kind, level)
+
+    def _is_int(self, e: Expr, frame: Sequence[str]) -> bool:
+        return not self.value(e, frame).kind.is_float
+
+    def _power(self, v: Value, n: float) -> Value:
+        v = converted(v, DType.F32) if not v.kind.is_float and n != int(n) else v
+        simple = {1.0: "{}", 2.0: "tf_square({})", 3.0: "tf_cube({})", 4.0: "tf_square(tf_square({}))"}
+        simple |= {0.5: "tl.sqrt({})", -0.5: "tl.rsqrt({})", -1.0: "(1.0 / {})"}
+        if n in simple:
+            return Value(simple[n].format(v.code), v.axes, v.kind, v.level)
+        v = converted(v, DType.F32) if not v.kind.is_float else v
+        if self.leaves.interpreted:
+            return Value(f"tl.exp2({n} * tl.log2({v.code}))", v.axes, v.kind, v.level)
+        return Value(f"libdevice.pow({v.code}, {v.code} * 0.0 + {n})", v.axes, v.kind, v.level)
+
+
+def narrowed(code: str, kind: DType, dtype: DType) -> str:
+    """`code` rounded to a narrow float as torch does (e4m3: beyond the range is NaN)."""
+    if dtype is DType.E4M3:
+        return f"tf_in_e4m3({code}).to(tl.float8e4nv)"
+    return f"({code}).to({TRITON_TYPE[dtype]})"
+
+
+def _bool(v: Value, code: str) -> str:
+    return code if v.kind is DType.BOOL else f"({code} != 0)"

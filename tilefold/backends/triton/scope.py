@@ -1,0 +1,91 @@
+"""Where generated lines go: nested scopes, so that what does not vary in a loop stands before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilefold.algebra.expr import Expr
+
+
+@dataclass(slots=True)
+class Dim:
+    """The range of a dim that is current: vector `r + base` of `lanes` indices, or the scalar base.
+
+    `tile` indices belong to the range (fewer than lanes where a tensor core wants more rows);
+    `stop`: code that bounds the valid indices, None where all lanes are valid.
+    """
+
+    name: str
+    base: str
+    lanes: int
+    tile: int
+    level: int
+    stop: str | None = None
+
+    @property
+    def vector(self) -> bool:
+        return self.lanes > 1
+
+
+@dataclass(slots=True)
+class Scope:
+    """One nesting level. `names` caches what was computed here: code -> variable."""
+
+    depth: int
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+
+
+class Scopes:
+    """The stack of open scopes."""
+
+    def __init__(self) -> None:
+        self.stack = [Scope(0)]
+        self.count: dict[str, int] = {}
+
+    @property
+    def here(self) -> int:
+        return len(self.stack) - 1
+
+    def emit(self, line: str, level: int | None = None) -> None:
+        self.stack[self.here if level is None else level].lines.append(line)
+
+    def fresh(self, stem: str) -> str:
+        n = self.count.get(stem, 0)
+        self.count[stem] = n + 1
+        return stem if n == 0 else f"{stem}_{n}"
+
+    def once(self, code: str, stem: str, level: int) -> str:
+        """A variable that holds `code`, defined at `level` unless it is already known there or further out."""
+        for s in self.stack[: level + 1]:
+            if code in s.names:
+                return s.names[code]
+        name = self.fresh(stem)
+        self.stack[level].lines.append(f"{name} = {code}")
+        self.stack[level].names[code] = name
+        return name
+
+    def forget(self, prefix: str) -> None:
+        """Drop cached code that mentions a variable about to change."""
+        for s in self.stack:
+            for code in [c for c in s.names if prefix in c]:
+                del s.names[code]
+
+    def open(self) -> None:
+        self.stack.append(Scope(self.here + 1))
+
+    def close(self, header: str | None) -> None:
+        """End the innermost scope; its lines go under `header` in the enclosing one (None: inline)."""
+        done = self.stack.pop()
+        if header is None:
+            self.stack[-1].lines += done.lines
+            return
+        self.stack[-1].lines.append(header)
+        self.stack[-1].lines += ["    " + line for line in done.lines or ["pass"]]
+
+
+#: Substitutions in force: buffers that stand for an expression, settled conditions.
+@dataclass(slots=True)
+class Known:
+    alias: dict[str, Expr] = field(default_factory=dict)
+    facts: dict[Expr, bool] = field(default_factory=dict)

@@ -1,0 +1,211 @@
+"""Cut an extent that is no power of two into pieces that are.
+
+Law: a reduction over d is the reduction over its pieces, one after the other; a statement for all
+of d is one statement a piece. Vector machines whose vectors are powers of two then waste nothing:
+576 = 512 + 64 (a latent with its positional part), 80 = 64 + 16, 192 = 128 + 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, transform
+from tilefold.tile import ir
+
+#: No piece is shorter (the least extent of a matrix unit).
+LEAST = 16
+#: More pieces than this cost more than padding.
+MOST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    dim: str
+    start: int
+
+
+def lengths(n: int) -> tuple[int, ...]:
+    """Extents of the pieces of n, largest first; (n,) where cutting gains nothing.
+
+    The last may be longer than what is left of n (it is masked).
+    """
+    if n < LEAST or n & (n - 1) == 0:
+        return (n,)
+    parts: list[int] = []
+    left = n
+    while left > 0 and len(parts) < MOST:
+        size = 1 << (left.bit_length() - 1)
+        if size < LEAST or (len(parts) == MOST - 1 and size < left):
+            size = left
+        parts.append(size)
+        left -= size
+    padded = sum(1 << max(LEAST.bit_length() - 1, (p - 1).bit_length()) for p in parts)
+    return tuple(parts) if padded < 1 << (n - 1).bit_length() else (n,)
+
+
+def cut(kernel: ir.Kernel, dims: Iterable[str]) -> ir.Kernel:
+    """`kernel` with those of `dims` cut that no loop runs over and that are used by plain indices only."""
+    looped = {t.dim for t in kernel.grid} | _looped(kernel.body)
+    for d in dims:
+        e = kernel.sizes.get(d)
+        if d in looped or not isinstance(e, Const):
+            continue
+        parts = lengths(int(e.value))
+        if len(parts) > 1:
+            kernel = _Cutter(kernel, d, parts).run()
+    return kernel
+
+
+def _looped(stmts: Sequence[ir.Stmt]) -> set[str]:
+    found: set[str] = set()
+    for s in stmts:
+        if isinstance(s, ir.For):
+            found |= {s.dim} | _looped(s.body)
+    return found
+
+
+class _Cutter:
+    def __init__(self, kernel: ir.Kernel, dim: str, parts: Sequence[int]):
+        self.kernel, self.dim = kernel, dim
+        self.sizes: dict[str, Expr] = dict(kernel.sizes)
+        self.pieces: list[_Piece] = []
+        start = 0
+        for n, extent in enumerate(parts):
+            name = f"{dim}_{n}"
+            while name in self.sizes:
+                name += "_"
+            self.sizes[name] = Const(extent, DType.I64)
+            self.pieces.append(_Piece(name, start))
+            start += extent
+        self.buffers: dict[str, ir.Buffer] = {}
+
+    def run(self) -> ir.Kernel:
+        try:
+            body = self.body(self.kernel.body)
+        except _Computed:
+            return self.kernel
+        return replace(self.kernel, body=body, sizes=self.sizes)
+
+    def body(self, stmts: Sequence[ir.Stmt]) -> tuple[ir.Stmt, ...]:
+        return tuple(x for s in stmts for x in self.stmt(s))
+
+    def stmt(self, s: ir.Stmt) -> list[ir.Stmt]:
+        d = self.dim
+        match s:
+            case ir.Alloc(b):
+                if d not in b.dims:
+                    return [s]
+                self.buffers[b.name] = b
+                return [ir.Alloc(self.piece_of(b, p)) for p in self.pieces]
+            case ir.For():
+                bounds = [None if e is None else self.expr(e, None) for e in (s.start, s.stop)]
+                return [replace(s, body=self.body(s.body), start=bounds[0], stop=bounds[1])]
+            case ir.Fill(buf, value):
+                return [ir.Fill(n, value) for n, _ in self.targets(buf)]
+            case ir.Map(buf, e):
+                return [ir.Map(n, self.expr(e, p)) for n, p in self.targets(buf)]
+            case ir.Reduce(rdims=rdims) | ir.Gemm(rdims=rdims) | ir.Select(rdims=rdims) if d in rdims:
+                return [self.reduced(s, p, first=n == 0) for n, p in enumerate(self.pieces)]
+            case ir.Reduce(buf, op, rdims, e, acc):
+                return [ir.Reduce(n, op, rdims, self.expr(e, p), acc) for n, p in self.targets(buf)]
+            case ir.Gemm(buf, a, b2, rdims, acc):
+                return [ir.Gemm(n, self.load(a, p), self.load(b2, p), rdims, acc) for n, p in self.targets(buf)]
+            case ir.Select():
+                if s.buf in self.buffers:
+                    raise _Computed
+                return [replace(s, expr=self.expr(s.expr, None), payload=self.expr(s.payload, None))]
+            case ir.Store(tensor, index, dims, e):
+                if d not in dims:
+                    return [replace(s, expr=self.expr(e, None))]
+                out: list[ir.Stmt] = []
+                for p in self.pieces:
+                    at = tuple(self.expr(ix, p) for ix in index)
+                    out.append(ir.Store(tensor, at, tuple(p.dim if x == d else x for x in dims), self.expr(e, p)))
+                return out
+        raise AssertionError(s)
+
+    def reduced(self, s: ir.Stmt, p: _Piece, *, first: bool) -> ir.Stmt:
+        assert isinstance(s, ir.Reduce | ir.Gemm | ir.Select)
+        if s.buf in self.buffers:
+            raise _Computed
+        rdims = tuple(p.dim if x == self.dim else x for x in s.rdims)
+        accumulate = s.accumulate or not first
+        match s:
+            case ir.Reduce():
+                return replace(s, rdims=rdims, expr=self.expr(s.expr, p), accumulate=accumulate)
+            case ir.Gemm():
+                return replace(s, rdims=rdims, a=self.load(s.a, p), b=self.load(s.b, p), accumulate=accumulate)
+            case ir.Select():
+                e, payload = self.expr(s.expr, p), self.expr(s.payload, p)
+                return replace(s, rdims=rdims, expr=e, payload=payload, accumulate=accumulate)
+
+    def targets(self, buf: str) -> list[tuple[str, _Piece | None]]:
+        b = self.buffers.get(buf)
+        return [(buf, None)] if b is None else [(self.piece_of(b, p).name, p) for p in self.pieces]
+
+    def piece_of(self, b: ir.Buffer, p: _Piece) -> ir.Buffer:
+        at = b.dims.index(self.dim)
+        dims = (*b.dims[:at], p.dim, *b.dims[at + 1 :])
+        extents = (*b.extents[:at], self.sizes[p.dim], *b.extents[at + 1 :])
+        return replace(b, name=f"{b.name}_{p.dim}", dims=dims, extents=extents)
+
+    def load(self, ld: Load, p: _Piece | None) -> Load:
+        new = self.expr(ld, p)
+        assert isinstance(new, Load)
+        return new
+
+    def expr(self, e: Expr, p: _Piece | None) -> Expr:
+        """`e` with the dim's index replaced by the piece's; without a piece the dim may not vary in it."""
+        if p is None:
+            if self.dim in dims_used(e) or any(isinstance(x, Load) and x.tensor in self.buffers for x in _nodes(e)):
+                raise _Computed
+            return e
+        here = p
+
+        def one(x: Expr) -> Expr | None:
+            if isinstance(x, Load) and x.tensor in self.buffers:
+                b = self.buffers[x.tensor]
+                at = b.dims.index(self.dim)
+                if x.index[at] != shifted(here):
+                    raise _Computed
+                index = (*x.index[:at], Index(here.dim), *x.index[at + 1 :])
+                return Load(self.piece_of(b, here).name, index)
+            if x == Index(self.dim):
+                return shifted(here)
+            return None
+
+        return transform(e, one)
+
+
+class _Computed(Exception):
+    """A value is read along the dim in a way that pieces cannot express."""
+
+
+def shifted(p: _Piece) -> Expr:
+    """The dim's index in terms of the piece's."""
+    return Index(p.dim) + p.start if p.start else Index(p.dim)
+
+
+def _nodes(e: Expr) -> list[Expr]:
+    out: list[Expr] = []
+    transform(e, lambda n: out.append(n))
+    return out
+
+
+def product_dims(kernel: ir.Kernel) -> tuple[str, ...]:
+    """Dims of sums of products of two loads: those a matrix unit sees."""
+    found: dict[str, None] = {}
+
+    def visit(stmts: Sequence[ir.Stmt]) -> None:
+        for s in stmts:
+            match s:
+                case ir.For(body=body):
+                    visit(body)
+                case ir.Gemm(a=a, b=b, rdims=rdims):
+                    if len(dims_used(a) ^ dims_used(b)) > 1:
+                        found.update(dict.fromkeys((*rdims, *sorted(dims_used(a) | dims_used(b)))))
+
+    visit(kernel.body)
+    return tuple(found)
