@@ -1,0 +1,120 @@
+"""Laws applied until no law lowers the cost.
+
+Greedy: of all matches of all laws, the one after which the program (with partials taken wherever
+they can be) costs least is applied, as long as that is less than before. Where none
+does, the ENABLING laws are tried with the best law after each. Every step is kept, with the program
+after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilefold.block.epilogue.cost import Cost, Target
+from tilefold.block.epilogue.kernels import Kernels, cut_into_kernels
+from tilefold.tensor.ir import Program
+from tilefold.tensor.laws import partials
+from tilefold.tensor.laws.adjoint import TRANSPOSE
+from tilefold.tensor.laws.law import Law, Match
+from tilefold.tensor.laws.normal import normal
+from tilefold.tensor.laws.one_hot import COLLAPSE, SELECT
+from tilefold.tensor.laws.partials import PARTIALS
+from tilefold.tensor.laws.rank_one import RANK_ONE
+from tilefold.tensor.laws.scale import COLUMN_SCALE, ROW_SCALE
+from tilefold.tensor.laws.stack import CONCATENATE, INTERLEAVE, STACK
+
+#: The algebraic laws, in the order in which ties are decided; PARTIALS comes after them.
+LAWS: tuple[Law, ...] = (
+    COLLAPSE, SELECT, RANK_ONE, ROW_SCALE, COLUMN_SCALE, TRANSPOSE, INTERLEAVE, STACK, CONCATENATE,
+)  # fmt: skip
+#: Laws that may pay only together with the one after them (a mean leaves the operand, then its scale can).
+ENABLING: tuple[Law, ...] = (RANK_ONE,)
+#: Most steps of a search.
+MOST_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One law applied: the program after it and the cost of its kernels (partials taken)."""
+
+    law: Law
+    match: Match
+    program: Program
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """`start` is the program in normal form, `before` its kernels with no law applied; `result` the kernels found."""
+
+    start: Program
+    before: Kernels
+    steps: tuple[Step, ...]
+    result: Kernels
+
+    @property
+    def laws(self) -> tuple[str, ...]:
+        """Names of the laws that fired, in order."""
+        return tuple(s.law.name for s in self.steps)
+
+
+def rewrite(p: Program, target: Target, laws: tuple[Law, ...] = LAWS) -> Rewritten:
+    """Apply laws to a fixpoint and cut the result into kernels."""
+    start = normal(p)
+    before = cut_into_kernels(start, target)
+    search = _Search(target, laws)
+    steps: list[Step] = []
+    now, cost = start, search.cost(start)
+    while len(steps) < MOST_STEPS:
+        found = search.best(now, cost) or search.best_after(now, cost)
+        if not found:
+            break
+        steps += found
+        now, cost = found[-1].program, found[-1].cost
+    cutting = taken_partials(now, target)
+    result = cut_into_kernels(cutting[-1].program if cutting else now, target)
+    steps += [replace(s, cost=result.cost) for s in cutting]
+    return Rewritten(start, before, tuple(steps), result)
+
+
+def taken_partials(p: Program, target: Target) -> list[Step]:
+    """Partials along every dim that has any."""
+    steps: list[Step] = []
+    while found := partials.matches(p, target.tile):
+        match = partials.together(found)
+        p = normal(partials.apply(p, match))
+        steps.append(Step(PARTIALS, match, p, Cost()))
+    return steps
+
+
+class _Search:
+    def __init__(self, target: Target, laws: tuple[Law, ...]):
+        self.target, self.laws = target, laws
+
+    def cost(self, p: Program) -> Cost:
+        """Cost of the kernels with partials taken."""
+        steps = taken_partials(p, self.target)
+        return cut_into_kernels(steps[-1].program if steps else p, self.target).cost
+
+    def steps(self, p: Program, laws: tuple[Law, ...] | None = None) -> list[Step]:
+        """Every match of every law applied by itself."""
+        out = []
+        for law in self.laws if laws is None else laws:
+            for match in law.matches(p):
+                after = normal(law.apply(p, match))
+                if after != p:
+                    out.append(Step(law, match, after, self.cost(after)))
+        return out
+
+    def best(self, p: Program, cost: Cost, laws: tuple[Law, ...] | None = None) -> list[Step]:
+        """The step that leaves the least cost, none where none lowers it."""
+        found = min(self.steps(p, laws), key=lambda s: s.cost.total, default=None)
+        return [found] if found is not None and found.cost.total < cost.total else []
+
+    def best_after(self, p: Program, cost: Cost) -> list[Step]:
+        """An enabling step and the one after it that together leave the least cost."""
+        best: list[Step] = []
+        for first in self.steps(p, ENABLING):
+            second = self.best(first.program, best[-1].cost if best else cost)
+            best = [first, *second] if second else best
+        return best

@@ -1,0 +1,148 @@
+"""Capture a module's forward, or its forward and backward in one program, as AOTAutograd makes them.
+
+AOTAutograd traces a joint graph (arguments and gradients of the results in, results and gradients
+of the arguments out) before it is partitioned. Laws that move work between the passes need it:
+what the backward may read is decided after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch.partitioners import default_partition
+
+from tilefold.errors import UnsupportedError
+from tilefold.frontend.decompose import decompositions, rewrite_attention
+from tilefold.frontend.execute import Executable, Runner
+from tilefold.frontend.fuse import own_copy, translated
+from tilefold.frontend.fx_to_tensor import Lowered, lower
+from tilefold.frontend.torch_compile import readable
+from tilefold.tensor.ir import Program
+
+#: Prefix of the names of the results' gradients.
+GRADIENT = "grad"
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A lowered graph with what it was captured from.
+
+    `arguments`: the graph's tensors in order, without gradients. `parameters`: program inputs that
+    are parameters of the module; `late`: those that are gradients of results (none in inference).
+    `results`: how many of the graph's results are the module's; the others are gradients of the
+    arguments, in order, None where an argument has none.
+    """
+
+    lowered: Lowered
+    arguments: tuple[torch.Tensor, ...]
+    parameters: frozenset[str]
+    late: frozenset[str]
+    results: int
+
+    def executable(self, program: Program, runner: Runner) -> Executable:
+        """The graph with a program that computes the same results (axes may be cut)."""
+        return Executable(replace(self.lowered, program=program), runner)
+
+
+def capture(module: torch.nn.Module, *args: torch.Tensor, training: bool = False, name: str = "") -> Captured:
+    """Trace a module on arguments; `training` gives the joint graph.
+
+    UnsupportedError where the module cannot be captured whole, or an operator has no lowering.
+    """
+    found: list[tuple[torch.fx.GraphModule, int]] = []
+    titles: list[str] = []
+    given: list[tuple[torch.Tensor, ...]] = []
+
+    def partition(graph: torch.fx.GraphModule, inputs: object, *, num_fwd_outputs: int, **rest: object) -> object:
+        found.append((graph, num_fwd_outputs))
+        return default_partition(graph, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
+
+    def whole(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        if not training:
+            output = next(iter(graph.graph.find_nodes(op="output")))
+            found.append((graph, len(output.args[0])))
+        return make_boxed_func(graph.forward)
+
+    def backend(gm: torch.fx.GraphModule, examples: Sequence[object]) -> Callable[..., object]:
+        rewrite_attention(gm)
+        titles.extend(readable(n) for n in gm.graph.find_nodes(op="placeholder"))
+        compiled = aot_module_simplified(
+            gm,
+            examples,
+            fw_compiler=whole,
+            bw_compiler=whole,
+            inference_compiler=whole,
+            decompositions=dict(decompositions()),
+            partition_fn=partition,
+        )
+
+        def call(*real: torch.Tensor) -> object:
+            given.append(real)
+            return compiled(*real)
+
+        return call
+
+    run = torch.compile(own_copy(module), backend=backend, fullgraph=True, dynamic=False)
+    with torch.set_grad_enabled(training):
+        translated(run, *args)
+    if not found:
+        raise UnsupportedError(
+            "the module computes nothing to differentiate", hint="give arguments that need gradients"
+        )
+    graph, results = found[0]
+    missing = len(graph.graph.find_nodes(op="placeholder")) - len(titles)
+    names = [*titles, *(f"{GRADIENT}{n}" for n in range(missing))]
+    lowered = lower(graph, name=name or type(module).__name__.lower(), names=names)
+    return _described(lowered, names, len(titles), given[0], results)
+
+
+def _described(
+    lowered: Lowered, names: Sequence[str], arguments: int, real: Sequence[torch.Tensor], results: int
+) -> Captured:
+    """Names of the program's inputs that are parameters, and that are gradients."""
+    parameters = {
+        b.name
+        for b in lowered.inputs
+        if b.position is not None and b.position < arguments and isinstance(real[b.position], torch.nn.Parameter)
+    }
+    late = {b.name for b in lowered.inputs if b.position is not None and b.position >= arguments}
+    return Captured(lowered, tuple(real), frozenset(parameters), frozenset(late), results)
+
+
+def in_float64(module: torch.nn.Module, captured: Captured, args: Sequence[torch.Tensor]) -> _Exact:
+    """The module run eagerly in float64 on the captured arguments, with gradients where they are wanted."""
+    return _Exact(module, captured, args)
+
+
+class _Exact:
+    """Results, random gradients of them, and gradients of the arguments, all in float64.
+
+    `inputs`: what the captured graph has to be called with; `expected`: what it has to return.
+    """
+
+    def __init__(self, module: torch.nn.Module, captured: Captured, args: Sequence[torch.Tensor]):
+        names: Mapping[int, str] = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
+        wide = {id(a): _wide(a) for a in (*args, *module.parameters(), *module.buffers())}
+        state = {n: wide[i] for i, n in names.items()}
+        made = torch.func.functional_call(module, state, tuple(wide[id(a)] for a in args))
+        results = made if isinstance(made, tuple | list) else (made,)
+        primals = [wide[id(a)] for a in captured.arguments]
+        self.inputs: list[torch.Tensor] = [p.detach() for p in primals]
+        self.expected: list[torch.Tensor | None] = [r.detach() for r in results]
+        if captured.results < len(captured.lowered.outputs):
+            gen = torch.Generator().manual_seed(7)
+            wanted = [r for r in results if r.requires_grad]
+            gradients = [torch.randn(r.shape, generator=gen, dtype=r.dtype) for r in wanted]
+            needed = [p for p in primals if p.requires_grad]
+            found = iter(torch.autograd.grad(wanted, needed, gradients, allow_unused=True))
+            self.inputs += gradients
+            self.expected += [next(found) if p.requires_grad else None for p in primals]
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x
+    return x.detach().double().requires_grad_(x.requires_grad)

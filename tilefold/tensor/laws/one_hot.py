@@ -1,0 +1,139 @@
+"""A gathered element is a sum against a one-hot row.
+
+    select    h[i, y(i)] = sum over k of where(k == y(i), h[i, k], 0)          CODA kernels 3 and 8
+    collapse  sum over k of where(k == y and c, v, 0) = where(c and 0 <= y < K, v, 0)   for v constant along k
+
+`select` makes the gather of a product's element a reduction along the product's output, which an
+epilogue has in its tile; where the index is out of range the sum is 0 (a gather is undefined there).
+`collapse` is the other direction for values that no product makes.
+
+Side conditions: the index does not depend on k; for `select` the tensor is a product's result.
+Rounding: none, all other terms are exact zeros (a nan or inf elsewhere in the row is not touched).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, walk
+from tilefold.tensor.index_simplify import const
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.laws.law import Law, Match
+from tilefold.tensor.laws.terms import fresh, gemms, in_order, plain
+from tilefold.tensor.rewrite import rename_loads
+
+
+def _gathers(p: Program, c: Compute) -> list[Load]:
+    """Loads of products in which one axis is gathered and the others are the reader's own dims."""
+    known = gemms(p)
+    out = []
+    for ld in loads(c.body):
+        if ld.tensor not in known:
+            continue
+        data = [n for n, i in enumerate(ld.index) if any(isinstance(x, Load) for x in walk(i))]
+        others = [i for n, i in enumerate(ld.index) if n not in data]
+        if len(data) == 1 and all(isinstance(i, Index) for i in others) and len(set(others)) == len(others):
+            out.append(ld)
+    return out
+
+
+def select_matches(p: Program) -> tuple[Match, ...]:
+    """Gathers from products' results."""
+    return tuple(
+        Match("select", (c.name, ld.tensor), f"element of {ld.tensor} in {c.name}", (ld,))
+        for c in p.body
+        for ld in _gathers(p, c)
+    )
+
+
+def select_apply(p: Program, match: Match) -> Program:
+    """The gathered elements as a statement of their own."""
+    ld = match.choice[0]
+    assert isinstance(ld, Load)
+    source = gemms(p)[ld.tensor].compute
+    axis = next(n for n, i in enumerate(ld.index) if not isinstance(i, Index))
+    k = source.dims[axis]
+    rows = [i for n, i in enumerate(ld.index) if n != axis]
+    dims = tuple(i.dim for i in rows if isinstance(i, Index))
+    if k in dims or k in dims_used(ld.index[axis]):
+        k = fresh(p, f"{k}_")
+        p = replace(p, sizes={**p.sizes, k: p.sizes[source.dims[axis]]})
+    whole = Load(ld.tensor, tuple(Index(k) if n == axis else i for n, i in enumerate(ld.index)))
+    hit = Call("eq", (Index(k), ld.index[axis]))
+    body = Call("where", (hit, whole, Const(0.0, DType.F32)))
+    picked = Compute(fresh(p, f"{ld.tensor}_at"), dims, source.dtype.compute, body, "sum", (k,), loc=source.loc)
+
+    def one(x: Load) -> Expr | None:
+        return Load(picked.name, plain(dims)) if x == ld else None
+
+    out = tuple(replace(c, body=rename_loads(c.body, one)) if c.name == match.at[0] else c for c in p.body)
+    return in_order(replace(p, body=(*out, picked)))
+
+
+def _one_hot(c: Compute) -> tuple[Expr, Expr, Expr] | None:
+    """(index, other condition, value) of a sum of a one-hot row."""
+    if c.reducer != "sum" or len(c.rdims) != 1:
+        return None
+    (k,) = c.rdims
+    match c.body:
+        case Call("where", (condition, value, Const(zero, _))) if zero == 0 and k not in dims_used(value):
+            pass
+        case _:
+            return None
+    index: Expr | None = None
+    others: list[Expr] = []
+    for part in _conjuncts(condition):
+        match part:
+            case Call("eq", (Index(d), y) | (y, Index(d))) if d == k and k not in dims_used(y) and index is None:
+                index = y
+            case _ if k not in dims_used(part):
+                others.append(part)
+            case _:
+                return None
+    if index is None:
+        return None
+    rest: Expr = Const(True, DType.BOOL)
+    for o in others:
+        rest = o if rest == Const(True, DType.BOOL) else Call("and", (rest, o))
+    return index, rest, value
+
+
+def _conjuncts(e: Expr) -> list[Expr]:
+    match e:
+        case Call("and", (a, b)):
+            return _conjuncts(a) + _conjuncts(b)
+        case Cast(arg, DType.BOOL):
+            return _conjuncts(arg)
+    return [e]
+
+
+def collapse_matches(p: Program) -> tuple[Match, ...]:
+    """Sums of a value against a one-hot row."""
+    return tuple(Match("collapse", (c.name,), f"{c.name} is one element") for c in p.body if _one_hot(c) is not None)
+
+
+def collapse_apply(p: Program, match: Match) -> Program:
+    """The sum as a map."""
+    body = []
+    for c in p.body:
+        found = _one_hot(c) if c.name == match.at[0] else None
+        if found is None:
+            body.append(c)
+            continue
+        index, rest, value = found
+        size = substitute(p.sizes[c.rdims[0]], {})
+        inside = Call("and", (Call("ge", (index, const(0))), Call("lt", (index, size))))
+        condition = inside if rest == Const(True, DType.BOOL) else Call("and", (inside, rest))
+        e = Call("where", (condition, value, Const(0.0, DType.F32)))
+        body.append(replace(c, reducer=None, rdims=(), body=e))
+    return replace(p, body=tuple(body))
+
+
+SELECT = Law(
+    "select", "h[i, y] = sum over k of where(k == y, h[i, k], 0)", "none", "CODA kernels 3, 8",
+    select_matches, select_apply,
+)  # fmt: skip
+COLLAPSE = Law(
+    "collapse", "sum over k of where(k == y, v, 0) = v", "none", "one-hot row", collapse_matches, collapse_apply
+)

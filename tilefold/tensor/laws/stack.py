@@ -1,0 +1,306 @@
+"""Paired features: halves that an epilogue combines lie in one product's tile.
+
+    stack         X W1, X W2            = (X [W1 W2])[.., 0], (X [W1 W2])[.., 1]        weights interleaved
+    concatenate   A1 B1 + A2 B2         = [A1 A2] [B1; B2]                           summed over (k, q)
+    interleave    h[.., D q + l] read at l and D + l  ->  h[.., q, l], both q in one tile
+
+CODA 3.2.2 (RoPE, SwiGLU, and SwiGLU's backward, whose two gradients one product consumes; kernels
+1, 2, 6, 7, 10). The stacked dim q is the innermost of the operand, so that paired features are
+neighbours; it is not parallel, so that an epilogue has the whole pair. `interleave` cuts the output
+dim (mixed radix, which leaves memory as it is).
+
+Side conditions: the products have the same shared operand, dims of equal extents, and dtype; no
+product depends on the other; for `concatenate`, nothing but one sum reads them. Rounding: none for
+stack and interleave; concatenate adds in the accumulator what was rounded in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    dims_used,
+    loads,
+    rename_dims,
+    substitute,
+    tensors_read,
+    transform,
+    walk,
+)
+from tilefold.tensor.index_simplify import const, poly, same
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.laws.law import Law, Match
+from tilefold.tensor.laws.terms import Gemm, fresh, gemms, in_order, plain
+from tilefold.tensor.narrow import narrow
+from tilefold.tensor.split_dims import cut
+from tilefold.tensor.unify import unify
+
+#: Most products stacked into one.
+MOST = 3
+
+
+def _alike(p: Program, a: Compute, b: Compute) -> dict[str, str] | None:
+    """How b's dims must be called to be a's; None where the two have other shapes or dtypes."""
+    if a.dtype is not b.dtype or len(a.dims) != len(b.dims) or len(a.rdims) != len(b.rdims):
+        return None
+    names = dict(zip((*b.dims, *b.rdims), (*a.dims, *a.rdims), strict=True))
+    return names if all(same(p.sizes[x], p.sizes[y]) for x, y in names.items()) else None
+
+
+def _depends(p: Program, later: str, earlier: str) -> bool:
+    by_name = {r: c for c in p.body for r in c.results}
+    todo, seen = [later], {later}
+    while todo:
+        c = by_name.get(todo.pop())
+        for ld in loads(c.body) if c is not None else ():
+            if ld.tensor == earlier:
+                return True
+            if ld.tensor not in seen:
+                seen.add(ld.tensor)
+                todo.append(ld.tensor)
+    return False
+
+
+def _independent(p: Program, names: tuple[str, ...]) -> bool:
+    return not any(_depends(p, a, b) for a in names for b in names if a != b)
+
+
+def _stacked(q: str, parts: list[Expr]) -> Expr:
+    """parts[q], as nested conditions."""
+    out = parts[-1]
+    for n in range(len(parts) - 2, -1, -1):
+        out = Call("where", (Call("lt", (Index(q), const(n + 1))), parts[n], out))
+    return out
+
+
+def _pack(p: Program, q: str, operands: list[Load], dims: tuple[str, ...], wanted: str) -> Compute:
+    """The operands as one tensor with q innermost."""
+    dtypes = [p.dtype_of(o.tensor) for o in operands]
+    return Compute(fresh(p, wanted), (*dims, q), dtypes[0], _stacked(q, list(operands)))
+
+
+# -- stack ----------------------------------------------------------------------------------
+
+
+def _with_shared(p: Program, found: list[Gemm]) -> list[tuple[Load, Load]] | None:
+    """(shared operand, own operand) of each product in the first one's dims."""
+    for shared in found[0].operands:
+        out = [(shared, found[0].other(shared))]
+        for g in found[1:]:
+            names = _alike(p, found[0].compute, g.compute)
+            if names is None:
+                return None
+            renamed = [rename_dims(o, names) for o in g.operands]
+            if shared not in renamed:
+                break
+            own = renamed[1 - renamed.index(shared)]
+            if not isinstance(own, Load) or p.dtype_of(own.tensor) is not p.dtype_of(out[0][1].tensor):
+                break
+            out.append((shared, own))
+        if len(out) == len(found):
+            return out
+    return None
+
+
+def stack_matches(p: Program) -> tuple[Match, ...]:
+    """Products that share an operand."""
+    return tuple(
+        Match("stack", names, f"{', '.join(names)} as one product")
+        for names in _groups(p)
+        if _with_shared(p, [gemms(p)[n] for n in names]) is not None and _independent(p, names)
+    )
+
+
+def _groups(p: Program) -> Iterator[tuple[str, ...]]:
+    """Pairs and triples of products that read a common tensor."""
+    known = gemms(p)
+    names = list(known)
+    reads = {n: {o.tensor for o in known[n].operands} for n in names}
+    for i, a in enumerate(names):
+        for j in range(i + 1, len(names)):
+            if reads[a] & reads[names[j]]:
+                yield a, names[j]
+                for k in range(j + 1, len(names)):
+                    if MOST >= 3 and reads[a] & reads[names[j]] & reads[names[k]]:
+                        yield a, names[j], names[k]
+
+
+def stack_apply(p: Program, match: Match) -> Program:
+    """One product with an inner dim q; the old results are its elements."""
+    found = [gemms(p)[n] for n in match.at]
+    pairs = _with_shared(p, found)
+    assert pairs is not None
+    first = found[0].compute
+    q = fresh(p, "q")
+    p = replace(p, sizes={**p.sizes, q: const(len(found))})
+    own = [o for _, o in pairs]
+    dims = tuple(d for d in (*first.dims, *first.rdims) if d in dims_used(own[0]))
+    packed = _pack(p, q, own, dims, f"{own[0].tensor}_{len(found)}")
+    whole = fresh(p, f"{first.name}_{len(found)}")
+    body = Call("mul", (pairs[0][0], Load(packed.name, plain(packed.dims))))
+    stacked = replace(first, name=whole, dims=(*first.dims, q), body=body)
+    out: list[Compute] = []
+    for c in p.body:
+        if c.name in match.at:
+            n = match.at.index(c.name)
+            out.append(replace(c, reducer=None, rdims=(), body=Load(whole, (*plain(c.dims), const(n)))))
+        else:
+            out.append(c)
+    return in_order(replace(p, body=(packed, stacked, *out)))
+
+
+# -- concatenate ------------------------------------------------------------------------------
+
+
+def _summed(p: Program) -> Iterator[tuple[Gemm, Gemm, list[tuple[Load, Load]]]]:
+    """(two products that are only ever added, their operands in the first one's dims)."""
+    known = gemms(p)
+    together: dict[tuple[str, str], int] = {}
+    reads: dict[str, int] = {}
+    for c in p.body:
+        for ld in loads(c.body):
+            if ld.tensor in known:
+                reads[ld.tensor] = reads.get(ld.tensor, 0) + 1
+        for a, b in _added(c.body, set(known) - set(p.outputs)):
+            if _join(c.body, a, b, a) is not None:
+                together[a.tensor, b.tensor] = together.get((a.tensor, b.tensor), 0) + 1
+    for (x, y), n in together.items():
+        if reads[x] == n and reads[y] == n:
+            paired = _paired(p, known[x], known[y])
+            if paired is not None:
+                yield known[x], known[y], paired
+
+
+def _paired(p: Program, first: Gemm, second: Gemm) -> list[tuple[Load, Load]] | None:
+    names = _alike(p, first.compute, second.compute)
+    if names is None:
+        return None
+    for x, y in (second.operands, second.operands[::-1]):
+        pairs = [
+            (o, r) for o, n in zip(first.operands, (x, y), strict=True) if isinstance(r := rename_dims(n, names), Load)
+        ]
+        if all(dims_used(o) == dims_used(r) and p.dtype_of(o.tensor) is p.dtype_of(r.tensor) for o, r in pairs):
+            return pairs
+    return None
+
+
+def _chain(e: Expr) -> list[Expr]:
+    match e:
+        case Call("add", (a, b)):
+            return _chain(a) + _chain(b)
+    return [e]
+
+
+def _added(e: Expr, wanted: set[str]) -> set[tuple[Load, Load]]:
+    """Pairs of loads that are terms of one sum, at the same indices."""
+    out: set[tuple[Load, Load]] = set()
+    for n in walk(e):
+        if isinstance(n, Call) and n.op == "add":
+            found = [t for t in _chain(n) if isinstance(t, Load) and t.tensor in wanted]
+            out |= {(a, b) for a in found for b in found if a.tensor < b.tensor and a.index == b.index}
+    return out
+
+
+def _join(e: Expr, a: Load, b: Load, whole: Load) -> Expr | None:
+    """`e` with every a + b replaced, None where one of them stands elsewhere too."""
+
+    def one(n: Expr) -> Expr | None:
+        if not isinstance(n, Call) or n.op != "add":
+            return None
+        chain = _chain(n)
+        if chain.count(a) != 1 or chain.count(b) != 1:
+            return None
+        out: Expr = mark
+        for t in chain:
+            if t not in (a, b):
+                out = Call("add", (out, t))
+        return out
+
+    mark = Load("@whole", a.index)
+    done = transform(e, one)
+    if {a.tensor, b.tensor} & tensors_read(done):
+        return None
+    return substitute(done, {mark: whole})
+
+
+def concat_matches(p: Program) -> tuple[Match, ...]:
+    """Pairs of products that are only ever added."""
+    return tuple(
+        Match("concatenate", (a.compute.name, b.compute.name), f"{a.compute.name} + {b.compute.name}")
+        for a, b, _ in _summed(p)
+        if _independent(p, (a.compute.name, b.compute.name))
+    )
+
+
+def concat_apply(p: Program, match: Match) -> Program:
+    """One product over (k, q) in place of the sum."""
+    a, b, operands = next(f for f in _summed(p) if (f[0].compute.name, f[1].compute.name) == match.at)
+    first, second = a.compute, b.compute
+    q = fresh(p, "q")
+    p = replace(p, sizes={**p.sizes, q: const(2)})
+    made: list[Compute] = []
+    for one, two in operands:
+        dims = tuple(d for d in (*first.dims, *first.rdims) if d in dims_used(one))
+        made.append(_pack(replace(p, body=(*p.body, *made)), q, [one, two], dims, f"{one.tensor}_2"))
+    body = Call("mul", (Load(made[0].name, plain(made[0].dims)), Load(made[1].name, plain(made[1].dims))))
+    whole = replace(first, name=fresh(p, f"{first.name}_2"), rdims=(*first.rdims, q), body=body)
+    rest = [_reading(c, first.name, second.name, whole.name) for c in p.body if c.name not in match.at]
+    return in_order(replace(p, body=(*made, whole, *rest)))
+
+
+def _reading(c: Compute, first: str, second: str, whole: str) -> Compute:
+    """A reader of the sum reading the whole."""
+    for a in [ld for ld in loads(c.body) if ld.tensor == first]:
+        joined = _join(c.body, a, Load(second, a.index), Load(whole, a.index))
+        assert joined is not None
+        c = replace(c, body=joined)
+    return c
+
+
+# -- interleave -------------------------------------------------------------------------------
+
+
+def _halves(p: Program) -> Iterator[tuple[str, str, int]]:
+    """(product, its dim, D) where the dim is read D apart."""
+    known = gemms(p)
+    for c in p.body:
+        for ld in loads(c.body):
+            if ld.tensor not in known:
+                continue
+            for d, i in zip(known[ld.tensor].compute.dims, ld.index, strict=True):
+                n = p.sizes[d]
+                offset = poly(i, p.sizes).get((), 0)
+                if isinstance(n, Const) and offset and not isinstance(i, Const) and int(n.value) % abs(offset) == 0:
+                    yield ld.tensor, d, abs(offset)
+
+
+def interleave_matches(p: Program) -> tuple[Match, ...]:
+    """Output dims of products that are read at an offset which divides them."""
+    found = dict.fromkeys((d, by) for _, d, by in _halves(p))
+    return tuple(Match("interleave", (d,), f"{d} as pairs {by} apart", (const(by),)) for d, by in found)
+
+
+def interleave_apply(p: Program, match: Match) -> Program:
+    """The dim cut where its parts begin."""
+    (d,) = match.at
+    by = match.choice[0]
+    assert isinstance(by, Expr)
+    return unify(narrow(cut(p, {d: by})))
+
+
+STACK = Law(
+    "stack", "X W1, X W2 = X [W1 W2]", "none", "CODA 3.2.2", stack_matches, stack_apply
+)  # fmt: skip
+CONCATENATE = Law(
+    "concatenate", "A1 B1 + A2 B2 = [A1 A2] [B1; B2]", "the two are added unrounded", "CODA kernel 10",
+    concat_matches, concat_apply,
+)  # fmt: skip
+INTERLEAVE = Law(
+    "interleave", "h[.., D q + l] = h[.., q, l]", "none", "CODA 3.2.2", interleave_matches, interleave_apply
+)
