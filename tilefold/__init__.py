@@ -4,6 +4,7 @@ fast = torch.compile(model, backend="tilefold")   whole models; what is not cove
 tilefold.fuse(fn)                                 one function, whole; an error if it cannot be
 tilefold.explain(fn, *args)                       what was fused, why, the code, the traffic
 tilefold.verify(fn, *args)                        error against float64, next to eager's
+tilefold.te                                       tensor expressions and schedules: fusion by hand
 tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
 """
 
@@ -12,12 +13,14 @@ from tilefold.errors import (
     CacheError,
     NotFusibleError,
     ParseError,
+    ScheduleError,
     SourceLoc,
     TilefoldError,
     UnsupportedError,
     VerifyError,
 )
 from tilefold.explain.report import Explanation, explain
+from tilefold.frontend import te
 from tilefold.frontend.fuse import fuse
 from tilefold.frontend.verify import VerifyReport, verify
 from tilefold.tensor.formula import derive
@@ -28,6 +31,7 @@ __all__ = [
     "Explanation",
     "NotFusibleError",
     "ParseError",
+    "ScheduleError",
     "SourceLoc",
     "TilefoldError",
     "UnsupportedError",
@@ -36,5 +40,6 @@ __all__ = [
     "derive",
     "explain",
     "fuse",
+    "te",
     "verify",
 ]

@@ -22,11 +22,12 @@ _NUMBERS = re.compile(r"_?\d+(?=_|$)")
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """The renamed program; `tensors` and `syms` lead from its names to the original ones."""
+    """The renamed program; `tensors` and `syms` lead from its names to the original ones, `dims` to its names."""
 
     block: Block
     tensors: Mapping[str, str]
     syms: Mapping[str, str]
+    dims: Mapping[str, str]
 
 
 def canonical(b: Block) -> Canonical:
@@ -48,7 +49,7 @@ def canonical(b: Block) -> Canonical:
         r.nodes(b.body),
     )
     tensors = {names[t]: t for t in (*(i.name for i in b.inputs), *(x.name for x in b.results))}
-    return Canonical(block, tensors, {new: old for old, new in syms.items()})
+    return Canonical(block, tensors, {new: old for old, new in syms.items()}, dims)
 
 
 def _fresh(stem: str, taken: set[str]) -> str:

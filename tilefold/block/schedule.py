@@ -77,11 +77,12 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A named program in its present arrangement, and the steps that led there."""
+    """A named program in its present arrangement, and the steps that led there; `before`: without the last one."""
 
     named: NamedBlock
     hints: Hints = field(default_factory=Hints)
     steps: tuple[str, ...] = ()
+    before: Schedule | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def of(p: Program) -> Schedule:
@@ -132,6 +133,10 @@ class Schedule:
     def script(self) -> str:
         """The steps, one a line."""
         return "\n".join(self.steps)
+
+    def history(self) -> tuple[Schedule, ...]:
+        """The program at the start and after each step."""
+        return (*(self.before.history() if self.before is not None else ()), self)
 
     # -- steps that rewrite the program -----------------------------------------------------
 
@@ -241,9 +246,8 @@ class Schedule:
         self._checked(text, lambda: self.named.nest_of(name))
         if count < 1 or count & (count - 1):
             raise ScheduleError(f"{text}: a power of two is needed", loc=_line())
-        return replace(
-            self, hints=replace(self.hints, warps={**self.hints.warps, name: count}), steps=(*self.steps, text)
-        )
+        hints = replace(self.hints, warps={**self.hints.warps, name: count})
+        return replace(self, hints=hints, steps=(*self.steps, text), before=self)
 
     # -- machinery ----------------------------------------------------------------------------
 
@@ -255,11 +259,15 @@ class Schedule:
             self,
             named=self._checked(text, lambda: law.apply(self.named, *step.args, **extra)),
             steps=(*self.steps, text),
+            before=self,
         )
 
     def _hint(self, kind: str, values: Mapping[tuple[str, str], object], text: str | None = None) -> Schedule:
+        """With more hints; without `text` they belong to the step before."""
         hints = replace(self.hints, **{kind: {**getattr(self.hints, kind), **values}})
-        return replace(self, hints=hints, steps=self.steps if text is None else (*self.steps, text))
+        if text is None:
+            return replace(self, hints=hints)
+        return replace(self, hints=hints, steps=(*self.steps, text), before=self)
 
     @staticmethod
     def _checked(text: str, run: Callable[[], T]) -> T:
