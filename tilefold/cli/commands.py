@@ -10,13 +10,14 @@ import typer
 
 from tilefold.cli import doctor as examination
 from tilefold.cli import target
+from tilefold.cli.bench import bench
 from tilefold.cli.cache import app as cache_app
 from tilefold.cli.friendly import console, friendly
 from tilefold.demo import embed
 from tilefold.errors import TilefoldError
 from tilefold.explain.report import explain as explain_function
 from tilefold.frontend.verify import verify as verify_function
-from tilefold.suites import bench_cpu, bench_report, verify_suite
+from tilefold.suites import verify_suite
 from tilefold.tensor import formula
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache_app, name="cache")
+app.command()(bench)
 
 Target = Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")]
 Args = Annotated[
@@ -100,24 +102,6 @@ def _verify_function(function: str, args: str | None, seed: int) -> bool:
         result = verify_function(fn, *target.arguments(fn, module, args, seed=seed))
     console.print(str(result), markup=False, highlight=False, soft_wrap=True)
     return result.ok
-
-
-@app.command()
-def bench(
-    device: Annotated[str, typer.Argument(help="where to run; this version knows cpu")] = "cpu",
-    only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated")] = None,
-    budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
-    json: Annotated[Path | None, typer.Option(help="also write everything measured as JSON")] = None,
-    docs: Annotated[Path | None, typer.Option(help="also write the page of results")] = None,
-) -> None:
-    """Time Tilefold next to eager, torch.compile and library kernels, the contenders taking turns."""
-    with friendly():
-        if device != "cpu":
-            raise TilefoldError(f"no benchmarks for {device!r}", hint="tilefold bench cpu")
-        with console.status("") as status:
-            result = bench_cpu.run(only or None, budget=budget, progress=status.update)
-        bench_report.write(result, json_path=json, docs_path=docs)
-    console.print(bench_report.table(result))
 
 
 @app.command()

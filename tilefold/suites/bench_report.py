@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from tilefold.suites.bench_cpu import OURS, BenchReport, BenchRow, Contender
+from tilefold.suites.page import write_cpu_part
 
 _PEERS = ("eager", "compile", "sdpa")
 _HEADS = {"eager": "eager", "compile": "torch.compile", "sdpa": "SDPA"}
@@ -123,8 +124,9 @@ def _notes(report: BenchReport) -> list[str]:
 
 
 def write(report: BenchReport, *, json_path: Path | None = None, docs_path: Path | None = None) -> None:
-    """Write the JSON and the page where asked."""
-    for path, make in ((json_path, to_json), (docs_path, markdown)):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(make(report), encoding="utf-8")
+    """Write the JSON and the CPU part of the page where asked."""
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(to_json(report), encoding="utf-8")
+    if docs_path is not None:
+        write_cpu_part(docs_path, markdown(report))

@@ -140,7 +140,7 @@ def _small(v: Variant, mode: Mode) -> GpuCase:
     group, window = v.heads // v.kv_heads, None if v.spec.window is None else 32
     spec = Attention(v.spec.causal, v.spec.alibi, v.spec.cap, window)
     fn = v.fn if window is None else o.window(window)
-    return attention(Variant(v.name, v.modes, 2 * group, 2, v.dim, spec, fn, v.base), mode, 101)
+    return attention(Variant(v.name, v.modes, 2 * group, 2, v.dim, spec, fn, v.base), mode, 67)
 
 
 #: The same operators at awkward sizes of a few kilobytes.

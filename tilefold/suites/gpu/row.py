@@ -108,7 +108,7 @@ def measure_row(
             references = _references(case, args)
         except FAILURES as error:
             _recover(timer)
-            return tuple(replace(b, why=f"no reference: {_first_line(error)}") for b in blanks)
+            return tuple(replace(b, why=f"no reference: {first_line(error)}") for b in blanks)
         entries = []
         for peer, blank in zip(peers, blanks, strict=True):
             if peer.name in known:
@@ -181,7 +181,7 @@ def _prepare(
         tell(peer.name, "capturing")
         _make_ready(entry, timer)
     except FAILURES as error:
-        entry.record = replace(entry.record, why=_first_line(error))
+        entry.record = replace(entry.record, why=first_line(error))
         entry.call = None
     if entry.record.why:
         _recover(timer)
@@ -202,7 +202,7 @@ def _make_ready(entry: _Entry, timer: Timer) -> None:
     except RuntimeError as error:
         _recover(timer)
         entry.apart = [timer.apart(entry.call) for _ in range(REPEATS)]
-        entry.record = replace(entry.record, how=f"plain calls outside the rounds: {_first_line(error)}")
+        entry.record = replace(entry.record, how=f"plain calls outside the rounds: {first_line(error)}")
 
 
 def _checked(peer: Peer, references: Sequence[_Reference], result: Any) -> Comparison:
@@ -224,7 +224,7 @@ def _recover(timer: Timer) -> None:
     try:
         timer.release()
     except RuntimeError as error:
-        raise DeviceLost(_first_line(error)) from error
+        raise DeviceLost(first_line(error)) from error
 
 
 def _time(entries: Sequence[_Entry], timer: Timer, effort: Effort, tell: Tell) -> None:
@@ -265,6 +265,7 @@ def _with_ratios(records: Sequence[Record]) -> tuple[Record, ...]:
     return tuple(replace(r, ratio=best / r.best_us) if r.microseconds else r for r in records)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """An error's type and the first line of its message."""
     text = next((ln.strip() for ln in str(error).splitlines() if ln.strip()), "")
     return f"{type(error).__name__}: {text}"[:300]

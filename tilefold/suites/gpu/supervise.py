@@ -45,7 +45,7 @@ def run(
     path = Path(job.results)
     cases = job.cases()
     results = load(path)
-    if not resume:
+    if not resume and job.study is None:
         save(results.without((c.suite, c.row) for c in cases), path)
     tell = progress or (lambda _: None)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ def run(
         while True:
             Path(job.status).unlink(missing_ok=True)
             reason = _watch(command(job), job, log, tell, grace)
-            if reason is None or all((c.suite, c.row) in load(path).done for c in cases):
+            if reason is None or (job.study is None and all((c.suite, c.row) in load(path).done for c in cases)):
                 return load(path)
             _note(job, reason)
 

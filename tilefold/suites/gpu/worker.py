@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tilefold.errors import TilefoldError
+from tilefold.suites.gpu import ablation, numerics
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.gpu.cases import select
 from tilefold.suites.gpu.environment import device_facts, versions
@@ -25,6 +26,8 @@ from tilefold.suites.gpu.peers import Peer, contenders
 from tilefold.suites.gpu.results import Results, load, save
 from tilefold.suites.gpu.row import Effort, Tell, measure_row
 
+Study = Literal["numerics", "ablations"]
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -32,6 +35,7 @@ class Job:
 
     `rows`: patterns (None: all). `only`: peers (None: all). `seconds` and `rounds`: of a repetition;
     `row_seconds`: of a row, or of one step of it. `deadline`: no row is begun after it (seconds since the epoch).
+    `study`: done instead of the rows.
     """
 
     suite: str
@@ -47,6 +51,7 @@ class Job:
     seconds: float = 0.5
     row_seconds: float = 120.0
     deadline: float | None = None
+    study: Study | None = None
 
     def cases(self) -> tuple[GpuCase, ...]:
         """The rows, finished ones included."""
@@ -99,6 +104,10 @@ def work(job: Job, tell: Callable[[Status], None] | None = None) -> Results:
     timer = timer_for(job.device, job.cache)
     results, rates = _begun(load(path), job, timer)
     save(results, path)
+    if job.study is not None:
+        results = _studied(results, job, timer, _teller(said, job.study))
+        save(results, path)
+        return results
     for case in job.cases():
         if (case.suite, case.row) in results.done:
             continue
@@ -118,6 +127,13 @@ def work(job: Job, tell: Callable[[Status], None] | None = None) -> Results:
         results = replace(results.finished((case.suite, case.row), records), date=_now())
         save(results, path)
     return results
+
+
+def _studied(results: Results, job: Job, timer: Timer, tell: Tell) -> Results:
+    """With the study's entries in place of those of an earlier run."""
+    if job.study == "numerics":
+        return replace(results, numerics=numerics.study(job.device, tell, small=job.small))
+    return replace(results, ablations=ablation.study(job.device, timer, tell, small=job.small))
 
 
 def _teller(said: Callable[[str, str, str], None], row: str) -> Tell:

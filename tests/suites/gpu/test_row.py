@@ -1,0 +1,159 @@
+"""A row: peers compute what the operator does, and contenders that fail or are wrong do not stop it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tilefold.errors import UnsupportedError
+from tilefold.suites.gpu import row as rows
+from tilefold.suites.gpu.cases import SMALL
+from tilefold.suites.gpu.floors import Rates
+from tilefold.suites.gpu.measure import CpuTimer, in_turn
+from tilefold.suites.gpu.peers import OURS, PEERS, Peer, contenders
+from tilefold.suites.gpu.results import Record
+from tilefold.suites.gpu.row import DeviceLost, Effort, measure_row
+from tilefold.suites.timing import Series
+
+RATES = Rates(1e12, 1e12, 1e10)
+QUICK = Effort(rounds=2, seconds=0.01)
+CASES = {c.row: c for suite in SMALL.values() for c in suite}
+LIBRARIES = frozenset(PEERS) - {OURS, "compile", "compile-max", "quack"}
+#: A contender in Tilefold's place that costs no compilation.
+STAND_IN = Peer(OURS, "ours", lambda case, args: case.fn)
+
+
+def measured(case, *peers, effort=QUICK, timer=None, **more):
+    found = measure_row(case, peers, timer or CpuTimer(), RATES, "cpu", effort=effort, **more)
+    return {r.contender: r for r in found}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_peer_computes_the_operator(name, monkeypatch):
+    monkeypatch.setattr(rows, "REPEATS", 1)
+    monkeypatch.setattr(
+        CpuTimer, "rounds", lambda self, calls, **_: {n: Series((self.once(c),)) for n, c in calls.items()}
+    )
+    case = CASES[name]
+    found = measured(case, STAND_IN, *(p for p in contenders(case, only=LIBRARIES) if p.name != OURS))
+    assert len(found) >= 2
+    for r in found.values():
+        assert not r.why and len(r.microseconds) == rows.REPEATS and r.best_us > 0
+        assert r.kind == "floor" or r.error < 0.02
+
+
+@pytest.mark.parametrize("name", ["gqa-decode-67", "window-prefill-67", "Q-small", "R-small-6"])
+def test_tilefold_is_compared_and_timed(name):
+    found = measured(CASES[name], *contenders(CASES[name], only=frozenset({"eager"})))
+    ours, eager = found[OURS], found["eager"]
+    assert not ours.why and ours.error <= 2 * ours.eager_error + 0.01 and ours.first_call > 0
+    assert ours.over_ours == (1.0, 1.0) and len(eager.over_ours) == rows.REPEATS
+    assert eager.ratio == 1.0 and ours.ratio == pytest.approx(eager.best_us / ours.best_us)
+    assert ours.floor_us == pytest.approx(1e6 * RATES.floor(CASES[name].work)[0])
+
+
+def test_all_peers_of_the_rows_are_known():
+    for case in (*SMALL["redfuser"], *SMALL["neptune"]):
+        names = [p.name for p in contenders(case, autotune=True)]
+        assert names[0] == OURS and {"eager", "compile", "compile-max"} <= set(names)
+    assert [p.name for p in contenders(CASES["H-small"], only=frozenset({"flash"}))] == [OURS, "flash"]
+
+
+def test_libraries_refuse_what_they_do_not_have():
+    alibi, softmax = CASES["alibi-prefill-67"], CASES["X-small"]
+    with pytest.raises(UnsupportedError, match="SDPA has no alibi"):
+        PEERS["cudnn"].build(alibi, alibi.args())
+    with pytest.raises(UnsupportedError, match="is not attention"):
+        PEERS["flex"].build(softmax, softmax.args())
+
+
+def test_wrong_failing_and_uncapturable_contenders_do_not_stop_a_row():
+    class Picky(CpuTimer):
+        def ready(self, call):
+            if call() is None:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return call
+
+    def fails(case, args):
+        raise ValueError("out of luck\nand more")
+
+    def late(case, args):
+        calls = iter((case.fn(*args),))
+        return lambda *args: next(calls, None)
+
+    off = Peer("off", "peer", lambda case, args: lambda x: case.fn(x) * 1.5)
+    shape = Peer("shape", "peer", lambda case, args: lambda x: case.fn(x)[:1])
+    two = Peer("two", "peer", lambda case, args: lambda x: (case.fn(x),) * 2)
+    found = measured(
+        CASES["V-small"], STAND_IN, off, shape, two, Peer("fails", "peer", fails), Peer("late", "peer", late),
+        timer=Picky(),
+    )  # fmt: skip
+    assert found["off"].why.startswith("wrong: less right") and not found["off"].microseconds
+    assert "result is" in found["shape"].why and "2 results, not 1" in found["two"].why
+    assert found["fails"].why == "ValueError: out of luck"
+    assert "stream is capturing" in found["late"].how and len(found["late"].microseconds) == rows.REPEATS
+    assert not found[OURS].why and found[OURS].microseconds
+
+
+def test_an_error_that_only_one_part_has_is_found():
+    case = CASES["V-small"]
+    halves = replace(case, parts=lambda args: (rows.Part((args[0][:5],), lambda y: y[:5]), *case.parts(args)[:1]))
+
+    def off_at_the_end(c, args):
+        return lambda x: torch.cat([c.fn(x)[:-1], c.fn(x)[-1:] * 2])
+
+    found = measured(halves, STAND_IN, Peer("tail", "peer", off_at_the_end))
+    assert found["tail"].why.startswith("wrong")
+
+
+def test_slow_and_large_contenders_are_timed_apart(monkeypatch):
+    class Small(CpuTimer):
+        def memory(self):
+            return 1000
+
+        def peak(self, call):
+            return 900
+
+    found = measured(CASES["V-small"], STAND_IN, timer=Small())
+    assert "slow or large" in found[OURS].how and len(found[OURS].microseconds) == rows.REPEATS
+    assert found[OURS].over_ours == (1.0, 1.0)
+
+
+def test_what_killed_a_process_is_not_tried_again_and_time_is_kept():
+    def never(case, args):
+        raise AssertionError("tried again")
+
+    dead = Record("redfuser", "V-small", "variance", "", 0, "dead", "peer", why="the process died")
+    found = measured(CASES["V-small"], STAND_IN, Peer("dead", "peer", never), known={"dead": dead})
+    assert found["dead"].why == "the process died"
+    late = measured(CASES["V-small"], STAND_IN, effort=Effort(3, 0.01, row_seconds=-1.0))
+    assert "time was used up" in late[OURS].why
+
+
+def test_a_lost_device_ends_the_process():
+    class Lost(CpuTimer):
+        def release(self):
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def fails(case, args):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        measured(CASES["V-small"], Peer("bad", "peer", fails), timer=Lost())
+
+
+def test_a_row_without_a_reference_is_recorded():
+    def fails(x):
+        raise RuntimeError("out of memory")
+
+    found = measured(replace(CASES["V-small"], fn=fails), STAND_IN)
+    assert found[OURS].why == "no reference: RuntimeError: out of memory"
+
+
+def test_each_contender_has_each_place_equally_often():
+    orders = [in_turn(("a", "b", "c"), n) for n in range(6)]
+    for place in range(3):
+        assert sorted(o[place] for o in orders) == ["a", "a", "b", "b", "c", "c"]
+    assert in_turn((), 3) == ()

@@ -1,0 +1,122 @@
+"""`tilefold bench`: cpu, or a suite of GPU rows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+
+from tilefold.cli.friendly import console, friendly
+from tilefold.errors import TilefoldError
+from tilefold.suites import bench_cpu, bench_report
+from tilefold.suites.gpu import plots, report, supervise
+from tilefold.suites.gpu.bars import judge_all
+from tilefold.suites.gpu.cases import SUITES
+from tilefold.suites.gpu.results import Results
+from tilefold.suites.gpu.worker import Job, Study
+from tilefold.suites.page import write_gpu_part
+
+_GPU = "GPU suites"
+
+
+def bench(
+    suite: Annotated[str, typer.Argument(help="cpu, redfuser or neptune")] = "cpu",
+    only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
+    budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
+    json: Annotated[Path | None, typer.Option(help="where everything measured is written as JSON")] = None,
+    docs: Annotated[Path | None, typer.Option(help="also write this suite's part of the page of results")] = None,
+    device: Annotated[str, typer.Option(help="cuda; cpu is a dry run", rich_help_panel=_GPU)] = "cuda",
+    rows: Annotated[
+        str | None, typer.Option(help="names or families, as H1,causal-*-4096,mla", rich_help_panel=_GPU)
+    ] = None,
+    peers: Annotated[str | None, typer.Option(help="as eager,cudnn; without it all", rich_help_panel=_GPU)] = None,
+    seconds: Annotated[float | None, typer.Option(help="no row is begun after these", rich_help_panel=_GPU)] = None,
+    row_seconds: Annotated[float, typer.Option(help="of a row, compilation included", rich_help_panel=_GPU)] = 120.0,
+    resume: Annotated[bool, typer.Option(help="keep the rows that the JSON has", rich_help_panel=_GPU)] = False,
+    hot: Annotated[bool, typer.Option(help="caches hot instead of flushed", rich_help_panel=_GPU)] = False,
+    autotune: Annotated[bool, typer.Option(help="also torch.compile's max-autotune", rich_help_panel=_GPU)] = False,
+    small: Annotated[bool, typer.Option(help="the same operators at small sizes", rich_help_panel=_GPU)] = False,
+    study: Annotated[str | None, typer.Option(help="numerics or ablations, no rows", rich_help_panel=_GPU)] = None,
+    plot: Annotated[Path | None, typer.Option("--plots", help="folder for charts", rich_help_panel=_GPU)] = None,
+) -> None:
+    """Time Tilefold next to eager, torch.compile and library kernels, the contenders taking turns."""
+    if suite == "cpu":
+        _cpu(only, budget, json, docs)
+        return
+    with friendly():
+        if suite not in SUITES:
+            raise TilefoldError(f"no benchmarks for {suite!r}", hint=f"cpu, {', '.join(SUITES)}")
+        job = Job(
+            suite=suite,
+            results=str(json or _results_path(device)),
+            status="",
+            device=_checked_device(device),
+            rows=_names(rows),
+            small=small,
+            cache="hot" if hot else "cold",
+            only=_names(peers),
+            autotune=autotune,
+            seconds=min(budget, 0.5),
+            row_seconds=row_seconds,
+            deadline=None if seconds is None else time.time() + seconds,
+            study=_study(study),
+        )
+        with console.status("starting") as status:
+            results = supervise.run(job, resume=resume, progress=status.update)
+        if docs is not None:
+            write_gpu_part(docs, report.markdown(results))
+        if plot is not None:
+            plots.draw(results, plot)
+    _show(job, results)
+
+
+def _cpu(only: list[str] | None, budget: float, json: Path | None, docs: Path | None) -> None:
+    with friendly():
+        with console.status("") as status:
+            result = bench_cpu.run(only or None, budget=budget, progress=status.update)
+        bench_report.write(result, json_path=json, docs_path=docs)
+    console.print(bench_report.table(result))
+
+
+def _show(job: Job, results: Results) -> None:
+    chosen = [c.row for c in job.cases()]
+    left = [name for name in chosen if (job.suite, name) not in results.done]
+    if job.study is None:
+        console.print(report.table(results, job.suite, frozenset(chosen)))
+        console.print(report.bars_table(judge_all(results, [job.suite])))
+        if left:
+            console.print(f"not begun in time: {', '.join(left)}")
+    else:
+        for found in report.studies(results):
+            console.print(found)
+    console.print(f"written: {job.results}")
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(t.strip() for t in text.split(",") if t.strip())
+
+
+def _study(text: str | None) -> Study | None:
+    known: dict[str, Literal["numerics", "ablations"]] = {"numerics": "numerics", "ablations": "ablations"}
+    if text is not None and text not in known:
+        raise TilefoldError(f"no study {text!r}", hint=" or ".join(known))
+    return None if text is None else known[text]
+
+
+def _checked_device(device: str) -> str:
+    if device not in ("cuda", "cpu"):
+        raise TilefoldError(f"no benchmarks on {device!r}", hint="cuda, or cpu for a dry run")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise TilefoldError("there is no CUDA device", hint="--device cpu --small runs the suite dry")
+    return device
+
+
+def _results_path(device: str) -> Path:
+    """`bench/results/h100.json` on an "NVIDIA H100 80GB HBM3"."""
+    if device != "cuda" or not torch.cuda.is_available():
+        return Path("bench/results/dry-run.json")
+    words = torch.cuda.get_device_name().lower().split()
+    return Path("bench/results") / f"{(words[1:] or words)[0]}.json"

@@ -1,0 +1,176 @@
+"""RedFuser's two ablations (its 5.3 and 5.4, figure 6), with the compiler's own fusion switched part by part.
+
+*levels*: safe softmax of 1K to 8K columns. "unfused" compiles each reduction apart, "fused" the whole, at the
+level that the compiler chooses. *incremental*: attention of BERT-base with the keys cut into segments, one a
+block of the grid, and a second kernel that combines them; fewer keys a block means more waves a multiprocessor.
+
+Both are tables of ways to compile. A way that forces a level (thread, warp, block, grid: where partial
+states are merged), or holds a whole segment in one tile (not incremental), is an entry more in `LEVELS` or
+`MODES`, as soon as the compiler takes such a schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilefold.frontend.fuse import fuse
+from tilefold.frontend.hostile import Args
+from tilefold.frontend.verify import compare
+from tilefold.suites.functions import softmax_by_hand
+from tilefold.suites.gpu.measure import Timer
+from tilefold.suites.gpu.operators import Operator, attention
+from tilefold.suites.gpu.row import FAILURES, PEER_FACTOR, Effort, Tell, first_line
+
+ROWS, COLUMNS = 4096, (1024, 2048, 4096, 8192)
+#: bs, heads, queries, keys, head_dim: H2.
+BERT = (32, 12, 512, 512, 64)
+SEGMENTS = (1, 2, 4, 8)
+#: Queries a block is taken to have, where waves are counted.
+BLOCK_QUERIES = 64
+
+
+def unfused_softmax() -> Operator:
+    """Each reduction, and the quotient, a kernel of its own."""
+    largest = fuse(lambda x: x.amax(-1, keepdim=True))
+    total = fuse(lambda x, m: torch.exp(x - m).sum(-1, keepdim=True))
+    quotient = fuse(lambda x, m, t: torch.exp(x - m) / t)
+
+    def run(x: Tensor) -> Any:
+        m = largest(x)
+        return quotient(x, m, total(x, m))
+
+    return run
+
+
+def segmented(segments: int, mode: Callable[[Operator, int], Operator]) -> Operator:
+    """Attention with the keys in so many segments: partial results and their log-sums, then the combination.
+
+    `mode(operator, keys)` compiles the operator of one segment of so many keys.
+    """
+    if segments == 1:
+        return lambda q, k, v: mode(attention, k.shape[-2])(q, k, v)
+
+    def part(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """q: [B, H, 1, Sq, D], k and v: [B, H, segments, keys, D]."""
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).float()
+        m = scores.amax(-1, keepdim=True)
+        e = torch.exp(scores - m)
+        t = e.sum(-1, keepdim=True)
+        return (e / t).to(v.dtype) @ v, m + torch.log(t)
+
+    def combine(o: Tensor, log_sum: Tensor) -> Tensor:
+        return (o * torch.softmax(log_sum, 2)).sum(2).to(o.dtype)
+
+    combined = fuse(combine)
+    compiled: dict[int, Operator] = {}
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        keys = k.shape[-2] // segments
+        one = compiled.setdefault(keys, mode(part, keys))
+        return combined(*one(q.unsqueeze(2), *(x.unflatten(2, (segments, keys)) for x in (k, v))))
+
+    return run
+
+
+#: How safe softmax is compiled, by level. The first is what the others are compared with.
+LEVELS: Mapping[str, Callable[[], Operator]] = {
+    "unfused": unfused_softmax,
+    "fused": lambda: fuse(softmax_by_hand),
+}
+#: How the operator of a segment is compiled: (operator, keys of a segment) -> compiled.
+MODES: Mapping[str, Callable[[Operator, int], Operator]] = {
+    "incremental": lambda operator, keys: fuse(operator),
+}
+
+
+def study(device: str, timer: Timer, tell: Tell, *, small: bool = False) -> tuple[dict[str, Any], ...]:
+    """Entries of both ablations: `study`, `point`, `variant`, `microseconds`, `relative`, `why`.
+
+    `relative` is to the first variant of the same point in *levels*, and to the slowest point and variant in
+    *incremental*, as in the paper's figures.
+    """
+    entries: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for name, point, plain, args, variants in (*_levels(device, small), *_incremental(device, small)):
+            entries += _point(name, point, plain, args, variants, timer, tell)
+            torch._dynamo.reset()
+            timer.release()
+    return tuple(e | {"relative": _relative(e, entries)} for e in entries)
+
+
+def _relative(entry: dict[str, Any], entries: Sequence[dict[str, Any]]) -> float | None:
+    same = [e for e in entries if e["study"] == entry["study"] and e["microseconds"]]
+    if entry["study"] == "levels":
+        base = next((e["microseconds"] for e in same if e["point"] == entry["point"]), None)
+    else:
+        base = max((e["microseconds"] for e in same), default=None)
+    return entry["microseconds"] / base if base and entry["microseconds"] else None
+
+
+_Point = tuple[str, str, Operator, Args, dict[str, Callable[[], Operator]]]
+
+
+def _levels(device: str, small: bool) -> Iterator[_Point]:
+    gen = torch.Generator(device).manual_seed(0)
+    for columns in (65, 130) if small else COLUMNS:
+        x = torch.randn(7 if small else ROWS, columns, generator=gen, device=device, dtype=torch.float16)
+        yield "levels", f"{columns} columns", softmax_by_hand, (x,), dict(LEVELS)
+
+
+def _incremental(device: str, small: bool) -> Iterator[_Point]:
+    gen = torch.Generator(device).manual_seed(0)
+    b, h, queries, keys, d = (1, 2, 16, 64, 32) if small else BERT
+    q, k, v = (
+        torch.randn(b, h, n, d, generator=gen, device=device, dtype=torch.float16) for n in (queries, keys, keys)
+    )
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+    for segments in SEGMENTS:
+        blocks = b * h * math.ceil(queries / BLOCK_QUERIES) * segments
+        point = f"{keys // segments} keys a block, {blocks / processors:.1f} waves"
+        variants = {name: _segmented(segments, mode) for name, mode in MODES.items()}
+        yield "incremental", point, attention, (q, k, v), variants
+
+
+def _segmented(segments: int, mode: Callable[[Operator, int], Operator]) -> Callable[[], Operator]:
+    return lambda: segmented(segments, mode)
+
+
+def _point(
+    name: str,
+    point: str,
+    plain: Operator,
+    args: Args,
+    variants: Mapping[str, Callable[[], Operator]],
+    timer: Timer,
+    tell: Tell,
+) -> list[dict[str, Any]]:
+    """Variants of one point, checked, then timed in turns."""
+    ready: dict[str, Callable[[], object]] = {}
+    why: dict[str, str] = {}
+    for variant, make in variants.items():
+        tell(variant, f"{name}: {point}")
+        try:
+            run = make()
+            checked = compare(variant, plain, run, args, factor=PEER_FACTOR)
+            if checked.ok:
+                ready[variant] = timer.ready(_bound(run, args))
+            else:
+                why[variant] = f"wrong: {checked.why} (error {checked.max_rel_err:.1e})"
+        except FAILURES as error:
+            why[variant] = first_line(error)
+    effort = Effort()
+    series = timer.rounds(ready, most=effort.rounds, budget=effort.seconds) if ready else {}
+    times = {v: 1e6 * s.median for v, s in series.items()}
+    return [
+        {"study": name, "point": point, "variant": v, "microseconds": times.get(v), "why": why.get(v, "")}
+        for v in variants
+    ]
+
+
+def _bound(run: Operator, args: Args) -> Callable[[], object]:
+    return lambda: run(*args)

@@ -1,0 +1,243 @@
+"""The GPU benchmarks for people: tables for a terminal, and their part of `docs/benchmarks.md`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+
+from tilefold.suites.gpu.bars import Verdict, against, geometric_mean, judge_all
+from tilefold.suites.gpu.peers import OURS, PEERS
+from tilefold.suites.gpu.results import Record, Results
+
+_HEADS = {"tilefold": "Tilefold", "compile": "torch.compile", "cudnn": "cuDNN", "flash": "flash SDPA", "flex": "Flex"}
+
+
+def head(contender: str) -> str:
+    """A contender's name for people."""
+    return _HEADS.get(contender, contender)
+
+
+def machine_line(results: Results) -> str:
+    """Device, versions, ceilings, date."""
+    versions = ", ".join(f"{name} {v}" for name, v in results.versions.items())
+    r = results.rates
+    rates = (
+        f"f16 products {r['f16'] / 1e12:,.0f} TFLOP/s, e4m3 {r['f8'] / 1e12:,.0f} TFLOP/s, "
+        f"memory {r['memory'] / 1e9:,.0f} GB/s"
+        if r
+        else "ceilings not measured"
+    )
+    return f"{results.device.get('name', 'unknown device')}; {versions}; {rates}; {results.date[:10]}"
+
+
+def by_row(results: Results, suite: str, rows: frozenset[str] | None = None) -> list[tuple[Record, ...]]:
+    """The records of each row of a suite, in the file's order; `rows`: only those."""
+    names = dict.fromkeys(r.row for r in results.records if r.suite == suite)
+    return [results.row(suite, n) for n in names if rows is None or n in rows]
+
+
+def table(results: Results, suite: str, rows: frozenset[str] | None = None) -> Table:
+    """Every row for a terminal. Ratios above 1: Tilefold is faster."""
+    out = Table(title=f"{suite}: {machine_line(results)}", title_justify="left")
+    out.add_column("row")
+    for name in ("us", "floor", "of floor", "best peer"):
+        out.add_column(name, justify="right")
+    out.add_column("peer's time / Tilefold's", overflow="fold")
+    out.add_column("error (eager's)", justify="right")
+    out.add_column("notes", overflow="fold", style="dim")
+    for records in by_row(results, suite, rows):
+        ours, peers = _split(records)
+        best = best_peer(records)
+        out.add_row(
+            records[0].row,
+            _us(ours),
+            f"{records[0].floor_us:.1f}",
+            _of_floor(ours),
+            "-" if best is None else f"{head(best.contender)} {_us(best)}",
+            ", ".join(f"{head(p.contender)} {ratio(p, ours)}" for p in peers if p.microseconds),
+            _errors(ours),
+            "; ".join(_notes(records)).replace("[", "\\["),
+        )
+    return out
+
+
+def bars_table(verdicts: Iterable[Verdict]) -> Table:
+    """What had to be reached, and whether it was."""
+    out = Table(title="bars", title_justify="left")
+    for name in ("suite", "bar", "reached", "rows", ""):
+        out.add_column(name, justify="right" if name in ("reached", "rows") else "left")
+    for v in verdicts:
+        colour = {True: "green", False: "red", None: "yellow"}[v.met]
+        out.add_row(v.suite, v.name, _number(v.value), str(v.rows), f"[{colour}]{v.word}[/]{_missing(v)}")
+    return out
+
+
+def means(results: Results, suite: str) -> list[tuple[str, str, float, int]]:
+    """Family, contender, geometric mean of its time over Tilefold's, rows; then the whole suite ("all")."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for records in by_row(results, suite):
+        ours, others = _split(records)
+        if ours is None or not ours.microseconds:
+            continue
+        timed = [(p.contender, against(p, ours)) for p in others if p.microseconds]
+        peers = [x for name, x in timed if PEERS[name].kind == "peer"]
+        if peers:
+            timed.append(("best peer", min(peers)))
+        for name, x in timed:
+            for family in (ours.family, "all"):
+                ratios.setdefault((family, name), []).append(x)
+    listed = [(f, name, geometric_mean(xs), len(xs)) for (f, name), xs in ratios.items()]
+    return sorted(listed, key=lambda m: m[0] == "all")
+
+
+def markdown(results: Results) -> str:
+    """The GPU part of the page, made of nothing but the results."""
+    lines = ["## On a GPU", "", f"Measured on {machine_line(results)}.", f"{results.policy.get('how', '')}.", ""]
+    for suite in dict.fromkeys(s for s, _ in results.done):
+        lines += [f"### {suite}: bars", "", *_bars(judge_all(results, [suite])), ""]
+        lines += [f"### {suite}: geometric means", "", *_means(results, suite), ""]
+        lines += [f"### {suite}: rows", "", *_rows(results, suite)]
+    for title, heads, rows in _studies(results):
+        lines += [f"### {title}", "", *_grid(heads, rows), ""]
+    lines += _how_to_read()
+    return "\n".join(lines) + "\n"
+
+
+def _bars(verdicts: Sequence[Verdict]) -> list[str]:
+    rows = [(v.name, _number(v.value), str(v.rows), v.word + _missing(v)) for v in verdicts]
+    return _grid(("bar", "reached", "rows", ""), rows)
+
+
+def _means(results: Results, suite: str) -> list[str]:
+    rows = [(f, head(name), f"{mean:.2f}x", str(n)) for f, name, mean, n in means(results, suite)]
+    return _grid(("operator", "peer", "its time / Tilefold's", "rows"), rows)
+
+
+def _rows(results: Results, suite: str) -> list[str]:
+    """A table for each family, with a column for each of its peers."""
+    lines: list[str] = []
+    rows = by_row(results, suite)
+    for family in dict.fromkeys(records[0].family for records in rows):
+        mine = [records for records in rows if records[0].family == family]
+        names = dict.fromkeys(r.contender for records in mine for r in records if r.contender != OURS)
+        heads = ("row", "shape", "Tilefold us", "floor us", "of floor", *(head(n) for n in names), "error (eager's)")
+        cells = [_cells(records, tuple(names)) for records in mine]
+        lines += [f"**{family}**", "", *_grid(heads, cells), ""]
+        notes = [f"- {records[0].row}: {note}" for records in mine for note in _notes(records)]
+        lines += [*notes, ""] if notes else []
+    return lines
+
+
+def _cells(records: Sequence[Record], names: Sequence[str]) -> tuple[str, ...]:
+    ours, others = _split(records)
+    by_name = {r.contender: r for r in others}
+    timed = [by_name.get(n) for n in names]
+    return (
+        records[0].row,
+        records[0].shape,
+        _us(ours),
+        f"{records[0].floor_us:.1f}",
+        _of_floor(ours),
+        *(f"{_us(r)} ({ratio(r, ours)})" if r is not None and r.microseconds else "-" for r in timed),
+        _errors(ours),
+    )
+
+
+def studies(results: Results) -> list[Table]:
+    """The numerical study and the ablations for a terminal, those that there are."""
+    found = []
+    for title, heads, rows in _studies(results):
+        out = Table(*heads, title=title, title_justify="left")
+        for row in rows:
+            out.add_row(*(cell.replace("[", "\\[") for cell in row))
+        found.append(out)
+    return found
+
+
+def _studies(results: Results) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """Title, heads and cells."""
+    found: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = []
+    if results.numerics:
+        heads: tuple[str, ...] = ("operator", "contender", "RMS", "90th %", "99th %", "notes")
+        cells = [
+            (str(n["row"]), head(str(n["contender"])), *_study(n, "rms", "p90", "p99"), str(n["why"]))
+            for n in results.numerics
+        ]
+        found.append(("Absolute error against float64", heads, cells))
+    if results.ablations:
+        heads = ("study", "point", "variant", "us", "relative", "notes")
+        cells = [
+            (str(a["study"]), str(a["point"]), str(a["variant"]), *_study(a, "microseconds", "relative"), str(a["why"]))
+            for a in results.ablations
+        ]
+        found.append(("Ablations", heads, cells))
+    return found
+
+
+def _study(entry: dict[str, object], *names: str) -> tuple[str, ...]:
+    values = (entry[n] for n in names)
+    return tuple("-" if not isinstance(v, int | float) else f"{v:.3g}" for v in values)
+
+
+def _how_to_read() -> list[str]:
+    return [
+        "How to read it:",
+        "",
+        "- A peer's column has its time in microseconds and, in brackets, that over Tilefold's: above 1 Tilefold is",
+        "  faster. All contenders of a row take turns in one process on the same random arguments; times are medians,",
+        "  the series is done twice, and the less flattering ratio is given.",
+        "- *floor*: bytes, each counted once, over the measured bandwidth, or flops over the measured rate of the",
+        "  library's product, whichever is longer. Contenders called gemm are the product alone.",
+        "- *error*: maximum relative error against float64 beside eager's own in the same dtype. Tilefold's may be",
+        "  twice eager's; a contender that is wrong is not timed.",
+    ]
+
+
+def best_peer(records: Sequence[Record]) -> Record | None:
+    """The fastest that computes the whole operator; None where none was timed."""
+    timed = [r for r in records if r.kind == "peer" and r.microseconds]
+    return min(timed, key=lambda r: r.best_us, default=None)
+
+
+def ratio(peer: Record, ours: Record | None) -> str:
+    """`1.52x`; "-" where Tilefold was not timed."""
+    return f"{against(peer, ours):.2f}x" if ours is not None and ours.microseconds else "-"
+
+
+def _split(records: Sequence[Record]) -> tuple[Record | None, list[Record]]:
+    ours = next((r for r in records if r.contender == OURS), None)
+    return ours, [r for r in records if r.contender != OURS]
+
+
+def _us(r: Record | None) -> str:
+    return "-" if r is None or not r.microseconds else f"{r.best_us:.1f}"
+
+
+def _of_floor(ours: Record | None) -> str:
+    return "-" if ours is None or not ours.microseconds else f"{ours.floor_us / ours.best_us:.0%}"
+
+
+def _errors(ours: Record | None) -> str:
+    return "-" if ours is None or math.isnan(ours.error) else f"{ours.error:.0e} ({ours.eager_error:.0e})"
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    """What went wrong, and who was timed in another way than the rest."""
+    said = [(r.contender, r.why or (r.how if "outside" in r.how else "")) for r in records]
+    return [f"{head(name)}: {note}" for name, note in said if note]
+
+
+def _missing(v: Verdict) -> str:
+    return f" ({', '.join(v.missing)})" if v.missing else ""
+
+
+def _number(x: float) -> str:
+    return "-" if math.isnan(x) else f"{x:,.2f}"
+
+
+def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table in markdown."""
+    cells = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows]
+    return ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *cells]
