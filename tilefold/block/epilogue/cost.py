@@ -60,10 +60,9 @@ class Cost:
 class Costs:
     """Costs of sets of statements of one program."""
 
-    def __init__(self, p: Program, g: Graph, target: Target, products: frozenset[str]):
-        self.p, self.g, self.target, self.products = p, g, target, products
+    def __init__(self, p: Program, g: Graph, target: Target):
+        self.p, self.g, self.target = p, g, target
         self.dtypes: dict[str, DType] = {i.name: i.dtype for i in p.inputs}
-        self.points_of: dict[str, int] = {}
         for c in p.body:
             self.dtypes.update({r: p.dtype_of(r) for r in c.results})
         self.once = self._once()

@@ -15,9 +15,8 @@ Growing is greedy by saved cost (`epilogue.cost`); ties go to program order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from tilefold.algebra.expr import dims_used, loads
+from tilefold.algebra.expr import dims_used
 from tilefold.block.epilogue.cost import Cost, Costs, Target
 from tilefold.tensor.analysis import Graph, out_dims, plain_axes
 from tilefold.tensor.ir import Compute, Program
@@ -53,26 +52,27 @@ def cut_into_kernels(p: Program, target: Target) -> Kernels:
 
 
 class _Grower:
+    """Kernels by number while they grow; `of` maps a statement to its kernel's number."""
+
     def __init__(self, p: Program, target: Target):
         self.p, self.target = p, target
         self.g = Graph.of(p)
         self.gemms: dict[str, Gemm] = gemms(p)
-        self.costs = Costs(p, self.g, target, frozenset(self.gemms))
+        self.costs = Costs(p, self.g, target)
         self.once, self.phase = self.costs.once, self.costs.phases()
-        self.of: dict[str, Kernel] = {}
-        for c in p.body:
-            name = c.name if c.name in self.gemms else None
-            self.of[c.name] = Kernel((c.name,), name, out_dims(c))
-        self.tried: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Kernel, float] | None] = {}
-
-    @cached_property
-    def readers(self) -> dict[str, tuple[str, ...]]:
-        """Statements that read each tensor."""
-        out: dict[str, list[str]] = {}
-        for c in self.p.body:
-            for t in dict.fromkeys(ld.tensor for ld in loads(c.body)):
-                out.setdefault(t, []).append(c.name)
-        return {t: tuple(names) for t, names in out.items()}
+        self.position = {c.name: n for n, c in enumerate(p.body)}
+        self.crossing = {
+            (c.name, r): set(self.g.by_name[r].dims) - plain_axes(c, self.g.by_name[r])
+            for c in p.body
+            for r in self.g.producers[c.name]
+        }
+        self.kernels: dict[int, Kernel] = {}
+        self.of: dict[str, int] = {}
+        for n, c in enumerate(p.body):
+            self.kernels[n] = Kernel((c.name,), c.name if c.name in self.gemms else None, out_dims(c))
+            self.of[c.name] = n
+        self.links = self._links()
+        self.tried: dict[tuple[int, int], tuple[Kernel, float] | None] = {}
 
     def run(self) -> Kernels:
         while self._step():
@@ -81,46 +81,50 @@ class _Grower:
         total = sum((self.costs.kernel(k.members, k.product) for k in ordered), Cost())
         return Kernels(self.p, ordered, total)
 
-    def _step(self) -> bool:
-        """Join the pair that saves most."""
-        best: tuple[float, Kernel] | None = None
-        for a, b in self._pairs():
-            found = self._tried(a, b)
-            if found is not None and (best is None or found[1] > best[0]) and self._convex(a, b):
-                best = (found[1], found[0])
-        if best is None:
-            return False
-        self.of.update(dict.fromkeys(best[1].members, best[1]))
-        return True
-
-    def _pairs(self) -> dict[tuple[Kernel, Kernel], None]:
-        """Kernels joined by an edge, or by a tensor that both read."""
-        out: dict[tuple[Kernel, Kernel], None] = {}
+    def _links(self) -> tuple[tuple[str, str], ...]:
+        """Statements joined by an edge, or by a tensor that both read."""
+        out: dict[tuple[str, str], None] = {}
+        readers: dict[str, list[str]] = {}
         for c in self.p.body:
             for r in self.g.producers[c.name]:
-                out[(self.of[r], self.of[c.name])] = None
-        for names in self.readers.values():
-            for n, x in enumerate(names):
-                for y in names[n + 1 :]:
-                    out[(self.of[x], self.of[y])] = None
-        return {(a, b): None for a, b in out if (a is not b and (b, a) not in out) or a.members < b.members}
+                out[(r, c.name)] = None
+            for t in self.costs.read_by[c.name]:
+                readers.setdefault(t, []).append(c.name)
+        for names in readers.values():
+            out.update(dict.fromkeys((x, y) for n, x in enumerate(names) for y in names[n + 1 :]))
+        return tuple(out)
 
-    def _tried(self, a: Kernel, b: Kernel) -> tuple[Kernel, float] | None:
-        """The union and what it saves; None where it is no kernel or saves nothing."""
-        key = (a.members, b.members)
-        if key not in self.tried:
-            self.tried[key] = self._joined(a, b)
-        return self.tried[key]
+    def _step(self) -> bool:
+        """Join the pair that saves most."""
+        best: tuple[float, int, int, Kernel] | None = None
+        pairs = dict.fromkeys(
+            (a, b) if a < b else (b, a) for x, y in self.links if (a := self.of[x]) != (b := self.of[y])
+        )
+        for a, b in pairs:
+            if (a, b) not in self.tried:
+                self.tried[a, b] = self._joined(self.kernels[a], self.kernels[b])
+            found = self.tried[a, b]
+            if found is not None and (best is None or found[1] > best[0]) and self._convex(a, b):
+                best = (found[1], a, b, found[0])
+        if best is None:
+            return False
+        _, a, b, whole = best
+        number = max(self.kernels) + 1
+        del self.kernels[a], self.kernels[b]
+        self.kernels[number] = whole
+        self.of.update(dict.fromkeys(whole.members, number))
+        return True
 
     def _joined(self, a: Kernel, b: Kernel) -> tuple[Kernel, float] | None:
-        if a is b or (a.product is not None and b.product is not None):
+        """The union and what it saves; None where it is no kernel or saves nothing."""
+        if a.product is not None and b.product is not None:
             return None
-        if any((m in self.once) != (n in self.once) for m in a.members for n in b.members):
+        if (a.members[0] in self.once) != (b.members[0] in self.once):
             return None
         names = {*a.members, *b.members}
         if {"early", "late"} <= {self.phase.get(m) for m in names}:
             return None
-        members = tuple(c.name for c in self.p.body if c.name in names)
+        members = tuple(sorted(names, key=self.position.__getitem__))
         product = a.product or b.product
         if product is not None and any(r in names for r in self.g.producers[product]):
             return None
@@ -141,8 +145,7 @@ class _Grower:
                 local |= set(c.rdims)
             for r in self.g.producers[c.name]:
                 if r in members:
-                    producer = self.g.by_name[r]
-                    local |= set(producer.dims) - plain_axes(c, producer)
+                    local |= self.crossing[c.name, r]
         first = self.g.by_name[product] if product is not None else computes[-1]
         chosen = tuple(d for d in out_dims(first) if d not in local and all(d in out_dims(c) for c in computes))
         fits = self._tile_fits(product, chosen) if product is not None else self._rows_fit(computes, chosen)
@@ -167,16 +170,16 @@ class _Grower:
                 return False
         return True
 
-    def _convex(self, a: Kernel, b: Kernel) -> bool:
+    def _convex(self, a: int, b: int) -> bool:
         """Whether no path leaves the union and returns."""
-        inside = {*a.members, *b.members}
+        inside = {*self.kernels[a].members, *self.kernels[b].members}
         todo = [u for m in inside for u in self.g.consumers[m] if u not in inside]
         seen: set[str] = set()
         while todo:
             x = todo.pop()
             if x in seen:
                 continue
-            members = self.of[x].members
+            members = self.kernels[self.of[x]].members
             seen.update(members)
             for u in (w for m in members for w in self.g.consumers[m]):
                 if u in inside:
@@ -186,17 +189,17 @@ class _Grower:
         return True
 
     def _ordered(self) -> tuple[Kernel, ...]:
-        done: dict[Kernel, None] = {}
+        done: dict[int, None] = {}
 
-        def visit(k: Kernel) -> None:
+        def visit(k: int) -> None:
             if k in done:
                 return
-            for m in k.members:
+            for m in self.kernels[k].members:
                 for r in self.g.producers[m]:
-                    if self.of[r] is not k:
+                    if self.of[r] != k:
                         visit(self.of[r])
             done[k] = None
 
         for c in self.p.body:
             visit(self.of[c.name])
-        return tuple(done)
+        return tuple(self.kernels[k] for k in done)

@@ -7,15 +7,14 @@ elementwise maps, pairs, vectors, tiles, partial reductions), and which of the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
-from tilefold.block.epilogue.kernels import Kernel, Kernels
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const
+from tilefold.block.epilogue.kernels import Kernels
 from tilefold.block.fuse import FusedKernel, fuse_group
 from tilefold.block.group import Group
 from tilefold.tensor.analysis import Graph
-from dataclasses import replace
-from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const
 
 
 def block_programs(found: Kernels) -> tuple[FusedKernel, ...]:

@@ -1,8 +1,8 @@
 """Laws applied until no law lowers the cost.
 
-Greedy: of all matches of all laws, the one after which the program (with partials taken wherever
-they can be) costs least is applied, as long as that is less than before. Where none
-does, the ENABLING laws are tried with the best law after each. Every step is kept, with the program
+Greedy: laws are tried in order; of the first that lowers the cost of the program (with partials
+taken wherever they can be), the best match is applied. Where none
+does, the ENABLING laws are tried with another law after each. Every step is kept, with the program
 after it.
 """
 
@@ -23,12 +23,13 @@ from tilefold.tensor.laws.rank_one import RANK_ONE
 from tilefold.tensor.laws.scale import COLUMN_SCALE, ROW_SCALE
 from tilefold.tensor.laws.stack import CONCATENATE, INTERLEAVE, STACK
 
-#: The algebraic laws, in the order in which ties are decided; PARTIALS comes after them.
+#: The algebraic laws, in the order in which they are tried; PARTIALS comes after them.
 LAWS: tuple[Law, ...] = (
-    COLLAPSE, SELECT, RANK_ONE, ROW_SCALE, COLUMN_SCALE, TRANSPOSE, INTERLEAVE, STACK, CONCATENATE,
+    RANK_ONE, ROW_SCALE, TRANSPOSE, SELECT, INTERLEAVE, STACK, CONCATENATE, COLUMN_SCALE, COLLAPSE,
 )  # fmt: skip
-#: Laws that may pay only together with the one after them (a mean leaves the operand, then its scale can).
-ENABLING: tuple[Law, ...] = (RANK_ONE,)
+#: Laws that may pay only together with the one after them: a mean leaves the operand, then its scale can;
+#: two gradients are packed for one product, then the products of the weights' gradients read them so too.
+ENABLING: tuple[Law, ...] = (RANK_ONE, CONCATENATE)
 #: Most steps of a search.
 MOST_STEPS = 40
 
@@ -96,25 +97,28 @@ class _Search:
         steps = taken_partials(p, self.target)
         return cut_into_kernels(steps[-1].program if steps else p, self.target).cost
 
-    def steps(self, p: Program, laws: tuple[Law, ...] | None = None) -> list[Step]:
-        """Every match of every law applied by itself."""
+    def steps(self, p: Program, law: Law) -> list[Step]:
+        """Every match of a law applied by itself."""
         out = []
-        for law in self.laws if laws is None else laws:
-            for match in law.matches(p):
-                after = normal(law.apply(p, match))
-                if after != p:
-                    out.append(Step(law, match, after, self.cost(after)))
+        for match in law.matches(p):
+            after = normal(law.apply(p, match))
+            if after != p:
+                out.append(Step(law, match, after, self.cost(after)))
         return out
 
-    def best(self, p: Program, cost: Cost, laws: tuple[Law, ...] | None = None) -> list[Step]:
-        """The step that leaves the least cost, none where none lowers it."""
-        found = min(self.steps(p, laws), key=lambda s: s.cost.total, default=None)
-        return [found] if found is not None and found.cost.total < cost.total else []
+    def best(self, p: Program, cost: Cost) -> list[Step]:
+        """The best match of the first law that lowers the cost."""
+        for law in self.laws:
+            found = min(self.steps(p, law), key=lambda s: s.cost.total, default=None)
+            if found is not None and found.cost.total < cost.total:
+                return [found]
+        return []
 
     def best_after(self, p: Program, cost: Cost) -> list[Step]:
-        """An enabling step and the one after it that together leave the least cost."""
-        best: list[Step] = []
-        for first in self.steps(p, ENABLING):
-            second = self.best(first.program, best[-1].cost if best else cost)
-            best = [first, *second] if second else best
-        return best
+        """An enabling step and the one after it that together lower the cost."""
+        for law in ENABLING:
+            for first in self.steps(p, law) if law in self.laws else ():
+                second = self.best(first.program, cost)
+                if second:
+                    return [first, *second]
+        return []

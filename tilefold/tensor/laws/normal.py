@@ -10,9 +10,10 @@ it (a factor of each row): those are what an epilogue or a small kernel stores.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, dims_used, loads, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, walk
 from tilefold.tensor.inline import BODY_LIMIT, converted
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.terms import factors, gemm, gemms, plain, product, transparent
@@ -23,9 +24,21 @@ from tilefold.tensor.unify import unify
 
 def normal(p: Program) -> Program:
     """The program in normal form; the meaning is the same."""
-    p = drop_dead(drop_repeated(_isolate(narrow(p))))
+    p = drop_dead(drop_repeated(_isolate(_counted(narrow(p)))))
     p = drop_dead(drop_repeated(_absorb(_bare_operands(p))))
     return unify(p)
+
+
+def _counted(p: Program) -> Program:
+    """Sums of a constant over static dims as the constant that they are."""
+    body = []
+    for c in p.body:
+        extents = [p.sizes[d] for d in c.rdims]
+        if c.reducer == "sum" and isinstance(c.body, Const) and all(isinstance(e, Const) for e in extents):
+            value = float(c.body.value) * prod(int(e.value) for e in extents if isinstance(e, Const))
+            c = replace(c, reducer=None, rdims=(), body=Const(value, c.body.dtype))
+        body.append(c)
+    return replace(p, body=tuple(body))
 
 
 def _isolate(p: Program) -> Program:
@@ -131,7 +144,7 @@ def _absorb(p: Program) -> Program:
         body.append(c)
         if c.reducer is not None or c.name in p.outputs:
             continue
-        if _copies(c.body) or (c.name not in operands and c.name not in smaller):
+        if _copies(c.body) or not loads(c.body) or (c.name not in operands and c.name not in smaller):
             maps[c.name] = c
     return replace(p, body=tuple(body))
 
@@ -155,7 +168,7 @@ def _copies(e: Expr) -> bool:
 def _absorbed(c: Compute, maps: dict[str, Compute], dtypes: dict[str, DType]) -> Compute:
     def one(ld: Load) -> Expr | None:
         m = maps.get(ld.tensor)
-        if m is None or (_domain(c) - _follows(ld) and not _copies(m.body)):
+        if m is None or (_domain(c) - _follows(ld) and not _copies(m.body) and loads(m.body)):
             return None
         return converted(substitute_map(m, ld), m.dtype, dtypes)
 

@@ -38,6 +38,7 @@ from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
 from tilefold.tensor.laws.terms import Gemm, fresh, gemms, in_order, plain
 from tilefold.tensor.narrow import narrow
+from tilefold.tensor.rewrite import dims_of
 from tilefold.tensor.split_dims import cut
 from tilefold.tensor.unify import unify
 
@@ -79,10 +80,39 @@ def _stacked(q: str, parts: list[Expr]) -> Expr:
     return out
 
 
-def _pack(p: Program, q: str, operands: list[Load], dims: tuple[str, ...], wanted: str) -> Compute:
+def _pack(p: Program, q: str, operands: list[Load]) -> Compute:
     """The operands as one tensor with q innermost."""
-    dtypes = [p.dtype_of(o.tensor) for o in operands]
-    return Compute(fresh(p, wanted), (*dims, q), dtypes[0], _stacked(q, list(operands)))
+    first = operands[0]
+    dims = tuple(dict.fromkeys(n.dim for i in first.index for n in walk(i) if isinstance(n, Index)))
+    name = fresh(p, f"{first.tensor}_{len(operands)}")
+    return Compute(name, (*dims, q), p.dtype_of(first.tensor), _stacked(q, list(operands)))
+
+
+def _stack_dim(p: Program, n: int, taken: set[str]) -> str:
+    """A dim of extent n for stacks: the one there is, unless the products range over it already."""
+    name = f"q{n}"
+    while name in taken or (name in p.sizes and p.sizes[name] != const(n)):
+        name += "_"
+    return name if name in p.sizes else fresh(p, name)
+
+
+def _packed_so(p: Program, operands: list[Load]) -> bool:
+    """Whether the program packs these in this order already."""
+    wanted = [o.tensor for o in operands]
+    return any(
+        c.reducer is None and isinstance(c.body, Call) and c.body.op == "where" and _parts(c.body) == wanted
+        for c in p.body
+    )
+
+
+def _parts(e: Expr) -> list[str]:
+    """Tensors that nested conditions choose from."""
+    match e:
+        case Call("where", (_, a, b)):
+            return _parts(a) + _parts(b)
+        case Load(tensor, _):
+            return [tensor]
+    return [""]
 
 
 # -- stack ----------------------------------------------------------------------------------
@@ -137,18 +167,19 @@ def stack_apply(p: Program, match: Match) -> Program:
     pairs = _with_shared(p, found)
     assert pairs is not None
     first = found[0].compute
-    q = fresh(p, "q")
+    q = _stack_dim(p, len(found), {d for g in found for d in dims_of(g.compute)})
     p = replace(p, sizes={**p.sizes, q: const(len(found))})
-    own = [o for _, o in pairs]
-    dims = tuple(d for d in (*first.dims, *first.rdims) if d in dims_used(own[0]))
-    packed = _pack(p, q, own, dims, f"{own[0].tensor}_{len(found)}")
+    order = list(range(len(found)))
+    if _packed_so(p, [o for _, o in pairs[::-1]]):
+        order.reverse()
+    packed = _pack(p, q, [pairs[n][1] for n in order])
     whole = fresh(p, f"{first.name}_{len(found)}")
     body = Call("mul", (pairs[0][0], Load(packed.name, plain(packed.dims))))
     stacked = replace(first, name=whole, dims=(*first.dims, q), body=body)
     out: list[Compute] = []
     for c in p.body:
         if c.name in match.at:
-            n = match.at.index(c.name)
+            n = order.index(match.at.index(c.name))
             out.append(replace(c, reducer=None, rdims=(), body=Load(whole, (*plain(c.dims), const(n)))))
         else:
             out.append(c)
@@ -242,12 +273,12 @@ def concat_apply(p: Program, match: Match) -> Program:
     """One product over (k, q) in place of the sum."""
     a, b, operands = next(f for f in _summed(p) if (f[0].compute.name, f[1].compute.name) == match.at)
     first, second = a.compute, b.compute
-    q = fresh(p, "q")
+    q = _stack_dim(p, 2, {*dims_of(first), *dims_of(second)})
     p = replace(p, sizes={**p.sizes, q: const(2)})
+    turned = any(_packed_so(p, [two, one]) for one, two in operands)
     made: list[Compute] = []
     for one, two in operands:
-        dims = tuple(d for d in (*first.dims, *first.rdims) if d in dims_used(one))
-        made.append(_pack(replace(p, body=(*p.body, *made)), q, [one, two], dims, f"{one.tensor}_2"))
+        made.append(_pack(replace(p, body=(*p.body, *made)), q, [two, one] if turned else [one, two]))
     body = Call("mul", (Load(made[0].name, plain(made[0].dims)), Load(made[1].name, plain(made[1].dims))))
     whole = replace(first, name=fresh(p, f"{first.name}_2"), rdims=(*first.rdims, q), body=body)
     rest = [_reading(c, first.name, second.name, whole.name) for c in p.body if c.name not in match.at]
