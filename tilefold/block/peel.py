@@ -66,10 +66,11 @@ def _peeled(n: Loop, outer: tuple[str, ...]) -> list[Loop]:
         loops.append(replace(n, start=n.start, stop=call("minimum", stop, first)))
         start = call("maximum", start, first)
     last = _fold("minimum", stops) if stops else None
-    inside = stop if last is None else call("minimum", stop, last)
-    loops.append(replace(n, start=start, stop=inside, body=_unmasked(n.body, frozenset(masks))))
+    inside = n.stop if last is None else call("minimum", stop, last)
+    begin = start if starts else n.start
+    loops.append(replace(n, start=begin, stop=inside, body=_unmasked(n.body, frozenset(masks))))
     if last is not None:
-        loops.append(replace(n, start=call("maximum", start, last), stop=stop))
+        loops.append(replace(n, start=call("maximum", start, last), stop=n.stop))
     return loops
 
 
