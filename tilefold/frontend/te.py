@@ -170,6 +170,11 @@ class Reduction:
     body: Value
     over: tuple[Dim, ...]
 
+    def _alone(self, other: object) -> Value:
+        raise _unnamed(self)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _alone
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
@@ -198,11 +203,15 @@ def _mistake(message: str, hint: str | None = None) -> TilefoldError:
     return TilefoldError(message, loc=SourceLoc.of_caller(__file__), hint=hint)
 
 
+def _unnamed(r: Reduction) -> TilefoldError:
+    return _mistake(f"a {r.reducer} inside an expression has no name", "name it with te.compute")
+
+
 def _value(o: Operand | Reduction) -> Value:
     if isinstance(o, Value):
         return o
     if isinstance(o, Reduction):
-        raise _mistake(f"a {o.reducer} inside an expression has no name", "name it with te.compute")
+        raise _unnamed(o)
     if not isinstance(o, int | float):
         raise _mistake(f"{o!r} is no value", "read an element: t[i, j]" if isinstance(o, Tensor) else None)
     return Value(lit(o), {}, {})
@@ -312,7 +321,7 @@ def program(name: str, *outputs: Tensor) -> Program:
     for t in outputs:
         for made in _needed(t):
             other = found.setdefault(made.name, made)
-            if other is not made and other.made_by is not made.made_by:
+            if other is not made:
                 raise TilefoldError(f"two tensors are called {made.name}: {other.loc} and this one", loc=made.loc)
     arguments = sorted((t for t in found.values() if t.made_by is None), key=lambda t: t.number)
     body = list(dict.fromkeys(t.made_by for t in found.values() if t.made_by is not None))
