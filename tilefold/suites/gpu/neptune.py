@@ -136,11 +136,11 @@ ROWS: tuple[GpuCase, ...] = (
 
 
 def _small(v: Variant, mode: Mode) -> GpuCase:
-    """The operator at a length that no tile divides, with fewer heads (and a shorter window)."""
-    group, window = v.heads // v.kv_heads, None if v.spec.window is None else 32
+    """The operator at a length that no tile divides, with fewer and smaller heads (and a shorter window)."""
+    group, window = min(v.heads // v.kv_heads, 3), None if v.spec.window is None else 32
     spec = Attention(v.spec.causal, v.spec.alibi, v.spec.cap, window)
     fn = v.fn if window is None else o.window(window)
-    return attention(Variant(v.name, v.modes, 2 * group, 2, v.dim, spec, fn, v.base), mode, 67)
+    return attention(Variant(v.name, v.modes, 2 * group, 2, 64, spec, fn, v.base), mode, 67)
 
 
 #: The same operators at awkward sizes of a few kilobytes.

@@ -1,0 +1,61 @@
+"""The numerical study and the ablations, at small sizes on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.suites.gpu import ablation, numerics
+from tilefold.suites.gpu.measure import CpuTimer
+from tilefold.suites.gpu.operators import attention
+
+
+def silent(contender, doing):
+    """Nothing is shown."""
+
+
+def test_errors_by_hand():
+    found = numerics._summary(torch.cat([torch.zeros(90), torch.ones(10)]).double())
+    assert found["rms"] == pytest.approx(0.1**0.5) and found["p99"] == 1.0 and found["p90"] == pytest.approx(0.1)
+
+
+def test_the_numerical_study_has_the_ten_operators():
+    assert len(numerics.cases()) == len(numerics.cases(small=True)) == 10
+    assert {c.length for c in numerics.cases()} == {numerics.LENGTH}
+
+
+def test_errors_of_an_operator():
+    case = next(c for c in numerics.cases(small=True) if c.row.startswith("causal-decode"))
+    entries = {e["contender"]: e for e in numerics.errors_of(case, "cpu", silent)}
+    assert set(entries) == {"tilefold", "cudnn", "flash", "flex"}
+    for e in entries.values():
+        assert e["why"] == "" and 0 < e["rms"] < 1e-3 and e["p90"] <= e["p99"] < 1e-2
+
+
+def test_segments_give_the_whole():
+    q, k, v = torch.randn(2, 3, 8, 16), torch.randn(2, 3, 24, 16), torch.randn(2, 3, 24, 16)
+    asked = []
+
+    def mode(operator, keys):
+        asked.append(keys)
+        return operator
+
+    for segments in (1, 2, 4):
+        torch.testing.assert_close(ablation.segmented(segments, mode)(q, k, v), attention(q, k, v))
+    assert asked == [24, 12, 6]
+
+
+def test_ablations_are_relative_and_name_what_failed(monkeypatch):
+    def broken():
+        raise RuntimeError("no such level")
+
+    wrong = {"unfused": ablation.unfused_softmax, "thread": broken, "warp": lambda: lambda x: torch.softmax(x, -1) * 2}
+    monkeypatch.setattr(ablation, "LEVELS", wrong)
+    monkeypatch.setattr(ablation, "MODES", {"plain": lambda operator, keys: operator})
+    monkeypatch.setattr(ablation, "SEGMENTS", (1, 2))
+    entries = ablation.study("cpu", CpuTimer(), silent, small=True)
+    levels = {e["variant"]: e for e in entries if e["study"] == "levels" and e["point"] == "65 columns"}
+    assert levels["unfused"]["relative"] == 1.0
+    assert "no such level" in levels["thread"]["why"] and levels["warp"]["why"].startswith("wrong")
+    slowest = [e["relative"] for e in entries if e["study"] == "incremental"]
+    assert len(slowest) == 2 and max(slowest) == 1.0 and min(slowest) > 0
