@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tilefold.algebra import text as expr_text
-from tilefold.block.graph.ir import Cons, Func, Graph, Head, In, Map, Misc, Node, Out, Param, Reduce, View
+from tilefold.algebra.expr import Expr, Load, loads, substitute
+from tilefold.block.graph.ir import Cons, Func, Graph, Head, In, Map, Misc, Node, Out, Param, Reduce, View, arg
 from tilefold.tensor.text import show_compute
 
 
@@ -168,10 +169,22 @@ def _keys(g: Graph, known: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str
             operands = sorted((keys[i.value], i.each) for i in n.ins)
             rows.append(_digest("map", n.dim, n.start, operands, inner, sorted(keys[v] for v in n.outs)))
             continue
+        if isinstance(n, Func):
+            n = _in_reading_order(n)
         row = _digest(_label(n), [keys[v] for v in n.uses])
         rows.append(row)
         keys |= {v: _digest(row, k) for k, v in enumerate(n.outs)}
     return tuple(sorted(rows)), keys
+
+
+def _in_reading_order(n: Func) -> Func:
+    """An elementwise operator with its operands as its expression reads them, each once."""
+    if n.expr is None:
+        return n
+    order = [ld.tensor for ld in loads(n.expr)]
+    table: dict[Expr, Expr] = {Load(t, ()): arg(k) for k, t in enumerate(order)}
+    args = tuple(n.args[int(t.removeprefix("a"))] for t in order)
+    return replace(n, args=args, expr=substitute(n.expr, table))
 
 
 def _digest(*parts: object) -> str:

@@ -11,7 +11,7 @@ from tilefold.block.rules.elementwise import FuseElementwise
 from tilefold.block.rules.extend import ExtendMap, PeelFirstIteration
 from tilefold.block.rules.fuse_maps import FuseConsecutiveMaps, FuseSiblingMaps
 from tilefold.block.rules.fuse_reduction import FuseMapReduction
-from tilefold.block.rules.law import Law, Match, rewrite
+from tilefold.block.rules.law import Law, Match, places, rewrite
 from tilefold.block.rules.swap_dot import SwapScaleDot, SwapShiftDot
 
 #: Rules 8-4-5-9-3-1-2: the first that matches is applied.
@@ -126,3 +126,11 @@ def fuse(p: Program, *, priority: tuple[Law, ...] = PRIORITY, extension: Law | N
         run.fuse_all()
         snapshots.append(len(run.steps))
     return Fusion(p, tuple(run.steps), tuple(snapshots))
+
+
+def fuse_reductions(p: Program) -> Program:
+    """Rule 3 wherever it applies: no list of partial sums is left that only a reduction reads."""
+    law = RULES[3]
+    while (found := next(places(p, law), None)) is not None:
+        p = rewrite(p, *found)
+    return p
