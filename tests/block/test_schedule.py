@@ -111,6 +111,11 @@ LEGAL: dict[str, tuple[str, Step, Callable[[Schedule], bool]]] = {
         lambda s: s.fuse("m", "e", "t", "y").tile("y", j=3),
         lambda s: s.loops("y") == ("i", "j"),
     ),
+    "tile, the pass around": (
+        "attention",
+        lambda s: s.fuse("s", "c", "m").tile("s", j=4),
+        lambda s: "j" in s.loops("m"),
+    ),
     "reorder": ("attention", lambda s: s.reorder("o", "i", "b"), lambda s: s.loops("o") == ("h", "e", "i", "b")),
     "extend": (
         "rmsnorm_gemm",
@@ -196,7 +201,12 @@ ILLEGAL: dict[str, tuple[str, Step, str, str | None]] = {
         "s -> v",
     ),
     "segments": ("variance", lambda s: s.split_k_update("s", "l", 0), "0 segments", None),
-    "tile, inside": ("attention", lambda s: flash(s).tile("c", j=4), "computed where m uses it", "c -> m"),
+    "tile, inside": (
+        "attention",
+        lambda s: s.fuse("c", "m", "p", "t").tile("c", j=4),
+        "c is computed where m uses it",
+        "c -> m",
+    ),
     "tile, a state": ("attention", lambda s: flash(s).tile("o", e=4), "all of e is its state", None),
     "tile, no such loop": ("attention", lambda s: s.tile("m", d=4), "no loop of m is over d", None),
     "tile, size": ("attention", lambda s: s.tile("m", j=0), "at least one index", None),

@@ -162,6 +162,17 @@ def _two_extents() -> object:
     return te.compute("y", (other, j), x[i, j])
 
 
+def _two_extents_inside() -> object:
+    i, j, x = _dims()
+    (other,) = te.dims(i=2)
+    return x[i, j] + x[other, j]
+
+
+def _too_far() -> object:
+    _, j, x = _dims()
+    return x[j, j]
+
+
 def _twice() -> object:
     i, _, x = _dims()
     return te.compute("y", (i, i), x[i, i])
@@ -187,6 +198,8 @@ MISTAKES = {
     _two_names: "two tensors are called x",
     _two_names_apart: "two tensors are called x",
     _two_extents: "two dims called i, of different extents",
+    _two_extents_inside: "two dims are called i",
+    _too_far: "j runs beyond an axis of x, which has 3 elements",
     _twice: "a dim twice: i, i",
     _one_name_for_two_things: "uses x for two things",
     _no_value: "is no value",

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tilefold.block.laws.fusion import axes_of
 from tilefold.block.laws.law import Args, Law
-from tilefold.block.laws.nests import NamedBlock, Nest, changed
+from tilefold.block.laws.nests import NamedBlock, Nest, Pass, changed
 from tilefold.errors import ScheduleError
 from tilefold.tensor.analysis import out_dims
 
@@ -22,25 +22,36 @@ def tile(b: NamedBlock, name: str, dim: str) -> NamedBlock:
     n, c = b.nest_of(name), b.definition(name)
     if dim in n.parallel:
         return b
-    p = n.pass_of(name)
-    if p is not None and dim in axes_of(b.graph, p):
+    p = _pass_over(b, n, name, dim)
+    if p is not None:
         if n.segments is not None or n.peeled:
             raise ScheduleError(f"the pass of {name} is {'split' if n.segments else 'peeled'} already", loc=c.loc)
         passes = tuple(replace(q, loop=dim) if q is p else q for q in n.passes)
         return changed(b, (n,), replace(n, passes=passes))
     if dim not in out_dims(c):
         raise ScheduleError(f"no loop of {name} is over {dim}", loc=c.loc, hint=_loops_hint(b, n, name))
-    if c.reducer is not None and p is not None:
-        raise ScheduleError(f"{name} is accumulated over {p.loop or c.rdims[0]}: all of {dim} is its state", loc=c.loc)
+    if n.pass_of(name) is not None:
+        raise ScheduleError(f"{name} is accumulated over {c.rdims[0]}: all of {dim} is its state", loc=c.loc)
     if not b.graph.escapes(name, n.members):
+        user = b.graph.consumers[name][0]
         raise ScheduleError(
-            f"{name} is computed where {b.graph.consumers[name][0]} uses it",
-            dependency=f"{name} -> {b.graph.consumers[name][0]}",
+            f"{name} is computed where {user} uses it",
+            dependency=f"{name} -> {user}",
             loc=c.loc,
-            hint=f"tile {b.graph.consumers[name][0]}",
+            hint=f"tile {user}",
         )
     rows = (*(r for r in n.rows if r[0] != name), (name, dim))
     return changed(b, (n,), replace(n, rows=rows))
+
+
+def _pass_over(b: NamedBlock, n: Nest, name: str, dim: str) -> Pass | None:
+    """The pass that a loop over `dim` is for: that of `name`, else the only one, unless `name` is written along it."""
+    found = [p for p in n.passes if dim in axes_of(b.graph, p)]
+    own = [p for p in found if name in p.reductions]
+    written = dim in out_dims(b.definition(name)) and b.graph.escapes(name, n.members)
+    if own or written or len(found) != 1:
+        return own[0] if own else None
+    return found[0]
 
 
 def _loops_hint(b: NamedBlock, n: Nest, name: str) -> str:
