@@ -64,10 +64,11 @@ def _one_pass(b: NamedBlock, names: tuple[str, ...], at: str) -> NamedBlock:
 
 
 def with_passes(b: NamedBlock, n: Nest, chosen: list[Pass], loop: str) -> NamedBlock:
-    """`chosen` passes of a nest as one; it streams over `loop` if one of them does."""
+    """`chosen` passes of a nest as one; it streams over `loop` if one of them does, else as the first that streams."""
     order = {m: k for k, m in enumerate(n.members)}
     names = sorted((r for p in chosen for r in p.reductions), key=order.__getitem__)
-    streamed = loop if any(p.loop == loop for p in chosen) else None
+    loops = [p.loop for p in chosen if p.loop is not None]
+    streamed = loop if loop in loops else next(iter(loops), None)
     passes = [p for p in n.passes if p not in chosen]
     at = n.passes.index(chosen[0])
     passes.insert(at, Pass(tuple(names), streamed))
