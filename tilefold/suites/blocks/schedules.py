@@ -21,12 +21,15 @@ from tilefold.block.interp import run
 from tilefold.block.ir import Block
 from tilefold.errors import ScheduleError
 from tilefold.frontend import te
+from tilefold.frontend.fuse import trace
 from tilefold.frontend.verify import compare
 from tilefold.suites import functions as f
 from tilefold.suites.blocks.case import BlockCase, Outcome
+from tilefold.suites.cascades import CASCADES
 from tilefold.suites.case import normal, together
 from tilefold.tensor.interp import bind_syms
 from tilefold.tensor.ir import Program
+from tilefold.tensor.rewrite import drop_dead
 from tilefold.tile import text as tile_text
 from tilefold.tile.lower import LowerOptions, lower
 
@@ -36,6 +39,18 @@ SCALE = D**-0.5
 FIGURE_12, FIGURE_13 = 38, 28
 #: Keys of the decode case: long enough that the automatic road splits them.
 LONG = (1 << 16) + 77
+
+#: Functions of the zoo whose automatic kernels are made again, law by law.
+FOLLOWED = (
+    "softmax",
+    "variance",
+    "MoE routing",
+    "RMSNorm + GEMM",
+    "LayerNorm + GEMM",
+    "quantise + GEMM",
+    "attention, GQA",
+    "Performer",
+)
 
 Score = Callable[..., te.Operand]
 
@@ -227,6 +242,18 @@ def _input(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
 
 
+def _followed() -> Outcome:
+    """The automatic road on PyTorch functions, as steps of a schedule that make the same block programs."""
+    steps = 0
+    for case in (c for c in CASCADES if c.name in FOLLOWED):
+        p = drop_dead(trace(case.fn, *case.args()).program)
+        sch = te.Schedule.automatic(p)
+        if [k.block for k in sch.kernels] != [k.block for k in fuse(p).kernels]:
+            return Outcome(False, f"{case.name}: other kernels than the automatic road's")
+        steps += len(sch.steps)
+    return Outcome(True, f"{len(FOLLOWED)} functions, {steps} steps, the same block programs")
+
+
 def _lengths() -> Outcome:
     """Definition and schedule are as short as the paper's."""
     have = [len(inspect.getsource(x).splitlines()) for x in (general_attention, rolling, split_k)]
@@ -265,6 +292,7 @@ def cases() -> tuple[BlockCase, ...]:
         *(BlockCase("schedules", f"attention, {v.name}", partial(_scheduled, v)) for v in VARIANTS),
         BlockCase("schedules", "attention, decode by split-k", _split),
         BlockCase("schedules", "every step means the same", _steps),
+        BlockCase("schedules", "the automatic road as a schedule", _followed),
         BlockCase("schedules", "as short as Figures 12 and 13", _lengths),
         BlockCase("schedules", "illegal steps", _illegal),
     )
