@@ -245,7 +245,8 @@ def _input(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 def _followed() -> Outcome:
     """The automatic road on PyTorch functions, as steps of a schedule that make the same block programs."""
     steps = 0
-    for case in (c for c in CASCADES if c.name in FOLLOWED):
+    by_name = {c.name: c for c in CASCADES}
+    for case in (by_name[name] for name in FOLLOWED):
         p = drop_dead(trace(case.fn, *case.args()).program)
         sch = te.Schedule.automatic(p)
         if [k.block for k in sch.kernels] != [k.block for k in fuse(p).kernels]:
