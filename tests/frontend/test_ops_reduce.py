@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from tests.frontend.check import check, lowered, randn
+from tests.frontend.check import check, randn
 from tilefold.algebra.expr import Call, Size, walk
 from tilefold.errors import UnsupportedError
+from tilefold.frontend.fuse import fuse
 
 VALUES = [
     torch.sum, torch.mean, torch.amax, torch.amin, torch.prod, torch.var, torch.std, torch.logsumexp,
@@ -114,6 +115,18 @@ def test_topk_orders_nan_as_largest():
     check(lambda a: tuple(torch.topk(a, 3, largest=False)), x)
 
 
-def test_topk_with_a_symbolic_k_is_refused():
-    with pytest.raises(UnsupportedError, match="k of topk must be a constant"):
-        lowered(lambda a: torch.topk(a, a.shape[0])[0], randn(3, 7), symbolic=True)
+def test_topk_with_a_symbolic_k_is_compiled_for_its_value():
+    run = fuse(lambda a, k: torch.topk(a, k).values)
+    x = randn(3, 17)
+    for k in (2, 3, 5, 3):
+        torch.testing.assert_close(run(x, k), torch.topk(x, k).values)
+    assert len(run.graphs) == 3  # a guard a value
+
+
+def test_topk_with_k_in_the_data_is_refused():
+    run = fuse(lambda a, k: torch.topk(a, k.item()).values)
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.raises(UnsupportedError, match="depends on data"),
+    ):
+        run(randn(3, 17), torch.tensor(3))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import (
@@ -90,11 +91,15 @@ class Context:
         return fx_sizes.size(v)
 
     def static_int(self, x: object, what: str) -> int:
-        """An integer argument that must be known while compiling."""
+        """An integer argument that must be known while compiling: a symbolic one is taken at its value, and guarded."""
         e = self.int_arg(x)
-        if not isinstance(e, Const):
+        if isinstance(e, Const):
+            return int(e.value)
+        v = x.meta["val"] if isinstance(x, torch.fx.Node) else x
+        assert isinstance(v, torch.SymInt)
+        if free_unbacked_symbols(v):
             raise UnsupportedError(f"{self.origin}: {what} must be a constant")
-        return int(e.value)
+        return int(v)
 
     def compute_dtype(self, args: Sequence[object]) -> DType:
         """The dtype torch promotes these FX arguments to (tensors by kind and rank, scalars weakly)."""

@@ -68,7 +68,7 @@ def _one_row(args: Sequence[Any], rows: int) -> Args:
 
 
 def _holes(x: torch.Tensor, gen: torch.Generator) -> torch.Tensor:
-    y = torch.where(torch.rand(x.shape, generator=gen) < 0.1, -torch.inf, x)
+    y = torch.where((torch.rand(x.shape, generator=gen) < 0.1).to(x.device), -torch.inf, x)
     if y.ndim > 1:
         y.view(-1, y.shape[-1])[0] = -torch.inf
     return y

@@ -1,0 +1,170 @@
+"""Every operator of the GPU suites, compiled on the GPU, on random and on hostile arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tilefold import fuse
+from tilefold.frontend.torch_compile import backend
+from tilefold.frontend.verify import VerifyReport, compare, verify
+from tilefold.suites.gpu import operators as o
+from tilefold.suites.gpu.cases import SMALL
+
+pytestmark = pytest.mark.gpu
+
+CASES = {c.row: c for suite in SMALL.values() for c in suite}
+H, B = torch.float16, torch.bfloat16
+
+
+def gen(device, seed=0):
+    return torch.Generator(device).manual_seed(seed)
+
+
+def rand(*shape, device, dtype=H, seed=0, scale=1.0):
+    return (torch.randn(shape, generator=gen(device, seed), device=device) * scale).to(dtype)
+
+
+def right(report: VerifyReport) -> None:
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_are_right_on_hostile_arguments(name, device):
+    case = CASES[name]
+    right(verify(case.fn, *case.args(device), compiled=fuse(case.fn)))
+
+
+@pytest.mark.parametrize("name", ["causal-prefill-67", "gqa-decode-67", "Q-small", "performer-70", "R-small-6"])
+def test_the_dynamo_backend_is_right(name, device):
+    case = CASES[name]
+    run = torch.compile(case.fn, backend=backend, options={"leftover": "eager"}, fullgraph=True)
+    right(verify(case.fn, *case.args(device), compiled=run, hostile=False))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dim, value_dim", [(80, 80), (192, 128), (40, 40), (128, 96), (256, 256)])
+def test_head_dims(dim, value_dim, device):
+    q, k = (rand(2, 3, n, dim, device=device, seed=n) for n in (45, 77))
+    v = rand(2, 3, 77, value_dim, device=device, seed=3)
+    right(verify(o.attention, q, k, v, compiled=fuse(o.attention), hostile=False))
+
+
+def sliced(q, k, v):
+    """Every tensor a window of a larger one, not aligned to 16 bytes."""
+    return tuple(torch.nn.functional.pad(x, (3, 5, 1, 2))[..., 1:-2, 3:-5] for x in (q, k, v))
+
+
+def heads_last(q, k, v):
+    """[B, S, H, D] in memory, as a projection leaves it."""
+    return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+
+
+def reversed_keys(q, k, v):
+    """Keys and values every other row of a longer cache."""
+    return q, *(x.repeat_interleave(2, -2)[:, :, ::2] for x in (k, v))
+
+
+def expanded(q, k, v):
+    """One batch entry for all: stride 0."""
+    return q, *(x[:1].expand_as(x) for x in (k, v))
+
+
+@pytest.mark.parametrize("change", [sliced, heads_last, reversed_keys, expanded], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("queries", [1, 50])
+def test_strides_are_free(change, queries, device):
+    args = (rand(2, 4, queries, 64, device=device), *(rand(2, 4, 83, 64, device=device, seed=n) for n in (1, 2)))
+    right(verify(o.causal, *change(*args), compiled=fuse(o.causal), hostile=False))
+
+
+@pytest.mark.parametrize("fn", [o.attention, o.causal, o.softcap(50.0)], ids=["plain", "causal", "softcap"])
+def test_scores_of_1e4_do_not_overflow(fn, device):
+    q, k, v = (rand(1, 2, 70, 64, device=device, seed=n) for n in range(3))
+    right(verify(fn, q * 40, k * 40, v, compiled=fuse(fn), hostile=False))
+
+
+def test_rows_that_see_nothing_are_nan_as_in_eager(device):
+    def masked(q, k, v, mask):
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        return torch.softmax(torch.where(mask, scores, float("-inf")), -1) @ v
+
+    q, k, v = (rand(1, 2, 33, 64, device=device, seed=n) for n in range(3))
+    mask = torch.rand(33, 33, generator=gen(device), device=device) < 0.3
+    mask[4], mask[:, 16:] = False, False
+    run = fuse(masked)
+    right(verify(masked, q, k, v, mask, compiled=run, hostile=False))
+    assert run(q, k, v, mask)[:, :, 4].isnan().all() and not run(q, k, v, mask)[:, :, 5:].isnan().all()
+
+
+@pytest.mark.parametrize("experts", [1, 8])
+def test_ties_choose_distinct_experts(experts, device):
+    x = torch.randint(-1, 2, (41, 32), generator=gen(device), device=device).to(B)
+    w = torch.randint(-1, 2, (32, 64), generator=gen(device, 1), device=device).to(B)
+    fn = o.moe_routing(experts)
+    right(verify(fn, x, w, compiled=fuse(fn), hostile=False))
+    equal = torch.zeros_like(x)
+    right(verify(fn, equal, w, compiled=fuse(fn), hostile=False))
+
+
+def test_quantisation_is_exactly_per_token(device):
+    """The default rounds with the scale of the whole row, so the e4m3 values are eager's to the bit."""
+    a, w = rand(64, 256, device=device, dtype=B), rand(128, 256, device=device).to(torch.float8_e4m3fn).t()
+    a[:, 200] *= 50  # the row's largest element comes late
+    one = torch.ones(1, 128, device=device)
+    fast, slow = fuse(o.quant_gemm)(a, w, one), o.quant_gemm(a, w, one)
+    quantised, scale = o.quantise(a)
+    exact = quantised.double() @ w.double() * scale.double()
+    size = exact.abs().max()
+    assert (fast.double() - exact).abs().max() <= 2 * (slow.double() - exact).abs().max() + 2**-8 * size
+
+
+@pytest.mark.parametrize(
+    "fn, shape",
+    [
+        (o.softmax, (1, 1)), (o.softmax, (3, 1)), (o.softmax, (1, 100_003)), (o.softmax, (1031, 3)),
+        (o.variance_by_hand, (1, 32768)), (o.variance_by_hand, (2, 40_009)), (o.l2_norm, (1, 131_072)),
+        (o.rms_norm_max, (2, 70_001)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_short_long_and_ragged_rows(fn: Callable, shape, device):
+    x = rand(*shape, device=device, dtype=torch.float32)
+    right(verify(fn, x, compiled=fuse(fn), hostile=False))
+
+
+@pytest.mark.parametrize("dtype", [H, B, torch.float32], ids=str)
+def test_dtypes_of_attention(dtype, device):
+    q, k, v = (rand(1, 2, 65, 64, device=device, dtype=dtype, seed=n) for n in range(3))
+    right(verify(o.causal, q, k, v, compiled=fuse(o.causal), hostile=False))
+
+
+LENGTHS = (
+    *(1, 2, 3, 5, 7, 9, 11, 13, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 200, 255, 257),
+    *(300, 333, 384, 511, 513, 640, 777, 900, 1023, 1025),
+)
+
+
+def test_thirty_lengths_through_one_compiled_attention(device):
+    assert len(set(LENGTHS)) >= 30
+    run = fuse(o.causal, dynamic=True)
+    wrong = []
+    for n in LENGTHS:
+        args = tuple(rand(1, 2, n, 64, device=device, seed=n + s) for s in range(3))
+        checked = compare(f"length {n}", o.causal, run, args)
+        if not checked.ok:
+            wrong.append(str(checked))
+    assert not wrong, "\n".join(wrong)
+    # sizes 0 and 1 are always special to Dynamo; every other length shares one compilation
+    assert len(run.graphs) <= 2
+
+
+def test_decode_over_a_growing_cache_is_compiled_once(device):
+    run = fuse(o.gqa, dynamic=True)
+    cache = tuple(rand(1, 2, 1300, 64, device=device, seed=s) for s in (1, 2))
+    q = rand(1, 8, 1, 64, device=device)
+    for n in (5, 64, 65, 500, 1111, 1200):
+        checked = compare(f"{n} keys", o.gqa, run, (q, *(x[:, :, :n] for x in cache)))
+        assert checked.ok, str(checked)
+    assert len(run.graphs) == 1

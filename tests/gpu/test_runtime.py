@@ -1,0 +1,191 @@
+"""Launching: streams, CUDA graphs, no hidden synchronisation, determinism, tensors beyond 2^31 elements, operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilefold import fuse
+from tilefold.frontend.verify import compare
+from tilefold.suites.gpu import operators as o
+from tilefold.suites.gpu.case import leading
+from tilefold.suites.gpu.cases import SMALL
+from tilefold.suites.gpu.floors import measure_rates
+from tilefold.suites.gpu.measure import CudaTimer
+from tilefold.suites.gpu.peers import contenders
+from tilefold.suites.gpu.row import Effort, measure_row
+
+pytestmark = pytest.mark.gpu
+
+GRAPHED = ("causal-prefill-67", "gqa-decode-67", "R-small-6", "Q-small", "X-small", "performer-70")
+CASES = {c.row: c for suite in SMALL.values() for c in suite}
+
+
+def qkv(seed, n=300, device="cuda"):
+    gen = torch.Generator(device).manual_seed(seed)
+    return tuple(torch.randn(1, 4, n, 64, generator=gen, device=device, dtype=torch.float16) for _ in range(3))
+
+
+def test_two_streams(cuda):
+    run = fuse(o.causal)
+    args = [qkv(n) for n in range(2)]
+    want = [run(*a).clone() for a in args]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in args]
+    got = []
+    for _ in range(20):
+        for a, stream in zip(args, streams, strict=True):
+            with torch.cuda.stream(stream):
+                got.append(run(*a))
+    torch.cuda.synchronize()
+    for n, y in enumerate(got):
+        assert torch.equal(y, want[n % 2])
+
+
+def test_a_kernel_waits_for_what_its_stream_wrote(cuda):
+    run, stream = fuse(o.softmax), torch.cuda.Stream()
+    x = torch.zeros(64, 4096, device=cuda)
+    run(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        x.normal_(generator=torch.Generator(cuda).manual_seed(0))
+        y = run(x)
+    stream.synchronize()
+    torch.testing.assert_close(y, torch.softmax(x, -1))
+
+
+@pytest.mark.parametrize("name", GRAPHED)
+def test_capture_and_replay_on_new_values(name, cuda):
+    case = CASES[name]
+    run, args, other = fuse(case.fn), case.args(cuda), case.args(cuda, seed=1)
+    with torch.no_grad():
+        want = run(*other)
+        run(*args)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(*args)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = run(*args)
+        for a, b in zip(args, other, strict=True):
+            a.copy_(b)
+        graph.replay()
+    torch.cuda.synchronize()
+    for y, w in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
+        assert torch.equal(y, w)
+
+
+@pytest.mark.parametrize("name", GRAPHED)
+def test_a_warm_call_neither_waits_nor_differs(name, cuda):
+    case = CASES[name]
+    run, args = fuse(case.fn), case.args(cuda)
+    with torch.no_grad():
+        first = run(*args)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")  # a hidden synchronisation raises
+        try:
+            again = [run(*args) for _ in range(5)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for other in again:
+        for y, w in zip(*((x if isinstance(x, tuple) else (x,)) for x in (other, first)), strict=True):
+            assert torch.equal(y, w)  # no atomics: the same bits in every run
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_second_device(cuda):
+    run = fuse(o.causal)
+    first, second = qkv(0), tuple(x.to("cuda:1") for x in qkv(0))
+    y, z = run(*first), run(*second)
+    assert z.device.index == 1 and torch.equal(y.cpu(), z.cpu())
+    assert torch.cuda.current_device() == 0
+
+
+def test_more_than_2_to_the_31_elements(cuda):
+    rows, columns = 66_000, 32_768  # 2.16e9 elements, 4.3 GB
+    if torch.cuda.mem_get_info()[0] < 24e9:
+        pytest.skip("needs 24 GB of free GPU memory")
+    x = torch.empty(rows, columns, device=cuda, dtype=torch.float16).normal_(generator=torch.Generator(cuda))
+    y = fuse(o.softmax)(x)
+    for part in leading(0)((x,)):
+        torch.testing.assert_close(
+            part.select(y).float(), torch.softmax(part.args[0].float(), -1), rtol=2e-3, atol=1e-7
+        )
+    middle = slice(2**31 // columns - 2, 2**31 // columns + 2)
+    torch.testing.assert_close(y[middle].float(), torch.softmax(x[middle].float(), -1), rtol=2e-3, atol=1e-7)
+
+
+def test_gradients_of_attention(cuda):
+    leaves = [x.requires_grad_() for x in qkv(0, n=70)]
+    run = torch.compile(o.causal, backend="tilefold")
+    seen = torch.randn(1, 4, 70, 64, device=cuda, dtype=torch.float16)
+    grads = []
+    for f, dtype in ((run, torch.float16), (o.causal, torch.float16), (o.causal, torch.float64)):
+        mine = [x.detach().to(dtype).requires_grad_() for x in leaves]
+        (f(*mine).double() * seen.double()).sum().backward()
+        grads.append([x.grad.double() for x in mine])
+    for fast, eager, exact in zip(*grads, strict=True):
+        assert (fast - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-3 * exact.abs().max()
+    torch._dynamo.reset()
+
+
+class Recorded(TorchDispatchMode):
+    """The calls of custom operators of the "tilefold" namespace."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "tilefold":
+            self.calls.setdefault(str(func), (func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["causal-prefill-67", "X-small"])
+def test_custom_operators_pass_opcheck(name, cuda):
+    case = CASES[name]
+    run, args = fuse(case.fn), case.args(cuda)
+    run(*args)
+    with torch.no_grad(), Recorded() as mode:
+        run(*args)
+    if not mode.calls:
+        pytest.skip("kernels are launched without a registered operator")
+    for func, given, named in mode.calls.values():
+        torch.library.opcheck(func, given, named)
+
+
+@pytest.mark.parametrize("cache", ["cold", "hot"])
+def test_the_bench_measures_a_row(cache, cuda):
+    timer = CudaTimer(cache)
+    rates = measure_rates(cuda, timer)
+    assert rates.f16 > 1e13 and rates.memory > 1e11
+    case = CASES["gqa-decode-67"]
+    found = {r.contender: r for r in measure_row(case, contenders(case), timer, rates, cuda, effort=Effort(20, 0.2))}
+    assert {"tilefold", "eager", "compile", "cudnn", "flash", "flex"} == set(found)
+    for name in ("tilefold", "eager", "compile"):
+        r = found[name]
+        assert not r.why and len(r.microseconds) == 2 and 0.5 < r.best_us < 1e5
+        assert timer.policy == r.how
+
+
+def test_captured_work_takes_the_time_of_the_work(cuda):
+    """A graph replay that had captured nothing would seem infinitely fast."""
+    x = torch.randn(1 << 28, device=cuda, dtype=torch.float16)
+    timer = CudaTimer()
+    y = torch.empty_like(x)
+    (seconds,) = timer.rounds({"copy": timer.ready(lambda: y.copy_(x))}, most=1, budget=1.0)["copy"].seconds
+    assert 2 * x.nbytes / seconds < 1e13
+    assert torch.equal(x, y)
+
+
+def test_peers_agree_on_a_larger_row(cuda):
+    """Parts of a row beyond one block of queries: the slices that the suites check are the right ones."""
+    gen = torch.Generator(cuda).manual_seed(0)
+    q, k, v = (torch.randn(1, h, 2048, 64, generator=gen, device=cuda, dtype=torch.float16) for h in (4, 2, 2))
+    checked = compare("gqa", o.gqa, fuse(o.gqa), (q, k, v))
+    assert checked.ok, str(checked)
