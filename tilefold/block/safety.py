@@ -71,11 +71,10 @@ def _unsafe(g: Graph, facts: Facts) -> Iterable[str]:
 
 def _undoing(whole: Expr, e: Call) -> bool:
     """s * exp(t/2) * exp(t/2): the number of a pair, which overflows only where it must."""
-    match whole:
-        case Call("mul", (Call("mul", (_, a)), b)):
-            return a == b == e
-        case Call("mul", (a, b)):
-            return a == b == e
+    for n in walk(whole):
+        match n:
+            case Call("mul", (Call("mul", (_, a)) | a, b)) if a == b == e:
+                return True
     return False
 
 

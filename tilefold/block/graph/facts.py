@@ -50,6 +50,8 @@ class Facts:
             case Call("sub", (Load(a, ()), b)):
                 top = _unguarded(b)
                 return isinstance(top, Load) and self.is_above(args.get(top.tensor), args.get(a))
+            case Call("add", (Load(a, ()), Load(b, ()))):
+                return self.name(args.get(a, "")) in self.below.get(args.get(b, ""), frozenset())
         return False
 
     def is_above(self, big: str | None, small: str | None) -> bool:
@@ -74,9 +76,15 @@ class Facts:
 
     def learn_expression(self, out: str, args: tuple[str, ...], e: Expr) -> None:
         names = {f"a{k}": v for k, v in enumerate(args)}
-        match e:
-            case Call("neg", (Load(a, ()),)):
-                self.below[out] = self.above.get(names[a], frozenset()) | {self.name(names[a])}
+        negated = isinstance(e, Call) and e.op == "neg"
+        top = _unguarded(e.args[0] if isinstance(e, Call) and negated else e)
+        if isinstance(top, Load) and top.tensor in names:
+            # a maximum of nothing, -inf, may be replaced by anything larger
+            above = self.above.get(names[top.tensor], frozenset()) | {self.name(names[top.tensor])}
+            if negated:
+                self.below[out] = above
+            else:
+                self.above[out] = above
         if nonpositive(e) or self.bounded(e, names):
             self.nonpositive.add(out)
 

@@ -12,7 +12,7 @@ from tilefold.algebra.evaluate import COMBINE, Env, Grid, apply, evaluate, ident
 from tilefold.algebra.expr import Expr, Load, dims_used
 from tilefold.block.graph.ir import Cons, Func, Graph, Head, Map, Misc, Node, Out, Program, Reduce, Type, View
 from tilefold.block.graph.ops import BLOCK_OPS, ELEMENTWISE, union
-from tilefold.block.graph.verify import infer
+from tilefold.block.graph.verify import blocked_dims, infer
 from tilefold.tensor.interp import extent, run_compute
 
 Index = tuple[int, ...]
@@ -187,9 +187,16 @@ def run(
     syms: Mapping[str, int] | None = None,
     exact: bool = True,
 ) -> dict[str, torch.Tensor]:
-    """Outputs by name. `blocks`: how many a dim has (1 where absent). `exact`: in float64."""
+    """Outputs by name. `exact`: in float64.
+
+    blocks: how many a dim has; 1 where absent, and for batch-like dims always one an element.
+    """
     bound = dict(syms or {})
-    it = Interpreter({d: extent(e, bound) for d, e in p.sizes.items()}, bound, blocks or {}, exact)
+    sizes = {d: extent(e, bound) for d, e in p.sizes.items()}
+    blocked = blocked_dims(p.graph)
+    it = Interpreter(
+        sizes, bound, {d: (blocks or {}).get(d, 1) if d in blocked else n for d, n in sizes.items()}, exact
+    )
     given = {}
     for i in p.graph.inputs:
         x = inputs[i.name].double() if exact and inputs[i.name].is_floating_point() else inputs[i.name]

@@ -59,17 +59,19 @@ def pair_of(e: Expr, known: Callable[[Load], Pair | None], bounded: Callable[[Ex
             p = pair_of(a, known, bounded)
             return Pair(-p.sig, p.exponent)
         case Call(("mul" | "div") as op, (a, b)):
-            x, y = pair_of(a, known, bounded), pair_of(b, known, bounded)
+            p, q = pair_of(a, known, bounded), pair_of(b, known, bounded)
             sign = 1.0 if op == "mul" else -1.0
-            return Pair(_times(op, x.sig, y.sig), _sum(x.exponent, y.exponent, sign))
+            return Pair(_times(op, p.sig, q.sig), _sum(p.exponent, q.exponent, sign))
         case Call(("add" | "sub") as op, (a, b)):
-            x, y = pair_of(a, known, bounded), pair_of(b, known, bounded)
-            z = _greater(x.exponent, y.exponent)
-            return Pair(call(op, _moved(x, z), _moved(y, z)), z)
+            p, q = pair_of(a, known, bounded), pair_of(b, known, bounded)
+            z = _greater(p.exponent, q.exponent)
+            return Pair(call(op, _moved(p, z), _moved(q, z)), z)
         case Call("where", (c, a, b)):
-            x, y = pair_of(a, known, bounded), pair_of(b, known, bounded)
-            z = _greater(x.exponent, y.exponent)
-            return Pair(call("where", plain(pair_of(c, known, bounded)), _moved(x, z), _moved(y, z)), z)
+            p, q = pair_of(a, known, bounded), pair_of(b, known, bounded)
+            z = _greater(p.exponent, q.exponent)
+            return Pair(call("where", plain(pair_of(c, known, bounded)), _moved(p, z), _moved(q, z)), z)
+        case Call(("eq" | "ne" | "lt" | "le" | "gt" | "ge") as op, (a, Const(0, _) as zero)):
+            return Pair(call(op, pair_of(a, known, bounded).sig, zero), {})
         case Call("pow", (a, Const(n, _))) if float(n) == int(n) or float(n) == 0.5:
             p = pair_of(a, known, bounded)
             return Pair(call("pow", p.sig, lit(n)), {k: c * float(n) for k, c in p.exponent.items()})

@@ -173,7 +173,7 @@ class SafeGraph:
     def share(self, n: Func, p: Pair, args: list[str]) -> None:
         """A pair whose exponents may be different in every element: share them as far as nothing is lost."""
         item = self.types[n.out].item
-        names = {arg(k): v for k, v in enumerate(args)}
+        names: dict[Expr, str] = {arg(k): v for k, v in enumerate(args)}
         exponents = {z for v in n.args for z in self.reps[v].exponent}
         if all(names.get(a) in exponents for a in p.exponent):
             self.compact(p.sig, args, n.out, shape=args[0])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
@@ -23,7 +24,7 @@ from tilefold.block.graph.edit import consumers, fresh
 from tilefold.block.graph.ir import Func, Graph, Map, Misc, Node, Out, Param, Program, Reduce, Type, View, arg
 from tilefold.block.graph.ops import ELEMENTWISE, REDUCTIONS
 from tilefold.block.graph.pairs import guarded
-from tilefold.block.graph.verify import infer
+from tilefold.block.graph.verify import blocked_dims, infer
 from tilefold.block.tidy import tidy
 from tilefold.block.verify import verify
 from tilefold.errors import UnsupportedError
@@ -35,20 +36,11 @@ _ROW_OPS = {row: op for op, row in REDUCTIONS.items()}
 _MERGE = {"add": "add", "mul": "mul", "row_shift": "add", "row_scale": "mul", "col_shift": "add", "col_scale": "mul"}
 
 
-def infer_all(g: Graph, around: tuple[str, ...] = ()) -> list[Type]:
-    """Types of all values, of inner graphs too."""
-    found = list(infer(g, around).values())
-    for n in g.nodes:
-        if isinstance(n, Map):
-            found += infer_all(n.body, (*around, n.dim))
-    return found
-
-
 def to_loops(p: Program, whole: Iterable[str] = ()) -> tuple[ir.Block, ...]:
     """Kernels in order; each reads inputs and results of earlier ones.
 
     whole: dims that are one block. UnsupportedError: miscellaneous operators, peeled iterations, lists
-    of partial sums that are not accumulated where they are made.
+    of partial sums that are not accumulated where they are made, lists that a kernel reads back.
     """
     return _Kernels(p, frozenset(whole)).run()
 
@@ -70,8 +62,7 @@ class _Kernels:
         self.shapes: dict[str, tuple[Expr, ...]] = {}
         self.axes: dict[str, tuple[str, ...]] = {}
         self.results: list[str] = []
-        every = infer_all(p.graph)
-        self.blocked = {d for t in every for d in t.item} - whole
+        self.blocked = blocked_dims(p.graph) - whole
 
     def run(self) -> tuple[ir.Block, ...]:
         types = infer(self.p.graph)
@@ -113,6 +104,11 @@ class _Kernels:
     def block(self, name: str, body: tuple[ir.Node, ...]) -> ir.Block:
         read = {t for n in ir.walk(body) for e in ir.exprs_of(n) for t in tensors_read(e)}
         inputs = [Input(t, self.dtypes[t], s) for t, s in self.shapes.items() if t in read and t not in self.results]
+        if own := sorted(read & set(self.results)):
+            raise UnsupportedError(
+                f"{name}: {own[0]} is stored and read again inside of one kernel",
+                hint="fuse further, or make a dim that it is a list over one block",
+            )
         results = tuple(ir.Result(r, self.axes[r], self.dtypes[r]) for r in self.results)
         for r in self.results:
             self.shapes[r] = tuple(self.sizes[d] for d in self.axes[r])
@@ -243,7 +239,8 @@ class _Scope:
                 self.settle(out)
             return
         total = self.state(out, op, dims, DType.F32)
-        self.nodes.append(ir.Loop("for", dim, (ir.Accumulate(total, op, over, held.expr),)))
+        state = self.at[out].expr
+        self.nodes.append(ir.Loop("for", dim, (accumulated(total, state, op, over, held.expr),)))
         self.settle(out)
 
     def state(self, v: str, op: str, dims: tuple[str, ...], dtype: DType) -> str:
@@ -302,6 +299,14 @@ class _Scope:
                 self.settle(o.name)
 
 
+def accumulated(name: str, state: Expr, op: str, over: tuple[str, ...], e: Expr) -> ir.Update | ir.Accumulate:
+    """The statement that adds to a state, with or without a reduction inside the block."""
+    if over:
+        return ir.Accumulate(name, op, over, e)
+    pairwise = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}[op]
+    return ir.Update(name, call(pairwise, state, e))
+
+
 class _LoopBody:
     """A map as a loop with states."""
 
@@ -328,7 +333,7 @@ class _LoopBody:
                 self.arrived(v, inits)
         assert set(totals) == {o.name for os in self.by_value.values() for o in os}
         self.outer.nodes += inits
-        kind = "for" if self.n.serial else "forall"
+        kind: Literal["for", "forall"] = "for" if self.n.serial else "forall"
         self.outer.nodes.append(ir.Loop(kind, self.n.dim, tuple(self.inner.nodes)))
 
     def direct(self, m: Func) -> bool:
@@ -368,5 +373,5 @@ class _LoopBody:
             assert isinstance(z, Load)
             old = replace(z, tensor=f"{z.tensor}_old")
             self.inner.nodes.append(ir.Update(name, call("mul", state, call("exp", call("sub", old, guarded(z))))))
-        self.inner.nodes.append(ir.Accumulate(name, op, over, e))
+        self.inner.nodes.append(accumulated(name, state, op, over, e))
         self.inner.at[o.name] = self.outer.at[o.name]

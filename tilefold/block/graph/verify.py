@@ -136,3 +136,12 @@ def _map(n: Map, types: Mapping[str, Type], around: tuple[str, ...]) -> list[tup
             raise VerifyError(f"the exponent of {o.name} must be a running max: {_head(n)}")
         out.append((o.name, t))
     return out
+
+
+def blocked_dims(g: Graph, around: tuple[str, ...] = ()) -> frozenset[str]:
+    """Dims that are an axis of some item; all others have one element a block."""
+    found = {d for t in infer(g, around).values() for d in t.item}
+    for n in g.nodes:
+        if isinstance(n, Map):
+            found |= blocked_dims(n.body, (*around, n.dim))
+    return frozenset(found)
