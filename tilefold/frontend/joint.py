@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
@@ -56,15 +57,15 @@ def capture(module: torch.nn.Module, *args: torch.Tensor, training: bool = False
     titles: list[str] = []
     given: list[tuple[torch.Tensor, ...]] = []
 
-    def partition(graph: torch.fx.GraphModule, inputs: object, *, num_fwd_outputs: int, **rest: object) -> object:
+    def partition(graph: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         found.append((graph, num_fwd_outputs))
         return default_partition(graph, inputs, num_fwd_outputs=num_fwd_outputs, **rest)
 
-    def whole(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+    def whole(gm: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Any:
         if not training:
-            output = next(iter(graph.graph.find_nodes(op="output")))
-            found.append((graph, len(output.args[0])))
-        return make_boxed_func(graph.forward)
+            output = next(iter(gm.graph.find_nodes(op="output")))
+            found.append((gm, len(output.args[0])))
+        return make_boxed_func(gm.forward)
 
     def backend(gm: torch.fx.GraphModule, examples: Sequence[object]) -> Callable[..., object]:
         rewrite_attention(gm)

@@ -13,10 +13,11 @@ them, nothing in inference.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, loads, walk
-from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.analysis import Graph, estimate, out_dims
 from tilefold.tensor.ir import Program
 
 #: Weight of a byte moved beside a product.
@@ -65,6 +66,8 @@ class Costs:
         self.dtypes: dict[str, DType] = {i.name: i.dtype for i in p.inputs}
         for c in p.body:
             self.dtypes.update({r: p.dtype_of(r) for r in c.results})
+        self.size_of = {i.name: prod(map(estimate, i.shape)) for i in p.inputs}
+        self.size_of |= {r: g.points(c.dims) for c in p.body for r in c.results}
         self.once = self._once()
         self.read_by = {c.name: self._reads(c.body) for c in p.body}
         self.made = {c.name: sum(self.dtypes[r].nbytes for r in c.results) * g.points(c.dims) for c in p.body}
@@ -94,11 +97,11 @@ class Costs:
         return phase
 
     def _reads(self, e: Expr) -> dict[str, int]:
-        """Elements read of each tensor."""
+        """Elements read of each tensor: of every different access, at most all."""
         out: dict[str, int] = {}
         for ld in loads(e):
             dims = {n.dim for i in ld.index for n in walk(i) if isinstance(n, Index)}
-            out[ld.tensor] = out.get(ld.tensor, 0) + self.g.points(dims)
+            out[ld.tensor] = min(out.get(ld.tensor, 0) + self.g.points(dims), self.size_of[ld.tensor])
         return out
 
     def kernel(self, members: tuple[str, ...], product: str | None) -> Cost:

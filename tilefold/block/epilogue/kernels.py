@@ -39,11 +39,17 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A program cut into kernels in execution order, and what they cost together."""
+    """A program cut into kernels in execution order, and what they cost together.
+
+    `once`: statements that depend on parameters alone; `late`: those that depend on a late input.
+    """
 
     program: Program
     kernels: tuple[Kernel, ...]
     cost: Cost
+    target: Target
+    once: frozenset[str]
+    late: frozenset[str]
 
 
 def cut_into_kernels(p: Program, target: Target) -> Kernels:
@@ -79,7 +85,8 @@ class _Grower:
             pass
         ordered = self._ordered()
         total = sum((self.costs.kernel(k.members, k.product) for k in ordered), Cost())
-        return Kernels(self.p, ordered, total)
+        late = frozenset(m for m, phase in self.phase.items() if phase == "late")
+        return Kernels(self.p, ordered, total, self.target, self.once, late)
 
     def _links(self) -> tuple[tuple[str, str], ...]:
         """Statements joined by an edge, or by a tensor that both read."""
@@ -148,11 +155,16 @@ class _Grower:
                     local |= self.crossing[c.name, r]
         first = self.g.by_name[product] if product is not None else computes[-1]
         chosen = tuple(d for d in out_dims(first) if d not in local and all(d in out_dims(c) for c in computes))
-        fits = self._tile_fits(product, chosen) if product is not None else self._rows_fit(computes, chosen)
+        fits = self._tile_fits(product, computes, chosen) if product is not None else self._rows_fit(computes, chosen)
         return chosen if fits else None
 
-    def _tile_fits(self, product: str, parallel: tuple[str, ...]) -> bool:
+    def _tile_fits(self, product: str, computes: list[Compute], parallel: tuple[str, ...]) -> bool:
+        """Beside a product: what is local is the product's tile, laid out in pairs or triples at most."""
         g = self.gemms[product]
+        tile = {*g.compute.dims, *parallel}
+        for c in computes:
+            if c.name != product and self.g.points({*out_dims(c), *c.rdims} - tile) > WIDEST:
+                return False
         for operand in g.operands:
             side = dims_used(operand) & set(g.compute.dims) - set(parallel)
             if self.g.points(side) > WIDEST * self.target.tile:

@@ -22,7 +22,20 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.expr import Expr, Load, dims_used, loads
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
-from tilefold.tensor.laws.terms import Factors, Gemm, expand, fresh, gemms, in_order, plain, product, summands, terms
+from tilefold.tensor.laws.terms import (
+    Factors,
+    Gemm,
+    expand,
+    fresh,
+    gemms,
+    in_order,
+    map_of,
+    plain,
+    product,
+    summands,
+    terms,
+)
+from tilefold.tensor.rewrite import substitute_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +53,10 @@ def _moved(p: Program, s: Compute, term: Factors, known: dict[str, Gemm]) -> lis
     """
     full = tuple(x for f in term for x in expand(p, f))
     for n, f in enumerate(full):
-        linear = terms(f, p.dtype_of)
-        if linear is None or not any(ld.tensor in known for ld in loads(f)):
+        m = map_of(p, f.tensor) if isinstance(f, Load) else None
+        summed = substitute_map(m, f) if m is not None and isinstance(f, Load) and not m.dtype.rounds else f
+        linear = terms(summed, p.dtype_of)
+        if linear is None or not any(ld.tensor in known for ld in loads(summed)):
             continue
         rest = full[:n] + full[n + 1 :]
         found = [_one_moved(p, s, t, rest, known) for t in linear]
@@ -98,7 +113,7 @@ def _all_moved(p: Program, s: Compute) -> list[_Moved] | None:
     if s.reducer != "sum" or s.dtype.rounds or not s.dtype.is_float:
         return None
     known = gemms(p)
-    if s.name in known or not any(ld.tensor in known for ld in loads(s.body)):
+    if s.name in known:
         return None
     moved: list[_Moved] = []
     for term in summands(s.body, p.dtype_of):

@@ -3,12 +3,14 @@
     sum of f(i, k) g(k, j)        ->   a[i, k] = f, b[k, j] = g, sum of a b     (factors sorted by their kept dims)
     a map that no product reads   ->   part of each reader that has all of its dims
 
-A map stays a statement where it is an output, an operand of a product, or smaller than what reads
-it (a factor of each row): those are what an epilogue or a small kernel stores.
+A map stays a statement where it is an output, an operand of a product, smaller than what reads it
+(a factor of each row), or made of several tensors for several readers (a residual sum): those are
+what an epilogue or a small kernel stores.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import prod
 
@@ -135,7 +137,7 @@ def _absorb(p: Program) -> Program:
     for c in p.body:
         dtypes.update({r: p.dtype_of(r) for r in c.results})
     operands = {ld.tensor for g in gemms(p).values() for ld in g.operands}
-    smaller = _read_by_larger(p)
+    kept = operands | _read_by_larger(p) | _shared_sums(p)
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
     for c in p.body:
@@ -144,7 +146,7 @@ def _absorb(p: Program) -> Program:
         body.append(c)
         if c.reducer is not None or c.name in p.outputs:
             continue
-        if _copies(c.body) or not loads(c.body) or (c.name not in operands and c.name not in smaller):
+        if _copies(c.body) or not loads(c.body) or c.name not in kept:
             maps[c.name] = c
     return replace(p, body=tuple(body))
 
@@ -152,6 +154,18 @@ def _absorb(p: Program) -> Program:
 def _read_by_larger(p: Program) -> set[str]:
     """Tensors that some statement reads without having an index for each of its own dims in them."""
     return {ld.tensor for c in p.body for ld in loads(c.body) if _domain(c) - _follows(ld)}
+
+
+def _shared_sums(p: Program) -> set[str]:
+    """Maps of several tensors of their own size with several readers: one tensor is read then, not all of them."""
+    readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
+    return {
+        c.name
+        for c in p.body
+        if c.reducer is None
+        and readers[c.name] > 1
+        and len({ld.tensor for ld in loads(c.body) if _follows(ld) >= set(c.dims)}) > 1
+    }
 
 
 def _domain(c: Compute) -> set[str]:

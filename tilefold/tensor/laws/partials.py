@@ -35,13 +35,15 @@ from tilefold.tensor.unify import unify
 
 #: Columns (or rows) of an output tile.
 TILE = 128
+#: A tile is more than this part of what is asked for.
+SMALLEST = 8
 
 
 def tile_of(extent: Expr, most: int = TILE) -> int | None:
-    """The largest divisor of a static extent up to `most`, None where there is none above 1 or no need."""
+    """The largest divisor of a static extent up to `most`, None where it fits one tile or all are much smaller."""
     if not isinstance(extent, Const) or extent.value <= most:
         return None
-    return next((t for t in range(most, 1, -1) if int(extent.value) % t == 0), None)
+    return next((t for t in range(most, max(1, most // SMALLEST), -1) if int(extent.value) % t == 0), None)
 
 
 def along_products(p: Program) -> dict[str, list[Compute]]:
@@ -64,15 +66,21 @@ def along_products(p: Program) -> dict[str, list[Compute]]:
 
 
 def _made_along(p: Program) -> dict[str, set[str]]:
-    """Dims of results that come out of a product's epilogue: its own, and those of maps of it."""
-    out: dict[str, set[str]] = {n: set(g.compute.dims) for n, g in gemms(p).items()}
+    """Dims of results that come out of a product's epilogue: its own, and those of maps of it.
+
+    A map that needs a reduction over the dim is made after it, in a pass of its own.
+    """
+    known = gemms(p)
+    out: dict[str, set[str]] = {}
+    behind: dict[str, set[str]] = {}  # dims that were reduced on the way since the last product
     for c in p.body:
+        if c.name in known:
+            out[c.name], behind[c.name] = set(c.dims), set()
+            continue
+        behind[c.name] = set(c.rdims).union(*(behind.get(ld.tensor, ()) for ld in loads(c.body)))
         if c.reducer is None:
-            dims: set[str] = set()
-            for ld in loads(c.body):
-                dims |= {d for d in out.get(ld.tensor, ()) if Index(d) in ld.index}
-            if dims & set(c.dims):
-                out[c.name] = dims & set(c.dims)
+            dims = {d for ld in loads(c.body) for d in out.get(ld.tensor, ()) if Index(d) in ld.index}
+            out[c.name] = dims & set(c.dims) - behind[c.name]
     return out
 
 
@@ -113,15 +121,35 @@ def apply(p: Program, match: Match) -> Program:
 
 
 def _cascade(p: Program, name: str, names: list[str], inside: str) -> list[str]:
-    """The reduction with the others of `names` that depend on it over the same axes."""
+    """The reduction with the others of `names` that depend on it, over the same axes, of the same product."""
     by_name = {c.name: c for c in p.body}
     group = [name]
+    source = _latest_product(p, by_name[name])
     for other in names[names.index(name) + 1 :]:
         c = by_name[other]
+        if _latest_product(p, c) != source:
+            continue
         read = {ld.tensor for ld in loads(_through_maps(p, c.body, set(group)))}
         if set(c.rdims) == set(by_name[name].rdims) and read & set(group):
             group.append(other)
     return group
+
+
+def _latest_product(p: Program, c: Compute) -> str | None:
+    """The last product whose result a statement reads, directly or through maps: where its partials are made."""
+    known = gemms(p)
+    maps = {m.name: m for m in p.body if m.reducer is None}
+    position = {m.name: n for n, m in enumerate(p.body)}
+    found: set[str] = set()
+    todo, seen = [ld.tensor for ld in loads(c.body)], set()
+    while todo:
+        t = todo.pop()
+        if t in known:
+            found.add(t)
+        elif t in maps and t not in seen:
+            seen.add(t)
+            todo += [ld.tensor for ld in loads(maps[t].body)]
+    return max(found, key=position.__getitem__, default=None)
 
 
 def _through_maps(p: Program, e: Expr, wanted: set[str]) -> Expr:

@@ -15,7 +15,7 @@ gives other special values than the elementwise form only where that has 0 * inf
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, substitute
@@ -82,7 +82,7 @@ def _places(p: Program) -> Iterator[tuple[Compute, Expr, list[tuple[str, str]]]]
                 yield m, s, found
 
 
-def _matches(kind: str) -> tuple:
+def _matches(kind: str) -> Callable[[Program], tuple[Match, ...]]:
     law = {"out": "row scale", "over": "column scale"}[kind]
 
     def matches(p: Program) -> tuple[Match, ...]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 
 from tilefold.algebra.expr import (
     Call,
@@ -189,36 +190,45 @@ def stack_apply(p: Program, match: Match) -> Program:
 # -- concatenate ------------------------------------------------------------------------------
 
 
-def _summed(p: Program) -> Iterator[tuple[Gemm, Gemm, list[tuple[Load, Load]]]]:
-    """(two products that are only ever added, their operands in the first one's dims)."""
+def _summed(p: Program) -> Iterator[tuple[list[Gemm], list[tuple[Load, ...]]]]:
+    """(products that are only ever added to one another, their operands side by side in the first one's dims)."""
     known = gemms(p)
-    together: dict[tuple[str, str], int] = {}
+    together: dict[tuple[str, ...], int] = {}
     reads: dict[str, int] = {}
     for c in p.body:
         for ld in loads(c.body):
             if ld.tensor in known:
                 reads[ld.tensor] = reads.get(ld.tensor, 0) + 1
-        for a, b in _added(c.body, set(known) - set(p.outputs)):
-            if _join(c.body, a, b, a) is not None:
-                together[a.tensor, b.tensor] = together.get((a.tensor, b.tensor), 0) + 1
-    for (x, y), n in together.items():
-        if reads[x] == n and reads[y] == n:
-            paired = _paired(p, known[x], known[y])
-            if paired is not None:
-                yield known[x], known[y], paired
+        for group in _added(c.body, set(known) - set(p.outputs)):
+            if _join(c.body, group, group[0]) is not None:
+                names = tuple(ld.tensor for ld in group)
+                together[names] = together.get(names, 0) + 1
+    for names, n in together.items():
+        if all(reads[x] == n for x in names):
+            found = [known[x] for x in names]
+            operands = _side_by_side(p, found)
+            if operands is not None:
+                yield found, operands
 
 
-def _paired(p: Program, first: Gemm, second: Gemm) -> list[tuple[Load, Load]] | None:
-    names = _alike(p, first.compute, second.compute)
-    if names is None:
-        return None
-    for x, y in (second.operands, second.operands[::-1]):
-        pairs = [
-            (o, r) for o, n in zip(first.operands, (x, y), strict=True) if isinstance(r := rename_dims(n, names), Load)
-        ]
-        if all(dims_used(o) == dims_used(r) and p.dtype_of(o.tensor) is p.dtype_of(r.tensor) for o, r in pairs):
-            return pairs
-    return None
+def _side_by_side(p: Program, found: list[Gemm]) -> list[tuple[Load, ...]] | None:
+    """For each operand of the first product, the matching operands of all."""
+    first = found[0]
+    sides: list[list[Load]] = [[o] for o in first.operands]
+    for g in found[1:]:
+        names = _alike(p, first.compute, g.compute)
+        if names is None:
+            return None
+        renamed = [r for o in g.operands if isinstance(r := rename_dims(o, names), Load)]
+        for order in (renamed, renamed[::-1]):
+            pairs = list(zip(first.operands, order, strict=True))
+            if all(dims_used(o) == dims_used(r) and p.dtype_of(o.tensor) is p.dtype_of(r.tensor) for o, r in pairs):
+                for side, r in zip(sides, order, strict=True):
+                    side.append(r)
+                break
+        else:
+            return None
+    return [tuple(side) for side in sides]
 
 
 def _chain(e: Expr) -> list[Expr]:
@@ -228,67 +238,63 @@ def _chain(e: Expr) -> list[Expr]:
     return [e]
 
 
-def _added(e: Expr, wanted: set[str]) -> set[tuple[Load, Load]]:
-    """Pairs of loads that are terms of one sum, at the same indices."""
-    out: set[tuple[Load, Load]] = set()
+def _added(e: Expr, wanted: set[str]) -> set[tuple[Load, ...]]:
+    """Groups of loads that are terms of one sum, at the same indices."""
+    out: set[tuple[Load, ...]] = set()
     for n in walk(e):
         if isinstance(n, Call) and n.op == "add":
-            found = [t for t in _chain(n) if isinstance(t, Load) and t.tensor in wanted]
-            out |= {(a, b) for a in found for b in found if a.tensor < b.tensor and a.index == b.index}
+            found = sorted({t for t in _chain(n) if isinstance(t, Load) and t.tensor in wanted}, key=repr)
+            for size in range(2, MOST + 1):
+                out |= {g for g in combinations(found, size) if len({t.index for t in g}) == 1}
     return out
 
 
-def _join(e: Expr, a: Load, b: Load, whole: Load) -> Expr | None:
-    """`e` with every a + b replaced, None where one of them stands elsewhere too."""
+def _join(e: Expr, group: tuple[Load, ...], whole: Load) -> Expr | None:
+    """`e` with every sum of the group replaced, None where one of them stands elsewhere too."""
 
     def one(n: Expr) -> Expr | None:
         if not isinstance(n, Call) or n.op != "add":
             return None
         chain = _chain(n)
-        if chain.count(a) != 1 or chain.count(b) != 1:
+        if any(chain.count(t) != 1 for t in group):
             return None
         out: Expr = mark
         for t in chain:
-            if t not in (a, b):
+            if t not in group:
                 out = Call("add", (out, t))
         return out
 
-    mark = Load("@whole", a.index)
+    mark = Load("@whole", group[0].index)
     done = transform(e, one)
-    if {a.tensor, b.tensor} & tensors_read(done):
-        return None
-    return substitute(done, {mark: whole})
+    return None if {t.tensor for t in group} & tensors_read(done) else substitute(done, {mark: whole})
 
 
 def concat_matches(p: Program) -> tuple[Match, ...]:
-    """Pairs of products that are only ever added."""
-    return tuple(
-        Match("concatenate", (a.compute.name, b.compute.name), f"{a.compute.name} + {b.compute.name}")
-        for a, b, _ in _summed(p)
-        if _independent(p, (a.compute.name, b.compute.name))
-    )
+    """Products that are only ever added."""
+    names = [tuple(g.compute.name for g in found) for found, _ in _summed(p)]
+    return tuple(Match("concatenate", n, " + ".join(n)) for n in names if _independent(p, n))
 
 
 def concat_apply(p: Program, match: Match) -> Program:
     """One product over (k, q) in place of the sum."""
-    a, b, operands = next(f for f in _summed(p) if (f[0].compute.name, f[1].compute.name) == match.at)
-    first, second = a.compute, b.compute
-    q = _stack_dim(p, 2, {*dims_of(first), *dims_of(second)})
-    p = replace(p, sizes={**p.sizes, q: const(2)})
-    turned = any(_packed_so(p, [two, one]) for one, two in operands)
+    found, operands = next(f for f in _summed(p) if tuple(g.compute.name for g in f[0]) == match.at)
+    first = found[0].compute
+    q = _stack_dim(p, len(found), {d for g in found for d in dims_of(g.compute)})
+    p = replace(p, sizes={**p.sizes, q: const(len(found))})
+    turned = any(_packed_so(p, list(side[::-1])) for side in operands)
     made: list[Compute] = []
-    for one, two in operands:
-        made.append(_pack(replace(p, body=(*p.body, *made)), q, [two, one] if turned else [one, two]))
+    for side in operands:
+        made.append(_pack(replace(p, body=(*p.body, *made)), q, list(side[::-1] if turned else side)))
     body = Call("mul", (Load(made[0].name, plain(made[0].dims)), Load(made[1].name, plain(made[1].dims))))
-    whole = replace(first, name=fresh(p, f"{first.name}_2"), rdims=(*first.rdims, q), body=body)
-    rest = [_reading(c, first.name, second.name, whole.name) for c in p.body if c.name not in match.at]
+    whole = replace(first, name=fresh(p, f"{first.name}_{len(found)}"), rdims=(*first.rdims, q), body=body)
+    rest = [_reading(c, match.at, whole.name) for c in p.body if c.name not in match.at]
     return in_order(replace(p, body=(*made, whole, *rest)))
 
 
-def _reading(c: Compute, first: str, second: str, whole: str) -> Compute:
+def _reading(c: Compute, names: tuple[str, ...], whole: str) -> Compute:
     """A reader of the sum reading the whole."""
-    for a in [ld for ld in loads(c.body) if ld.tensor == first]:
-        joined = _join(c.body, a, Load(second, a.index), Load(whole, a.index))
+    for a in [ld for ld in loads(c.body) if ld.tensor == names[0]]:
+        joined = _join(c.body, tuple(Load(n, a.index) for n in names), Load(whole, a.index))
         assert joined is not None
         c = replace(c, body=joined)
     return c
