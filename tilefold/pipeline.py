@@ -1,6 +1,6 @@
 """The compiler from a tensor program to something that runs, as a list of named steps.
 
-    apart      which products a library computes         plan.library
+    plan       which operators share a kernel, and how   plan.planner
     fuse       tensor program -> block programs          block.fuse
     lower      block program  -> tile kernel             tile.lower
     load       tile kernel    -> callable                runtime.executor
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,11 @@ from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
+from tilefold.errors import PlanError
 from tilefold.plan.gpu import fuse_for_gpu, gpu_library_products
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
+from tilefold.plan.planner import Plan, plan_program
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
@@ -35,8 +38,11 @@ from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.text import show
 from tilefold.tile.verify import verify as verify_tile
 
-#: "fused": one kernel wherever it is legal. "fast": products go to the library where that is faster.
-Goal = Literal["fused", "fast"]
+log = logging.getLogger("tilefold")
+
+#: "fused": one kernel wherever it is legal. "fast": what the planner predicts to be fastest, products in the library
+#: where they are faster there. "greedy": the same libraries, all else fused wherever it is legal (for comparison).
+Goal = Literal["fused", "fast", "greedy"]
 #: Parallel blocks that fusion preserves on machines with many cores.
 MOST_WORKERS = 16
 
@@ -50,12 +56,38 @@ def compile_program(p: Program, *, goal: Goal = "fast", load: bool = True, devic
     """
     if device != "cpu":
         return _for_gpu(p, goal, interpreted=device == "interpreter")
-    apart = library_products(p, this_machine()) if goal == "fast" else frozenset()
-    fused = fuse(p, apart, workers=max(ENOUGH_PARALLEL, min(MOST_WORKERS, torch.get_num_threads())))
-    steps = tuple(_step(fused.program, k) for k in fused.kernels)
+    compiled = (_planned(p) if goal == "fast" else None) or _greedy(p, goal)
     if load:
-        load_all([s for s in steps if isinstance(s, KernelStep)])
-    return CompiledProgram(fused.program, fused, steps)
+        load_all([s for s in compiled.steps if isinstance(s, KernelStep)])
+    return compiled
+
+
+def _workers() -> int:
+    return max(ENOUGH_PARALLEL, min(MOST_WORKERS, torch.get_num_threads()))
+
+
+def _planned(p: Program) -> CompiledProgram | None:
+    """As the planner has it; None where the program is too large for the search."""
+    try:
+        plan = plan_program(p, this_machine(), workers=_workers())
+    except PlanError as err:
+        log.info("%s is grouped greedily: %s", p.name, err.message)
+        return None
+    fused = plan.fused()
+    named = {c.name: c for c in fused.program.body}
+    steps: list[KernelStep | LibraryStep] = []
+    for k in plan.kernels:
+        if k.snapshot.form is None:
+            steps.append(LibraryStep(named[k.members[0]]))
+        else:
+            steps += [KernelStep(f, tiles) for f, tiles in zip(k.kernels, k.tiles, strict=True)]
+    return CompiledProgram(fused.program, fused, tuple(steps), plan)
+
+
+def _greedy(p: Program, goal: Goal) -> CompiledProgram:
+    apart = frozenset() if goal == "fused" else library_products(p, this_machine())
+    fused = fuse(p, apart, workers=_workers())
+    return CompiledProgram(fused.program, fused, tuple(_step(fused.program, k) for k in fused.kernels))
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool) -> CompiledProgram:
@@ -87,11 +119,11 @@ def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
 class KernelStep:
     """A fused kernel. It is lowered and loaded once per pattern of unit strides.
 
-    Kernels are compiled under canonical names: equal layers of a model share one.
+    `tiles`: by canonical dim, where the planner chose them. Kernels are compiled under canonical names: equal layers of a model share one.
     """
 
-    def __init__(self, fused: FusedKernel):
-        self.fused = fused
+    def __init__(self, fused: FusedKernel, tiles: Mapping[str, int] | None = None):
+        self.fused, self.tiles = fused, tiles
         self.canonical = canonical(fused.block)
         block, named = self.canonical.block, self.canonical.tensors
         self.name = fused.block.name
@@ -115,7 +147,8 @@ class KernelStep:
         found = self.kernels.get(units)
         if found is None:
             block = self.canonical.block
-            options = LowerOptions(unit=dict(zip((i.name for i in block.inputs), units, strict=True)))
+            unit = dict(zip((i.name for i in block.inputs), units, strict=True))
+            options = LowerOptions(unit=unit, tiles=self.tiles)
             found = self.kernels[units] = verify_tile(lower(block, options))
         return found
 
@@ -202,11 +235,12 @@ class LibraryStep:
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A program ready to run: what it was made from, and the steps in order."""
+    """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned."""
 
     program: Program
     fused: Fused
     steps: tuple[KernelStep | LibraryStep, ...]
+    plan: Plan | None = None
     _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
