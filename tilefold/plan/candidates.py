@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilefold.algebra.expr import Expr, Index, Load, Size, dims_used, loads, transform
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Expr, Index, Load, Size, dims_used, loads, transform, walk
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import FusedKernel
 from tilefold.block.group import ENOUGH_PARALLEL, Group, legal
 from tilefold.errors import NotFusibleError, VerifyError
 from tilefold.plan.cost import Cost, library_cost
 from tilefold.plan.dag import Dag, bits
-from tilefold.plan.dataflow import extents
+from tilefold.plan.dataflow import MOVE, element_units, evaluate_size, extents
 from tilefold.plan.forms import Form, forms
 from tilefold.plan.hardware import Machine
 from tilefold.plan.library import is_library_product
@@ -27,7 +28,9 @@ from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
 
 #: Most operators of one kernel that are looked at.
-LARGEST = 24
+LARGEST = 16
+#: Part of the element-wise work that a kernel does at least.
+LEAST_SHARE = 0.5
 Key = tuple[object, ...]
 
 
@@ -45,7 +48,9 @@ class Snapshot:
 
 class Kernels:
     """Candidates of a program (after `align_reductions`) on a machine. `apart`: operators that stay alone;
-    `syms`: values of symbols to plan for (absent: typical ones). `all_tiles`: price every tiling, else the default."""
+    `syms`: values of symbols to plan for (absent: typical ones). `workers`: blocks that a kernel must have at least, if
+    its parts had them. `library`: products may be library calls. `all_tiles`: price every tiling, else the default.
+    """
 
     def __init__(
         self,
@@ -55,9 +60,10 @@ class Kernels:
         syms: Mapping[str, int] | None = None,
         *,
         workers: int = ENOUGH_PARALLEL,
+        library: bool = True,
         all_tiles: bool = True,
     ):
-        self.workers = workers
+        self.workers, self.with_library = workers, library
         self.program, self.machine, self.apart = p, machine, apart
         self.graph = Graph.of(p)
         self.syms, self.all_tiles = syms or {}, all_tiles
@@ -66,17 +72,25 @@ class Kernels:
         self.partners = self._partners()
         self.inputs = {i.name: i for i in p.inputs}
         self.owner = {r: c.name for c in p.body for r in c.results}
+        self._conditions = {c.name: _index_conditions(c.body) for c in p.body}
         self._templates = {c.name: _template(c) for c in p.body}
-        self._groups: dict[Key, tuple[str, ...] | None] = {}
+        self._groups: dict[Key, tuple[int, ...] | None] = {}
         self._bounds: dict[Key, float | None] = {}
         self._variants: dict[Key, tuple[Variant, ...]] = {}
         self._keys: dict[int, Key] = {}
         #: Legal sets that no block program could be built for, and why.
         self.refused: dict[tuple[str, ...], str] = {}
 
-    def problem(self, largest: int = LARGEST) -> Problem:
-        """For `plan.select`."""
-        return Problem(self.dag, self.partners, self.bound, self.variants, largest=largest)
+    def problem(self, budget: int | None = None) -> Problem:
+        """For `plan.select`. `budget`: kernels (different ones) to price, about; None: as many as it takes."""
+        return Problem(
+            self.dag,
+            self.partners,
+            self.bound,
+            self.variants,
+            largest=LARGEST,
+            spent=lambda: budget is not None and len(self._variants) >= budget,
+        )
 
     def _partners(self) -> tuple[int, ...]:
         """Links: an edge, or two reductions over the same dims of the same input; none for what stays apart."""
@@ -100,7 +114,7 @@ class Kernels:
         members = self.dag.members(s)
         if key not in self._groups:
             found = legal(self.graph, members, self.workers)
-            self._groups[key] = None if isinstance(found, str) else _places(found.parallel, self._names(s))
+            self._groups[key] = None if isinstance(found, str) else tuple(self._names(s)[d] for d in found.parallel)
         places = self._groups[key]
         if places is None:
             return None
@@ -120,11 +134,30 @@ class Kernels:
         for name, n in self.traffic(members).items():
             home = machine.home(max(n, self.whole_bytes(name))).name
             moved[home] = moved.get(home, 0.0) + n
-        rates = {t.name: t.bandwidth for t in machine.tiers}
+        rates: dict[str, float] = {t.name: t.bandwidth for t in machine.tiers}
         stages = [n / rates[t] for t, n in moved.items()]
-        if len(members) == 1 and is_library_product(self.graph.by_name[members[0]]):
-            return min(0.0, machine.launch) + max(stages, default=0.0)
-        return machine.launch + max(stages, default=0.0)
+        return machine.launch + max([*stages, self._least_compute(members)])
+
+    def _least_compute(self, members: Sequence[str]) -> float:
+        """Arithmetic that no snapshot avoids: products at full rate, a share of the rest (what is shared, or hoisted
+        out of loops, is computed less often); none of what a condition on indices may keep from running."""
+        seconds = 0.0
+        asked = [d for m in members for d in self._conditions[m]]
+        alone = len(members) == 1
+        for m in members:
+            c = self.graph.by_name[m]
+            dims = {*out_dims(c), *c.rdims}
+            if any(d <= dims for d in asked):
+                continue
+            points = prod(self.sizes[d] for d in dims)
+            if c.reducer == "sum" and isinstance(c.body, Call) and c.body.op == "mul":
+                operand = next(iter(loads(c.body)), None)
+                dtype = DType.F32 if operand is None else self.program.dtype_of(operand.tensor)
+                best = max(self.machine.gemm_rate(dtype, library=x) for x in ((True, False) if alone else (False,)))
+                seconds += 2.0 * points / max(best, self.machine.vector)
+            else:
+                seconds += LEAST_SHARE * points * (element_units(c.body) + MOVE) / self.machine.vector
+        return seconds
 
     def traffic(self, members: Sequence[str]) -> dict[str, float]:
         """Bytes of each tensor that a kernel of these members reads from outside, or writes, once."""
@@ -146,7 +179,7 @@ class Kernels:
     def whole_bytes(self, tensor: str) -> float:
         """Bytes of a tensor of the program."""
         if tensor in self.inputs:
-            shape = extents(dict(enumerate(self.inputs[tensor].shape)), self.syms).values()  # type: ignore[arg-type]
+            shape = [evaluate_size(e, {}, self.syms) for e in self.inputs[tensor].shape]
             return float(prod(shape) * self.inputs[tensor].dtype.nbytes)
         c = self.graph.by_name[self.owner[tensor]]
         return float(prod(self.sizes[d] for d in c.dims) * self.program.dtype_of(tensor).nbytes)
@@ -166,17 +199,26 @@ class Kernels:
             self._variants[key] = tuple(sorted(found, key=lambda v: v.seconds))
         return self._variants[key]
 
+    def at_least(self, s: int) -> float:
+        """What is known of the cost of a legal candidate: its price if it has one, else its bound."""
+        found = self._variants.get(self.key(s))
+        return found[0].seconds if found else self.bound(s) or 0.0
+
     def _snapshots(self, s: int) -> list[Snapshot]:
-        members = self.dag.members(s)
+        group = self.group(s)
+        assert group is not None
+        return self.snapshots(group)
+
+    def snapshots(self, group: Group) -> list[Snapshot]:
+        """Every way to run a legal group, priced."""
+        members = group.members
         out: list[Snapshot] = []
         if len(members) == 1:
             c = self.graph.by_name[members[0]]
-            if is_library_product(c):
+            if self.with_library and is_library_product(c):
                 out.append(Snapshot(None, (), self.library(c)))
                 if c.name in self.apart:
                     return out
-        group = self.group(s)
-        assert group is not None
         for form, kernels in forms(self.graph, group, self.machine):
             best = tuple(self.shapes(k)[0] for k in kernels)
             out.append(Snapshot(form, best, together([b.cost for b in best])))
@@ -240,6 +282,12 @@ class Kernels:
         return (self.program.dtype_of(name).value, *(str(e) for e in shape))
 
 
+def _index_conditions(e: Expr) -> tuple[frozenset[str], ...]:
+    """Dims of each condition of the expression that looks at indices alone (a mask)."""
+    tests = [x.args[0] for x in walk(e) if isinstance(x, Call) and x.op == "where"]
+    return tuple(dims_used(t) for t in tests if dims_used(t) and not any(isinstance(x, Load) for x in walk(t)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Template:
     """A statement with its names taken out: dims and tensors in order of appearance."""
@@ -266,10 +314,6 @@ def _template(c: Compute) -> _Template:
     body = transform(c.body, one)
     text = f"{c.dtype.value} {len(c.dims)} {c.reducer} {len(c.rdims)} {c.index_name is None} {body}"
     return _Template(text, tuple(dims), tuple(tensors))
-
-
-def _places(parallel: tuple[str, ...], names: Mapping[str, int]) -> tuple[str, ...] | tuple[int, ...]:
-    return tuple(names[d] for d in parallel)  # type: ignore[return-value]
 
 
 def together(costs: Sequence[Cost]) -> Cost:

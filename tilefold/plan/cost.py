@@ -1,6 +1,7 @@
 """Predicted time of a kernel: the slowest stage, as FlashFuser's minimax (eqs. 1-2), plus what does not overlap.
 
-    seconds = launch + uneven * max(compute, traffic of each tier / its bandwidth) + steps * step / cores
+    stage   = compute, and the traffic of each tier / its bandwidth
+    seconds = launch + uneven * (max stage + UNHIDDEN * (the other stages)) + steps * step / cores
 
 `compute` is the products at their rate, with the cost of packing their operands, and the element-wise work; `uneven`
 is how much longer the core with most blocks works than the average one.
@@ -20,7 +21,9 @@ from tilefold.plan.hardware import Machine
 #: Rows and columns of the generated products' register block (`tilefold_gemm.h`, AVX2); ragged ones run as if full.
 MICRO_ROWS, MICRO_COLS = 6, 16
 #: Element-wise units that packing one element of an operand takes.
-PACK_UNITS = 1.0
+PACK_UNITS = 0.4
+#: Share of the stages beside the slowest that is not hidden behind it (0: pure minimax).
+UNHIDDEN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,13 @@ def cost_of(flow: Dataflow, whole: Mapping[str, float], machine: Machine) -> Cos
     share = ceil(flow.blocks / machine.cores) * machine.cores / max(1, flow.blocks)
     busy = min(machine.cores, max(1, flow.blocks))
     overhead = machine.launch + flow.steps * machine.step / busy
-    return Cost(overhead + share * max(stages.values()), stages, overhead, nbytes)
+    return Cost(overhead + share * slowest(stages), stages, overhead, nbytes)
+
+
+def slowest(stages: Mapping[str, float]) -> float:
+    """Seconds of stages that run at the same time, nearly."""
+    worst = max(stages.values())
+    return worst + UNHIDDEN * (sum(stages.values()) - worst)
 
 
 def compute_seconds(flow: Dataflow, machine: Machine) -> float:
@@ -107,4 +116,4 @@ def library_cost(
         at = sum(x for x in nbytes.values() if machine.home(x).bandwidth <= tier.bandwidth or tier.sharing == 1)
         stages[tier.name] = at / tier.bandwidth
     launch = machine.launch if calls_own_launch else 0.0
-    return Cost(launch + max(stages.values()), stages, launch, sum(nbytes.values()))
+    return Cost(launch + slowest(stages), stages, launch, sum(nbytes.values()))

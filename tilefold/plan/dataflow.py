@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_used, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used, walk
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Stmt, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
 from tilefold.plan.hardware import Machine
-from tilefold.tensor.analysis import TYPICAL_EXTENT, expr_flops
+from tilefold.tensor.analysis import TYPICAL_EXTENT
 from tilefold.tile.layout import product_of
 
 #: Tensor or value -> bytes.
@@ -51,7 +51,7 @@ class Product:
 class Dataflow:
     """`traffic[t]`: bytes of each global tensor, and of each value that spills, that come into tier t (or go out of
     it) from the one below; `working`: bytes that the innermost loop bodies touch at once. `blocks`: of the grid.
-    `steps`: statements executed, tile by tile; `units`: element-wise work (`expr_flops`)."""
+    `steps`: statements executed, tile by tile; `units`: element-wise work (`element_units`)."""
 
     traffic: tuple[Bytes, ...]
     working: float
@@ -280,13 +280,13 @@ class Analysis:
         dims = frozenset().union(*(dims_used(e) for e in exprs_of(n)))
         match n:
             case Let(dims=own, rdims=over, expr=e, reducer=r):
-                return dims | set(own) | set(over), (expr_flops(e) + 1) * _SELECTION.get(r or "", 1.0)
+                return dims | set(own) | set(over), element_units(e) + _REDUCING.get(r or "", MOVE)
             case Accumulate(name=name, rdims=over, expr=e, reducer=r):
-                return dims | set(self.dims[name]) | set(over), (expr_flops(e) + 1) * _SELECTION.get(r, 1.0)
+                return dims | set(self.dims[name]) | set(over), element_units(e) + _REDUCING.get(r, MOVE)
             case Update(name=name, expr=e):
-                return dims | set(self.dims[name]), expr_flops(e) + 1.0
+                return dims | set(self.dims[name]), element_units(e) + MOVE
             case Store(dims=own, expr=e):
-                return dims | set(own), expr_flops(e) + 1.0
+                return dims | set(own), element_units(e) + MOVE
             case Init():
                 return frozenset(), 0.0
         raise AssertionError(n)
@@ -314,8 +314,17 @@ class Analysis:
         return rows, cols, tuple(d for d in p.out if d in a and d in b), p.rdims, (p.a.tensor,)
 
 
-#: A top-k keeps a sorted list beside each lane; an argmax a second value.
-_SELECTION = {"topk": 8.0, "argmax": 2.0, "argmin": 2.0}
+#: Units of one vectorised operation, an addition and a multiplication being half a unit: fitted to generated kernels
+#: timed on AVX2 (`tilefold bench planner`).
+_UNITS = {
+    "exp": 10.0, "exp2": 9.0, "expm1": 12.0, "log": 10.0, "log2": 10.0, "log1p": 12.0, "tanh": 14.0, "sigmoid": 13.0,
+    "erf": 28.0, "sin": 14.0, "cos": 14.0, "pow": 24.0, "sqrt": 3.0, "rsqrt": 4.0, "div": 4.0, "floordiv": 4.0,
+    "mod": 4.0,
+}  # fmt: skip
+#: Units of an addition, and of moving one element.
+SIMPLE = MOVE = 0.5
+#: Reducers that cost more than an addition: an argmax keeps a second value, a top-k a sorted list beside each lane.
+_REDUCING = {"topk": 24.0, "argmax": 14.0, "argmin": 14.0}
 _ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -325,6 +334,17 @@ _ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
     "minimum": min,
     "maximum": max,
 }
+
+
+def element_units(e: Expr) -> float:
+    """Element-wise units of one evaluation; index arithmetic is free."""
+    match e:
+        case Call(op, args):
+            return _UNITS.get(op, SIMPLE) + sum(map(element_units, args))
+        case Cast(arg=arg):
+            return element_units(arg)
+        case _:
+            return 0.0
 
 
 def evaluate_size(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int] | None = None) -> int:

@@ -14,7 +14,7 @@ from tilefold.block.build import Loops, choose_loops
 from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
 from tilefold.block.group import Group
 from tilefold.block.split import SEGMENTS
-from tilefold.block.stages import Stage, StagePlan, plan_stages
+from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.plan.hardware import Machine
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 
@@ -49,6 +49,14 @@ def forms(g: Graph, group: Group, machine: Machine) -> Iterator[tuple[Form, tupl
         yield Form(segments=n), build_kernels(g, plan, loops, n)
 
 
+def build_form(g: Graph, group: Group, form: Form) -> tuple[FusedKernel, ...]:
+    """The kernels of one snapshot of a group (one of `forms`)."""
+    plan = plan_stages(g, with_unit(group))
+    if not form.joined:
+        plan = plan_stages(g, with_unit(group), separate(g, plan))
+    return build_kernels(g, plan, choose_loops(g, plan), form.segments or None)
+
+
 def separate(g: Graph, plan: StagePlan) -> tuple[tuple[str, ...], ...] | None:
     """The passes of a plan with dependent reductions taken apart; None if no two of a stage depend on each other."""
     out: list[tuple[str, ...]] = []
@@ -76,7 +84,7 @@ def segments(g: Graph, plan: StagePlan, loops: Loops, machine: Machine) -> tuple
     members = plan.group.members
     if len(plan.stages) != 1 or loops.stages[0] is None or set(plan.inner) & set(members):
         return ()
-    axis, axes = loops.stages[0], set(_axes(plan.stages[0]))
+    axis, axes = loops.stages[0], set(plan.stages[0].axes)
     if any(g.escapes(m, members) and axes & set(out_dims(g.by_name[m])) for m in members):
         return ()  # a result that streams along the axis
     parallel = plan.group.parallel
@@ -84,7 +92,3 @@ def segments(g: Graph, plan: StagePlan, loops: Loops, machine: Machine) -> tuple
         return ()
     most = g.extent(axis) // SHORTEST
     return tuple(n for n in dict.fromkeys((machine.cores, SEGMENTS)) if 1 < n <= most)
-
-
-def _axes(stage: Stage) -> tuple[str, ...]:
-    return stage.axes

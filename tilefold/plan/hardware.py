@@ -34,9 +34,9 @@ class Machine:
     """A device.
 
     `tiers`: fastest first, the last is memory. `cores`: units that run blocks (cores, streaming multiprocessors).
-    `own`, `library`: matrix product rates by operand dtype, of generated code and of the library. `vector`: element-wise
-    rate of all cores in units of `tensor.analysis.expr_flops` a second. `launch`: of a kernel; `step`: of one tile
-    statement. `source`: of the rates.
+    `own`, `library`: matrix product rates by operand dtype, of generated code and of the library. `vector`:
+    element-wise rate of all cores in units of `dataflow.element_units` a second. `launch`: of a kernel; `step`:
+    of one tile statement. `source`: of the rates.
     """
 
     name: str

@@ -23,10 +23,10 @@ from tilefold.algebra.dtypes import DType
 from tilefold.plan.hardware import Machine, Tier, TierName
 
 #: Form of the kept measurement; another number measures again.
-FORMAT = 1
+FORMAT = 2
 #: Generated products over the library's rate, f32 and narrow types; `docs/design/backend-cpp.md` has the measurements.
 OWN_SHARE = 0.83
-#: `expr_flops` units a FLOP of the library's f32 product takes: from the generated softmax and norms.
+#: Element-wise units (`dataflow.element_units`) in the time of a FLOP of the library's f32 product.
 VECTOR_SHARE = 0.2
 #: Cores that together draw what memory gives; more of them do not get more.
 MEMORY_STREAMS = 2
@@ -35,7 +35,7 @@ _CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Measured: library products in FLOP/s by dtype; copies in bytes/s (read + written) inside L2, L3, and of memory."""
+    """Measured: library products in FLOP/s by dtype; copies in bytes/s (read + written) in L2, in L3, of memory."""
 
     f32: float
     f64: float
@@ -76,7 +76,7 @@ def describe(r: Rates, source: str, *, cores: int | None = None, caches: tuple[i
     own = {DType.F64: 0.9 * r.f64, **dict.fromkeys((DType.F32, DType.BF16, DType.F16), OWN_SHARE * r.f32)}
     name = f"cpu-{torch.backends.cpu.get_cpu_capability().lower()}"
     return Machine(
-        name, "cpu", tiers, cores, 10e-6, 60e-9, VECTOR_SHARE * r.f32, own, library, f"{source}; times nominal"
+        name, "cpu", tiers, cores, 10e-6, 4e-9, VECTOR_SHARE * r.f32, own, library, f"{source}; times nominal"
     )
 
 
@@ -113,7 +113,7 @@ def measure() -> Rates:
                 f64=cores * _product(torch.float64, 192, 0.04),
                 # without instructions for it: slow code, seconds at larger sizes
                 bf16=cores * (bf16 if bf16 < 10e9 else _product(torch.bfloat16, 256, 0.05)),
-                near=cores * _copy(96 << 10, 1, 0.03),
+                near=cores * _copy(192 << 10, 1, 0.03),
                 shared=cores * _copy(1 << 20, 4, 0.03),
                 memory=min(cores, MEMORY_STREAMS) * _copy(1 << 20, 96, 0.08),
             )

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 
 from tilefold.errors import PlanError
 from tilefold.plan.dag import Dag, bits, connected
@@ -46,8 +47,10 @@ class Problem:
     """`partners[k]`: nodes that may be linked to k in a kernel (symmetric; edges not in it cannot be fused).
 
     `bound(S)`: a lower bound in seconds of the cost of candidate S, None if S is not legal. `variants(S)`: none
-    cheaper than the bound; none at all if S turns out not to be a kernel. `hopeless(S)`: no superset of S is legal either. `transfer(node, given, wanted)`:
-    extra seconds to read a tensor with another shape than wanted (not negative).
+    cheaper than the bound; none at all if S turns out not to be a kernel. `hopeless(S)`: no superset of S is legal
+    either. `transfer(node, given, wanted)`: extra seconds to read a tensor with another shape than wanted (not
+    negative). `largest`: most nodes of a candidate. `spent()`: no more candidates should be priced than are needed to
+    finish: from then on one without a price is taken to cost as much above its bound as the priced ones do on average.
     """
 
     dag: Dag
@@ -57,6 +60,7 @@ class Problem:
     hopeless: Callable[[int], bool] = lambda s: False
     transfer: Callable[[int, str, str], float] = lambda node, given, wanted: 0.0
     largest: int = 64
+    spent: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +77,21 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The kernels in order and their total cost; sizes of the search."""
+    """The kernels in order and their total cost; sizes of the search. `exact`: no plan is cheaper."""
 
     kernels: tuple[Chosen, ...]
     seconds: float
     ideals: int
     candidates: int
     priced: int
+    exact: bool = True
 
 
-def select(problem: Problem) -> Selection:
-    """The cheapest partition into legal candidates. PlanError where none covers the program, or it is too large."""
+def select(problem: Problem, *, rivals: bool = True) -> Selection:
+    """The cheapest partition into legal candidates. PlanError where none covers the program, or it is too large.
+
+    rivals: also find out for each kernel the best plan without it (prices more candidates).
+    """
     search = _Search(problem)
     while True:
         path = search.shortest()
@@ -92,7 +100,9 @@ def select(problem: Problem) -> Selection:
             break
         for s in fresh:
             search.price(s)
-    return search.result(path)
+        if search.slack == 1.0 and problem.spent():
+            search.slack = max(1.0, search.usual_slack())
+    return search.result(path, rivals)
 
 
 class _Search:
@@ -103,6 +113,7 @@ class _Search:
         self.priced: dict[int, tuple[Variant, ...]] = {}
         self.steps: dict[int, list[int]] = {}
         self.order: list[int] = []
+        self.slack = 1.0
         self._build()
 
     def _build(self) -> None:
@@ -181,7 +192,12 @@ class _Search:
         if s in self.priced:
             return self.priced[s]
         bound = self._bound(s)
-        return (Variant(0.0 if bound is None else bound),)
+        return (Variant(0.0 if bound is None else bound * self.slack),)
+
+    def usual_slack(self) -> float:
+        """How many times its bound a priced candidate costs: the median."""
+        pairs = [(min(v.seconds for v in found), self._bound(s)) for s, found in self.priced.items() if found]
+        return median([price / bound for price, bound in pairs if bound] or [1.0])
 
     def shortest(self) -> list[tuple[int, Variant]]:
         """The path that is cheapest with what is known now."""
@@ -221,9 +237,10 @@ class _Search:
         live = {**dict(shapes), **{k: g for k, g in v.gives.items() if s >> k & 1}}
         return tuple(sorted((k, g) for k, g in live.items() if self.dag.succs[k] & ~end))
 
-    def result(self, path: list[tuple[int, Variant]]) -> Selection:
-        rivals = self._rivals(path)
-        kernels = tuple(Chosen(s, v, *rivals[s]) for s, v in path)
+    def result(self, path: list[tuple[int, Variant]], rivals: bool) -> Selection:
+        """The path as a selection."""
+        others = self._rivals(path) if rivals else {}
+        kernels = tuple(Chosen(s, v, *others.get(s, (None, (), _INF))) for s, v in path)
         total, ideal = 0.0, 0
         shapes: Shapes = ()
         for s, v in path:
@@ -231,7 +248,7 @@ class _Search:
             ideal |= s
             shapes = self._kept(ideal, shapes, s, v)
         legal = sum(b is not None for b in self.bounds.values())
-        return Selection(kernels, total, len(self.order), legal, len(self.priced))
+        return Selection(kernels, total, len(self.order), legal, len(self.priced), self.slack == 1.0)
 
     def _rivals(self, path: list[tuple[int, Variant]]) -> dict[int, tuple[int | None, tuple[int, ...], float]]:
         """For each kernel, the best candidate that overlaps it, the best plan through that one, and how much longer

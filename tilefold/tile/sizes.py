@@ -30,20 +30,31 @@ class TileTargets:
 
 def choose_tiles(block: Block, t: TileTargets | None = None) -> Mapping[str, int]:
     """dim -> tile for every loop of the block program."""
-    t = t or TileTargets()
-    loops = {n.dim: n for n in walk(block.body) if isinstance(n, Loop)}
-    dims = {n.name: n.dims for n in walk(block.body) if isinstance(n, Let | Init)}
-    kept, contracted = _product_dims(block.body, dims)
-    tiles: dict[str, int] = {}
-    if kept:
-        for d, n in loops.items():
-            if n.kind == "for":
-                tiles[d] = t.contracted if d in contracted and d not in kept else t.streamed
-            else:
-                tiles[d] = t.kept if d in kept else 1
-    else:
-        tiles = _by_area(block, loops, t)
-    return {d: 1 if loops[d].single else max(1, min(s, _bound(block, d, s))) for d, s in tiles.items()}
+    return Tiler(block).tiles(t or TileTargets())
+
+
+class Tiler:
+    """The loops of a block program, looked at once for any number of targets. `multiplies`: it has products."""
+
+    def __init__(self, block: Block):
+        self.block = block
+        self.loops = {n.dim: n for n in walk(block.body) if isinstance(n, Loop)}
+        dims = {n.name: n.dims for n in walk(block.body) if isinstance(n, Let | Init)}
+        self.kept, self.contracted = _product_dims(block.body, dims)
+        self.multiplies = bool(self.kept)
+
+    def tiles(self, t: TileTargets) -> Mapping[str, int]:
+        """dim -> tile."""
+        tiles: dict[str, int] = {}
+        if self.kept:
+            for d, n in self.loops.items():
+                if n.kind == "for":
+                    tiles[d] = t.contracted if d in self.contracted and d not in self.kept else t.streamed
+                else:
+                    tiles[d] = t.kept if d in self.kept else 1
+        else:
+            tiles = _by_area(self.block, self.loops, t)
+        return {d: 1 if self.loops[d].single else max(1, min(s, _bound(self.block, d, s))) for d, s in tiles.items()}
 
 
 def _product_dims(nodes: tuple[Node, ...], dims: Mapping[str, tuple[str, ...]]) -> tuple[set[str], set[str]]:

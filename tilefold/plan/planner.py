@@ -1,0 +1,217 @@
+"""The planner: which operators share a kernel, in which form, with which tiles; and the table that says why.
+
+    candidates   sets of operators that are legal kernels, their snapshots and tilings        plan.candidates
+    cost         dataflow over the tiers, minimax                                              plan.dataflow, plan.cost
+    select       the cheapest chain of ideals                                                  plan.select
+
+Two ends are fixed before: products that are faster as library calls than in any kernel stay alone (`plan.library`; a
+bound, so nothing is lost), and programs too large for the search are grouped greedily (`block.group`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilefold.block.fuse import Fused, FusedKernel, fuse, prepare
+from tilefold.block.group import ENOUGH_PARALLEL, Grouping, Refusal, legal
+from tilefold.errors import PlanError
+from tilefold.plan.candidates import Kernels, Snapshot, together
+from tilefold.plan.cost import Cost
+from tilefold.plan.forms import Form, build_form
+from tilefold.plan.hardware import Machine
+from tilefold.plan.library import library_products
+from tilefold.plan.select import Chosen, Selection, Variant, select
+from tilefold.tensor.ir import Program
+
+#: Different kernels that are priced in a compilation; programs of large products need fewer.
+BUDGET = 80
+#: Programs of more operators are not planned but grouped greedily.
+MOST_OPERATORS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedKernel:
+    """A kernel of a plan: its operators, how it runs and what it is predicted to cost.
+
+    `kernels`: its block programs (two where a fold is split, none for a library call), `tiles` the tiling of each in
+    canonical dims. `rival`: why the best plan without it lost.
+    """
+
+    members: tuple[str, ...]
+    snapshot: Snapshot
+    kernels: tuple[FusedKernel, ...]
+    rival: str
+
+    @property
+    def cost(self) -> Cost:
+        return self.snapshot.cost
+
+    @property
+    def tiles(self) -> tuple[Mapping[str, int], ...]:
+        return tuple(dict(s.tiles) for s in self.snapshot.shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The kernels in order. `program` is the program as it was grouped; `selection` has the sizes of the search."""
+
+    program: Program
+    machine: Machine
+    kernels: tuple[PlannedKernel, ...]
+    selection: Selection
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of all kernels."""
+        return sum(k.cost.seconds for k in self.kernels)
+
+    @property
+    def nbytes(self) -> float:
+        """Predicted bytes moved between the kernels and memory (or the last cache)."""
+        return sum(k.cost.nbytes for k in self.kernels)
+
+    def fused(self) -> Fused:
+        """As `block.fuse` gives it: a library call is the kernel of its product alone."""
+        groups = tuple(dict.fromkeys(f.plan.group for k in self.kernels for f in k.kernels))
+        return Fused(self.program, tuple(f for k in self.kernels for f in k.kernels), Grouping(groups, self.refusals))
+
+
+def plan_program(
+    p: Program,
+    machine: Machine,
+    *,
+    workers: int = ENOUGH_PARALLEL,
+    syms: Mapping[str, int] | None = None,
+    library: bool = True,
+    budget: int | None = BUDGET,
+    rivals: bool = False,
+) -> Plan:
+    """Plan a normalised tensor program. `library`: products may be left to the machine's library. `budget`: different
+    kernels to price before the search settles for what it has (None: never; `selection.exact` tells). `rivals`: also
+    find out why the best plan without each kernel lost.
+
+    PlanError where the program is too large for the search.
+    """
+    apart = library_products(p, machine) if library else frozenset()
+    p = prepare(p, apart)
+    if len(p.body) > MOST_OPERATORS:
+        raise PlanError(f"{len(p.body)} operators are too many to plan at once")
+    made = Kernels(p, machine, apart, syms, workers=workers, library=library)
+    found = select(made.problem(budget), rivals=rivals)
+    kernels = tuple(_planned(made, found, c, rivals) for c in found.kernels)
+    return Plan(p, machine, kernels, found, _refusals(made, kernels))
+
+
+def _planned(made: Kernels, found: Selection, c: Chosen, rivals: bool) -> PlannedKernel:
+    snapshot = _snapshot(c.variant)
+    group = made.group(c.members)
+    assert group is not None
+    kernels = build_form(made.graph, group, snapshot.form or Form())
+    return PlannedKernel(group.members, snapshot, kernels, _rival(made, found, c, rivals))
+
+
+def _rival(made: Kernels, found: Selection, c: Chosen, rivals_known: bool) -> str:
+    """What the best other plan does with these operators, and what makes it slower."""
+    if c.runner_up is None:
+        return "no other kernel is legal" if rivals_known else ""
+    rivals = [k for k in c.instead if k & c.members]
+    ours = [k for k in found.kernels if any(k.members & r for r in rivals)]
+    names = " | ".join(_short(made.dag.members(r)) for r in rivals)
+    cost = together([_snapshot(made.variants(r)[0]).cost for r in rivals])
+    mine = together([_snapshot(k.variant).cost for k in ours])
+    reasons = []
+    if len(rivals) > len(ours):
+        reasons.append(f"{len(rivals) - len(ours)} more launches" if len(rivals) > len(ours) + 1 else "a launch more")
+    if cost.nbytes > 1.001 * mine.nbytes:
+        reasons.append(f"{_bytes(cost.nbytes - mine.nbytes)} more moved")
+    slower = [s for s in cost.stages if cost.stages[s] > 1.001 * mine.stages.get(s, 0.0)]
+    slower = [s for s in slower if s == cost.bottleneck]
+    reasons += [f"{_time(cost.stages[s] - mine.stages.get(s, 0.0))} more {s}" for s in slower]
+    return f"+{_time(c.behind)}: {names}" + (f" ({', '.join(reasons)})" if reasons else "")
+
+
+def _snapshot(v: Variant) -> Snapshot:
+    assert isinstance(v.what, Snapshot)
+    return v.what
+
+
+def _refusals(made: Kernels, kernels: Sequence[PlannedKernel]) -> tuple[Refusal, ...]:
+    """Why each producer and consumer in different kernels are so."""
+    of = {m: k for k in kernels for m in k.members}
+    out = []
+    for c in made.program.body:
+        for r in made.graph.producers[c.name]:
+            if of[r] is of[c.name]:
+                continue
+            out.append(Refusal(r, c.name, _cut(made, of[r], of[c.name]), c.loc))
+    return tuple(out)
+
+
+def _cut(made: Kernels, a: PlannedKernel, b: PlannedKernel) -> str:
+    if a.snapshot.form is None or b.snapshot.form is None:
+        return "a library call computes it"
+    both = made.dag.mask((*a.members, *b.members))
+    if not made.dag.convex(both):
+        return "another kernel stands between them"
+    members = made.dag.members(both)
+    found = legal(made.graph, members, made.workers)
+    if isinstance(found, str):
+        return found
+    if members in made.refused:
+        return made.refused[members]
+    more = made.at_least(both) - a.cost.seconds - b.cost.seconds
+    return f"one kernel is predicted to take {_time(more)} more" if more > 0 else "another plan is predicted faster"
+
+
+def greedy(p: Program, machine: Machine, *, workers: int = ENOUGH_PARALLEL, library: bool = True) -> Selection:
+    """The greedy grouping, priced in the same way (for comparison)."""
+    apart = library_products(p, machine) if library else frozenset()
+    fused = fuse(p, apart, workers=workers)
+    made = Kernels(fused.program, machine, apart, workers=workers, library=library)
+    return _total([(made.dag.mask(x.members), made.snapshots(x)) for x in fused.grouping.groups])
+
+
+def unfused(p: Program, machine: Machine, *, library: bool = True) -> Selection:
+    """Every operator a kernel of its own, priced in the same way (for comparison)."""
+    apart = library_products(p, machine) if library else frozenset()
+    made = Kernels(prepare(p, apart), machine, apart, library=library)
+    return _total([(1 << k, [_snapshot(v) for v in made.variants(1 << k)]) for k in range(len(made.dag.names))])
+
+
+def _total(sets: Sequence[tuple[int, Sequence[Snapshot]]]) -> Selection:
+    chosen = []
+    for s, ways in sets:
+        best = min(ways, key=lambda w: w.cost.seconds)
+        chosen.append(Chosen(s, Variant(best.cost.seconds, what=best), None, (), 0.0))
+    return Selection(tuple(chosen), sum(c.variant.seconds for c in chosen), 0, len(sets), len(sets))
+
+
+def moved(found: Selection) -> float:
+    """Predicted bytes of a selection whose variants are snapshots."""
+    return sum(_snapshot(c.variant).cost.nbytes for c in found.kernels)
+
+
+def describe(plan: Plan) -> list[tuple[str, str, str, str, str]]:
+    """The table of a plan: operators, form and tiles, bytes, time, and why the best plan without the kernel lost."""
+    rows = []
+    for k in plan.kernels:
+        tiles = "; ".join(str(s) for s in k.snapshot.shapes)
+        how = f"{k.snapshot}, {tiles}" if tiles else str(k.snapshot)
+        rows.append((_short(k.members), how, _bytes(k.cost.nbytes), _time(k.cost.seconds), k.rival))
+    return rows
+
+
+def _short(members: Sequence[str]) -> str:
+    if len(members) <= 6:
+        return " ".join(members)
+    return f"{' '.join(members[:2])} ... {' '.join(members[-2:])} ({len(members)})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def _bytes(n: float) -> str:
+    return f"{n / 1e6:.2f} MB" if n >= 1e5 else f"{n / 1e3:.1f} kB"
