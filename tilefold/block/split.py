@@ -44,9 +44,11 @@ def worth_splitting(g: Graph, plan: StagePlan) -> bool:
 
 
 def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> SplitNests:
-    """The two kernels of a plan with a single stage, which is cut along the axis it streams over."""
-    (stage,) = plan.stages
-    (axis,) = loops.stages
+    """The two kernels of a plan whose first stage is cut along the axis it streams over.
+
+    Later stages, over other axes, run in the combine kernel.
+    """
+    stage, axis = plan.stages[0], loops.stages[0]
     assert axis is not None
     segment = f"{axis}_seg"
     sizes: dict[str, Expr] = {segment: lit(segments)}
@@ -71,6 +73,10 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     second.finish(stage)
     for m in [m for m in stage.reductions if m in second.to_write]:
         second.store(m, second.outer)
+    for k, later in enumerate(plan.stages[1:], 1):
+        second.stage(k, later)
+        for m in [m for m in later.reductions if m in second.to_write]:
+            second.store(m, second.outer)
     second.write_rest()
     return SplitNests(
         in_parallel((Loop("forall", segment, tuple(first.outer.nodes), single=True),), parallel),

@@ -7,17 +7,18 @@ follows from the number of multiprocessors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Index, walk
-from tilefold.block.build import choose_loops, loop_dim
+from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, substitute, walk
+from tilefold.block.build import Loops, choose_loops, loop_dim
 from tilefold.block.fuse import UNIT, Fused, FusedKernel, build_kernels, with_unit
 from tilefold.block.group import Group, group
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.plan.library import is_library_product
-from tilefold.tensor.analysis import Graph, out_dims
-from tilefold.tensor.ir import Program
+from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.reduction_laws import align_reductions
 
 #: Thread blocks wanted for each multiprocessor before a fold is left whole.
@@ -25,6 +26,10 @@ BLOCKS_PER_UNIT = 2
 #: Elements of the axis that a segment has at least.
 LEAST_SEGMENT = 256
 MOST_SEGMENTS = 64
+#: Elements of a contraction that one step of a split product has at least.
+LEAST_STEP = 256
+#: Keys (or what else a fold of products runs over) that one tile holds.
+ONE_TILE = 64
 #: Rows of a matrix product that share a thread block.
 ROWS = 64
 
@@ -34,18 +39,36 @@ def fuse_for_gpu(p: Program, apart: frozenset[str] = frozenset(), *, units: int 
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
     g = Graph.of(p)
     grouping = group(p, apart, 1)
+    p, alone = split_contractions(p, g, grouping.groups, units)
+    if alone:
+        g = Graph.of(p)
+        grouping = group(p, apart | alone, 1)
     kernels: list[FusedKernel] = []
     for members in grouping.groups:
         plan = plan_stages(g, with_unit(members))
-        kernels += build_kernels(g, plan, choose_loops(g, plan), segments(g, plan, units))
+        kernels += build_kernels(g, plan, gpu_loops(g, plan), segments(g, plan, units))
     return Fused(p, tuple(kernels), grouping)
+
+
+def gpu_loops(g: Graph, plan: StagePlan) -> Loops:
+    """The automatic loops; folds over products of matrices also stream axes that a CPU holds in one block."""
+    loops = choose_loops(g, plan)
+    if not plan.inner:
+        return loops
+    stages = tuple(
+        d if d is not None or g.points(s.axes) <= ONE_TILE else max(s.axes, key=g.extent)
+        for d, s in zip(loops.stages, plan.stages, strict=True)
+    )
+    return replace(loops, stages=stages)
 
 
 def segments(g: Graph, plan: StagePlan, units: int) -> int | None:
     """Segments that the axis of a fold is worth being cut into; None for one kernel."""
-    if len(plan.stages) != 1 or plan.stages[0].fold is None:
+    if not plan.stages:
         return None
     axis = loop_dim(g, plan.stages[0])
+    if any(axis in s.axes for s in plan.stages[1:]):
+        return None
     members = plan.group.members
     if axis is None or any(g.escapes(m, members) and axis in out_dims(g.by_name[m]) for m in members):
         return None
@@ -56,29 +79,84 @@ def segments(g: Graph, plan: StagePlan, units: int) -> int | None:
 
 
 def blocks(g: Graph, members: Group) -> int:
-    """Thread blocks that the parallel dims give: rows in tiles, heads that share operands packed."""
+    """Thread blocks that the parallel dims give: rows of products in tiles, heads that share operands packed."""
     shared: dict[str, int] = {}
+    rows: set[str] = set()
+    common: set[str] = set()
     for m in members.members:
         for x in walk(g.by_name[m].body):
             match x:
                 case Call("floordiv", (Index(d), Const(c, DType.I64))):
                     shared[d] = int(c)
-    product = any(g.by_name[m].reducer == "sum" and _is_product(g, m) for m in members.members)
+        sides = _sides(g.by_name[m])
+        if sides is not None and sides[0] != sides[1]:
+            rows |= sides[0] ^ sides[1]
+            common |= (sides[0] & sides[1]) - set(g.by_name[m].rdims)
     n = 1
-    rows = [d for d in members.parallel if d not in shared and product and g.extent(d) >= ROWS]
     for d in members.parallel:
         if d in shared:
             n *= max(1, g.extent(d) // shared[d])
-        elif rows and d == rows[-1]:
+        elif d in rows - common:
             n *= -(-g.extent(d) // ROWS)
         else:
             n *= g.extent(d)
     return n
 
 
-def _is_product(g: Graph, m: str) -> bool:
-    body = g.by_name[m].body
-    return isinstance(body, Call) and body.op == "mul"
+def _sides(c: Compute) -> tuple[set[str], set[str]] | None:
+    """Dims of the two operands of a matrix product."""
+    match c:
+        case Compute(reducer="sum", body=Call("mul", (Load() as a, Load() as b))):
+            return set(dims_used(a)), set(dims_used(b))
+    return None
+
+
+def split_contractions(p: Program, g: Graph, groups: Sequence[Group], units: int) -> tuple[Program, frozenset[str]]:
+    """Products inside folds whose kernels would have too few blocks, in two steps; and the new first steps.
+
+    Law: sum over k = sum over s of sum over k' with k = s K' + k'. The first step is a kernel of its own,
+    parallel over s as well, whose float32 partial results the fold sums up (split-k).
+    """
+    body: list[Compute] = []
+    sizes = dict(p.sizes)
+    alone: set[str] = set()
+    cut = {c: n for x in groups for c, n in _wanted(g, x, units).items()}
+    for c in p.body:
+        if c.name not in cut:
+            body.append(c)
+            continue
+        (k,) = c.rdims
+        outer, inner, part = f"{k}_{c.name}_s", f"{k}_{c.name}_r", f"{c.name}_parts"
+        length = int(g.extent(k)) // cut[c.name]
+        sizes |= {outer: Const(cut[c.name], DType.I64), inner: Const(length, DType.I64)}
+        at = Index(outer) * length + Index(inner)
+        body.append(
+            Compute(part, (outer, *c.dims), DType.F32, substitute(c.body, {Index(k): at}), "sum", (inner,), loc=c.loc)
+        )
+        whole = Load(part, tuple(Index(d) for d in (outer, *c.dims)))
+        body.append(replace(c, body=whole, rdims=(outer,)))
+        alone.add(part)
+    return replace(p, body=tuple(body), sizes=sizes), frozenset(alone)
+
+
+def _wanted(g: Graph, group: Group, units: int) -> dict[str, int]:
+    """Product -> steps of its reduced dim."""
+    have = blocks(g, group)
+    plan = plan_stages(g, with_unit(group))
+    if segments(g, plan, units) is not None:
+        return {}
+    found: dict[str, int] = {}
+    for m in plan.inner:
+        c = g.by_name[m]
+        if _sides(c) is None or len(c.rdims) != 1 or 2 * have >= units or len(group.members) == 1:
+            continue
+        (k,) = c.rdims
+        n = 1
+        while have * n < units and g.extent(k) // (2 * n) >= LEAST_STEP and g.extent(k) % (2 * n) == 0:
+            n *= 2
+        if n > 1 and is_static(g.program.sizes[k]):
+            found[m] = n
+    return found
 
 
 def gpu_library_products(p: Program) -> frozenset[str]:

@@ -96,6 +96,8 @@ def signature(kernel: Kernel, r: Rendered, *, wide: bool) -> dict[str, str]:
     """Types of the kernel's arguments."""
     number = "i64" if wide else "i32"
     types = {a: POINTER_TYPE[t.dtype] for a, t in zip(r.arguments, kernel.tensors, strict=False)}
+    element = {t.name: POINTER_TYPE[t.dtype][1:] for t in kernel.tensors}
+    types |= {a: f"tensordesc<{element[t]}{list(box)}>" for a, (t, box) in r.descriptors.items()}
     return {a: types.get(a, number) for a in r.arguments}
 
 
@@ -109,7 +111,7 @@ def compiled(
     if triton is None:
         raise BackendError("Triton is not installed", hint="pip install triton")
     fn = getattr(module_of(r.source, r.name), r.name)
-    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n, d in enumerate(divisible) if d}
+    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n, d in enumerate(divisible) if d and n < len(r.arguments) - len(r.descriptors)}
     src = ASTSource(fn, signature(kernel, r, wide=wide), constexprs={}, attrs=attrs)
     options: dict[str, Any] = {"num_warps": config.warps, "num_stages": config.stages}
     if config.registers:

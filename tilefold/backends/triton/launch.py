@@ -8,7 +8,7 @@ tensors' device; nothing but the launch is recorded in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,11 @@ from tilefold.block.ir import Block
 from tilefold.errors import BackendError
 from tilefold.plan.sizes import shape_function
 from tilefold.tile.ir import Kernel
+
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # without Triton nothing here runs
+    TensorDescriptor = None
 
 #: Addresses beyond this many elements need 64-bit arithmetic.
 NARROW_LIMIT = 1 << 31
@@ -50,6 +55,7 @@ class _Plan:
     metadata: Any
     grid: int
     numbers: tuple[int, ...]
+    descriptors: tuple[tuple[int, list[int]], ...]
 
 
 class TritonKernel:
@@ -96,24 +102,40 @@ class TritonKernel:
             self._plans[key] = plan
         if plan.grid == 0:
             return
+        if plan.descriptors:
+            more = [TensorDescriptor.from_tensor(xs[n], box) for n, box in plan.descriptors]
+            rest = (*plan.numbers, *more)
+        else:
+            rest = plan.numbers
         if device == torch._C._cuda_getDevice():
             stream = torch._C._cuda_getCurrentRawStream(device)
-            plan.run(plan.grid, 1, 1, stream, plan.function, plan.metadata, None, None, None, *pointers, *plan.numbers)
+            plan.run(plan.grid, 1, 1, stream, plan.function, plan.metadata, None, None, None, *pointers, *rest)
             return
         with torch.cuda.device(device):
             stream = torch._C._cuda_getCurrentRawStream(device)
-            plan.run(plan.grid, 1, 1, stream, plan.function, plan.metadata, None, None, None, *pointers, *plan.numbers)
+            plan.run(plan.grid, 1, 1, stream, plan.function, plan.metadata, None, None, None, *pointers, *rest)
 
     def sizes(self, syms: Mapping[str, int]) -> dict[str, int]:
         """Extents of the block program's dims."""
         return dict(zip(self.block.sizes, self._sizes(syms), strict=True))
 
     def variant(
-        self, units: tuple[int | None, ...], sizes: Mapping[str, int], *, wide: bool = False, **options: bool
+        self,
+        units: tuple[int | None, ...],
+        sizes: Mapping[str, int],
+        *,
+        wide: bool = False,
+        plain: bool = False,
+        **options: bool,
     ) -> Variant:
-        """The rendering for unit-stride axes and extents; one serves all extents of its bin."""
+        """The rendering for unit-stride axes and extents; one serves all extents of its bin.
+
+        plain: some tensor cannot be described by a tensor map, so none is used.
+        """
         config = self.choose(self.block, sizes) if self.choose is not None else None
         config = config or default_config(self.block, sizes)
+        if plain or wide:
+            config = replace(config, descriptors=False)
         key = (units, config.key(), wide, tuple(sorted(options.items())))
         known = self._variants.setdefault(key, [])
         for v in known:
@@ -132,7 +154,7 @@ class TritonKernel:
         v, grid, numbers = self._bound(xs, syms)
         if grid:
             fn = getattr(module_of(v.rendered.source, v.rendered.name), v.rendered.name)
-            fn[(grid,)](*xs, *numbers)
+            fn[(grid,)](*xs, *numbers, *_descriptors(v, self.tensors, xs))
 
     def _plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> _Plan:
         v, grid, numbers = self._bound(xs, syms)
@@ -145,7 +167,8 @@ class TritonKernel:
                 done = compiled(v.kernel, v.rendered, v.config, divisible, wide=v.wide, target=None)
                 self._compiled[key] = done
             run = done.run
-            return _Plan(run, done.function, done.packed_metadata, grid, tuple(numbers))
+            boxes = tuple((self.tensors.index(t), list(box)) for t, box in v.rendered.descriptors.values())
+            return _Plan(run, done.function, done.packed_metadata, grid, tuple(numbers), boxes)
 
     def _bound(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> tuple[Variant, int, list[int]]:
         """The variant for these tensors, thread blocks, and the integer arguments."""
@@ -153,7 +176,8 @@ class TritonKernel:
         units = tuple(_unit_axis(x) for x in xs)
         wide = any(_span(x) >= NARROW_LIMIT for x in xs)
         tf32 = torch.backends.cuda.matmul.allow_tf32
-        v = self.variant(units, sizes, wide=wide, tf32=tf32, interpreted=self.interpreted)
+        plain = not all(_describable(x) for x in xs)
+        v = self.variant(units, sizes, wide=wide, plain=plain, tf32=tf32, interpreted=self.interpreted)
         numbers: list[int] = []
         for x, t in zip(xs, (self._param(v.kernel, n) for n in self.tensors), strict=True):
             if t is None:
@@ -178,6 +202,16 @@ class TritonKernel:
     @staticmethod
     def _param(kernel: Kernel, name: str) -> Any:
         return next((t for t in kernel.tensors if t.name == name), None)
+
+
+def _descriptors(v: Variant, names: Sequence[str], xs: Sequence[torch.Tensor]) -> list[Any]:
+    return [TensorDescriptor.from_tensor(xs[names.index(t)], list(box)) for t, box in v.rendered.descriptors.values()]
+
+
+def _describable(x: torch.Tensor) -> bool:
+    """Whether a tensor map can describe it: aligned, rows at multiples of 16 bytes, not empty."""
+    n = x.element_size()
+    return x.data_ptr() % DIVISOR == 0 and x.numel() > 0 and all(s * n % DIVISOR == 0 and s > 0 for s in x.stride()[:-1])
 
 
 def _unit_axis(x: torch.Tensor) -> int | None:

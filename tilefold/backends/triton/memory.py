@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from tilefold.backends.triton.render import _Renderer
 
 
+#: Limits of tensor maps: axes, indices of a box an axis, bytes that everything is a multiple of.
+MOST_AXES, MOST_BOX, DIVISOR = 5, 256, 16
+
+
 class Memory:
     """Addresses of tensor elements over the current tiles."""
 
     def __init__(self, r: _Renderer):
         self.r = r
-        self.descriptors: dict[str, tuple[int, ...]] = {}
+        self.descriptors: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once."""
@@ -37,6 +41,48 @@ class Memory:
         if written:
             self.r.scopes.emit(f"{name} = {code}")
         return Value(name, tuple(axes), t.dtype, level)
+
+    def tile(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value | None:
+        """The access as a copy by tensor map (TMA), where each axis is one tile of a dim or one position.
+
+        None where it has no such form. Positions beyond the tensor read as 0; positions beyond a bound of the
+        loop but inside the tensor are read, so that only their products with 0 may be used.
+        """
+        if t.role != "in" or t.unit_axis != len(t.shape) - 1 or not 2 <= len(t.shape) <= MOST_AXES or t.dtype.nbytes > 4:
+            return None
+        box: list[int] = []
+        at: list[str] = []
+        order: list[str] = []
+        self._level = 0
+        for e in index:
+            scalars: list[str] = []
+            vectors: list[Value] = []
+            self._axis(self.r.settled(e), 1, "1", scalars, vectors, frame)
+            if len(vectors) > 1 or (vectors and (len(vectors[0].axes) != 1 or vectors[0].code != self.r.arange(vectors[0].axes[0]))):
+                return None
+            if vectors:
+                d = vectors[0].axes[0]
+                dim = self.r._hold(d)
+                if d in order or dim.lanes > MOST_BOX or dim.lanes != dim.tile:
+                    return None
+                order.append(d)
+            box.append(self.r._hold(vectors[0].axes[0]).lanes if vectors else 1)
+            at.append(" + ".join(scalars) or "0")
+        if tuple(order) != tuple(frame) or box[-1] * t.dtype.nbytes < DIVISOR:
+            return None
+        name = self._descriptor(t.name, tuple(box))
+        lanes = ", ".join(str(self.r._hold(d).lanes) for d in order)
+        position = ", ".join(a if a.isdigit() else f"({a}).to(tl.int32)" if self.r.wide else a for a in at)
+        code = f"{name}.load([{position}]).reshape([{lanes}])"
+        return Value(self.r.scopes.once(code, f"x_{self.r.names[t.name][2:]}", self._level), tuple(order), t.dtype, self._level)
+
+    def _descriptor(self, tensor: str, box: tuple[int, ...]) -> str:
+        for name, (known, shape) in self.descriptors.items():
+            if (known, shape) == (tensor, box):
+                return name
+        name = f"d_{self.r.names[tensor][2:]}_{len(self.descriptors)}"
+        self.descriptors[name] = (tensor, box)
+        return name
 
     def address(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """Pointer code and its axes, in frame order."""

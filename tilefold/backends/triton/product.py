@@ -112,7 +112,10 @@ class Products:
         r = self.r
         frame = (*rows, *cols)
         natural = self._natural(ld, frame)
-        v = r.raw_load(ld, natural)
+        v = None
+        if r.config.descriptors and ld.tensor in r.tensors and ld.tensor not in r.buffers:
+            v = r.memory.tile(r.tensors[ld.tensor], ld.index, natural)
+        v = v or r.raw_load(ld, natural)
         code = fitted(v, frame) if v.axes != frame else v.code
         if ld.tensor in r.buffers:
             masked = r.masks(reduced, frame)

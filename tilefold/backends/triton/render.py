@@ -12,11 +12,11 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, tensors_read
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.memory import Memory
@@ -38,7 +38,7 @@ _COMBINE = {"sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Source text; `arguments` in order (see `launch`); the grid as tiles of dims, fastest first.
+    """Source text; `arguments` in order: pointers, numbers, descriptors; the grid as tiles of dims.
 
     `covers`: dims without a loop and the most indices their vector holds: larger sizes need another rendering.
     """
@@ -48,7 +48,7 @@ class Rendered:
     arguments: tuple[str, ...]
     grid: tuple[ir.Tiled, ...]
     covers: Mapping[str, int]
-    descriptors: Mapping[str, tuple[int, ...]]
+    descriptors: Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def power_of_two(n: int) -> int:
@@ -87,6 +87,7 @@ class _Renderer:
         self.tensors = {t.name: t for t in kernel.tensors}
         self.names = _python_names([t.name for t in kernel.tensors])
         self.buffer_names: dict[str, str] = {}
+        self.held: dict[str, tuple[int, ...]] = {}
         self.writes = _count_writes(kernel.body)
         self.covers: dict[str, int] = {}
         floats = [t.dtype for t in kernel.tensors if t.role == "in" and t.dtype.is_float]
@@ -114,6 +115,7 @@ class _Renderer:
         for t in self.kernel.tensors:
             args += [self.stride(t, a) for a in range(len(t.shape)) if a != t.unit_axis]
         args += [f"sym_{s}" for s in self.kernel.syms]
+        args += list(self.memory.descriptors)
         lines = ["", "", "@triton.jit", f"def {name}({', '.join(args)}):"]
         lines += [f"    # {line}" for line in self.kernel.listing.splitlines()]
         lines += ["    " + line for line in self.scopes.stack[0].lines or ["pass"]]
@@ -247,10 +249,10 @@ class _Renderer:
     def _buffer(self, ld: Load) -> Value:
         b = self.buffers[ld.tensor]
         axes = []
-        for d, ix in zip(b.dims, ld.index, strict=True):
-            if not self._hold(d).vector:
+        for d, ix, lanes in zip(b.dims, ld.index, self.held[b.name], strict=True):
+            if lanes == 1:
                 continue
-            if not isinstance(ix, Index) or self._hold(ix.dim).lanes != self._hold(d).lanes:
+            if not isinstance(ix, Index) or self._hold(ix.dim).lanes != lanes:
                 raise BackendError(f"{self.kernel.name} reads {b.name} at a computed position of {d}")
             axes.append(ix.dim)
         return Value(self.buffer_names[b.name], tuple(axes), b.dtype, self.scopes.here)
@@ -266,6 +268,7 @@ class _Renderer:
             case ir.Alloc(buffer):
                 self.buffers[buffer.name] = buffer
                 self.known.alias.pop(buffer.name, None)
+                self.held[buffer.name] = tuple(self._hold(d).lanes for d in buffer.dims)
                 self.buffer_names[buffer.name] = self.buffer_names.get(buffer.name) or _identifier("v_" + buffer.name)
                 self._check_size(buffer)
             case ir.For():
@@ -418,7 +421,7 @@ class _Renderer:
         b = self.buffers[s.buf]
         if b.dtype.compute is not DType.F32 and b.dtype.compute is not DType.I64:
             raise BackendError(f"{self.kernel.name}: {s.op} of {b.dtype.value} has no Triton form")
-        slot = s.op == "topk"
+        slot = s.op == "topk" and self._hold(b.dims[-1]).vector
         axes = self.axes(b)
         keep = tuple(d for d in b.dims[:-1] if self._hold(d).vector) if slot else axes
         rdims = tuple(d for d in s.rdims if self._hold(d).vector)
@@ -471,8 +474,6 @@ class _Renderer:
         slot = b.dims[-1]
         dim = self._hold(slot)
         axis, least = len(keep), "-9223372036854775808"
-        if not dim.vector:
-            raise BackendError(f"{self.kernel.name}: top-1 keeps no slot axis")  # argmax covers it
         best = self.scopes.fresh("best")
         slots = fitted(self._index(slot), (*keep, slot))
         reduce = (
@@ -500,14 +501,19 @@ class _Renderer:
         hi = size if s.stop is None else self._bound(s.stop, f"{s.dim}_hi")
         outer = self.dims.get(s.dim)
         bin_ = int(size) if size.isdigit() else self.bins.get(s.dim)
-        if bin_ is not None and s.tile >= bin_ and lo == "0":
-            self._single(s, hi, None if size.isdigit() else bin_)
+        if bin_ is not None and lo == "0" and (s.tile >= bin_ or self._keeps(s)):
+            self._single(replace(s, tile=max(s.tile, bin_)), hi, None if size.isdigit() else bin_)
         else:
             self._segments(s, lo, hi)
         if outer is not None:
             self.dims[s.dim] = outer
         else:
             self.dims.pop(s.dim, None)
+
+    def _keeps(self, s: ir.For) -> bool:
+        """Whether the loop goes over values that the block holds whole: registers cannot be sliced."""
+        read = {t for e in _exprs(s.body) for t in tensors_read(e)} | set(_written(s.body))
+        return any(s.dim in b.dims for n, b in self.buffers.items() if n in read and n not in _allocated(s.body))
 
     def _bound(self, e: Expr, stem: str) -> str:
         v = self.expressions.value(self.settled(e), ())
@@ -632,9 +638,21 @@ def _exprs(stmts: Sequence[ir.Stmt]) -> list[Expr]:
                 out.append(e)
             case ir.Select(expr=e, payload=p):
                 out += [e, p]
+            case ir.Gemm(a=a, b=b):
+                out += [a, b]
             case ir.For(body=body):
                 out += _exprs(body)
     return out
+
+
+def _allocated(stmts: Sequence[ir.Stmt]) -> set[str]:
+    found: set[str] = set()
+    for s in stmts:
+        if isinstance(s, ir.Alloc):
+            found.add(s.buffer.name)
+        elif isinstance(s, ir.For):
+            found |= _allocated(s.body)
+    return found
 
 
 def _written(stmts: Sequence[ir.Stmt]) -> list[str]:

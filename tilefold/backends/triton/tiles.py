@@ -7,13 +7,14 @@ have too few rows each are packed into one tile. Everything else is sized by ele
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims_used, walk
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, exprs_of
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
 
 #: Elements of the largest value of a kernel without products, a thread block.
@@ -28,60 +29,106 @@ FULL = 132
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the rules look at: loops, products with the dims of their sides, heads that share operands."""
+    """What the rules look at.
+
+    products: dims of the left operand alone, of the right alone, and reduced. common: kept dims that both
+    operands of some product have (batches). shared: dims d that some
+    tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
+    statements range over, without segments.
+    """
 
     parallel: tuple[str, ...]
     streamed: tuple[str, ...]
     products: tuple[tuple[frozenset[str], frozenset[str], frozenset[str]], ...]
+    common: frozenset[str]
     shared: Mapping[str, int]
-    reduced: frozenset[str]
-    used: frozenset[str]
-    bits: int
+    areas: tuple[frozenset[str], ...]
+    reduces: bool
+    segments: frozenset[str]
+    cut: frozenset[str]
 
     @staticmethod
     def of(b: Block) -> Shape:
         """Read a block program."""
         loops = [n for n in nodes_of(b.body) if isinstance(n, Loop)]
         products = [p for n in nodes_of(b.body) if (p := product_sides(n)) is not None]
+        common = frozenset(d for n in nodes_of(b.body) for d in _batch(n))
+        singles = frozenset(n.dim for n in loops if n.single)
+        cut = frozenset(n.dim for n in loops if n.start is not None and _bounds_dims(n) & singles)
         shared: dict[str, int] = {}
-        reduced: set[str] = set()
-        used: set[str] = set()
+        areas: list[frozenset[str]] = []
+        reduces = False
         for n in nodes_of(b.body):
-            if isinstance(n, Let | Accumulate):
-                reduced |= set(n.rdims)
+            if isinstance(n, Loop):
+                continue
+            reduces = reduces or (isinstance(n, Let | Accumulate) and bool(n.rdims))
+            own = n.dims if isinstance(n, Let | Init | Store) else ()
+            areas.append(frozenset({*own, *(d for e in exprs_of(n) for d in dims_used(e))}) - singles)
             for e in exprs_of(n):
-                used |= dims_used(e)
                 for x in walk(e):
                     match x:
                         case Call("floordiv", (Index(d), Const(c, DType.I64))):
                             shared[d] = min(int(c), shared.get(d, int(c)))
-        bits = min([i.dtype.nbytes * 8 for i in b.inputs if i.dtype.is_float] or [32])
-        singles = {n.dim for n in loops if n.single}
         return Shape(
             tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles),
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
-            tuple(products), shared, frozenset(reduced), frozenset(used), bits,
+            tuple(products), common, shared, tuple(areas), reduces, singles, cut,
         )  # fmt: skip
+
+    def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Extents as one thread block meets them: a segment's share of the axis that segments cut."""
+        return {d: -(-n // math.prod(sizes[x] for x in self.segments)) if d in self.cut else n for d, n in sizes.items()}
+
+    def area(self, tiles: Mapping[str, int]) -> int:
+        """Elements of the largest statement for these tiles (extents for dims without a loop)."""
+        return max((math.prod(tiles.get(d, 1) for d in dims) for dims in self.areas), default=1)
+
+
+def _bounds_dims(n: Loop) -> frozenset[str]:
+    return frozenset(d for e in (n.start, n.stop) if e is not None for d in dims_used(e))
 
 
 def product_sides(n: Node) -> tuple[frozenset[str], frozenset[str], frozenset[str]] | None:
-    """Dims of the left operand only, of the right only, and reduced, if the statement sums products of loads."""
+    """Dims of the left operand only, of the right only, and reduced, if the statement sums products of loads.
+
+    A dim that an operand uses as d // c alone does not count for it: on a tile of c it is one index.
+    """
     if not isinstance(n, Let | Accumulate) or n.reducer != "sum":
         return None
     match n.expr:
         case Call("mul", (Load() as a, Load() as b)):
-            da, db = dims_used(a), dims_used(b)
+            da, db = _varying(a), _varying(b)
             if set(n.rdims) <= da & db and da != db:
                 return frozenset(da - db), frozenset(db - da), frozenset(n.rdims)
     return None
 
 
+def _batch(n: Node) -> frozenset[str]:
+    """Kept dims that both operands of a product have."""
+    match n:
+        case Let(reducer="sum", expr=Call("mul", (Load() as a, Load() as b))) | Accumulate(
+            reducer="sum", expr=Call("mul", (Load() as a, Load() as b))
+        ):
+            return (_varying(a) & _varying(b)) - set(n.rdims) if _varying(a) != _varying(b) else frozenset()
+    return frozenset()
+
+
+def _varying(e: Expr) -> frozenset[str]:
+    match e:
+        case Call("floordiv", (Index(), Const())):
+            return frozenset()
+        case Index(d):
+            return frozenset({d})
+    return frozenset(d for k in children(e) for d in _varying(k))
+
+
 def default_config(b: Block, sizes: Mapping[str, int]) -> TritonConfig:
     """A configuration for extents about as `sizes` (all dims; dynamic ones as at this call)."""
     s = Shape.of(b)
+    sizes = s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return _with_products(s, sizes)
-    return _without(b, s, sizes)
+    return _without(s, sizes)
 
 
 def _bin(n: int) -> int:
@@ -92,7 +139,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     tiles: dict[str, int] = {}
     lanes: dict[str, int] = {}
     sides = frozenset(d for m, n, _ in s.products for d in m | n)
-    rows = [d for d in s.parallel if d in sides and d not in s.shared]
+    rows = [d for d in s.parallel if d in sides and d not in s.shared and d not in s.common]
     others = [d for d in s.parallel if d not in rows]
     tiles |= dict.fromkeys(others, 1)
     blocks = 1
@@ -132,23 +179,20 @@ def _held_whole(s: Shape, d: str) -> bool:
     return any(d in k and (set(s.streamed) & (m | n)) for m, n, k in s.products)
 
 
-def _without(b: Block, s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
+def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
+    """Rows and streams by elements a thread block; a row that fits is held whole."""
+    local = {d: _bin(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
     tiles: dict[str, int] = {}
-    local = 1
-    for d in s.used:
-        if d not in s.parallel and d not in s.streamed and sizes[d] > 1:
-            local *= _bin(sizes[d])
+    most = AREA if s.products else HELD
     for d in s.streamed:
-        room = max(1, HELD // min(local, HELD))
-        whole = _bin(sizes[d])
-        tiles[d] = whole if whole <= room else max(1, min(AREA // min(local, AREA), whole))
-        local *= tiles[d]
-    room = max(1, (AREA // 4 if s.reduced else AREA // 8) // local)
+        with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
+        room, whole = max(1, most // with_d), _bin(sizes[d])
+        tiles[d] = whole if whole <= room else max(1, min(AREA // min(with_d, AREA), whole))
+    area = s.area({**local, **tiles})
+    room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
     for d in reversed(s.parallel):
         tiles[d] = max(1, min(room, _bin(sizes[d])))
         room //= tiles[d]
-    area = local
-    for d in s.parallel:
-        area *= tiles[d]
-    warps = 4 if area <= 2048 else 8 if area <= 8192 else 16 if area <= 16384 else 32
-    return TritonConfig(tiles, {}, warps=warps, stages=2)
+    area = s.area({**local, **tiles})
+    warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
+    return TritonConfig(tiles, {}, warps=warps, stages=3 if s.products else 2)

@@ -1,0 +1,83 @@
+"""Configurations worth trying for a kernel, the default first; none of them changes the result."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.tiles import Shape, default_config
+from tilefold.block.ir import Block
+
+Effort = Literal["none", "quick", "full"]
+#: (rows, streamed, warps, stages, specialised warps) of kernels with products, for the quick effort.
+_QUICK = (
+    (128, 64, 4, 3, False),
+    (128, 64, 8, 3, False),
+    (128, 128, 8, 2, False),
+    (128, 128, 8, 3, False),
+    (128, 128, 4, 2, True),
+    (128, 64, 4, 2, True),
+    (64, 64, 4, 3, False),
+    (64, 128, 4, 3, False),
+    (64, 64, 4, 2, False),
+    (128, 32, 4, 4, False),
+    (64, 32, 4, 4, False),
+)
+
+
+def space(block: Block, sizes: Mapping[str, int], effort: Effort) -> tuple[TritonConfig, ...]:
+    """Candidates for extents about as `sizes`."""
+    base = default_config(block, sizes)
+    if effort == "none":
+        return (base,)
+    s = Shape.of(block)
+    seen = s.seen(sizes)
+    products = any(m and n for m, n, _ in s.products)
+    found = _with_products(base, s, seen, effort) if products else _without(base, s, seen, effort)
+    unique = {c.key(): c for c in (base, *found)}
+    return tuple(unique.values())
+
+
+def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:
+    rows = [d for d in s.parallel if base.tiles.get(d, 1) >= 16]
+    streams = [d for d in base.tiles if d in s.streamed or d not in s.parallel]
+    choices = _QUICK if effort == "quick" else tuple(
+        itertools.product((16, 32, 64, 128), (32, 64, 128), (2, 4, 8), (2, 3, 4), (False, True))
+    )  # fmt: skip
+    for r, c, warps, stages, special in choices:
+        if special and warps != 4:
+            continue
+        tiles = dict(base.tiles)
+        for at, d in enumerate(rows):
+            tiles[d] = max(16, min(r if at == 0 else max(r, 64), _bin(sizes[d])))
+        for d in streams:
+            tiles[d] = min(c, max(16, _bin(sizes[d])))
+        made = replace(base, tiles=tiles, warps=warps, stages=stages, specialize=special)
+        if not rows and warps == 8:
+            made = replace(made, warps=2)
+        yield replace(made, descriptors=True)
+        if not special:
+            yield made
+
+
+def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:
+    last = s.parallel[-1] if s.parallel else None
+    lengths = (1024, 4096, 16384) if effort == "quick" else (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+    rows = (1, 4) if effort == "quick" else (1, 2, 4, 8, 16, 32)
+    if s.products:
+        lengths = (32, 64, 128)
+    warps = (4, 8, 16) if effort == "quick" else (1, 2, 4, 8, 16, 32)
+    for w, n, r in itertools.product(warps, lengths if s.streamed else (0,), rows):
+        tiles = dict(base.tiles)
+        for d in s.streamed:
+            tiles[d] = min(n, _bin(sizes[d]))
+        if last is not None:
+            tiles[last] = min(r, _bin(sizes[last]))
+        yield replace(base, tiles=tiles, warps=w)
+
+
+def _bin(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
