@@ -108,6 +108,17 @@ def test_an_error_that_only_one_part_has_is_found():
     assert found["tail"].why.startswith("wrong")
 
 
+def test_a_tile_that_was_never_written_is_found_outside_the_parts():
+    case = CASES["X-small"]
+    first = replace(case, parts=lambda args: (rows.Part((args[0][:2],), lambda y: y[:2]),))
+
+    def unwritten(c, args):
+        return lambda x: torch.where(torch.arange(x.shape[0]).unsqueeze(-1) < 9, c.fn(x), float("nan"))
+
+    found = measured(first, STAND_IN, Peer("holes", "peer", unwritten))
+    assert "not finite" in found["holes"].why and not found[OURS].why
+
+
 def test_slow_and_large_contenders_are_timed_apart(monkeypatch):
     class Small(CpuTimer):
         def memory(self):

@@ -131,7 +131,7 @@ def leading(*which: int) -> Callable[[Args], tuple[Part, ...]]:
 
 
 def attended(spec: Attention) -> Callable[[Args], tuple[Part, ...]]:
-    """Blocks of queries of some heads: at the start, in the middle and at the end of [B, H, Sq, D].
+    """Blocks of queries of some heads: at the start, at 3/7 (on no tile's edge) and at the end of [B, H, Sq, D].
 
     Under a causal mask the block's last query sees no key after its own position, so the part ends there and
     the operator, which puts the last query at the last key, computes the same rows.
@@ -146,7 +146,7 @@ def attended(spec: Attention) -> Callable[[Args], tuple[Part, ...]]:
         found: dict[tuple[int, int, int], Part] = {}
         for b, h, s in (
             (0, 0, 0),
-            (batch // 2, (kv_heads - heads) // 2, (queries - rows) // 2),
+            (batch // 2, (kv_heads - heads) // 2, (queries - rows) * 3 // 7),
             (batch - 1, kv_heads - heads, queries - rows),
         ):
             stop = keys - queries + s + rows if spec.causal else keys

@@ -209,6 +209,8 @@ def _checked(peer: Peer, references: Sequence[_Reference], result: Any) -> Compa
     """The worst comparison of all results on all parts."""
     factor = FACTOR if peer.kind == "ours" else PEER_FACTOR
     found = []
+    if all(_finite(r.exact.result) for r in references) and not _finite(result):
+        return Comparison("", False, math.inf, 0.0, math.inf, 0.0, "not finite outside the parts, or in them")
     for r in references:
         # the part's own leaf keeps its identity: selections are recognised by it
         results, exact = tree_leaves(tree_map(r.part.select, result)), tree_leaves(r.exact.result)
@@ -217,6 +219,11 @@ def _checked(peer: Peer, references: Sequence[_Reference], result: Any) -> Compa
         for y, own, e in zip(results, r.eager, exact, strict=True):
             found.append(judge(peer.name, y, own, e, factor, r.exact.selections))
     return max(found, key=lambda c: (not c.ok, c.max_rel_err / c.bound if c.bound else c.max_rel_err))
+
+
+def _finite(result: Any) -> bool:
+    """Of the whole result: parts see a wrong tile elsewhere only if it is in them."""
+    return all(bool(y.isfinite().all()) for y in tree_leaves(result) if isinstance(y, torch.Tensor))
 
 
 def _recover(timer: Timer) -> None:

@@ -21,6 +21,8 @@ from tilefold.suites.gpu.worker import Job, read_status
 
 Command = Callable[[Job], Sequence[str]]
 POLL_SECONDS = 0.2
+#: Lines of a dead worker's messages that are kept.
+LAST_LINES = 3
 #: Seconds that a step may take beyond the row's time before the worker is killed.
 GRACE_SECONDS = 30.0
 
@@ -79,7 +81,7 @@ def _watch(words: Sequence[str], job: Job, log: Path, tell: Callable[[str], None
     if process.returncode == 0:
         return None
     lines = [ln.strip() for ln in log.read_text(errors="replace").splitlines() if ln.strip()]
-    last = lines[-1][:300] if lines else "no message"
+    last = " | ".join(lines[-LAST_LINES:])[-300:] or "no message"
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"status {process.returncode}"
     return f"the process died ({how}): {last}"
 
