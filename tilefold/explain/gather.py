@@ -16,6 +16,7 @@ from tilefold.block.text import show_nodes
 from tilefold.explain import dataflow
 from tilefold.explain.model import FoldReport, KernelReport, Region, RejectionReport
 from tilefold.explain.names import signature
+from tilefold.explain.rules import rules_of
 from tilefold.explain.traffic import Sizes, block_access, compare, operator_access, operators
 from tilefold.tensor.analysis import TYPICAL_EXTENT, Graph
 from tilefold.tensor.ir import Compute, Program
@@ -79,6 +80,7 @@ def region(
         before=dataflow.before(program, simple, fused.kernels, given, shown),
         after=dataflow.after(simple, fused.kernels, sizes, shown),
         syms=values,
+        rules=rules_of(simple),
     )
 
 

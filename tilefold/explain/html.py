@@ -13,6 +13,7 @@ from tilefold.explain.derivation_html import derivations
 from tilefold.explain.highlight import code
 from tilefold.explain.model import Alike, Region, RejectionReport, alike
 from tilefold.explain.names import words
+from tilefold.explain.rules import section
 from tilefold.explain.svg import draw
 from tilefold.explain.traffic import TensorTraffic, Traffic, human
 
@@ -47,6 +48,7 @@ def body(x: Explanation) -> str:
         ("", "", head(x)),
         ("dataflow", "Dataflow", "".join(flows(r, len(x.regions) > 1) for r in x.regions)),
         ("derivation", "Why it is right", derivations(x.regions)),
+        ("rules", "Rule by rule", "".join(section(r.rules) for r in x.regions)),
         ("code", "Loops and code", "".join(map(kernel, alike(x.regions)))),
         ("traffic", "Memory traffic", traffic(x.traffic)),
         ("rejections", "What was not fused, and why", rejections(x.rejections)),

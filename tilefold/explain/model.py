@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tilefold.algebra.fold import Check, Fold, Step
 from tilefold.errors import SourceLoc
+from tilefold.explain.rules import Rules
 from tilefold.explain.traffic import Traffic
 from tilefold.tensor.ir import Compute
 
@@ -111,7 +112,7 @@ class Dataflow:
 class Region:
     """A program compiled as a whole. `operators`: pieces that eager runs. `program`: its index notation.
 
-    `syms`: the values of its symbols that byte counts are for.
+    `syms`: the values of its symbols that byte counts are for. `rules`: its block program, rule by rule.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Region:
     before: Dataflow
     after: Dataflow
     syms: Mapping[str, int]
+    rules: Rules = field(default_factory=Rules)
 
 
 @dataclass(frozen=True, slots=True)

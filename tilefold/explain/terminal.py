@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilefold.explain.model import Alike, FoldReport, RejectionReport, alike
 from tilefold.explain.notes import explain_law
+from tilefold.explain.rules import terminal_lines
 from tilefold.explain.traffic import Traffic, human
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def text(x: Explanation) -> str:
         _kernels(alike(x.regions)),
         _folds(x.folds),
         _listings(alike(x.regions)),
+        [line for r in x.regions for line in terminal_lines(r.rules)],
         _traffic(t),
         _rejections(x.rejections),
     ]

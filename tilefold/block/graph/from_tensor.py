@@ -8,6 +8,7 @@
     argmax, argmin, topk, any, all     miscellaneous
 
 Softmax and the norms need no entry: they are compositions of these. Equal expressions are one value.
+A softmax with its maximum is taken without it (`graph.unshift`); `block.safety` makes it safe after fusion.
 
 A dim is *blocked* if a product keeps or contracts it, or a reduction runs along it; blocks have at
 most two axes. All other dims are batch-like: one element a block.
@@ -37,6 +38,7 @@ from tilefold.block.contract import as_contraction
 from tilefold.block.graph.ir import Array, Param, Program, Type, arg
 from tilefold.block.graph.lookup import ArrayOp, ArrayProgram, block_program
 from tilefold.block.graph.ops import REDUCTIONS
+from tilefold.block.graph.unshift import unshift
 from tilefold.errors import UnsupportedError
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.ir import Program as TensorProgram
@@ -92,7 +94,7 @@ class _Bridge:
         a = ArrayProgram(
             self.p.name, tuple(self.params), tuple(self.ops), outputs, self.p.sizes, self.arrays, self.p.syms
         )
-        return Bridged(a, self.source)
+        return Bridged(unshift(a, self.types), self.source)
 
     # -- values ---------------------------------------------------------------------------
 

@@ -19,3 +19,21 @@ document.querySelectorAll(".tilefold .codes").forEach((codes) => {
     });
   });
 });
+// Steps of the rules: the chosen state beside the one before it.
+document.querySelectorAll(".tilefold .rule-steps").forEach((steps) => {
+  const range = steps.querySelector("input[type=range]");
+  const shown = steps.querySelector("output");
+  const states = [...steps.querySelectorAll(".state")];
+  const show = () => {
+    const at = Number(range.value);
+    states.forEach((s, k) => (s.hidden = k !== at && k !== at - 1));
+    shown.textContent = `${at} of ${steps.dataset.last}`;
+  };
+  range.addEventListener("input", show);
+  steps.querySelectorAll("button[data-move]").forEach((b) =>
+    b.addEventListener("click", () => {
+      range.value = String(Number(range.value) + Number(b.dataset.move));
+      show();
+    }));
+  show();
+});

@@ -1,0 +1,133 @@
+"""What Blockbuster's rules do to a user's own program, step by step: data, terminal text and page section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+
+from tilefold.block.graph.from_tensor import from_tensor
+from tilefold.block.graph.ir import Map, Path, Program
+from tilefold.block.graph.listing import lines_of
+from tilefold.block.rules.algorithm import fuse
+from tilefold.block.safety import make_safe
+from tilefold.errors import NotFusibleError, UnsupportedError
+from tilefold.explain.block_svg import draw_program
+from tilefold.explain.highlight import code
+from tilefold.tensor.ir import Program as TensorProgram
+
+#: Longer programs are not shown: statements of the tensor program, and steps with a drawing.
+MOST_STATEMENTS, MOST_STEPS = 24, 80
+#: Lines of the final listing that the terminal shows.
+MOST_LINES = 44
+
+
+@dataclass(frozen=True, slots=True)
+class RuleStep:
+    """A program after one application: the law's label and statement, a note, the maps around the place."""
+
+    label: str
+    statement: str
+    note: str
+    place: str
+    program: Program
+
+    @property
+    def listing(self) -> str:
+        return "\n".join(lines_of(self.program))
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The whole run; `start` before any step, `safe` the last snapshot made safe. `reason`: why there is none."""
+
+    start: Program | None = None
+    steps: tuple[RuleStep, ...] = ()
+    snapshots: tuple[int, ...] = ()
+    safe: Program | None = None
+    reason: str = ""
+
+
+def rules_of(p: TensorProgram) -> Rules:
+    """Run the algorithm on a tensor program, if its operators have block forms."""
+    if len(p.body) > MOST_STATEMENTS:
+        return Rules(reason=f"{len(p.body)} statements are too many to follow step by step")
+    try:
+        start = from_tensor(p).program
+        run = fuse(start)
+        safe = make_safe(run.result)
+    except (UnsupportedError, NotFusibleError) as why:
+        return Rules(reason=why.message)
+    if len(run.steps) > MOST_STEPS:
+        return Rules(reason=f"{len(run.steps)} steps are too many to show")
+    before = [start, *(s.after for s in run.steps)]
+    steps = tuple(
+        RuleStep(s.law.label, s.law.statement, s.match.note, _place(before[k], s.path), s.after)
+        for k, s in enumerate(run.steps)
+    )
+    return Rules(start, steps, run.snapshots, safe)
+
+
+def _place(p: Program, path: Path) -> str:
+    """The maps around a graph, outermost first."""
+    g, dims = p.graph, list[str]()
+    for k in path:
+        n = g.nodes[k]
+        assert isinstance(n, Map)
+        dims.append(n.dim)
+        g = n.body
+    return f"in {' / '.join(dims)}" if dims else "at the top"
+
+
+def terminal_lines(r: Rules) -> list[str]:
+    """The sequence of rules, and the last listing."""
+    if r.start is None or not r.steps:
+        return []
+    lines = [f"Block program, rule by rule: {len(r.steps)} steps"]
+    at = 1
+    for (label, place), same in groupby(r.steps, key=lambda s: (s.label, s.place)):
+        found = list(same)
+        span = f"{at}" if len(found) == 1 else f"{at}-{at + len(found) - 1}"
+        note = f": {found[0].note}" if len(found) == 1 else ""
+        line = f"  {span:>6}  {label} ({place}){note}"
+        lines.append(line if len(line) <= 96 else line[:95] + "…")
+        at += len(found)
+    last = lines_of(r.safe) if r.safe is not None else []
+    if 0 < len(last) <= MOST_LINES and max(map(len, last)) <= 92:
+        lines += ["  after the last step, made safe:", *(f"    {ln}" for ln in last)]
+    return lines
+
+
+def section(r: Rules) -> str:
+    """A slider over all steps, with the listing and the drawing before and after each; empty if there is nothing."""
+    if r.start is None or not r.steps:
+        return ""
+    states = [("The program before any step", "", r.start)]
+    states += [
+        (f"{k}. {s.label}, {s.place}", f"{s.statement}. Here: {s.note}.", s.program) for k, s in enumerate(r.steps, 1)
+    ]
+    if r.safe is not None:
+        text = "Exponentials are carried as significands and exponents, so that none overflows."
+        states.append(("Made safe", text, r.safe))
+    panels = "".join(_panel(k, *state, snapshot=k in r.snapshots) for k, state in enumerate(states))
+    last = len(states) - 1
+    controls = (
+        '<div class="controls"><button type="button" data-move="-1" aria-label="step back">←</button>'
+        f'<input type="range" min="0" max="{last}" value="{last}" aria-label="step">'
+        '<button type="button" data-move="1" aria-label="step forward">→</button>'
+        f"<output>{last} of {last}</output></div>"
+    )
+    note = (
+        "<p class='soft'>Red edges are buffered: they go through global memory. A dotted box is a map over the dim in "
+        "its corner. Each step shows the program before it and after it.</p>"
+    )
+    return f'{note}<div class="rule-steps" data-last="{last}">{controls}<div class="states">{panels}</div></div>'
+
+
+def _panel(k: int, title: str, text: str, p: Program, *, snapshot: bool) -> str:
+    badge = ' <span class="badge good">snapshot</span>' if snapshot else ""
+    listing = code("\n".join(lines_of(p)))
+    return (
+        f'<article class="state" data-step="{k}"><h4>{escape(title)}{badge}</h4><p class="soft">{escape(text)}</p>'
+        f'<pre>{listing}</pre><div class="canvas">{draw_program(p, title)}</div></article>'
+    )
