@@ -31,6 +31,8 @@ from tilefold.tensor.ir import Compute, Program
 LARGEST = 16
 #: Part of the element-wise work that a kernel does at least.
 LEAST_SHARE = 0.5
+#: How much better than one pass another snapshot must look to be chosen.
+DOUBT = 1.15
 Key = tuple[object, ...]
 
 
@@ -41,6 +43,11 @@ class Snapshot:
     form: Form | None
     shapes: tuple[Shape, ...]
     cost: Cost
+
+    @property
+    def seconds(self) -> float:
+        """What the selection compares: predicted, and more for a form that has to look clearly better."""
+        return self.cost.seconds * (DOUBT if self.form is not None and self.form != Form() else 1.0)
 
     def __str__(self) -> str:
         return "library" if self.form is None else str(self.form)
@@ -192,7 +199,7 @@ class Kernels:
         if key not in self._variants:
             low = self.bound(s) or 0.0
             try:
-                found = [Variant(max(low, x.cost.seconds), what=x) for x in self._snapshots(s)]
+                found = [Variant(max(low, x.seconds), what=x) for x in self._snapshots(s)]
             except (NotFusibleError, VerifyError) as err:
                 self.refused[self.dag.members(s)] = err.message
                 found = []

@@ -183,8 +183,8 @@ def unfused(p: Program, machine: Machine, *, library: bool = True) -> Selection:
 def _total(sets: Sequence[tuple[int, Sequence[Snapshot]]]) -> Selection:
     chosen = []
     for s, ways in sets:
-        best = min(ways, key=lambda w: w.cost.seconds)
-        chosen.append(Chosen(s, Variant(best.cost.seconds, what=best), None, (), 0.0))
+        best = min(ways, key=lambda w: w.seconds)
+        chosen.append(Chosen(s, Variant(best.seconds, what=best), None, (), 0.0))
     return Selection(tuple(chosen), sum(c.variant.seconds for c in chosen), 0, len(sets), len(sets))
 
 

@@ -22,6 +22,8 @@ KEPT = (16, 32, 64, 128, 256)
 STREAMED = (64, 128, 192, 384)
 CONTRACTED = (128, 256, 512)
 AREAS = (4096, 8192, 16384, 32768)
+#: How much better than the default another tiling must look: predictions of tilings of a kernel are this close.
+DOUBT = 1.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Shape:
 def shapes(
     block: Block, sizes: Mapping[str, int], machine: Machine, unit: UnitAxes | None = None, *, all_tiles: bool = True
 ) -> tuple[Shape, ...]:
-    """Tilings, the cheapest first (the default tiling first among equals); without `all_tiles` only the default."""
+    """Tilings, the cheapest first; without `all_tiles` only the default, which another one has to beat clearly."""
     axes = {i.name: len(i.shape) for i in block.inputs} | {r.name: len(r.dims) for r in block.results}
     arranged = arrange(block, {t: (unit or {}).get(t, n - 1 if n else None) for t, n in axes.items()})
     whole = block_bytes(arranged, sizes)
@@ -57,7 +59,8 @@ def shapes(
     if all_tiles:
         for name, values in _PRODUCTS if tiler.multiplies else _OTHERS:
             best = min([best, *(replace(best, **{name: n}) for n in values)], key=price)
-    return tuple(sorted(found.values(), key=lambda s: s.cost.seconds))
+    usual = next(iter(found.values()))
+    return tuple(sorted(found.values(), key=lambda s: s.cost.seconds * (1.0 if s is usual else DOUBT)))
 
 
 #: The targets in the order in which they are settled, one at a time.
