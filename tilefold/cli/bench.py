@@ -11,7 +11,7 @@ import typer
 
 from tilefold.cli.friendly import console, friendly
 from tilefold.errors import TilefoldError
-from tilefold.suites import bench_cpu, bench_report
+from tilefold.suites import bench_cpu, bench_planner, bench_report, planner_report
 from tilefold.suites.gpu import plots, report, supervise
 from tilefold.suites.gpu.bars import judge_all
 from tilefold.suites.gpu.cases import SUITES
@@ -23,7 +23,7 @@ _GPU = "GPU suites"
 
 
 def bench(
-    suite: Annotated[str, typer.Argument(help="cpu, redfuser or neptune")] = "cpu",
+    suite: Annotated[str, typer.Argument(help="cpu, planner, redfuser or neptune")] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
     budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
     json: Annotated[Path | None, typer.Option(help="where everything measured is written as JSON")] = None,
@@ -46,9 +46,12 @@ def bench(
     if suite == "cpu":
         _cpu(only, budget, json, docs)
         return
+    if suite == "planner":
+        _planner(only, json, docs)
+        return
     with friendly():
         if suite not in SUITES:
-            raise TilefoldError(f"no benchmarks for {suite!r}", hint=f"cpu, {', '.join(SUITES)}")
+            raise TilefoldError(f"no benchmarks for {suite!r}", hint=f"cpu, planner, {', '.join(SUITES)}")
         job = Job(
             suite=suite,
             results=str(json or _results_path(device)),
@@ -81,11 +84,21 @@ def _cpu(only: list[str] | None, budget: float, json: Path | None, docs: Path | 
     console.print(bench_report.table(result))
 
 
+def _planner(only: list[str] | None, json: Path | None, docs: Path | None) -> None:
+    with friendly():
+        with console.status("") as status:
+            result = bench_planner.run(only or None, progress=status.update)
+        planner_report.write(result, json_path=json, docs_path=docs)
+    console.print(planner_report.table(result))
+    console.print(planner_report.summary(result), highlight=False)
+
+
 def _show(job: Job, results: Results) -> None:
     chosen = [c.row for c in job.cases()]
     left = [name for name in chosen if (job.suite, name) not in results.done]
     if job.study is None:
         console.print(report.table(results, job.suite, frozenset(chosen)))
+        console.print(report.means_table(results, job.suite))
         console.print(report.bars_table(judge_all(results, [job.suite])))
         if left:
             console.print(f"not begun in time: {', '.join(left)}")

@@ -112,11 +112,13 @@ def test_the_page_has_every_row_losers_and_failures_included():
 def test_tables_for_a_terminal():
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report.table(RUN, "redfuser", frozenset({"H1", "H2"})))
+    console.print(report.means_table(RUN, "redfuser"))
     console.print(report.bars_table(judge_all(RUN)))
     for study in report.studies(RUN):
         console.print(study)
     text = console.export_text()
     assert "cuDNN 9.0" in text and "flash SDPA 2.00x" in text and "too much [of it]" in text and "R1" not in text
+    assert "1.41x (2)" in text and "0.95x (2)" in text  # means over flash and the best peers
     assert "met" in text and "not measured" in text and "levels" in text and "causal-prefill-2048" in text
 
 

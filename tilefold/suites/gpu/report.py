@@ -74,6 +74,20 @@ def bars_table(verdicts: Iterable[Verdict]) -> Table:
     return out
 
 
+def means_table(results: Results, suite: str) -> Table:
+    """Geometric means for a terminal: a line an operator, then the whole suite."""
+    out = Table(title=f"{suite}: geometric means of a peer's time over Tilefold's (rows)", title_justify="left")
+    found = means(results, suite)
+    names = list(dict.fromkeys(name for _, name, _, _ in found))
+    out.add_column("operator")
+    for name in names:
+        out.add_column(head(name), justify="right")
+    by_name = {(family, name): f"{mean:.2f}x ({n})" for family, name, mean, n in found}
+    for family in dict.fromkeys(f for f, _, _, _ in found):
+        out.add_row(family, *(by_name.get((family, name), "") for name in names))
+    return out
+
+
 def means(results: Results, suite: str) -> list[tuple[str, str, float, int]]:
     """Family, contender, geometric mean of its time over Tilefold's, rows; then the whole suite ("all")."""
     ratios: dict[tuple[str, str], list[float]] = {}
