@@ -36,13 +36,14 @@ PAPER: dict[int, str] = {
 class Epilogue:
     """Primitives of one kernel with a product. Names are of tensors and statements.
 
-    rows, columns: vectors loaded along one side of the tile only; tiles: tensors loaded like the
+    rows, columns: vectors loaded along one side of the tile only (`indices`: integers); tiles: tensors loaded like the
     tile; pairs: maps that combine features of the tile (`keeps` of them give as many); packs: results
     that lay features out in pairs; over_columns, over_rows: partial reductions; `stateful`: a maximum and
     sums that depend on it.
     """
 
     rows: tuple[str, ...]
+    indices: tuple[str, ...]
     columns: tuple[str, ...]
     tiles: tuple[str, ...]
     pairs: tuple[str, ...]
@@ -52,27 +53,11 @@ class Epilogue:
     over_rows: tuple[str, ...]
     stateful: bool
 
-    @property
-    def kernel(self) -> int | None:
-        """Number of the paper's kernel (appendix C.1) with these primitives, None for a plain epilogue."""
-        scaled = bool(self.rows)
-        if self.stateful:
-            return 8 if scaled else 3
-        if self.packs and self.tiles:
-            return 10
-        if self.over_rows and self.tiles and scaled:
-            return 9
-        if self.pairs:
-            preserving = bool(self.keeps)
-            return (7 if preserving else 6) if scaled else (1 if preserving else 2)
-        if self.over_columns and not scaled:
-            return 4
-        return 5 if scaled else None
-
     def describe(self) -> str:
         """The primitives in a line."""
         parts = [
             ("row vectors", self.rows),
+            ("row indices", self.indices),
             ("column vectors", self.columns),
             ("tiles", self.tiles),
             ("pairs", self.pairs),
@@ -95,12 +80,31 @@ class Described:
     backward: bool
     epilogue: Epilogue | None
 
+    @property
+    def paper(self) -> int | None:
+        """Number of the paper's kernel (appendix C.1) with these primitives, None for a plain epilogue."""
+        e = self.epilogue
+        if e is None:
+            return None
+        scaled = bool(e.rows)
+        if e.stateful:
+            return 8 if scaled else 3
+        if self.backward:
+            if e.packs and e.tiles:
+                return 10
+            return 9 if e.over_rows and e.tiles and scaled else None
+        if e.pairs:
+            return (7 if scaled else 1) if e.keeps else (6 if scaled else 2)
+        if e.over_columns and not scaled:
+            return 4
+        return 5 if scaled else None
+
     def title(self) -> str:
         """One line."""
         when = "backward " if self.backward else ""
         if self.epilogue is None:
             return f"{when}{self.kind}"
-        number = self.epilogue.kernel
+        number = self.paper
         paper = f"kernel {number}, {PAPER[number]}: " if number is not None else ""
         return f"{when}product {self.kernel.product}, {paper}{self.epilogue.describe()}"
 
@@ -144,8 +148,10 @@ def epilogue_of(g: Graph, k: Kernel, constant: frozenset[str]) -> Epilogue:
     partial = [c for c in members if c.reducer is not None]
     crossing = [c for c in members if c.reducer is None and not isinstance(c.body, Load) and _crossed(g, c, inside)]
     largest = {c.name for c in partial if c.reducer == "max"}
+    along_rows = [ld for ld in outer if dims_used(ld) and dims_used(ld) <= rows]
     return Epilogue(
-        rows=_named(ld for ld in outer if dims_used(ld) and dims_used(ld) <= rows),
+        rows=_named(ld for ld in along_rows if g.program.dtype_of(ld.tensor).is_float),
+        indices=_named(ld for ld in along_rows if not g.program.dtype_of(ld.tensor).is_float),
         columns=_named(ld for ld in outer if dims_used(ld) and dims_used(ld) <= columns),
         tiles=_named(ld for ld in outer if dims_used(ld) & rows and dims_used(ld) & columns),
         pairs=tuple(c.name for c in crossing),
@@ -153,9 +159,7 @@ def epilogue_of(g: Graph, k: Kernel, constant: frozenset[str]) -> Epilogue:
         packs=tuple(c.name for c in members if c.reducer is None and set(c.dims) - set(product.compute.dims)),
         over_columns=tuple(c.name for c in partial if set(c.rdims) <= columns),
         over_rows=tuple(c.name for c in partial if set(c.rdims) <= rows),
-        stateful=any(
-            ld.tensor == o.name for c in partial for ld in loads(c.body) for o in partial if o.reducer == "max"
-        ),
+        stateful=any(ld.tensor in largest for c in partial for ld in loads(c.body)),
     )
 
 

@@ -7,9 +7,10 @@ An operand is a map whose terms (products distributed over sums) divide into sep
 factor constant along what is contracted or varying along nothing else, and others. The vectors
 b^T W are sums over the weight alone.
 
-Side conditions: at least one term of each kind; no quantising cast.
-Rounding: a X W - a b^T W cancels where |a b| is much larger than what is left: the error grows
-with |mean| / deviation, relative to the accumulator's precision (f32 in every back end).
+Side conditions: at least one term of each kind; the operand is stored in f32 or wider.
+Rounding: X W - a b^T W cancels where |a b| is much larger than what is left: the error grows with
+|mean| / deviation times the operand's precision. In f16 and bf16, where the mean is subtracted
+before rounding and now is not, that would show: such operands are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tilefold.tensor.laws.terms import Factors, Gemm, fresh, gemms, map_of, plai
 def _split(p: Program, g: Gemm, operand: Load) -> tuple[list[Factors], list[tuple[Factors, Factors]]] | None:
     """Terms that stay, and separable ones as (factors out of the product, factors along it)."""
     m = map_of(p, operand.tensor)
-    if m is None or m.dtype.rounds:
+    if m is None or m.dtype not in (DType.F32, DType.F64):
         return None
     body = substitute(m.body, {Index(d): i for d, i in zip(m.dims, operand.index, strict=True)})
     found = terms(body, p.dtype_of)
@@ -95,6 +96,6 @@ def _vector(p: Program, c: Compute, other: Load, along: Factors) -> Compute:
 
 RANK_ONE = Law(
     "rank one", "(X + a b^T) W = X W + a (b^T W)",
-    "subtracts after the sum: the error grows with |a b| / |X + a b|, in the accumulator's precision",
+    "subtracts after the sum: the error grows with |a b| / |X + a b|; f32 and wider only",
     "Blockbuster rule 5", matches, apply,
 )  # fmt: skip
