@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -87,12 +88,13 @@ def training_program(decoder: Decoder) -> Program:
         return (decoder(*args),)
 
     joint = aot_export_joint_simple(result, tuple(arguments), trace_joint=True, decompositions=dict(decompositions()))
+    assert isinstance(joint, torch.fx.GraphModule)
     for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
         joint.graph.erase_node(node)
     return lower(joint, name="training").program
 
 
-def _function(decoder: Decoder):
+def _function(decoder: Decoder) -> Callable[[Tensor, list[Tensor]], Tensor]:
     def llama(x: Tensor, weights: list[Tensor]) -> Tensor:
         return decoder(x, *weights)
 

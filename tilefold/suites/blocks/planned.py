@@ -1,7 +1,7 @@
 """The planner at work: what it plans for the papers' programs, that no plan is cheaper, and how the plans run.
 
-A case fails if a result is wrong, or if a cheaper plan exists by the cost model (found by trying every partition). Times
-are reported next to torch.compile's, and judged by nobody: other processes may be running.
+A case fails if a result is wrong, or if a cheaper plan exists by the cost model (found by trying every partition).
+Times are reported next to torch.compile's, and judged by nobody: other processes may be running.
 """
 
 from __future__ import annotations
