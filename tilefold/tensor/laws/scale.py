@@ -21,7 +21,7 @@ from dataclasses import replace
 from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, substitute
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
-from tilefold.tensor.laws.terms import Gemm, factors, fresh, gemms, map_of, plain, product
+from tilefold.tensor.laws.terms import Gemm, dims_of_load, factors, fresh, gemms, map_of, plain, product
 
 _ROUNDING = "one rounding fewer of each operand element; the scale meets the accumulated sum"
 
@@ -133,7 +133,7 @@ def _commuted(p: Program, m: Compute, base: Expr, s: Expr, c: Compute) -> list[C
         scaled = replace(c, reducer=None, rdims=(), body=product((Load(raw, plain(c.dims)), scale)))
         return [replace(c, name=raw, body=Call("mul", _in_order(g, operand, smaller, g.other(operand)))), scaled]
     other = g.other(operand)
-    dims = tuple(d for d in (*c.dims, *c.rdims) if d in dims_used(other))
+    dims = dims_of_load(other)
     weight = Compute(fresh(p, f"{other.tensor}_s"), dims, p.dtype_of(other.tensor), product((other, scale)), loc=c.loc)
     moved = Call("mul", _in_order(g, operand, smaller, Load(weight.name, plain(dims))))
     return [weight, replace(c, body=moved)]

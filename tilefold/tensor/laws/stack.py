@@ -37,7 +37,7 @@ from tilefold.algebra.expr import (
 from tilefold.tensor.index_simplify import const, poly, same
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
-from tilefold.tensor.laws.terms import Gemm, fresh, gemms, in_order, plain
+from tilefold.tensor.laws.terms import Gemm, dims_of_load, fresh, gemms, in_order, plain
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.rewrite import dims_of
 from tilefold.tensor.split_dims import cut
@@ -84,9 +84,8 @@ def _stacked(q: str, parts: list[Expr]) -> Expr:
 def _pack(p: Program, q: str, operands: list[Load]) -> Compute:
     """The operands as one tensor with q innermost."""
     first = operands[0]
-    dims = tuple(dict.fromkeys(n.dim for i in first.index for n in walk(i) if isinstance(n, Index)))
     name = fresh(p, f"{first.tensor}_{len(operands)}")
-    return Compute(name, (*dims, q), p.dtype_of(first.tensor), _stacked(q, list(operands)))
+    return Compute(name, (*dims_of_load(first), q), p.dtype_of(first.tensor), _stacked(q, list(operands)))
 
 
 def _stack_dim(p: Program, n: int, taken: set[str]) -> str:

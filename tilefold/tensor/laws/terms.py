@@ -178,6 +178,11 @@ def plain(dims: tuple[str, ...]) -> tuple[Expr, ...]:
     return tuple(Index(d) for d in dims)
 
 
+def dims_of_load(ld: Load) -> tuple[str, ...]:
+    """Dims that an access varies with, in the order of the tensor's axes."""
+    return tuple(dict.fromkeys(n.dim for i in ld.index for n in walk(i) if isinstance(n, Index)))
+
+
 def fresh(p: Program, wanted: str) -> str:
     """A name that no tensor, dim or symbol of the program bears."""
     taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
