@@ -31,7 +31,7 @@ def listing(found: Rewritten) -> str:
     lines.append("")
     for n, s in enumerate(found.steps, 1):
         lines.append(f"{n}. {s.law.name}: {s.match.what}")
-        lines.append(f"     {s.law.statement}   ({s.law.source})")
+        lines.append(f"     {s.law.statement}   ({s.law.source}; rounding: {s.law.rounding})")
     lines += ["", f"after: {_summary(found.result)}"]
     titles = {d.kernel.members: d.title() for d in described(found.result)}
     for k in block_programs(found.result).kernels:
