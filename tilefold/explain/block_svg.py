@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tilefold.algebra import text as expr_text
-from tilefold.algebra.expr import Load, substitute
+from tilefold.algebra.expr import Expr, Load, substitute
 from tilefold.block.graph.ir import Cons, Func, Graph, Head, Map, Misc, Node, Program, Reduce, Type, View, arg
 from tilefold.block.graph.verify import infer
 from tilefold.explain.layout import Box, Drawing, Link, Point, place
@@ -55,8 +55,8 @@ def label(n: Node) -> str:
     """What stands in the box of an operator."""
     match n:
         case Func(expr=e, args=args) if e is not None:
-            names = {arg(k): Load("xyzuvw"[k] if k < 6 else f"x{k}", ()) for k in range(len(args))}
-            return expr_text.show(substitute(e, dict(names)))
+            names: dict[Expr, Expr] = {arg(k): Load("xyzuvw"[k] if k < 6 else f"x{k}", ()) for k in range(len(args))}
+            return expr_text.show(substitute(e, names))
         case Func(op=op):
             return op
         case Reduce(op=op):

@@ -166,7 +166,7 @@ def _keys(g: Graph, known: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str
             for o, v in n.pairs:
                 scale = by_name[o.exponent] if o.exponent else ""
                 keys[o.name] = _digest(n.dim, n.start, o.reduce, scale, inside[v])
-            operands = sorted((keys[i.value], i.each) for i in n.ins)
+            operands = sorted({(keys[i.value], i.each) for i in n.ins})
             rows.append(_digest("map", n.dim, n.start, operands, inner, sorted(keys[v] for v in n.outs)))
             continue
         if isinstance(n, Func):

@@ -206,6 +206,7 @@ class _Bridge:
 
     def row_or_column(self, e: Expr, dims: tuple[str, ...]) -> tuple[str, Expr, Expr] | None:
         """(operator, matrix, vector) of an expression that scales or shifts by rows or columns."""
+        pairs: tuple[tuple[Expr, Expr], ...]
         match e:
             case Call("mul", (a, b)):
                 pairs, kind = ((a, b), (b, a)), "scale"
@@ -299,8 +300,8 @@ class _Bridge:
         cols = [d for d in self.types[sides[1]].item if d != k]
         if set(rows) & set(cols) or any(self.types[s].item[-1:] != (k,) for s in sides):
             raise UnsupportedError(f"{c.name} is no product of blocks")
-        dims = [*in_order[: len([d for d in c.dims if d not in self.blocked])], *rows, *cols]
-        if set(dims) != set(c.dims):
+        batch = {d for d in c.dims if d not in self.blocked}
+        if {*batch, *rows, *cols} != set(c.dims):
             raise UnsupportedError(f"{c.name} repeats its operands along a dim")
         if rows + cols != [d for d in c.dims if d in self.blocked]:
             sides, rows, cols = sides[::-1], cols, rows

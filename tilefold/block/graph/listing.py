@@ -121,6 +121,7 @@ class _Printer:
     def graph(self, g: Graph, at: dict[str, _Ref], loops: tuple[str, ...], depth: int) -> None:
         """Print the nodes of a graph. `at`: where its inputs are and where its outputs go."""
         scope = _Scope(self, g, at, loops, depth)
+        scope.place_lists()
         for p in g.inputs:
             scope.store(p.name)
         for n in g.nodes:
@@ -136,7 +137,10 @@ class _Scope:
         self.at, self.used = dict(at), consumers(g)
         self.loaded: dict[str, _Local] = {}
         self.sinks: dict[str, list[str]] = {}
-        for n in g.nodes:
+
+    def place_lists(self) -> None:
+        """Lists that are put together from two parts are stored in one place."""
+        for n in self.g.nodes:
             if isinstance(n, Cons):
                 self.place_cons(n)
 
@@ -254,6 +258,7 @@ class _Loop:
                 inner.at[v] = outer.memory(o.name)
             elif o.reduce is None:
                 inner.sinks.setdefault(v, []).append(str(outer.memory(o.name)))
+        inner.place_lists()
         self.body(inner)
         for name, total in self.totals.items():
             outer.settle(name, total)

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Expr, Index, Load, Size, call, lit
 from tilefold.block.graph.builder import Body, GraphBuilder
-from tilefold.block.graph.edit import rename
+from tilefold.block.graph.edit import prune, rename
 from tilefold.block.graph.ir import Array, Graph, Param, Program, Type, arg
 from tilefold.block.graph.ops import BLOCK_OPS, REDUCTIONS, union
 from tilefold.block.graph.verify import verify
@@ -80,7 +80,7 @@ def block_program(a: ArrayProgram) -> Program:
             raise UnsupportedError(f"{op.op} is not in the table of array operators", hint="make it `misc`")
         results = rule(t, op, [where[x] for x in op.args])
         where |= dict(zip(op.out, results, strict=True))
-    graph = t.b.graph([where[v] for v in a.outputs])
+    graph = prune(t.b.graph([where[v] for v in a.outputs]))
     return verify(Program(a.name, _called(graph, a.outputs), a.sizes, a.arrays, a.syms))
 
 

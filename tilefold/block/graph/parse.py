@@ -57,7 +57,7 @@ def parse(text: str) -> Program:
     root = _Scope(None, "", (), _Reading(names, st.loads_by_path(stmts), set(top.outputs), stmts))
     root.params = list(top.inputs)
     root.buffers = {p.name: p.name for p in top.inputs}
-    root.index = {p.name: p.type.lists for p in top.inputs}
+    root.index = {**st.buffer_dims(stmts), **{p.name: p.type.lists for p in top.inputs}}
     root.taken = {p.name for p in top.inputs}
     root.statements(stmts)
     graph = root.graph([root.output(v) for v in top.outputs])
@@ -181,13 +181,10 @@ class _Scope:
         self.locals[name] = value
 
     def fill(self, buffer: str, index: tuple[str, ...], value: str) -> None:
-        known = self.index.setdefault(buffer, index)
-        for d, i in zip(known, index, strict=True):
-            if i == "0" and d != "0":
+        for d, i in zip(self.index[buffer], index, strict=True):
+            if i == "0":
                 self.firsts[buffer, d] = value
                 return
-        if "0" in index:
-            raise ParseError(f"{buffer}: the peeled entry must be stored after a loop over the rest is known")
         self.filled[buffer] = value
 
     def accumulate(self, name: str, op: str, text: str) -> None:

@@ -155,3 +155,26 @@ def loads_by_path(stmts: Sequence[Stmt], path: tuple[int, ...] = ()) -> dict[str
                 for b in re.findall(r"\w+", text):
                     found.setdefault(b, []).append(path)
     return found
+
+
+def buffer_dims(stmts: Sequence[Stmt]) -> dict[str, tuple[str, ...]]:
+    """The dims of each buffer, from all its indices: a peeled entry ("0") is named by another statement."""
+    found: dict[str, list[str]] = {}
+    for s in stmts:
+        match s:
+            case Loop():
+                items = buffer_dims(s.body).items()
+            case Load(_, buffer, index) | Store(_, buffer, index):
+                items = {buffer: index}.items()
+            case _:
+                continue
+        for buffer, index in items:
+            old = found.setdefault(buffer, list(index))
+            if len(old) != len(index):
+                raise ParseError(f"{buffer} is indexed by {', '.join(old)} and by {', '.join(index)}")
+            for k, i in enumerate(index):
+                if old[k] == "0":
+                    old[k] = i
+                elif i not in ("0", old[k]):
+                    raise ParseError(f"{buffer} is indexed by {old[k]} and by {i}")
+    return {buffer: tuple(index) for buffer, index in found.items()}
