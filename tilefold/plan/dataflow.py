@@ -15,7 +15,7 @@ cores share hold one block's working set for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
@@ -50,11 +50,11 @@ class Product:
 @dataclass(frozen=True, slots=True)
 class Dataflow:
     """`traffic[t]`: bytes of each global tensor, and of each value that spills, that come into tier t (or go out of
-    it) from the one below; `working`: bytes that the innermost loop bodies touch at once. `blocks`: of the grid.
+    it) from the one below; `footprint`: bytes of each that one block of the grid touches. `blocks`: of the grid.
     `steps`: statements executed, tile by tile; `units`: element-wise work (`element_units`)."""
 
     traffic: tuple[Bytes, ...]
-    working: float
+    footprint: Bytes
     blocks: int
     steps: float
     units: float
@@ -92,6 +92,7 @@ class Analysis:
                     self.dims[n.index_name] = n.dims
                     self.width[n.index_name] = 8
         self._touched: dict[int, tuple[tuple[str, frozenset[str]], ...]] = {}
+        self._flat: dict[int, tuple[tuple[str, frozenset[str], frozenset[str]], ...]] = {}
         self._work: dict[int, tuple[frozenset[str], float]] = {}
         self._products: dict[int, tuple[tuple[str, ...], ...] | None] = {}
 
@@ -105,7 +106,7 @@ class Analysis:
             moved, _ = self.traffic(body, {}, t.capacity / copies)
             traffic.append({n: x for n, x in moved.items() if n in self.globals or x > 0})
         steps, units, products = self.work(body, {}, 1.0)
-        return Dataflow(tuple(traffic), self.innermost(body, {}), self.blocks(body), steps, units, tuple(products))
+        return Dataflow(tuple(traffic), self.one_block(body), self.blocks(body), steps, units, tuple(products))
 
     def _elements(self, shape: Sequence[Expr]) -> float:
         return prod(evaluate_size(e, self.sizes) for e in shape)
@@ -138,27 +139,36 @@ class Analysis:
         return n
 
     def footprint(self, nodes: Sequence[Node], ranges: Mapping[str, int]) -> dict[str, float]:
-        """Distinct bytes of each tensor and value that one execution of the nodes touches."""
+        """Distinct bytes of each tensor and value that one execution of the nodes touches.
+
+        Of a tensor that is all of what the loops inside go over; of a value made in them one tile.
+        """
+        found = self._flat.get(id(nodes))
+        if found is None:
+            found = self._flat[id(nodes)] = tuple(self._accesses(nodes, frozenset()))
         out: dict[str, float] = {}
-        self._footprint(nodes, ranges, frozenset(), out)
+        for name, dims, private in found:
+            n = 1.0
+            for d in dims:
+                at = self.tile(d) if d in private else ranges.get(d)
+                n *= self.sizes[d] if at is None else at
+            if name in self.whole and n > self.whole[name]:
+                n = self.whole[name]
+            n *= self.width[name]
+            if n > out.get(name, -1.0):
+                out[name] = n
         return out
 
-    def _footprint(
-        self, nodes: Sequence[Node], ranges: Mapping[str, int], private: frozenset[str], out: dict[str, float]
-    ) -> None:
-        """`private`: dims of the loops gone into: a value made inside is a tile of them, a tensor all of it."""
+    def _accesses(
+        self, nodes: Sequence[Node], inside: frozenset[str]
+    ) -> Iterator[tuple[str, frozenset[str], frozenset[str]]]:
+        """Accesses of the nodes, those in loops included; the dims of which a value has one tile."""
         for n in nodes:
             if isinstance(n, Loop):
-                self._footprint(n.body, ranges, private | {n.dim}, out)
+                yield from self._accesses(n.body, inside | {n.dim})
                 continue
             for name, dims in self.touches(n):
-                if name in self.globals:
-                    elements = self.current(dims, ranges)
-                    elements = min(elements, self.whole.get(name, elements))
-                else:
-                    inner = {d: self.tile(d) for d in dims & private} if private else {}
-                    elements = self.current(dims, {**ranges, **inner} if inner else ranges)
-                out[name] = max(out.get(name, 0.0), elements * self.width[name])
+                yield name, dims, frozenset() if name in self.globals else dims & inside
 
     # -- traffic ------------------------------------------------------------------------------
 
@@ -241,12 +251,13 @@ class Analysis:
             nodes = nodes[0].body
         return n
 
-    def innermost(self, nodes: Sequence[Node], ranges: Mapping[str, int]) -> float:
-        """Most bytes that a body without loops touches at once."""
-        loops = [n for n in nodes if isinstance(n, Loop)]
-        own = [n for n in nodes if not isinstance(n, Loop)]
-        here = sum(self.footprint(own, ranges).values())
-        return max([here, *(self.innermost(n.body, {**ranges, n.dim: self.tile(n.dim)}) for n in loops)])
+    def one_block(self, nodes: Sequence[Node]) -> dict[str, float]:
+        """The footprint of one block of the grid."""
+        ranges: dict[str, int] = {}
+        while len(nodes) == 1 and isinstance(nodes[0], Loop) and nodes[0].kind == "forall":
+            ranges[nodes[0].dim] = self.tile(nodes[0].dim)
+            nodes = nodes[0].body
+        return self.footprint(nodes, ranges)
 
     def work(
         self, nodes: Sequence[Node], ranges: Mapping[str, int], times: float
