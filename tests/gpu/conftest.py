@@ -1,19 +1,37 @@
-"""Tests on a GPU: skipped where there is none. `pytest tests/gpu --dry-device cpu` runs what a CPU can of them."""
+"""Tests on a GPU: skipped where there is none.
+
+`pytest tests/gpu --dry-device cpu` runs what a CPU can of them, on the CPU's kernels; `TRITON_INTERPRET=1 pytest
+tests/gpu --dry-device interpreter` on the GPU's, in Triton's interpreter (3.6 has no right bf16 products there).
+"""
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
+
+from tilefold.pipeline import compile_program
 
 
 def pytest_addoption(parser):
     parser.addoption("--dry-device", default=None, help="run the tests of tests/gpu on this device instead of cuda")
 
 
+def _interpreted(p, *, goal="fast", load=True, device="cpu"):
+    return compile_program(p, goal=goal, load=load, device="interpreter")
+
+
 @pytest.fixture
-def device(request):
+def device(request, monkeypatch):
     """Where tensors are made: "cuda"."""
     dry = request.config.getoption("--dry-device", default=None)
+    if dry == "interpreter":
+        monkeypatch.setattr(importlib.import_module("tilefold.frontend.fuse"), "compile_program", _interpreted)
+        monkeypatch.setattr(
+            importlib.import_module("tilefold.frontend.torch_compile"), "RUNNERS", {"pipeline": _interpreted}
+        )
+        return "cpu"
     if dry is not None:
         return dry
     if not torch.cuda.is_available():

@@ -146,25 +146,50 @@ LENGTHS = (
 )
 
 
-def test_thirty_lengths_through_one_compiled_attention(device):
-    assert len(set(LENGTHS)) >= 30
-    run = fuse(o.causal, dynamic=True)
+def lengths_right(run, device, *, mark: bool) -> None:
+    """Every length right; `mark`: sequence axes declared dynamic before the first call."""
     wrong = []
     for n in LENGTHS:
         args = tuple(rand(1, 2, n, 64, device=device, seed=n + s) for s in range(3))
+        for x in args if mark and n > 1 else ():
+            torch._dynamo.mark_dynamic(x, 2)
         checked = compare(f"length {n}", o.causal, run, args)
         if not checked.ok:
             wrong.append(str(checked))
-    assert not wrong, "\n".join(wrong)
-    # sizes 0 and 1 are always special to Dynamo; every other length shares one compilation
+    assert len(set(LENGTHS)) >= 30 and not wrong, "\n".join(wrong)
+
+
+def test_thirty_lengths_through_one_compiled_attention(device):
+    """One compilation for all lengths, and one for length 1, which torch always takes apart."""
+    run = fuse(o.causal)
+    lengths_right(run, device, mark=True)
     assert len(run.graphs) <= 2
 
 
+def test_thirty_lengths_as_torch_finds_them_out(device):
+    """The first length is compiled for itself, the second makes the axis dynamic, and that serves the rest."""
+    run = fuse(o.causal)
+    lengths_right(run, device, mark=False)
+    assert len(run.graphs) <= 3
+
+
+def test_all_sizes_symbolic(device):
+    """dynamic=True: heads and the head's dim as well."""
+    run = fuse(o.causal, dynamic=True)
+    for b, h, n, d in ((1, 2, 33, 64), (2, 3, 70, 128), (3, 1, 129, 80)):
+        checked = compare(f"{n} x {d}", o.causal, run, tuple(rand(b, h, n, d, device=device, seed=s) for s in range(3)))
+        assert checked.ok, str(checked)
+
+
 def test_decode_over_a_growing_cache_is_compiled_once(device):
-    run = fuse(o.gqa, dynamic=True)
+    """The cache is never whole, so its views never become contiguous, which Dynamo would compile again for."""
+    run = fuse(o.gqa)
     cache = tuple(rand(1, 2, 1300, 64, device=device, seed=s) for s in (1, 2))
     q = rand(1, 8, 1, 64, device=device)
     for n in (5, 64, 65, 500, 1111, 1200):
-        checked = compare(f"{n} keys", o.gqa, run, (q, *(x[:, :, :n] for x in cache)))
+        views = tuple(x[:, :, :n] for x in cache)
+        for x in views:
+            torch._dynamo.mark_dynamic(x, 2)
+        checked = compare(f"{n} keys", o.gqa, run, (q, *views))
         assert checked.ok, str(checked)
     assert len(run.graphs) == 1
