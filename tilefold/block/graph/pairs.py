@@ -68,8 +68,7 @@ def pair_of(e: Expr, known: Callable[[Load], Pair | None], bounded: Callable[[Ex
             return Pair(call(op, _moved(p, z), _moved(q, z)), z)
         case Call("where", (c, a, b)):
             p, q = pair_of(a, known, bounded), pair_of(b, known, bounded)
-            z = _greater(p.exponent, q.exponent)
-            return Pair(call("where", plain(pair_of(c, known, bounded)), _moved(p, z), _moved(q, z)), z)
+            return _chosen(plain(pair_of(c, known, bounded)), p, q)
         case Call(("eq" | "ne" | "lt" | "le" | "gt" | "ge") as op, (a, Const(0, _) as zero)):
             return Pair(call(op, pair_of(a, known, bounded).sig, zero), {})
         case Call("pow", (a, Const(n, _))) if float(n) == int(n) or float(n) == 0.5:
@@ -182,6 +181,20 @@ def _greater(a: Linear, b: Linear) -> Linear:
     if dict(a) == dict(b):
         return a
     return {call("maximum", linear_expr(a), linear_expr(b)): 1.0}
+
+
+def _chosen(c: Expr, p: Pair, q: Pair) -> Pair:
+    """One of two numbers; where it is 0 the exponent is that of nothing."""
+    sig = call("where", c, p.sig, q.sig)
+    if dict(p.exponent) == dict(q.exponent):
+        return Pair(sig, p.exponent)
+    nothing = lit(-_INF)
+    a, b = (nothing if _is_zero(x.sig) else linear_expr(x.exponent) for x in (p, q))
+    return Pair(sig, {call("where", c, a, b): 1.0})
+
+
+def _is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value == 0
 
 
 def _moved(p: Pair, z: Linear) -> Expr:
