@@ -106,7 +106,7 @@ def section(r: Rules) -> str:
     states += [
         (f"{k}. {s.label}, {s.place}", f"{s.statement}. Here: {s.note}.", s.program) for k, s in enumerate(r.steps, 1)
     ]
-    if r.safe is not None:
+    if r.safe is not None and r.safe != r.steps[-1].program:
         text = "Exponentials are carried as significands and exponents, so that none overflows."
         states.append(("Made safe", text, r.safe))
     panels = "".join(_panel(k, *state, snapshot=k in r.snapshots) for k, state in enumerate(states))
