@@ -29,6 +29,7 @@ from tilefold.plan.gpu import fuse_for_gpu, gpu_library_products
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import Plan, plan_program
+from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
@@ -91,13 +92,19 @@ def _greedy(p: Program, goal: Goal) -> CompiledProgram:
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool) -> CompiledProgram:
+    scaled = {} if interpreted else {x.out: x for x in scaled_products(p)}
     apart = gpu_library_products(p) if goal == "fast" else frozenset()
+    apart |= {n for x in scaled.values() for n in (x.out, x.product)}
     fused = fuse_for_gpu(p, apart)
-    steps = tuple(
-        GpuStep(k, interpreted=interpreted) if isinstance(s := _step(fused.program, k), KernelStep) else s
-        for k in fused.kernels
-    )
-    return CompiledProgram(fused.program, fused, steps)
+    steps: list[Step] = []
+    for k in fused.kernels:
+        (name,) = k.plan.group.members if len(k.plan.group.members) == 1 else ("",)
+        if name in scaled:
+            steps.append(ScaledStep(scaled[name]))
+        elif name not in {x.product for x in scaled.values()}:
+            step = _step(fused.program, k)
+            steps.append(step if isinstance(step, LibraryStep) else GpuStep(k, interpreted=interpreted))
+    return CompiledProgram(fused.program, fused, tuple(steps))
 
 
 def load_all(steps: Sequence[KernelStep]) -> None:
@@ -233,13 +240,43 @@ class LibraryStep:
             target.copy_(out)
 
 
+class ScaledStep:
+    """An 8-bit product with row and column scales in the library's epilogue (`plan.scaled`)."""
+
+    def __init__(self, scaled: ScaledProduct):
+        self.scaled = scaled
+        self.name = scaled.out
+        self.reads = (scaled.a, scaled.b, scaled.rows, scaled.columns)
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        a, b, rows, columns = (tensors[t] for t in self.reads)
+        a = a if a.stride(1) == 1 else a.contiguous()
+        b = b if b.stride(0) == 1 else b.T.contiguous().T
+        out = torch._scaled_mm(
+            a,
+            b,
+            scale_a=rows.reshape(-1, 1).contiguous(),
+            scale_b=columns.reshape(1, -1).contiguous(),
+            out_dtype=self.scaled.dtype.torch_dtype,
+        )
+        target = tensors.get(self.name)
+        if target is None:
+            tensors[self.name] = out
+        else:
+            target.copy_(out)
+
+
+#: What a compiled program runs, in order.
+Step = KernelStep | LibraryStep | ScaledStep
+
+
 @dataclass(frozen=True)
 class CompiledProgram:
     """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned."""
 
     program: Program
     fused: Fused
-    steps: tuple[KernelStep | LibraryStep, ...]
+    steps: tuple[Step, ...]
     plan: Plan | None = None
     _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 

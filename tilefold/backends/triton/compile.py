@@ -43,6 +43,11 @@ def available() -> bool:
     return triton is not None
 
 
+def toolchain() -> str:
+    """What turns source into machine code: part of the identity of tuned results."""
+    return f"triton {triton.__version__}" if triton is not None else "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What to compile for: ("cuda", 90, 32), ("hip", "gfx942", 64) ..."""

@@ -1,0 +1,54 @@
+"""`tilefold.tune`: time configurations of a function's GPU kernels and remember the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilefold.backends.triton.space import Effort
+from tilefold.frontend.fuse import trace
+from tilefold.pipeline import GpuStep, compile_program
+from tilefold.runtime.gpu_configs import device_name, table
+from tilefold.runtime.tuner.table import Tuned, key_of
+from tilefold.runtime.tuner.tune import Progress, Trial
+from tilefold.runtime.tuner.tune import tune as tune_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class TunedKernel:
+    """A kernel by name, its winner, and what became of every candidate."""
+
+    name: str
+    winner: Tuned
+    trials: tuple[Trial, ...]
+
+
+def tune(
+    fn: Callable[..., object],
+    *args: object,
+    effort: Effort = "quick",
+    progress: Progress = lambda done, of, what: None,
+    again: bool = False,
+) -> tuple[TunedKernel, ...]:
+    """Tune the kernels of `fn` for arguments like these (shapes and dtypes; CUDA, or meta tensors).
+
+    Every candidate's results are compared before it is timed. Winners are kept in the user's table for this
+    device and toolchain, for all sizes of the same bins; kernels already there are skipped unless `again`.
+    UnsupportedError: the function is not covered.
+    """
+    program = trace(fn, *args).program
+    compiled = compile_program(program, goal="fused", device="cuda")
+    known = table(device_name())
+    found = []
+    for s in compiled.steps:
+        if not isinstance(s, GpuStep):
+            continue
+        block = s.triton.block
+        sizes = s.triton.sizes({})
+        key = key_of(block, sizes)
+        if not again and known.exact(key):
+            continue
+        winner, trials = tune_kernel(block, sizes, {}, effort, progress)
+        known.add(key, winner)
+        found.append(TunedKernel(s.name, winner, trials))
+    return tuple(found)

@@ -1,0 +1,66 @@
+"""A process that compiles candidates of one kernel for the current GPU; a line each: `{n: why or ""}`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from types import FrameType
+
+import torch
+
+from tilefold.backends.triton.compile import Target, compiled
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.block.ir import Block
+from tilefold.block.text import parse
+from tilefold.errors import BackendError
+from tilefold.runtime.tuner.table import from_json
+
+#: Seconds for one candidate; bytes of shared memory a thread block may use on Hopper.
+LIMIT, SHARED = 25, 232_448
+
+
+class _Late(Exception):
+    pass
+
+
+def _alarm(signum: int, frame: FrameType | None) -> None:
+    raise _Late
+
+
+def usual_units(block: Block) -> tuple[int | None, ...]:
+    """Every tensor with its last axis contiguous."""
+    ranks = [len(i.shape) for i in block.inputs] + [len(r.dims) for r in block.results]
+    return tuple(n - 1 if n else None for n in ranks)
+
+
+def main() -> None:
+    """Compile the job on standard input."""
+    job = json.load(sys.stdin)
+    block = parse(job["block"])
+    signal.signal(signal.SIGALRM, _alarm)
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    for n, data in job["candidates"].items():
+        c = from_json(data)
+        why = ""
+        signal.alarm(LIMIT)
+        try:
+            v = TritonKernel(block, lambda b, s, c=c: c).variant(
+                usual_units(block), job["sizes"], tf32=False, interpreted=False
+            )
+            arguments = [True] * len(v.rendered.arguments)
+            target = Target("cuda", 10 * major + minor)
+            done = compiled(v.kernel, v.rendered, v.config, arguments, wide=False, target=target)
+            if done.metadata.shared > SHARED:
+                why = f"needs {done.metadata.shared} bytes of shared memory"
+        except BackendError as err:
+            why = err.message
+        except _Late:
+            why = "compiling takes too long"
+        finally:
+            signal.alarm(0)
+        print(json.dumps({n: why}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

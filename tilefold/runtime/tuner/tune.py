@@ -1,0 +1,176 @@
+"""Find the fastest configuration of a kernel that is also right.
+
+Candidates are compiled in CPU processes (those that do not compile or need more shared memory than
+there is are dropped), then run by a worker process that compares results before it times. A worker
+that dies or falls silent is replaced; the candidate at fault is recorded and not tried again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.space import Effort, space
+from tilefold.block.ir import Block
+from tilefold.block.text import show
+from tilefold.runtime.tuner.table import Tuned, to_json
+
+#: Seconds of silence after which a worker is taken to hang; the first answer may take longer.
+SILENCE, START = 12.0, 60.0
+#: Seconds that compiling one candidate may take.
+COMPILE = 25.0
+#: Candidates a compiling process is given at once.
+CHUNK = 4
+
+_waiting: list[subprocess.Popen[str]] = []
+
+#: Told (done, of how many, what) as tuning goes on.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate and what became of it: microseconds, or why it has none."""
+
+    config: TritonConfig
+    microseconds: float | None = None
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _Run:
+    trials: dict[int, Trial] = field(default_factory=dict)
+
+
+def tune(
+    block: Block,
+    sizes: Mapping[str, int],
+    syms: Mapping[str, int],
+    effort: Effort,
+    progress: Progress = lambda done, of, what: None,
+) -> tuple[Tuned, tuple[Trial, ...]]:
+    """The winner for extents `sizes`, and all trials. The default wins where nothing is faster or right."""
+    candidates = space(block, sizes, effort)
+    failed = compile_all(block, sizes, candidates, progress)
+    kept = [n for n in range(len(candidates)) if n not in failed]
+    if 0 not in kept:
+        kept.insert(0, 0)
+    run = _Run({n: Trial(candidates[n], None, why) for n, why in failed.items() if n != 0})
+    job = {"block": show(block), "sizes": dict(sizes), "syms": dict(syms)}
+    first = 0
+    while first < len(kept):
+        chosen = [candidates[n] for n in kept]
+        first = _work({**job, "candidates": [to_json(c) for c in chosen], "first": first}, kept, chosen, run, progress)
+    timed = [t for t in run.trials.values() if t.microseconds is not None]
+    default = run.trials.get(0)
+    base = default.microseconds if default is not None and default.microseconds is not None else float("inf")
+    best = min(timed, key=lambda t: t.microseconds or 0.0, default=Trial(candidates[0], base))
+    won = Tuned(best.config, best.microseconds or base, base, block.name)
+    return won, tuple(run.trials[n] for n in sorted(run.trials))
+
+
+def _next_worker() -> subprocess.Popen[str]:
+    """A worker that waits for its job; another is started meanwhile, for the next one."""
+    ready = _waiting.pop() if _waiting else _worker()
+    _waiting.append(_worker())
+    return ready
+
+
+def _worker() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tilefold.runtime.tuner.worker"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+@atexit.register
+def dismiss() -> None:
+    """End the worker that waits."""
+    while _waiting:
+        _waiting.pop().kill()
+
+
+def _work(
+    job: dict[str, object], kept: Sequence[int], chosen: Sequence[TritonConfig], run: _Run, progress: Progress
+) -> int:
+    """One worker's life; the index to go on from. The default is always run again first: it is the reference."""
+    begin = int(str(job["first"]))
+    given = {**job, "first": 0, "candidates": [to_json(chosen[0])] + [to_json(c) for c in chosen[max(begin, 1) :]]}
+    offset = max(begin, 1) - 1
+    process = _next_worker()
+    assert process.stdin is not None and process.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+    out = process.stdout
+
+    def read() -> None:
+        for line in out:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    process.stdin.write(json.dumps(given))
+    process.stdin.close()
+    at, patience = 0, START
+    while True:
+        try:
+            line = lines.get(timeout=patience)
+        except queue.Empty:
+            line = None
+            run.trials[kept[at + offset if at else 0]] = Trial(chosen[at + offset if at else 0], None, "hangs")
+        if line is None:
+            process.kill()
+            process.wait()
+            here = at + offset if at else 0
+            if here < len(kept) and kept[here] not in run.trials:
+                run.trials[kept[here]] = Trial(chosen[here], None, f"the process ended ({process.returncode})")
+            return len(kept) if here == 0 else max(begin, here) + 1  # without a reference nothing can be checked
+        said = json.loads(line)
+        if "start" in said:
+            at, patience = said["start"], SILENCE if said["start"] else START
+            continue
+        here = at + offset if at else 0
+        run.trials[kept[here]] = Trial(chosen[here], said.get("microseconds"), said.get("why", ""))
+        progress(here + 1, len(kept), str(chosen[here]))
+        if at + 1 == len(given["candidates"]):  # type: ignore[arg-type]
+            process.wait()
+            return len(kept)
+
+
+def compile_all(
+    block: Block, sizes: Mapping[str, int], candidates: Sequence[TritonConfig], progress: Progress
+) -> dict[int, str]:
+    """Compile in processes side by side, into Triton's cache. Candidate -> why it does not compile."""
+    text = show(block)
+    chunks = [range(n, min(n + CHUNK, len(candidates))) for n in range(0, len(candidates), CHUNK)]
+    failed: dict[int, str] = {}
+    done = 0
+
+    def one(chunk: range) -> dict[int, str]:
+        job = {"block": text, "sizes": dict(sizes), "candidates": {n: to_json(candidates[n]) for n in chunk}}
+        command = [sys.executable, "-m", "tilefold.runtime.tuner.compiler"]
+        try:
+            r = subprocess.run(
+                command, input=json.dumps(job), capture_output=True, text=True, timeout=START + COMPILE * CHUNK
+            )
+        except subprocess.TimeoutExpired:
+            return dict.fromkeys(chunk, "compiling takes too long")
+        said = {
+            int(k): v for line in r.stdout.splitlines() if line.startswith("{") for k, v in json.loads(line).items()
+        }
+        return {n: said.get(n, "the compiler died") for n in chunk if said.get(n, "the compiler died")}
+
+    with ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) - 1)) as pool:
+        for chunk, found in zip(chunks, pool.map(one, chunks), strict=True):
+            failed |= found
+            done += len(chunk)
+            progress(done, len(candidates), "compiling")
+    return failed
