@@ -84,6 +84,8 @@ class Kernels:
         self._groups: dict[Key, tuple[int, ...] | None] = {}
         self._bounds: dict[Key, float | None] = {}
         self._variants: dict[Key, tuple[Variant, ...]] = {}
+        self._outers: dict[str, tuple[str, ...]] = {}
+        self._at = {c.name: k for k, c in enumerate(p.body)}
         self._keys: dict[int, Key] = {}
         #: Legal sets that no block program could be built for, and why.
         self.refused: dict[tuple[str, ...], str] = {}
@@ -241,7 +243,9 @@ class Kernels:
         """A product left to the library."""
         points = prod(self.sizes[d] for d in (*c.dims, *c.rdims))
         operand = next(ld.tensor for ld in loads(c.body))
-        return library_cost(2.0 * points, self.traffic((c.name,)), self.program.dtype_of(operand), self.machine)
+        plain = len(c.dims) == 2 and len(c.rdims) == 1
+        dtype = self.program.dtype_of(operand)
+        return library_cost(2.0 * points, self.traffic((c.name,)), dtype, self.machine, launches=1 if plain else 3)
 
     # -- names --------------------------------------------------------------------------------
 
@@ -280,13 +284,16 @@ class Kernels:
 
     def _needed(self, m: str, s: int) -> tuple[bool, bool]:
         c = self.graph.by_name[m]
-        k = self.dag.names.index(m)
+        k = self._at[m]
         used = bool(self.dag.succs[k] & ~s) or any(r in self.program.outputs for r in c.results)
         return used, m in self.apart
 
     def _outer(self, name: str) -> tuple[str, ...]:
-        shape = self.inputs[name].shape if name in self.inputs else self.program.shape_of(name)
-        return (self.program.dtype_of(name).value, *(str(e) for e in shape))
+        found = self._outers.get(name)
+        if found is None:
+            shape = self.inputs[name].shape if name in self.inputs else self.program.shape_of(name)
+            found = self._outers[name] = (self.program.dtype_of(name).value, *(str(e) for e in shape))
+        return found
 
 
 def _index_conditions(e: Expr) -> tuple[frozenset[str], ...]:

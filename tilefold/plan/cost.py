@@ -106,14 +106,13 @@ def _up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def library_cost(
-    flops: float, nbytes: Mapping[str, float], dtype: DType, machine: Machine, calls_own_launch: bool = True
-) -> Cost:
-    """A product that the library computes: its rate, and each operand and the result moved once."""
+def library_cost(flops: float, nbytes: Mapping[str, float], dtype: DType, machine: Machine, launches: int = 1) -> Cost:
+    """A product that the library computes: its rate, and each operand and the result moved once. `launches`: times
+    that of a kernel which the call takes to reach it (batched products go through an einsum)."""
     compute = flops / machine.gemm_rate(dtype, library=True)
     stages = {"compute": compute}
     for tier in machine.tiers[1:]:
         at = sum(x for x in nbytes.values() if machine.home(x).bandwidth <= tier.bandwidth or tier.sharing == 1)
         stages[tier.name] = at / tier.bandwidth
-    launch = machine.launch if calls_own_launch else 0.0
+    launch = launches * machine.launch
     return Cost(launch + slowest(stages), stages, launch, sum(nbytes.values()))
