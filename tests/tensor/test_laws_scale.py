@@ -120,3 +120,23 @@ def test_row_scale_is_no_less_exact_in_bf16():
         for name, which in (("before", p), ("after", q)):
             errors[name] += float((run(which, given)["y"].double() - exact).norm() / exact.norm())
     assert errors["after"] <= 1.02 * errors["before"]
+
+
+GRAM = """
+program gram()
+  input h: f32[6, 8]
+  input r: f32[6]
+  dim i = 6
+  dim n = 6
+  dim j = 8
+  a[i, j]: f32 = {a}
+  y[i, n]: f32 = sum[j] a[i, j] * a[n, j]
+  return y
+"""
+
+
+@pytest.mark.parametrize("a", ["h[i, j] * r[i]", "h[i, j] - r[i]"])
+def test_a_product_of_a_map_with_itself_is_left_alone(a):
+    p = normal(parse(GRAM.format(a=a)))
+    assert gemms(p)
+    assert not ROW_SCALE.matches(p) and not COLUMN_SCALE.matches(p) and not RANK_ONE.matches(p)

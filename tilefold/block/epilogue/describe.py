@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tilefold.algebra.expr import Index, Load, dims_used, loads, walk
+from tilefold.algebra.expr import Const, Index, Load, dims_used, loads, walk
 from tilefold.block.epilogue.kernels import Kernel, Kernels
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute
@@ -36,16 +36,18 @@ PAPER: dict[int, str] = {
 class Epilogue:
     """Primitives of one kernel with a product. Names are of tensors and statements.
 
-    rows, columns: vectors loaded along one side of the tile only (`indices`: integers); tiles: tensors loaded like the
-    tile; pairs: maps that combine features of the tile (`keeps` of them give as many); packs: results
-    that lay features out in pairs; over_columns, over_rows: partial reductions; `stateful`: a maximum and
-    sums that depend on it.
+    rows, columns: vectors loaded along one side of the tile only (`indices`: integers); tiles: tensors
+    loaded like the tile; saved_pairs: those of which single features of a pair are loaded; pairs: maps
+    that combine features of the tile (`keeps` of them give as many); packs: results that lay features
+    out in pairs; over_columns, over_rows: partial reductions; `stateful`: a maximum and sums that
+    depend on it.
     """
 
     rows: tuple[str, ...]
     indices: tuple[str, ...]
     columns: tuple[str, ...]
     tiles: tuple[str, ...]
+    saved_pairs: tuple[str, ...]
     pairs: tuple[str, ...]
     keeps: tuple[str, ...]
     packs: tuple[str, ...]
@@ -90,7 +92,7 @@ class Described:
         if e.stateful:
             return 8 if scaled else 3
         if self.backward:
-            if e.packs and e.tiles:
+            if e.packs and e.saved_pairs:
                 return 10
             return 9 if e.over_rows and e.tiles and scaled else None
         if e.pairs:
@@ -154,6 +156,7 @@ def epilogue_of(g: Graph, k: Kernel, constant: frozenset[str]) -> Epilogue:
         indices=_named(ld for ld in along_rows if not g.program.dtype_of(ld.tensor).is_float),
         columns=_named(ld for ld in outer if dims_used(ld) and dims_used(ld) <= columns),
         tiles=_named(ld for ld in outer if dims_used(ld) & rows and dims_used(ld) & columns),
+        saved_pairs=_named(ld for ld in outer if any(isinstance(i, Const) for i in ld.index)),
         pairs=tuple(c.name for c in crossing),
         keeps=tuple(c.name for c in crossing if _crossed(g, c, inside) & set(c.dims)),
         packs=tuple(c.name for c in members if c.reducer is None and set(c.dims) - set(product.compute.dims)),

@@ -1,7 +1,7 @@
 """Laws applied until no law lowers the cost.
 
-Greedy: laws are tried in order; of the first that lowers the cost of the program (with partials
-taken wherever they can be), the best match is applied. Where none
+Greedy: the laws are swept in order, each applied at its best match for as long as that lowers the
+cost of the program (with partials taken wherever they can be). Where none
 does, the ENABLING laws are tried with another law after each. Every step is kept, with the program
 after it.
 """
@@ -67,7 +67,7 @@ def rewrite(p: Program, target: Target, laws: tuple[Law, ...] = LAWS) -> Rewritt
     steps: list[Step] = []
     now, cost = start, search.cost(start)
     while len(steps) < MOST_STEPS:
-        found = search.best(now, cost) or search.best_after(now, cost)
+        found = search.sweep(now, cost) or search.best_after(now, cost)
         if not found:
             break
         steps += found
@@ -106,19 +106,26 @@ class _Search:
                 out.append(Step(law, match, after, self.cost(after)))
         return out
 
-    def best(self, p: Program, cost: Cost) -> list[Step]:
-        """The best match of the first law that lowers the cost."""
+    def sweep(self, p: Program, cost: Cost) -> list[Step]:
+        """Each law in turn, its best match for as long as that lowers the cost."""
+        taken: list[Step] = []
         for law in self.laws:
-            found = min(self.steps(p, law), key=lambda s: s.cost.total, default=None)
-            if found is not None and found.cost.total < cost.total:
-                return [found]
-        return []
+            while found := self.best(law, p, cost):
+                taken.append(found)
+                p, cost = found.program, found.cost
+        return taken
+
+    def best(self, law: Law, p: Program, cost: Cost) -> Step | None:
+        """The law's best match, None where it does not lower the cost."""
+        found = min(self.steps(p, law), key=lambda s: s.cost.total, default=None)
+        return found if found is not None and found.cost.total < cost.total else None
 
     def best_after(self, p: Program, cost: Cost) -> list[Step]:
-        """An enabling step and the one after it that together lower the cost."""
+        """An enabling step and one after it that together lower the cost."""
         for law in ENABLING:
             for first in self.steps(p, law) if law in self.laws else ():
-                second = self.best(first.program, cost)
-                if second:
-                    return [first, *second]
+                for then in self.laws:
+                    second = self.best(then, first.program, cost)
+                    if second is not None:
+                        return [first, second]
         return []

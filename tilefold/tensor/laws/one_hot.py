@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, walk
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
@@ -122,7 +122,7 @@ def collapse_apply(p: Program, match: Match) -> Program:
             body.append(c)
             continue
         index, rest, value = found
-        size = substitute(p.sizes[c.rdims[0]], {})
+        size = p.sizes[c.rdims[0]]
         inside = Call("and", (Call("ge", (index, const(0))), Call("lt", (index, size))))
         condition = inside if rest == Const(True, DType.BOOL) else Call("and", (inside, rest))
         e = Call("where", (condition, value, Const(0.0, DType.F32)))

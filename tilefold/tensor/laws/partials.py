@@ -127,10 +127,9 @@ def _cascade(p: Program, name: str, names: list[str], inside: str) -> list[str]:
     source = _latest_product(p, by_name[name])
     for other in names[names.index(name) + 1 :]:
         c = by_name[other]
-        if _latest_product(p, c) != source:
+        if set(c.rdims) != set(by_name[name].rdims) or _latest_product(p, c) != source:
             continue
-        read = {ld.tensor for ld in loads(_through_maps(p, c.body, set(group)))}
-        if set(c.rdims) == set(by_name[name].rdims) and read & set(group):
+        if {ld.tensor for ld in loads(_through_maps(p, c.body, set(group)))} & set(group):
             group.append(other)
     return group
 

@@ -7,7 +7,8 @@ An operand is a map whose terms (products distributed over sums) divide into sep
 factor constant along what is contracted or varying along nothing else, and others. The vectors
 b^T W are sums over the weight alone.
 
-Side conditions: at least one term of each kind; the operand is stored in f32 or wider.
+Side conditions: at least one term of each kind; the operand is stored in f32 or wider and is
+not both operands.
 Rounding: X W - a b^T W cancels where |a b| is much larger than what is left: the error grows with
 |mean| / deviation times the operand's precision. In f16 and bf16, where the mean is subtracted
 before rounding and now is not, that would show: such operands are refused.
@@ -49,7 +50,7 @@ def matches(p: Program) -> tuple[Match, ...]:
     """Products with an operand that has separable terms."""
     out: list[Match] = []
     for name, g in gemms(p).items():
-        for operand in g.operands:
+        for operand in g.operands if g.a.tensor != g.b.tensor else ():
             if _split(p, g, operand) is not None:
                 out.append(Match("rank one", (name, operand.tensor), f"from {operand.tensor} in {name}"))
     return tuple(out)

@@ -7,7 +7,8 @@ An operand of a product is a map m = s f with a factor s that lacks a dim of m. 
 along what is contracted, the product of f is taken and its result scaled; where s varies only
 along what is contracted (and what the other operand has), the other operand is scaled.
 
-Side conditions: m is a product with the factor s (nothing quantises it), s lacks one of m's dims.
+Side conditions: m is a product with the factor s (nothing quantises it), s lacks one of m's dims,
+and the product is not one of m with itself.
 Rounding: the scale meets a sum instead of each element: one rounding of every operand element is
 saved, so that narrow operands give no larger an error (CODA figure 6). A scale of 0, inf or nan
 gives other special values than the elementwise form only where that has 0 * inf.
@@ -75,6 +76,7 @@ def _places(p: Program) -> Iterator[tuple[Compute, Expr, list[tuple[str, str]]]]
             found = [
                 (name, way)
                 for name, g in all_gemms.items()
+                if g.a.tensor != g.b.tensor
                 for operand in g.operands
                 if operand.tensor == m.name and (way := _way(g, m, operand, s)) is not None
             ]

@@ -151,14 +151,9 @@ def _groups(p: Program) -> Iterator[tuple[str, ...]]:
     """Pairs and triples of products that read a common tensor."""
     known = gemms(p)
     names = list(known)
-    reads = {n: {o.tensor for o in known[n].operands} for n in names}
-    for i, a in enumerate(names):
-        for j in range(i + 1, len(names)):
-            if reads[a] & reads[names[j]]:
-                yield a, names[j]
-                for k in range(j + 1, len(names)):
-                    if MOST >= 3 and reads[a] & reads[names[j]] & reads[names[k]]:
-                        yield a, names[j], names[k]
+    reads = {n: frozenset(o.tensor for o in known[n].operands) for n in names}
+    for size in range(2, MOST + 1):
+        yield from (g for g in combinations(names, size) if frozenset.intersection(*(reads[n] for n in g)))
 
 
 def stack_apply(p: Program, match: Match) -> Program:
