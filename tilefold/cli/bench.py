@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, get_args
 
 import torch
 import typer
@@ -13,7 +13,7 @@ from tilefold.cli.friendly import console, friendly
 from tilefold.errors import TilefoldError
 from tilefold.suites import bench_cpu, bench_planner, bench_report, planner_report
 from tilefold.suites.gpu import plots, report, supervise
-from tilefold.suites.gpu.bars import judge_all
+from tilefold.suites.gpu.bars import judge_all, judge_startup
 from tilefold.suites.gpu.cases import SUITES
 from tilefold.suites.gpu.results import Results
 from tilefold.suites.gpu.worker import Job, Study
@@ -39,7 +39,9 @@ def bench(
     hot: Annotated[bool, typer.Option(help="caches hot instead of flushed", rich_help_panel=_GPU)] = False,
     autotune: Annotated[bool, typer.Option(help="also torch.compile's max-autotune", rich_help_panel=_GPU)] = False,
     small: Annotated[bool, typer.Option(help="the same operators at small sizes", rich_help_panel=_GPU)] = False,
-    study: Annotated[str | None, typer.Option(help="numerics or ablations, no rows", rich_help_panel=_GPU)] = None,
+    study: Annotated[
+        str | None, typer.Option(help="numerics, ablations or startup; no rows", rich_help_panel=_GPU)
+    ] = None,
     plot: Annotated[Path | None, typer.Option("--plots", help="folder for charts", rich_help_panel=_GPU)] = None,
 ) -> None:
     """Time Tilefold next to eager, torch.compile and library kernels, the contenders taking turns."""
@@ -105,6 +107,8 @@ def _show(job: Job, results: Results) -> None:
     else:
         for found in report.studies(results):
             console.print(found)
+        if results.startup:
+            console.print(report.bars_table(judge_startup(results)))
     console.print(f"written: {job.results}")
 
 
@@ -113,9 +117,9 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _study(text: str | None) -> Study | None:
-    known: dict[str, Literal["numerics", "ablations"]] = {"numerics": "numerics", "ablations": "ablations"}
+    known: dict[str, Study] = {name: name for name in get_args(Study)}
     if text is not None and text not in known:
-        raise TilefoldError(f"no study {text!r}", hint=" or ".join(known))
+        raise TilefoldError(f"no study {text!r}", hint=", ".join(known))
     return None if text is None else known[text]
 
 

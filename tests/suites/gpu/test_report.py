@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.suites.gpu.fixtures import record, results
 from tilefold.errors import UnsupportedError
 from tilefold.suites.gpu import plots, report
-from tilefold.suites.gpu.bars import BARS, Bar, against, geometric_mean, judge_all, judge_bar
+from tilefold.suites.gpu.bars import BARS, Bar, against, geometric_mean, judge_all, judge_bar, judge_startup
 from tilefold.suites.page import MARK, write_cpu_part, write_gpu_part
 
 RUN = results(
@@ -89,6 +89,22 @@ def test_bandwidth_and_first_call_bars():
     short = record("gqa-decode-128", "tilefold", 4e6, over=1.0, **{**decode, "length": 128})
     found = next(v for v in judge_all(results(long, short)) if v.name == "* decode from 32K keys: 2,550 GB/s")
     assert found.rows == 1 and found.value == pytest.approx(1e9 / 404e-6 / 1e9) and found.met is False
+
+
+def test_startup_bars():
+    entries = (
+        {"row": "H2", "cold": 2.5, "warm": 0.7, "host_us": 8.0, "why": ""},
+        {"row": "L2", "cold": 2.9, "warm": 0.3, "host_us": None, "why": "died"},
+    )
+    found = {v.name: v for v in judge_startup(results(startup=entries))}
+    assert judge_startup(RUN) == ()
+    assert found["first call, empty caches: under 3 s"].met is True
+    warm = found["first call of a second process: under 0.5 s"]
+    assert warm.met is False and warm.missing == ("H2",) and warm.value == 0.7
+    assert found["host, warm call: under 10 us"].missing == ("L2",)
+    page = report.markdown(results(startup=entries))
+    assert "| H2 | 2.5 | 0.7 | 8 |  |" in page and "| L2 | 2.9 | 0.3 | - | died |" in page
+    assert "| first call of a second process: under 0.5 s | 0.70 | 2 | MISSED (H2) |" in page
 
 
 def test_means_are_by_operator_and_of_the_suite():

@@ -1,11 +1,15 @@
-"""The numerical study and the ablations, at small sizes on a CPU."""
+"""The studies of errors, ablations and first calls, at small sizes on a CPU."""
 
 from __future__ import annotations
+
+import json
+import sys
 
 import pytest
 import torch
 
-from tilefold.suites.gpu import ablation, numerics
+from tilefold.errors import TilefoldError
+from tilefold.suites.gpu import ablation, numerics, startup
 from tilefold.suites.gpu.measure import CpuTimer
 from tilefold.suites.gpu.operators import attention
 
@@ -59,3 +63,41 @@ def test_ablations_are_relative_and_name_what_failed(monkeypatch):
     assert "no such level" in levels["thread"]["why"] and levels["warp"]["why"].startswith("wrong")
     slowest = [e["relative"] for e in entries if e["study"] == "incremental"]
     assert len(slowest) == 2 and max(slowest) == 1.0 and min(slowest) > 0
+
+
+def test_first_calls_of_processes(monkeypatch):
+    asked = []
+
+    def process(words):
+        asked.append(words)
+        return {"first_call": 2.0 / len(asked), "host_us": 7.0}
+
+    monkeypatch.setattr(startup, "run_process", process)
+    (entry,) = startup.study("cpu", silent, small=True)
+    assert entry == {"row": "V-small", "cold": 2.0, "warm": 1.0, "host_us": 7.0, "why": ""}
+    assert asked[0] == asked[1] and asked[0][0] == "env" and asked[0][-4:] == ("redfuser", "V-small", "cpu", "small")
+    assert len(startup.study("cpu", silent)) == len(startup.ROWS)
+
+
+def test_a_process_reports_its_last_line_and_its_failure():
+    found = startup.run_process(
+        (sys.executable, "-c", "print('noise'); print('{\"first_call\": 1.5, \"host_us\": 3}')")
+    )
+    assert found == {"first_call": 1.5, "host_us": 3}
+    with pytest.raises(TilefoldError, match="the process failed: no kernel"):
+        startup.run_process((sys.executable, "-c", "raise SystemExit('no kernel')"))
+
+
+def test_a_failed_start_is_an_entry(monkeypatch):
+    def fails(words):
+        raise TilefoldError("no kernel")
+
+    monkeypatch.setattr(startup, "run_process", fails)
+    (entry,) = startup.study("cpu", silent, small=True)
+    assert entry["why"] == "no kernel" and entry["cold"] is None
+
+
+def test_the_process_prints_an_entry(capsys):
+    startup.main(["redfuser", "V-small", "cpu", "small"])
+    entry = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert entry["first_call"] > 0 and 0 < entry["host_us"] < 1e6

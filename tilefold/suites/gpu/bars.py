@@ -22,6 +22,8 @@ DECODE_BANDWIDTH = 0.85 * 3.0e12
 ROW_BANDWIDTH = 2.8e12
 #: Seconds of a cold, untuned first call.
 FIRST_CALL_SECONDS = 3.0
+#: Entry of the startup study, what it may be at most, unit.
+STARTUP = (("cold", FIRST_CALL_SECONDS, "s"), ("warm", 0.5, "s"), ("host_us", 10.0, "us"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,11 @@ def judge_all(results: Results, suites: Sequence[str] | None = None) -> tuple[Ve
     return tuple(found)
 
 
+def judge_startup(results: Results) -> tuple[Verdict, ...]:
+    """The bars of the startup study; none where it was not made."""
+    return tuple(_judge_startup(results, *bar) for bar in STARTUP if results.startup)
+
+
 def judge_bar(results: Results, bar: Bar) -> Verdict:
     """One bar on what was measured."""
     ratios: list[float] = []
@@ -163,3 +170,15 @@ def _judge_first_call(results: Results, suite: str) -> Verdict:
     slow = tuple(row for row, s in taken.items() if s > FIRST_CALL_SECONDS)
     worst = max(measured, default=math.nan)
     return Verdict(suite, name, worst, worst < FIRST_CALL_SECONDS if measured else None, len(measured), slow)
+
+
+def _judge_startup(results: Results, entry: str, most: float, unit: str) -> Verdict:
+    """The slowest row of the startup study."""
+    measured = {e["row"]: e[entry] for e in results.startup if e[entry] is not None}
+    slow = tuple(row for row, x in measured.items() if x > most)
+    failed = tuple(e["row"] for e in results.startup if e[entry] is None)
+    worst = max(measured.values(), default=math.nan)
+    names = {"cold": "first call, empty caches", "warm": "first call of a second process", "host_us": "host, warm call"}
+    return Verdict(
+        "all", f"{names[entry]}: under {most:g} {unit}", worst, not slow and not failed, len(measured), slow + failed
+    )

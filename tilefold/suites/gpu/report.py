@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from tilefold.suites.gpu.bars import Verdict, against, geometric_mean, judge_all
+from tilefold.suites.gpu.bars import Verdict, against, geometric_mean, judge_all, judge_startup
 from tilefold.suites.gpu.peers import OURS, PEERS
 from tilefold.suites.gpu.results import Record, Results
 
@@ -115,6 +115,8 @@ def markdown(results: Results) -> str:
         lines += [f"### {suite}: rows", "", *_rows(results, suite)]
     for title, heads, rows in _studies(results):
         lines += [f"### {title}", "", *_grid(heads, rows), ""]
+    if results.startup:
+        lines += [*_bars(judge_startup(results)), ""]
     lines += _how_to_read()
     return "\n".join(lines) + "\n"
 
@@ -187,6 +189,10 @@ def _studies(results: Results) -> list[tuple[str, tuple[str, ...], list[tuple[st
             for a in results.ablations
         ]
         found.append(("Ablations", heads, cells))
+    if results.startup:
+        heads = ("row", "first call s", "second process s", "host us a call", "notes")
+        cells = [(str(e["row"]), *_study(e, "cold", "warm", "host_us"), str(e["why"])) for e in results.startup]
+        found.append(("First calls, and the host's time of a warm call", heads, cells))
     return found
 
 

@@ -61,7 +61,7 @@ class Record:
 class Results:
     """A file of results. `device` and `versions` say where; `policy` how; `date` (ISO) when it last grew.
 
-    `done`: rows that are finished (suite, row). `numerics` and `ablations`: rows of those studies.
+    `done`: rows that are finished (suite, row). `numerics`, `ablations`, `startup`: entries of those studies.
     """
 
     device: dict[str, Any] = field(default_factory=dict)
@@ -73,6 +73,7 @@ class Results:
     done: tuple[tuple[str, str], ...] = ()
     numerics: tuple[dict[str, Any], ...] = ()
     ablations: tuple[dict[str, Any], ...] = ()
+    startup: tuple[dict[str, Any], ...] = ()
 
     def row(self, suite: str, row: str) -> tuple[Record, ...]:
         """The records of a row."""
@@ -114,8 +115,8 @@ def load(path: Path) -> Results:
         version = data.pop("version")
         records = tuple(_record(r) for r in data.pop("records"))
         done = tuple((str(s), str(r)) for s, r in data.pop("done"))
-        numerics, ablations = (tuple(data.pop(name)) for name in ("numerics", "ablations"))
-        found = Results(records=records, done=done, numerics=numerics, ablations=ablations, **data)
+        numerics, ablations, startup = (tuple(data.pop(name)) for name in ("numerics", "ablations", "startup"))
+        found = Results(records=records, done=done, numerics=numerics, ablations=ablations, startup=startup, **data)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise TilefoldError(f"not a file of results: {path} ({error})", hint="choose another --json") from None
     if version != VERSION:

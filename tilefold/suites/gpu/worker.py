@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tilefold.errors import TilefoldError
-from tilefold.suites.gpu import ablation, numerics
+from tilefold.suites.gpu import ablation, numerics, startup
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.gpu.cases import select
 from tilefold.suites.gpu.environment import device_facts, versions
@@ -26,7 +26,7 @@ from tilefold.suites.gpu.peers import Peer, contenders
 from tilefold.suites.gpu.results import Results, load, save
 from tilefold.suites.gpu.row import Effort, Tell, measure_row
 
-Study = Literal["numerics", "ablations"]
+Study = Literal["numerics", "ablations", "startup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,8 @@ def _studied(results: Results, job: Job, timer: Timer, tell: Tell) -> Results:
     """With the study's entries in place of those of an earlier run."""
     if job.study == "numerics":
         return replace(results, numerics=numerics.study(job.device, tell, small=job.small))
+    if job.study == "startup":
+        return replace(results, startup=startup.study(job.device, tell, small=job.small))
     return replace(results, ablations=ablation.study(job.device, timer, tell, small=job.small))
 
 
