@@ -20,6 +20,7 @@ from tilefold.block.safety import make_safe, unsafe
 from tilefold.runtime.graphs import compile_graph
 from tilefold.suites.blocks.case import BlockCase, Outcome
 from tilefold.suites.blocks.examples import Example, examples
+from tilefold.suites.blocks.users import cases as user_cases
 
 #: Elements of each dim in the runs on CPU, and dims that are one block there (the paper's D = L = 1).
 CPU_SIZES = {"m": 96, "n": 160, "d": 64, "l": 48, "k": 64}
@@ -41,7 +42,7 @@ def cases() -> tuple[BlockCase, ...]:
         ]
     attention = examples()[0]
     found.append(BlockCase(GROUP, "attention: scores of +-1e4, on CPU", partial(_on_cpu, attention, 1e4)))
-    return tuple(found)
+    return (*found, *user_cases())
 
 
 @lru_cache
