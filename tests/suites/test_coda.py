@@ -7,8 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tilefold.block.epilogue.cost import Target
+from tilefold.block.epilogue.search import rewrite
 from tilefold.errors import TilefoldError
-from tilefold.suites.blocks.coda import BLOCKS, cases, check, show, worst
+from tilefold.frontend.joint import capture, in_float64
+from tilefold.suites.blocks.coda import BLOCKS, TILE, cases, check, show, worst
+from tilefold.tensor.interp import run
 
 
 def block(name: str):
@@ -20,6 +24,29 @@ def test_the_backward_of_swiglu_is_made_of_the_papers_kernels():
     assert outcome.ok, outcome.detail
     assert outcome.detail.startswith("CODA's kernels 4 6 9 10; passes 3 -> 0")
     assert "transpose identity" in outcome.detail
+
+
+@pytest.mark.parametrize("name", ["GEMM, residual, RMSNorm, GEMM", "RMSNorm, LM head, cross-entropy: backward"])
+def test_in_bf16_the_laws_cost_no_accuracy(name):
+    b = block(name)
+    torch.manual_seed(0)
+    module = b.module().bfloat16()
+    args = tuple(narrow(a) for a in b.arguments())
+    captured = capture(module, *args, training=b.training)
+    after = rewrite(captured.lowered.program, Target(TILE, captured.parameters, b.training, captured.late))
+    exact = in_float64(module, captured, args)
+
+    def errors(p):
+        got = captured.executable(p, lambda inputs, syms: run(p, inputs, syms=syms))(*map(narrow, exact.inputs))
+        return [(a.double() - e).norm() / e.norm() for a, e in zip(got, exact.expected, strict=True) if e is not None]
+
+    assert len(after.steps) > 2
+    for before, now in zip(errors(captured.lowered.program), errors(after.result.program), strict=True):
+        assert now <= 1.15 * before + 1e-6
+
+
+def narrow(x):
+    return x.detach().bfloat16().requires_grad_(x.requires_grad) if x.is_floating_point() else x
 
 
 def test_a_case_fails_where_a_kernel_is_missing():

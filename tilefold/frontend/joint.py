@@ -113,34 +113,33 @@ def _described(
     return Captured(lowered, tuple(real), frozenset(parameters), frozenset(late), results)
 
 
-def in_float64(module: torch.nn.Module, captured: Captured, args: Sequence[torch.Tensor]) -> _Exact:
-    """The module run eagerly in float64 on the captured arguments, with gradients where they are wanted."""
-    return _Exact(module, captured, args)
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """A float64 run: what a captured graph has to be called with, and what it has to return."""
+
+    inputs: tuple[torch.Tensor, ...]
+    expected: tuple[torch.Tensor | None, ...]
 
 
-class _Exact:
-    """Results, random gradients of them, and gradients of the arguments, all in float64.
-
-    `inputs`: what the captured graph has to be called with; `expected`: what it has to return.
-    """
-
-    def __init__(self, module: torch.nn.Module, captured: Captured, args: Sequence[torch.Tensor]):
-        names: Mapping[int, str] = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
-        wide = {id(a): _wide(a) for a in (*args, *module.parameters(), *module.buffers())}
-        state = {n: wide[i] for i, n in names.items()}
-        made = torch.func.functional_call(module, state, tuple(wide[id(a)] for a in args))
-        results = made if isinstance(made, tuple | list) else (made,)
-        primals = [wide[id(a)] for a in captured.arguments]
-        self.inputs: list[torch.Tensor] = [p.detach() for p in primals]
-        self.expected: list[torch.Tensor | None] = [r.detach() for r in results]
-        if captured.results < len(captured.lowered.outputs):
-            gen = torch.Generator().manual_seed(7)
-            wanted = [r for r in results if r.requires_grad]
-            gradients = [torch.randn(r.shape, generator=gen, dtype=r.dtype) for r in wanted]
-            needed = [p for p in primals if p.requires_grad]
-            found = iter(torch.autograd.grad(wanted, needed, gradients, allow_unused=True))
-            self.inputs += gradients
-            self.expected += [next(found) if p.requires_grad else None for p in primals]
+def in_float64(module: torch.nn.Module, captured: Captured, args: Sequence[torch.Tensor]) -> Exact:
+    """The module run eagerly in float64; of a joint graph also its gradients, for random gradients of the results."""
+    names: Mapping[int, str] = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
+    wide = {id(a): _wide(a) for a in (*args, *module.parameters(), *module.buffers())}
+    state = {n: wide[i] for i, n in names.items()}
+    made = torch.func.functional_call(module, state, tuple(wide[id(a)] for a in args))
+    results = made if isinstance(made, tuple | list) else (made,)
+    primals = [wide[id(a)] for a in captured.arguments]
+    inputs = tuple(p.detach() for p in primals)
+    expected = tuple(r.detach() for r in results)
+    if captured.results == len(captured.lowered.outputs):
+        return Exact(inputs, expected)
+    gen = torch.Generator().manual_seed(7)
+    wanted = [r for r in results if r.requires_grad]
+    gradients = [torch.randn(r.shape, generator=gen, dtype=r.dtype) for r in wanted]
+    needed = [p for p in primals if p.requires_grad]
+    found = iter(torch.autograd.grad(wanted, needed, gradients, allow_unused=True))
+    of_arguments = tuple(next(found) if p.requires_grad else None for p in primals)
+    return Exact((*inputs, *gradients), (*expected, *of_arguments))
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
