@@ -23,6 +23,7 @@ from tilefold.block.graph.to_loops import to_loops
 from tilefold.block.ir import Accumulate, Init, Let, Update, walk
 from tilefold.block.rules.algorithm import fuse
 from tilefold.block.safety import make_safe, unsafe
+from tilefold.runtime.graphs import compile_graph
 from tilefold.suites.blocks.examples import attention, examples
 from tilefold.tensor.formula import derive
 
@@ -236,3 +237,11 @@ def test_sizes_do_not_matter():
     wide = replace(p, sizes={**p.sizes, "n": Const(50, DType.I64)})
     data = sample(wide)
     assert float((outputs(wide, data, 7)[0] - attention().reference(data)).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_safe_stays_safe(name):
+    """Making a safe program safe changes nothing, and code is only made of safe programs."""
+    p = make_safe(fuse(EXAMPLES[name].program).result)
+    assert lines_of(make_safe(p)) == lines_of(p)
+    assert not unsafe(compile_graph(fuse(EXAMPLES[name].program).result).program)

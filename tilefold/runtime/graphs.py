@@ -11,6 +11,7 @@ from tilefold.block import ir
 from tilefold.block.graph.ir import Program
 from tilefold.block.graph.to_loops import to_loops
 from tilefold.block.rules.algorithm import fuse_reductions
+from tilefold.block.safety import make_safe
 from tilefold.runtime.executor import Launch, load_kernel
 from tilefold.tensor.interp import extent
 from tilefold.tile.lower import lower
@@ -39,6 +40,7 @@ class CompiledGraph:
 
 
 def compile_graph(p: Program, whole: Iterable[str] = ()) -> CompiledGraph:
-    """Compile a block program; `whole`: dims that are one block. UnsupportedError: as `to_loops`."""
-    blocks = to_loops(fuse_reductions(p), whole)
+    """Compile a block program, made safe; `whole`: dims that are one block. UnsupportedError: as `to_loops`."""
+    p = make_safe(fuse_reductions(p))
+    blocks = to_loops(p, whole)
     return CompiledGraph(p, blocks, tuple(load_kernel(verify(lower(b))) for b in blocks))

@@ -356,20 +356,28 @@ def _parts(e: Expr) -> list[Expr]:
 
 
 def _blocked(p: TensorProgram) -> frozenset[str]:
-    """The dims that blocks have more than one element of."""
-    found: dict[str, None] = {}
+    """The dims that blocks have more than one element of: what products need, then rows where there is room."""
+    needed: dict[str, None] = {}
+    wished: dict[str, None] = {}
+    values: list[frozenset[str]] = []
     for c in p.body:
         sides = as_contraction(c.body, c.dims, c.rdims) if c.reducer == "sum" else None
+        values += [frozenset(c.dims)] if sides is not None else [frozenset((*c.dims, *c.rdims))]
         if sides is not None:
             a, b = dims_used(sides.a), dims_used(sides.b)
+            values += [a, b]
             for own in (a - b, b - a):
-                found |= dict.fromkeys([d for d in c.dims if d in own][-1:])
-            found |= dict.fromkeys(c.rdims[-1:])
+                needed |= dict.fromkeys([d for d in c.dims if d in own][-1:])
+            needed |= dict.fromkeys(c.rdims[-1:])
         elif c.reducer in REDUCTIONS:
-            found |= dict.fromkeys(c.rdims[-1:])
-            found |= dict.fromkeys(c.dims[-1:])
-    if not found:
+            needed |= dict.fromkeys(c.rdims[-1:])
+            wished |= dict.fromkeys(c.dims[-1:])
+    if not needed:
         for c in p.body:
-            found |= dict.fromkeys(c.dims[-MOST_AXES:])
+            wished |= dict.fromkeys(c.dims[-MOST_AXES:])
     small = {d for d, e in p.sizes.items() if isinstance(e, Const) and e.value == 1 and e.dtype is DType.I64}
-    return frozenset(found) - small
+    found = set(needed) - small
+    for d in wished:
+        if d not in small and all(len((found | {d}) & v) <= MOST_AXES for v in values if d in v):
+            found.add(d)
+    return frozenset(found)
