@@ -34,7 +34,10 @@ def library_products(p: Program, machine: Machine) -> frozenset[str]:
 
 
 def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:
-    operands = [ld.tensor for ld in getattr(c.body, "args", ()) if isinstance(ld, Load)]
+    loads = [ld for ld in getattr(c.body, "args", ()) if isinstance(ld, Load)]
+    if len({frozenset(ld.index) for ld in loads}) == 1:
+        return False  # dot products of rows: nothing is used twice, so memory is all that counts
+    operands = [ld.tensor for ld in loads]
     dtype = g.program.dtype_of(operands[0])
     flops = 2 * g.points((*out_dims(c), *c.rdims))
     # in memory only for the library's sake: the result, and operands that nothing else reads

@@ -21,11 +21,14 @@ from tilefold.plan.cost import Cost
 from tilefold.plan.forms import Form, build_form
 from tilefold.plan.hardware import Machine
 from tilefold.plan.library import library_products
+from tilefold.plan.recompute import Choice, choices, rewritten, solve
 from tilefold.plan.select import Chosen, Selection, Variant, select
 from tilefold.tensor.ir import Program
 
 #: Different kernels that are priced in a compilation; programs of large products need fewer.
 BUDGET = 80
+#: Recomputation is looked at in plans of at most this many kernels, with this many variants of them.
+MOST_RECOMPUTED, MOST_WAYS = 12, 96
 #: Programs of more operators are not planned but grouped greedily.
 MOST_OPERATORS = 2000
 
@@ -98,10 +101,40 @@ def plan_program(
     p = prepare(p, apart)
     if len(p.body) > MOST_OPERATORS:
         raise PlanError(f"{len(p.body)} operators are too many to plan at once")
-    made = Kernels(p, machine, apart, syms, workers=workers, library=library)
-    found = select(made.problem(budget), rivals=rivals)
+
+    def search(q: Program) -> tuple[Kernels, Selection]:
+        made = Kernels(q, machine, apart, syms, workers=workers, library=library)
+        return made, select(made.problem(budget), rivals=rivals)
+
+    made, found = search(p)
+    again = _recomputed(made, found)
+    if again is not None:
+        other, better = search(again)
+        if better.seconds < found.seconds:
+            made, found = other, better
     kernels = tuple(_planned(made, found, c, rivals) for c in found.kernels)
-    return Plan(p, machine, kernels, found, _refusals(made, kernels))
+    return Plan(made.program, machine, kernels, found, _refusals(made, kernels))
+
+
+def _recomputed(made: Kernels, found: Selection) -> Program | None:
+    """The program with copies of the maps that are cheaper to compute again than to store; None if there are none."""
+    kernels = [made.dag.members(k.members) for k in found.kernels]
+    if len(kernels) > MOST_RECOMPUTED:
+        return None
+    ways = choices(made.program, kernels)
+    if not any(w.again for w in ways) or len(ways) > MOST_WAYS:
+        return None
+
+    def cost(w: Choice) -> float:
+        assert w.program is not None
+        apart = made.apart & {c.name for c in w.program.body}
+        alone = Kernels(w.program, made.machine, apart, made.syms, library=made.with_library)
+        legal_one = alone.bound(alone.dag.everything) is not None
+        priced = alone.variants(alone.dag.everything) if legal_one else ()
+        return priced[0].seconds if priced else 1.0  # not one kernel: as good as forbidden
+
+    chosen = solve(made.program, ways, cost)
+    return rewritten(made.program, kernels, chosen) if any(w.again for w in chosen) else None
 
 
 def _planned(made: Kernels, found: Selection, c: Chosen, rivals: bool) -> PlannedKernel:
