@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.expr import Expr, Index, Load, Size, Sym, transform, walk
+from tilefold.algebra.ops import OPS, REDUCERS
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
 from tilefold.tensor.ir import Input
 
 _DIMS = "ijklmnpqrstuvxyz"  # w names a vector width in generated code
+#: Words of the text form: a value of such a name could not be read back.
+RESERVED = frozenset({*REDUCERS, *OPS, "size", "inf", "nan", "true", "false"})
 _NUMBERS = re.compile(r"_?\d+(?=_|$)")
 
 
@@ -35,7 +38,7 @@ def canonical(b: Block) -> Canonical:
     dims = _dim_names(b)
     syms = {s: f"n{k}" for k, s in enumerate(_used_syms(b, dims))}
     names: dict[str, str] = {}
-    taken = {*dims.values(), *syms.values()}
+    taken = {*dims.values(), *syms.values(), *RESERVED}
     for name in (*(i.name for i in b.inputs), *(r.name for r in b.results), *_value_names(b)):
         names[name] = _fresh(_NUMBERS.sub("", name).strip("_") or "value", taken)
     r = Renamer(dims, syms, names)
