@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.block.programs import ALL
 from tests.block.rules.generate import random_program, sample
+from tests.fuzz.programs import programs
 from tilefold.block.graph.from_tensor import from_tensor
 from tilefold.block.graph.interp import run
 from tilefold.block.graph.listing import lines_of
@@ -19,6 +23,7 @@ from tilefold.runtime.graphs import compile_graph
 from tilefold.suites.blocks.examples import examples
 from tilefold.tensor.interp import extent
 from tilefold.tensor.interp import run as run_tensor
+from tilefold.tensor.ir import Program
 from tilefold.tensor.text import parse
 
 ATTENTION = """
@@ -216,3 +221,44 @@ def test_random_programs_as_code():
         got = compiled({k: v.float() for k, v in x.items()})
         for name, w in want.items():
             assert float((got[name] - w).abs().max()) < 1e-3 * max(1.0, float(w.abs().max()))
+
+
+# -- random programs ---------------------------------------------------------------------------
+
+
+def test_random_tensor_programs():
+    """Block programs of random tensor programs compute the same, or there is a reason why there is none."""
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=30, deadline=None, phases=[Phase.generate], derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(programs())
+    def check(p: Program) -> None:
+        try:
+            bridged = from_tensor(p)
+        except UnsupportedError:
+            seen["refused"] += 1
+            return
+        syms = dict.fromkeys(p.syms, 6)
+        x = inputs(p, syms)
+        want = run_tensor(p, x, exact=True, syms=syms)
+        given_ = {n: x[t] for n, t in bridged.source.items()}
+        f = fuse(bridged.program)
+        for q in (f.start, make_safe(f.result)):
+            got = run(q, given_, blocks=dict.fromkeys(q.sizes, 2), syms=syms)
+            for name, v in zip(p.outputs, q.graph.outputs, strict=True):
+                torch.testing.assert_close(got[v].double(), want[name].double(), rtol=1e-7, atol=1e-7, equal_nan=True)
+        seen["same"] += 1
+
+    check()
+    assert seen["same"] > seen["refused"]
+
+
+def test_exponents_of_a_transposed_block():
+    """exp(u[j] - v[i]) is made with rows j, used with rows i; its exponents go along."""
+    agrees(
+        "program p()\n  input v: f32[2]\n  input u: f32[7]\n  input w: f32[7, 3]\n  dim i = 2\n  dim j = 7\n"
+        "  dim k = 3\n  y[i, k]: f32 = sum[j] exp(u[j] - v[i]) * w[j, k]\n  return y\n"
+    )

@@ -87,6 +87,8 @@ class _Bridge:
             if name not in self.results:
                 raise UnsupportedError(f"{name} is an input that is returned as it is")
             value, axes = self.results[name]
+            if set(self.types[value].lists) != set(axes):
+                raise UnsupportedError(f"{name} repeats its values along a dim")
             if value in self.arrays or value in self.source:
                 raise UnsupportedError(f"{name} repeats another result")
             self.arrays[value] = Array(axes, self.p.dtype_of(name))
@@ -257,7 +259,7 @@ class _Bridge:
         if not args:
             raise UnsupportedError(f"{name or 'a value'} is computed from indices alone")
         held = {d for a in args for d in self.types[a].lists}
-        if missing := [d for d in dims if d not in held]:
+        if missing := sorted(dims_used(f) - held):
             raise UnsupportedError(f"{name or 'a value'} varies along {missing[0]}, its operands do not")
         lists: list[str] = []
         for a in sorted(args, key=lambda v: -len(self.types[v].lists)):
@@ -278,8 +280,6 @@ class _Bridge:
         body = Cast(c.body, c.dtype) if c.dtype.rounds and c.dtype.is_float else c.body
         if c.reducer is None:
             v = self.value(body, c.dims, c.name)
-            if set(self.types[v].lists) != set(c.dims):
-                raise UnsupportedError(f"{c.name} repeats its operands along a dim")
             self.results[c.name] = (v, c.dims)
             return
         sides = as_contraction(c.body, c.dims, c.rdims) if c.reducer == "sum" else None
@@ -317,12 +317,17 @@ class _Bridge:
             raise UnsupportedError(f"{c.name} reduces blocks along both axes")
         over = (*(d for d in c.rdims if d not in along), *along)
         x = self.value(c.body, (*c.dims, *over))
-        if set(self.types[x].lists) != {*c.dims, *c.rdims}:
-            raise UnsupportedError(f"{c.name} reduces what does not vary along all of its axes")
+        if same := [d for d in over if d not in self.types[x].lists]:
+            if c.reducer not in ("max", "min"):
+                raise UnsupportedError(f"{c.name} reduces what does not vary along {same[0]}")
+            over, along = tuple(d for d in over if d not in same), [d for d in along if d not in same]
+            if not over:
+                return x
         if along and self.types[x].item[-1] != along[0]:
             raise UnsupportedError(f"{c.name} reduces along the rows of its blocks")
         item = tuple(d for d in self.types[x].item if d not in along)
-        t = Type((*(d for d in c.dims if d not in item), *item), item)
+        kept = [d for d in c.dims if d in self.types[x].lists]
+        t = Type((*(d for d in kept if d not in item), *item), item)
         return self.emit(ArrayOp((c.name,), "reduce", (x,), over=over, reducer=str(c.reducer)), t)
 
     def misc(self, c: Compute) -> None:

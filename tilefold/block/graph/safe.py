@@ -179,7 +179,7 @@ class SafeGraph:
             self.compact(p.sig, args, n.out, shape=args[0])
             self.reps[n.out] = Rep(n.out, {names[a]: c for a, c in p.exponent.items()})
             return
-        y = self.exponent_value(linear_expr(p.exponent), args, n.out)
+        y = self.aligned(self.exponent_value(linear_expr(p.exponent), args, n.out), item)
         kind = self.granularity or choose(len(item), whole_rows(self.old, n.out, self.rows)).granularity
         if kind == "element" or not self.type(y).item or (kind == "row" and len(self.type(y).item) < 2):
             self.compact(p.sig, [*args, y], n.out, shape=y)
@@ -216,11 +216,16 @@ class SafeGraph:
         column = self.types[v].item[-1]
         if not any(column in self.type(z).item for z in rep.exponent):
             return rep
-        y = self.combined(rep)
+        y = self.aligned(self.combined(rep), self.types[v].item)
         z = self.func("row_max", y, out=self.fresh(f"{v}_max"))
         sig = self.fresh(f"{v}_row")
         self.func(ELEMENTWISE, rep.sig, y, z, expr=arg(0) * call("exp", arg(1) - guarded(arg(2))), out=sig)
         return Rep(sig, {z: 1.0})
+
+    def aligned(self, y: str, item: tuple[str, ...]) -> str:
+        """An exponent with its axes in the order of the item that it belongs to."""
+        have = self.type(y).item
+        return y if have == tuple(d for d in item if d in have) else self.func("transpose", y)
 
     def combined(self, rep: Rep) -> str:
         """One value for the whole exponent of an item."""
