@@ -45,10 +45,19 @@ def test_captured_programs_agree_with_eager(training):
 def test_parameters_and_gradients_are_told_apart():
     module, args = Norm(), arguments()
     captured = capture(module, *args, training=True)
-    assert len(captured.parameters) == 3 and captured.late == {"grad0"} and captured.results == 1
+    assert captured.parameters == {"norm_weight", "proj_weight", "proj_bias"}
+    assert captured.late == {"grad0"} and captured.results == 1
+    assert {i.name for i in captured.lowered.program.inputs} - captured.parameters == {"x", "scale", "grad0"}
     assert not capture(module, *args).late
     # the argument that needs no gradient gets none
     assert sum(b.name is None for b in captured.lowered.outputs) == 1
+
+
+def test_a_module_can_be_captured_any_number_of_times():
+    module, args = nn.Linear(8, 4), arguments()[:1]
+    for _ in range(10):  # more often than Dynamo compiles one code object
+        captured = capture(module, *args)
+    assert captured.parameters == {"weight", "bias"}
 
 
 def test_what_has_no_lowering_is_refused():

@@ -7,6 +7,7 @@ what the backward may read is decided after them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,6 @@ from tilefold.frontend.decompose import decompositions, rewrite_attention
 from tilefold.frontend.execute import Executable, Runner
 from tilefold.frontend.fuse import own_copy, translated
 from tilefold.frontend.fx_to_tensor import Lowered, lower
-from tilefold.frontend.torch_compile import readable
 from tilefold.tensor.ir import Program
 
 #: Prefix of the names of the results' gradients.
@@ -54,7 +54,6 @@ def capture(module: torch.nn.Module, *args: torch.Tensor, training: bool = False
     UnsupportedError where the module cannot be captured whole, or an operator has no lowering.
     """
     found: list[tuple[torch.fx.GraphModule, int]] = []
-    titles: list[str] = []
     given: list[tuple[torch.Tensor, ...]] = []
 
     def partition(graph: torch.fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
@@ -69,7 +68,6 @@ def capture(module: torch.nn.Module, *args: torch.Tensor, training: bool = False
 
     def backend(gm: torch.fx.GraphModule, examples: Sequence[object]) -> Callable[..., object]:
         rewrite_attention(gm)
-        titles.extend(readable(n) for n in gm.graph.find_nodes(op="placeholder"))
         compiled = aot_module_simplified(
             gm,
             examples,
@@ -86,7 +84,10 @@ def capture(module: torch.nn.Module, *args: torch.Tensor, training: bool = False
 
         return call
 
-    run = torch.compile(own_copy(module), backend=backend, fullgraph=True, dynamic=False)
+    def forward(*real: torch.Tensor) -> object:  # Dynamo limits how often one code object is compiled: its own
+        return module(*real)
+
+    run = torch.compile(own_copy(forward), backend=backend, fullgraph=True, dynamic=False)
     with torch.set_grad_enabled(training):
         translated(run, *args)
     if not found:
@@ -94,10 +95,21 @@ def capture(module: torch.nn.Module, *args: torch.Tensor, training: bool = False
             "the module computes nothing to differentiate", hint="give arguments that need gradients"
         )
     graph, results = found[0]
+    titles = _titles(module, args, given[0])
     missing = len(graph.graph.find_nodes(op="placeholder")) - len(titles)
     names = [*titles, *(f"{GRADIENT}{n}" for n in range(missing))]
     lowered = lower(graph, name=name or type(module).__name__.lower(), names=names)
     return _described(lowered, names, len(titles), given[0], results)
+
+
+def _titles(module: torch.nn.Module, args: Sequence[torch.Tensor], real: Sequence[torch.Tensor]) -> list[str]:
+    """Names of the graph's tensors: of parameters and buffers, and of the arguments of `forward`."""
+    names = {id(t): n.replace(".", "_") for n, t in (*module.named_buffers(), *module.named_parameters())}
+    signature = inspect.signature(module.forward).parameters.values()
+    plain = [p.name for p in signature if p.kind is not p.VAR_POSITIONAL]
+    for n, a in enumerate(args):
+        names.setdefault(id(a), plain[n] if n < len(plain) else f"arg{n}")
+    return [names.get(id(t), f"tensor{n}") for n, t in enumerate(real)]
 
 
 def _described(

@@ -266,7 +266,7 @@ def check(block: Block) -> Outcome:
     return Outcome(
         ok,
         f"CODA's kernels {' '.join(map(str, sorted(papers)))}; passes {len(before)} -> {len(passes)} ({moved}); "
-        f"{laws}; error {error:.0e}, C++ {in_cpp:.0e}",
+        f"{laws or 'no law needed'}; error {error:.0e}, C++ {in_cpp:.0e}",
     )
 
 
