@@ -155,7 +155,7 @@ def test_all_programs_of_the_block_tests():
         (
             "s[h, i, j]: f32 = sum[d] q[h, i, d] * k[h, j, d]",
             "s[h, i, j]: f32 = sum[d] q[h, j, d] + k[h, j, d]",
-            "vary",
+            "varies along i",
         ),
     ],
 )
