@@ -71,6 +71,7 @@ def test_section():
     page = read(section(r))
     states = [a for tag, a in page.seen if tag == "article"]
     assert [a["data-step"] for a in states] == [str(k) for k in range(len(r.steps) + 2)]
+    assert ["hidden" in a for a in states] == [True] * len(r.steps) + [False, False]
     (slider,) = [a for tag, a in page.seen if tag == "input"]
     assert slider["max"] == str(len(r.steps) + 1)
     assert page.text.count("snapshot") == len(r.snapshots) and "rule 4: swap scale and dot" in page.text

@@ -109,8 +109,10 @@ def section(r: Rules) -> str:
     if r.safe is not None and r.safe != r.steps[-1].program:
         text = "Exponentials are carried as significands and exponents, so that none overflows."
         states.append(("Made safe", text, r.safe))
-    panels = "".join(_panel(k, *state, snapshot=k in r.snapshots) for k, state in enumerate(states))
     last = len(states) - 1
+    panels = "".join(
+        _panel(k, *state, snapshot=k in r.snapshots, shown=k >= last - 1) for k, state in enumerate(states)
+    )
     controls = (
         '<div class="controls"><button type="button" data-move="-1" aria-label="step back">←</button>'
         f'<input type="range" min="0" max="{last}" value="{last}" aria-label="step">'
@@ -124,10 +126,13 @@ def section(r: Rules) -> str:
     return f'{note}<div class="rule-steps" data-last="{last}">{controls}<div class="states">{panels}</div></div>'
 
 
-def _panel(k: int, title: str, text: str, p: Program, *, snapshot: bool) -> str:
+def _panel(k: int, title: str, text: str, p: Program, *, snapshot: bool, shown: bool) -> str:
+    """One state; the script of the page shows others than the last two."""
     badge = ' <span class="badge good">snapshot</span>' if snapshot else ""
     listing = code("\n".join(lines_of(p)))
+    hidden = "" if shown else " hidden"
     return (
-        f'<article class="state" data-step="{k}"><h4>{escape(title)}{badge}</h4><p class="soft">{escape(text)}</p>'
-        f'<pre>{listing}</pre><div class="canvas">{draw_program(p, title)}</div></article>'
+        f'<article class="state" data-step="{k}"{hidden}><h4>{escape(title)}{badge}</h4>'
+        f'<p class="soft">{escape(text)}</p><pre>{listing}</pre>'
+        f'<div class="canvas">{draw_program(p, title)}</div></article>'
     )
