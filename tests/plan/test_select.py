@@ -138,3 +138,10 @@ def test_masks(seed: int) -> None:
 def test_a_producer_after_its_consumer_is_an_error() -> None:
     with pytest.raises(ValueError, match="does not come before"):
         Dag.of(["a", "b"], {"a": ["b"]})
+
+
+def test_too_many_sets_make_the_kernels_smaller() -> None:
+    full, poor = select(chain(9)), select(chain(9, most_sets=20))
+    assert full.exact and not poor.exact
+    assert poor.seconds >= full.seconds
+    assert is_chain(chain(9).dag, [k.members for k in poor.kernels])

@@ -29,6 +29,8 @@ from tilefold.tensor.ir import Compute, Program
 
 #: Most operators of one kernel that are looked at.
 LARGEST = 16
+#: Sets whose legality is looked at, for each kernel that may be priced.
+SETS_A_PRICE = 40
 #: Part of the element-wise work that a kernel does at least.
 LEAST_SHARE = 0.5
 #: How much better than one pass another snapshot must look to be chosen.
@@ -99,6 +101,7 @@ class Kernels:
             self.variants,
             largest=LARGEST,
             spent=lambda: budget is not None and len(self._variants) >= budget,
+            most_sets=None if budget is None else SETS_A_PRICE * budget,
         )
 
     def _partners(self) -> tuple[int, ...]:

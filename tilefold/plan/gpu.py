@@ -23,6 +23,8 @@ from tilefold.tensor.reduction_laws import align_reductions
 
 #: Thread blocks wanted for each multiprocessor before a fold is left whole.
 BLOCKS_PER_UNIT = 2
+#: A state of this many columns fills a multiprocessor: one block each.
+WIDE = 512
 #: Elements of the axis that a segment has at least.
 LEAST_SEGMENT = 256
 MOST_SEGMENTS = 64
@@ -72,10 +74,19 @@ def segments(g: Graph, plan: StagePlan, units: int) -> int | None:
     members = plan.group.members
     if axis is None or any(g.escapes(m, members) and axis in out_dims(g.by_name[m]) for m in members):
         return None
-    wanted = units * BLOCKS_PER_UNIT // max(1, blocks(g, plan.group))
+    wide = any(g.extent(d) >= WIDE for m in members for d in _kept_local(g, plan, m))
+    wanted = units * (1 if wide else BLOCKS_PER_UNIT) // max(1, blocks(g, plan.group))
     most = g.extent(axis) // LEAST_SEGMENT
     n = min(wanted, most, MOST_SEGMENTS)
     return n if n > 1 else None
+
+
+def _kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:
+    """Dims over which a block keeps the state of member m."""
+    c = g.by_name[m]
+    if c.reducer is None or m in plan.inner:
+        return []
+    return [d for d in out_dims(c) if d not in plan.group.parallel]
 
 
 def blocks(g: Graph, members: Group) -> int:

@@ -11,10 +11,10 @@ bound, so nothing is lost), and programs too large for the search are grouped gr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.block.fuse import Fused, FusedKernel, fuse, prepare
-from tilefold.block.group import ENOUGH_PARALLEL, Grouping, Refusal, legal
+from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, Refusal, group, legal
 from tilefold.errors import PlanError
 from tilefold.plan.candidates import Kernels, Snapshot, together
 from tilefold.plan.cost import Cost
@@ -112,7 +112,13 @@ def plan_program(
         other, better = search(again)
         if better.seconds < found.seconds:
             made, found = other, better
-    kernels = tuple(_planned(made, found, c, rivals) for c in found.kernels)
+    groups: dict[int, Group] = {}
+    if not found.exact:  # the greedy grouping may have larger kernels than the search looked at
+        groups = {made.dag.mask(x.members): x for x in group(made.program, apart, workers).groups}
+        other_way = _total([(s, made.snapshots(x)) for s, x in groups.items()])
+        if other_way.seconds < found.seconds:
+            found = replace(found, kernels=other_way.kernels, seconds=other_way.seconds)
+    kernels = tuple(_planned(made, found, c, rivals, groups) for c in found.kernels)
     return Plan(made.program, machine, kernels, found, _refusals(made, kernels))
 
 
@@ -137,12 +143,12 @@ def _recomputed(made: Kernels, found: Selection) -> Program | None:
     return rewritten(made.program, kernels, chosen) if any(w.again for w in chosen) else None
 
 
-def _planned(made: Kernels, found: Selection, c: Chosen, rivals: bool) -> PlannedKernel:
+def _planned(made: Kernels, found: Selection, c: Chosen, rivals: bool, groups: Mapping[int, Group]) -> PlannedKernel:
     snapshot = _snapshot(c.variant)
-    group = made.group(c.members)
-    assert group is not None
-    kernels = build_form(made.graph, group, snapshot.form or Form())
-    return PlannedKernel(group.members, snapshot, kernels, _rival(made, found, c, rivals))
+    members = made.group(c.members) or groups.get(c.members)
+    assert members is not None
+    kernels = build_form(made.graph, members, snapshot.form or Form())
+    return PlannedKernel(members.members, snapshot, kernels, _rival(made, found, c, rivals))
 
 
 def _rival(made: Kernels, found: Selection, c: Chosen, rivals_known: bool) -> str:

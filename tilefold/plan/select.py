@@ -19,7 +19,7 @@ Three things keep it small without losing exactness:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 
@@ -28,6 +28,8 @@ from tilefold.plan.dag import Dag, bits, connected
 
 #: Sizes of the search beyond which it stops with an error instead of running for minutes.
 MOST_IDEALS = 200_000
+#: Operators of the largest kernel where there are too many sets of more.
+SMALLER = (6, 4, 2)
 Shapes = tuple[tuple[int, str], ...]
 
 
@@ -51,6 +53,7 @@ class Problem:
     either. `transfer(node, given, wanted)`: extra seconds to read a tensor with another shape than wanted (not
     negative). `largest`: most nodes of a candidate. `spent()`: no more candidates should be priced than are needed to
     finish: from then on one without a price is taken to cost as much above its bound as the priced ones do on average.
+    `most_sets`: sets to look at before smaller kernels have to do (SMALLER).
     """
 
     dag: Dag
@@ -61,6 +64,7 @@ class Problem:
     transfer: Callable[[int, str, str], float] = lambda node, given, wanted: 0.0
     largest: int = 64
     spent: Callable[[], bool] = lambda: False
+    most_sets: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def select(problem: Problem, *, rivals: bool = True) -> Selection:
 
     rivals: also find out for each kernel the best plan without it (prices more candidates).
     """
-    search = _Search(problem)
+    search, whole = _start(problem)
     while True:
         path = search.shortest()
         fresh = [s for s, _ in path if s not in search.priced]
@@ -102,7 +106,22 @@ def select(problem: Problem, *, rivals: bool = True) -> Selection:
             search.price(s)
         if search.slack == 1.0 and problem.spent():
             search.slack = max(1.0, search.usual_slack())
-    return search.result(path, rivals)
+    found = search.result(path, rivals)
+    return found if whole else replace(found, exact=False)
+
+
+def _start(problem: Problem) -> tuple[_Search, bool]:
+    """A search with the problem's largest kernels, or else (False) with the largest that leave few enough sets."""
+    for n, largest in enumerate((problem.largest, *SMALLER)):
+        try:
+            return _Search(replace(problem, largest=min(largest, problem.largest))), n == 0
+        except _TooManySets:
+            continue
+    return _Search(replace(problem, largest=1, most_sets=None)), False
+
+
+class _TooManySets(Exception):
+    """More sets than `Problem.most_sets`."""
 
 
 class _Search:
@@ -174,6 +193,8 @@ class _Search:
 
     def _bound(self, s: int) -> float | None:
         if s not in self.bounds:
+            if self.problem.most_sets is not None and len(self.bounds) >= self.problem.most_sets:
+                raise _TooManySets
             self.bounds[s] = self.problem.bound(s)
         return self.bounds[s]
 
