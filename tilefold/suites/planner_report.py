@@ -40,7 +40,8 @@ def summary(report: PlannerReport) -> str:
     """The two figures in a line."""
     return (
         f"{len(report.rows)} programs: rank correlation of predicted and measured time {report.correlation:.3f}; "
-        f"the choice is within 5 % of the best of its top 8 (or of all, where there are fewer) in {report.within:.0%} of them"
+        "the choice is within 5 % of the best of its top 8 (or of all, where there are fewer) in "
+        f"{report.within:.0%} of them"
     )
 
 
@@ -55,8 +56,8 @@ def markdown(report: PlannerReport) -> str:
         f"{summary(report)}.",
         "",
         f"Measured on {report.machine}, {report.threads} thread{'s' if report.threads != 1 else ''}. Times are the "
-        "best of some rounds in which the tilings take turns. The constants of the cost model were fitted to timings of "
-        "these programs on an AVX2 machine, so there the figures are of the fit, not of programs that it has not seen.",
+        "best of some rounds in which the tilings take turns. The constants of the cost model were fitted to timings "
+        "of these programs on an AVX2 machine, so there the figures are of the fit, not of programs that it has not seen.",
         "",
         "| " + " | ".join(heads) + " |",
         "|" + "---|" * len(heads),
