@@ -11,7 +11,7 @@ from tilefold.backends.triton.values import Value, fitted
 from tilefold.tile import ir
 
 if TYPE_CHECKING:
-    from tilefold.backends.triton.render import _Renderer
+    from tilefold.backends.triton.context import Context
 
 
 #: Limits of tensor maps: axes, indices of a box an axis, bytes that everything is a multiple of.
@@ -21,8 +21,8 @@ MOST_AXES, MOST_BOX, DIVISOR = 5, 256, 16
 class Memory:
     """Addresses of tensor elements over the current tiles."""
 
-    def __init__(self, r: _Renderer):
-        self.r = r
+    def __init__(self, c: Context):
+        self.c = c
         self.descriptors: dict[str, tuple[str, tuple[int, ...]]] = {}
 
     def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value:
@@ -30,16 +30,16 @@ class Memory:
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
         pointer, axes = self.address(t, index, order)
         level = self._level
-        masked = self.r.masks(axes, axes)
+        masked = self.c.masks(axes, axes)
         code = f"tl.load({pointer})" if masked is None else f"tl.load({pointer}, mask={masked}, other=0)"
         if masked is not None:
-            level = max([level, *(self.r._hold(d).level for d in axes)])
+            level = max([level, *(self.c.hold(d).level for d in axes)])
         written = t.role != "in"
         name = (
-            self.r.scopes.fresh(t.name) if written else self.r.scopes.once(code, f"x_{self.r.names[t.name][2:]}", level)
+            self.c.scopes.fresh(t.name) if written else self.c.scopes.once(code, f"x_{self.c.names[t.name][2:]}", level)
         )
         if written:
-            self.r.scopes.emit(f"{name} = {code}")
+            self.c.scopes.emit(f"{name} = {code}")
         return Value(name, tuple(axes), t.dtype, level)
 
     def tile(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value | None:
@@ -48,7 +48,12 @@ class Memory:
         None where it has no such form. Positions beyond the tensor read as 0; positions beyond a bound of the
         loop but inside the tensor are read, so that only their products with 0 may be used.
         """
-        if t.role != "in" or t.unit_axis != len(t.shape) - 1 or not 2 <= len(t.shape) <= MOST_AXES or t.dtype.nbytes > 4:
+        if (
+            t.role != "in"
+            or t.unit_axis != len(t.shape) - 1
+            or not 2 <= len(t.shape) <= MOST_AXES
+            or t.dtype.nbytes > 4
+        ):
             return None
         box: list[int] = []
         at: list[str] = []
@@ -57,30 +62,32 @@ class Memory:
         for e in index:
             scalars: list[str] = []
             vectors: list[Value] = []
-            self._axis(self.r.settled(e), 1, "1", scalars, vectors, frame)
-            if len(vectors) > 1 or (vectors and (len(vectors[0].axes) != 1 or vectors[0].code != self.r.arange(vectors[0].axes[0]))):
-                return None
+            self._axis(self.c.settled(e), 1, "1", scalars, vectors, frame)
+            at.append(" + ".join(scalars) or "0")
+            box.append(1)
             if vectors:
                 d = vectors[0].axes[0]
-                dim = self.r._hold(d)
-                if d in order or dim.lanes > MOST_BOX or dim.lanes != dim.tile:
+                dim = self.c.hold(d)
+                plain = len(vectors) == len(vectors[0].axes) == 1 and vectors[0].code == self.c.arange(d)
+                if not plain or d in order or dim.lanes > MOST_BOX or dim.lanes != dim.tile:
                     return None
                 order.append(d)
-            box.append(self.r._hold(vectors[0].axes[0]).lanes if vectors else 1)
-            at.append(" + ".join(scalars) or "0")
+                box[-1] = dim.lanes
         if tuple(order) != tuple(frame) or box[-1] * t.dtype.nbytes < DIVISOR:
             return None
         name = self._descriptor(t.name, tuple(box))
-        lanes = ", ".join(str(self.r._hold(d).lanes) for d in order)
-        position = ", ".join(a if a.isdigit() else f"({a}).to(tl.int32)" if self.r.wide else a for a in at)
+        lanes = ", ".join(str(self.c.hold(d).lanes) for d in order)
+        position = ", ".join(a if a.isdigit() else f"({a}).to(tl.int32)" if self.c.wide else a for a in at)
         code = f"{name}.load([{position}]).reshape([{lanes}])"
-        return Value(self.r.scopes.once(code, f"x_{self.r.names[t.name][2:]}", self._level), tuple(order), t.dtype, self._level)
+        return Value(
+            self.c.scopes.once(code, f"x_{self.c.names[t.name][2:]}", self._level), tuple(order), t.dtype, self._level
+        )
 
     def _descriptor(self, tensor: str, box: tuple[int, ...]) -> str:
         for name, (known, shape) in self.descriptors.items():
             if (known, shape) == (tensor, box):
                 return name
-        name = f"d_{self.r.names[tensor][2:]}_{len(self.descriptors)}"
+        name = f"d_{self.c.names[tensor][2:]}_{len(self.descriptors)}"
         self.descriptors[name] = (tensor, box)
         return name
 
@@ -90,11 +97,11 @@ class Memory:
         vectors: list[Value] = []
         self._level = 0
         for axis, e in enumerate(index):
-            self._axis(self.r.settled(e), 1, self.r.stride(t, axis), scalars, vectors, frame)
+            self._axis(self.c.settled(e), 1, self.c.stride(t, axis), scalars, vectors, frame)
         axes = tuple(d for d in frame if any(d in v.axes for v in vectors))
-        base = self.r.names[t.name]
+        base = self.c.names[t.name]
         if scalars:
-            base = self.r.scopes.once(f"{base} + {' + '.join(scalars)}", f"at_{base[2:]}", self._scalar_level)
+            base = self.c.scopes.once(f"{base} + {' + '.join(scalars)}", f"at_{base[2:]}", self._level)
         if not vectors:
             return base, ()
         merged: dict[tuple[str, ...], list[str]] = {}
@@ -102,10 +109,6 @@ class Memory:
             merged.setdefault(v.axes, []).append(v.code)
         parts = [fitted(Value("(" + " + ".join(c) + ")", a, DType.I64), axes) for a, c in merged.items()]
         return f"{base} + ({' + '.join(parts)})", axes
-
-    @property
-    def _scalar_level(self) -> int:
-        return self._level
 
     def _axis(
         self, e: Expr, k: int, stride: str, scalars: list[str], vectors: list[Value], frame: Sequence[str]
@@ -123,14 +126,14 @@ class Memory:
             case Const(n, DType.I64):
                 if int(n) * k:
                     scalars.append(_times(str(int(n)), k, stride))
-            case Index(d) if self.r._hold(d).vector:
-                dim = self.r._hold(d)
+            case Index(d) if self.c.hold(d).vector:
+                dim = self.c.hold(d)
                 if dim.base != "0":
                     scalars.append(_times(dim.base, k, stride))
                     self._level = max(self._level, dim.level)
-                vectors.append(Value(_times(self.r.arange(d), k, stride), (d,), DType.I64))
+                vectors.append(Value(_times(self.c.arange(d), k, stride), (d,), DType.I64))
             case _:
-                v = self.r.expressions.value(e, frame)
+                v = self.c.expressions.value(e, frame)
                 if v.code == "0":
                     return
                 self._level = max(self._level, v.level)

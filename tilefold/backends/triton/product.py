@@ -19,7 +19,7 @@ from tilefold.backends.triton.values import Value, fitted
 from tilefold.tile import ir
 
 if TYPE_CHECKING:
-    from tilefold.backends.triton.render import _Renderer
+    from tilefold.backends.triton.context import Context
 
 #: Least extents a tensor core instruction takes.
 LEAST = 16
@@ -35,12 +35,12 @@ class _Sides:
 
 
 class Products:
-    def __init__(self, r: _Renderer, tf32: bool):
-        self.r, self.tf32 = r, tf32
+    def __init__(self, c: Context, tf32: bool):
+        self.c, self.tf32 = c, tf32
 
     def contraction(self, s: ir.Reduce) -> bool:
         """Render a sum as a product where it is one; False leaves it to element-wise code."""
-        match self.r.settled(s.expr):
+        match self.c.settled(s.expr):
             case Call("mul", (Load() as a, Load() as b)):
                 sides = self._sides(s.buf, a, b, s.rdims)
                 if sides is not None:
@@ -48,18 +48,19 @@ class Products:
                     return True
         return False
 
-    def gemm(self, s: ir.Gemm) -> None:
+    def gemm(self, s: ir.Gemm) -> bool:
+        """Render a contraction as a product where it is one; False leaves it to element-wise code."""
         sides = self._sides(s.buf, s.a, s.b, s.rdims)
         if sides is None:
-            self.r.reduce(ir.Reduce(s.buf, "sum", s.rdims, Call("mul", (s.a, s.b)), s.accumulate))
-        else:
-            self._emit(s.buf, sides, s.accumulate)
+            return False
+        self._emit(s.buf, sides, s.accumulate)
+        return True
 
     def _sides(self, buf: str, a: Load, b: Load, rdims: Sequence[str]) -> _Sides | None:
-        r = self.r
-        out = r.axes(r.buffers[buf])
+        c = self.c
+        out = c.axes(c.buffers[buf])
         da, db = self._dims(a), self._dims(b)
-        k = tuple(d for d in rdims if r._hold(d).vector)
+        k = tuple(d for d in rdims if c.hold(d).vector)
         if not k or not (set(k) <= da and set(k) <= db) or da & db & set(out):
             return None
         m, n = tuple(d for d in out if d in da), tuple(d for d in out if d in db)
@@ -74,51 +75,51 @@ class Products:
     def _lanes(self, dims: Sequence[str]) -> int:
         n = 1
         for d in dims:
-            n *= self.r._hold(d).lanes
+            n *= self.c.hold(d).lanes
         return n
 
     def _dims(self, ld: Load) -> set[str]:
         """Vector dims that an operand varies over."""
         found: set[str] = set()
         for e in ld.index:
-            found |= set(self.r.expressions.value(self.r.settled(e), self._all()).axes)
+            found |= set(self.c.expressions.value(self.c.settled(e), self._all()).axes)
         return found
 
     def _all(self) -> tuple[str, ...]:
-        return tuple(self.r.kernel.sizes)
+        return tuple(self.c.kernel.sizes)
 
     def _emit(self, buf: str, s: _Sides, accumulate: bool) -> None:
-        r = self.r
-        b = r.buffers[buf]
+        c = self.c
+        b = c.buffers[buf]
         left, right = self._operand(s.a, s.m, s.k, s.k), self._operand(s.b, s.k, s.n, s.k)
         kind = self._kind(left.kind, right.kind)
         x, y = self._in(left, kind), self._in(right, kind)
         shape = [self._lanes(s.m), self._lanes(s.n)]
-        name = r.buffer_names[buf]
+        name = c.buffer_names[buf]
         flat = len(s.m) == 1 and len(s.n) == 1
         precision = ""
         if kind is DType.F32:
             precision = f', input_precision="{"tf32" if self.tf32 else "ieee"}"'
-        out = "" if flat else r.shape(b)
+        out = "" if flat else c.shape(b)
         if accumulate:
             acc = name if flat else f"tl.reshape({name}, {shape})"
             code = f"tl.dot({x}, {y}, {acc}{precision})"
         else:
             code = f"tl.dot({x}, {y}{precision})"
-        r.assign(buf, code if flat else f"tl.reshape({code}, {out})")
+        c.assign(buf, code if flat else f"tl.reshape({code}, {out})")
 
     def _operand(self, ld: Load, rows: Sequence[str], cols: Sequence[str], reduced: Sequence[str]) -> Value:
         """A matrix [rows, cols], raw element type; lanes beyond a ragged end of the reduced dim are 0."""
-        r = self.r
+        c = self.c
         frame = (*rows, *cols)
         natural = self._natural(ld, frame)
         v = None
-        if r.config.descriptors and ld.tensor in r.tensors and ld.tensor not in r.buffers:
-            v = r.memory.tile(r.tensors[ld.tensor], ld.index, natural)
-        v = v or r.raw_load(ld, natural)
+        if c.config.descriptors and ld.tensor in c.tensors and ld.tensor not in c.buffers:
+            v = c.memory.tile(c.tensors[ld.tensor], ld.index, natural)
+        v = v or c.raw_load(ld, natural)
         code = fitted(v, frame) if v.axes != frame else v.code
-        if ld.tensor in r.buffers:
-            masked = r.masks(reduced, frame)
+        if ld.tensor in c.buffers:
+            masked = c.masks(reduced, frame)
             if masked is not None:
                 code = f"tl.where({masked}, {code}, 0.0)"
         if len(rows) > 1 or len(cols) > 1:
@@ -127,11 +128,11 @@ class Products:
 
     def _natural(self, ld: Load, frame: Sequence[str]) -> tuple[str, ...]:
         """The frame in the order of the tensor's axes, so that a transposed operand is loaded as it lies in memory."""
-        if ld.tensor in self.r.buffers:
+        if ld.tensor in self.c.buffers:
             return tuple(frame)
         order: list[str] = []
         for e in ld.index:
-            v = self.r.expressions.value(self.r.settled(e), tuple(frame))
+            v = self.c.expressions.value(self.c.settled(e), tuple(frame))
             order += [d for d in v.axes if d not in order]
         return tuple(order) if set(order) == set(frame) else tuple(frame)
 
@@ -139,9 +140,9 @@ class Products:
         floats = [k for k in (a, b) if k.is_float]
         if len(floats) < 2:
             return DType.F32
-        if a is b is DType.F32 and self.r.narrow:
+        if a is b is DType.F32 and self.c.narrow:
             return next(
-                (t.dtype for t in self.r.kernel.tensors if t.role == "in" and t.dtype in (DType.F16, DType.BF16)),
+                (t.dtype for t in self.c.kernel.tensors if t.role == "in" and t.dtype in (DType.F16, DType.BF16)),
                 DType.F32,
             )
         if a is b:

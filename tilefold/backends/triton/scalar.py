@@ -200,7 +200,7 @@ class Expressions:
         if not folds or not wide or len(parts) > 3:
             v = converted(self.value(arg, frame), DType.F32) if self._is_int(arg, frame) else self.value(arg, frame)
             return Value(f"tl.exp({v.code})", v.axes, v.kind, v.level)
-        code, axes, kind, level = "", (), DType.F32, 0
+        code, kind, level = "", DType.F32, 0
         done: list[tuple[float, Value]] = []
         for k, x in parts:
             more, inner = pull_scale(x, loose=self.leaves.narrow)

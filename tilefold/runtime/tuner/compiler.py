@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Mapping
+from functools import partial
 from types import FrameType
 
 import torch
 
 from tilefold.backends.triton.compile import Target, compiled
+from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.ir import Block
 from tilefold.block.text import parse
@@ -34,6 +37,10 @@ def usual_units(block: Block) -> tuple[int | None, ...]:
     return tuple(n - 1 if n else None for n in ranks)
 
 
+def _always(c: TritonConfig, block: Block, sizes: Mapping[str, int]) -> TritonConfig:
+    return c
+
+
 def main() -> None:
     """Compile the job on standard input."""
     job = json.load(sys.stdin)
@@ -45,9 +52,8 @@ def main() -> None:
         why = ""
         signal.alarm(LIMIT)
         try:
-            v = TritonKernel(block, lambda b, s, c=c: c).variant(
-                usual_units(block), job["sizes"], tf32=False, interpreted=False
-            )
+            kernel = TritonKernel(block, partial(_always, c))
+            v = kernel.variant(usual_units(block), job["sizes"], tf32=False, interpreted=False)
             arguments = [True] * len(v.rendered.arguments)
             target = Target("cuda", 10 * major + minor)
             done = compiled(v.kernel, v.rendered, v.config, arguments, wide=False, target=target)

@@ -1,0 +1,240 @@
+"""What rendering knows at a point of a kernel: ranges of dims, buffers, names, what holds; and code from it.
+
+Every buffer is a tensor value whose axes are its dims of more than one index. Lanes of a dim beyond
+its valid indices hold anything: whoever reduces over a dim, or stores, masks them (`masks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Expr, Index, Load
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.memory import Memory
+from tilefold.backends.triton.names import python_names, python_value
+from tilefold.backends.triton.scalar import Expressions, Leaves, narrowed
+from tilefold.backends.triton.scope import Dim, Known, Scopes
+from tilefold.backends.triton.simplify import settle
+from tilefold.backends.triton.uses import count_writes
+from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number
+from tilefold.errors import BackendError
+from tilefold.tensor.analysis import is_static
+from tilefold.tile import ir
+
+#: Most elements of one value in a thread block.
+LARGEST_TILE = 1 << 17
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+class Context:
+    """The state of one rendering. bins: dynamic dim -> most indices. wide: 64-bit offsets."""
+
+    def __init__(
+        self,
+        kernel: ir.Kernel,
+        config: TritonConfig,
+        bins: Mapping[str, int],
+        *,
+        wide: bool,
+        interpreted: bool,
+        nvidia: bool,
+    ):
+        self.kernel: ir.Kernel = kernel
+        self.config: TritonConfig = config
+        self.bins: Mapping[str, int] = bins
+        self.wide: bool = wide
+        self.interpreted: bool = interpreted
+        self.scopes = Scopes()
+        self.dims: dict[str, Dim] = {}
+        self.known = Known()
+        self.buffers: dict[str, ir.Buffer] = {}
+        self.tensors = {t.name: t for t in kernel.tensors}
+        self.names = python_names([t.name for t in kernel.tensors])
+        self.buffer_names: dict[str, str] = {}
+        self.held: dict[str, tuple[int, ...]] = {}
+        self.writes = count_writes(kernel.body)
+        self.covers: dict[str, int] = {}
+        floats = [t.dtype for t in kernel.tensors if t.role == "in" and t.dtype.is_float]
+        self.narrow = bool(floats) and all(d.nbytes <= 2 for d in floats)
+        leaves = Leaves(
+            self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.fixed_quotient,
+            narrow=self.narrow, interpreted=interpreted, nvidia=nvidia,
+        )  # fmt: skip
+        self.expressions = Expressions(leaves)
+        self.memory = Memory(self)
+
+    # -- ranges of dims ---------------------------------------------------------------------
+
+    def enter(self, d: str, base: str, tile: int, stop: str, level: int) -> None:
+        """The tile of a grid dim that starts at `base`; indices from `stop` on are not valid."""
+        lanes = power_of_two(max(self.config.lanes.get(d, 1), tile))
+        whole = stop.isdigit() and tile == lanes and int(stop) % tile == 0
+        bound: str | None = None if whole or lanes == 1 else stop
+        if bound is not None and lanes > tile:
+            full = stop.isdigit() and int(stop) % tile == 0
+            end = f"{base} + {tile}"
+            bound = self.scopes.once(end if full else f"tl.minimum({end}, {stop})", f"{d}_stop", level)
+        self.dims[d] = Dim(d, base, lanes, tile, level, bound)
+
+    def whole(self, d: str) -> None:
+        """A dim without a loop here: all of it, where that has a bound."""
+        if d in self.dims:
+            return
+        e = self.kernel.sizes[d]
+        if is_static(e):
+            n = int(self.size(d).code)
+            self.dims[d] = Dim(d, "0", power_of_two(n), n, 0, None if n == power_of_two(n) else str(n))
+
+    def hold(self, d: str) -> Dim:
+        """The range of a dim; a dynamic one that nothing loops over is held whole, up to its bin."""
+        if d not in self.dims:
+            n = self.bins.get(d)
+            if n is None:
+                raise BackendError(f"{self.kernel.name} keeps all of {d}, whose size is not bounded")
+            self.covers[d] = n
+            self.dims[d] = Dim(d, "0", power_of_two(n), n, 0, self.size(d).code)
+        return self.dims[d]
+
+    def arange(self, d: str) -> str:
+        """The lanes of a dim, counted from 0."""
+        return self.scopes.once(f"tl.arange(0, {self.hold(d).lanes})", f"r_{d}", 0)
+
+    def index(self, d: str) -> Value:
+        """The indices of a dim: a vector, or the one that its tile has."""
+        dim = self.hold(d)
+        if not dim.vector:
+            return Value(dim.base, (), DType.I64, dim.level)
+        code = (
+            self.arange(d)
+            if dim.base == "0"
+            else self.scopes.once(f"{dim.base} + {self.arange(d)}", f"i_{d}", dim.level)
+        )
+        return Value(code, (d,), DType.I64, dim.level)
+
+    def size(self, d: str) -> Value:
+        """The extent of a dim: a literal where it is static."""
+        e = self.kernel.sizes[d]
+        v = self.expressions.value(settle(e, {}, self.kernel.sizes, {}), ())
+        if v.code.isdigit():
+            return v
+        try:
+            return Value(str(python_value(v.code)), (), DType.I64)
+        except (NameError, SyntaxError, TypeError):
+            return Value(self.scopes.once(v.code, f"n_{d}", 0), (), DType.I64)
+
+    def sym(self, s: str) -> Value:
+        """A symbolic size."""
+        return Value(f"sym_{s}", (), DType.I64)
+
+    def tile_start(self, d: str) -> Value:
+        """The first index of the current range."""
+        dim = self.hold(d)
+        return Value(dim.base, (), DType.I64, dim.level)
+
+    def tile_stop(self, d: str) -> Value:
+        """One past the last valid index of the current range."""
+        dim = self.hold(d)
+        end = f"({dim.base} + {dim.tile})" if dim.base != "0" else str(dim.tile)
+        if dim.stop is None:
+            return Value(end, (), DType.I64, dim.level)
+        return Value(f"tl.minimum({end}, {dim.stop})", (), DType.I64, dim.level)
+
+    def fixed_quotient(self, d: str, n: int) -> bool:
+        """Whether d // n is one number on a tile of d (tiles start at multiples of the tile)."""
+        dim = self.hold(d)
+        return n % dim.tile == 0 and dim.base != "0"
+
+    def stride(self, t: ir.TensorParam, axis: int) -> str:
+        """Elements from one index of a tensor's axis to the next."""
+        return "1" if axis == t.unit_axis else f"s_{self.names[t.name]}_{axis}"
+
+    def mask(self, d: str) -> Value | None:
+        """Which lanes of a dim are valid; None where all are."""
+        dim = self.hold(d)
+        if dim.stop is None or not dim.vector:
+            return None
+        i = self.index(d)
+        code = self.scopes.once(f"{i.code} < {dim.stop}", f"ok_{d}", max(i.level, dim.level))
+        return Value(code, (d,), DType.BOOL, i.level)
+
+    def masks(self, axes: Sequence[str], frame: Sequence[str]) -> str | None:
+        """The conjunction of the masks of `axes`, over `frame`."""
+        parts = [fitted(m, frame) for d in axes if (m := self.mask(d)) is not None]
+        return " & ".join(f"({p})" if len(parts) > 1 else p for p in parts) or None
+
+    # -- values -----------------------------------------------------------------------------
+
+    def load(self, ld: Load, frame: Sequence[str]) -> Value:
+        """An element of a tensor or buffer in its compute type."""
+        v = self.raw_load(ld, frame)
+        return converted(Value(v.code, v.axes, v.kind, v.level), v.kind.compute)
+
+    def raw_load(self, ld: Load, frame: Sequence[str]) -> Value:
+        """The element type as stored, no conversion."""
+        if ld.tensor in self.buffers:
+            return self._buffer(ld)
+        return self.memory.load(self.tensors[ld.tensor], ld.index, frame)
+
+    def _buffer(self, ld: Load) -> Value:
+        b = self.buffers[ld.tensor]
+        axes = []
+        for d, ix, lanes in zip(b.dims, ld.index, self.held[b.name], strict=True):
+            if lanes == 1:
+                continue
+            if not isinstance(ix, Index) or self.hold(ix.dim).lanes != lanes:
+                raise BackendError(f"{self.kernel.name} reads {b.name} at a computed position of {d}")
+            axes.append(ix.dim)
+        return Value(self.buffer_names[b.name], tuple(axes), b.dtype, self.scopes.here)
+
+    def check_size(self, b: ir.Buffer) -> None:
+        """BackendError for a buffer that is too large for a thread block."""
+        n = 1
+        for d in b.dims:
+            n *= self.hold(d).lanes
+        if n > LARGEST_TILE:
+            raise BackendError(
+                f"{self.kernel.name}: {b.name} would hold {n} elements in a thread block",
+                hint="smaller tiles, or fewer operators in the kernel",
+            )
+
+    def axes(self, b: ir.Buffer) -> tuple[str, ...]:
+        """Dims of a buffer that are vectors: the axes of its value."""
+        return tuple(d for d in b.dims if self.hold(d).vector)
+
+    def shape(self, b: ir.Buffer) -> str:
+        """The shape of a buffer's value."""
+        return "[" + ", ".join(str(self.hold(d).lanes) for d in self.axes(b)) + "]"
+
+    def assign(self, buf: str, code: str) -> None:
+        """Give a buffer a new value."""
+        name = self.buffer_names[buf]
+        self.scopes.emit(f"{name} = {code}")
+        self.scopes.forget(name)
+
+    def settled(self, e: Expr) -> Expr:
+        """`e` with what is known here put in."""
+        return settle(e, self.known.facts, self.kernel.sizes, self.known.alias)
+
+    def stored(self, v: Value, dtype: DType) -> Value:
+        """`v` in the type of memory."""
+        v = converted(v, dtype.compute) if dtype.compute.is_float or v.kind.is_float else v
+        if v.kind is dtype:
+            return v
+        if is_number(v.code):
+            return v
+        if dtype.is_float:
+            return Value(narrowed(v.code, v.kind, dtype), v.axes, dtype, v.level)
+        return Value(f"({v.code}).to({TRITON_TYPE[dtype]})", v.axes, dtype, v.level)
+
+    def spread(self, v: Value, have: Sequence[str], axes: tuple[str, ...], b: ir.Buffer) -> str:
+        """Code of `v` over all of `axes`."""
+        if tuple(have) == axes and (axes or not is_number(v.code)):
+            return v.code
+        if not have:
+            return f"tl.full({self.shape(b)}, {v.code}, {TRITON_TYPE[b.dtype]})"
+        return f"tl.broadcast_to({fitted(v, axes)}, {self.shape(b)})"

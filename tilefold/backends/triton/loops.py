@@ -1,0 +1,134 @@
+"""Loops, in up to three parts: tiles on which some mask is undecided, tiles on which all are certain and
+nothing is ragged, the rest (`facts`). A loop whose tile covers its extent is no loop, and what it loads is
+loaded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from tilefold.algebra.expr import Call, Const, Expr, Index, Size, tensors_read
+from tilefold.backends.triton.context import Context, power_of_two
+from tilefold.backends.triton.facts import certain
+from tilefold.backends.triton.scope import Dim, Known
+from tilefold.backends.triton.simplify import settle
+from tilefold.backends.triton.uses import allocated, expressions, written
+from tilefold.tile import ir
+
+
+class Loops:
+    """Renders `For` statements; `body` renders what is in them."""
+
+    def __init__(self, c: Context, body: Callable[[Sequence[ir.Stmt]], None]):
+        self.c, self.body = c, body
+
+    def loop(self, s: ir.For) -> None:
+        """One loop, in parts or as no loop."""
+        size = self.c.size(s.dim).code
+        lo = "0" if s.start is None else self._bound(s.start, f"{s.dim}_lo")
+        hi = size if s.stop is None else self._bound(s.stop, f"{s.dim}_hi")
+        outer = self.c.dims.get(s.dim)
+        bin_ = int(size) if size.isdigit() else self.c.bins.get(s.dim)
+        if bin_ is not None and lo == "0" and (s.tile >= bin_ or self._keeps(s)):
+            self._single(replace(s, tile=max(s.tile, bin_)), hi, None if size.isdigit() else bin_)
+        else:
+            self._segments(s, lo, hi)
+        if outer is not None:
+            self.c.dims[s.dim] = outer
+        else:
+            self.c.dims.pop(s.dim, None)
+
+    def _keeps(self, s: ir.For) -> bool:
+        """Whether the loop goes over values that the block holds whole: registers cannot be sliced."""
+        read = {t for e in expressions(s.body) for t in tensors_read(e)} | set(written(s.body))
+        return any(s.dim in b.dims for n, b in self.c.buffers.items() if n in read and n not in allocated(s.body))
+
+    def _bound(self, e: Expr, stem: str) -> str:
+        v = self.c.expressions.value(self.c.settled(e), ())
+        return v.code if v.code.isdigit() else self.c.scopes.once(v.code, stem, self.c.scopes.here)
+
+    def _single(self, s: ir.For, hi: str, covered: int | None) -> None:
+        """The tile covers the extent: no loop."""
+        lanes = power_of_two(s.tile)
+        if covered is not None:
+            self.c.covers[s.dim] = min(s.tile, self.c.covers.get(s.dim, s.tile))
+        self.c.dims[s.dim] = Dim(s.dim, "0", lanes, s.tile, self.c.scopes.here, None if hi == str(lanes) else hi)
+        self.body(s.body)
+
+    def _segments(self, s: ir.For, lo: str, hi: str) -> None:
+        """Before, in and after the stretch of tiles on which masks are settled and nothing is ragged."""
+        outer = frozenset(self.c.dims) | {s.dim}
+        found = certain(expressions(s.body), s.dim, outer - {s.dim})
+        starts = [self._bound(e, f"{s.dim}_from") for e in found.starts]
+        stops = [self._bound(e, f"{s.dim}_to") for e in found.stops]
+        lanes = max(power_of_two(s.tile), self.c.config.lanes.get(s.dim, 1))
+        exact = lo == "0" and lanes == s.tile and self._divisible(s.stop or Size(s.dim), s.tile)
+        if exact and not found.conditions:
+            self._part(s, lo, hi, None, {})
+            return
+        if lanes != s.tile:
+            self._part(s, lo, hi, hi, {})
+            return
+        here = self.c.scopes.here
+        first = lo
+        if starts:
+            after = _nested("tl.maximum", starts)
+            first = self.c.scopes.once(
+                f"{lo} + tl.cdiv(tl.maximum({after} - {lo}, 0), {s.tile}) * {s.tile}", f"{s.dim}_a", here
+            )
+            first = self.c.scopes.once(f"tl.minimum({first}, {hi})", f"{s.dim}_a", here)
+        end = _nested("tl.minimum", [hi, *stops]) if stops else hi
+        last = self.c.scopes.once(
+            f"{first} + tl.maximum({end} - {first}, 0) // {s.tile} * {s.tile}", f"{s.dim}_b", here
+        )
+        if starts:
+            self._part(s, lo, first, None if exact else hi, {})
+        self._part(s, first, last, None, dict(found.conditions))
+        self._part(s, last, hi, None if exact else hi, {})
+
+    def _divisible(self, e: Expr, n: int) -> bool:
+        """Whether a loop bound is a multiple of n for certain."""
+        match settle(e, {}, self.c.kernel.sizes, {}):
+            case Const(v, _):
+                return int(v) % n == 0
+            case Call(("minimum" | "maximum"), (a, b)):
+                return self._divisible(a, n) and self._divisible(b, n)
+            case Call("tile_stop", (Index(d),)):
+                return self.c.hold(d).tile % n == 0 and self._divisible(Size(d), n)
+        return False
+
+    def _part(self, s: ir.For, lo: str, hi: str, stop: str | None, facts: Mapping[Expr, bool]) -> None:
+        known = Known(dict(self.c.known.alias), {**self.c.known.facts, **facts})
+        before, self.c.known = self.c.known, known
+        self.c.scopes.open()
+        at = f"{s.dim}0"
+        lanes = max(power_of_two(s.tile), self.c.config.lanes.get(s.dim, 1))
+        if lanes == 1:
+            stop = None
+        bound = (
+            stop
+            if stop is None or lanes == s.tile
+            else self.c.scopes.once(f"tl.minimum({at} + {s.tile}, {stop})", f"{s.dim}_stop", self.c.scopes.here)
+        )
+        self.c.dims[s.dim] = Dim(s.dim, at, lanes, s.tile, self.c.scopes.here, bound)
+        self.body(s.body)
+        self.c.scopes.close(self._header(s, at, lo, hi, stop))
+        for n in dict.fromkeys(written(s.body)):
+            self.c.scopes.forget(self.c.buffer_names[n])
+        self.c.known = before
+
+    def _header(self, s: ir.For, at: str, lo: str, hi: str, stop: str | None) -> str:
+        extra = f", num_stages={self.c.config.stages}"
+        if self.c.config.specialize and stop is None:
+            extra += ", warp_specialize=True"
+        if self.c.interpreted:
+            return f"for {at} in tf_range({lo}, {hi}, {s.tile}):"
+        return f"for {at} in tl.range({lo}, {hi}, {s.tile}{extra}):"
+
+
+def _nested(op: str, items: Sequence[str]) -> str:
+    out = items[0]
+    for i in items[1:]:
+        out = f"{op}({out}, {i})"
+    return out

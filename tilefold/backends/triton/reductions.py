@@ -1,0 +1,91 @@
+"""Reductions over vectors: masked, along one axis after the other, combined with what a buffer holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import identity_of
+from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.product import Products
+from tilefold.backends.triton.simplify import pull_scale
+from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, number
+from tilefold.errors import BackendError
+from tilefold.tile import ir
+
+_REDUCE = {"max": "tf_max", "min": "tf_min", "prod": "tf_mul"}
+_COMBINE = {"sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})"}
+
+
+class Reductions:
+    """Sums of products go to `Products` where they are matrix products."""
+
+    def __init__(self, c: Context, products: Products):
+        self.c, self.products = c, products
+
+    def reduce(self, s: ir.Reduce) -> None:
+        """One statement."""
+        b = self.c.buffers[s.buf]
+        if s.op == "sum" and self.products.contraction(s):
+            return
+        axes = self.c.axes(b)
+        rdims = [d for d in s.rdims if self.c.hold(d).vector]
+        e = self.c.settled(s.expr)
+        scale, e = pull_scale(e, loose=False) if s.op in ("max", "min") else (1.0, e)
+        frame = (*axes, *rdims)
+        v = (
+            converted(self.c.expressions.value(e, frame), b.dtype.compute)
+            if b.dtype is not DType.BOOL
+            else self.c.expressions.value(e, frame)
+        )
+        missing = [d for d in rdims if d not in v.axes]
+        code = self._over_missing(v, s.op, missing)
+        v = Value(code, v.axes, v.kind, v.level)
+        present = [d for d in rdims if d in v.axes]
+        masked = self.c.masks(present, v.axes)
+        if masked is not None:
+            none = number(identity_of(s.op, b.dtype.compute.torch_dtype), b.dtype.compute)
+            v = Value(f"tl.where({masked}, {v.code}, {none})", v.axes, v.kind, v.level)
+        code = v.code
+        left = list(v.axes)
+        for d in sorted(present, key=left.index, reverse=True):
+            code = self._reduced(s.op, code, left.index(d), b.dtype)
+            left.remove(d)
+        if scale != 1.0:
+            code = f"({code} * {number(scale, DType.F32)})"
+        if s.accumulate:
+            merged = fitted(Value(code, tuple(left), v.kind), axes)
+            self.c.assign(s.buf, self._combined(s.op, self.c.buffer_names[s.buf], merged, b.dtype))
+        else:
+            stored = self.c.stored(Value(code, tuple(left), b.dtype.compute), b.dtype)
+            self.c.assign(s.buf, self.c.spread(stored, left, axes, b))
+
+    def _over_missing(self, v: Value, op: str, missing: Sequence[str]) -> str:
+        """A reduction over dims that the element does not depend on: n x for sums, x^n for products."""
+        code = v.code
+        for d in missing:
+            if op not in ("sum", "prod"):
+                continue
+            dim = self.c.hold(d)
+            count = str(dim.tile) if dim.stop is None else f"tl.minimum({dim.stop} - {dim.base}, {dim.lanes})"
+            kind = TRITON_TYPE[v.kind]
+            code = f"({code} * ({count}).to({kind}))" if not count.isdigit() else f"({code} * {count})"
+            if op == "prod":
+                raise BackendError(f"{self.c.kernel.name}: a product over {d} of something that does not vary along it")
+        return code
+
+    def _reduced(self, op: str, code: str, axis: int, dtype: DType) -> str:
+        if op == "sum":
+            return f"tl.sum({code}, {axis})"
+        if op in ("any", "all"):
+            return f"(tl.{'max' if op == 'any' else 'min'}(({code}).to(tl.int32), {axis}) != 0)"
+        if self.c.interpreted and op in ("max", "min"):
+            return f"tl.{op}({code}, {axis})"
+        combine = _REDUCE[op] if dtype.is_float or op == "prod" else f"tf_int_{op}"
+        return f"tl.reduce({code}, {axis}, {combine})"
+
+    def _combined(self, op: str, old: str, new: str, dtype: DType) -> str:
+        if op in _COMBINE:
+            return _COMBINE[op].format(old, new)
+        nan = ", propagate_nan=tl.PropagateNan.ALL" if dtype.is_float and not self.c.interpreted else ""
+        return f"tl.{op}imum({old}, {new}{nan})"

@@ -1,0 +1,96 @@
+"""argmax, argmin and topk: by one 64-bit key an element, rank of the value, then the lower index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import identity_of
+from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.values import Value, converted, fitted, number
+from tilefold.errors import BackendError
+from tilefold.tile import ir
+
+
+class Selections:
+    """Renders `Select` statements."""
+
+    def __init__(self, c: Context):
+        self.c = c
+
+    def select(self, s: ir.Select) -> None:
+        """One statement; accumulating, what is held takes part."""
+        b = self.c.buffers[s.buf]
+        if b.dtype.compute is not DType.F32 and b.dtype.compute is not DType.I64:
+            raise BackendError(f"{self.c.kernel.name}: {s.op} of {b.dtype.value} has no Triton form")
+        slot = s.op == "topk" and self.c.hold(b.dims[-1]).vector
+        axes = self.c.axes(b)
+        keep = tuple(d for d in b.dims[:-1] if self.c.hold(d).vector) if slot else axes
+        rdims = tuple(d for d in s.rdims if self.c.hold(d).vector)
+        if not rdims:
+            raise BackendError(f"{self.c.kernel.name}: {s.op} over single elements")
+        frame = (*keep, *rdims)
+        v = converted(self.c.expressions.value(self.c.settled(s.expr), frame), DType.F32)
+        p = self.c.expressions.value(self.c.settled(s.payload), frame)
+        key = self._ranked(v, p, frame, s.op)
+        shape = "[" + ", ".join(str(self.c.hold(d).lanes) for d in frame) + "]"
+        least = "-9223372036854775808"
+        keys = self.c.scopes.fresh("keys")
+        spread = key if set(v.axes) | set(p.axes) == set(frame) else f"tl.broadcast_to({key}, {shape})"
+        valid = self.c.masks(rdims, frame)
+        self.c.scopes.emit(f"{keys} = {spread if valid is None else f'tl.where({valid}, {spread}, {least})'}")
+        if len(rdims) > 1:
+            lanes = 1
+            for d in rdims:
+                lanes *= self.c.hold(d).lanes
+            flat = [str(self.c.hold(d).lanes) for d in keep] + [str(lanes)]
+            self.c.scopes.emit(f"{keys} = tl.reshape({keys}, [{', '.join(flat)}])")
+        held, held_at = self.c.buffer_names[s.buf], self.c.buffer_names[s.index_buf]
+        old = self.c.scopes.fresh("held")
+        sign = "-" if s.op == "argmin" else ""
+        if s.accumulate:
+            rank = f"tf_rank({sign}{held}, {held_at}.to(tl.int32))"
+            self.c.scopes.emit(f"{old} = tl.where({held_at} < 0, {least}, {rank})")
+        if slot:
+            self._top(s, b, keys, old, keep)
+            return
+        best = self.c.scopes.fresh("best")
+        found = (
+            f"tl.reduce({keys}, {len(keep)}, tf_int_max)" if not self.c.interpreted else f"tl.max({keys}, {len(keep)})"
+        )
+        self.c.scopes.emit(f"{best} = tl.maximum({found}, {old})" if s.accumulate else f"{best} = {found}")
+        self._unranked(s, best, sign)
+
+    def _ranked(self, v: Value, p: Value, frame: Sequence[str], op: str) -> str:
+        sign = "-" if op == "argmin" else ""
+        return f"tf_rank({sign}{fitted(v, frame)}, ({fitted(p, frame)}).to(tl.int32))"
+
+    def _unranked(self, s: ir.Select, best: str, sign: str) -> None:
+        none = number(identity_of(s.op, self.c.buffers[s.buf].dtype.compute.torch_dtype), DType.F32)
+        least = "-9223372036854775808"
+        self.c.assign(s.buf, f"tl.where({best} == {least}, {none}, {sign}tf_ranked_value({best}))")
+        self.c.assign(s.index_buf, f"tl.where({best} == {least}, -1, tf_ranked_index({best}))")
+
+    def _top(self, s: ir.Select, b: ir.Buffer, keys: str, old: str, keep: Sequence[str]) -> None:
+        """k times the best key, which is then removed (keys differ, for so do indices)."""
+        slot = b.dims[-1]
+        dim = self.c.hold(slot)
+        axis, least = len(keep), "-9223372036854775808"
+        best = self.c.scopes.fresh("best")
+        slots = fitted(self.c.index(slot), (*keep, slot))
+        reduce = (
+            (lambda k: f"tl.max({k}, {axis}, keep_dims=True)")
+            if self.c.interpreted
+            else (lambda k: f"tl.reduce({k}, {axis}, tf_int_max, keep_dims=True)")
+        )
+        self.c.scopes.emit(f"{best} = tl.full({self.c.shape(b)}, {least}, tl.int64)")
+        one = self.c.scopes.fresh("top")
+        self.c.scopes.open()
+        self.c.scopes.emit(f"{one} = {reduce(keys)}")
+        if s.accumulate:
+            self.c.scopes.emit(f"{one} = tl.maximum({one}, {reduce(old)})")
+            self.c.scopes.emit(f"{old} = tl.where({old} == {one}, {least}, {old})")
+        self.c.scopes.emit(f"{keys} = tl.where({keys} == {one}, {least}, {keys})")
+        self.c.scopes.emit(f"{best} = tl.where({slots} == slot, {one}, {best})")
+        self.c.scopes.close(f"for slot in tl.static_range({dim.tile}):")
+        self._unranked(s, best, "")

@@ -1,0 +1,72 @@
+"""What the statements of a tile kernel read, allocate and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilefold.algebra.expr import Call, Expr, Index, walk
+from tilefold.tile import ir
+
+
+def grows(stmts: Sequence[ir.Stmt], d: str) -> bool:
+    """Whether later tiles of d have longer loops (causal masks): the longest then start first."""
+    for s in stmts:
+        if isinstance(s, ir.For):
+            stop = () if s.stop is None else walk(s.stop)
+            start = () if s.start is None else walk(s.start)
+            if Call("tile_stop", (Index(d),)) in stop and Call("tile_start", (Index(d),)) not in start:
+                return True
+            if grows(s.body, d):
+                return True
+    return False
+
+
+def expressions(stmts: Sequence[ir.Stmt]) -> list[Expr]:
+    """Every expression that is computed, loop bounds excepted."""
+    out: list[Expr] = []
+    for s in stmts:
+        match s:
+            case ir.Map(_, e) | ir.Store(expr=e):
+                out.append(e)
+            case ir.Reduce(expr=e):
+                out.append(e)
+            case ir.Select(expr=e, payload=p):
+                out += [e, p]
+            case ir.Gemm(a=a, b=b):
+                out += [a, b]
+            case ir.For(body=body):
+                out += expressions(body)
+    return out
+
+
+def allocated(stmts: Sequence[ir.Stmt]) -> set[str]:
+    """Names of the buffers that come to life."""
+    found: set[str] = set()
+    for s in stmts:
+        if isinstance(s, ir.Alloc):
+            found.add(s.buffer.name)
+        elif isinstance(s, ir.For):
+            found |= allocated(s.body)
+    return found
+
+
+def written(stmts: Sequence[ir.Stmt]) -> list[str]:
+    """Names of buffers, once a statement that writes them."""
+    out: list[str] = []
+    for s in stmts:
+        match s:
+            case ir.Fill(buf) | ir.Map(buf) | ir.Reduce(buf) | ir.Gemm(buf):
+                out.append(buf)
+            case ir.Select(buf, index_buf):
+                out += [buf, index_buf]
+            case ir.For(body=body):
+                out += written(body)
+    return out
+
+
+def count_writes(stmts: Sequence[ir.Stmt]) -> dict[str, int]:
+    """Statements that write each buffer."""
+    counts: dict[str, int] = {}
+    for n in written(stmts):
+        counts[n] = counts.get(n, 0) + 1
+    return counts
