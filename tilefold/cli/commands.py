@@ -19,6 +19,7 @@ from tilefold.errors import TilefoldError
 from tilefold.explain.report import explain as explain_function
 from tilefold.frontend.verify import verify as verify_function
 from tilefold.suites import verify_suite
+from tilefold.suites.blocks import run as blocks_suite
 from tilefold.tensor import formula
 
 app = typer.Typer(
@@ -76,7 +77,7 @@ def verify(
     function: Annotated[str | None, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")] = None,
     args: Args = None,
     seed: Seed = 0,
-    suite: Annotated[str | None, typer.Option(help="a packaged suite instead of a function: cascades")] = None,
+    suite: Annotated[str | None, typer.Option(help="a packaged suite instead of a function: cascades, blocks")] = None,
 ) -> None:
     """Compare a compiled function, or a suite, with float64; status 1 if anything is less right than eager."""
     with friendly():
@@ -90,7 +91,18 @@ def verify(
     raise typer.Exit(0 if ok else 1)
 
 
+def _verify_blocks() -> bool:
+    with console.status("") as status:
+        shown = blocks_suite.run(lambda name: status.update(f"showing {name}"))
+    console.print(blocks_suite.table(shown))
+    failed = sum(not s.outcome.ok for s in shown)
+    console.print(f"{len(shown) - failed} of {len(shown)} shown")
+    return failed == 0
+
+
 def _verify_suite(suite: str) -> bool:
+    if suite == "blocks":
+        return _verify_blocks()
     with console.status("") as status:
         rows = verify_suite.run_suite(suite, progress=lambda name: status.update(f"verifying {name}"))
     console.print(verify_suite.table(rows))

@@ -66,7 +66,7 @@ def structure(case: Case) -> Structure:
 def suite_cases(name: str) -> tuple[Case, ...]:
     """The programs of a suite; TilefoldError where there is none of that name."""
     if name not in SUITES:
-        raise TilefoldError(f"no suite {name!r}", hint=f"there is: {', '.join(SUITES)}")
+        raise TilefoldError(f"no suite {name!r}", hint=f"there is: {', '.join(SUITES)}, blocks")
     return SUITES[name]
 
 
