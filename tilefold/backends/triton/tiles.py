@@ -77,7 +77,9 @@ class Shape:
 
     def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Extents as one thread block meets them: a segment's share of the axis that segments cut."""
-        return {d: -(-n // math.prod(sizes[x] for x in self.segments)) if d in self.cut else n for d, n in sizes.items()}
+        return {
+            d: -(-n // math.prod(sizes[x] for x in self.segments)) if d in self.cut else n for d, n in sizes.items()
+        }
 
     def area(self, tiles: Mapping[str, int]) -> int:
         """Elements of the largest statement for these tiles (extents for dims without a loop)."""
@@ -106,8 +108,9 @@ def product_sides(n: Node) -> tuple[frozenset[str], frozenset[str], frozenset[st
 def _batch(n: Node) -> frozenset[str]:
     """Kept dims that both operands of a product have."""
     match n:
-        case Let(reducer="sum", expr=Call("mul", (Load() as a, Load() as b))) | Accumulate(
-            reducer="sum", expr=Call("mul", (Load() as a, Load() as b))
+        case (
+            Let(reducer="sum", expr=Call("mul", (Load() as a, Load() as b)))
+            | Accumulate(reducer="sum", expr=Call("mul", (Load() as a, Load() as b)))
         ):
             return (_varying(a) & _varying(b)) - set(n.rdims) if _varying(a) != _varying(b) else frozenset()
     return frozenset()
@@ -164,7 +167,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
             tiles[d] = min(tiles[d], _bin(sizes[d]))
     for d in s.streamed:
         product = d in sides or any(d in k for _, _, k in s.products)
-        tiles[d] = (32 if wide > 256 else 64) if product else 1024
+        tiles[d] = 64 if product else 1024
     for _, _, k in s.products:
         for d in k:
             if d not in tiles and sizes[d] > CONTRACTED and wide > 1 and not _held_whole(s, d):
