@@ -82,18 +82,21 @@ class Table:
         self.device, self.toolchain = device, toolchain
         self._entries: dict[str, TritonConfig] = {}
         self._found: dict[str, TritonConfig | None] = {}
-        for path in (*sorted(SHIPPED.glob("*.json")), user_file()):
+        shipped = sorted(SHIPPED.glob("*.json"), key=lambda p: p.stem == device.lower().replace(" ", "-"))
+        for path in (*shipped, user_file()):
             self._entries |= {k: from_json(e["config"]) for k, e in self._read(path).items()}
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """Entries of this device; of another toolchain's where there are none of this one."""
+        """Entries of a file; those of this device and toolchain go before others', which are better than none."""
         try:
             data = json.loads(path.read_text())
         except (OSError, json.JSONDecodeError):
             return {}
-        by_tool = data.get(self.device, {})
-        others = {k: e for tool in by_tool.values() for k, e in tool.items()}
-        return {**others, **by_tool.get(self.toolchain, {})}
+        entries: dict[str, Any] = {}
+        for _, by_tool in sorted(data.items(), key=lambda t: t[0] == self.device):
+            for _, found in sorted(by_tool.items(), key=lambda t: t[0] == self.toolchain):
+                entries |= found
+        return entries
 
     def find(self, key: str) -> TritonConfig | None:
         """The configuration for a key, or that of the nearest bin of the same kernel (None: none is near)."""
