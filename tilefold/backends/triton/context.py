@@ -16,7 +16,7 @@ from tilefold.backends.triton.names import python_names, python_value
 from tilefold.backends.triton.scalar import Expressions, Leaves, narrowed
 from tilefold.backends.triton.scope import Dim, Known, Scopes
 from tilefold.backends.triton.simplify import settle
-from tilefold.backends.triton.uses import count_writes
+from tilefold.backends.triton.uses import count_writes, read_raw
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number
 from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
@@ -57,6 +57,8 @@ class Context:
         self.names = python_names([t.name for t in kernel.tensors])
         self.buffer_names: dict[str, str] = {}
         self.held: dict[str, tuple[int, ...]] = {}
+        self.born: dict[str, int] = {}
+        self.raw = read_raw(kernel.body)
         self.writes = count_writes(kernel.body)
         self.covers: dict[str, int] = {}
         floats = [t.dtype for t in kernel.tensors if t.role == "in" and t.dtype.is_float]
@@ -218,7 +220,7 @@ class Context:
 
     def settled(self, e: Expr) -> Expr:
         """`e` with what is known here put in."""
-        return settle(e, self.known.facts, self.kernel.sizes, self.known.alias)
+        return settle(e, self.known.facts, self.kernel.sizes, self.known.scales)
 
     def stored(self, v: Value, dtype: DType) -> Value:
         """`v` in the type of memory."""

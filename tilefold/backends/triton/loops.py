@@ -99,7 +99,7 @@ class Loops:
         return False
 
     def _part(self, s: ir.For, lo: str, hi: str, stop: str | None, facts: Mapping[Expr, bool]) -> None:
-        known = Known(dict(self.c.known.alias), {**self.c.known.facts, **facts})
+        known = Known(dict(self.c.known.scales), {**self.c.known.facts, **facts})
         before, self.c.known = self.c.known, known
         self.c.scopes.open()
         at = f"{s.dim}0"

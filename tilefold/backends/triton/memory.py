@@ -31,7 +31,10 @@ class Memory:
         pointer, axes = self.address(t, index, order)
         level = self._level
         masked = self.c.masks(axes, axes)
-        code = f"tl.load({pointer})" if masked is None else f"tl.load({pointer}, mask={masked}, other=0)"
+        fill = (
+            "" if self.c.interpreted and t.dtype.nbytes == 1 and t.dtype.is_float else ", other=0"
+        )  # no 8-bit 0 there
+        code = f"tl.load({pointer})" if masked is None else f"tl.load({pointer}, mask={masked}{fill})"
         if masked is not None:
             level = max([level, *(self.c.hold(d).level for d in axes)])
         written = t.role != "in"

@@ -150,4 +150,6 @@ class Products:
         return min(a, b, key=lambda k: (k.nbytes, k is DType.F16))
 
     def _in(self, v: Value, kind: DType) -> str:
-        return v.code if v.kind is kind else narrowed(v.code, v.kind, kind)
+        code = v.code if v.kind is kind else narrowed(v.code, v.kind, kind)
+        # the interpreter multiplies the bits of bf16 and knows no 8-bit floats
+        return f"({code}).to(tl.float32)" if self.c.interpreted and kind.nbytes < 4 else code

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load
+from tilefold.algebra.expr import Call, Expr
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.loops import Loops
@@ -120,11 +120,12 @@ class _Renderer:
         match s:
             case ir.Alloc(buffer):
                 self.c.buffers[buffer.name] = buffer
-                self.c.known.alias.pop(buffer.name, None)
+                self.c.known.scales.pop(buffer.name, None)
                 self.c.held[buffer.name] = tuple(self.c.hold(d).lanes for d in buffer.dims)
                 self.c.buffer_names[buffer.name] = self.c.buffer_names.get(buffer.name) or identifier(
                     "v_" + buffer.name
                 )
+                self.c.born[buffer.name] = self.c.scopes.here
                 self.c.check_size(buffer)
             case ir.For():
                 self.loops.loop(s)
@@ -147,19 +148,16 @@ class _Renderer:
     def map(self, buf: str, expr: Expr) -> None:
         b = self.c.buffers[buf]
         e = self.c.settled(expr)
-        if (
-            self.c.writes[buf] == 1
-            and not b.dtype.rounds
-            and b.dtype in (DType.F32, DType.F64)
-            and len(self.c.axes(b)) > 1
-        ):
-            k, core = pull_scale(e, loose=self.c.narrow)
+        if self._may_lack_scale(b):
+            k, e = pull_scale(e, loose=self.c.narrow)
             if k != 1.0:
-                plain = Load(buf, tuple(Index(d) for d in b.dims))
-                self._set(b, core)
-                self.c.known.alias[buf] = Call("mul", (plain, Const(k, DType.F32)))
-                return
+                self.c.known.scales[buf] = k
         self._set(b, e)
+
+    def _may_lack_scale(self, b: ir.Buffer) -> bool:
+        """Whether every reader of a buffer can apply a constant factor that the buffer is held without."""
+        once = self.c.writes[b.name] == 1 and self.c.born[b.name] == self.c.scopes.here
+        return once and b.name not in self.c.raw and b.dtype in (DType.F32, DType.F64) and len(self.c.axes(b)) > 1
 
     def _set(self, b: ir.Buffer, e: Expr) -> None:
         axes = self.c.axes(b)

@@ -84,8 +84,9 @@ class Scopes:
         self.stack[-1].lines += ["    " + line for line in done.lines or ["pass"]]
 
 
-#: Substitutions in force: buffers that stand for an expression, settled conditions.
 @dataclass(slots=True)
 class Known:
-    alias: dict[str, Expr] = field(default_factory=dict)
+    """What holds here: buffers that are kept without a constant factor, conditions that are settled."""
+
+    scales: dict[str, float] = field(default_factory=dict)
     facts: dict[Expr, bool] = field(default_factory=dict)

@@ -23,16 +23,16 @@ NEG_INF = Const(-math.inf, DType.F32)
 TRUE, FALSE = Const(True, DType.BOOL), Const(False, DType.BOOL)
 
 
-def settle(e: Expr, facts: Facts, sizes: Mapping[str, Expr], alias: Mapping[str, Expr]) -> Expr:
-    """`e` with known conditions, static sizes and aliased buffers substituted."""
+def settle(e: Expr, facts: Facts, sizes: Mapping[str, Expr], scales: Mapping[str, float]) -> Expr:
+    """`e` with known conditions and static sizes put in; loads of a buffer in `scales` times its scale."""
     if e in facts:
         return TRUE if facts[e] else FALSE
     if isinstance(e, Size):
         known = sizes.get(e.dim)
         return known if isinstance(known, Const) else e
-    e = rebuild(e, tuple(settle(k, facts, sizes, alias) for k in children(e)))
-    if isinstance(e, Load) and e.tensor in alias:
-        return alias[e.tensor]
+    e = rebuild(e, tuple(settle(k, facts, sizes, scales) for k in children(e)))
+    if isinstance(e, Load) and e.tensor in scales:
+        return Call("mul", (e, Const(scales[e.tensor], DType.F32)))
     return _fold(e)
 
 

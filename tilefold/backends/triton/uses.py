@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilefold.algebra.expr import Call, Expr, Index, walk
+from tilefold.algebra.expr import Call, Expr, Index, Load, tensors_read, walk
 from tilefold.tile import ir
 
 
@@ -70,3 +70,19 @@ def count_writes(stmts: Sequence[ir.Stmt]) -> dict[str, int]:
     for n in written(stmts):
         counts[n] = counts.get(n, 0) + 1
     return counts
+
+
+def read_raw(stmts: Sequence[ir.Stmt]) -> set[str]:
+    """Buffers whose value is used as it is held: operands of products of two loads, indices."""
+    found: set[str] = set()
+    for s in stmts:
+        match s:
+            case ir.Gemm(a=a, b=b) | ir.Reduce(op="sum", expr=Call("mul", (Load() as a, Load() as b))):
+                found |= {a.tensor, b.tensor}
+            case ir.For(body=body):
+                found |= read_raw(body)
+        computed = [] if isinstance(s, ir.For) else expressions((s,))
+        indices = [ix for e in computed for x in walk(e) if isinstance(x, Load) for ix in x.index]
+        indices += s.index if isinstance(s, ir.Store) else ()
+        found |= {t for ix in indices for t in tensors_read(ix)}
+    return found
