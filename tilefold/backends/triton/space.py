@@ -76,9 +76,9 @@ def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Eff
     last = s.parallel[-1] if s.parallel else None
     lengths = (1024, 4096, 16384) if effort == "quick" else (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     rows = (1, 4) if effort == "quick" else (1, 2, 4, 8, 16, 32)
-    if s.products:
+    if any(k - frozenset(s.streamed) for _, _, k in s.products):
         lengths = (32, 64, 128)
-    warps = (4, 8, 16) if effort == "quick" else (1, 2, 4, 8, 16, 32)
+    warps = ((4, 8, 16, 32) if s.again else (4, 8, 16)) if effort == "quick" else (1, 2, 4, 8, 16, 32)
     for w, n, r in itertools.product(warps, lengths if s.streamed else (0,), rows):
         tiles = dict(base.tiles)
         for d in s.streamed:

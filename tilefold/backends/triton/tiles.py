@@ -21,6 +21,8 @@ from tilefold.block.ir import walk as nodes_of
 AREA = 8192
 #: Longest axis that a thread block holds at once (elements).
 HELD = 1 << 15
+#: Elements of a tile of a row that is too long to be held and is read again.
+LONG = 1 << 14
 #: A contraction of more elements than this is streamed.
 CONTRACTED = 256
 #: Thread blocks that fill a large GPU once.
@@ -34,7 +36,7 @@ class Shape:
     products: dims of the left operand alone, of the right alone, and reduced. common: kept dims that both
     operands of some product have (batches). shared: dims d that some
     tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
-    statements range over, without segments.
+    statements range over, without segments. again: dims that several loops run over, one after the other.
     """
 
     parallel: tuple[str, ...]
@@ -46,6 +48,7 @@ class Shape:
     reduces: bool
     segments: frozenset[str]
     cut: frozenset[str]
+    again: frozenset[str]
 
     @staticmethod
     def of(b: Block) -> Shape:
@@ -55,6 +58,8 @@ class Shape:
         common = frozenset(d for n in nodes_of(b.body) for d in _batch(n))
         singles = frozenset(n.dim for n in loops if n.single)
         cut = frozenset(n.dim for n in loops if n.start is not None and _bounds_dims(n) & singles)
+        streams = [n.dim for n in loops if n.kind == "for"]
+        again = frozenset(d for d in streams if streams.count(d) > 1)
         shared: dict[str, int] = {}
         areas: list[frozenset[str]] = []
         reduces = False
@@ -72,7 +77,7 @@ class Shape:
         return Shape(
             tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles),
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
-            tuple(products), common, shared, tuple(areas), reduces, singles, cut,
+            tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
         )  # fmt: skip
 
     def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -186,16 +191,20 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     """Rows and streams by elements a thread block; a row that fits is held whole."""
     local = {d: _bin(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
     tiles: dict[str, int] = {}
-    most = AREA if s.products else HELD
+    inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
+    most = AREA if inner else HELD
     for d in s.streamed:
         with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
         room, whole = max(1, most // with_d), _bin(sizes[d])
-        tiles[d] = whole if whole <= room else max(1, min(AREA // min(with_d, AREA), whole))
+        part = LONG // with_d if d in s.again and with_d < LONG else AREA // min(with_d, AREA)
+        tiles[d] = whole if whole <= room else max(1, min(part, whole))
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
     for d in reversed(s.parallel):
         tiles[d] = max(1, min(room, _bin(sizes[d])))
         room //= tiles[d]
     area = s.area({**local, **tiles})
-    warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
-    return TritonConfig(tiles, {}, warps=warps, stages=3 if s.products else 2)
+    warps = 4 if area <= 4096 or inner else 8 if area <= 8192 else 16 if area <= 16384 else 32
+    if s.again & set(s.streamed) and area >= LONG:
+        warps = 32  # one row a multiprocessor, so that its second reading finds it in the L2 cache
+    return TritonConfig(tiles, {}, warps=warps, stages=3 if inner else 2)

@@ -67,15 +67,21 @@ def say(**line: Any) -> None:
 
 
 def arguments(block: Block, syms: Mapping[str, int]) -> list[torch.Tensor]:
-    """Random inputs, positive where a partial maximum or count may stand."""
+    """Random inputs."""
     generator = torch.Generator(device="cuda").manual_seed(0)
     out = []
     for i in block.inputs:
         shape = shape_function(i.shape)(syms)
         kind = i.dtype.torch_dtype
         if kind.is_floating_point:
-            x = torch.randn(shape, device="cuda", dtype=torch.float32, generator=generator)
-            out.append((x.abs() + 0.5 if i.name.endswith("_part") else x).to(kind))
+            # float32 inputs are often masses, sums or counts: positive, so that no quotient of theirs is ill-conditioned
+            wide = kind.itemsize >= 4
+            x = (
+                torch.rand(shape, device="cuda", generator=generator) + 0.5
+                if wide
+                else torch.randn(shape, device="cuda", dtype=torch.float32, generator=generator)
+            )
+            out.append(x.to(kind))
         elif kind is torch.bool:
             out.append(torch.rand(shape, device="cuda", generator=generator) < 0.5)
         else:
