@@ -33,6 +33,7 @@ from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
+from tilefold.runtime.gpu_program import GpuProgram, Launch
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tile import ir as tile
 from tilefold.tile.lower import LowerOptions, lower
@@ -104,7 +105,15 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool) -> CompiledProgram:
         elif name not in {x.product for x in scaled.values()}:
             step = _step(fused.program, k)
             steps.append(step if isinstance(step, LibraryStep) else GpuStep(k, interpreted=interpreted))
-    return CompiledProgram(fused.program, fused, tuple(steps))
+    return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
+
+
+def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:
+    """The steps as one call, where all are kernels."""
+    kernels = [s for s in steps if isinstance(s, GpuStep)]
+    if len(kernels) != len(steps) or not set(p.outputs) <= {name for s in kernels for name, _, _ in s.results}:
+        return None
+    return GpuProgram(p.outputs, [s.launch() for s in kernels])
 
 
 def load_all(steps: Sequence[KernelStep]) -> None:
@@ -192,6 +201,11 @@ class GpuStep(KernelStep):
         super().__init__(fused)
         self.triton = TritonKernel(self.canonical.block, chooser(), interpreted=interpreted)
 
+    def launch(self) -> Launch:
+        """The kernel with the program's names of its tensors."""
+        syms = tuple((new, old) for new, old in self._syms)
+        return Launch(self.triton, tuple(old for _, old in self._tensors), syms, self.results)
+
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         device = tensors[self.reads[0]].device if self.reads else next(iter(tensors.values())).device
         for name, dtype, shape in self.results:
@@ -272,12 +286,16 @@ Step = KernelStep | LibraryStep | ScaledStep
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned."""
+    """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned.
+
+    `whole`: the steps for `frontend.direct`, which runs them with less work for Python.
+    """
 
     program: Program
     fused: Fused
     steps: tuple[Step, ...]
     plan: Plan | None = None
+    whole: GpuProgram | None = None
     _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:

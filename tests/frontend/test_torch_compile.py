@@ -175,10 +175,10 @@ def test_batch_norm_in_training_updates_its_statistics():
 
 
 def test_a_region_that_cannot_be_compiled_runs_op_by_op():
-    def refuses(program):
+    def refuses(program, *, device):
         raise BackendError("no compiler today")
 
-    def fails_late(program):
+    def fails_late(program, *, device):
         def run(inputs, syms):
             raise BackendError("no compiler at all")
 

@@ -40,6 +40,13 @@ class Executable:
         self._outputs = [_output_view(lowered, o) for o in lowered.outputs]
 
     def __call__(self, *args: object) -> tuple[torch.Tensor | None, ...]:
+        syms = self.symbols(args)
+        inputs = {name: read(args, syms) for name, read in self._inputs}
+        results = self.runner(inputs, syms) if self.lowered.program.outputs else {}
+        return tuple([view(args, results, syms) for view in self._outputs])
+
+    def symbols(self, args: Sequence[object]) -> dict[str, int]:
+        """Values of the program's symbols."""
         syms: dict[str, int] = {}
         for b in self.lowered.syms:
             value = args[b.position]
@@ -48,9 +55,7 @@ class Executable:
                 value = value.shape[b.axis]
             assert isinstance(value, int)
             syms[b.name] = value
-        inputs = {name: read(args, syms) for name, read in self._inputs}
-        results = self.runner(inputs, syms) if self.lowered.program.outputs else {}
-        return tuple(view(args, results, syms) for view in self._outputs)
+        return syms
 
 
 def _input_reader(b: InputBinding) -> tuple[str, Callable[[Sequence[object], Mapping[str, int]], torch.Tensor]]:
@@ -112,7 +117,7 @@ def value_of(e: Expr, syms: Mapping[str, int]) -> int:
     raise AssertionError(e)
 
 
-def _sizes(exprs: Sequence[Expr]) -> Sizes:
+def sizes_of(exprs: Sequence[Expr]) -> Sizes:
     """Evaluator of several sizes; constant where they are."""
     if all(isinstance(e, Const) for e in exprs):
         known = tuple(value_of(e, {}) for e in exprs)
@@ -143,7 +148,7 @@ def _output_view(lowered: Lowered, o: OutputBinding) -> _View:
     name = o.name
     if _already(lowered, o):
         return lambda args, results, syms: results[name]
-    shape, strides = _sizes(o.shape), _sizes(o.strides)
+    shape, strides = sizes_of(o.shape), sizes_of(o.strides)
     if o.gaps:
 
         def copied(

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.errors import TilefoldError, UnsupportedError
+from tilefold.frontend.direct import executable
 from tilefold.frontend.execute import Executable, Runner
 from tilefold.frontend.fx_to_tensor import Lowered, lower
 from tilefold.frontend.partition import Extracted, Fallback, Group, Partition, extract, is_trivial, partition
@@ -236,7 +237,7 @@ class _Assembler:
             self.fallbacks.append(Fallback(name, f"{type(err).__name__}: {err.message}", err.loc))
             return None
         self.regions.append(Region(name, lowered, runner))
-        run = Executable(lowered, runner)
+        run = executable(lowered, runner)
         return run if self.options.strict else _Guarded(name, run, part.module, self.fallbacks)
 
     def _leftover(self, group: Group, part: Extracted) -> Callable[..., Sequence[object]] | None:

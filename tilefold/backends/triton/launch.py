@@ -1,12 +1,14 @@
 """Calling generated kernels on CUDA tensors.
 
-A call looks up what its shapes and strides need (`_Plan`: compiled kernel, grid, all integer
-arguments) and hands the launcher the pointers. No synchronisation, the current stream of the
-tensors' device; nothing but the launch is recorded in a CUDA graph.
+A call looks up what its shapes and strides need (`Plan`: compiled kernel, grid, all integer
+arguments) and hands the launcher the addresses. No synchronisation, the current stream of the
+tensors' device; nothing but the launch is recorded in a CUDA graph. In Triton's interpreter a plan
+is started with addresses as well.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from tilefold.algebra.expr import Const, Expr
 from tilefold.backends.triton.compile import DIVISOR, compiled, module_of
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.tiles import default_config
@@ -48,16 +51,6 @@ class Variant:
     wide: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    run: Callable[..., None]
-    function: Any
-    metadata: Any
-    grid: int
-    numbers: tuple[int, ...]
-    descriptors: tuple[tuple[int, list[int]], ...]
-
-
 class TritonKernel:
     """A block program on CUDA devices. Kernels are compiled when a shape first needs them.
 
@@ -71,9 +64,8 @@ class TritonKernel:
         self.tensors = tuple(i.name for i in block.inputs) + tuple(r.name for r in block.results)
         self._sizes = shape_function(list(block.sizes.values()))
         self._variants: dict[tuple[object, ...], list[Variant]] = {}
-        self._compiled: dict[tuple[object, ...], Any] = {}
-        self._plans: dict[tuple[object, ...], _Plan] = {}
-        self._last: tuple[tuple[object, ...], _Plan] | None = None
+        self._compiled: dict[tuple[object, ...], Launcher] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Run on tensors of one CUDA device; results are written in place. BackendError: it does not compile."""
@@ -82,38 +74,24 @@ class TritonKernel:
 
     def launch(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> None:
         """The same, tensors in the order of `self.tensors`."""
-        if self.interpreted:
-            self._interpret(xs, syms)
-            return
         pointers = [x.data_ptr() for x in xs]
         device = xs[0].device.index
-        key = (
-            device,
-            *[x.shape for x in xs],
-            *[x.stride() for x in xs],
-            *[p % DIVISOR == 0 for p in pointers],
-            *syms.values(),
-        )
+        key = (device, *[(p % DIVISOR, x.shape, x.stride(), x.dtype) for p, x in zip(pointers, xs, strict=True)])
+        if syms:
+            key += tuple(syms.values())
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plan(xs, syms)
+            plan = self.plan(xs, syms)
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             self._plans[key] = plan
-        if plan.grid == 0:
-            return
-        if plan.descriptors:
-            more = [TensorDescriptor.from_tensor(xs[n], box) for n, box in plan.descriptors]
-            rest = (*plan.numbers, *more)
+        if device is None:
+            plan.start(0, pointers)
+        elif device == torch._C._cuda_getDevice():
+            plan.start(torch._C._cuda_getCurrentRawStream(device), pointers)
         else:
-            rest = plan.numbers
-        if device == torch._C._cuda_getDevice():
-            stream = torch._C._cuda_getCurrentRawStream(device)
-            plan.run(plan.grid, 1, 1, stream, plan.function, plan.metadata, None, None, None, *pointers, *rest)
-            return
-        with torch.cuda.device(device):
-            stream = torch._C._cuda_getCurrentRawStream(device)
-            plan.run(plan.grid, 1, 1, stream, plan.function, plan.metadata, None, None, None, *pointers, *rest)
+            with torch.cuda.device(device):
+                plan.start(torch._C._cuda_getCurrentRawStream(device), pointers)
 
     def sizes(self, syms: Mapping[str, int]) -> dict[str, int]:
         """Extents of the block program's dims."""
@@ -150,32 +128,31 @@ class TritonKernel:
         known.append(v)
         return v
 
-    def _interpret(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> None:
+    def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> Plan:
+        """The launch for tensors of these shapes, strides and alignments, compiled. ValueError: other than declared."""
         v, grid, numbers = self._bound(xs, syms)
-        if grid:
-            fn = getattr(module_of(v.rendered.source, v.rendered.name), v.rendered.name)
-            fn[(grid,)](*xs, *numbers, *_descriptors(v, self.tensors, xs))
-
-    def _plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> _Plan:
-        v, grid, numbers = self._bound(xs, syms)
+        if self.interpreted:
+            return Plan(Launcher(_interpreter(v, self.tensors, xs), ()), grid, tuple(numbers))
         device = xs[0].device
         divisible = [*(x.data_ptr() % DIVISOR == 0 for x in xs), *(n % DIVISOR == 0 for n in numbers)]
         key = (device.index, v.rendered.source, v.config.warps, v.config.stages, v.config.registers, tuple(divisible))
         with torch.cuda.device(device):
-            done = self._compiled.get(key)
-            if done is None:
+            launcher = self._compiled.get(key)
+            if launcher is None:
                 done = compiled(v.kernel, v.rendered, v.config, divisible, wide=v.wide, target=None)
-                self._compiled[key] = done
-            run = done.run
-            boxes = tuple((self.tensors.index(t), list(box)) for t, box in v.rendered.descriptors.values())
-            return _Plan(run, done.function, done.packed_metadata, grid, tuple(numbers), boxes)
+                launcher = self._compiled[key] = launcher_of(done)
+        described = tuple(
+            Described(n, tuple(xs[n].shape), xs[n].stride(), tuple(box))
+            for n, box in ((self.tensors.index(t), box) for t, box in v.rendered.descriptors.values())
+        )
+        return Plan(launcher, grid, tuple(numbers), described)
 
     def _bound(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> tuple[Variant, int, list[int]]:
         """The variant for these tensors, thread blocks, and the integer arguments."""
         sizes = self.sizes(syms)
         units = tuple(_unit_axis(x) for x in xs)
         wide = any(_span(x) >= NARROW_LIMIT for x in xs)
-        tf32 = torch.backends.cuda.matmul.allow_tf32
+        tf32 = matmul_precision() == "tf32"
         plain = not all(_describable(x) for x in xs)
         v = self.variant(units, sizes, wide=wide, plain=plain, tf32=tf32, interpreted=self.interpreted)
         numbers: list[int] = []
@@ -204,14 +181,41 @@ class TritonKernel:
         return next((t for t in kernel.tensors if t.name == name), None)
 
 
-def _descriptors(v: Variant, names: Sequence[str], xs: Sequence[torch.Tensor]) -> list[Any]:
-    return [TensorDescriptor.from_tensor(xs[names.index(t)], list(box)) for t, box in v.rendered.descriptors.values()]
+def matmul_precision() -> str:
+    """What torch allows products of float32 on CUDA, read when a call is planned: "tf32" where that is allowed."""
+    return torch._C._get_fp32_precision_getter("cuda", "matmul")
+
+
+def _interpreter(v: Variant, names: Sequence[str], like: Sequence[torch.Tensor]) -> Callable[..., None]:
+    """Runs a kernel in Triton's interpreter on addresses of memory that is laid out as the tensors `like`."""
+    layouts = [(tuple(x.shape), x.stride(), x.dtype, _span(x) * x.element_size()) for x in like]
+    boxes = [(names.index(t), list(box)) for t, box in v.rendered.descriptors.values()]
+
+    def run(grid: int, y: int, z: int, stream: int, *arguments: int) -> None:
+        fn = getattr(module_of(v.rendered.source, v.rendered.name), v.rendered.name)
+        xs = [_at(p, *layout) for p, layout in zip(arguments, layouts, strict=False)]
+        maps = [TensorDescriptor.from_tensor(xs[n], box) for n, box in boxes]
+        fn[(grid, y, z)](*xs, *arguments[len(xs) :], *maps)
+
+    return run
+
+
+def _at(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, nbytes: int
+) -> torch.Tensor:
+    """The memory at an address as a tensor."""
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)
+    return flat.view(dtype).as_strided(shape, strides)
 
 
 def _describable(x: torch.Tensor) -> bool:
     """Whether a tensor map can describe it: aligned, rows at multiples of 16 bytes, not empty."""
     n = x.element_size()
-    return x.data_ptr() % DIVISOR == 0 and x.numel() > 0 and all(s * n % DIVISOR == 0 and s > 0 for s in x.stride()[:-1])
+    return (
+        x.data_ptr() % DIVISOR == 0 and x.numel() > 0 and all(s * n % DIVISOR == 0 and s > 0 for s in x.stride()[:-1])
+    )
 
 
 def _unit_axis(x: torch.Tensor) -> int | None:

@@ -1,0 +1,116 @@
+"""What Triton's launcher does at every call, done once.
+
+Triton wraps the C function that launches a kernel in Python: scratch memory is asked for, tensor maps
+are encoded anew. Here the C function is called directly where a kernel needs no scratch, and tensor maps
+are kept by the addresses that they describe. On other devices than NVIDIA's, Triton's own launcher runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+try:
+    from triton.backends.nvidia.driver import CudaLauncher, make_tensordesc_arg
+except ImportError:  # without Triton nothing here runs
+    CudaLauncher = None
+
+#: Sets of addresses whose tensor maps a plan keeps; results come from a few blocks of the allocator.
+MAPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """How a compiled kernel is started: `call(grid, 1, 1, stream, *head, *arguments)`.
+
+    encodings: how Triton encodes each tensor map, where `call` takes them encoded; None: it takes them as `Operand`.
+    """
+
+    call: Callable[..., None]
+    head: tuple[object, ...]
+    encodings: tuple[object, ...] | None = None
+
+
+def launcher_of(done: Any) -> Launcher:
+    """The launcher of a kernel that Triton compiled for the current device."""
+    run = done.run
+    plain = Launcher(run, (done.function, done.packed_metadata, None, None, None))
+    if CudaLauncher is None or type(run) is not CudaLauncher or run.global_scratch_size or run.profile_scratch_size:
+        return plain
+    head = (
+        *(done.function, run.launch_cooperative_grid, run.launch_pdl, None, None),
+        *(done.packed_metadata, None, None, None),
+    )
+    if not inspect.isfunction(run.launch):
+        return Launcher(run.launch, head, ())
+    wrapped = inspect.getclosurevars(run.launch).nonlocals
+    if "launcher" not in wrapped or "tensordesc_meta" not in wrapped:
+        return plain
+    return Launcher(wrapped["launcher"], head, tuple(wrapped["tensordesc_meta"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as Triton's encoding of tensor maps wants it: extents and strides in elements."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block_shape: tuple[int, ...]
+    padding: str = "zero"
+
+    @property
+    def base(self) -> Operand:
+        """What has the address."""
+        return self
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Argument `position` of a kernel, which it reads in boxes through a tensor map."""
+
+    position: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything about a launch but the addresses and the stream. `grid`: thread blocks, 0 for none."""
+
+    launcher: Launcher
+    grid: int
+    numbers: tuple[int, ...]
+    described: tuple[Described, ...] = ()
+    _maps: dict[tuple[int, ...], tuple[object, ...]] = field(default_factory=dict)
+
+    def start(self, stream: int, pointers: Sequence[int]) -> None:
+        """Launch on a stream of the current device."""
+        if self.grid == 0:
+            return
+        launcher = self.launcher
+        more = self._encoded(pointers) if self.described else ()
+        launcher.call(self.grid, 1, 1, stream, *launcher.head, *pointers, *self.numbers, *more)
+
+    def _encoded(self, pointers: Sequence[int]) -> tuple[object, ...]:
+        key = tuple([pointers[d.position] for d in self.described])
+        found = self._maps.get(key)
+        if found is None:
+            operands = [Operand(p, d.shape, d.strides, d.box) for p, d in zip(key, self.described, strict=True)]
+            encodings = self.launcher.encodings
+            if encodings is None:
+                found = tuple(operands)
+            else:
+                parts = [make_tensordesc_arg(x, how) for x, how in zip(operands, encodings, strict=True)]
+                found = tuple(a for part in parts for a in part)
+            if len(self._maps) >= MAPS:
+                self._maps.clear()
+            self._maps[key] = found
+        return found

@@ -1,0 +1,113 @@
+"""Calls of graphs that are GPU kernels alone: planned once for arguments of a kind, then allocations and launches.
+
+A view of an argument or a result costs as much as a launch, and only moves extents and strides. Views are
+made when a call is planned; results are allocated in the shape that the graph returns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from tilefold.backends.triton.compile import DIVISOR
+from tilefold.frontend.execute import Executable, Runner, sizes_of
+from tilefold.frontend.fx_to_tensor import Lowered, OutputBinding
+from tilefold.pipeline import CompiledProgram
+from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
+
+#: Calls remembered a graph; dynamic shapes make new ones.
+CALLS = 4096
+
+
+def executable(lowered: Lowered, runner: Runner) -> Executable:
+    """The graph as a callable: the direct one where its program runs as one call."""
+    whole = runner.whole if isinstance(runner, CompiledProgram) else None
+    if whole is not None and any(b.position is not None for b in lowered.inputs):
+        return Direct(lowered, runner, whole)
+    return Executable(lowered, runner)
+
+
+class Direct(Executable):
+    """An `Executable` whose program is one planned call."""
+
+    def __init__(self, lowered: Lowered, runner: Runner, whole: GpuProgram):
+        super().__init__(lowered, runner)
+        self.whole = whole
+        self._positions = tuple(dict.fromkeys(b.position for b in lowered.inputs if b.position is not None))
+        self._numbers = tuple(b.position for b in lowered.syms if b.axis is None)
+        self._extents = tuple(
+            dict.fromkeys(b.position for b in lowered.syms if b.axis is not None and b.position not in self._positions)
+        )
+        self._made = {n: self._alone(n) for n in dict.fromkeys(lowered.program.outputs)}
+        returned = [o.name for o in lowered.outputs]
+        self._plain = returned == list(self._made) and all(o is not None for o in self._made.values())
+        self._calls: dict[tuple[object, ...], GpuCall] = {}
+        self._key: tuple[object, ...] = ()
+        self._last: GpuCall | None = None
+
+    def _alone(self, name: str) -> OutputBinding | None:
+        """The only result of the graph that is a program's result, if it may be allocated as it is returned."""
+        counts = Counter(o.name for o in self.lowered.outputs)
+        (first, *_) = [o for o in self.lowered.outputs if o.name == name]
+        return first if counts[name] == 1 and not first.gaps else None
+
+    def __call__(self, *args: object) -> tuple[torch.Tensor | None, ...]:
+        xs: list[torch.Tensor] = [args[n] for n in self._positions]  # type: ignore[misc]
+        pointers = [x.data_ptr() for x in xs]
+        device = xs[0].get_device()
+        key = (
+            device,
+            *[p % DIVISOR for p in pointers],
+            *[x.shape for x in xs],
+            *[x.stride() for x in xs],
+            *[x.dtype for x in xs],
+        )
+        if self._numbers or self._extents:
+            key += (*[args[n] for n in self._numbers], *[args[n].shape for n in self._extents])  # type: ignore[attr-defined]
+        call = self._last
+        if call is None or key != self._key:
+            call = self._calls.get(key) or self._planned(key, args)
+            self._key, self._last = key, call
+        if device < 0:
+            made = call.run(None, pointers)
+        elif device == torch._C._cuda_getDevice():
+            made = call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
+        else:
+            with torch.cuda.device(device):
+                made = call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
+        return tuple(made) if self._plain else self._viewed(args, made)
+
+    def _viewed(self, args: Sequence[object], made: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        """Results that are arguments, copies into other strides, or several views of one memory."""
+        syms = self.symbols(args)
+        results = dict(zip(self._made, made, strict=True))
+        return tuple(
+            results[o.name] if o.name is not None and self._made[o.name] is not None else view(args, results, syms)
+            for o, view in zip(self.lowered.outputs, self._outputs, strict=True)
+        )
+
+    def _planned(self, key: tuple[object, ...], args: Sequence[object]) -> GpuCall:
+        syms = self.symbols(args)
+        inputs = {name: read(args, syms) for name, read in self._inputs}
+        slots = {b.name: self._positions.index(b.position) for b in self.lowered.inputs if b.position is not None}
+        fixed = [b.name for b in self.lowered.inputs if b.position is None]
+        slots |= {n: len(self._positions) + k for k, n in enumerate((*fixed, *self._made))}
+        made = {n: self._allocation(n, syms) for n in self._made}
+        call = self.whole.plan(inputs, syms, made, slots, [inputs[n].data_ptr() for n in fixed])
+        if len(self._calls) >= CALLS:
+            self._calls.clear()
+        self._calls[key] = call
+        return call
+
+    def _allocation(self, name: str, syms: dict[str, int]) -> Made:
+        dtype, shape = self.whole.results[name]
+        o = self._made[name]
+        if o is not None:
+            return Made(sizes_of(o.shape)(syms), sizes_of(o.strides)(syms), dtype)
+        packed = shape(syms)
+        strides = [1]
+        for n in reversed(packed[1:]):
+            strides.append(strides[-1] * n)
+        return Made(packed, tuple(reversed(strides[: len(packed)])), dtype)

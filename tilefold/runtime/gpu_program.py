@@ -1,0 +1,144 @@
+"""Programs of GPU kernels alone, planned as one call that needs only addresses.
+
+What is between kernels has no tensors: it lies in one scratch allocation, at offsets that values share whose
+lifetimes do not meet. All memory comes from torch's allocator on the current stream, so that calls may be
+captured in a CUDA graph; nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch._C._dynamo.guards import _empty_strided_cpu, _empty_strided_cuda  # type: ignore[attr-defined]
+
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.launcher import Plan
+
+#: Bytes that starts of scratch values are multiples of.
+ALIGNED = 256
+
+Shape = Callable[[Mapping[str, int]], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel of a program: the program's names of its tensors, of its symbols, and what it makes."""
+
+    kernel: TritonKernel
+    tensors: tuple[str, ...]
+    syms: tuple[tuple[str, str], ...]
+    results: tuple[tuple[str, torch.dtype, Shape], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A result that a call allocates: extents and strides in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCall:
+    """A planned call: plans, each with the slots of its arguments.
+
+    Slots: inputs and constants as the caller gives them, then `made`, then scratch values, which lie at `offsets`
+    of `scratch` bytes.
+    """
+
+    constants: tuple[int, ...]
+    made: tuple[Made, ...]
+    scratch: int
+    offsets: tuple[int, ...]
+    launches: tuple[tuple[Plan, tuple[int, ...]], ...]
+
+    def run(self, stream: int | None, pointers: list[int]) -> list[torch.Tensor]:
+        """Allocate and launch on a stream of the current device (None: on the CPU); `pointers`: of the inputs."""
+        empty = _empty_strided_cpu if stream is None else _empty_strided_cuda
+        made = [empty(m.shape, m.strides, m.dtype) for m in self.made]
+        pointers += self.constants
+        pointers += [y.data_ptr() for y in made]
+        if self.scratch:
+            scratch = empty((self.scratch,), (1,), torch.uint8)
+            base = scratch.data_ptr()
+            pointers += [base + n for n in self.offsets]
+        for plan, slots in self.launches:
+            plan.start(stream or 0, [pointers[n] for n in slots])
+        return made
+
+
+class GpuProgram:
+    """Kernels in order. `outputs`: what the program returns; other results are kept between kernels only."""
+
+    def __init__(self, outputs: Sequence[str], launches: Sequence[Launch]):
+        self.launches = tuple(launches)
+        self.results = {name: (dtype, shape) for k in launches for name, dtype, shape in k.results}
+        self.between = tuple(n for n in self.results if n not in outputs)
+
+    def plan(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        syms: Mapping[str, int],
+        made: Mapping[str, Made],
+        slots: Mapping[str, int],
+        constants: Sequence[int],
+    ) -> GpuCall:
+        """Compile what a call on such tensors needs; `slots` of inputs and results.
+
+        `made`: how the results are allocated, in the order of their slots, packed memory each.
+        """
+        shapes = {n: self.results[n][1](syms) for n in self.results}
+        sizes = {n: _nbytes(shapes[n], self.results[n][0]) for n in self.between}
+        offsets, total = packed(sizes, self._lifetimes())
+        device = next(iter(inputs.values())).device
+        tensors = dict(inputs)
+        scratch = torch.empty(total, dtype=torch.uint8, device=device)
+        for n, (dtype, _) in self.results.items():
+            if n in sizes:
+                tensors[n] = scratch[offsets[n] : offsets[n] + sizes[n]].view(dtype).view(shapes[n])
+            else:
+                tensors[n] = torch.empty(shapes[n], dtype=dtype, device=device)
+        at = {**slots, **{n: len(slots) + k for k, n in enumerate(self.between)}}
+        launches = []
+        for k in self.launches:
+            own = {new: syms[old] for new, old in k.syms}
+            plan = k.kernel.plan([tensors[n] for n in k.tensors], own)
+            launches.append((plan, tuple(at[n] for n in k.tensors)))
+        order = tuple(offsets[n] for n in self.between)
+        return GpuCall(tuple(constants), tuple(made.values()), total, order, tuple(launches))
+
+    def _lifetimes(self) -> dict[str, tuple[int, int]]:
+        """First and last kernel that has each scratch value."""
+        found: dict[str, tuple[int, int]] = {}
+        for at, k in enumerate(self.launches):
+            for n in k.tensors:
+                found[n] = (found.get(n, (at, at))[0], at)
+        return found
+
+
+def packed(sizes: Mapping[str, int], lifetimes: Mapping[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
+    """Offsets for values of so many bytes, and the bytes of all: values alive at once do not overlap.
+
+    Large values first, each at the lowest offset that is free for all of its life.
+    """
+    offsets: dict[str, int] = {}
+    for n in sorted(sizes, key=lambda n: -sizes[n]):
+        first, last = lifetimes[n]
+        rivals = [o for o in offsets if lifetimes[o][0] <= last and first <= lifetimes[o][1]]
+        at = 0
+        for start, stop in sorted((offsets[o], offsets[o] + sizes[o]) for o in rivals):
+            if at + sizes[n] <= start:
+                break
+            at = max(at, -(-stop // ALIGNED) * ALIGNED)
+        offsets[n] = at
+    return offsets, max((offsets[n] + sizes[n] for n in sizes), default=0)
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    n = dtype.itemsize
+    for extent in shape:
+        n *= extent
+    return n
