@@ -30,8 +30,10 @@ class Loops:
         hi = size if s.stop is None else self._bound(s.stop, f"{s.dim}_hi")
         outer = self.c.dims.get(s.dim)
         bin_ = int(size) if size.isdigit() else self.c.bins.get(s.dim)
-        if bin_ is not None and lo == "0" and (s.tile >= bin_ or self._keeps(s)):
-            self._single(replace(s, tile=max(s.tile, bin_)), hi, None if size.isdigit() else bin_)
+        keeps = self._keeps(s)
+        if bin_ is not None and lo == "0" and (s.tile >= bin_ or keeps):
+            # what is held whole has the lanes of its bin
+            self._single(replace(s, tile=bin_ if keeps else max(s.tile, bin_)), hi, None if size.isdigit() else bin_)
         else:
             self._segments(s, lo, hi)
         if outer is not None:

@@ -113,7 +113,7 @@ def tf_ranked_index(key):
     return 0x7FFFFFFF - (key & 0x7FFFFFFF)
 """
 
-#: The interpreter runs kernels as Python: bounds of loops are numbers there.
+#: The interpreter runs kernels as Python: bounds of loops are numbers there. Replaces what it computes wrongly.
 INTERPRETED = """
 
 def tf_range(start, stop, step):
@@ -121,4 +121,11 @@ def tf_range(start, stop, step):
         return x if isinstance(x, int) else int(x.handle.data.reshape(-1)[0])
 
     return range(number(start), number(stop), step)
+
+
+@triton.jit
+def tf_in_e4m3(x):
+    # to the nearest e4m3 in float32: the interpreter's own conversion loses carries into the exponent
+    grid = tl.exp2(tl.maximum(tl.floor(tl.log2(tl.maximum(tl.abs(x), 1e-30))), -6.0) - 3.0)
+    return tl.where(tl.abs(x) <= 464.0, tf_round(x / grid) * grid, float("nan"))
 """
