@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.layouts import Layouts
 from tilefold.backends.triton.memory import Memory
 from tilefold.backends.triton.names import python_names, python_value
 from tilefold.backends.triton.scalar import Expressions, Leaves, narrowed
@@ -58,6 +59,7 @@ class Context:
         self.buffer_names: dict[str, str] = {}
         self.held: dict[str, tuple[int, ...]] = {}
         self.born: dict[str, int] = {}
+        self.layouts = Layouts(kernel.body)
         self.raw = read_raw(kernel.body)
         self.writes = count_writes(kernel.body)
         self.covers: dict[str, int] = {}

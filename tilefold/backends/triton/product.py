@@ -16,6 +16,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Load
 from tilefold.backends.triton.scalar import narrowed
 from tilefold.backends.triton.values import Value, fitted
+from tilefold.errors import BackendError
 from tilefold.tile import ir
 
 if TYPE_CHECKING:
@@ -90,23 +91,40 @@ class Products:
 
     def _emit(self, buf: str, s: _Sides, accumulate: bool) -> None:
         c = self.c
-        b = c.buffers[buf]
+        out = c.buffers[buf]
+        turned = self._turned(s)
+        if turned:  # (A B)^T = B^T A^T
+            s = _Sides(s.b, s.a, s.n, s.m, s.k)
         left, right = self._operand(s.a, s.m, s.k, s.k), self._operand(s.b, s.k, s.n, s.k)
         kind = self._kind(left.kind, right.kind)
         x, y = self._in(left, kind), self._in(right, kind)
-        shape = [self._lanes(s.m), self._lanes(s.n)]
         name = c.buffer_names[buf]
         flat = len(s.m) == 1 and len(s.n) == 1
         precision = ""
         if kind is DType.F32:
             precision = f', input_precision="{"tf32" if self.tf32 else "ieee"}"'
-        out = "" if flat else c.shape(b)
-        if accumulate:
-            acc = name if flat else f"tl.reshape({name}, {shape})"
-            code = f"tl.dot({x}, {y}, {acc}{precision})"
-        else:
-            code = f"tl.dot({x}, {y}{precision})"
-        c.assign(buf, code if flat else f"tl.reshape({code}, {out})")
+        before = ""
+        if accumulate and not turned:
+            before = f", {name}" if flat else f", tl.reshape({name}, [{self._lanes(s.m)}, {self._lanes(s.n)}])"
+        code = f"tl.dot({x}, {y}{before}{precision})"
+        if turned:
+            code = f"tl.permute({code}, (1, 0))"
+        if not flat:
+            code = f"tl.reshape({code}, {c.shape(out)})"
+        c.layouts.wrote(buf, frozenset({turned}))
+        c.assign(buf, f"{name} + {code}" if accumulate and turned else code)
+
+    def _turned(self, s: _Sides) -> bool:
+        """Whether an operand would be a result of a product, transposed (see `layouts`): then the product is."""
+        of = self.c.layouts.operand
+        if True not in of(s.a, (*s.m, *s.k)) | of(s.b, (*s.k, *s.n)):
+            return False
+        if True in of(s.a, (*s.k, *s.m)) | of(s.b, (*s.n, *s.k)):
+            raise BackendError(
+                f"{self.c.kernel.name}: a product of {s.a.tensor} and {s.b.tensor}, one of them a transposed product",
+                hint="compute one of the two in a kernel of its own",
+            )
+        return True
 
     def _operand(self, ld: Load, rows: Sequence[str], cols: Sequence[str], reduced: Sequence[str]) -> Value:
         """A matrix [rows, cols], raw element type; lanes beyond a ragged end of the reduced dim are 0."""

@@ -33,6 +33,7 @@ class Reductions:
         e = self.c.settled(s.expr)
         scale, e = pull_scale(e, loose=False) if s.op in ("max", "min") else (1.0, e)
         frame = (*axes, *rdims)
+        self.c.layouts.wrote(s.buf, self.c.layouts.made((e,), frame))
         v = (
             converted(self.c.expressions.value(e, frame), b.dtype.compute)
             if b.dtype is not DType.BOOL

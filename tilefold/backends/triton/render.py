@@ -125,6 +125,7 @@ class _Renderer:
                 self.c.buffer_names[buffer.name] = self.c.buffer_names.get(buffer.name) or identifier(
                     "v_" + buffer.name
                 )
+                self.c.layouts.born(buffer.name)
                 self.c.born[buffer.name] = self.c.scopes.here
                 self.c.check_size(buffer)
             case ir.For():
@@ -161,6 +162,7 @@ class _Renderer:
 
     def _set(self, b: ir.Buffer, e: Expr) -> None:
         axes = self.c.axes(b)
+        self.c.layouts.wrote(b.name, self.c.layouts.made((e,), axes))
         v = self.c.expressions.value(e, axes)
         self.c.assign(b.name, self.c.spread(self.c.stored(v, b.dtype), v.axes, axes, b))
 
