@@ -3,7 +3,7 @@
 A reduction sum over K of a * b is a matrix product when each side keeps dims that the other
 lacks: M and N. Several dims on a side (heads that share their keys, and rows) are flattened.
 Operands are taken in the narrower type of the two; a value computed in the kernel is rounded to
-it, as the program it came from rounds it.
+it, as the program it came from rounds it. What is float32 in memory is not rounded.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Products:
 
     def _sides(self, buf: str, a: Load, b: Load, rdims: Sequence[str]) -> _Sides | None:
         c = self.c
+        if any(self._dtype(x) is DType.F64 or not self._dtype(x).is_float for x in (a, b)):
+            return None  # exact in element-wise code
         out = c.axes(c.buffers[buf])
         da, db = self._dims(a), self._dims(b)
         k = tuple(d for d in rdims if c.hold(d).vector)
@@ -95,8 +97,10 @@ class Products:
         turned = self._turned(s)
         if turned:  # (A B)^T = B^T A^T
             s = _Sides(s.b, s.a, s.n, s.m, s.k)
-        left, right = self._operand(s.a, s.m, s.k, s.k), self._operand(s.b, s.k, s.n, s.k)
-        kind = self._kind(left.kind, right.kind)
+        zeros = s.a.tensor in c.buffers or s.b.tensor in c.buffers
+        left = self._operand(s.a, s.m, s.k, s.k, zeros=zeros)
+        right = self._operand(s.b, s.k, s.n, s.k, zeros=zeros)
+        kind = self._kind(s.a, s.b)
         x, y = self._in(left, kind), self._in(right, kind)
         name = c.buffer_names[buf]
         flat = len(s.m) == 1 and len(s.n) == 1
@@ -126,13 +130,19 @@ class Products:
             )
         return True
 
-    def _operand(self, ld: Load, rows: Sequence[str], cols: Sequence[str], reduced: Sequence[str]) -> Value:
-        """A matrix [rows, cols], raw element type; lanes beyond a ragged end of the reduced dim are 0."""
+    def _operand(
+        self, ld: Load, rows: Sequence[str], cols: Sequence[str], reduced: Sequence[str], *, zeros: bool
+    ) -> Value:
+        """A matrix [rows, cols], raw element type; lanes beyond a ragged end of the reduced dim are 0.
+
+        zeros: an operand has those zeros anyway, so that this one, if it is a tensor, may go on to the tensor's end.
+        """
         c = self.c
         frame = (*rows, *cols)
         natural = self._natural(ld, frame)
         v = None
-        if c.config.descriptors and ld.tensor in c.tensors and ld.tensor not in c.buffers:
+        inside = zeros or all(c.hold(d).stop in (None, c.size(d).code) for d in reduced)
+        if c.config.descriptors and inside and ld.tensor in c.tensors and ld.tensor not in c.buffers:
             v = c.memory.tile(c.tensors[ld.tensor], ld.index, natural)
         v = v or c.raw_load(ld, natural)
         code = fitted(v, frame) if v.axes != frame else v.code
@@ -154,18 +164,19 @@ class Products:
             order += [d for d in v.axes if d not in order]
         return tuple(order) if set(order) == set(frame) else tuple(frame)
 
-    def _kind(self, a: DType, b: DType) -> DType:
-        floats = [k for k in (a, b) if k.is_float]
-        if len(floats) < 2:
+    def _kind(self, a: Load, b: Load) -> DType:
+        """The type of both operands. float32 that comes from memory is not rounded; what the kernel computed may be."""
+        kinds = [self._dtype(x) for x in (a, b)]
+        if any(x.tensor in self.c.tensors and self._dtype(x) is DType.F32 for x in (a, b)):
             return DType.F32
-        if a is b is DType.F32 and self.c.narrow:
-            return next(
-                (t.dtype for t in self.c.kernel.tensors if t.role == "in" and t.dtype in (DType.F16, DType.BF16)),
-                DType.F32,
-            )
-        if a is b:
-            return a
-        return min(a, b, key=lambda k: (k.nbytes, k is DType.F16))
+        if kinds[0] is kinds[1] is DType.F32 and self.c.narrow:
+            inputs = (t.dtype for t in self.c.kernel.tensors if t.role == "in")
+            return next((d for d in inputs if d in (DType.F16, DType.BF16)), DType.F32)
+        return min(kinds, key=lambda k: (k.nbytes, k is DType.F16))
+
+    def _dtype(self, ld: Load) -> DType:
+        b = self.c.buffers.get(ld.tensor)
+        return self.c.tensors[ld.tensor].dtype if b is None else b.dtype
 
     def _in(self, v: Value, kind: DType) -> str:
         code = v.code if v.kind is kind else narrowed(v.code, v.kind, kind)
