@@ -32,6 +32,8 @@ MOST_SEGMENTS = 64
 LEAST_STEP = 256
 #: Keys (or what else a fold of products runs over) that one tile holds.
 ONE_TILE = 64
+#: Heads that share operands are packed into one tile where each has fewer rows than this.
+PACKED = 16
 #: Rows of a matrix product that share a thread block.
 ROWS = 64
 
@@ -104,8 +106,9 @@ def blocks(g: Graph, members: Group) -> int:
             rows |= sides[0] ^ sides[1]
             common |= (sides[0] & sides[1]) - set(g.by_name[m].rdims)
     n = 1
+    packed = all(g.extent(d) < PACKED for d in members.parallel if d in rows - common and d not in shared)
     for d in members.parallel:
-        if d in shared:
+        if d in shared and packed:
             n *= max(1, g.extent(d) // shared[d])
         elif d in rows - common:
             n *= -(-g.extent(d) // ROWS)

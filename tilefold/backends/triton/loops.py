@@ -69,8 +69,9 @@ class Loops:
         if exact and not found.conditions:
             self._part(s, lo, hi, None, {})
             return
-        if lanes != s.tile:
-            self._part(s, lo, hi, hi, {})
+        if lanes != s.tile or self.c.config.specialize:
+            # one loop: the pass that specialises warps takes no second one
+            self._part(s, lo, hi, None if exact else hi, {})
             return
         here = self.c.scopes.here
         first = lo
@@ -122,7 +123,7 @@ class Loops:
 
     def _header(self, s: ir.For, at: str, lo: str, hi: str, stop: str | None) -> str:
         extra = f", num_stages={self.c.config.stages}"
-        if self.c.config.specialize and stop is None:
+        if self.c.config.specialize:
             extra += ", warp_specialize=True"
         if self.c.interpreted:
             return f"for {at} in tf_range({lo}, {hi}, {s.tile}):"

@@ -12,28 +12,21 @@ from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
 
 Effort = Literal["none", "quick", "full"]
-#: (rows, streamed, warps, stages, specialised warps) of kernels with products, for the quick effort.
+#: (rows, streamed, warps, stages, descriptors) of kernels with products, for the quick effort.
 _QUICK = (
-    (128, 64, 4, 3, False),
-    (128, 64, 8, 3, False),
-    (128, 128, 8, 2, False),
-    (128, 128, 8, 3, False),
-    (128, 64, 8, 2, False),
-    (64, 128, 8, 3, False),
-    (16, 64, 4, 3, False),
-    (64, 32, 8, 2, False),
-    (64, 32, 4, 2, False),
-    (32, 32, 4, 2, False),
-    (64, 64, 8, 1, False),
-    (64, 64, 8, 2, False),
-    (128, 32, 8, 3, False),
-    (128, 128, 8, 1, False),
-    (32, 64, 4, 3, False),
+    (128, 64, 8, 2, True),
+    (128, 128, 8, 3, True),
+    (128, 128, 8, 2, True),
+    (128, 64, 8, 3, True),
+    (128, 64, 4, 3, True),
+    (64, 64, 4, 3, True),
     (64, 64, 4, 3, False),
-    (64, 128, 4, 3, False),
-    (64, 64, 4, 2, False),
+    (64, 64, 4, 2, True),
+    (64, 128, 4, 3, True),
     (128, 32, 4, 4, False),
-    (64, 32, 4, 4, False),
+    (64, 64, 8, 2, True),
+    (32, 64, 4, 3, False),
+    (16, 64, 4, 3, False),
 )
 
 
@@ -56,20 +49,18 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
     choices = _QUICK if effort == "quick" else tuple(
         itertools.product((16, 32, 64, 128), (32, 64, 128), (2, 4, 8), (2, 3, 4), (False, True))
     )  # fmt: skip
-    for r, c, warps, stages, special in choices:
-        if special and warps != 4:
-            continue
+    for r, c, warps, stages, described in choices:
         tiles = dict(base.tiles)
         for at, d in enumerate(rows):
             tiles[d] = max(16, min(r if at == 0 else max(r, 64), _bin(sizes[d])))
         for d in streams:
             tiles[d] = min(c, max(16, _bin(sizes[d])))
-        made = replace(base, tiles=tiles, warps=warps, stages=stages, specialize=special)
         if not rows and warps == 8:
-            made = replace(made, warps=2)
-        yield replace(made, descriptors=True)
-        if not special:
-            yield made
+            warps = 2
+        made = replace(base, tiles=tiles, warps=warps, stages=stages, descriptors=described)
+        yield made
+        if effort == "full" and warps == 4 and described:
+            yield replace(made, specialize=True)
 
 
 def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:

@@ -21,8 +21,6 @@ from tilefold.block.ir import walk as nodes_of
 AREA = 8192
 #: Longest axis that a thread block holds at once (elements).
 HELD = 1 << 15
-#: Elements of a tile of a row that is too long to be held and is read again.
-LONG = 1 << 14
 #: A contraction of more elements than this is streamed.
 CONTRACTED = 256
 #: Thread blocks that fill a large GPU once.
@@ -154,11 +152,9 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     for d in others:
         blocks *= sizes[d]
     wide = max([sizes[d] for m, n, k in s.products for d in m | n | k if d not in s.parallel + s.streamed] or [1])
-    for at, d in enumerate(rows):
-        most = 128 if wide <= 256 else 64
-        if at == 0 and len(rows) == 1:
-            while most > 64 and blocks * -(-sizes[d] // most) < FULL:
-                most //= 2
+    whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
+    for d in rows:
+        most = 64 if wide > 256 or (len(rows) == 1 and (wide <= 64 or whole < 3 * FULL)) else 128
         tiles[d] = max(16, min(most, _bin(sizes[d])))
     few = all(tiles[d] <= 16 and sizes[d] < 16 for d in rows)
     for d, c in s.shared.items():
@@ -178,8 +174,11 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
             if d not in tiles and sizes[d] > CONTRACTED and wide > 1 and not _held_whole(s, d):
                 tiles[d] = 64
     big = max([tiles[d] for d in rows] or [16])
-    warps = 8 if (big >= 128 and wide >= 128) or wide > 256 else 4
-    return TritonConfig(tiles, lanes, warps=warps, stages=3 if wide <= 128 else 2)
+    if wide > 256:
+        return TritonConfig(tiles, lanes, warps=8, stages=2)
+    if big >= 128 and wide >= 128:
+        return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)
+    return TritonConfig(tiles, lanes, warps=4, stages=3)
 
 
 def _held_whole(s: Shape, d: str) -> bool:
@@ -196,7 +195,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     for d in s.streamed:
         with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
         room, whole = max(1, most // with_d), _bin(sizes[d])
-        part = LONG // with_d if d in s.again and with_d < LONG else AREA // min(with_d, AREA)
+        part = AREA // min(with_d, AREA)
         tiles[d] = whole if whole <= room else max(1, min(part, whole))
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
@@ -205,6 +204,4 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         room //= tiles[d]
     area = s.area({**local, **tiles})
     warps = 4 if area <= 4096 or inner else 8 if area <= 8192 else 16 if area <= 16384 else 32
-    if s.again & set(s.streamed) and area >= LONG:
-        warps = 32  # one row a multiprocessor, so that its second reading finds it in the L2 cache
     return TritonConfig(tiles, {}, warps=warps, stages=3 if inner else 2)
