@@ -4,6 +4,7 @@ fast = torch.compile(model, backend="tilefold")   whole models; what is not cove
 tilefold.fuse(fn)                                 one function, whole; an error if it cannot be
 tilefold.explain(fn, *args)                       what was fused, why, the code, the traffic
 tilefold.verify(fn, *args)                        error against float64, next to eager's
+tilefold.custom_op(fn, *args)                     an operator of torch, for graphs of others and calls without guards
 tilefold.te                                       tensor expressions and schedules: fusion by hand
 tilefold.tune(fn, *args)          times configurations of its GPU kernels and keeps the best
 tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
@@ -22,6 +23,7 @@ from tilefold.errors import (
 )
 from tilefold.explain.report import Explanation, explain
 from tilefold.frontend import te
+from tilefold.frontend.custom_op import CustomOp, custom_op
 from tilefold.frontend.fuse import fuse
 from tilefold.frontend.tune import tune
 from tilefold.frontend.verify import VerifyReport, verify
@@ -30,6 +32,7 @@ from tilefold.tensor.formula import derive
 __all__ = [
     "BackendError",
     "CacheError",
+    "CustomOp",
     "Explanation",
     "NotFusibleError",
     "ParseError",
@@ -39,6 +42,7 @@ __all__ = [
     "UnsupportedError",
     "VerifyError",
     "VerifyReport",
+    "custom_op",
     "derive",
     "explain",
     "fuse",

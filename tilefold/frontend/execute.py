@@ -91,7 +91,7 @@ def _split(x: torch.Tensor, axes: Sequence[Sequence[Expr]], syms: Mapping[str, i
 
 
 def value_of(e: Expr, syms: Mapping[str, int]) -> int:
-    """Value of a size expression."""
+    """Value of a size expression, symbolic where the symbols' values are."""
     match e:
         case Const(value, _):
             return int(value)
@@ -111,9 +111,9 @@ def value_of(e: Expr, syms: Mapping[str, int]) -> int:
                 case "mod":
                     return x % y
                 case "maximum":
-                    return max(x, y)
+                    return torch.sym_max(x, y)
                 case "minimum":
-                    return min(x, y)
+                    return torch.sym_min(x, y)
     raise AssertionError(e)
 
 
