@@ -130,6 +130,8 @@ class TritonKernel:
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> Plan:
         """The launch for tensors of these shapes, strides and alignments, compiled. ValueError: other than declared."""
+        if any(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
+            return Plan(Launcher(_nothing, ()), 0, ())
         v, grid, numbers = self._bound(xs, syms)
         if self.interpreted:
             return Plan(Launcher(_interpreter(v, self.tensors, xs), ()), grid, tuple(numbers))
@@ -172,8 +174,6 @@ class TritonKernel:
         grid = 1
         for t in v.rendered.grid:
             grid *= -(-sizes[t.dim] // t.tile)
-        if any(n == 0 for x in xs[len(self.block.inputs) :] for n in x.shape):
-            grid = 0
         return v, grid, numbers
 
     @staticmethod
@@ -186,27 +186,30 @@ def matmul_precision() -> str:
     return torch._C._get_fp32_precision_getter("cuda", "matmul")
 
 
+def _nothing(*arguments: object) -> None:
+    """The launch of no thread blocks."""
+
+
 def _interpreter(v: Variant, names: Sequence[str], like: Sequence[torch.Tensor]) -> Callable[..., None]:
     """Runs a kernel in Triton's interpreter on addresses of memory that is laid out as the tensors `like`."""
-    layouts = [(tuple(x.shape), x.stride(), x.dtype, _span(x) * x.element_size()) for x in like]
+    layouts = [(tuple(x.shape), x.stride(), x.dtype) for x in like]
     boxes = [(names.index(t), list(box)) for t, box in v.rendered.descriptors.values()]
 
     def run(grid: int, y: int, z: int, stream: int, *arguments: int) -> None:
         fn = getattr(module_of(v.rendered.source, v.rendered.name), v.rendered.name)
-        xs = [_at(p, *layout) for p, layout in zip(arguments, layouts, strict=False)]
+        xs = [memory_at(p, *layout) for p, layout in zip(arguments, layouts, strict=False)]
         maps = [TensorDescriptor.from_tensor(xs[n], box) for n, box in boxes]
         fn[(grid, y, z)](*xs, *arguments[len(xs) :], *maps)
 
     return run
 
 
-def _at(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, nbytes: int
-) -> torch.Tensor:
-    """The memory at an address as a tensor."""
+def memory_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory of this process as a tensor; `strides` are not negative."""
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)
+    elements = 1 + sum(s * (n - 1) for s, n in zip(strides, shape, strict=True))
+    flat = torch.frombuffer((ctypes.c_char * (elements * dtype.itemsize)).from_address(address), dtype=torch.uint8)
     return flat.view(dtype).as_strided(shape, strides)
 
 

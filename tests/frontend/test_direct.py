@@ -1,0 +1,120 @@
+"""Planned calls: addresses, scratch, views and caches, with kernels that the block interpreter runs at addresses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.backends.triton.launch import TritonKernel, memory_at
+from tilefold.backends.triton.launcher import Launcher, Plan
+from tilefold.block.interp import run as run_block
+from tilefold.frontend.direct import Direct, executable
+from tilefold.frontend.execute import Executable
+from tilefold.frontend.fuse import trace
+from tilefold.pipeline import compile_program
+from tilefold.suites.gpu import operators as o
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Shapes of every planned kernel's tensors; kernels see nothing but addresses."""
+    found = []
+
+    def plan(self, xs, syms):
+        found.append(tuple(tuple(x.shape) for x in xs))
+        layouts = [(tuple(x.shape), x.stride(), x.dtype) for x in xs]
+
+        def call(grid, y, z, stream, *addresses):
+            tensors = [memory_at(p, *layout) for p, layout in zip(addresses, layouts, strict=True)]
+            names = [i.name for i in self.block.inputs]
+            results = run_block(self.block, dict(zip(names, tensors, strict=False)), syms)
+            for r, out in zip(self.block.results, tensors[len(names) :], strict=True):
+                out.copy_(results[r.name])
+
+        return Plan(Launcher(call, ()), 1, ())
+
+    monkeypatch.setattr(TritonKernel, "plan", plan)
+    return found
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def direct(fn, *args, **options):
+    """The function as planned calls, and its arguments in the graph's order."""
+    low = trace(fn, *args, **options)
+    run = executable(low, compile_program(low.program, goal="fused", device="interpreter"))
+    assert isinstance(run, Direct)
+    return run
+
+
+def test_views_of_arguments_and_results_are_planned_away(planned):
+    x = randn(6, 8)
+    run = direct(lambda x: torch.softmax(x.view(2, 3, 8), -1).transpose(0, 1), x)
+    for seed in range(3):
+        x = randn(6, 8, seed=seed)
+        (y,) = run(x)
+        want = torch.softmax(x.view(2, 3, 8), -1).transpose(0, 1)
+        torch.testing.assert_close(y, want)
+        assert y.stride() == want.stride()
+    assert len(planned) == 1
+
+
+def test_another_layout_is_another_plan(planned):
+    x = randn(6, 8)
+    run = direct(lambda x: torch.softmax(x, -1), x)
+    wide = randn(6, 16)
+    for other in (x, x.clone(), wide[:, :8], wide[:, ::2], wide[:, 1:9], x.T.contiguous().T):
+        torch.testing.assert_close(run(other)[0], torch.softmax(other, -1))
+    assert len(planned) == 5  # `x` and its clone share one; a window at an odd address has its own
+
+
+def test_results_that_are_arguments_twice_the_same_or_have_gaps(planned):
+    def several(x, y):
+        t = torch.softmax(x, -1)
+        return t, y, torch.softmax(x, -1), (x + 1).sum(0)
+
+    x, y = randn(4, 6), randn(4, 6, seed=1)
+    run = direct(several, x, y)
+    got, want = run(x, y), several(x, y)
+    by = [z for z in got if z is x or z is y]
+    assert len(got) == len(run.lowered.outputs) and len(by) <= 1
+    for o_, z in zip(run.lowered.outputs, got, strict=True):
+        assert z is y if o_.position is not None else any(z.shape == w.shape and torch.allclose(z, w) for w in want)
+
+
+def test_partial_states_lie_in_scratch(planned):
+    """Decoding: segments and the kernel that combines them."""
+    q, k, v = randn(1, 2, 1, 16), randn(1, 2, 2048, 16, seed=1), randn(1, 2, 2048, 16, seed=2)
+    low = trace(o.attention, q, k, v)
+    run = executable(low, compile_program(low.program, goal="fused", device="interpreter"))
+    by = {"q": q, "k": k, "v": v}
+    args = [by[b.name[0]] for b in sorted(low.inputs, key=lambda b: b.position)]
+    for _ in range(2):
+        torch.testing.assert_close(run(*args)[0].view(1, 2, 1, 16), o.attention(q, k, v))
+    assert len(planned) == 2 == len(run.whole.launches) and run.whole.between
+    call = run._last
+    assert call.scratch >= 4 * 2 * 16 and len(call.offsets) == len(run.whole.between)
+
+
+def test_sizes_are_read_from_arguments(planned):
+    x = randn(5, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    run = direct(lambda x: torch.softmax(x, 0) * x.shape[0], x, dynamic="auto")
+    for n in (5, 9, 5, 1, 9):
+        x = randn(n, 8, seed=n)
+        (y,) = run(*[x if isinstance(a, torch.Tensor) else n for a in _kinds(run, x, n)])
+        torch.testing.assert_close(y, torch.softmax(x, 0) * n)
+    assert len(planned) == 3 * len(run.whole.launches)
+
+
+def _kinds(run, x, n):
+    """Arguments of a graph of one tensor and its sizes."""
+    numbers = {b.position for b in run.lowered.syms if b.axis is None}
+    return [n if k in numbers else x for k in range(run.lowered.placeholders)]
+
+
+def test_cpu_programs_are_run_step_by_step():
+    low = trace(lambda x: torch.softmax(x, -1), randn(3, 4))
+    assert type(executable(low, compile_program(low.program, load=False))) is Executable
