@@ -247,7 +247,8 @@ class LibraryStep:
             else:
                 torch.mm(x, y, out=target)
             return
-        out = torch.einsum(self.equation, a, b).to(dtype)
+        kind = torch.promote_types(torch.promote_types(a.dtype, b.dtype), dtype)
+        out = torch.einsum(self.equation, a.to(kind), b.to(kind)).to(dtype)
         if target is None:
             tensors[self.name] = out
         else:

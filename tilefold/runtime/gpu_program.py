@@ -61,7 +61,7 @@ class GpuCall:
         made = [empty(m.shape, m.strides, m.dtype) for m in self.made]
         pointers += self.constants
         pointers += [y.data_ptr() for y in made]
-        if self.scratch:
+        if self.offsets:
             scratch = empty((self.scratch,), (1,), torch.uint8)
             base = scratch.data_ptr()
             pointers += [base + n for n in self.offsets]
