@@ -11,13 +11,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from tilefold.algebra.expr import Const, Expr
+from tilefold.algebra.expr import Const
 from tilefold.backends.triton.compile import DIVISOR, compiled, module_of
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.context import power_of_two
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
@@ -25,7 +25,7 @@ from tilefold.backends.triton.tiles import default_config
 from tilefold.block.ir import Block
 from tilefold.errors import BackendError
 from tilefold.plan.sizes import shape_function
-from tilefold.tile.ir import Kernel
+from tilefold.tile.ir import Kernel, TensorParam
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -43,12 +43,13 @@ Chooser = Callable[[Block, Mapping[str, int]], TritonConfig | None]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One rendering: its kernel, source, configuration, and whether offsets have 64 bits."""
+    """One rendering: its kernel, source, configuration, whether offsets have 64 bits, tensors and their shapes."""
 
     kernel: Kernel
     rendered: Rendered
     config: TritonConfig
     wide: bool
+    params: tuple[tuple[TensorParam, Callable[[Mapping[str, int]], tuple[int, ...]]], ...]
 
 
 class TritonKernel:
@@ -63,6 +64,8 @@ class TritonKernel:
         self.interpreted = interpreted
         self.tensors = tuple(i.name for i in block.inputs) + tuple(r.name for r in block.results)
         self._sizes = shape_function(list(block.sizes.values()))
+        self._dynamic = frozenset(d for d, e in block.sizes.items() if not isinstance(e, Const))
+        self._configs: dict[tuple[int, ...], TritonConfig] = {}
         self._variants: dict[tuple[object, ...], list[Variant]] = {}
         self._compiled: dict[tuple[object, ...], Launcher] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -110,8 +113,7 @@ class TritonKernel:
 
         plain: some tensor cannot be described by a tensor map, so none is used.
         """
-        config = self.choose(self.block, sizes) if self.choose is not None else None
-        config = config or default_config(self.block, sizes)
+        config = self._config(sizes)
         if plain or wide:
             config = replace(config, descriptors=False)
         key = (units, config.key(), wide, tuple(sorted(options.items())))
@@ -120,13 +122,28 @@ class TritonKernel:
             if all(sizes[d] <= n for d, n in v.rendered.covers.items()):
                 return v
         kernel = tile_kernel(self.block, config, dict(zip(self.tensors, units, strict=True)))
-        bins = {
-            d: 1 << max(0, n - 1).bit_length() for d, n in sizes.items() if not isinstance(kernel.sizes.get(d), Const)
-        }
+        bins = {d: n for d, n in self._coarse(sizes).items() if d in self._dynamic}
         rendered = render(kernel, config, bins=bins, wide=wide, **options)
-        v = Variant(kernel, rendered, config, wide)
+        tensors = {t.name: t for t in kernel.tensors}
+        if not set(self.tensors) <= tensors.keys():
+            raise BackendError(f"{kernel.name} does not use all of its tensors")
+        params = tuple((tensors[n], shape_function(tensors[n].shape)) for n in self.tensors)
+        v = Variant(kernel, rendered, config, wide, params)
         known.append(v)
         return v
+
+    def _coarse(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Extents with those of dynamic dims rounded up to their bins."""
+        return {d: power_of_two(n) if d in self._dynamic else n for d, n in sizes.items()}
+
+    def _config(self, sizes: Mapping[str, int]) -> TritonConfig:
+        """The configuration of the extents' bin."""
+        coarse = self._coarse(sizes)
+        key = tuple(coarse.values())
+        if key not in self._configs:
+            chosen = self.choose(self.block, coarse) if self.choose is not None else None
+            self._configs[key] = chosen or default_config(self.block, coarse)
+        return self._configs[key]
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> Plan:
         """The launch for tensors of these shapes, strides and alignments, compiled. ValueError: other than declared."""
@@ -158,27 +175,17 @@ class TritonKernel:
         plain = not all(_describable(x) for x in xs)
         v = self.variant(units, sizes, wide=wide, plain=plain, tf32=tf32, interpreted=self.interpreted)
         numbers: list[int] = []
-        for x, t in zip(xs, (self._param(v.kernel, n) for n in self.tensors), strict=True):
-            if t is None:
-                continue
-            want = tuple(_value(e, syms) for e in t.shape)
-            if tuple(x.shape) != want:
+        for x, (t, shape) in zip(xs, v.params, strict=True):
+            if tuple(x.shape) != (want := shape(syms)):
                 raise ValueError(f"{v.kernel.name}: {t.name} has shape {tuple(x.shape)}, not {want}")
             if x.dtype is not t.dtype.torch_dtype:
                 raise ValueError(f"{v.kernel.name}: {t.name} is {x.dtype}, not {t.dtype.torch_dtype}")
             numbers += [s for a, s in enumerate(x.stride()) if a != t.unit_axis]
         numbers += [syms[s] for s in v.kernel.syms]
-        used = [x for x, n in zip(xs, self.tensors, strict=True) if self._param(v.kernel, n) is not None]
-        if len(used) != len(xs):
-            raise BackendError(f"{v.kernel.name} does not use all of its tensors")
         grid = 1
-        for t in v.rendered.grid:
-            grid *= -(-sizes[t.dim] // t.tile)
+        for tiled in v.rendered.grid:
+            grid *= -(-sizes[tiled.dim] // tiled.tile)
         return v, grid, numbers
-
-    @staticmethod
-    def _param(kernel: Kernel, name: str) -> Any:
-        return next((t for t in kernel.tensors if t.name == name), None)
 
 
 def matmul_precision() -> str:
@@ -232,7 +239,3 @@ def _unit_axis(x: torch.Tensor) -> int | None:
 def _span(x: torch.Tensor) -> int:
     """Elements from the first to the last address."""
     return sum(abs(s) * (n - 1) for s, n in zip(x.stride(), x.shape, strict=True) if n > 0) + 1
-
-
-def _value(e: Expr, syms: Mapping[str, int]) -> int:
-    return shape_function([e])(syms)[0]

@@ -1,0 +1,89 @@
+"""Dynamic sizes: lengths of one bin share a rendering, and compilations differ by divisibility alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.backends.triton import launch
+from tilefold.backends.triton.compile import DIVISOR
+from tilefold.frontend.fuse import trace
+from tilefold.pipeline import compile_program
+from tilefold.suites.gpu import operators as o
+
+LENGTHS = (1, 2, 3, 7, 16, 17, 31, 33, 63, 64, 65, 80, 96, 100, 127, 128, 129, 200, 256, 257, 300, 333, 384, 511, 513)
+LENGTHS += (640, 777, 900, 1023, 1024, 1025, 1536, 2000, 2048, 3000, 4096)
+
+
+def bin_of(n):
+    return 1 << max(0, n - 1).bit_length()
+
+
+class Counted:
+    """The kernels of a program of lengths, and what each call would render and compile."""
+
+    def __init__(self, fn, make, monkeypatch):
+        self.rendered, self.compiled = [], set()
+        render = launch.render
+        monkeypatch.setattr(launch, "render", lambda *a, **k: self.rendered.append(k["bins"]) or render(*a, **k))
+        example = make(100)
+        for x in example:
+            torch._dynamo.mark_dynamic(x, 2)
+        program = trace(fn, *example, dynamic="auto").program
+        self.steps = compile_program(program, goal="fused", device="interpreter").steps
+
+    def call(self, n):
+        """Plan every kernel for length n: what follows from shapes alone."""
+        for s in self.steps:
+            syms = dict.fromkeys(s.triton.block.syms, n)
+            sizes = s.triton.sizes(syms)
+            shapes = [launch.shape_function(i.shape)(syms) for i in s.triton.block.inputs]
+            shapes += [tuple(sizes[d] for d in r.dims) for r in s.triton.block.results]
+            kinds = [x.dtype.torch_dtype for x in (*s.triton.block.inputs, *s.triton.block.results)]
+            xs = [torch.empty(shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True)]
+            v, grid, numbers = s.triton._bound(xs, syms)
+            assert grid > 0
+            self.compiled.add((s.name, v.rendered.source, tuple(k % DIVISOR == 0 for k in numbers)))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    def qkv(n):
+        return tuple(torch.zeros(1, 2, n, 64, dtype=torch.float16) for _ in range(3))
+
+    return Counted(o.causal, qkv, monkeypatch)
+
+
+def test_one_rendering_a_bin(counted):
+    seen = {}
+    for n in LENGTHS:
+        before = len(counted.rendered)
+        counted.call(n)
+        seen.setdefault(bin_of(n), []).append(len(counted.rendered) - before)
+    assert all(not any(rest) for _, *rest in seen.values()), seen
+    assert len(counted.rendered) <= len(counted.steps) * len(seen)
+    long = [sum(made) for at, made in seen.items() if at >= 256]
+    assert not any(long), "tiles do not grow with long sequences: nothing is rendered for them"
+
+
+def test_compilations_differ_by_divisibility_alone(counted):
+    for n in LENGTHS:
+        counted.call(n)
+    by_source = {}
+    for name, source, divisible in counted.compiled:
+        by_source.setdefault((name, source), set()).add(divisible)
+    powers = 5  # of two in a length, up to 16: strides are multiples of it
+    assert all(len(kinds) <= powers for kinds in by_source.values()), by_source.values()
+    longer = len(counted.compiled)
+    for n in (2064, 2065, 2080, 3333, 4000):
+        counted.call(n)
+    assert len(counted.compiled) == longer
+
+
+def test_fixed_extents_are_not_rounded(monkeypatch):
+    x = torch.zeros(3, 100)
+    step = compile_program(trace(o.softmax, x).program, goal="fused", device="interpreter").steps[0]
+    seen = []
+    monkeypatch.setattr(step.triton, "choose", lambda block, sizes: seen.append(dict(sizes)))
+    step.triton.variant((1, 1), step.triton.sizes({}))
+    assert 100 in seen[0].values() and 128 not in seen[0].values()
