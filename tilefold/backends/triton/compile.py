@@ -116,7 +116,11 @@ def compiled(
     if triton is None:
         raise BackendError("Triton is not installed", hint="pip install triton")
     fn = getattr(module_of(r.source, r.name), r.name)
-    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n, d in enumerate(divisible) if d and n < len(r.arguments) - len(r.descriptors)}
+    attrs = {
+        (n,): [["tt.divisibility", DIVISOR]]
+        for n, d in enumerate(divisible)
+        if d and n < len(r.arguments) - len(r.descriptors)
+    }
     src = ASTSource(fn, signature(kernel, r, wide=wide), constexprs={}, attrs=attrs)
     options: dict[str, Any] = {"num_warps": config.warps, "num_stages": config.stages}
     if config.registers:

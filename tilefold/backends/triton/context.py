@@ -25,6 +25,8 @@ from tilefold.tile import ir
 
 #: Most elements of one value in a thread block.
 LARGEST_TILE = 1 << 17
+#: Lanes of a dim that has or may have no index at all: a scalar could not be masked.
+EMPTY = 2
 
 
 def power_of_two(n: int) -> int:
@@ -92,7 +94,8 @@ class Context:
         e = self.kernel.sizes[d]
         if is_static(e):
             n = int(self.size(d).code)
-            self.dims[d] = Dim(d, "0", power_of_two(n), n, 0, None if n == power_of_two(n) else str(n))
+            lanes = power_of_two(n) if n else EMPTY
+            self.dims[d] = Dim(d, "0", lanes, n, 0, None if n == lanes else str(n))
 
     def hold(self, d: str) -> Dim:
         """The range of a dim; a dynamic one that nothing loops over is held whole, up to its bin."""
@@ -101,7 +104,7 @@ class Context:
             if n is None:
                 raise BackendError(f"{self.kernel.name} keeps all of {d}, whose size is not bounded")
             self.covers[d] = n
-            self.dims[d] = Dim(d, "0", power_of_two(n), n, 0, self.size(d).code)
+            self.dims[d] = Dim(d, "0", max(EMPTY, power_of_two(n)), n, 0, self.size(d).code)
         return self.dims[d]
 
     def arange(self, d: str) -> str:

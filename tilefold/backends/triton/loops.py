@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Size, tensors_read
-from tilefold.backends.triton.context import Context, power_of_two
+from tilefold.backends.triton.context import EMPTY, Context, power_of_two
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.scope import Dim, Known
 from tilefold.backends.triton.simplify import settle
@@ -53,6 +53,8 @@ class Loops:
     def _single(self, s: ir.For, hi: str, covered: int | None) -> None:
         """The tile covers the extent: no loop."""
         lanes = power_of_two(s.tile)
+        if lanes == 1 and hi != "1":
+            lanes = EMPTY
         if covered is not None:
             self.c.covers[s.dim] = min(s.tile, self.c.covers.get(s.dim, s.tile))
         self.c.dims[s.dim] = Dim(s.dim, "0", lanes, s.tile, self.c.scopes.here, None if hi == str(lanes) else hi)

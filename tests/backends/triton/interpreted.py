@@ -1,0 +1,172 @@
+"""Runs generated kernels in Triton's interpreter: `TRITON_INTERPRET=1 python -m tests.backends.triton.interpreted`.
+
+A process of its own, for Triton looks at the variable when it is imported. Writes a line of JSON a check.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from tilefold import fuse
+from tilefold.errors import TilefoldError
+from tilefold.frontend.verify import compare, verify
+from tilefold.pipeline import compile_program
+from tilefold.suites.gpu import operators as o
+from tilefold.suites.gpu.cases import SMALL
+
+CASES = {c.row: c for suite in SMALL.values() for c in suite}
+H, B, F = torch.float16, torch.bfloat16, torch.float32
+#: Told what is wrong; empty: nothing.
+Check = Callable[[], str]
+
+
+def _interpreted(p, *, goal="fast", load=True, device="cpu"):
+    return compile_program(p, goal="fused", device="interpreter")
+
+
+def rand(*shape: int, dtype: torch.dtype = H, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def right(fn, *args, compiled=None, hostile: bool = False) -> str:
+    report = verify(fn, *args, compiled=compiled or fuse(fn), hostile=hostile)
+    return "" if report.ok else str(report)
+
+
+def heads(b: int, h: int, queries: int, keys: int, dim: int, *, kv: int | None = None, value: int | None = None):
+    """q, k, v."""
+    kv, value = kv or h, value or dim
+    return rand(b, h, queries, dim), rand(b, kv, keys, dim, seed=1), rand(b, kv, keys, value, seed=2)
+
+
+def case(name: str, *, hostile: bool = False) -> str:
+    return right(CASES[name].fn, *CASES[name].args(), hostile=hostile)
+
+
+def lengths(dynamic: bool) -> str:
+    """One compiled attention on several lengths, short ones first."""
+    run, wrong = fuse(o.causal, dynamic=True if dynamic else None), []
+    for n in (5, 64, 3, 129, 66):
+        args = tuple(rand(1, 2, n, 64, seed=s) for s in range(3))
+        for x in () if dynamic else args:
+            torch._dynamo.mark_dynamic(x, 2)
+        found = compare(f"length {n}", o.causal, run, args)
+        wrong += [] if found.ok else [str(found)]
+    return "\n".join([*wrong, *([] if len(run.graphs) == 1 else [f"{len(run.graphs)} compilations"])])
+
+
+def sliced() -> str:
+    args = (torch.nn.functional.pad(x, (3, 5, 1, 2))[..., 1:-2, 3:-5] for x in heads(1, 2, 20, 70, 64))
+    return right(o.attention, *args)
+
+
+def ties(experts: int) -> str:
+    g = torch.Generator().manual_seed(0)
+    x, w = (torch.randint(-1, 2, s, generator=g).to(B) for s in ((21, 32), (32, 48)))
+    fn = o.moe_routing(experts)
+    run = fuse(fn)
+    return right(fn, x, w, compiled=run) or right(fn, torch.zeros_like(x), w, compiled=run)
+
+
+def of_products(x, y, z):
+    """(X Y)^T Z: a product with the transpose of a product's result as operand."""
+    return torch.relu(x @ y).mT @ z
+
+
+def transposed_operand() -> str:
+    return right(of_products, rand(1, 96, 64), rand(1, 64, 80, seed=1), rand(1, 96, 64, seed=2))
+
+
+def mixed(x, w):
+    return (x @ w.to(F)).amax(-1)
+
+
+def wide_operand() -> str:
+    """A float32 operand keeps its 24 bits beside one of 16."""
+    return right(mixed, rand(40, 64, dtype=F) * 1e5, rand(64, 48, seed=1))
+
+
+def summed(x):
+    return (x * 2).sum(-1)
+
+
+def split_variance() -> str:
+    return right(o.variance_by_hand, rand(2, 5003, dtype=F))
+
+
+def wrong_program() -> str:
+    """What a wrong kernel looks like to this script: must not be empty."""
+    args = heads(1, 2, 40, 70, 64)
+    found = compare("attention for causal", o.causal, fuse(o.attention), args)
+    return "" if found.ok else "wrong"
+
+
+CHECKS: dict[str, Check] = {
+    "a wrong program": wrong_program,
+    "causal, ragged": lambda: right(o.causal, *heads(1, 2, 67, 67, 64)),
+    "causal, more keys than queries": lambda: right(o.causal, *heads(1, 2, 20, 83, 64)),
+    "causal, fewer keys than queries": lambda: right(o.causal, *heads(1, 1, 83, 20, 64)),
+    "attention, hostile": lambda: case("H-small", hostile=True),
+    "attention, float32": lambda: right(o.attention, *(x.float() for x in heads(1, 2, 33, 70, 32))),
+    "attention, bfloat16": lambda: right(o.causal, *(x.to(B) for x in heads(1, 2, 33, 70, 64))),
+    "head dim 80": lambda: case("H-small-80"),
+    "head dims 192 and 128": lambda: right(o.attention, *heads(1, 1, 20, 70, 192, value=128)),
+    "head dim 40": lambda: right(o.attention, *heads(1, 1, 20, 70, 40)),
+    "one query and one key": lambda: right(o.attention, *heads(2, 2, 1, 1, 64)),
+    "no batch": lambda: right(o.attention, *heads(0, 2, 8, 8, 64)),
+    "grouped decode": lambda: case("gqa-decode-67"),
+    "grouped decode in segments": lambda: right(o.gqa, *heads(1, 8, 1, 1300, 64, kv=2)),
+    "grouped prefill": lambda: case("gqa-prefill-67"),
+    "latent attention": lambda: case("L-small"),
+    "window": lambda: case("window-prefill-67"),
+    "soft cap": lambda: case("softcap-prefill-67"),
+    "alibi": lambda: case("alibi-prefill-67"),
+    "routing to one expert, ties": lambda: ties(1),
+    "routing to eight experts, ties": lambda: ties(8),
+    "variance in segments": split_variance,
+    "inertia": lambda: case("I-small", hostile=True),
+    "softmax of long rows": lambda: right(o.softmax, rand(2, 40_009, dtype=F)),
+    "softmax of one element": lambda: right(o.softmax, rand(3, 1, dtype=F)),
+    "sums of nothing": lambda: right(summed, rand(3, 0, dtype=F)),
+    "softmax of no rows": lambda: right(o.softmax, rand(0, 7, dtype=F)),
+    "RMS norm and maximum": lambda: case("rmsnorm-max-5x517", hostile=True),
+    "L2 norm in segments": lambda: right(o.l2_norm, rand(1, 20_001)),
+    "performer": lambda: case("performer-70", hostile=True),
+    "8-bit products": lambda: case("Q-small"),
+    "sliced tensors": sliced,
+    "lengths by marked axes": lambda: lengths(False),
+    "lengths of a wholly symbolic program": lambda: lengths(True),
+    "a transposed product as operand": transposed_operand,
+    "float32 beside float16": wide_operand,
+}
+
+
+def main() -> None:
+    """All checks."""
+    warnings.simplefilter("ignore")
+    module = importlib.import_module("tilefold.frontend.fuse")  # the function `fuse` hides it as an attribute
+    vars(module)["compile_program"] = _interpreted
+    for name, check in CHECKS.items():
+        try:
+            said = check()
+        except (
+            TilefoldError,
+            ArithmeticError,
+            AssertionError,
+            LookupError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as err:
+            said = f"{type(err).__name__}: {err}"
+        print(json.dumps({name: said}), flush=True)
+        torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    main()
