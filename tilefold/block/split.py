@@ -10,7 +10,7 @@ and finishes. The combine kernel is derived from the Fold, not written for an op
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
@@ -20,7 +20,7 @@ from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
 from tilefold.block.group import LONG_AXIS, splittable
 from tilefold.block.ir import Let, Loop, Node, Result, Store
 from tilefold.block.stages import Stage, StagePlan
-from tilefold.tensor.analysis import Graph
+from tilefold.tensor.analysis import Graph, out_dims
 
 #: Segments a split axis is cut into.
 SEGMENTS = 16
@@ -68,6 +68,7 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
                 parts.append(Result(f"{result}_part", dims, dtype))
                 first.outer.nodes.append(Store(f"{result}_part", plain(dims), dims, Load(value, plain(v.dims))))
     second = Builder(g, plan, loops)
+    apart = _own_columns(g, plan, second.to_write)
     for v in stage.fold.state:
         second.outer.nodes.append(_merge(second, stage, v, segment, sizes, g))
     second.finish(stage)
@@ -80,10 +81,17 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     second.write_rest()
     return SplitNests(
         in_parallel((Loop("forall", segment, tuple(first.outer.nodes), single=True),), parallel),
-        in_parallel(tuple(second.outer.nodes), parallel),
+        in_parallel(tuple(second.outer.nodes), (*parallel, *apart)),
         tuple(parts),
         sizes,
     )
+
+
+def _own_columns(g: Graph, plan: StagePlan, written: Sequence[str]) -> tuple[str, ...]:
+    """Dims that the combine kernel is parallel over besides the fold's own: all of its results have them."""
+    axes = {d for s in plan.stages for d in s.axes}
+    common = [d for d in out_dims(g.by_name[written[-1]]) if d not in plan.group.parallel and d not in axes]
+    return tuple(d for d in common if all(d in out_dims(g.by_name[m]) for m in written))
 
 
 def _merge(b: Builder, stage: Stage, v: StateVar, segment: str, sizes: dict[str, Expr], g: Graph) -> Let:

@@ -8,7 +8,7 @@ follows from the number of multiprocessors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, substitute, walk
@@ -38,7 +38,24 @@ PACKED = 16
 ROWS = 64
 
 
-def fuse_for_gpu(p: Program, apart: frozenset[str] = frozenset(), *, units: int = 132) -> Fused:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a study gives instead of having it chosen; None leaves the choice to the compiler.
+
+    segments: of the axis of a fold that can be cut (1: none are). stream: indices of streamed axes that a tile
+    holds. rows: indices of the last parallel dim a thread block. warps, stages: of every kernel.
+    """
+
+    segments: int | None = None
+    stream: int | None = None
+    rows: int | None = None
+    warps: int | None = None
+    stages: int | None = None
+
+
+def fuse_for_gpu(
+    p: Program, apart: frozenset[str] = frozenset(), *, units: int = 132, given: Given | None = None
+) -> Fused:
     """Fuse `p` for a device of `units` multiprocessors; members of `apart` become kernels of their own."""
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
     g = Graph.of(p)
@@ -50,7 +67,7 @@ def fuse_for_gpu(p: Program, apart: frozenset[str] = frozenset(), *, units: int 
     kernels: list[FusedKernel] = []
     for members in grouping.groups:
         plan = plan_stages(g, with_unit(members))
-        kernels += build_kernels(g, plan, gpu_loops(g, plan), segments(g, plan, units))
+        kernels += build_kernels(g, plan, gpu_loops(g, plan), segments(g, plan, units, given))
     return Fused(p, tuple(kernels), grouping)
 
 
@@ -66,8 +83,8 @@ def gpu_loops(g: Graph, plan: StagePlan) -> Loops:
     return replace(loops, stages=stages)
 
 
-def segments(g: Graph, plan: StagePlan, units: int) -> int | None:
-    """Segments that the axis of a fold is worth being cut into; None for one kernel."""
+def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) -> int | None:
+    """Segments that the axis of a fold is worth being cut into, or is to be; None for one kernel."""
     if not plan.stages:
         return None
     axis = loop_dim(g, plan.stages[0])
@@ -76,10 +93,14 @@ def segments(g: Graph, plan: StagePlan, units: int) -> int | None:
     members = plan.group.members
     if axis is None or any(g.escapes(m, members) and axis in out_dims(g.by_name[m]) for m in members):
         return None
+    if given is not None and given.segments is not None:
+        return given.segments if given.segments > 1 else None
     wide = any(g.extent(d) >= WIDE for m in members for d in _kept_local(g, plan, m))
     wanted = units * (1 if wide else BLOCKS_PER_UNIT) // max(1, blocks(g, plan.group))
     most = g.extent(axis) // LEAST_SEGMENT
     n = min(wanted, most, MOST_SEGMENTS)
+    # equal segments have no ragged ends
+    n = next((k for k in range(n, n // 2, -1) if g.extent(axis) % (k * ONE_TILE) == 0), n)
     return n if n > 1 else None
 
 

@@ -22,8 +22,8 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Block
 from tilefold.block.text import show_nodes
 
-#: Steps of doubling between two bins of a kernel that may share a configuration.
-NEAR = 3
+#: Steps of doubling between the bins of a dim at which kernels may share a configuration.
+NEAR = 2
 SHIPPED = Path(__file__).parent.parent / "tables"
 
 
@@ -117,9 +117,9 @@ class Table:
             _, theirs = _parsed(other)
             if theirs.keys() != bins.keys():
                 continue
-            distance = sum(abs(theirs[d].bit_length() - n.bit_length()) for d, n in bins.items())
-            if distance <= NEAR and (best is None or distance < best[0]):
-                best = (distance, config_)
+            steps = [abs(theirs[d].bit_length() - n.bit_length()) for d, n in bins.items()]
+            if max(steps, default=0) <= NEAR and (best is None or sum(steps) < best[0]):
+                best = (sum(steps), config_)
         return None if best is None else best[1]
 
     def add(self, key: str, tuned: Tuned) -> None:
