@@ -25,7 +25,7 @@ from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.errors import PlanError
-from tilefold.plan.gpu import fuse_for_gpu, gpu_library_products
+from tilefold.plan.gpu import Given, fuse_for_gpu, gpu_library_products
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import Plan, plan_program
@@ -49,15 +49,17 @@ Goal = Literal["fused", "fast", "greedy"]
 MOST_WORKERS = 16
 
 
-def compile_program(p: Program, *, goal: Goal = "fast", load: bool = True, device: str = "cpu") -> CompiledProgram:
+def compile_program(
+    p: Program, *, goal: Goal = "fast", load: bool = True, device: str = "cpu", given: Given | None = None
+) -> CompiledProgram:
     """Compile a tensor program (normalised: `tensor.passes`). TilefoldError where that is impossible.
 
     load: also compile the kernels' code now (else when they first run). device: type of the device that the
     tensors are on; on "cuda", kernels are always compiled when a shape first needs them. "interpreter": the GPU's
-    kernels in Triton's interpreter, on CPU tensors (tests).
+    kernels in Triton's interpreter, on CPU tensors (tests). given: what studies decide for the GPU's kernels.
     """
     if device != "cpu":
-        return _for_gpu(p, goal, interpreted=device == "interpreter")
+        return _for_gpu(p, goal, interpreted=device == "interpreter", given=given)
     compiled = (_planned(p) if goal == "fast" else None) or _greedy(p, goal)
     if load:
         load_all([s for s in compiled.steps if isinstance(s, KernelStep)])
@@ -92,11 +94,11 @@ def _greedy(p: Program, goal: Goal) -> CompiledProgram:
     return CompiledProgram(fused.program, fused, tuple(_step(fused.program, k) for k in fused.kernels))
 
 
-def _for_gpu(p: Program, goal: Goal, *, interpreted: bool) -> CompiledProgram:
+def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
     scaled = {} if interpreted else {x.out: x for x in scaled_products(p)}
     apart = gpu_library_products(p) if goal == "fast" else frozenset()
     apart |= {n for x in scaled.values() for n in (x.out, x.product)}
-    fused = fuse_for_gpu(p, apart)
+    fused = fuse_for_gpu(p, apart, given=given)
     steps: list[Step] = []
     for k in fused.kernels:
         (name,) = k.plan.group.members if len(k.plan.group.members) == 1 else ("",)
@@ -104,7 +106,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool) -> CompiledProgram:
             steps.append(ScaledStep(scaled[name]))
         elif name not in {x.product for x in scaled.values()}:
             step = _step(fused.program, k)
-            steps.append(step if isinstance(step, LibraryStep) else GpuStep(k, interpreted=interpreted))
+            steps.append(step if isinstance(step, LibraryStep) else GpuStep(k, given, interpreted=interpreted))
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
 
@@ -197,9 +199,9 @@ def unit_axis(x: torch.Tensor) -> int | None:
 class GpuStep(KernelStep):
     """A fused kernel on a CUDA device: `backends.triton` chooses tiles and compiles a shape at a time."""
 
-    def __init__(self, fused: FusedKernel, *, interpreted: bool = False):
+    def __init__(self, fused: FusedKernel, given: Given | None = None, *, interpreted: bool = False):
         super().__init__(fused)
-        self.triton = TritonKernel(self.canonical.block, chooser(), interpreted=interpreted)
+        self.triton = TritonKernel(self.canonical.block, chooser(given), interpreted=interpreted)
 
     def launch(self) -> Launch:
         """The kernel with the program's names of its tensors."""

@@ -18,8 +18,8 @@ def pytest_addoption(parser):
     parser.addoption("--dry-device", default=None, help="run the tests of tests/gpu on this device instead of cuda")
 
 
-def _interpreted(p, *, goal="fast", load=True, device="cpu"):
-    return compile_program(p, goal=goal, load=load, device="interpreter")
+def _interpreted(p, *, goal="fast", load=True, device="cpu", given=None):
+    return compile_program(p, goal=goal, load=load, device="interpreter", given=given)
 
 
 @pytest.fixture

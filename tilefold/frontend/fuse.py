@@ -16,6 +16,7 @@ from tilefold.frontend.fx_to_tensor import Lowered, lower
 from tilefold.frontend.regions import STRICT_HINT, CompiledGraph, Options
 from tilefold.frontend.torch_compile import RUNNERS, aot, compile_captured
 from tilefold.pipeline import compile_program
+from tilefold.plan.gpu import Given
 
 Fn = Callable[..., object]
 
@@ -24,16 +25,16 @@ class Fused:
     """A function or module compiled whole by Tilefold on its first call for each combination of
     dtypes and ranks. `graphs` holds what was compiled. Raises TilefoldError (with the user's line
     and the way out) where a graph break, an operator or a fold stands in the way; the backward pass
-    may leave parts to other compilers.
+    may leave parts to other compilers. `given`: what a study decides for the GPU's kernels.
     """
 
-    def __init__(self, fn: Fn, *, dynamic: bool | None = None, runner: str = "pipeline"):
+    def __init__(self, fn: Fn, *, dynamic: bool | None = None, runner: str = "pipeline", given: Given | None = None):
         if runner not in RUNNERS:
             raise TilefoldError(f"unknown runner {runner!r}", hint=f"one of {', '.join(RUNNERS)}")
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.dynamic = fn, dynamic
         self.graphs: list[CompiledGraph] = []
-        compile_fused = functools.partial(compile_program, goal="fused")
+        compile_fused = functools.partial(compile_program, goal="fused", given=given)
         compiler = compile_fused if runner == "pipeline" else RUNNERS[runner]
         self._options = Options(compiler, strict=True, on_compiled=self.graphs.append)
         self._compiled: dict[Hashable, Fn] = {}

@@ -67,20 +67,30 @@ def fuse_for_gpu(
     kernels: list[FusedKernel] = []
     for members in grouping.groups:
         plan = plan_stages(g, with_unit(members))
-        kernels += build_kernels(g, plan, gpu_loops(g, plan), segments(g, plan, units, given))
+        kernels += build_kernels(g, plan, gpu_loops(g, plan, given), segments(g, plan, units, given))
     return Fused(p, tuple(kernels), grouping)
 
 
-def gpu_loops(g: Graph, plan: StagePlan) -> Loops:
+def gpu_loops(g: Graph, plan: StagePlan, given: Given | None = None) -> Loops:
     """The automatic loops; folds over products of matrices also stream axes that a CPU holds in one block."""
     loops = choose_loops(g, plan)
     if not plan.inner:
-        return loops
+        return _streamed(g, plan) if given is not None and given.stream is not None else loops
     stages = tuple(
         d if d is not None or g.points(s.axes) <= ONE_TILE else max(s.axes, key=g.extent)
         for d, s in zip(loops.stages, plan.stages, strict=True)
     )
     return replace(loops, stages=stages)
+
+
+def _streamed(g: Graph, plan: StagePlan) -> Loops:
+    """Every stage and every result in tiles of its longest axis, also where all of it would fit."""
+    rows: dict[str, str | None] = {}
+    for m in plan.group.members:
+        if g.escapes(m, plan.group.members):
+            local = [d for d in out_dims(g.by_name[m]) if d not in plan.group.parallel]
+            rows[m] = max(local, key=g.extent) if local else None
+    return Loops(tuple(max(s.axes, key=g.extent) for s in plan.stages), rows)
 
 
 def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) -> int | None:

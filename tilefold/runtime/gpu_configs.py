@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import torch
 
 from tilefold.backends.triton.compile import toolchain
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.context import power_of_two
 from tilefold.backends.triton.launch import Chooser
+from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
+from tilefold.plan.gpu import Given
 from tilefold.runtime.tuner.table import Table, key_of
 
 
-def chooser() -> Chooser:
-    """Looks a kernel up in the tables of the current device."""
-    return _choose
+def chooser(given: Given | None = None) -> Chooser:
+    """Looks a kernel up in the tables of the current device; `given` changes the default instead."""
+    return _choose if given is None else partial(_given, given)
+
+
+def _given(given: Given, block: Block, sizes: Mapping[str, int]) -> TritonConfig:
+    base, shape = default_config(block, sizes), Shape.of(block)
+    tiles, seen = dict(base.tiles), shape.seen(sizes)
+    streamed = {} if given.stream is None else dict.fromkeys(shape.streamed, given.stream)
+    rows = {} if given.rows is None else dict.fromkeys(shape.parallel[-1:], given.rows)
+    for d, n in (streamed | rows).items():
+        tiles[d] = min(n, power_of_two(seen[d]))
+    warps = base.warps if given.warps is None else given.warps
+    return replace(base, tiles=tiles, warps=warps, stages=base.stages if given.stages is None else given.stages)
 
 
 @lru_cache

@@ -8,7 +8,11 @@ import sys
 import pytest
 import torch
 
+from tilefold.backends.triton.compile import Target, resources
 from tilefold.errors import TilefoldError
+from tilefold.frontend.fuse import trace
+from tilefold.pipeline import compile_program
+from tilefold.suites.functions import softmax_by_hand
 from tilefold.suites.gpu import ablation, numerics, startup
 from tilefold.suites.gpu.measure import CpuTimer
 from tilefold.suites.gpu.operators import attention
@@ -63,6 +67,35 @@ def test_ablations_are_relative_and_name_what_failed(monkeypatch):
     assert "no such level" in levels["thread"]["why"] and levels["warp"]["why"].startswith("wrong")
     slowest = [e["relative"] for e in entries if e["study"] == "incremental"]
     assert len(slowest) == 2 and max(slowest) == 1.0 and min(slowest) > 0
+
+
+def test_levels_by_their_instructions():
+    """Rows held by threads are reduced without a word between threads; warps shuffle; blocks have several warps."""
+    triton = pytest.importorskip("triton")
+    assert triton
+    shuffles, layouts = {}, {}
+    for holder, given in ablation.HOLDERS.items():
+        program = trace(softmax_by_hand, torch.zeros(4096, 2048, dtype=torch.float16)).program
+        (step,) = compile_program(program, goal="fused", device="cuda", given=given).steps
+        v = step.triton.variant((1, 1), step.triton.sizes({}))
+        found = resources(v.kernel, v.rendered, v.config, Target("cuda", 90)).assembly
+        shuffles[holder] = found["ptx"].count("shfl.sync")
+        layouts[holder] = found["ttgir"]
+    assert shuffles["thread"] == 0 < shuffles["warp"] < shuffles["block"]
+    assert "threadsPerWarp = [32, 1]" in layouts["thread"]
+    assert "warpsPerCTA = [1]" in layouts["warp"] and "warpsPerCTA = [8]" in layouts["block"]
+
+
+@pytest.mark.parametrize("level", ablation.LEVELS)
+def test_levels_are_right(level):
+    x = torch.randn(5, 300)
+    torch.testing.assert_close(ablation.LEVELS[level]()(x), torch.softmax(x, -1))
+
+
+@pytest.mark.parametrize("mode", ablation.MODES)
+def test_modes_are_right(mode):
+    q, k, v = torch.randn(1, 2, 8, 16), torch.randn(1, 2, 24, 16), torch.randn(1, 2, 24, 16)
+    torch.testing.assert_close(ablation.segmented(2, ablation.MODES[mode])(q, k, v), attention(q, k, v))
 
 
 def test_first_calls_of_processes(monkeypatch):

@@ -4,23 +4,26 @@
 level that the compiler chooses. *incremental*: attention of BERT-base with the keys cut into segments, one a
 block of the grid, and a second kernel that combines them; fewer keys a block means more waves a multiprocessor.
 
-Both are tables of ways to compile. A way that forces a level (thread, warp, block, grid: where partial
-states are merged), or holds a whole segment in one tile (not incremental), is an entry more in `LEVELS` or
-`MODES`, as soon as the compiler takes such a schedule.
+Both are tables of ways to compile; `plan.gpu.Given` fixes what makes the way. Where softmax's partial states are
+merged follows from who holds a tile of a row: a thread (16 bytes of it, rows beside each other in a warp), a
+warp (one a block), a thread block, or blocks of the grid, each with a segment, and a kernel that combines them.
+An attention that is not incremental holds all keys of its segment in one tile, with nothing to repair.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilefold.frontend.fuse import fuse
+from tilefold.frontend.fuse import Fused, fuse
 from tilefold.frontend.hostile import Args
 from tilefold.frontend.verify import compare
+from tilefold.plan.gpu import Given
 from tilefold.suites.functions import softmax_by_hand
 from tilefold.suites.gpu.measure import Timer
 from tilefold.suites.gpu.operators import Operator, attention
@@ -77,14 +80,58 @@ def segmented(segments: int, mode: Callable[[Operator, int], Operator]) -> Opera
     return run
 
 
+#: Columns that a thread takes at once, rows of a block of such threads, columns that a warp takes at once.
+THREAD_COLUMNS, THREAD_ROWS, WARP_COLUMNS = 8, 128, 512
+#: Blocks that share a row at the level of the grid.
+GRID_SEGMENTS = 4
+
+
+#: Who holds a tile of a row.
+HOLDERS: Mapping[str, Given] = {
+    "thread": Given(stream=THREAD_COLUMNS, rows=THREAD_ROWS, warps=THREAD_ROWS // 32),
+    "warp": Given(stream=WARP_COLUMNS, rows=1, warps=1),
+    "block": Given(stream=max(COLUMNS), rows=1, warps=8),
+}
+
+
+def softmax_held_by(holder: str) -> Operator:
+    """Safe softmax in one kernel."""
+    return Fused(softmax_by_hand, given=HOLDERS[holder])
+
+
+def softmax_over_the_grid() -> Operator:
+    """Maximum and sum of segments, their combination, and the quotient: a cut fold writes nothing along its axis."""
+
+    def sums(x: Tensor) -> tuple[Tensor, Tensor]:
+        m = x.amax(-1, keepdim=True)
+        return m, torch.exp(x - m).sum(-1, keepdim=True)
+
+    folded: Operator = Fused(sums, given=Given(segments=GRID_SEGMENTS))
+    quotient = fuse(lambda x, m, t: torch.exp(x - m) / t)
+
+    def run(x: Tensor) -> Any:
+        m, t = folded(x)
+        return quotient(x, m, t)
+
+    return run
+
+
+def in_one_tile(operator: Operator, keys: int) -> Operator:
+    """The operator of a segment with all its keys in one tile."""
+    return Fused(operator, given=Given(segments=1, stream=keys, rows=BLOCK_QUERIES, warps=8, stages=1))
+
+
 #: How safe softmax is compiled, by level. The first is what the others are compared with.
 LEVELS: Mapping[str, Callable[[], Operator]] = {
     "unfused": unfused_softmax,
+    **{holder: partial(softmax_held_by, holder) for holder in HOLDERS},
+    "grid": softmax_over_the_grid,
     "fused": lambda: fuse(softmax_by_hand),
 }
 #: How the operator of a segment is compiled: (operator, keys of a segment) -> compiled.
 MODES: Mapping[str, Callable[[Operator, int], Operator]] = {
-    "incremental": lambda operator, keys: fuse(operator),
+    "incremental": lambda operator, keys: Fused(operator, given=Given(segments=1, rows=BLOCK_QUERIES)),
+    "non-incremental": in_one_tile,
 }
 
 

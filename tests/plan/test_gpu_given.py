@@ -1,0 +1,56 @@
+"""What studies fix for the GPU's kernels: segments and tiles, and where there is nothing to fix."""
+
+from __future__ import annotations
+
+import torch
+
+from tilefold.block.ir import Loop, walk
+from tilefold.frontend.fuse import trace
+from tilefold.pipeline import compile_program
+from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.suites.gpu import operators as o
+
+
+def programs(fn, *shapes):
+    return trace(fn, *(torch.zeros(s, dtype=torch.float16) for s in shapes)).program
+
+
+def attention(queries, keys):
+    return programs(o.attention, (1, 2, queries, 64), (1, 2, keys, 64), (1, 2, keys, 64))
+
+
+def config_of(step):
+    """The configuration for contiguous tensors."""
+    kernel = step.triton
+    units = [len(i.shape) - 1 for i in kernel.block.inputs] + [len(r.dims) - 1 for r in kernel.block.results]
+    return kernel.variant(tuple(units), kernel.sizes({})).config
+
+
+def test_segments_as_given():
+    p = attention(512, 1024)  # where the compiler's own choice may be any
+    assert len(fuse_for_gpu(p, given=Given(segments=1)).kernels) == 1
+    partial, combine = fuse_for_gpu(p, given=Given(segments=8)).kernels
+    (segment,) = [n.dim for n in walk(partial.block.body) if isinstance(n, Loop) and n.single]
+    assert int(partial.block.sizes[segment].value) == 8
+    assert combine.block.name == partial.block.name.removesuffix("_partial")
+
+
+def test_folds_that_write_along_their_axis_are_never_cut():
+    p = programs(o.softmax, (4, 4096))
+    assert len(fuse_for_gpu(p, given=Given(segments=8)).kernels) == 1
+
+
+def test_tiles_as_given():
+    p = programs(o.softmax, (64, 1024))
+    (step,) = compile_program(p, goal="fused", device="cuda", given=Given(stream=32, rows=16, warps=2)).steps
+    config = config_of(step)
+    assert sorted(config.tiles.values()) == [16, 32] and config.warps == 2
+    (chosen,) = compile_program(p, goal="fused", device="cuda").steps
+    assert config_of(chosen).key() != config.key()
+
+
+def test_tiles_are_no_longer_than_what_they_tile():
+    p = attention(70, 256)
+    (step,) = compile_program(p, goal="fused", device="cuda", given=Given(segments=1, stream=4096, rows=64)).steps
+    config = config_of(step)
+    assert 256 in config.tiles.values() and max(config.tiles.values()) == 256
