@@ -174,6 +174,8 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
             if d not in tiles and sizes[d] > CONTRACTED and wide > 1 and not _held_whole(s, d):
                 tiles[d] = 64
     big = max([tiles[d] for d in rows] or [16])
+    if not rows and wide >= 256:  # a thread block holds all of a product: half the stream, or registers spill
+        return TritonConfig({**tiles, **{d: min(tiles[d], 32) for d in s.streamed}}, lanes, warps=8, stages=3)
     if wide > 256:
         return TritonConfig(tiles, lanes, warps=8, stages=2)
     if big >= 128 and wide >= 128:

@@ -1,0 +1,49 @@
+"""Kernels of the suites at the sizes that they are measured at, without tensors of those sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from tilefold.backends.triton.launch import TritonKernel, Variant
+from tilefold.block.canonical import canonical
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.runtime.tuner.compiler import usual_units
+from tilefold.suites.gpu import operators as o
+
+H, F = torch.float16, torch.float32
+
+
+def meta(*shape: int, dtype: torch.dtype = H) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def heads(b: int, h: int, queries: int, keys: int, dim: int, kv: int | None = None) -> tuple[torch.Tensor, ...]:
+    return meta(b, h, queries, dim), meta(b, kv or h, keys, dim), meta(b, kv or h, keys, dim)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
+    "causal": (o.causal, heads(1, 32, 4096, 4096, 128)),
+    "heads of 64": (o.attention, heads(32, 12, 512, 512, 64)),
+    "grouped decode": (o.gqa, heads(1, 64, 1, 32768, 128, 8)),
+    "latent": (o.mla(512), (meta(32, 128, 576), meta(32, 2048, 576))),
+    "routing": (o.moe_routing(8), (meta(2048, 4096), meta(4096, 128))),
+    "performer": (o.performer, (*(meta(8, 4096, 64) for _ in range(3)), meta(256, 64))),
+    "variance": (o.variance_by_hand, (meta(128, 32768, dtype=F),)),
+    "softmax": (o.softmax, (meta(8192, 32768, dtype=torch.bfloat16),)),
+}
+
+
+@cache
+def kernels(name: str) -> list[TritonKernel]:
+    """The kernels of a program, as they are launched."""
+    fn, args = PROGRAMS[name]
+    return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(trace(fn, *args).program).kernels]
+
+
+def variant(k: TritonKernel, **options: bool) -> Variant:
+    """The default rendering, for tensors whose last axes are contiguous."""
+    return k.variant(usual_units(k.block), k.sizes({}), tf32=False, interpreted=False, **options)

@@ -1,0 +1,95 @@
+"""Default renderings of the suites' kernels compiled for GPUs that are not here: registers, instructions, refusals."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton.kernels import PROGRAMS, kernels, variant  # noqa: E402
+from tilefold.backends.triton.compile import Target, resources  # noqa: E402
+from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
+from tilefold.errors import BackendError  # noqa: E402
+
+HOPPER, AMPERE, MI300 = Target("cuda", 90), Target("cuda", 80), Target("hip", "gfx942", 64)
+#: Bytes that a thread may spill and the kernel still counts as one that does not.
+FEW_BYTES = 16
+#: Shared memory of a thread block, bytes.
+SHARED = {90: 232_448, 80: 166_912}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+
+
+def spilled(ptx: str, arch: str, folder: Path) -> int:
+    """Bytes that a thread stores because registers do not suffice, as the assembler reports them."""
+    file = folder / "kernel.ptx"
+    file.write_text(ptx)
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [str(ptxas), "-v", f"--gpu-name={arch}", str(file), "-o", str(folder / "kernel.cubin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr))
+
+
+def built(v: Variant, target: Target):
+    return resources(v.kernel, v.rendered, v.config, target)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_defaults_do_not_spill_on_hopper(name, tmp_path):
+    for k in kernels(name):
+        r = built(variant(k), HOPPER)
+        assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= FEW_BYTES, k.block.name
+        assert r.shared <= SHARED[90]
+
+
+def test_a_spill_is_seen(tmp_path):
+    (k,) = kernels("causal")
+    config = replace(variant(k).config, tiles={"i": 1, "j": 128, "l": 128}, warps=4)
+    v = variant(TritonKernel(k.block, lambda block, sizes: config))
+    assert spilled(built(v, HOPPER).assembly["ptx"], "sm_90a", tmp_path) > FEW_BYTES
+
+
+@pytest.mark.parametrize("name", ["heads of 64", "grouped decode", "variance"])
+@pytest.mark.parametrize("target", [AMPERE, MI300], ids=lambda t: str(t.arch))
+def test_other_architectures_compile_without_spills(name, target, tmp_path):
+    for k in kernels(name):
+        r = built(variant(k), target)
+        if target is AMPERE:
+            assert spilled(r.assembly["ptx"], "sm_80", tmp_path) <= FEW_BYTES and r.shared <= SHARED[80]
+        else:
+            assert re.findall(r"\.vgpr_spill_count: +(\d+)", r.assembly["amdgcn"]) == ["0"]
+
+
+def test_attention_uses_matrix_units_and_copies_by_tensor_map():
+    (k,) = kernels("causal")
+    v = variant(k)
+    r = built(v, HOPPER)
+    assert v.config.descriptors and r.has("wgmma.mma_async") and r.has("cp.async.bulk.tensor")
+    plain = built(variant(k, plain=True), HOPPER)
+    assert plain.has("wgmma.mma_async") and not plain.has("cp.async.bulk.tensor")
+    ampere = built(v, AMPERE)
+    assert ampere.has("mma.sync") and not ampere.has("wgmma")
+    assert built(variant(k, plain=True), MI300).has("mfma")
+
+
+def test_kernels_without_products_use_none():
+    for k in kernels("variance"):
+        r = built(variant(k), HOPPER)
+        assert not r.has("mma.sync") and not r.has("wgmma.mma_async")
+
+
+def test_what_does_not_compile_is_an_error_of_ours():
+    (k,) = kernels("causal")
+    v = variant(k)
+    bad = replace(v, rendered=replace(v.rendered, source=v.rendered.source.replace("tl.dot(", "tl.no_such(")))
+    with pytest.raises(BackendError, match="does not compile"):
+        built(bad, HOPPER)
