@@ -1,0 +1,178 @@
+"""The tuner without a GPU: keys, tables and bins, spaces of configurations, workers that hang, crash or are wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.space import space
+from tilefold.backends.triton.tiles import default_config
+from tilefold.block.canonical import canonical
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.runtime.tuner import table as tables
+from tilefold.runtime.tuner import tune as tuner
+from tilefold.runtime.tuner.table import Table, Tuned, from_json, key_of, to_json
+from tilefold.runtime.tuner.worker import difference
+from tilefold.suites.gpu import operators as o
+
+
+def block(fn, *shapes):
+    args = [torch.empty(s, dtype=torch.float16, device="meta") for s in shapes]
+    (kernel,) = fuse_for_gpu(trace(fn, *args).program).kernels
+    found = canonical(kernel.block).block
+    return found, TritonKernel(found).sizes({})
+
+
+def heads(n, dim=64):
+    return [(2, 32, n, dim)] * 3
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """No shipped tables, a cache of its own."""
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tables, "SHIPPED", tmp_path / "shipped")
+    (tmp_path / "shipped").mkdir()
+    return tmp_path
+
+
+CONFIG = TritonConfig({"i": 64, "l": 32}, {"i": 16}, warps=8, stages=3, descriptors=True)
+
+
+@pytest.mark.parametrize("c", [TritonConfig(), CONFIG, TritonConfig({"a": 1}, specialize=True, registers=168)])
+def test_configurations_survive_json(c):
+    data = json.loads(json.dumps(to_json(c)))
+    assert from_json(data).key() == c.key()
+
+
+def test_unknown_fields_are_refused():
+    with pytest.raises(TypeError):
+        from_json({"tiles": {}, "colour": 3})
+
+
+def test_keys_are_of_the_kernel_and_of_bins():
+    at = {n: key_of(*block(o.causal, *heads(n))) for n in (1000, 1024, 1025)}
+    assert at[1000] == at[1024] != at[1025]
+    assert at[1024].split(" ")[0] == at[1025].split(" ")[0]
+    assert key_of(*block(o.attention, *heads(1024))).split(" ")[0] != at[1024].split(" ")[0]
+
+
+def test_tables_find_the_nearest_bin_on_disk_too(own):
+    first = Table("GPU", "triton 1")
+    first.add("k i64 l1024", Tuned(CONFIG, 5.0, 9.0))
+    first.add("k i64 l8192", Tuned(TritonConfig({"i": 128}), 5.0, 9.0))
+    again = Table("GPU", "triton 1")
+    for t in (first, again):
+        assert t.exact("k i64 l1024") and not t.exact("k i64 l2048")
+        assert t.find("k i64 l2048").key() == CONFIG.key()
+        assert t.find("k i64 l4096").key() == TritonConfig({"i": 128}).key()
+        assert t.find("k i64 l1048576") is None and t.find("other i64 l1024") is None
+        assert t.find("k i64 m1024") is None
+
+
+def test_the_users_table_goes_before_the_shipped(own):
+    entry = {"config": to_json(TritonConfig({"i": 16})), "microseconds": 1, "default": 1, "note": ""}
+    data = {"GPU": {"triton 1": {"k i64": entry, "k i128": entry}}}
+    (own / "shipped" / "gpu.json").write_text(json.dumps(data))
+    Table("GPU", "triton 1").add("k i64", Tuned(CONFIG, 1.0, 2.0))
+    t = Table("GPU", "triton 1")
+    assert t.find("k i64").key() == CONFIG.key()
+    assert t.find("k i128").key() == TritonConfig({"i": 16}).key()
+
+
+def test_a_broken_file_is_no_table(own):
+    tables.user_file().parent.mkdir(parents=True, exist_ok=True)
+    tables.user_file().write_text("{")
+    t = Table("GPU", "triton 1")
+    assert t.find("k i64") is None
+    t.add("k i64", Tuned(CONFIG, 1.0, 2.0))
+    assert Table("GPU", "triton 1").exact("k i64")
+
+
+@pytest.mark.parametrize("fn, shapes", [(o.causal, heads(2048)), (o.softmax, [(64, 5000)])], ids=["causal", "softmax"])
+def test_spaces_begin_with_the_default_and_have_no_duplicates(fn, shapes):
+    b, sizes = block(fn, *shapes)
+    default = default_config(b, sizes).key()
+    assert [c.key() for c in space(b, sizes, "none")] == [default]
+    counts = []
+    for effort in ("quick", "full"):
+        keys = [c.key() for c in space(b, sizes, effort)]
+        assert keys[0] == default and len(set(keys)) == len(keys)
+        counts.append(len(keys))
+    assert 4 < counts[0] < counts[1]
+
+
+def test_wrong_results_are_told_from_rounding():
+    r = torch.randn(64, dtype=torch.float64)
+    ok = (r * (1 + 1e-4)).half()
+    assert difference([ok], [r], 2**-10) == ""
+    off = ok.clone()
+    off[3] += 0.2
+    assert "differs" in difference([off], [r], 2**-10)
+    holes = ok.clone()
+    holes[3] = float("nan")
+    assert "NaN" in difference([holes], [r], 2**-10)
+
+
+#: A worker that does to candidate n what the n-th word says.
+STAND_IN = """
+import json, sys, time
+job = json.load(sys.stdin)
+for n, c in enumerate(job["candidates"]):
+    print(json.dumps({"start": n}), flush=True)
+    do = sys.argv[1:][c["tiles"]["n"]]
+    if do == "hang":
+        time.sleep(60)
+    if do == "crash":
+        sys.exit(3)
+    said = {"why": "wrong: differs"} if do == "wrong" else {"microseconds": float(do)}
+    print(json.dumps({"done": n, **said}), flush=True)
+"""
+
+
+def tuned(monkeypatch, *words: str):
+    """The tuner's verdict on candidates that behave as the words say; progress as it was told."""
+
+    def worker():
+        command = [sys.executable, "-c", STAND_IN, *words]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    candidates = tuple(TritonConfig({"n": n}) for n in range(len(words)))
+    monkeypatch.setattr(tuner, "_worker", worker)
+    monkeypatch.setattr(tuner, "space", lambda block, sizes, effort: candidates)
+    failed = {n: "needs too much shared memory" for n, w in enumerate(words) if w == "large"}
+    monkeypatch.setattr(tuner, "compile_all", lambda *args: failed)
+    monkeypatch.setattr(tuner, "SILENCE", 1.5)
+    monkeypatch.setattr(tuner, "START", 5.0)
+    told = []
+    b, sizes = block(o.softmax, (4, 300))
+    won, trials = tuner.tune(b, sizes, {}, "quick", lambda done, of, what: told.append((done, of)))
+    tuner.dismiss()
+    return won, trials, told
+
+
+def test_the_fastest_right_candidate_wins_among_ones_that_fail(monkeypatch):
+    won, trials, told = tuned(monkeypatch, "10", "large", "hang", "4", "crash", "wrong", "7")
+    assert (won.config.tiles["n"], won.microseconds, won.default_microseconds) == (3, 4.0, 10.0)
+    why = {t.config.tiles["n"]: t.why for t in trials}
+    assert len(trials) == 7 and told
+    assert "hangs" in why[2] and "ended" in why[4] and "wrong" in why[5] and "shared memory" in why[1]
+    assert [n for n, t in ((t.config.tiles["n"], t) for t in trials) if t.microseconds is not None] == [0, 3, 6]
+
+
+def test_the_default_stays_where_nothing_is_faster(monkeypatch):
+    won, _, _ = tuned(monkeypatch, "5", "9", "wrong")
+    assert won.config.tiles["n"] == 0 and won.microseconds == won.default_microseconds == 5.0
+
+
+def test_without_a_reference_nothing_else_may_win(monkeypatch):
+    won, trials, _ = tuned(monkeypatch, "crash", "1")
+    assert won.config.tiles["n"] == 0
+    assert all(t.microseconds is None for t in trials)
