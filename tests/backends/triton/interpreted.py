@@ -116,6 +116,7 @@ CHECKS: dict[str, Check] = {
     "attention, bfloat16": lambda: right(o.causal, *(x.to(B) for x in heads(1, 2, 33, 70, 64))),
     "head dim 80": lambda: case("H-small-80"),
     "head dims 192 and 128": lambda: right(o.attention, *heads(1, 1, 20, 70, 192, value=128)),
+    "head dim 90": lambda: right(o.attention, *heads(1, 1, 20, 70, 90)),
     "head dim 40": lambda: right(o.attention, *heads(1, 1, 20, 70, 40)),
     "one query and one key": lambda: right(o.attention, *heads(2, 2, 1, 1, 64)),
     "no batch": lambda: right(o.attention, *heads(0, 2, 8, 8, 64)),

@@ -1,0 +1,256 @@
+"""Simplification, certain stretches of loops, values and rendering, on tile kernels in text form."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.tile.kernels import SOFTMAX, TOPK
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Expr
+from tilefold.algebra.text import Names, show
+from tilefold.algebra.text import parse as parse_expr
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.facts import certain
+from tilefold.backends.triton.render import Rendered, render
+from tilefold.backends.triton.simplify import pull_scale, settle, terms
+from tilefold.backends.triton.values import Value, converted, fitted
+from tilefold.errors import BackendError
+from tilefold.tile.pieces import cut, lengths, product_dims
+from tilefold.tile.text import parse
+from tilefold.tile.text import show as show_kernel
+from tilefold.tile.verify import verify
+
+
+def expr(text: str) -> Expr:
+    return parse_expr(text, Names(dims={"i", "j"}, tensors={"x", "b"}, syms=set()))
+
+
+def code(kernel: str, config: TritonConfig | None = None, **options) -> Rendered:
+    return render(verify(parse(kernel)), config or TritonConfig(), **options)
+
+
+def body(r: Rendered) -> str:
+    """The kernel without the device functions before it."""
+    return r.source[r.source.index(f"def {r.name}(") :]
+
+
+# -- expressions ------------------------------------------------------------------------------
+
+
+def test_known_conditions_and_scales_are_put_in():
+    e = expr("where(j <= i, b[i] + 1.0, -inf)")
+    (condition, *_) = e.args
+    assert settle(e, {condition: True}, {}, {}) == expr("b[i] + 1.0")
+    assert settle(e, {condition: False}, {}, {}) == expr("-inf")
+    assert settle(e, {}, {}, {}) == e
+    scaled = settle(expr("b[i] + b[j]"), {}, {}, {"b": 0.5})
+    assert scaled == expr("b[i] * 0.5 + b[j] * 0.5")
+
+
+@pytest.mark.parametrize(
+    ("text", "scale", "rest"),
+    [
+        ("x[i] * 0.5", 0.5, "x[i]"),
+        ("where(j <= i, x[i] * 0.5, -inf)", 0.5, "where(j <= i, x[i], -inf)"),
+        ("where(j <= i, x[i] * 0.5, 0.0)", 1.0, None),  # exact too, but no reader wants it
+        ("x[i] * -0.5", 1.0, None),  # would turn a maximum into a minimum
+        ("x[i] + 0.5", 1.0, None),
+    ],
+)
+def test_positive_scales_are_pulled_out(text, scale, rest):
+    k, inner = pull_scale(expr(text), loose=False)
+    assert (k, inner) == (scale, expr(text if rest is None else rest))
+
+
+def test_sums_are_taken_apart_into_scaled_terms():
+    found = {show(x): k for k, x in terms(expr("x[i] * 2.0 - b[j]"))}
+    assert found == {"x[i]": 2.0, "b[j]": -1.0}
+
+
+def test_certain_stretches_of_a_causal_loop():
+    e = expr("where(j <= i, x[j], -inf)")
+    found = certain([e], "j", frozenset({"i"}))
+    assert found.conditions == ((e.args[0], True),)
+    assert not found.starts and [show(s) for s in found.stops] == ["tile_start(i) + 1"]
+    assert not certain([expr("where(x[j] <= 0.0, x[j], -inf)")], "j", frozenset({"i"})).conditions
+
+
+# -- values -----------------------------------------------------------------------------------
+
+
+def test_values_are_brought_into_a_frame():
+    v = Value("v", ("j", "i"), DType.F32)
+    assert fitted(v, ("j", "i")) == "v"
+    assert fitted(v, ("i", "j")) == "tl.permute(v, (1, 0,))"
+    assert fitted(v, ("i", "k", "j")) == "tl.permute(v, (1, 0,))[:, None, :]"
+    assert fitted(Value("s", (), DType.F32), ("i",)) == "s"
+
+
+def test_conversions():
+    assert converted(Value("3", (), DType.I64), DType.F32).code == "3.0"
+    assert converted(Value("v", ("i",), DType.F16), DType.F32).code == "v.to(tl.float32)"
+    assert converted(Value("v", ("i",), DType.F32), DType.F32).code == "v"
+
+
+# -- kernels ----------------------------------------------------------------------------------
+
+
+def test_ragged_lanes_are_masked_where_they_are_reduced_and_stored():
+    text = body(code(SOFTMAX, bins={"j": 16}))
+    assert "tl.where(" in text and "mask=" in text
+    for line in text.splitlines():
+        if "tl.reduce(" in line or "tl.sum(" in line:
+            assert "tl.where(" in line or "j_b" in text  # masked, or in the stretch that has no ragged tile
+        if "tl.store(" in line:
+            assert "mask=" in line
+
+
+ROWS = """
+kernel rows()
+  dim i = {rows}
+  dim j = {columns}
+  in x: f32[{rows}, {columns}] unit 1
+  out y: f32[{rows}] unit 0
+  grid i:4
+    alloc m: f32[i:4] tile
+    m[i] = max over j: x[i, j]
+    store y[i] over i = m[i]
+"""
+
+
+def test_no_masks_where_every_lane_is_valid():
+    text = body(code(ROWS.format(rows=8, columns=16)))
+    assert "mask" not in text and "tl.where" not in text
+
+
+def test_masks_where_lanes_are_not():
+    text = body(code(ROWS.format(rows=8, columns=17)))
+    assert 'tl.where(ok_j[None, :], x_x, float("-inf"))' in text and "tl.arange(0, 32)" in text
+    assert "mask=ok_i" in body(code(ROWS.format(rows=7, columns=16)))
+
+
+def test_a_dim_without_indices_is_masked():
+    text = body(code(ROWS.format(rows=8, columns=0)))
+    assert "r_j < 0" in text and 'float("-inf")' in text
+
+
+def test_unbounded_and_too_large_values_are_refused():
+    with pytest.raises(BackendError, match="size is not bounded"):
+        code(ROWS.replace("kernel rows()", "kernel rows(N)").replace("{columns}", "N").format(rows=8))
+    wide = ROWS.replace("    m[i]", "    alloc w: f32[i:4, j:100000] tile\n    w[i, j] = x[i, j]\n    m[i]")
+    with pytest.raises(BackendError, match="elements in a thread block"):
+        code(wide.format(rows=8, columns=100_000))
+
+
+PRODUCT = """
+kernel chain()
+  dim i = 64
+  dim j = 64
+  dim k = 64
+  dim l = 64
+  in x: f16[64, 64] unit 1
+  in y: f16[64, 64] unit 1
+  in z: f16[64, 64] unit 1
+  out o: f32[64, 64] unit 1
+  grid
+    alloc s: f32[i:64, j:64] tile
+    s[i, j] = gemm over k: x[i, k] * y[k, j]
+    alloc p: f32[i:64, j:64] tile
+    p[i, j] = s[i, j] * 0.5
+    alloc r: f32[{r}] tile
+    r[{axes}] = gemm over {over}: {a} * {b}
+    store o[{axes}] over {axes} = r[{axes}]
+"""
+
+
+def chain(axes: str, over: str, a: str, b: str) -> str:
+    r = ", ".join(f"{d}:64" for d in axes.split(", "))
+    return body(code(PRODUCT.format(r=r, axes=axes, over=over, a=a, b=b)))
+
+
+def dots(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if "tl.dot(" in line]
+
+
+def test_operands_keep_their_scale():
+    """p is kept without its factor only where every reader applies it; a product reads it as it is."""
+    text = chain("i, l", "j", "p[i, j]", "z[j, l]")
+    assert "v_p = (v_s * 0.5)" in text
+
+
+@pytest.mark.parametrize(
+    ("axes", "over", "a", "b"),
+    [("j, l", "i", "p[i, j]", "z[i, l]"), ("l, i", "j", "z[l, j]", "p[i, j]")],
+    ids=["left operand", "right operand"],
+)
+def test_no_product_has_the_transpose_of_a_product_as_operand(axes, over, a, b):
+    """P^T Z as (Z^T P)^T, Z P^T as (P Z^T)^T: compiled wrongly for Hopper otherwise."""
+    last = dots(chain(axes, over, a, b))[-1]
+    assert "tl.permute(v_p" not in last and last.startswith("v_r = tl.permute(tl.dot(")
+
+
+def test_plain_products_are_not_turned():
+    assert dots(chain("i, l", "j", "p[i, j]", "z[j, l]"))[-1].startswith("v_r = tl.dot(")
+
+
+def test_a_product_of_a_result_and_a_transposed_result_is_refused():
+    both = PRODUCT.replace("in z: f16[64, 64] unit 1\n", "").format(
+        r="i:64, l:64", axes="i, l", over="j", a="p[i, j]", b="q[l, j]"
+    )
+    second = "    alloc q: f32[l:64, j:64] tile\n    q[l, j] = gemm over k: x[l, k] * y[k, j]\n    alloc r"
+    with pytest.raises(BackendError, match="transposed product"):
+        code(both.replace("    alloc r", second))
+
+
+def test_selection_is_by_unique_keys():
+    text = body(code(TOPK, bins={"i": 2}))
+    assert "tf_rank(" in text and "tl.static_range(3)" in text and "-9223372036854775808" in text
+
+
+# -- pieces -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "pieces"),
+    [(64, (64,)), (80, (64, 16)), (576, (512, 64)), (192, (128, 64)), (24, (24,)), (90, (64, 16, 10)), (7, (7,))],
+)
+def test_lengths_of_pieces(n, pieces):
+    assert lengths(n) == pieces
+    assert sum(lengths(n)) >= n
+
+
+def test_pieces_of_a_product():
+    text = """
+kernel product()
+  dim i = 64
+  dim j = 64
+  dim k = 80
+  in x: f16[64, 80] unit 1
+  in y: f16[80, 64] unit 1
+  out o: f32[64, 64] unit 1
+  grid
+    alloc s: f32[i:64, j:64] tile
+    s[i, j] = gemm over k: x[i, k] * y[k, j]
+    store o[i, j] over i, j = s[i, j]
+"""
+    k = verify(parse(text))
+    pieces = verify(cut(k, product_dims(k)))
+    shown = show_kernel(pieces)
+    assert "gemm over k_0" in shown and "gemm= over k_1: x[i, k_1 + 64]" in shown
+    made = body(render(pieces, TritonConfig()))
+    assert len(dots(made)) == 2 and "ok_k" not in made
+    assert cut(k, ("i", "j")) == k
+
+
+def test_every_line_of_source_is_python():
+    for kernel, bins in ((SOFTMAX, {"j": 16}), (TOPK, {"i": 2}), (ROWS.format(rows=5, columns=9), {})):
+        r = code(kernel, bins=bins)
+        compile(r.source, r.name, "exec")
+        assert re.match(r"import triton\n", r.source)
+
+
+def test_interpreted_sources_have_plain_ranges():
+    text = body(code(SOFTMAX.replace("for j:4", "for j:2"), TritonConfig(), bins={"i": 8}, interpreted=True))
+    assert "tf_range(" in text and "tl.range(" not in text
