@@ -190,7 +190,7 @@ class TritonKernel:
 
 def matmul_precision() -> str:
     """What torch allows products of float32 on CUDA, read when a call is planned: "tf32" where that is allowed."""
-    return torch._C._get_fp32_precision_getter("cuda", "matmul")
+    return str(torch.backends.cuda.matmul.fp32_precision)
 
 
 def _nothing(*arguments: object) -> None:
