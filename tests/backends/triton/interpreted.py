@@ -25,8 +25,8 @@ H, B, F = torch.float16, torch.bfloat16, torch.float32
 Check = Callable[[], str]
 
 
-def _interpreted(p, *, goal="fast", load=True, device="cpu"):
-    return compile_program(p, goal="fused", device="interpreter")
+def _interpreted(p, *, device, **options):
+    return compile_program(p, device="interpreter", **{**options, "goal": "fused"})
 
 
 def rand(*shape: int, dtype: torch.dtype = H, seed: int = 0) -> torch.Tensor:
