@@ -12,6 +12,7 @@ from tilefold.frontend.direct import Direct, executable
 from tilefold.frontend.execute import Executable
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
+from tilefold.runtime.gpu_program import GpuCall
 from tilefold.suites.gpu import operators as o
 
 
@@ -113,6 +114,55 @@ def _kinds(run, x, n):
     """Arguments of a graph of one tensor and its sizes."""
     numbers = {b.position for b in run.lowered.syms if b.axis is None}
     return [n if k in numbers else x for k in range(run.lowered.placeholders)]
+
+
+class OnDevice:
+    """What a call asks of an argument on a CUDA device."""
+
+    shape, dtype = torch.Size((6, 8)), torch.float32
+
+    def __init__(self, device, address=0x100):
+        self.device, self.address = device, address
+
+    def get_device(self):
+        return self.device
+
+    def data_ptr(self):
+        return self.address
+
+    def stride(self):
+        return (8, 1)
+
+
+def test_kernels_go_to_the_current_stream_of_their_device(planned, monkeypatch):
+    """Device 1 is current: a call there changes nothing, one on device 0 makes that current for its launches."""
+    run = direct(lambda x: torch.softmax(x, -1), randn(6, 8))
+    launched, current = [], [1]
+
+    class Current:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            current.append(self.device)
+
+        def __exit__(self, *why):
+            current.pop()
+
+    def planned_call(key, args):
+        plan = Plan(Launcher(lambda *a: launched.append((current[-1], a[3], a[4])), ()), 5, ())
+        run._calls[key] = GpuCall((), (), 0, (), ((plan, (0,)),))
+        return run._calls[key]
+
+    monkeypatch.setattr(run, "_planned", planned_call)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[-1], raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", Current)
+    for device in (1, 0, 1):
+        run(OnDevice(device))
+    assert launched == [(1, 71, 0x100), (0, 70, 0x100), (1, 71, 0x100)] and current == [1]
+    run(OnDevice(1, 0x104))
+    assert len(run._calls) == 3, "another alignment is another plan"
 
 
 def test_cpu_programs_are_run_step_by_step():

@@ -94,7 +94,7 @@ def test_a_graph_break_is_an_error_at_the_users_line():
 def test_a_region_that_does_not_compile_is_an_error():
     f = Fused(lambda x: x * 2)
 
-    def refuses(program):
+    def refuses(program, *, device):
         raise NotFusibleError("no such fold", hint="write it differently")
 
     f._options = Options(refuses, strict=True)
