@@ -137,7 +137,8 @@ def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
 class KernelStep:
     """A fused kernel. It is lowered and loaded once per pattern of unit strides.
 
-    `tiles`: by canonical dim, where the planner chose them. Kernels are compiled under canonical names: equal layers of a model share one.
+    `tiles`: by canonical dim, where the planner chose them. Kernels are compiled under canonical names:
+    equal layers of a model share one.
     """
 
     def __init__(self, fused: FusedKernel, tiles: Mapping[str, int] | None = None):

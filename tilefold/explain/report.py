@@ -18,7 +18,7 @@ from tilefold.explain.traffic import Traffic
 from tilefold.frontend.fuse import Fused, own_copy, translated
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
-from tilefold.pipeline import CompiledProgram, Goal, KernelStep, LibraryStep, compile_program, unit_axis
+from tilefold.pipeline import CompiledProgram, Goal, LibraryStep, ScaledStep, Step, compile_program, unit_axis
 from tilefold.plan.sizes import shape_function
 from tilefold.tensor.ir import Program
 from tilefold.tile.text import show as show_tile
@@ -201,9 +201,9 @@ def _region(
     return region(given, compiled.program, compiled.fused, codes, syms, name)
 
 
-def _code(step: KernelStep | LibraryStep, units: Mapping[str, int | None]) -> Code:
+def _code(step: Step, units: Mapping[str, int | None]) -> Code:
     """`units`: axes of stride 1 of program inputs; everything else is contiguous."""
-    if isinstance(step, LibraryStep):
+    if isinstance(step, LibraryStep | ScaledStep):
         return Code(library=True)
     rank = {i.name: len(i.shape) for i in step.fused.block.inputs}
     kernel = step.kernel(tuple(units.get(t, rank[t] - 1 if rank[t] else None) for t in step.reads))

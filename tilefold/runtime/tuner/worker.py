@@ -74,7 +74,7 @@ def arguments(block: Block, syms: Mapping[str, int]) -> list[torch.Tensor]:
         shape = shape_function(i.shape)(syms)
         kind = i.dtype.torch_dtype
         if kind.is_floating_point:
-            # float32 inputs are often masses, sums or counts: positive, so that no quotient of theirs is ill-conditioned
+            # float32 inputs are often masses, sums or counts: positive, so that no quotient is ill-conditioned
             wide = kind.itemsize >= 4
             x = (
                 torch.rand(shape, device="cuda", generator=generator) + 0.5
