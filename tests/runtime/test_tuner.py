@@ -25,7 +25,9 @@ from tilefold.suites.gpu import operators as o
 
 def block(fn, *shapes):
     args = [torch.empty(s, dtype=torch.float16, device="meta") for s in shapes]
+    torch._dynamo.reset()  # it makes sizes dynamic that it saw change
     (kernel,) = fuse_for_gpu(trace(fn, *args).program).kernels
+    torch._dynamo.reset()
     found = canonical(kernel.block).block
     return found, TritonKernel(found).sizes({})
 

@@ -41,7 +41,10 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
 def kernels(name: str) -> list[TritonKernel]:
     """The kernels of a program, as they are launched."""
     fn, args = PROGRAMS[name]
-    return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(trace(fn, *args).program).kernels]
+    torch._dynamo.reset()  # it makes sizes dynamic that it saw change
+    program = trace(fn, *args).program
+    torch._dynamo.reset()
+    return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(program).kernels]
 
 
 def variant(k: TritonKernel, **options: bool) -> Variant:
