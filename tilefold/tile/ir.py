@@ -163,7 +163,10 @@ Stmt = Alloc | For | Fill | Map | Reduce | Gemm | Select | Store
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch. `note` says in a line what it computes; `listing` is its block listing (comments)."""
+    """One launch. `note` says in a line what it computes; `listing` is its block listing (comments).
+
+    `cut`: dims that are pieces of a longer one (`tile.pieces`).
+    """
 
     name: str
     syms: tuple[str, ...]
@@ -173,6 +176,7 @@ class Kernel:
     body: tuple[Stmt, ...]
     note: str = field(default="", compare=False)
     listing: str = field(default="", compare=False)
+    cut: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", MappingProxyType(dict(self.sizes)))

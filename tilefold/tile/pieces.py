@@ -86,7 +86,8 @@ class _Cutter:
             body = self.body(self.kernel.body)
         except _Computed:
             return self.kernel
-        return replace(self.kernel, body=body, sizes=self.sizes)
+        names = tuple(p.dim for p in self.pieces)
+        return replace(self.kernel, body=body, sizes=self.sizes, cut=(*self.kernel.cut, *names))
 
     def body(self, stmts: Sequence[ir.Stmt]) -> tuple[ir.Stmt, ...]:
         return tuple(x for s in stmts for x in self.stmt(s))

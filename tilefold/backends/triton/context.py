@@ -65,8 +65,10 @@ class Context:
         self.raw = read_raw(kernel.body)
         self.writes = count_writes(kernel.body)
         self.covers: dict[str, int] = {}
-        floats = [t.dtype for t in kernel.tensors if t.role == "in" and t.dtype.is_float]
+        floats = [t.dtype for t in kernel.tensors if t.dtype.is_float]
         self.narrow = bool(floats) and all(d.nbytes <= 2 for d in floats)
+        read = [t.dtype for t in kernel.tensors if t.dtype.is_float and t.role == "in"]
+        self.narrow_inputs = bool(read) and all(d.nbytes <= 2 for d in read)
         leaves = Leaves(
             self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.fixed_quotient,
             narrow=self.narrow, interpreted=interpreted, nvidia=nvidia,

@@ -76,6 +76,9 @@ class Loops:
             self._part(s, lo, hi, None if exact else hi, {})
             return
         here = self.c.scopes.here
+        if self.c.kernel.cut and hi.isdigit():
+            # a bound that the compiler does not know keeps the tail a loop (see `prepare.steady`)
+            hi = self.c.scopes.once(f"{hi} + tl.num_programs(1) - 1", f"{s.dim}_hi", here)
         first = lo
         if starts:
             after = _nested("tl.maximum", starts)

@@ -31,9 +31,8 @@ class Memory:
         pointer, axes = self.address(t, index, order)
         level = self._level
         masked = self.c.masks(axes, axes)
-        fill = (
-            "" if self.c.interpreted and t.dtype.nbytes == 1 and t.dtype.is_float else ", other=0"
-        )  # no 8-bit 0 there
+        small = t.dtype.nbytes == 1 and t.dtype.is_float  # Triton casts no integer to them, its interpreter nothing
+        fill = ", other=0" if not small else "" if self.c.interpreted else ", other=0.0"
         code = f"tl.load({pointer})" if masked is None else f"tl.load({pointer}, mask={masked}{fill})"
         if masked is not None:
             level = max([level, *(self.c.hold(d).level for d in axes)])

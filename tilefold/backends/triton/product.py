@@ -169,7 +169,7 @@ class Products:
         kinds = [self._dtype(x) for x in (a, b)]
         if any(x.tensor in self.c.tensors and self._dtype(x) is DType.F32 for x in (a, b)):
             return DType.F32
-        if kinds[0] is kinds[1] is DType.F32 and self.c.narrow:
+        if kinds[0] is kinds[1] is DType.F32 and self.c.narrow_inputs:
             inputs = (t.dtype for t in self.c.kernel.tensors if t.role == "in")
             return next((d for d in inputs if d in (DType.F16, DType.BF16)), DType.F32)
         return min(kinds, key=lambda k: (k.nbytes, k is DType.F16))
