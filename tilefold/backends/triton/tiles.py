@@ -153,8 +153,11 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         blocks *= sizes[d]
     wide = max([sizes[d] for m, n, k in s.products for d in m | n | k if d not in s.parallel + s.streamed] or [1])
     whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
+    parts = blocks * math.prod(sizes[d] for d in s.segments)
     for d in rows:
         most = 64 if wide > 256 or (len(rows) == 1 and (wide <= 64 or whole < 3 * FULL)) else 128
+        while wide > 256 and most > 16 and len(rows) == 1 and parts * -(-sizes[d] // most) < FULL:
+            most //= 2
         tiles[d] = max(16, min(most, _bin(sizes[d])))
     few = all(tiles[d] <= 16 and sizes[d] < 16 for d in rows)
     for d, c in s.shared.items():
@@ -177,7 +180,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     if not rows and wide >= 256:  # a thread block holds all of a product: half the stream, or registers spill
         return TritonConfig({**tiles, **{d: min(tiles[d], 32) for d in s.streamed}}, lanes, warps=8, stages=3)
     if wide > 256:
-        return TritonConfig(tiles, lanes, warps=8, stages=2)
+        return TritonConfig(tiles, lanes, warps=8, stages=2) if big > 32 else TritonConfig(tiles, lanes, stages=3)
     if big >= 128 and wide >= 128:
         return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)
     return TritonConfig(tiles, lanes, warps=4, stages=3)
@@ -193,11 +196,11 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     local = {d: _bin(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
     tiles: dict[str, int] = {}
     inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
-    most = AREA if inner else HELD
+    most = AREA if s.products else HELD
     for d in s.streamed:
         with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
         room, whole = max(1, most // with_d), _bin(sizes[d])
-        part = AREA // min(with_d, AREA)
+        part = AREA // min(with_d, AREA) // (2 if s.products and not inner else 1)
         tiles[d] = whole if whole <= room else max(1, min(part, whole))
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
@@ -205,5 +208,5 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         tiles[d] = max(1, min(room, _bin(sizes[d])))
         room //= tiles[d]
     area = s.area({**local, **tiles})
-    warps = 4 if area <= 4096 or inner else 8 if area <= 8192 else 16 if area <= 16384 else 32
+    warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
     return TritonConfig(tiles, {}, warps=warps, stages=3 if inner else 2)
