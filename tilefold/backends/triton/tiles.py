@@ -156,7 +156,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     parts = blocks * math.prod(sizes[d] for d in s.segments)
     for d in rows:
         most = 64 if wide > 256 or (len(rows) == 1 and (wide <= 64 or whole < 3 * FULL)) else 128
-        while wide > 256 and most > 16 and len(rows) == 1 and parts * -(-sizes[d] // most) < FULL:
+        while wide > 256 and most > 16 and len(rows) == 1 and parts * -(-sizes[d] // most) < FULL * 3 // 4:
             most //= 2
         tiles[d] = max(16, min(most, _bin(sizes[d])))
     few = all(tiles[d] <= 16 and sizes[d] < 16 for d in rows)
