@@ -254,3 +254,10 @@ def test_every_line_of_source_is_python():
 def test_interpreted_sources_have_plain_ranges():
     text = body(code(SOFTMAX.replace("for j:4", "for j:2"), TritonConfig(), bins={"i": 8}, interpreted=True))
     assert "tf_range(" in text and "tl.range(" not in text
+
+
+def test_a_plain_difference_is_not_scaled_before_it_is_taken_where_float32_is_kept():
+    kept = body(code(SOFTMAX, TritonConfig({"i": 4, "j": 4})))
+    assert "tl.exp(" in kept and "tl.exp2(" not in kept  # large scores: (x - m) is exact, x log2 e - m log2 e is not
+    narrow = body(code(SOFTMAX.replace("f32[R, C]", "f16[R, C]"), TritonConfig({"i": 4, "j": 4})))
+    assert "tl.exp2(" in narrow

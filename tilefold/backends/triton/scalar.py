@@ -196,7 +196,7 @@ class Expressions:
         """exp as exp2, its scale folded into the factors of the argument where that rounds no more than it did."""
         parts = terms(arg)
         wide = [(k, x) for k, x in parts if len(dims_used(x)) > 1 or isinstance(x, Call)]
-        folds = self.leaves.narrow or any(k != 1.0 for k, _ in parts)
+        folds = self.leaves.narrow or any(abs(k) != 1.0 for k, _ in parts)
         if not folds or not wide or len(parts) > 3:
             v = converted(self.value(arg, frame), DType.F32) if self._is_int(arg, frame) else self.value(arg, frame)
             return Value(f"tl.exp({v.code})", v.axes, v.kind, v.level)
