@@ -130,3 +130,11 @@ def test_copies_of_functions_have_their_own_code():
 
     g = own_copy(f)
     assert g(1) == 3 and g(1, y=5) == 6 and g.__code__ is not f.__code__
+
+
+def test_attention_over_no_keys_is_zero_as_in_eager():
+    def attention(q, k, v):
+        return torch.softmax(q @ k.mT, -1) @ v
+
+    q, none = torch.randn(2, 5, 16), torch.randn(2, 0, 16)
+    assert torch.equal(tilefold.fuse(attention)(q, none, none), torch.zeros(2, 5, 16))

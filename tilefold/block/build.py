@@ -194,7 +194,7 @@ class Builder:
 
     def stage(self, k: int, stage: Stage) -> None:
         dim = self.loops.stages[k]
-        if dim is None and self.g.points(stage.axes) > 0:
+        if dim is None and all(self.g.extent(a) > 0 for a in stage.axes):
             stage = replace(stage, fold=stage.in_one_block())
         self.fold_pass(k, stage, dim)
         self.finish(stage)
