@@ -137,4 +137,4 @@ def test_attention_over_no_keys_is_zero_as_in_eager():
         return torch.softmax(q @ k.mT, -1) @ v
 
     q, none = torch.randn(2, 5, 16), torch.randn(2, 0, 16)
-    assert torch.equal(tilefold.fuse(attention)(q, none, none), torch.zeros(2, 5, 16))
+    assert torch.equal(fuse(attention)(q, none, none), torch.zeros(2, 5, 16))
