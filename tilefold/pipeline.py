@@ -36,6 +36,7 @@ from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import GpuProgram, Launch
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tile import ir as tile
+from tilefold.tile.layout import unit_axis
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.text import show
 from tilefold.tile.verify import verify as verify_tile
@@ -186,15 +187,6 @@ class KernelStep:
             if name not in tensors:
                 tensors[name] = torch.empty(shape(syms), dtype=dtype)
         launch({new: tensors[old] for new, old in self._tensors}, {new: syms[old] for new, old in self._syms})
-
-
-def unit_axis(x: torch.Tensor) -> int | None:
-    """The last axis of stride 1; axes of extent 1 may have any stride and count where nothing else does."""
-    strides = x.stride()
-    for axis in range(len(strides) - 1, -1, -1):
-        if strides[axis] == 1:
-            return axis
-    return None
 
 
 class GpuStep(KernelStep):

@@ -11,7 +11,7 @@ bound that the block of the other dims determines, and that bound becomes the lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -43,9 +43,9 @@ def _node(n: Node, outer: tuple[str, ...]) -> Node:
         if not _dead(n.body, mask, not alive):
             continue
         for need in _conjuncts(mask, alive):
-            bound = _bound(need, n.dim, outer)
-            if bound is not None:
-                (starts if bound[0] == "start" else stops).append(bound[1])
+            found = bound(need, n.dim, outer, everywhere=False)
+            if found is not None:
+                (starts if found[0] == "start" else stops).append(found[1])
     start = _fold("maximum", [Const(0, DType.I64), *starts]) if starts else None
     stop = _fold("minimum", [Size(n.dim), *stops]) if stops else None
     return replace(n, start=start, stop=stop)
@@ -148,8 +148,10 @@ def _conjuncts(e: Expr, truth: bool) -> Iterator[Call]:
             yield from _conjuncts(a, truth)
 
 
-def _bound(need: Call, dim: str, outer: tuple[str, ...]) -> tuple[str, Expr] | None:
-    """("stop", e) or ("start", e): blocks of `dim` outside never satisfy the comparison."""
+def bound(need: Call, dim: str, outer: Container[str], *, everywhere: bool) -> tuple[str, Expr] | None:
+    """("stop", e) or ("start", e): blocks of `dim` outside never satisfy the comparison; with `everywhere`, blocks
+    inside satisfy it in every element. None where it is not linear in the indices of `dim` and `outer`.
+    """
     terms = linear(Call("sub", need.args))
     if terms is None:
         return None
@@ -160,8 +162,8 @@ def _bound(need: Call, dim: str, outer: tuple[str, ...]) -> tuple[str, Expr] | N
     # at * j + rest (op) 0, that is j (op) f with f = -rest / at
     f = {t: -c * at for t, c in terms.items()}
     if op in ("lt", "le"):
-        return "stop", extreme(f, largest=True, plus=1 if op == "le" else 0)
-    return "start", extreme(f, largest=False, plus=1 if op == "gt" else 0)
+        return "stop", extreme(f, largest=not everywhere, plus=1 if op == "le" else 0)
+    return "start", extreme(f, largest=everywhere, plus=1 if op == "gt" else 0)
 
 
 def linear(e: Expr) -> dict[Expr, int] | None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Size, call, transform, walk
-from tilefold.block.bounds import NEGATED, SWAPPED, extreme, linear
+from tilefold.algebra.expr import Call, Const, Expr, Size, call, transform, walk
+from tilefold.block.bounds import NEGATED, bound
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
 from tilefold.block.verify import verify
@@ -95,7 +95,7 @@ def _inside(mask: Expr, dim: str, outer: tuple[str, ...]) -> list[tuple[str, Exp
     needs = _comparisons(mask, True)
     if needs is None:
         return None
-    found = [_always(need, dim, outer) for need in needs]
+    found = [bound(need, dim, outer, everywhere=True) for need in needs]
     return None if None in found else [f for f in found if f is not None]
 
 
@@ -110,21 +110,6 @@ def _comparisons(e: Expr, truth: bool) -> list[Call] | None:
         case Call(("lt" | "le" | "gt" | "ge") as op, args):
             return [Call(op if truth else NEGATED[op], args)]
     return None
-
-
-def _always(need: Call, dim: str, outer: tuple[str, ...]) -> tuple[str, Expr] | None:
-    """("stop", e) or ("start", e): blocks of `dim` on that side of e satisfy the comparison everywhere."""
-    terms = linear(Call("sub", need.args))
-    if terms is None:
-        return None
-    at = terms.pop(Index(dim), 0)
-    if at not in (1, -1) or any(isinstance(t, Index) and t.dim not in outer for t in terms):
-        return None
-    op = need.op if at == 1 else SWAPPED[need.op]
-    f = {t: -c * at for t, c in terms.items()}
-    if op in ("lt", "le"):
-        return "stop", extreme(f, largest=False, plus=1 if op == "le" else 0)
-    return "start", extreme(f, largest=True, plus=1 if op == "gt" else 0)
 
 
 def _unmasked(body: tuple[Node, ...], masks: frozenset[Expr]) -> tuple[Node, ...]:

@@ -10,12 +10,12 @@ import torch
 
 from tilefold.backends.triton.compile import toolchain
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.context import power_of_two
 from tilefold.backends.triton.launch import Chooser
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
 from tilefold.plan.gpu import Given
 from tilefold.runtime.tuner.table import Table, key_of
+from tilefold.tile.pieces import power_of_two
 
 
 def chooser(given: Given | None = None) -> Chooser:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform
 from tilefold.block.contract import as_contraction, is_plain
@@ -216,6 +218,15 @@ class _Arranger:
 
 def _is_topk(n: Node) -> bool:
     return isinstance(n, Let | Accumulate) and n.reducer in ("topk", "argmax", "argmin")
+
+
+def unit_axis(x: torch.Tensor) -> int | None:
+    """The last axis of stride 1; axes of extent 1 may have any stride and count where nothing else does."""
+    strides = x.stride()
+    for axis in range(len(strides) - 1, -1, -1):
+        if strides[axis] == 1:
+            return axis
+    return None
 
 
 def unit_dim(index: Expr) -> str | None:

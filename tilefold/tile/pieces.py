@@ -20,6 +20,11 @@ LEAST = 16
 MOST = 3
 
 
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     dim: str
@@ -41,8 +46,8 @@ def lengths(n: int) -> tuple[int, ...]:
             size = left
         parts.append(size)
         left -= size
-    padded = sum(1 << max(LEAST.bit_length() - 1, (p - 1).bit_length()) for p in parts)
-    return tuple(parts) if padded < 1 << (n - 1).bit_length() else (n,)
+    padded = sum(max(LEAST, power_of_two(p)) for p in parts)
+    return tuple(parts) if padded < power_of_two(n) else (n,)
 
 
 def cut(kernel: ir.Kernel, dims: Iterable[str]) -> ir.Kernel:

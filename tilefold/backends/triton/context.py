@@ -22,16 +22,12 @@ from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitte
 from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
 from tilefold.tile import ir
+from tilefold.tile.pieces import power_of_two
 
 #: Most elements of one value in a thread block.
 LARGEST_TILE = 1 << 17
 #: Lanes of a dim that has or may have no index at all: a scalar could not be masked.
 EMPTY = 2
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 class Context:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, call, dims_used, walk
-from tilefold.block.bounds import NEGATED, SWAPPED, extreme, linear
+from tilefold.algebra.expr import Call, Cast, Const, Expr, dims_used, walk
+from tilefold.block.bounds import NEGATED, bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +66,10 @@ def _bounds(e: Expr, truth: bool, dim: str, outer: frozenset[str]) -> list[tuple
             on, off = (x == z) == (op == "eq"), (y == z) == (op == "eq")
             return _bounds(c, truth == on, dim, outer) if on != off else None
         case Call(("lt" | "le" | "gt" | "ge") as op, (a, b)):
-            return _comparison(Call(op if truth else NEGATED[op], (a, b)), dim, outer)
+            found = bound(Call(op if truth else NEGATED[op], (a, b)), dim, outer, everywhere=True)
+            return None if found is None else [found]
     return None
 
 
 def _both(a: list[tuple[str, Expr]] | None, b: list[tuple[str, Expr]] | None) -> list[tuple[str, Expr]] | None:
     return None if a is None or b is None else a + b
-
-
-def _comparison(need: Call, dim: str, outer: frozenset[str]) -> list[tuple[str, Expr]] | None:
-    terms = linear(call("sub", *need.args))
-    if terms is None:
-        return None
-    at = terms.pop(Index(dim), 0)
-    if at not in (1, -1) or any(isinstance(t, Index) and t.dim not in outer for t in terms):
-        return None
-    op = need.op if at == 1 else SWAPPED[need.op]
-    f = {t: -c * at for t, c in terms.items()}
-    if op in ("lt", "le"):
-        return [("stop", extreme(f, largest=False, plus=1 if op == "le" else 0))]
-    return [("start", extreme(f, largest=True, plus=1 if op == "gt" else 0))]

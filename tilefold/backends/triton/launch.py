@@ -17,7 +17,6 @@ import torch
 from tilefold.algebra.expr import Const
 from tilefold.backends.triton.compile import DIVISOR, compiled, module_of
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.context import power_of_two
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
@@ -26,6 +25,8 @@ from tilefold.block.ir import Block
 from tilefold.errors import BackendError
 from tilefold.plan.sizes import shape_function
 from tilefold.tile.ir import Kernel, TensorParam
+from tilefold.tile.layout import unit_axis
+from tilefold.tile.pieces import power_of_two
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -169,7 +170,7 @@ class TritonKernel:
     def _bound(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> tuple[Variant, int, list[int]]:
         """The variant for these tensors, thread blocks, and the integer arguments."""
         sizes = self.sizes(syms)
-        units = tuple(_unit_axis(x) for x in xs)
+        units = tuple(unit_axis(x) for x in xs)
         wide = any(_span(x) >= NARROW_LIMIT for x in xs)
         tf32 = matmul_precision() == "tf32"
         plain = not all(_describable(x) for x in xs)
@@ -226,14 +227,6 @@ def _describable(x: torch.Tensor) -> bool:
     return (
         x.data_ptr() % DIVISOR == 0 and x.numel() > 0 and all(s * n % DIVISOR == 0 and s > 0 for s in x.stride()[:-1])
     )
-
-
-def _unit_axis(x: torch.Tensor) -> int | None:
-    strides = x.stride()
-    for axis in range(len(strides) - 1, -1, -1):
-        if strides[axis] == 1:
-            return axis
-    return None
 
 
 def _span(x: torch.Tensor) -> int:

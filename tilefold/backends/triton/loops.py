@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Size, tensors_read
-from tilefold.backends.triton.context import EMPTY, Context, power_of_two
+from tilefold.backends.triton.context import EMPTY, Context
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.scope import Dim, Known
 from tilefold.backends.triton.simplify import settle
 from tilefold.backends.triton.uses import allocated, expressions, written
 from tilefold.tile import ir
+from tilefold.tile.pieces import power_of_two
 
 
 class Loops:

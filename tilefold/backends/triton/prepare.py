@@ -9,7 +9,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.tile.ir import For, Kernel, Stmt
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import cut, product_dims
+from tilefold.tile.pieces import cut, power_of_two, product_dims
 from tilefold.tile.stream import stream
 from tilefold.tile.verify import verify
 
@@ -48,4 +48,4 @@ def steady(kernel: Kernel) -> bool:
 
 def _padded(kernel: Kernel, d: str) -> int:
     e = kernel.sizes[d]
-    return 1 << max(0, int(e.value) - 1).bit_length() if isinstance(e, Const) else 0
+    return power_of_two(int(e.value)) if isinstance(e, Const) else 0

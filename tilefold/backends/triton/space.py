@@ -10,6 +10,7 @@ from typing import Literal
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
+from tilefold.tile.pieces import power_of_two
 
 Effort = Literal["none", "quick", "full"]
 #: (rows, streamed, warps, stages, descriptors) of kernels with products, for the quick effort.
@@ -52,9 +53,9 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
     for r, c, warps, stages, described in choices:
         tiles = dict(base.tiles)
         for at, d in enumerate(rows):
-            tiles[d] = max(16, min(r if at == 0 else max(r, 64), _bin(sizes[d])))
+            tiles[d] = max(16, min(r if at == 0 else max(r, 64), power_of_two(sizes[d])))
         for d in streams:
-            tiles[d] = min(c, max(16, _bin(sizes[d])))
+            tiles[d] = min(c, max(16, power_of_two(sizes[d])))
         if not rows and warps == 8:
             warps = 2
         made = replace(base, tiles=tiles, warps=warps, stages=stages, descriptors=described)
@@ -73,11 +74,7 @@ def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Eff
     for w, n, r in itertools.product(warps, lengths if s.streamed else (0,), rows):
         tiles = dict(base.tiles)
         for d in s.streamed:
-            tiles[d] = min(n, _bin(sizes[d]))
+            tiles[d] = min(n, power_of_two(sizes[d]))
         if last is not None:
-            tiles[last] = min(r, _bin(sizes[last]))
+            tiles[last] = min(r, power_of_two(sizes[last]))
         yield replace(base, tiles=tiles, warps=w)
-
-
-def _bin(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()

@@ -16,6 +16,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
+from tilefold.tile.pieces import power_of_two
 
 #: Elements of the largest value of a kernel without products, a thread block.
 AREA = 8192
@@ -52,8 +53,15 @@ class Shape:
     def of(b: Block) -> Shape:
         """Read a block program."""
         loops = [n for n in nodes_of(b.body) if isinstance(n, Loop)]
-        products = [p for n in nodes_of(b.body) if (p := product_sides(n)) is not None]
-        common = frozenset(d for n in nodes_of(b.body) for d in _batch(n))
+        products = []
+        common: frozenset[str] = frozenset()
+        for n in nodes_of(b.body):
+            sides = _operands(n)
+            if sides is not None and isinstance(n, Let | Accumulate):
+                left, right, k = *sides, frozenset(n.rdims)
+                common |= (left & right) - k
+                if k <= left & right:
+                    products.append((left - right, right - left, k))
         singles = frozenset(n.dim for n in loops if n.single)
         cut = frozenset(n.dim for n in loops if n.start is not None and _bounds_dims(n) & singles)
         streams = [n.dim for n in loops if n.kind == "for"]
@@ -93,30 +101,17 @@ def _bounds_dims(n: Loop) -> frozenset[str]:
     return frozenset(d for e in (n.start, n.stop) if e is not None for d in dims_used(e))
 
 
-def product_sides(n: Node) -> tuple[frozenset[str], frozenset[str], frozenset[str]] | None:
-    """Dims of the left operand only, of the right only, and reduced, if the statement sums products of loads.
+def _operands(n: Node) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Dims of the two operands, if the statement sums products of two loads that differ in their dims.
 
     A dim that an operand uses as d // c alone does not count for it: on a tile of c it is one index.
     """
     if not isinstance(n, Let | Accumulate) or n.reducer != "sum":
         return None
     match n.expr:
-        case Call("mul", (Load() as a, Load() as b)):
-            da, db = _varying(a), _varying(b)
-            if set(n.rdims) <= da & db and da != db:
-                return frozenset(da - db), frozenset(db - da), frozenset(n.rdims)
+        case Call("mul", (Load() as a, Load() as b)) if _varying(a) != _varying(b):
+            return _varying(a), _varying(b)
     return None
-
-
-def _batch(n: Node) -> frozenset[str]:
-    """Kept dims that both operands of a product have."""
-    match n:
-        case (
-            Let(reducer="sum", expr=Call("mul", (Load() as a, Load() as b)))
-            | Accumulate(reducer="sum", expr=Call("mul", (Load() as a, Load() as b)))
-        ):
-            return (_varying(a) & _varying(b)) - set(n.rdims) if _varying(a) != _varying(b) else frozenset()
-    return frozenset()
 
 
 def _varying(e: Expr) -> frozenset[str]:
@@ -137,10 +132,6 @@ def default_config(b: Block, sizes: Mapping[str, int]) -> TritonConfig:
     return _without(s, sizes)
 
 
-def _bin(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
 def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     tiles: dict[str, int] = {}
     lanes: dict[str, int] = {}
@@ -148,9 +139,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     rows = [d for d in s.parallel if d in sides and d not in s.shared and d not in s.common]
     others = [d for d in s.parallel if d not in rows]
     tiles |= dict.fromkeys(others, 1)
-    blocks = 1
-    for d in others:
-        blocks *= sizes[d]
+    blocks = math.prod(sizes[d] for d in others)
     wide = max([sizes[d] for m, n, k in s.products for d in m | n | k if d not in s.parallel + s.streamed] or [1])
     whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
     parts = blocks * math.prod(sizes[d] for d in s.segments)
@@ -158,7 +147,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         most = 64 if wide > 256 or (len(rows) == 1 and (wide <= 64 or whole < 3 * FULL)) else 128
         while wide > 256 and most > 16 and len(rows) == 1 and parts * -(-sizes[d] // most) < FULL * 3 // 4:
             most //= 2
-        tiles[d] = max(16, min(most, _bin(sizes[d])))
+        tiles[d] = max(16, min(most, power_of_two(sizes[d])))
     few = all(tiles[d] <= 16 and sizes[d] < 16 for d in rows)
     for d, c in s.shared.items():
         if d in tiles and few and c & (c - 1) == 0 and c > 1:
@@ -168,7 +157,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     for d in rows:
         if sizes[d] < 16:
             lanes[d] = 16
-            tiles[d] = min(tiles[d], _bin(sizes[d]))
+            tiles[d] = min(tiles[d], power_of_two(sizes[d]))
     for d in s.streamed:
         product = d in sides or any(d in k for _, _, k in s.products)
         tiles[d] = 64 if product else 1024
@@ -193,19 +182,19 @@ def _held_whole(s: Shape, d: str) -> bool:
 
 def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     """Rows and streams by elements a thread block; a row that fits is held whole."""
-    local = {d: _bin(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
+    local = {d: power_of_two(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
     tiles: dict[str, int] = {}
     inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
     most = AREA if s.products else HELD
     for d in s.streamed:
         with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
-        room, whole = max(1, most // with_d), _bin(sizes[d])
+        room, whole = max(1, most // with_d), power_of_two(sizes[d])
         part = AREA // min(with_d, AREA) // (2 if s.products and not inner else 1)
         tiles[d] = whole if whole <= room else max(1, min(part, whole))
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
     for d in reversed(s.parallel):
-        tiles[d] = max(1, min(room, _bin(sizes[d])))
+        tiles[d] = max(1, min(room, power_of_two(sizes[d])))
         room //= tiles[d]
     area = s.area({**local, **tiles})
     warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32

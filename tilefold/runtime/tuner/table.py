@@ -21,6 +21,7 @@ from tilefold import config
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Block
 from tilefold.block.text import show_nodes
+from tilefold.tile.pieces import power_of_two
 
 #: Steps of doubling between the bins of a dim at which kernels may share a configuration.
 NEAR = 2
@@ -37,11 +38,6 @@ class Tuned:
     note: str = ""
 
 
-def bin_of(n: int) -> int:
-    """The power of two that is not below n."""
-    return 1 << max(0, n - 1).bit_length()
-
-
 def _parsed(key: str) -> tuple[str, dict[str, int]]:
     name, *bins = key.split(" ")
     return name, {b.rstrip("0123456789"): int(b[len(b.rstrip("0123456789")) :]) for b in bins if b}
@@ -56,7 +52,7 @@ def structure(block: Block) -> str:
 
 def key_of(block: Block, sizes: Mapping[str, int]) -> str:
     """Key of a kernel at these extents."""
-    return structure(block) + " " + " ".join(f"{d}{bin_of(n)}" for d, n in sorted(sizes.items()))
+    return structure(block) + " " + " ".join(f"{d}{power_of_two(n)}" for d, n in sorted(sizes.items()))
 
 
 def to_json(c: TritonConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.space import Effort, space
@@ -46,11 +46,6 @@ class Trial:
     why: str = ""
 
 
-@dataclass(slots=True)
-class _Run:
-    trials: dict[int, Trial] = field(default_factory=dict)
-
-
 def tune(
     block: Block,
     sizes: Mapping[str, int],
@@ -64,18 +59,18 @@ def tune(
     kept = [n for n in range(len(candidates)) if n not in failed]
     if 0 not in kept:
         kept.insert(0, 0)
-    run = _Run({n: Trial(candidates[n], None, why) for n, why in failed.items() if n != 0})
+    trials = {n: Trial(candidates[n], None, why) for n, why in failed.items() if n != 0}
     job = {"block": show(block), "sizes": dict(sizes), "syms": dict(syms)}
+    chosen = [candidates[n] for n in kept]
     first = 0
     while first < len(kept):
-        chosen = [candidates[n] for n in kept]
-        first = _work({**job, "candidates": [to_json(c) for c in chosen], "first": first}, kept, chosen, run, progress)
-    timed = [t for t in run.trials.values() if t.microseconds is not None]
-    default = run.trials.get(0)
+        first = _work(job, first, kept, chosen, trials, progress)
+    timed = [t for t in trials.values() if t.microseconds is not None]
+    default = trials.get(0)
     base = default.microseconds if default is not None and default.microseconds is not None else float("inf")
     best = min(timed, key=lambda t: t.microseconds or 0.0, default=Trial(candidates[0], base))
     won = Tuned(best.config, best.microseconds or base, base, block.name)
-    return won, tuple(run.trials[n] for n in sorted(run.trials))
+    return won, tuple(trials[n] for n in sorted(trials))
 
 
 def _next_worker() -> subprocess.Popen[str]:
@@ -100,11 +95,15 @@ def dismiss() -> None:
 
 
 def _work(
-    job: dict[str, object], kept: Sequence[int], chosen: Sequence[TritonConfig], run: _Run, progress: Progress
+    job: Mapping[str, object],
+    begin: int,
+    kept: Sequence[int],
+    chosen: Sequence[TritonConfig],
+    trials: dict[int, Trial],
+    progress: Progress,
 ) -> int:
     """One worker's life; the index to go on from. The default is always run again first: it is the reference."""
-    begin = int(str(job["first"]))
-    given = {**job, "first": 0, "candidates": [to_json(chosen[0])] + [to_json(c) for c in chosen[max(begin, 1) :]]}
+    given = [to_json(c) for c in (chosen[0], *chosen[max(begin, 1) :])]
     offset = max(begin, 1) - 1
     process = _next_worker()
     assert process.stdin is not None and process.stdout is not None
@@ -117,7 +116,7 @@ def _work(
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    process.stdin.write(json.dumps(given))
+    process.stdin.write(json.dumps({**job, "candidates": given}))
     process.stdin.close()
     at, patience = 0, START
     while True:
@@ -125,22 +124,22 @@ def _work(
             line = lines.get(timeout=patience)
         except queue.Empty:
             line = None
-            run.trials[kept[at + offset if at else 0]] = Trial(chosen[at + offset if at else 0], None, "hangs")
+            trials[kept[at + offset if at else 0]] = Trial(chosen[at + offset if at else 0], None, "hangs")
         if line is None:
             process.kill()
             process.wait()
             here = at + offset if at else 0
-            if here < len(kept) and kept[here] not in run.trials:
-                run.trials[kept[here]] = Trial(chosen[here], None, f"the process ended ({process.returncode})")
+            if here < len(kept) and kept[here] not in trials:
+                trials[kept[here]] = Trial(chosen[here], None, f"the process ended ({process.returncode})")
             return len(kept) if here == 0 else max(begin, here) + 1  # without a reference nothing can be checked
         said = json.loads(line)
         if "start" in said:
             at, patience = said["start"], SILENCE if said["start"] else START
             continue
         here = at + offset if at else 0
-        run.trials[kept[here]] = Trial(chosen[here], said.get("microseconds"), said.get("why", ""))
+        trials[kept[here]] = Trial(chosen[here], said.get("microseconds"), said.get("why", ""))
         progress(here + 1, len(kept), str(chosen[here]))
-        if at + 1 == len(given["candidates"]):  # type: ignore[arg-type]
+        if at + 1 == len(given):
             process.wait()
             return len(kept)
 
