@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tilefold.pipeline import KernelStep, LibraryStep, compile_program
+from tilefold.pipeline import KernelStep, compile_program
+from tilefold.runtime.library import LibraryStep
 from tilefold.tensor.text import parse
 
 PRODUCT = """
@@ -37,6 +38,30 @@ def test_every_orientation_of_a_library_product(a: str, b: str, c: str, swap: bo
     out = torch.empty([EXTENT[d] for d in c])
     compiled(x, {}, out={"c": out})
     torch.testing.assert_close(out, want)
+
+
+SLICED = """
+program sliced()
+  input a: f32[9, 5, 8]
+  input b: f32[9, 8, 7]
+  dim n = 3
+  dim i = 5
+  dim j = 7
+  dim k = 6
+  c[n, i, j]: f32 = sum[k] a[n, i, k] * b[n, k, j]
+  return c
+"""
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_library_product_reads_parts_of_its_operands(batched: bool) -> None:
+    text = SLICED if batched else SLICED.replace("n, ", "").replace("9, ", "").replace("  dim n = 3\n", "")
+    compiled = compile_program(parse(text))
+    assert [type(s) for s in compiled.steps] == [LibraryStep]
+    x = {"a": torch.randn(9, 5, 8), "b": torch.randn(9, 8, 7)}
+    x = x if batched else {n: t[0] for n, t in x.items()}
+    want = x["a"][:3, :, :6] @ x["b"][:3, :6] if batched else x["a"][:, :6] @ x["b"][:6]
+    torch.testing.assert_close(compiled(x, {})["c"], want)
 
 
 LAYERS = """

@@ -19,7 +19,6 @@ from typing import Literal
 
 import torch
 
-from tilefold.algebra.expr import Index, Load
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
@@ -29,12 +28,13 @@ from tilefold.plan.gpu import Given, fuse_for_gpu, gpu_library_products
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import Plan, plan_program
-from tilefold.plan.scaled import ScaledProduct, scaled_products
+from tilefold.plan.scaled import scaled_products
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import GpuProgram, Launch
-from tilefold.tensor.ir import Compute, Program
+from tilefold.runtime.library import LibraryStep, ScaledStep
+from tilefold.tensor.ir import Program
 from tilefold.tile import ir as tile
 from tilefold.tile.layout import unit_axis
 from tilefold.tile.lower import LowerOptions, lower
@@ -83,7 +83,7 @@ def _planned(p: Program) -> CompiledProgram | None:
     steps: list[KernelStep | LibraryStep] = []
     for k in plan.kernels:
         if k.snapshot.form is None:
-            steps.append(LibraryStep(named[k.members[0]]))
+            steps.append(LibraryStep(named[k.members[0]], fused.program.sizes))
         else:
             steps += [KernelStep(f, tiles) for f, tiles in zip(k.kernels, k.tiles, strict=True)]
     return CompiledProgram(fused.program, fused, tuple(steps), plan)
@@ -104,7 +104,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
     for k in fused.kernels:
         (name,) = k.plan.group.members if len(k.plan.group.members) == 1 else ("",)
         if name in scaled:
-            steps.append(ScaledStep(scaled[name]))
+            steps.append(ScaledStep(scaled[name], fused.program))
         elif name not in {x.product for x in scaled.values()}:
             step = _step(fused.program, k)
             steps.append(step if isinstance(step, LibraryStep) else GpuStep(k, given, interpreted=interpreted))
@@ -131,7 +131,7 @@ def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
     if len(members) == 1:
         c = next(c for c in p.body if c.name == members[0])
         if is_library_product(c):
-            return LibraryStep(c)
+            return LibraryStep(c, p.sizes)
     return KernelStep(k)
 
 
@@ -207,73 +207,6 @@ class GpuStep(KernelStep):
             if name not in tensors:
                 tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
         self.triton.launch([tensors[old] for _, old in self._tensors], {new: syms[old] for new, old in self._syms})
-
-
-class LibraryStep:
-    """A matrix product that torch's library computes: mm where it is one, else einsum."""
-
-    def __init__(self, c: Compute):
-        self.compute = c
-        self.name = c.name
-        self.loads = tuple(ld for ld in getattr(c.body, "args", ()) if isinstance(ld, Load))
-        self.reads = tuple(ld.tensor for ld in self.loads)
-        letters: dict[str, str] = {}
-        for d in (*c.dims, *c.rdims):
-            letters.setdefault(d, chr(ord("a") + len(letters)))
-        left, right = ("".join(letters[ix.dim] for ix in ld.index if isinstance(ix, Index)) for ld in self.loads)
-        out = "".join(letters[d] for d in c.dims)
-        self.equation = f"{left},{right}->{out}"
-        self._plain = len(left) == len(right) == len(out) == 2
-        # rows of the result come from the first operand, which may be either of the two
-        self._swap = self._plain and out[0] in right
-        first, second = (right, left) if self._swap else (left, right)
-        self._turn = (self._plain and first[0] != out[0], self._plain and second[1] != out[1])
-
-    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        a, b = (tensors[t] for t in self.reads)
-        dtype = self.compute.dtype.torch_dtype
-        target = tensors.get(self.name)
-        if self._plain and a.dtype is b.dtype is dtype:
-            if self._swap:
-                a, b = b, a
-            x, y = a.T if self._turn[0] else a, b.T if self._turn[1] else b
-            if target is None:
-                tensors[self.name] = torch.mm(x, y)
-            else:
-                torch.mm(x, y, out=target)
-            return
-        kind = torch.promote_types(torch.promote_types(a.dtype, b.dtype), dtype)
-        out = torch.einsum(self.equation, a.to(kind), b.to(kind)).to(dtype)
-        if target is None:
-            tensors[self.name] = out
-        else:
-            target.copy_(out)
-
-
-class ScaledStep:
-    """An 8-bit product with row and column scales in the library's epilogue (`plan.scaled`)."""
-
-    def __init__(self, scaled: ScaledProduct):
-        self.scaled = scaled
-        self.name = scaled.out
-        self.reads = (scaled.a, scaled.b, scaled.rows, scaled.columns)
-
-    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        a, b, rows, columns = (tensors[t] for t in self.reads)
-        a = a if a.stride(1) == 1 else a.contiguous()
-        b = b if b.stride(0) == 1 else b.T.contiguous().T
-        out = torch._scaled_mm(
-            a,
-            b,
-            scale_a=rows.reshape(-1, 1).contiguous(),
-            scale_b=columns.reshape(1, -1).contiguous(),
-            out_dtype=self.scaled.dtype.torch_dtype,
-        )
-        target = tensors.get(self.name)
-        if target is None:
-            tensors[self.name] = out
-        else:
-            target.copy_(out)
 
 
 #: What a compiled program runs, in order.
