@@ -56,12 +56,13 @@ program sliced()
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_library_product_reads_parts_of_its_operands(batched: bool) -> None:
     text = SLICED if batched else SLICED.replace("n, ", "").replace("9, ", "").replace("  dim n = 3\n", "")
-    compiled = compile_program(parse(text))
-    assert [type(s) for s in compiled.steps] == [LibraryStep]
+    p = parse(text)
     x = {"a": torch.randn(9, 5, 8), "b": torch.randn(9, 8, 7)}
-    x = x if batched else {n: t[0] for n, t in x.items()}
-    want = x["a"][:3, :, :6] @ x["b"][:3, :6] if batched else x["a"][:, :6] @ x["b"][:6]
-    torch.testing.assert_close(compiled(x, {})["c"], want)
+    want = x["a"][:3, :, :6] @ x["b"][:3, :6]
+    if not batched:
+        x, want = {n: t[0] for n, t in x.items()}, want[0]
+    LibraryStep(p.body[0], p.sizes).run(x, {})
+    torch.testing.assert_close(x["c"], want)
 
 
 LAYERS = """
