@@ -24,7 +24,9 @@ from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.errors import PlanError
-from tilefold.plan.gpu import Given, fuse_for_gpu, gpu_library_products
+from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.plan.gpu_library import gpu_library_products
+from tilefold.plan.hardware import H100, Machine, gpu_named
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import Plan, plan_program
@@ -97,9 +99,10 @@ def _greedy(p: Program, goal: Goal) -> CompiledProgram:
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
     scaled = {} if interpreted else {x.out: x for x in scaled_products(p)}
-    apart = gpu_library_products(p) if goal == "fast" else frozenset()
+    machine = _gpu_here()
+    apart = gpu_library_products(p, machine) if goal == "fast" else frozenset()
     apart |= {n for x in scaled.values() for n in (x.out, x.product)}
-    fused = fuse_for_gpu(p, apart, given=given)
+    fused = fuse_for_gpu(p, apart, units=machine.cores, given=given)
     steps: list[Step] = []
     for k in fused.kernels:
         (name,) = k.plan.group.members if len(k.plan.group.members) == 1 else ("",)
@@ -109,6 +112,14 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
             step = _step(fused.program, k)
             steps.append(step if isinstance(step, LibraryStep) else GpuStep(k, given, interpreted=interpreted))
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
+
+
+def _gpu_here() -> Machine:
+    """The current CUDA device; an H100 where there is none (kernels that are only looked at, or interpreted)."""
+    if not torch.cuda.is_available():
+        return H100
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return gpu_named(properties.name, properties.multi_processor_count)
 
 
 def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:

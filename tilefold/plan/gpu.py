@@ -16,7 +16,6 @@ from tilefold.block.build import Loops, choose_loops, loop_dim
 from tilefold.block.fuse import UNIT, Fused, FusedKernel, build_kernels, with_unit
 from tilefold.block.group import Group, group
 from tilefold.block.stages import StagePlan, plan_stages
-from tilefold.plan.library import is_library_product
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.reduction_laws import align_reductions
@@ -105,7 +104,7 @@ def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) 
         return None
     if given is not None and given.segments is not None:
         return given.segments if given.segments > 1 else None
-    wide = any(g.extent(d) >= WIDE for m in members for d in _kept_local(g, plan, m))
+    wide = any(g.extent(d) >= WIDE for m in members for d in kept_local(g, plan, m))
     wanted = units * (1 if wide else BLOCKS_PER_UNIT) // max(1, blocks(g, plan.group))
     most = g.extent(axis) // LEAST_SEGMENT
     n = min(wanted, most, MOST_SEGMENTS)
@@ -114,7 +113,7 @@ def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) 
     return n if n > 1 else None
 
 
-def _kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:
+def kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:
     """Dims over which a block keeps the state of member m."""
     c = g.by_name[m]
     if c.reducer is None or m in plan.inner:
@@ -202,41 +201,3 @@ def _wanted(g: Graph, group: Group, units: int) -> dict[str, int]:
         if n > 1 and is_static(g.program.sizes[k]):
             found[m] = n
     return found
-
-
-def gpu_library_products(p: Program) -> frozenset[str]:
-    """Products that the library computes: those whose result no reduction of the program runs over.
-
-    A product in front of a reduction over its result (scores, logits) is worth fusing: its result is
-    what fusion keeps out of memory. Any other gains an epilogue at most, and the library's main loop is faster.
-    """
-    g = Graph.of(p)
-    return frozenset(c.name for c in p.body if is_library_product(c) and not _inside_fold(g, c.name))
-
-
-def _inside_fold(g: Graph, name: str) -> bool:
-    """Whether a later reduction runs over the product's result, or the product reduces such a result."""
-    c = g.by_name[name]
-    after, seen = list(g.consumers[name]), set()
-    while after:
-        u = after.pop()
-        if u in seen:
-            continue
-        seen.add(u)
-        d = g.by_name[u]
-        if d.reducer is not None and set(d.rdims) & set(out_dims(c)):
-            return True
-        if d.reducer is None:
-            after += g.consumers[u]
-    before, seen = list(g.producers[name]), set()
-    while before:
-        u = before.pop()
-        if u in seen:
-            continue
-        seen.add(u)
-        d = g.by_name[u]
-        if d.reducer is None:
-            before += g.producers[u]
-        elif set(c.rdims) & set(d.rdims) or (is_library_product(d) and set(c.rdims) & set(out_dims(d))):
-            return True
-    return False

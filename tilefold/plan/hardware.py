@@ -8,7 +8,7 @@ on, the GPUs are described from measurements and data sheets, cited at each numb
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tilefold.algebra.dtypes import DType
@@ -110,3 +110,8 @@ H200 = Machine(
     library=H100.library,
     source="same processor as the H100; " + _SHEET,
 )
+
+
+def gpu_named(name: str, cores: int) -> Machine:
+    """The description nearest to the GPU of this name (as the driver says it) with this many multiprocessors."""
+    return replace(H200 if "H200" in name else H100, cores=cores)

@@ -102,6 +102,7 @@ def mla(row: str, bs: int, heads: int, keys: int, value_dim: int, position_dim: 
         Work(2.0 * bs * heads * keys * (dim + value_dim), 2.0 * elements, "f16"),
         leading(0, 1),
         length=keys,
+        planned=True,
     )
 
 

@@ -1,0 +1,53 @@
+"""Which products a GPU program leaves to the library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu_library import gpu_library_products
+from tilefold.plan.hardware import H100, H200, Machine, gpu_named
+from tilefold.suites.gpu import operators as o
+from tilefold.tensor.ir import Program
+
+
+def program(batch: int, heads: int, keys: int, values: int, positions: int = 64) -> Program:
+    """Latent attention with one query a sequence."""
+    dim = values + positions
+    args = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((batch, heads, dim), (batch, keys, dim)))
+    torch._dynamo.reset()
+    return trace(o.mla(values), *args).program
+
+
+def slower_memory(m: Machine, factor: float) -> Machine:
+    last = m.tiers[-1]
+    return replace(m, tiers=(*m.tiers[:-1], replace(last, bandwidth=last.bandwidth / factor)))
+
+
+@pytest.mark.parametrize("machine", [H100, H200], ids=lambda m: m.name)
+def test_a_wide_fold_of_few_keys_is_left_to_the_library(machine: Machine) -> None:
+    p = program(16, 128, 1024, 512)
+    assert gpu_library_products(p, machine) == {c.name for c in p.body if c.reducer == "sum" and len(c.dims) == 3}
+
+
+def test_scores_stay_out_of_a_slow_memory() -> None:
+    assert gpu_library_products(program(32, 128, 4096, 512), H200)
+    assert not gpu_library_products(program(32, 128, 4096, 512), slower_memory(H200, 4))
+
+
+def test_a_narrow_state_is_always_fused() -> None:
+    assert not gpu_library_products(program(16, 128, 1024, 128), H200)
+
+
+def test_a_product_that_nothing_reduces_over_is_the_library_s() -> None:
+    torch._dynamo.reset()
+    p = trace(lambda x, w: torch.relu(x @ w), *(torch.empty(256, 256, device="meta") for _ in range(2))).program
+    assert gpu_library_products(p) == {"mm"}
+
+
+def test_the_description_of_a_device_has_its_multiprocessors() -> None:
+    assert gpu_named("NVIDIA H200", 130) == replace(H200, cores=130)
+    assert gpu_named("NVIDIA A100-SXM4-80GB", 108) == replace(H100, cores=108)

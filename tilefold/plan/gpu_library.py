@@ -1,0 +1,116 @@
+"""Which matrix products a GPU program leaves to the library.
+
+A product whose result no reduction runs over gains an epilogue at most, and the library's main loop is faster. One in
+front of a reduction over its result (scores, logits) is worth fusing: its result is what fusion keeps out of memory.
+The exception are folds whose state fills a multiprocessor (512 columns of values: latent attention). One thread block
+runs there alone, nothing hides its waiting, and three calls that pass the scores through memory can be faster. Both are
+estimated, with rates measured on an H100 and an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const, dims_used, loads
+from tilefold.block.fuse import UNIT, with_unit
+from tilefold.block.group import group
+from tilefold.block.stages import StagePlan, plan_stages
+from tilefold.plan.gpu import WIDE, blocks, kept_local, segments
+from tilefold.plan.hardware import H100, Machine
+from tilefold.plan.library import is_library_product
+from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.ir import Program
+from tilefold.tensor.reduction_laws import align_reductions
+
+#: FLOP/s of all multiprocessors in folds with a wide state, and seconds of a thread block beside its products: filling
+#: the pipeline, writing the state (measured: 4.0 us a tile of 64 x 64 x (576 + 512) and 11 us beside them).
+WIDE_RATE, WIDE_START = 290e12, 11e-6
+#: Seconds from one call in a sequence to the next beside its work, and the share of the memory's bandwidth reached.
+CALL, REACHED = 4e-6, 0.85
+
+
+def gpu_library_products(p: Program, machine: Machine = H100) -> frozenset[str]:
+    """Names of the products that the library computes."""
+    g = Graph.of(p)
+    outside = frozenset(c.name for c in p.body if is_library_product(c) and not _inside_fold(g, c.name))
+    return outside | _of_wide_folds(p, outside, machine)
+
+
+def _of_wide_folds(p: Program, apart: frozenset[str], machine: Machine) -> frozenset[str]:
+    """Products of folds with a wide state, where the library and a pass over the scores are estimated faster."""
+    p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
+    g = Graph.of(p)
+    found: set[str] = set()
+    for members in group(p, apart, 1).groups:
+        products = [m for m in members.members if is_library_product(g.by_name[m])]
+        if len(products) < 2:
+            continue
+        plan = plan_stages(g, with_unit(members))
+        if not any(g.extent(d) >= WIDE for m in members.members for d in kept_local(g, plan, m)):
+            continue
+        if unfused_seconds(g, plan, products, machine) < fused_seconds(g, plan, products, machine):
+            found |= set(products)
+    return frozenset(found)
+
+
+def fused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Machine) -> float:
+    """Estimate of a fold with a wide state as one kernel, and its combine kernel if it is cut into segments."""
+    n = segments(g, plan, machine.cores) or 1
+    running = blocks(g, plan.group) * n
+    waves = -(-running // machine.cores)
+    busy = running / (waves * machine.cores)
+    seconds = waves * WIDE_START + sum(_flops(g, m) for m in products) / (WIDE_RATE * busy)
+    if n > 1:
+        partial = sum(g.points(out_dims(g.by_name[m])) * 4 for m in plan.group.members if kept_local(g, plan, m))
+        seconds += CALL + n * partial / (REACHED * machine.bandwidth)
+    return seconds
+
+
+def unfused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Machine) -> float:
+    """Estimate of the products as library calls and the rest as one kernel between them."""
+    inside = set(plan.group.members)
+    seconds, cut = CALL, 0.0
+    for m in products:
+        c = g.by_name[m]
+        operands = {ld.tensor: g.points({d for ix in ld.index for d in dims_used(ix)}) for ld in loads(c.body)}
+        own = g.points(c.dims) * c.dtype.nbytes
+        moved = own + sum(n * g.program.dtype_of(t).nbytes for t, n in operands.items())
+        rate = machine.gemm_rate(g.program.dtype_of(next(iter(operands))), library=True)
+        seconds += CALL + max(_flops(g, m) / rate, moved / (REACHED * machine.bandwidth))
+        cut += own if inside & set(g.consumers[m]) else 0
+        cut += sum(n * g.program.dtype_of(t).nbytes for t, n in operands.items() if t in inside)
+    return seconds + cut / (REACHED * machine.bandwidth)
+
+
+def _flops(g: Graph, m: str) -> float:
+    c = g.by_name[m]
+    return 2.0 * g.points({*out_dims(c), *c.rdims})
+
+
+def _inside_fold(g: Graph, name: str) -> bool:
+    """Whether a later reduction runs over the product's result, or the product reduces such a result."""
+    c = g.by_name[name]
+    after, seen = list(g.consumers[name]), set()
+    while after:
+        u = after.pop()
+        if u in seen:
+            continue
+        seen.add(u)
+        d = g.by_name[u]
+        if d.reducer is not None and set(d.rdims) & set(out_dims(c)):
+            return True
+        if d.reducer is None:
+            after += g.consumers[u]
+    before, seen = list(g.producers[name]), set()
+    while before:
+        u = before.pop()
+        if u in seen:
+            continue
+        seen.add(u)
+        d = g.by_name[u]
+        if d.reducer is None:
+            before += g.producers[u]
+        elif set(c.rdims) & set(d.rdims) or (is_library_product(d) and set(c.rdims) & set(out_dims(d))):
+            return True
+    return False
