@@ -10,7 +10,7 @@ import torch
 from tilefold.backends.triton.space import Effort
 from tilefold.errors import BackendError
 from tilefold.frontend.fuse import trace
-from tilefold.pipeline import GpuStep, compile_program
+from tilefold.pipeline import Goal, GpuStep, compile_program
 from tilefold.runtime.gpu_configs import device_name, table
 from tilefold.runtime.tuner.table import Tuned, key_of
 from tilefold.runtime.tuner.tune import Progress, Trial
@@ -35,8 +35,9 @@ def tune(
 ) -> tuple[TunedKernel, ...]:
     """Tune the kernels of `fn` for arguments like these (shapes and dtypes; CUDA, or meta tensors).
 
-    Every candidate's results are compared before it is timed. Winners are kept in the user's table for this
-    device and toolchain, for all sizes of the same bins; kernels already there are skipped unless `again`.
+    Kernels of `tilefold.fuse` and of torch.compile's backend. Every candidate's results are compared before it is
+    timed. Winners are kept in the user's table for this device and toolchain, for all sizes of the same bins; kernels
+    already there are skipped unless `again`.
     UnsupportedError: the function is not covered. BackendError: there is no CUDA device to time on.
     """
     if not torch.cuda.is_available():
@@ -45,17 +46,19 @@ def tune(
             hint="tables tuned elsewhere can be shared as files; without any, default configurations are used",
         )
     program = trace(fn, *args).program
-    compiled = compile_program(program, goal="fused", device="cuda")
     known = table(device_name())
-    found = []
-    for s in compiled.steps:
+    found, seen = [], set()
+    # `tilefold.fuse` and torch.compile may have other kernels: the latter leaves products to the library
+    goals: tuple[Goal, ...] = ("fused", "fast")
+    for s in [s for goal in goals for s in compile_program(program, goal=goal, device="cuda").steps]:
         if not isinstance(s, GpuStep):
             continue
         block = s.triton.block
         sizes = s.triton.sizes({})
         key = key_of(block, sizes)
-        if not again and known.exact(key):
+        if key in seen or (not again and known.exact(key)):
             continue
+        seen.add(key)
         winner, trials = tune_kernel(block, sizes, {}, effort, progress)
         known.add(key, winner)
         found.append(TunedKernel(s.name, winner, trials))

@@ -144,7 +144,8 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
     parts = blocks * math.prod(sizes[d] for d in s.segments)
     for d in rows:
-        most = 64 if wide > 256 or (len(rows) == 1 and (wide <= 64 or whole < 3 * FULL)) else 128
+        small = whole < FULL if len(rows) > 1 else wide <= 64 or whole < 3 * FULL
+        most = 64 if wide > 256 or small else 128
         while wide > 256 and most > 16 and len(rows) == 1 and parts * -(-sizes[d] // most) < FULL * 3 // 4:
             most //= 2
         tiles[d] = max(16, min(most, power_of_two(sizes[d])))
