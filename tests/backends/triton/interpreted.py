@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from tilefold import fuse
+from tilefold.backends.triton import order
 from tilefold.errors import TilefoldError
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
@@ -99,6 +100,15 @@ def split_variance() -> str:
     return right(o.variance_by_hand, rand(2, 5003, dtype=F))
 
 
+def side_by_side() -> str:
+    """Five heads, two of which start side by side: a last group of one."""
+    kept, order.CACHE = order.CACHE, 2 * 150 * 64 * 2 * 2 + 1000
+    try:
+        return right(o.causal, *heads(1, 5, 150, 150, 64))
+    finally:
+        order.CACHE = kept
+
+
 def wrong_program() -> str:
     """What a wrong kernel looks like to this script: must not be empty."""
     args = heads(1, 2, 40, 70, 64)
@@ -109,6 +119,7 @@ def wrong_program() -> str:
 CHECKS: dict[str, Check] = {
     "a wrong program": wrong_program,
     "causal, ragged": lambda: right(o.causal, *heads(1, 2, 67, 67, 64)),
+    "causal, heads side by side": side_by_side,
     "causal, more keys than queries": lambda: right(o.causal, *heads(1, 2, 20, 83, 64)),
     "causal, fewer keys than queries": lambda: right(o.causal, *heads(1, 1, 83, 20, 64)),
     "attention, hostile": lambda: case("H-small", hostile=True),

@@ -18,10 +18,11 @@ from tilefold.algebra.expr import Const
 from tilefold.backends.triton.compile import DIVISOR, compiled, module_of
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
+from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.tiles import default_config
-from tilefold.block.ir import Block
+from tilefold.block.ir import Block, Loop, walk
 from tilefold.errors import BackendError
 from tilefold.plan.sizes import shape_function
 from tilefold.tile.ir import Kernel, TensorParam
@@ -124,7 +125,7 @@ class TritonKernel:
                 return v
         kernel = tile_kernel(self.block, config, dict(zip(self.tensors, units, strict=True)))
         bins = {d: n for d, n in self._coarse(sizes).items() if d in self._dynamic}
-        rendered = render(kernel, config, bins=bins, wide=wide, **options)
+        rendered = render(kernel, config, bins=bins, wide=wide, interleave=self._interleave(kernel, sizes), **options)
         tensors = {t.name: t for t in kernel.tensors}
         if not set(self.tensors) <= tensors.keys():
             raise BackendError(f"{kernel.name} does not use all of its tensors")
@@ -132,6 +133,11 @@ class TritonKernel:
         v = Variant(kernel, rendered, config, wide, params)
         known.append(v)
         return v
+
+    def _interleave(self, kernel: Kernel, sizes: Mapping[str, int]) -> int:
+        rows = [t.dim for t in kernel.grid if t.tile > 1]
+        segmented = any(isinstance(n, Loop) and n.single for n in walk(self.block.body))
+        return interleaved(self.block, self._coarse(sizes), rows[0]) if len(rows) == 1 and not segmented else 1
 
     def _coarse(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Extents with those of dynamic dims rounded up to their bins."""

@@ -7,6 +7,7 @@ where fewer indices are valid) or looped over (`loops`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,18 +52,21 @@ def render(
     interpreted: bool = False,
     nvidia: bool = True,
     tf32: bool = False,
+    interleave: int = 1,
 ) -> Rendered:
     """The Triton source of `kernel`. BackendError where it has no such form (a value too large to hold).
 
-    bins: dynamic dim -> most indices a call may have (for dims held whole). wide: 64-bit offsets.
+    bins: dynamic dim -> most indices a call may have (for dims held whole). wide: 64-bit offsets. interleave: heads
+    (or what else is parallel) that start side by side where later rows have longer loops (`order`).
     """
     c = Context(kernel, config, bins or {}, wide=wide, interpreted=interpreted, nvidia=nvidia)
-    return _Renderer(c, tf32).render()
+    return _Renderer(c, tf32, interleave).render()
 
 
 class _Renderer:
-    def __init__(self, c: Context, tf32: bool):
+    def __init__(self, c: Context, tf32: bool, interleave: int):
         self.c = c
+        self.interleave = interleave
         self.products = Products(c, tf32)
         self.reductions = Reductions(c, self.products)
         self.selections = Selections(c)
@@ -93,19 +97,41 @@ class _Renderer:
         """Program ids: the last tiled dim varies fastest, so that neighbours share operands."""
         if not grid:
             return
-        pid = self.c.scopes.once("tl.program_id(0)" + (".to(tl.int64)" if self.c.wide else ""), "pid", 0)
+        once = self.c.scopes.once
+        pid = once("tl.program_id(0)" + (".to(tl.int64)" if self.c.wide else ""), "pid", 0)
         order = self.grid_order(grid)
-        for n, t in enumerate(order):
-            size = self.c.size(t.dim).code
-            blocks = f"tl.cdiv({size}, {t.tile})" if not size.isdigit() else str(-(-int(size) // t.tile))
+        sizes = [self.c.size(t.dim).code for t in order]
+        blocks = [
+            str(-(-int(n) // t.tile)) if n.isdigit() else f"tl.cdiv({n}, {t.tile})"
+            for n, t in zip(sizes, order, strict=True)
+        ]
+        first = order[0]
+        longest = first.tile > 1 and grows(self.c.kernel.body, first.dim)
+        for n, (t, size) in enumerate(zip(order, sizes, strict=True)):
             last = n == len(order) - 1
-            at = pid if last else self.c.scopes.once(f"{pid} % {blocks}", f"b_{t.dim}", 0)
-            if not last:
-                pid = self.c.scopes.once(f"{pid} // {blocks}", "pid", 0)
-            if grows(self.c.kernel.body, t.dim):
-                at = self.c.scopes.once(f"{blocks} - 1 - {at}", f"b_{t.dim}", 0)
-            base = at if t.tile == 1 else self.c.scopes.once(f"{at} * {t.tile}", f"{t.dim}0", 0)
+            if n == 0 and longest and not last and self.interleave > 1:
+                at, pid = self._interleaved(t.dim, pid, blocks)
+            else:
+                at = pid if last else once(f"{pid} % {blocks[n]}", f"b_{t.dim}", 0)
+                pid = pid if last else once(f"{pid} // {blocks[n]}", "pid", 0)
+            if longest if n == 0 else grows(self.c.kernel.body, t.dim):
+                at = once(f"{blocks[n]} - 1 - {at}", f"b_{t.dim}", 0)
+            base = at if t.tile == 1 else once(f"{at} * {t.tile}", f"{t.dim}0", 0)
             self.c.enter(t.dim, base, t.tile, size, 0)
+
+    def _interleaved(self, d: str, pid: str, blocks: Sequence[str]) -> tuple[str, str]:
+        """The block of d and the number of the others: `interleave` of those change faster than d does."""
+        once = self.c.scopes.once
+        others = " * ".join(blocks[1:])
+        if others.replace(" * ", "").isdigit():
+            others = str(math.prod(int(n) for n in blocks[1:]))
+            if int(others) <= self.interleave:
+                return once(f"{pid} // {others}", f"b_{d}", 0), once(f"{pid} % {others}", "pid", 0)
+        part = once(f"{self.interleave} * {blocks[0]}", "part", 0)
+        begin = once(f"{pid} // {part} * {self.interleave}", "begin", 0)
+        side = once(f"tl.minimum({self.interleave}, {others} - {begin})", "side", 0)
+        within = once(f"{pid} % {part}", "within", 0)
+        return once(f"{within} // {side}", f"b_{d}", 0), once(f"{begin} + {within} % {side}", "pid", 0)
 
     def grid_order(self, grid: Sequence[ir.Tiled]) -> list[ir.Tiled]:
         """Fastest first: dims in tiles, last one first, then the others, last one first."""
