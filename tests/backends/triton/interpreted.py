@@ -9,6 +9,7 @@ import importlib
 import json
 import warnings
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 
@@ -101,12 +102,9 @@ def split_variance() -> str:
 
 
 def side_by_side() -> str:
-    """Five heads, two of which start side by side: a last group of one."""
-    kept, order.CACHE = order.CACHE, 2 * 150 * 64 * 2 * 2 + 1000
-    try:
+    """Five heads, the last two of which start side by side."""
+    with patch.object(order, "UNITS", 2):
         return right(o.causal, *heads(1, 5, 150, 150, 64))
-    finally:
-        order.CACHE = kept
 
 
 def wrong_program() -> str:

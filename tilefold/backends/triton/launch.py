@@ -135,9 +135,11 @@ class TritonKernel:
         return v
 
     def _interleave(self, kernel: Kernel, sizes: Mapping[str, int]) -> int:
-        rows = [t.dim for t in kernel.grid if t.tile > 1]
+        rows = [t for t in kernel.grid if t.tile > 1]
         segmented = any(isinstance(n, Loop) and n.single for n in walk(self.block.body))
-        return interleaved(self.block, self._coarse(sizes), rows[0]) if len(rows) == 1 and not segmented else 1
+        if len(rows) != 1 or segmented:
+            return 1
+        return interleaved(-(-self._coarse(sizes)[rows[0].dim] // rows[0].tile))
 
     def _coarse(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Extents with those of dynamic dims rounded up to their bins."""

@@ -57,7 +57,7 @@ def render(
     """The Triton source of `kernel`. BackendError where it has no such form (a value too large to hold).
 
     bins: dynamic dim -> most indices a call may have (for dims held whole). wide: 64-bit offsets. interleave: heads
-    (or what else is parallel) that start side by side where later rows have longer loops (`order`).
+    (or what else is parallel) that start side by side at the end where later rows have longer loops (`order`).
     """
     c = Context(kernel, config, bins or {}, wide=wide, interpreted=interpreted, nvidia=nvidia)
     return _Renderer(c, tf32, interleave).render()
@@ -120,18 +120,19 @@ class _Renderer:
             self.c.enter(t.dim, base, t.tile, size, 0)
 
     def _interleaved(self, d: str, pid: str, blocks: Sequence[str]) -> tuple[str, str]:
-        """The block of d and the number of the others: `interleave` of those change faster than d does."""
+        """The block of d and the number of the others: the last `interleave` of those change faster than d does."""
         once = self.c.scopes.once
-        others = " * ".join(blocks[1:])
-        if others.replace(" * ", "").isdigit():
-            others = str(math.prod(int(n) for n in blocks[1:]))
-            if int(others) <= self.interleave:
+        if all(n.isdigit() for n in blocks[1:]):
+            others = math.prod(int(n) for n in blocks[1:])
+            side, alone = str(min(self.interleave, others)), str(max(0, others - self.interleave))
+            if alone == "0":
                 return once(f"{pid} // {others}", f"b_{d}", 0), once(f"{pid} % {others}", "pid", 0)
-        part = once(f"{self.interleave} * {blocks[0]}", "part", 0)
-        begin = once(f"{pid} // {part} * {self.interleave}", "begin", 0)
-        side = once(f"tl.minimum({self.interleave}, {others} - {begin})", "side", 0)
-        within = once(f"{pid} % {part}", "within", 0)
-        return once(f"{within} // {side}", f"b_{d}", 0), once(f"{begin} + {within} % {side}", "pid", 0)
+        else:
+            side = once(f"tl.minimum({self.interleave}, {' * '.join(blocks[1:])})", "side", 0)
+            alone = once(f"{' * '.join(blocks[1:])} - {side}", "alone", 0)
+        late = once(f"{pid} - {alone} * {blocks[0]}", "late", 0)
+        at = once(f"tl.where({late} < 0, {pid} % {blocks[0]}, {late} // {side})", f"b_{d}", 0)
+        return at, once(f"tl.where({late} < 0, {pid} // {blocks[0]}, {alone} + {late} % {side})", "pid", 0)
 
     def grid_order(self, grid: Sequence[ir.Tiled]) -> list[ir.Tiled]:
         """Fastest first: dims in tiles, last one first, then the others, last one first."""
