@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from tilefold.backends.triton.compile import Target
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.space import space
 from tilefold.backends.triton.tiles import default_config
 from tilefold.block.canonical import canonical
+from tilefold.block.text import show
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.runtime.tuner import table as tables
 from tilefold.runtime.tuner import tune as tuner
+from tilefold.runtime.tuner.compiler import compile_one
 from tilefold.runtime.tuner.table import Table, Tuned, from_json, key_of, to_json
 from tilefold.runtime.tuner.worker import difference
 from tilefold.suites.gpu import operators as o
@@ -142,12 +146,12 @@ for n, c in enumerate(job["candidates"]):
 def tuned(monkeypatch, *words: str):
     """The tuner's verdict on candidates that behave as the words say; progress as it was told."""
 
-    def worker():
+    def worker(_: str):
         command = [sys.executable, "-c", STAND_IN, *words]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     candidates = tuple(TritonConfig({"n": n}) for n in range(len(words)))
-    monkeypatch.setattr(tuner, "_worker", worker)
+    monkeypatch.setattr(tuner, "_process", worker)
     monkeypatch.setattr(tuner, "space", lambda block, sizes, effort: candidates)
     failed = {n: "needs too much shared memory" for n, w in enumerate(words) if w == "large"}
     monkeypatch.setattr(tuner, "compile_all", lambda *args: failed)
@@ -178,3 +182,44 @@ def test_without_a_reference_nothing_else_may_win(monkeypatch):
     won, trials, _ = tuned(monkeypatch, "crash", "1")
     assert won.config.tiles["n"] == 0
     assert all(t.microseconds is None for t in trials)
+
+
+#: A compiler whose answer to a candidate is in the candidate.
+COMPILER = """
+import json, sys
+for line in sys.stdin:
+    c = json.loads(line)["candidate"]["tiles"]["n"]
+    if c == 2:
+        sys.exit(1)
+    print(json.dumps("too large" if c == 1 else ""), flush=True)
+"""
+
+
+def test_a_compiler_that_dies_is_replaced_and_processes_are_kept(monkeypatch):
+    started = []
+
+    def compiler(_: str):
+        started.append(1)
+        command = [sys.executable, "-c", COMPILER]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(tuner, "_process", compiler)
+    monkeypatch.setattr(tuner.os, "cpu_count", lambda: 2)  # one at a time
+    b, sizes = block(o.softmax, (4, 300))
+    candidates = [TritonConfig({"n": n}) for n in (0, 1, 2, 3)]
+    try:
+        for _ in range(2):
+            found = tuner.compile_all(b, sizes, candidates, lambda done, of, what: None)
+            assert found == {1: "too large", 2: "the compiler died"}
+        assert len(started) == 3  # the first, and one after each death
+    finally:
+        tuner.dismiss()
+
+
+def test_the_compiler_says_why_a_candidate_cannot_serve():
+    b, sizes = block(o.softmax, (4, 300))
+    good = default_config(b, sizes)
+    job = {"block": show(b), "sizes": sizes, "candidate": to_json(good)}
+    assert compile_one(job, Target("cuda", 90)) == ""
+    bad = {**job, "candidate": to_json(replace(good, tiles={**good.tiles, "i": 1 << 14}))}
+    assert compile_one(bad, Target("cuda", 90)) != ""

@@ -8,7 +8,7 @@ start when most others have ended, and run on alone. So the last heads start sid
 from __future__ import annotations
 
 #: Multiprocessors of a large GPU, and thread blocks for each of them that are started by length, of all heads at once.
-UNITS, TURNS = 132, 2
+UNITS, TURNS = 132, 3
 
 
 def interleaved(blocks: int) -> int:

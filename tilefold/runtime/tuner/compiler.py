@@ -1,4 +1,4 @@
-"""A process that compiles candidates of one kernel for the current GPU; a line each: `{n: why or ""}`."""
+"""A process that compiles candidates for the current GPU: a line of JSON each, answered by why it cannot serve."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -42,30 +43,30 @@ def _always(c: TritonConfig, block: Block, sizes: Mapping[str, int]) -> TritonCo
 
 
 def main() -> None:
-    """Compile the job on standard input."""
-    job = json.load(sys.stdin)
-    block = parse(job["block"])
+    """Compile what comes on standard input, a candidate a line, until it ends."""
     signal.signal(signal.SIGALRM, _alarm)
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
-    for n, data in job["candidates"].items():
-        c = from_json(data)
-        why = ""
-        signal.alarm(LIMIT)
-        try:
-            kernel = TritonKernel(block, partial(_always, c))
-            v = kernel.variant(usual_units(block), job["sizes"], tf32=False, interpreted=False)
-            arguments = [True] * len(v.rendered.arguments)
-            target = Target("cuda", 10 * major + minor)
-            done = compiled(v.kernel, v.rendered, v.config, arguments, wide=False, target=target)
-            if done.metadata.shared > SHARED:
-                why = f"needs {done.metadata.shared} bytes of shared memory"
-        except BackendError as err:
-            why = err.message
-        except _Late:
-            why = "compiling takes too long"
-        finally:
-            signal.alarm(0)
-        print(json.dumps({n: why}), flush=True)
+    target = Target("cuda", 10 * major + minor)
+    for line in sys.stdin:
+        print(json.dumps(compile_one(json.loads(line), target)), flush=True)
+
+
+def compile_one(job: Mapping[str, Any], target: Target) -> str:
+    """Compile `candidate` for `block` at `sizes`, into Triton's cache; why it cannot serve, empty if it can."""
+    block, c = parse(job["block"]), from_json(job["candidate"])
+    signal.alarm(LIMIT)
+    try:
+        kernel = TritonKernel(block, partial(_always, c))
+        v = kernel.variant(usual_units(block), job["sizes"], tf32=False, interpreted=False)
+        arguments = [True] * len(v.rendered.arguments)
+        done = compiled(v.kernel, v.rendered, v.config, arguments, wide=False, target=target)
+        return f"needs {done.metadata.shared} bytes of shared memory" if done.metadata.shared > SHARED else ""
+    except BackendError as err:
+        return err.message
+    except _Late:
+        return "compiling takes too long"
+    finally:
+        signal.alarm(0)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ from tilefold.runtime.tuner.table import Tuned, to_json
 SILENCE, START = 12.0, 60.0
 #: Seconds that compiling one candidate may take.
 COMPILE = 25.0
-#: Candidates a compiling process is given at once.
-CHUNK = 4
 
+#: Processes kept for the next kernel: importing takes longer than most of what they do.
 _waiting: list[subprocess.Popen[str]] = []
+_compilers: list[_Compiler] = []
 
 #: Told (done, of how many, what) as tuning goes on.
 Progress = Callable[[int, int, str], None]
@@ -75,23 +75,25 @@ def tune(
 
 def _next_worker() -> subprocess.Popen[str]:
     """A worker that waits for its job; another is started meanwhile, for the next one."""
-    ready = _waiting.pop() if _waiting else _worker()
-    _waiting.append(_worker())
+    ready = _waiting.pop() if _waiting else _process("worker")
+    _waiting.append(_process("worker"))
     return ready
 
 
-def _worker() -> subprocess.Popen[str]:
+def _process(module: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tilefold.runtime.tuner.worker"],
+        [sys.executable, "-m", f"tilefold.runtime.tuner.{module}"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
 
 
 @atexit.register
 def dismiss() -> None:
-    """End the worker that waits."""
+    """End the processes that wait."""
     while _waiting:
         _waiting.pop().kill()
+    while _compilers:
+        _compilers.pop().end()
 
 
 def _work(
@@ -147,29 +149,60 @@ def _work(
 def compile_all(
     block: Block, sizes: Mapping[str, int], candidates: Sequence[TritonConfig], progress: Progress
 ) -> dict[int, str]:
-    """Compile in processes side by side, into Triton's cache. Candidate -> why it does not compile."""
+    """Compile in processes side by side, into Triton's cache. Candidate -> why it cannot serve."""
     text = show(block)
-    chunks = [range(n, min(n + CHUNK, len(candidates))) for n in range(0, len(candidates), CHUNK)]
-    failed: dict[int, str] = {}
-    done = 0
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for n in range(len(candidates)):
+        todo.put(n)
+    found: dict[int, str] = {}
 
-    def one(chunk: range) -> dict[int, str]:
-        job = {"block": text, "sizes": dict(sizes), "candidates": {n: to_json(candidates[n]) for n in chunk}}
-        command = [sys.executable, "-m", "tilefold.runtime.tuner.compiler"]
+    def serve(_: int) -> None:
+        compiler = _Compiler() if not _compilers else _compilers.pop()
+        while not todo.empty():
+            try:
+                n = todo.get_nowait()
+            except queue.Empty:
+                break
+            found[n] = compiler.ask({"block": text, "sizes": dict(sizes), "candidate": to_json(candidates[n])})
+            progress(len(found), len(candidates), "compiling")
+        _compilers.append(compiler)
+
+    side_by_side = max(1, min((os.cpu_count() or 2) - 1, len(candidates)))
+    with ThreadPoolExecutor(max_workers=side_by_side) as pool:
+        list(pool.map(serve, range(side_by_side)))
+    return {n: why for n, why in found.items() if why}
+
+
+class _Compiler:
+    """A process that compiles; one that dies or takes too long is replaced when it is next asked."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, job: Mapping[str, object]) -> str:
+        """Why the candidate cannot serve; empty if it can."""
+        if self.process is None:
+            self.process = _process("compiler")
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None
+        watch = threading.Timer(START + COMPILE, process.kill)
+        watch.start()
         try:
-            r = subprocess.run(
-                command, input=json.dumps(job), capture_output=True, text=True, timeout=START + COMPILE * CHUNK
-            )
-        except subprocess.TimeoutExpired:
-            return dict.fromkeys(chunk, "compiling takes too long")
-        said = {
-            int(k): v for line in r.stdout.splitlines() if line.startswith("{") for k, v in json.loads(line).items()
-        }
-        return {n: said.get(n, "the compiler died") for n in chunk if said.get(n, "the compiler died")}
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            said = process.stdout.readline()
+        except OSError:
+            said = ""
+        finally:
+            watch.cancel()
+        if said:
+            return str(json.loads(said))
+        self.end()
+        return "the compiler died"
 
-    with ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) - 1)) as pool:
-        for chunk, found in zip(chunks, pool.map(one, chunks), strict=True):
-            failed |= found
-            done += len(chunk)
-            progress(done, len(candidates), "compiling")
-    return failed
+    def end(self) -> None:
+        """Stop the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
