@@ -9,6 +9,7 @@ import importlib
 import json
 import warnings
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 
@@ -16,6 +17,7 @@ from tilefold import fuse
 from tilefold.errors import TilefoldError
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
+from tilefold.plan import gpu
 from tilefold.suites.gpu import operators as o
 from tilefold.suites.gpu.cases import SMALL
 
@@ -99,6 +101,29 @@ def split_variance() -> str:
     return right(o.variance_by_hand, rand(2, 5003, dtype=F))
 
 
+def long_inertia(n: int) -> str:
+    """Masses of both signs, and none in whole lanes."""
+    m = rand(2, n, dtype=F) + 0.5
+    m[:, ::8] = 0
+    with patch.object(gpu, "segments", return_value=None):
+        return right(o.inertia, m, rand(2, n, 3, dtype=F, seed=1))
+
+
+def long_variance() -> str:
+    """One kernel, no segments."""
+    with patch.object(gpu, "segments", return_value=None):
+        return right(o.variance_by_hand, rand(3, 40_009, dtype=F) + 100)
+
+
+def weighed(x, x_2):
+    return (x[:, :, 0] * 3 + x[:, :, 1] * 5 + x[:, :, 2] * 7 + x_2).sum(-1)
+
+
+def numbered() -> str:
+    """The third load of x and the first of x_2 have names of their own."""
+    return right(weighed, rand(5, 33, 3, dtype=F), rand(5, 33, dtype=F, seed=1))
+
+
 def wrong_program() -> str:
     """What a wrong kernel looks like to this script: must not be empty."""
     args = heads(1, 2, 40, 70, 64)
@@ -131,6 +156,10 @@ CHECKS: dict[str, Check] = {
     "routing to eight experts, ties": lambda: ties(8),
     "variance in segments": split_variance,
     "inertia": lambda: case("I-small", hostile=True),
+    "inertia of long rows": lambda: long_inertia(20_000),
+    "inertia of long rows, ragged": lambda: long_inertia(9_001),
+    "variance of long rows": long_variance,
+    "names that numbers follow": numbered,
     "softmax of long rows": lambda: right(o.softmax, rand(2, 40_009, dtype=F)),
     "softmax of one element": lambda: right(o.softmax, rand(3, 1, dtype=F)),
     "sums of nothing": lambda: right(summed, rand(3, 0, dtype=F)),

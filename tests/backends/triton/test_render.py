@@ -14,6 +14,7 @@ from tilefold.algebra.text import parse as parse_expr
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.render import Rendered, render
+from tilefold.backends.triton.scope import Scopes
 from tilefold.backends.triton.simplify import pull_scale, settle, terms
 from tilefold.backends.triton.values import Value, converted, fitted
 from tilefold.errors import BackendError
@@ -242,6 +243,12 @@ kernel product()
     made = body(render(pieces, TritonConfig()))
     assert len(dots(made)) == 2 and "ok_k" not in made
     assert cut(k, ("i", "j")) == k
+
+
+def test_names_are_given_once():
+    s = Scopes()
+    names = [s.fresh(stem) for stem in ("x_a", "x_a", "x_a_1", "x_a", "x_a_1")]
+    assert len(set(names)) == len(names)
 
 
 def test_every_line_of_source_is_python():

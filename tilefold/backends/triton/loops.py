@@ -98,6 +98,8 @@ class Loops:
 
     def _divisible(self, e: Expr, n: int) -> bool:
         """Whether a loop bound is a multiple of n for certain."""
+        if n == 1:
+            return True
         match settle(e, {}, self.c.kernel.sizes, {}):
             case Const(v, _):
                 return int(v) % n == 0
