@@ -124,6 +124,15 @@ def numbered() -> str:
     return right(weighed, rand(5, 33, 3, dtype=F), rand(5, 33, dtype=F, seed=1))
 
 
+def long_norms() -> str:
+    """One compiled function on rows of a few tiles, ragged and not."""
+    run, wrong = fuse(o.rms_norm, dynamic=True), []
+    for n in (70_000, 98_304, 40_001):
+        found = compare(f"length {n}", o.rms_norm, run, (rand(2, n, dtype=F), rand(n, dtype=F, seed=1)))
+        wrong += [] if found.ok else [str(found)]
+    return "\n".join(wrong)
+
+
 def wrong_program() -> str:
     """What a wrong kernel looks like to this script: must not be empty."""
     args = heads(1, 2, 40, 70, 64)
@@ -161,6 +170,8 @@ CHECKS: dict[str, Check] = {
     "variance of long rows": long_variance,
     "names that numbers follow": numbered,
     "softmax of long rows": lambda: right(o.softmax, rand(2, 40_009, dtype=F)),
+    "softmax of long rows, a whole number of tiles": lambda: right(o.softmax, rand(2, 65_536, dtype=F)),
+    "RMS norm of long rows, lengths": long_norms,
     "softmax of one element": lambda: right(o.softmax, rand(3, 1, dtype=F)),
     "sums of nothing": lambda: right(summed, rand(3, 0, dtype=F)),
     "softmax of no rows": lambda: right(o.softmax, rand(0, 7, dtype=F)),
