@@ -66,7 +66,9 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
 
 def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:
     last = s.parallel[-1] if s.parallel else None
-    lengths: tuple[int, ...] = (1024, 4096, 16384) if effort == "quick" else (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+    lengths: tuple[int, ...] = (
+        (1024, 4096, 16384) if effort == "quick" else (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+    )
     rows: tuple[int, ...] = (1, 4) if effort == "quick" else (1, 2, 4, 8, 16, 32)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         lengths = (32, 64, 128)
