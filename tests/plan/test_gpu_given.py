@@ -54,3 +54,19 @@ def test_tiles_are_no_longer_than_what_they_tile():
     (step,) = compile_program(p, goal="fused", device="cuda", given=Given(segments=1, stream=4096, rows=64)).steps
     config = config_of(step)
     assert 256 in config.tiles.values() and max(config.tiles.values()) == 256
+
+
+def kernels(fn, *shapes, dtype=torch.float32):
+    args = [torch.empty(s, dtype=dtype, device="meta") for s in shapes]
+    return len(fuse_for_gpu(trace(fn, *args).program).kernels)
+
+
+def test_segments_where_they_save_more_than_a_second_kernel_costs():
+    assert kernels(o.variance_by_hand, (1, 8192)) == 1  # one block reads the row in less
+    assert kernels(o.variance_by_hand, (128, 8192)) == 1
+    assert kernels(o.variance_by_hand, (1, 1 << 17)) == 2
+    assert kernels(o.variance_by_hand, (1024, 1 << 17)) == 1  # the machine is full
+
+
+def test_decoding_keeps_its_segments():
+    assert kernels(o.attention, (1, 16, 1, 128), (1, 16, 512, 128), (1, 16, 512, 128), dtype=torch.float16) == 2

@@ -7,12 +7,13 @@ follows from the number of multiprocessors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, substitute, walk
-from tilefold.block.build import Loops, choose_loops, loop_dim
+from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, loads, substitute, walk
+from tilefold.block.build import ROW_IN_CACHE, Loops, choose_loops, loop_dim
 from tilefold.block.fuse import UNIT, Fused, FusedKernel, build_kernels, with_unit
 from tilefold.block.group import Group, group
 from tilefold.block.stages import StagePlan, plan_stages
@@ -27,6 +28,14 @@ WIDE = 512
 #: Elements of the axis that a segment has at least.
 LEAST_SEGMENT = 256
 MOST_SEGMENTS = 64
+#: Bytes a second that one thread block can read of a row that it holds: some 32 KB in flight, over 0.8 us.
+BLOCK_RATE = 40e9
+#: The same for a row that it streams, with reductions between the tiles.
+STREAM_RATE = 20e9
+#: Bytes a second that a multiprocessor reads when all of them do (3.3 TB/s over 132).
+UNIT_RATE = 25e9
+#: Seconds that a second kernel costs in a CUDA graph: its start, and the partial states through memory.
+SECOND_KERNEL = 2e-6
 #: Elements of a contraction that one step of a split product has at least.
 LEAST_STEP = 256
 #: Keys (or what else a fold of products runs over) that one tile holds.
@@ -93,7 +102,14 @@ def _streamed(g: Graph, plan: StagePlan) -> Loops:
 
 
 def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) -> int | None:
-    """Segments that the axis of a fold is worth being cut into, or is to be; None for one kernel."""
+    """Segments that the axis of a fold is worth being cut into, or is to be; None for one kernel.
+
+    As many as fill the machine. A fold without products inside is cut only if the time that it saves is more than the
+    combining kernel costs. The time is that of reading: a block reads its share at `BLOCK_RATE` or `STREAM_RATE` at
+    most, all blocks at `UNIT_RATE` a multiprocessor, so that cutting gains nothing where the blocks already use
+    the memory. A row of 8192 float32 is read in 0.8 us by one block, less than a second kernel costs; one of 32768
+    in 3.3 us, which 64 segments save. Folds over products (decoding) spend their time on more than reading.
+    """
     if not plan.stages:
         return None
     axis = loop_dim(g, plan.stages[0])
@@ -110,7 +126,33 @@ def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) 
     n = min(wanted, most, MOST_SEGMENTS)
     # equal segments have no ragged ends
     n = next((k for k in range(n, n // 2, -1) if g.extent(axis) % (k * ONE_TILE) == 0), n)
-    return n if n > 1 else None
+    return n if n > 1 and (plan.inner or _saved(g, plan, axis, n, units) > SECOND_KERNEL) else None
+
+
+def _saved(g: Graph, plan: StagePlan, axis: str, n: int, units: int) -> float:
+    """Seconds of reading that n segments of the axis save."""
+    read = _read_along(g, plan, axis)
+    elements = sum(read.values())
+    each = sum(k * g.program.dtype_of(t).nbytes for t, k in read.items())
+    together = each * blocks(g, plan.group) / (units * UNIT_RATE)
+
+    def seconds(k: int) -> float:
+        return max(together, each / k / (BLOCK_RATE if elements / k <= ROW_IN_CACHE else STREAM_RATE))
+
+    return seconds(1) - seconds(n)
+
+
+def _read_along(g: Graph, plan: StagePlan, axis: str) -> dict[str, float]:
+    """Elements that one block reads along the axis, of each tensor that no member computes."""
+    members = plan.group.members
+    mine = {r for m in members for r in g.by_name[m].results}
+    found: dict[str, float] = {}
+    for ld in {ld for m in members for ld in loads(g.by_name[m].body)}:
+        dims = dims_used(ld)
+        if ld.tensor not in mine and axis in dims:
+            elements = math.prod(g.extent(d) for d in dims if d not in plan.group.parallel)
+            found[ld.tensor] = max(elements, found.get(ld.tensor, 0.0))
+    return found
 
 
 def kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:

@@ -18,6 +18,8 @@ from tilefold.tile import ir
 LEAST = 16
 #: More pieces than this cost more than padding.
 MOST = 3
+#: Longest dim that is cut into single indices.
+MOST_SINGLES = 7
 
 
 def power_of_two(n: int) -> int:
@@ -59,8 +61,44 @@ def cut(kernel: ir.Kernel, dims: Iterable[str]) -> ir.Kernel:
             continue
         parts = lengths(int(e.value))
         if len(parts) > 1:
-            kernel = _Cutter(kernel, d, parts).run()
+            cutter = _Cutter(kernel, d, parts)
+            done = cutter.run()
+            if done is not kernel:
+                kernel = replace(done, cut=(*kernel.cut, *(p.dim for p in cutter.pieces)))
     return kernel
+
+
+def singles(kernel: ir.Kernel) -> ir.Kernel:
+    """`kernel` with its short dims cut into single indices: three coordinates are three values, not a vector of four.
+
+    Short dims are those of at most `MOST_SINGLES` indices, no power of two, that no loop runs over. Loads along
+    one are then as many loads of every n-th element, which share their cache lines. Left whole are dims that are
+    stored beside others (stores would not share the lines), selected from, or reduced together with others (one
+    reduction would become several).
+    """
+    scalars = frozenset(t.dim for t in kernel.grid if t.tile == 1)
+    left = {t.dim for t in kernel.grid} | _looped(kernel.body) | _together(kernel.body, scalars)
+    for d, e in kernel.sizes.items():
+        n = int(e.value) if isinstance(e, Const) and d not in left else 0
+        if 1 < n <= MOST_SINGLES and n & (n - 1):
+            kernel = _Cutter(kernel, d, [1] * n).run()
+    return kernel
+
+
+def _together(stmts: Sequence[ir.Stmt], scalars: frozenset[str]) -> set[str]:
+    """Dims that statements need as a whole."""
+    found: set[str] = set()
+    for s in stmts:
+        match s:
+            case ir.For(body=body):
+                found |= _together(body, scalars)
+            case ir.Store(dims=dims) if len(set(dims) - scalars) > 1:
+                found |= set(dims)
+            case ir.Select(rdims=rdims, expr=e):
+                found |= {*rdims, *dims_used(e)}
+            case ir.Reduce(rdims=rdims) | ir.Gemm(rdims=rdims) if len(rdims) > 1:
+                found |= set(rdims)
+    return found
 
 
 def _looped(stmts: Sequence[ir.Stmt]) -> set[str]:
@@ -76,10 +114,11 @@ class _Cutter:
         self.kernel, self.dim = kernel, dim
         self.sizes: dict[str, Expr] = dict(kernel.sizes)
         self.pieces: list[_Piece] = []
+        taken = {*kernel.sizes, *kernel.syms, *(t.name for t in kernel.tensors)}
         start = 0
         for n, extent in enumerate(parts):
             name = f"{dim}_{n}"
-            while name in self.sizes:
+            while name in taken:
                 name += "_"
             self.sizes[name] = Const(extent, DType.I64)
             self.pieces.append(_Piece(name, start))
@@ -91,8 +130,7 @@ class _Cutter:
             body = self.body(self.kernel.body)
         except _Computed:
             return self.kernel
-        names = tuple(p.dim for p in self.pieces)
-        return replace(self.kernel, body=body, sizes=self.sizes, cut=(*self.kernel.cut, *names))
+        return replace(self.kernel, body=body, sizes=self.sizes)
 
     def body(self, stmts: Sequence[ir.Stmt]) -> tuple[ir.Stmt, ...]:
         return tuple(x for s in stmts for x in self.stmt(s))

@@ -18,6 +18,7 @@ from tilefold.backends.triton import order
 from tilefold.errors import TilefoldError
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
+from tilefold.plan import gpu
 from tilefold.suites.gpu import operators as o
 from tilefold.suites.gpu.cases import SMALL
 
@@ -97,8 +98,42 @@ def summed(x):
     return (x * 2).sum(-1)
 
 
-def split_variance() -> str:
-    return right(o.variance_by_hand, rand(2, 5003, dtype=F))
+def in_segments(fn, *args) -> str:
+    """With more segments than rows of this length are worth."""
+    with patch.object(gpu, "segments", return_value=7):
+        return right(fn, *args)
+
+
+def long_inertia(n: int) -> str:
+    """Masses of both signs, and none in whole lanes."""
+    m = rand(2, n, dtype=F) + 0.5
+    m[:, ::8] = 0
+    with patch.object(gpu, "segments", return_value=None):
+        return right(o.inertia, m, rand(2, n, 3, dtype=F, seed=1))
+
+
+def long_variance() -> str:
+    """One kernel, no segments."""
+    with patch.object(gpu, "segments", return_value=None):
+        return right(o.variance_by_hand, rand(3, 40_009, dtype=F) + 100)
+
+
+def weighed(x, x_2):
+    return (x[:, :, 0] * 3 + x[:, :, 1] * 5 + x[:, :, 2] * 7 + x_2).sum(-1)
+
+
+def numbered() -> str:
+    """The third load of x and the first of x_2 have names of their own."""
+    return right(weighed, rand(5, 33, 3, dtype=F), rand(5, 33, dtype=F, seed=1))
+
+
+def long_norms() -> str:
+    """One compiled function on rows of a few tiles, ragged and not."""
+    run, wrong = fuse(o.rms_norm, dynamic=True), []
+    for n in (70_000, 98_304, 40_001):
+        found = compare(f"length {n}", o.rms_norm, run, (rand(2, n, dtype=F), rand(n, dtype=F, seed=1)))
+        wrong += [] if found.ok else [str(found)]
+    return "\n".join(wrong)
 
 
 def side_by_side() -> str:
@@ -138,14 +173,23 @@ CHECKS: dict[str, Check] = {
     "alibi": lambda: case("alibi-prefill-67"),
     "routing to one expert, ties": lambda: ties(1),
     "routing to eight experts, ties": lambda: ties(8),
-    "variance in segments": split_variance,
+    "variance in segments": lambda: in_segments(o.variance_by_hand, rand(2, 5003, dtype=F)),
+    "inertia in segments": lambda: in_segments(
+        o.inertia, rand(2, 9001, dtype=F) + 2, rand(2, 9001, 3, dtype=F, seed=1)
+    ),
     "inertia": lambda: case("I-small", hostile=True),
+    "inertia of long rows": lambda: long_inertia(20_000),
+    "inertia of long rows, ragged": lambda: long_inertia(9_001),
+    "variance of long rows": long_variance,
+    "names that numbers follow": numbered,
     "softmax of long rows": lambda: right(o.softmax, rand(2, 40_009, dtype=F)),
+    "softmax of long rows, a whole number of tiles": lambda: right(o.softmax, rand(2, 65_536, dtype=F)),
+    "RMS norm of long rows, lengths": long_norms,
     "softmax of one element": lambda: right(o.softmax, rand(3, 1, dtype=F)),
     "sums of nothing": lambda: right(summed, rand(3, 0, dtype=F)),
     "softmax of no rows": lambda: right(o.softmax, rand(0, 7, dtype=F)),
     "RMS norm and maximum": lambda: case("rmsnorm-max-5x517", hostile=True),
-    "L2 norm in segments": lambda: right(o.l2_norm, rand(1, 20_001)),
+    "L2 norm in segments": lambda: in_segments(o.l2_norm, rand(1, 20_001)),
     "performer": lambda: case("performer-70", hostile=True),
     "8-bit products": lambda: case("Q-small"),
     "sliced tensors": sliced,

@@ -87,6 +87,13 @@ def test_kernels_without_products_use_none():
         assert not r.has("mma.sync") and not r.has("wgmma.mma_async")
 
 
+def test_inertia_loads_elements_and_holds_no_coordinate_in_a_padded_vector():
+    (k,) = kernels("inertia")
+    v = variant(k)
+    assert "tl.arange(0, 4)" not in v.rendered.source
+    assert v.rendered.source.count("tl.sum(") == 7  # m, m x a tile; the moments once
+
+
 def test_what_does_not_compile_is_an_error_of_ours():
     (k,) = kernels("causal")
     v = variant(k)

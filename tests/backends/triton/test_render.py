@@ -14,6 +14,7 @@ from tilefold.algebra.text import parse as parse_expr
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.render import Rendered, render
+from tilefold.backends.triton.scope import Scopes
 from tilefold.backends.triton.simplify import pull_scale, settle, terms
 from tilefold.backends.triton.values import Value, converted, fitted
 from tilefold.errors import BackendError
@@ -242,6 +243,49 @@ kernel product()
     made = body(render(pieces, TritonConfig()))
     assert len(dots(made)) == 2 and "ok_k" not in made
     assert cut(k, ("i", "j")) == k
+
+
+TWICE = """
+kernel twice()
+  dim i = 6
+  dim j = {columns}
+  in x: f32[6, {columns}] unit 1
+  in w: f32[{columns}] unit 0
+  out y: f32[6, {columns}] unit 1
+  grid i:1
+    alloc s: f32[i:1] tile
+    fill s = 0.0
+    for j:16
+      s sum= over j: x[i, j]
+    for j:16
+      store y[i, j] over i, j = x[i, j] * s[i] * w[j]
+"""
+
+
+def test_a_row_read_twice_is_kept_and_read_backwards():
+    text = body(code(TWICE.format(columns=64)))
+    first, second = text.split("for j_back in")
+    assert second.startswith(" tl.range(0, 64, 16") and "j0 = 48 - j_back" in second
+    assert first.count('"evict_last"') == 1 and second.count('"evict_first"') == 2  # x and y, not what blocks share
+    assert re.search(r"x_w = tl.load\([^\n]*", second)[0].count("evict") == 0
+
+
+def test_the_ragged_end_of_a_row_read_twice_comes_first():
+    text = body(code(TWICE.format(columns=70)))
+    second = text[text.index("j_back") :]
+    assert second.count("for j_back" if second.startswith("for") else "j_back in") == 2
+    assert second.index("mask=") < second.index("for j_back")
+
+
+def test_a_row_read_once_has_no_hints():
+    once = TWICE.format(columns=64).replace("x[i, j] * s[i]", "s[i]")
+    assert "evict" not in body(code(once)) and "back" not in body(code(once))
+
+
+def test_names_are_given_once():
+    s = Scopes()
+    names = [s.fresh(stem) for stem in ("x_a", "x_a", "x_a_1", "x_a", "x_a_1")]
+    assert len(set(names)) == len(names)
 
 
 def test_every_line_of_source_is_python():

@@ -14,6 +14,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.layouts import Layouts
 from tilefold.backends.triton.memory import Memory
 from tilefold.backends.triton.names import python_names, python_value
+from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scalar import Expressions, Leaves, narrowed
 from tilefold.backends.triton.scope import Dim, Known, Scopes
 from tilefold.backends.triton.simplify import settle
@@ -51,6 +52,7 @@ class Context:
         self.scopes = Scopes()
         self.dims: dict[str, Dim] = {}
         self.known = Known()
+        self.reuse = Reuse()
         self.buffers: dict[str, ir.Buffer] = {}
         self.tensors = {t.name: t for t in kernel.tensors}
         self.names = python_names([t.name for t in kernel.tensors])

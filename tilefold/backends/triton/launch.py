@@ -123,8 +123,8 @@ class TritonKernel:
         for v in known:
             if all(sizes[d] <= n for d, n in v.rendered.covers.items()):
                 return v
-        kernel = tile_kernel(self.block, config, dict(zip(self.tensors, units, strict=True)))
         bins = {d: n for d, n in self._coarse(sizes).items() if d in self._dynamic}
+        kernel = tile_kernel(self.block, config, dict(zip(self.tensors, units, strict=True)), bins)
         rendered = render(kernel, config, bins=bins, wide=wide, interleave=self._interleave(kernel, sizes), **options)
         tensors = {t.name: t for t in kernel.tensors}
         if not set(self.tensors) <= tensors.keys():

@@ -11,6 +11,7 @@ from dataclasses import replace
 from tilefold.algebra.expr import Call, Const, Expr, Index, Size, tensors_read
 from tilefold.backends.triton.context import EMPTY, Context
 from tilefold.backends.triton.facts import certain
+from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scope import Dim, Known
 from tilefold.backends.triton.simplify import settle
 from tilefold.backends.triton.uses import allocated, expressions, written
@@ -24,8 +25,8 @@ class Loops:
     def __init__(self, c: Context, body: Callable[[Sequence[ir.Stmt]], None]):
         self.c, self.body = c, body
 
-    def loop(self, s: ir.For) -> None:
-        """One loop, in parts or as no loop."""
+    def loop(self, s: ir.For, reuse: Reuse | None = None) -> None:
+        """One loop, in parts or as no loop. reuse: what it reads that other loops read."""
         size = self.c.size(s.dim).code
         lo = "0" if s.start is None else self._bound(s.start, f"{s.dim}_lo")
         hi = size if s.stop is None else self._bound(s.stop, f"{s.dim}_hi")
@@ -36,7 +37,9 @@ class Loops:
             # what is held whole has the lanes of its bin
             self._single(replace(s, tile=bin_ if keeps else max(s.tile, bin_)), hi, None if size.isdigit() else bin_)
         else:
+            before, self.c.reuse = self.c.reuse, reuse or self.c.reuse
             self._segments(s, lo, hi)
+            self.c.reuse = before
         if outer is not None:
             self.c.dims[s.dim] = outer
         else:
@@ -91,13 +94,19 @@ class Loops:
         last = self.c.scopes.once(
             f"{first} + tl.maximum({end} - {first}, 0) // {s.tile} * {s.tile}", f"{s.dim}_b", here
         )
+        parts: list[tuple[str, str, str | None, Mapping[Expr, bool]]] = [
+            (first, last, None, dict(found.conditions)),
+            (last, hi, None if exact else hi, {}),
+        ]
         if starts:
-            self._part(s, lo, first, None if exact else hi, {})
-        self._part(s, first, last, None, dict(found.conditions))
-        self._part(s, last, hi, None if exact else hi, {})
+            parts.insert(0, (lo, first, None if exact else hi, {}))
+        for part in reversed(parts) if self.c.reuse.writes else parts:
+            self._part(s, *part)
 
     def _divisible(self, e: Expr, n: int) -> bool:
         """Whether a loop bound is a multiple of n for certain."""
+        if n == 1:
+            return True
         match settle(e, {}, self.c.kernel.sizes, {}):
             case Const(v, _):
                 return int(v) % n == 0
@@ -121,11 +130,21 @@ class Loops:
             else self.c.scopes.once(f"tl.minimum({at} + {s.tile}, {stop})", f"{s.dim}_stop", self.c.scopes.here)
         )
         self.c.dims[s.dim] = Dim(s.dim, at, lanes, s.tile, self.c.scopes.here, bound)
+        step = at
+        if self.c.reuse.writes:
+            step = f"{s.dim}_back"
+            self.c.scopes.stack[-1].lines.insert(0, f"{at} = {self._last(s.tile, lo, hi)} - {step}")
         self.body(s.body)
-        self.c.scopes.close(self._header(s, at, lo, hi, stop))
+        self.c.scopes.close(self._header(s, step, lo, hi, stop))
         for n in dict.fromkeys(written(s.body)):
             self.c.scopes.forget(self.c.buffer_names[n])
         self.c.known = before
+
+    def _last(self, tile: int, lo: str, hi: str) -> str:
+        """The sum of the first and the last tile's start."""
+        if lo.isdigit() and hi.isdigit():
+            return str(2 * int(lo) + max(0, -(-(int(hi) - int(lo)) // tile) - 1) * tile)
+        return f"2 * {lo} + (tl.cdiv({hi} - {lo}, {tile}) - 1) * {tile}"
 
     def _header(self, s: ir.For, at: str, lo: str, hi: str, stop: str | None) -> str:
         extra = f", num_stages={self.c.config.stages}"

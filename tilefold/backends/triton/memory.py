@@ -33,7 +33,9 @@ class Memory:
         masked = self.c.masks(axes, axes)
         small = t.dtype.nbytes == 1 and t.dtype.is_float  # Triton casts no integer to them, its interpreter nothing
         fill = ", other=0" if not small else "" if self.c.interpreted else ", other=0.0"
-        code = f"tl.load({pointer})" if masked is None else f"tl.load({pointer}, mask={masked}{fill})"
+        hint = "last" if t.name in self.c.reuse.keep else "first" if t.name in self.c.reuse.drop else ""
+        hint = hint and f', eviction_policy="evict_{hint}"'
+        code = f"tl.load({pointer}{hint})" if masked is None else f"tl.load({pointer}, mask={masked}{fill}{hint})"
         if masked is not None:
             level = max([level, *(self.c.hold(d).level for d in axes)])
         written = t.role != "in"

@@ -2,31 +2,86 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from tilefold.algebra.expr import Const
+from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.uses import expressions
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.tile.ir import For, Kernel, Stmt
+from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import cut, power_of_two, product_dims
+from tilefold.tile.pieces import cut, power_of_two, product_dims, singles
 from tilefold.tile.stream import stream
 from tilefold.tile.verify import verify
 
 #: An operand is padded to at most this many columns; longer ones are always cut into pieces.
 MOST_PADDED = 512
+#: Threads of a warp.
+THREADS = 32
+#: Bytes that a thread loads at once.
+AT_ONCE = 16
 
 
-def tile_kernel(block: Block, config: TritonConfig, unit: Mapping[str, int | None]) -> Kernel:
-    """Lowered with the configuration's tiles; long contractions streamed, odd extents in pieces."""
+def tile_kernel(
+    block: Block, config: TritonConfig, unit: Mapping[str, int | None], bins: Mapping[str, int] | None = None
+) -> Kernel:
+    """Lowered with the configuration's tiles; long contractions streamed, odd extents in pieces, folds per lane.
+
+    bins: dynamic dim -> most indices; one that no tile is shorter than is held whole, not streamed.
+    """
     loops = {n.dim for n in walk(block.body) if isinstance(n, Loop)}
     tiles = {d: config.tiles.get(d, 1) for d in loops}
     kernel = verify(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False)))
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})
     dims = product_dims(kernel)
+    if not dims:
+        kernel = singles(kernel)
+        return verify(per_lane(kernel, lambda s: lanes_of(kernel, s, config.warps, bins or {})))
     if not steady(kernel):
         dims = tuple(d for d in dims if _padded(kernel, d) > MOST_PADDED)
     return verify(cut(kernel, dims))
+
+
+def lanes_of(kernel: Kernel, s: For, warps: int, bins: Mapping[str, int]) -> int | None:
+    """Lanes that the folds of a loop are kept in; None for a loop that is none, its tile covers the axis.
+
+    As many as the threads of a row, times the elements that a thread loads at once where all loads are contiguous.
+    """
+    e = kernel.sizes[s.dim]
+    size = int(e.value) if isinstance(e, Const) else bins.get(s.dim)
+    if (size is not None and size <= s.tile) or s.tile & (s.tile - 1):
+        return None
+    rows = math.prod(power_of_two(t.tile) for t in kernel.grid)
+    threads = max(1, THREADS * warps // rows)
+    n = min(s.tile, max(threads * _at_once(kernel, s), s.tile // MOST_STEPS))
+    return n if n > 1 else None
+
+
+def _at_once(kernel: Kernel, s: For) -> int:
+    """Elements along the loop that one load of a thread covers for every tensor it reads."""
+    tensors = {t.name: t for t in kernel.tensors}
+    read = {ld for e in expressions(s.body) for ld in loads(e) if ld.tensor in tensors and s.dim in dims_used(ld)}
+    least = AT_ONCE
+    for ld in read:
+        t = tensors[ld.tensor]
+        along = [axis for axis, e in enumerate(ld.index) if s.dim in dims_used(e)]
+        contiguous = along == [t.unit_axis] and _plain(ld.index[along[0]], s.dim)
+        least = min(least, AT_ONCE // t.dtype.nbytes if contiguous else 1)
+    return least
+
+
+def _plain(e: Expr, d: str) -> bool:
+    """Whether e is the index of d plus something that does not vary with it."""
+    match e:
+        case Index():
+            return True
+        case Call("add", (a, b)):
+            return (_plain(a, d) and d not in dims_used(b)) or (_plain(b, d) and d not in dims_used(a))
+        case Call("sub", (a, b)):
+            return _plain(a, d) and d not in dims_used(b)
+    return False
 
 
 def steady(kernel: Kernel) -> bool:

@@ -20,12 +20,14 @@ from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.prelude import INTERPRETED, PRELUDE
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.reductions import Reductions
+from tilefold.backends.triton.reuse import reuse_of
 from tilefold.backends.triton.select import Selections
 from tilefold.backends.triton.simplify import pull_scale
 from tilefold.backends.triton.uses import grows
 from tilefold.backends.triton.values import TRITON_TYPE, fitted
 from tilefold.errors import BackendError
 from tilefold.tile import ir
+from tilefold.tile.pieces import product_dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class _Renderer:
         self.reductions = Reductions(c, self.products)
         self.selections = Selections(c)
         self.loops = Loops(c, self.body)
+        self.grid_dims = frozenset(t.dim for t in c.kernel.grid)
+        self.multiplies = bool(product_dims(c.kernel))
 
     def render(self) -> Rendered:
         name = identifier(self.c.kernel.name)
@@ -140,8 +144,11 @@ class _Renderer:
         return tiled + [t for t in reversed(grid) if t.tile == 1]
 
     def body(self, stmts: Sequence[ir.Stmt]) -> None:
-        for s in stmts:
-            self.stmt(s)
+        for n, s in enumerate(stmts):
+            if isinstance(s, ir.For) and not self.multiplies:
+                self.loops.loop(s, reuse_of(stmts, n, self.grid_dims))
+            else:
+                self.stmt(s)
 
     def stmt(self, s: ir.Stmt) -> None:
         match s:
@@ -213,4 +220,5 @@ class _Renderer:
             shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
             if len(frame) > 1:
                 masked = f"tl.broadcast_to({masked}, [{shape}])"
-        self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked})")
+        last = ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
+        self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")

@@ -42,6 +42,7 @@ class Scopes:
     def __init__(self) -> None:
         self.stack = [Scope(0)]
         self.count: dict[str, int] = {}
+        self.used: set[str] = set()
 
     @property
     def here(self) -> int:
@@ -51,9 +52,14 @@ class Scopes:
         self.stack[self.here if level is None else level].lines.append(line)
 
     def fresh(self, stem: str) -> str:
-        n = self.count.get(stem, 0)
-        self.count[stem] = n + 1
-        return stem if n == 0 else f"{stem}_{n}"
+        """A name not given before: the second `x_a` must not be the first `x_a_1`."""
+        while True:
+            n = self.count.get(stem, 0)
+            self.count[stem] = n + 1
+            name = stem if n == 0 else f"{stem}_{n}"
+            if name not in self.used:
+                self.used.add(name)
+                return name
 
     def once(self, code: str, stem: str, level: int) -> str:
         """A variable that holds `code`, defined at `level` unless it is already known there or further out."""

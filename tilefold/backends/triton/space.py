@@ -66,10 +66,14 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
 
 def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:
     last = s.parallel[-1] if s.parallel else None
-    lengths = (1024, 4096, 16384) if effort == "quick" else (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-    rows = (1, 4) if effort == "quick" else (1, 2, 4, 8, 16, 32)
+    lengths: tuple[int, ...] = (
+        (1024, 4096, 16384) if effort == "quick" else (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+    )
+    rows: tuple[int, ...] = (1, 4) if effort == "quick" else (1, 2, 4, 8, 16, 32)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         lengths = (32, 64, 128)
+    if s.again and effort == "quick":
+        lengths, rows = (8192, 16384, 32768), (1,)
     warps = ((4, 8, 16, 32) if s.again else (4, 8, 16)) if effort == "quick" else (1, 2, 4, 8, 16, 32)
     for w, n, r in itertools.product(warps, lengths if s.streamed else (0,), rows):
         tiles = dict(base.tiles)
@@ -77,4 +81,7 @@ def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Eff
             tiles[d] = min(n, power_of_two(sizes[d]))
         if last is not None:
             tiles[last] = min(r, power_of_two(sizes[last]))
-        yield replace(base, tiles=tiles, warps=w)
+        made = replace(base, tiles=tiles, warps=w)
+        yield made
+        if s.streamed and r == 1:  # copies ahead of their use take no cache hints, and single elements badly
+            yield replace(made, stages=1)

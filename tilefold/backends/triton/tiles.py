@@ -182,7 +182,11 @@ def _held_whole(s: Shape, d: str) -> bool:
 
 
 def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
-    """Rows and streams by elements a thread block; a row that fits is held whole."""
+    """Rows and streams by elements a thread block; a row that fits is held whole.
+
+    A row that does not fit and is read twice has tiles as large as can be held: one thread block then fills a
+    multiprocessor, so that the rows at work at one time (132 of 256 KB on an H100) stay in the second-level cache.
+    """
     local = {d: power_of_two(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
     tiles: dict[str, int] = {}
     inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
@@ -190,7 +194,8 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     for d in s.streamed:
         with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
         room, whole = max(1, most // with_d), power_of_two(sizes[d])
-        part = AREA // min(with_d, AREA) // (2 if s.products and not inner else 1)
+        area = HELD if d in s.again and not s.products else AREA
+        part = area // min(with_d, area) // (2 if s.products and not inner else 1)
         tiles[d] = whole if whole <= room else max(1, min(part, whole))
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)

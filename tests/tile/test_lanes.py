@@ -1,0 +1,168 @@
+"""Folds per lane and dims as single indices: in float64 as the kernels they come from, on hostile inputs too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tile.kernels import ATTENTION, SOFTMAX, TOPK
+from tilefold.algebra.expr import Const
+from tilefold.block.canonical import canonical
+from tilefold.block.ir import Loop, walk
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.suites.cascades import CASCADES
+from tilefold.suites.case import Case, normal, together
+from tilefold.tile.interp import run_kernel
+from tilefold.tile.ir import Kernel
+from tilefold.tile.lanes import per_lane
+from tilefold.tile.lower import LowerOptions, lower
+from tilefold.tile.pieces import singles
+from tilefold.tile.text import parse
+from tilefold.tile.text import show as show_kernel
+from tilefold.tile.verify import verify
+
+F = torch.float64
+TILE, LANES = 64, 16
+
+
+def extremes(x):
+    return x.amax(-1), x.amin(-1), (x > 0).any(-1), (x > -3).all(-1), (x * 0.01 + 1).prod(-1)
+
+
+FOLDS = [
+    c
+    for c in CASCADES
+    if "attention" not in c.name and "MLA" not in c.name and "GEMM" not in c.name and c.name != "Performer"
+]
+CASES = [*FOLDS, Case("extremes", extremes, together(normal(5, 301)), "")]
+#: Left as they are: index reducers, matrix products, a sum that is rescaled by division.
+LEFT = {"argmax", "argmin", "MoE routing", "L2 norm"}
+#: A few folds of each kind suffice for segments: plain, moved by exponentials, by counts, by sums of weights.
+SEGMENTED = {"sum + sum", "logsumexp", "variance", "inertia"}
+
+
+def laned(k: Kernel) -> Kernel:
+    return verify(per_lane(singles(k), lambda s: LANES))
+
+
+def changed(k: Kernel) -> bool:
+    return any("_lane" in d for d in k.sizes)
+
+
+def both(case: Case, given: Given):
+    """For each kernel of the program that streams: run(arguments) before and after, and the kernels."""
+    args = case.args()
+    torch._dynamo.reset()
+    meta = [torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x for x in args]
+    program = trace(case.fn, *meta).program
+    torch._dynamo.reset()
+    made = [canonical(k.block) for k in fuse_for_gpu(program, given=given).kernels]
+    pairs = []
+    for c in made:
+        streamed = {n.dim for n in walk(c.block.body) if isinstance(n, Loop) and n.kind == "for"}
+        kernel = verify(lower(c.block, LowerOptions(tiles=dict.fromkeys(streamed, TILE), arranged=False)))
+        pairs.append((kernel, laned(kernel), c.tensors))
+    return program, pairs
+
+
+def run(program, kernels, args) -> dict[str, torch.Tensor]:
+    """All tensors that the kernels write, in float64."""
+    given = [x for x in args if isinstance(x, torch.Tensor)]
+    values = {i.name: x.double() if x.is_floating_point() else x for i, x in zip(program.inputs, given, strict=True)}
+    for kernel, names in kernels:
+        for t in kernel.tensors:
+            if t.role != "in":
+                shape = [int(e.value) for e in t.shape if isinstance(e, Const)]
+                values[names[t.name]] = torch.zeros(shape, dtype=F if t.dtype.is_float else t.dtype.torch_dtype)
+        run_kernel(kernel, {t.name: values[names[t.name]] for t in kernel.tensors}, {}, exact=True)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("case", "segments"),
+    [pytest.param(c, n, id=f"{c.name} in {n}") for c in CASES for n in (1, 3) if n == 1 or c.name in SEGMENTED],
+)
+def test_lanes_change_no_result(case, segments):
+    program, pairs = both(case, Given(segments=segments, stream=TILE))
+    assert any(changed(after) for _, after, _ in pairs) == (case.name not in LEFT)
+    wanted = {tuple(x.shape if isinstance(x, torch.Tensor) else () for x in case.args())}
+    hostile = [(n, a) for n, a in case.hostile_args() if
+               tuple(x.shape if isinstance(x, torch.Tensor) else () for x in a) in wanted]  # fmt: skip
+    for name, args in [("given", case.args()), *hostile]:
+        before = run(program, [(k, names) for k, _, names in pairs], args)
+        after = run(program, [(k, names) for _, k, names in pairs], args)
+        for n in program.outputs:
+            torch.testing.assert_close(after[n], before[n], equal_nan=True, msg=lambda m, at=(name, n): f"{at}: {m}")
+
+
+@pytest.mark.parametrize("text", [ATTENTION, SOFTMAX, TOPK], ids=["products", "states that are copied", "selection"])
+def test_other_loops_are_left(text):
+    kernel = verify(parse(text))
+    assert per_lane(kernel, lambda s: 2) == kernel
+
+
+def shown(case_name: str) -> str:
+    (case,) = [c for c in CASES if c.name == case_name]
+    _, pairs = both(case, Given(segments=1, stream=TILE))
+    return show_kernel(pairs[0][1])
+
+
+def turn_of(text: str) -> str:
+    """The loop over tiles, from its header to the statement after it."""
+    lines = text[text.index("for k_turn") :].splitlines() if "for k_turn" in text else []
+    lines = lines or text[text.index("_turn:1") :].splitlines()
+    depth = min(len(x) - len(x.lstrip()) for x in lines[1:2])
+    end = next(n for n, x in enumerate(lines[1:], 1) if len(x) - len(x.lstrip()) < depth)
+    return "\n".join(lines[:end])
+
+
+def test_no_reduction_in_the_loop_of_a_variance():
+    turn = turn_of(shown("variance"))
+    assert "sum" in turn and " over " not in turn
+
+
+def test_sums_of_weights_are_those_of_all_lanes():
+    """Weights that cancel within a lane must not be divided by; what nothing divides by stays per lane."""
+    turn = turn_of(shown("inertia"))
+    assert turn.count("sum= over") == 2  # m x and the mass, not the moment
+
+
+def test_weights_that_cancel_in_a_lane():
+    case = next(c for c in CASES if c.name == "inertia")
+    m = torch.ones(7, 301, dtype=F)
+    m[:, LANES :: 2 * LANES] = -1 + 1e-12  # lane 0 alone: weights 1 and about -1
+    x = torch.randn(7, 301, 3, dtype=F, generator=torch.Generator().manual_seed(0))
+    program, pairs = both(case, Given(segments=1, stream=2 * LANES))
+    (after,) = [(k, names) for _, k, names in pairs]
+    value = run(program, [after], (m, x))[program.outputs[0]]
+    centre = (m[..., None] * x).sum(1, keepdim=True) / m.sum(1)[:, None, None]
+    torch.testing.assert_close(value, (m[..., None] * (x - centre) ** 2).sum((1, 2)), rtol=1e-12, atol=0)
+
+
+def test_short_dims_are_single_indices():
+    text = """
+kernel lengths()
+  dim i = 40
+  dim j = 3
+  dim k = 3
+  in x: f32[40, 3] unit 1
+  in y: f32[40, 3] unit 1
+  out o: f32[40] unit 0
+  out z: f32[40, 3] unit 1
+  grid i:8
+    alloc s: f32[i:8] tile
+    s[i] = sum over j: x[i, j] * x[i, j]
+    store o[i] over i = s[i]
+    store z[i, k] over i, k = y[i, k] * s[i]
+"""
+    kernel = verify(parse(text))
+    cut = verify(singles(kernel))
+    shown = show_kernel(cut)
+    assert all(t in shown for t in ("over j_0: x[i, j_0]", "x[i, j_1 + 1]", "x[i, j_2 + 2]"))
+    assert "store z[i, k] over i, k" in shown  # stores of every third element would not share cache lines
+    x, y = torch.randn(40, 3), torch.randn(40, 3)
+    o, z = torch.empty(40), torch.empty(40, 3)
+    run_kernel(cut, {"x": x, "y": y, "o": o, "z": z}, {})
+    torch.testing.assert_close(o, (x * x).sum(-1))
+    torch.testing.assert_close(z, y * (x * x).sum(-1, keepdim=True))

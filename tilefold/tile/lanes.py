@@ -1,0 +1,419 @@
+"""Folds kept per lane: a streamed loop over a long axis without a reduction across lanes in it.
+
+Law: a fold over an axis is the combination of the folds over segments of it (`block.split`). Here a segment is
+what one lane of a vector meets: with L lanes and tiles of T = E L indices lane l folds the indices t T + e L + l,
+and every state has a dim of L lanes. After the loop the lanes are combined. The combination is the loop's own body
+once more, with the lanes as its tile: what is old there is the state of a lane, what is accumulated is the state
+of each lane after its repair, and elements do not occur,
+
+    v = R over lanes of repair(v_lane, D_lane, D).
+
+Indices that do not fill a tile are folded afterwards by the loop as it was.
+
+A fold that divides by a state (a weighted mean, by the sum of the weights) is not kept so: the few elements of a
+lane may have weights that nearly cancel. There the states that others depend on are accumulated over all lanes in
+every tile, and only those that none depends on are kept per lane, if their repair is additive, v + b: then
+
+    sum over lanes of (v_lane + elements) + b = (sum over lanes of v_lane) + b + elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilefold.algebra.evaluate import COMBINE, Env, Grid, evaluate, reader
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Size,
+    call,
+    dims_used,
+    lit,
+    loads,
+    tensors_read,
+    transform,
+    walk,
+)
+from tilefold.tile import ir
+
+#: Most statements that a statement over a tile becomes.
+MOST_STEPS = 16
+#: Operations that are singular in their last operand.
+SINGULAR = frozenset({"div", "floordiv", "mod", "rsqrt", "log", "log2", "log1p"})
+#: Most combinations of outer tiles for which the bounds of a loop are computed.
+MOST_TRIED = 4096
+
+
+def per_lane(kernel: ir.Kernel, lanes: Callable[[ir.For], int | None]) -> ir.Kernel:
+    """`kernel` with the folds of its loops kept per lane where that is possible.
+
+    lanes: how many for a loop, a divisor of its tile; None: leave it. Kept as they are: loops that store, that
+    contain loops, index reducers or matrix products, and loops over values that are held.
+    """
+    return _Pass(kernel, lanes).run()
+
+
+def as_reduce(s: ir.Stmt) -> ir.Stmt:
+    """A contraction as the reduction that it is."""
+    return ir.Reduce(s.buf, "sum", s.rdims, Call("mul", (s.a, s.b)), s.accumulate) if isinstance(s, ir.Gemm) else s
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A loop whose states can be kept per lane: its statements, states with what they start as, and local buffers.
+
+    elements: local buffers that have the loop's dim. varying: states that differ from lane to lane (a count does not).
+    shared: states that are accumulated over all lanes in every tile.
+    """
+
+    at: ir.For
+    body: tuple[ir.Stmt, ...]
+    states: Mapping[str, ir.Fill]
+    local: Mapping[str, ir.Buffer]
+    elements: frozenset[str]
+    varying: frozenset[str]
+    shared: frozenset[str] = frozenset()
+
+
+class _Pass:
+    def __init__(self, kernel: ir.Kernel, lanes: Callable[[ir.For], int | None]):
+        self.kernel, self.lanes = kernel, lanes
+        self.sizes: dict[str, Expr] = dict(kernel.sizes)
+        self.taken = {*kernel.syms, *kernel.sizes, *(t.name for t in kernel.tensors), *_allocated(kernel.body)}
+        self.buffers: dict[str, ir.Buffer] = {}
+
+    def run(self) -> ir.Kernel:
+        body = self.body(self.kernel.body, {t.dim: t.tile for t in self.kernel.grid})
+        return replace(self.kernel, body=body, sizes=self.sizes)
+
+    def fresh(self, name: str) -> str:
+        found, n = name, 1
+        while found in self.taken:
+            n += 1
+            found = f"{name}_{n}"
+        self.taken.add(found)
+        return found
+
+    def body(self, stmts: Sequence[ir.Stmt], tiles: Mapping[str, int]) -> tuple[ir.Stmt, ...]:
+        out: list[ir.Stmt] = []
+        for s in stmts:
+            match s:
+                case ir.Alloc(b):
+                    self.buffers[b.name] = b
+                    out.append(s)
+                case ir.For():
+                    out += self.loop(s, out, tiles)
+                case _:
+                    out.append(s)
+        return tuple(out)
+
+    def loop(self, s: ir.For, before: Sequence[ir.Stmt], tiles: Mapping[str, int]) -> list[ir.Stmt]:
+        found = self.fold(s, before)
+        n = self.lanes(s) if found is not None else None
+        start = lit(0) if s.start is None else _position(s.start, tiles)
+        length = self.length(s, tiles)
+        if found is None or n is None or start is None or (length is not None and length < s.tile):
+            return [replace(s, body=self.body(s.body, {**tiles, s.dim: s.tile}))]
+        return self.laned(found, n, start, length)
+
+    def length(self, s: ir.For, tiles: Mapping[str, int]) -> int | None:
+        """Indices that the loop runs over, if that is one number for all tiles of the dims in its bounds."""
+        bounds = (s.start or lit(0), s.stop or Size(s.dim))
+        dims = sorted({d for e in bounds for d in dims_used(e)})
+        used = {n.dim for e in bounds for n in walk(e) if isinstance(n, Size)} | set(dims)
+        sizes = {d: int(e.value) for d in used if isinstance(e := self.kernel.sizes[d], Const)}
+        if set(sizes) != used or math.prod(sizes[d] for d in dims) > MOST_TRIED:
+            return None
+        found: set[int] = set()
+        for at in itertools.product(*(range(0, sizes[d], tiles[d]) for d in dims)):
+            grid = Grid({d: (i, min(i + tiles[d], sizes[d])) for d, i in zip(dims, at, strict=True)})
+            lo, hi = (int(evaluate(e, grid, Env(reader({}), sizes, {}))) for e in bounds)
+            found.add(max(0, hi - lo))
+        return found.pop() if len(found) == 1 else None
+
+    def fold(self, s: ir.For, before: Sequence[ir.Stmt]) -> _Loop | None:
+        """The loop, if all it does is fold elements of tensors into states that start as constants."""
+        d, body = s.dim, tuple(as_reduce(x) for x in s.body)
+        local = {x.buffer.name: x.buffer for x in body if isinstance(x, ir.Alloc)}
+        reduced = [x.buf for x in body if isinstance(x, ir.Reduce)]
+        starts = {n: _start(n, before) for n in reduced}
+        states = {n: f for n, f in starts.items() if f is not None}
+        elements = frozenset(n for n, b in local.items() if d in b.dims)
+        done: set[str] = set()
+        for x in body:
+            match x:
+                case ir.Alloc():
+                    continue
+                case ir.Map(buf, e) if buf in local or (buf in states and buf not in done):
+                    varies = d in dims_used(e) or any(ld.tensor in elements for ld in loads(e))
+                    if varies and buf not in elements:
+                        return None
+                case ir.Reduce(buf, _, rdims, e, accumulate) if (
+                    accumulate and d in rdims and buf in states and buf not in done
+                ):
+                    done.add(buf)
+                case _:
+                    return None
+            if not all(self.readable(ld, d, local) for ld in loads(x.expr)):
+                return None
+        if not states or any(d in self.buffers[n].dims for n in states):
+            return None
+        varying = _varying(d, body, elements)
+        if not _singular(body, varying & states.keys()):
+            return _Loop(s, body, states, local, elements, varying & states.keys())
+        computed = [x for x in body if isinstance(x, ir.Map | ir.Reduce)]
+        read = {ld.tensor for x in computed for ld in loads(x.expr) if ld.tensor != x.buf}
+        shared = frozenset(states) & read
+        additive = all(
+            x.op == "sum" if isinstance(x, ir.Reduce) else _adds(x.expr, x.buf)
+            for x in computed
+            if x.buf in states.keys() - shared
+        )
+        return _Loop(s, body, states, local, elements, frozenset(states), shared) if additive else None
+
+    def readable(self, ld: Load, d: str, local: Mapping[str, ir.Buffer]) -> bool:
+        """Whether lanes find what a load reads: elements of the loop at their own place, nothing held along its dim."""
+        b = local.get(ld.tensor) or self.buffers.get(ld.tensor)
+        if b is None or d not in b.dims:
+            return True
+        return ld.tensor in local and ld.index[b.dims.index(d)] == Index(d)
+
+    def laned(self, f: _Loop, lanes: int, start: Expr, length: int | None) -> list[ir.Stmt]:
+        d, tile = f.at.dim, f.at.tile
+        assert tile % lanes == 0
+        lane, turn = self.fresh(f"{d}_lane"), self.fresh(f"{d}_turn")
+        self.sizes[lane] = lit(lanes)
+        turns: Expr | None = None
+        if length is not None:
+            self.sizes[turn] = lit(length // tile)
+        else:
+            self.sizes[turn] = call("floordiv", self.kernel.sizes[d], tile)
+            turns = call("floordiv", call("sub", f.at.stop or Size(d), f.at.start or lit(0)), tile)
+        out: list[ir.Stmt] = []
+        own = [n for n in f.states if n not in f.shared]
+        held = {n: self.state(self.buffers[n], lane, lanes if n in f.varying else None) for n in own}
+        for n in own:
+            out += [ir.Alloc(held[n]), replace(f.states[n], buf=held[n].name)]
+        first = _plus(start, call("mul", Index(turn), tile))
+        places = [_plus(_plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
+        body = _Body(self, f, lane, lanes, held).stream(places)
+        out.append(ir.For(turn, 1, body, None, turns))
+        if f.shared:
+            for n, b in held.items():
+                value = Load(b.name, tuple(Index(x) for x in b.dims))
+                out.append(ir.Reduce(n, "sum", (lane,), value, True))
+        else:
+            out += _Body(self, f, lane, lanes, held).combined()
+        if length is None or length % tile:
+            full = turns or lit(length // tile if length is not None else 0)
+            done = call("mul", call("maximum", full, 0), tile)
+            out.append(replace(f.at, start=_plus(f.at.start or lit(0), done)))
+        return out
+
+    def state(self, b: ir.Buffer, lane: str, lanes: int | None) -> ir.Buffer:
+        """The buffer that holds a state of each lane; None: of all, they have the same."""
+        more = ((lane,), (lit(lanes),)) if lanes is not None else ((), ())
+        made = replace(b, name=self.fresh(f"{b.name}_lane"), dims=b.dims + more[0], extents=b.extents + more[1])
+        self.buffers[made.name] = made
+        return made
+
+
+class _Body:
+    """The loop's body over lanes: `names` maps a buffer to the one with a dim of lanes that stands for it now."""
+
+    def __init__(self, p: _Pass, f: _Loop, lane: str, lanes: int, held: Mapping[str, ir.Buffer]):
+        self.p, self.f, self.lane, self.lanes = p, f, lane, lanes
+        self.held = held
+        self.names: dict[str, str] = {} if f.shared else {n: b.name for n, b in held.items()}
+        self.out: list[ir.Stmt] = []
+        self.elements: list[dict[str, str]] = []
+
+    def stream(self, places: Sequence[Expr]) -> tuple[ir.Stmt, ...]:
+        """One turn: what belongs to elements once a place, accumulation along the lanes' own elements only."""
+        d = self.f.at.dim
+        self.elements = [{} for _ in places]
+        for s in self.f.body:
+            match s:
+                case ir.Map(buf, e) if buf in self.f.elements:
+                    for names, at in zip(self.elements, places, strict=True):
+                        self.local(buf, self.at(e, at, names), names)
+                case ir.Map(buf, e) if buf in self.f.local:
+                    self.local(buf, self.at(e, None, {}), self.names)
+                case ir.Map(buf, e):
+                    self.out.append(ir.Map(self.names.get(buf, buf), self.at(e, None, {})))
+                case ir.Reduce(buf, op, rdims, e, _):
+                    rest = tuple(x for x in rdims if x != d)
+                    values = [self.at(e, at, names) for names, at in zip(self.elements, places, strict=True)]
+                    if buf in self.f.shared:
+                        self.over_lanes(buf, op, rest, values)
+                    else:
+                        self.out += [self.accumulated(self.held[buf].name, op, rest, v) for v in values]
+        return tuple(self.out)
+
+    def over_lanes(self, buf: str, op: str, rdims: tuple[str, ...], values: Sequence[Expr]) -> None:
+        """Accumulation over all lanes: first the elements of each lane, then the lanes."""
+        tile = self.p.state(self.p.buffers[buf], self.lane, self.lanes)
+        first = ir.Reduce(tile.name, op, rdims, values[0], False) if rdims else ir.Map(tile.name, values[0])
+        self.out += [ir.Alloc(tile), first, *(self.accumulated(tile.name, op, rdims, v) for v in values[1:])]
+        value = Load(tile.name, tuple(Index(x) for x in tile.dims))
+        self.out.append(ir.Reduce(buf, op, (self.lane,), value, True))
+
+    def accumulated(self, buf: str, op: str, rdims: tuple[str, ...], e: Expr) -> ir.Stmt:
+        """Accumulation over `rdims`, which are none where only the loop's dim is reduced."""
+        if rdims:
+            return ir.Reduce(buf, op, rdims, e, True)
+        old = Load(buf, tuple(Index(x) for x in self.p.buffers[buf].dims))
+        return ir.Map(buf, call(COMBINE[op], old, e))
+
+    def combined(self) -> tuple[ir.Stmt, ...]:
+        """The lanes as a tile: a state is the lanes' until it is accumulated, then it is the whole's."""
+        for s in self.f.body:
+            match s:
+                case ir.Map(buf) if buf in self.f.elements:
+                    continue
+                case ir.Map(buf, e) if buf in self.f.local:
+                    self.local(buf, self.at(e, None, {}), self.names)
+                case ir.Map(buf, e):
+                    self.out.append(ir.Map(self.names[buf], self.at(e, None, {})))
+                case ir.Reduce(buf, op):
+                    mine = self.names.pop(buf)
+                    value = Load(mine, tuple(Index(x) for x in self.p.buffers[mine].dims))
+                    self.out.append(ir.Reduce(buf, op, (self.lane,), value, False))
+        return tuple(self.out)
+
+    def local(self, buf: str, e: Expr, names: dict[str, str]) -> None:
+        """A local buffer of the loop, defined anew with a dim of lanes if its value has one."""
+        b = self.f.local[buf]
+        dims, extents = list(b.dims), list(b.extents)
+        if self.f.at.dim in dims:
+            at = dims.index(self.f.at.dim)
+            dims[at], extents[at] = self.lane, lit(self.lanes)
+        elif self.lane in dims_used(e):
+            dims.append(self.lane)
+            extents.append(lit(self.lanes))
+        name = self.p.fresh(f"{buf}_lane" if self.lane in dims else buf)
+        made = replace(b, name=name, dims=tuple(dims), extents=tuple(extents))
+        names[buf] = made.name
+        self.out += [ir.Alloc(made), ir.Map(made.name, e)]
+        self.p.buffers[made.name] = made
+
+    def at(self, e: Expr, place: Expr | None, elements: Mapping[str, str]) -> Expr:
+        """`e` for the element at `place`, on the buffers of the lanes."""
+
+        def one(n: Expr) -> Expr | None:
+            match n:
+                case Load(t, index) if t in elements:
+                    return Load(elements[t], tuple(Index(self.lane) if x == place else x for x in index))
+                case Load(t, index) if t in self.names:
+                    laned = self.lane in self.p.buffers[self.names[t]].dims
+                    return Load(self.names[t], (*index, Index(self.lane)) if laned else index)
+                case Index(d) if d == self.f.at.dim and place is not None:
+                    return place
+            return None
+
+        return transform(e, one)
+
+
+def _varying(d: str, body: Sequence[ir.Stmt], elements: frozenset[str]) -> frozenset[str]:
+    """Buffers whose values differ from lane to lane."""
+    found = set(elements)
+    while True:
+        before = len(found)
+        for s in body:
+            if isinstance(s, ir.Map | ir.Reduce):
+                power = isinstance(s, ir.Reduce) and s.op == "prod"
+                if power or d in dims_used(s.expr) or found & tensors_read(s.expr):
+                    found.add(s.buf)
+        if len(found) == before:
+            return frozenset(found)
+
+
+def _singular(body: Sequence[ir.Stmt], states: frozenset[str]) -> bool:
+    """Whether what depends on the states of a lane is where an operation may be singular."""
+    found = set(states)
+    for s in body:
+        if isinstance(s, ir.Map) and found & tensors_read(s.expr):
+            found.add(s.buf)
+    for s in body:
+        for x in walk(s.expr) if isinstance(s, ir.Map | ir.Reduce) else ():
+            match x:
+                case Call("pow", (a, e)):
+                    if found & tensors_read(e) or (found & tensors_read(a) and not _positive(e)):
+                        return True
+                case Call(op, args) if op in SINGULAR and found & tensors_read(args[-1]):
+                    return True
+    return False
+
+
+def _positive(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value > 0
+
+
+def _adds(e: Expr, buf: str) -> bool:
+    """Whether e is the buffer's own value plus something that does not depend on it."""
+    match e:
+        case Load(t):
+            return t == buf
+        case Call("add", (a, b)):
+            return (_adds(a, buf) and buf not in tensors_read(b)) or (_adds(b, buf) and buf not in tensors_read(a))
+        case Call("sub", (a, b)):
+            return _adds(a, buf) and buf not in tensors_read(b)
+    return False
+
+
+def _plus(a: Expr, b: Expr) -> Expr:
+    zero = lit(0)
+    return b if a == zero else a if b == zero else call("add", a, b)
+
+
+def _start(n: str, before: Sequence[ir.Stmt]) -> ir.Fill | None:
+    """The statement that fills buffer n, if nothing else before touches it."""
+    touching = [
+        s for s in before
+        if (isinstance(s, ir.Alloc) and s.buffer.name == n) or n in _written((s,))
+    ]  # fmt: skip
+    match touching:
+        case [ir.Alloc(), ir.Fill(value=Const()) as fill]:
+            return fill
+    return None
+
+
+def _position(e: Expr, tiles: Mapping[str, int]) -> Expr | None:
+    """A loop bound as an expression of statements; None where it needs the tile of a dim in tiles of several."""
+
+    def one(n: Expr) -> Expr | None:
+        match n:
+            case Call("tile_start", (Index(d),)) if tiles.get(d) == 1:
+                return Index(d)
+            case Call("tile_stop", (Index(d),)) if tiles.get(d) == 1:
+                return call("add", Index(d), 1)
+        return None
+
+    done = transform(e, one)
+    return None if any(isinstance(n, Call) and n.op in ("tile_start", "tile_stop") for n in walk(done)) else done
+
+
+def _allocated(stmts: Sequence[ir.Stmt]) -> set[str]:
+    found: set[str] = set()
+    for s in stmts:
+        found |= {s.buffer.name} if isinstance(s, ir.Alloc) else _allocated(s.body) if isinstance(s, ir.For) else set()
+    return found
+
+
+def _written(stmts: Sequence[ir.Stmt]) -> set[str]:
+    found: set[str] = set()
+    for s in stmts:
+        match s:
+            case ir.For(body=body):
+                found |= _written(body)
+            case ir.Select(buf, index_buf):
+                found |= {buf, index_buf}
+            case ir.Fill(buf) | ir.Map(buf) | ir.Reduce(buf) | ir.Gemm(buf):
+                found.add(buf)
+    return found
