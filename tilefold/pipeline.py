@@ -25,13 +25,14 @@ from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.errors import PlanError
-from tilefold.plan.gpu import Given, fuse_for_gpu, gpu_library_products
+from tilefold.plan.gpu import Given, gpu_library_products
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import Plan, plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
+from tilefold.runtime.fused_programs import fused_for_gpu
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import GpuProgram, Launch
 from tilefold.tensor.ir import Compute, Program
@@ -99,7 +100,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
     scaled = {} if interpreted else {x.out: x for x in scaled_products(p)}
     apart = gpu_library_products(p) if goal == "fast" else frozenset()
     apart |= {n for x in scaled.values() for n in (x.out, x.product)}
-    fused = fuse_for_gpu(p, apart, given=given)
+    fused = fused_for_gpu(p, apart, given=given)
     steps: list[Step] = []
     for k in fused.kernels:
         (name,) = k.plan.group.members if len(k.plan.group.members) == 1 else ("",)
