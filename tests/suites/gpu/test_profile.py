@@ -77,13 +77,11 @@ def test_a_raw_page_becomes_a_table(ncu):
     assert lines[0] == (
         "| kernel | us | DRAM % | L2 % | tensor pipe % | SM busy % | occupancy % | registers | warps wait for |"
     )
-    assert lines[2] == (
-        "| view_out | 1,076 | 43.2 | 38.7 | 62.3 | 71.0 | 18.6 | 168 | math pipe throttle 40%, wait 30%, selected 20% |"
-    )
-    assert lines[3].startswith(
-        "| at::native::vectorized_elementwise_kernel | 3.1 | 0.9 | 2.1 | 0 | 11.4 | 49.2 | 32 | "
-    )
-    assert lines[3].endswith("| long scoreboard 75%, wait 12%, selected 12% |") and len(lines) == 4
+    figures, waits = lines[2][: lines[2].index("math")], lines[2][lines[2].index("math") :]
+    assert figures == "| view_out | 1,076 | 43.2 | 38.7 | 62.3 | 71.0 | 18.6 | 168 | "
+    assert waits == "math pipe throttle 40%, wait 30%, long scoreboard 10% |"
+    elementwise = "| at::native::vectorized_elementwise_kernel | 3.1 | 0.9 | 2.1 | 0 | 11.4 | 49.2 | 32 | "
+    assert lines[3:] == [f"{elementwise}long scoreboard 75%, wait 12% |"]
 
 
 def test_other_names_units_and_what_is_missing(ncu):

@@ -133,6 +133,8 @@ def test_first_calls_of_processes(monkeypatch):
     assert [w[-5] for w in asked] == list(startup.PARTS) and asked[0][:3] == asked[1][:3] and asked[0][0] == "env"
     assert asked[0][-4:] == ("redfuser", "V-small", "cuda", "small")
     assert len(entries_of(startup.study("cpu", silent))) == len(startup.ROWS)
+    some = entries_of(startup.study("cpu", silent, rows=("h2", "gqa-*")))
+    assert [e["row"] for e in some] == ["H2", "gqa-decode-4096"]
 
 
 def python(code):

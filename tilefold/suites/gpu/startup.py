@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,16 +62,18 @@ def study(
     small: bool = False,
     known: Sequence[Entry] = (),
     seconds: float = PROCESS_SECONDS,
+    rows: Sequence[str] | None = None,
 ) -> Iterator[list[Entry]]:
     """An entry for each row that is not known, each as soon as it is complete.
 
     `row`; in seconds `cold` and `warm` (first calls), `capture` (torch's part of one), `tuning` (quick) and `imports`
     (of the processor); `host_us` of a warm call. What was not measured is None, `why` says why, and `output` has the
-    last messages of each process that failed.
+    last messages of each process that failed. rows: patterns of names (None: all).
     """
     done = {e["row"] for e in known}
     for suite, row in SMALL if small else ROWS:
-        if row not in done:
+        wanted = rows is None or any(fnmatch(row.lower(), r.lower()) for r in rows)
+        if wanted and row not in done:
             yield [_entry(suite, row, device, partial(said, row), small, min(seconds, PROCESS_SECONDS))]
 
 

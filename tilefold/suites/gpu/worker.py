@@ -143,7 +143,7 @@ def _entries(results: Results, job: Job, timer: Timer, said: Said) -> Iterator[l
     if job.study == "numerics":
         return numerics.study(job.device, said, small=job.small, known=known)
     if job.study == "startup":
-        return startup.study(job.device, said, small=job.small, known=known, seconds=job.row_seconds)
+        return startup.study(job.device, said, small=job.small, known=known, seconds=job.row_seconds, rows=job.rows)
     return ablation.study(job.device, timer, said, small=job.small, known=known)
 
 
