@@ -28,7 +28,9 @@ LAYERS = (
     ("cli",),
 )
 #: Packages that may be missing, or are slow to load and only some runs need: imported where used.
-OPTIONAL = frozenset({"transformers", "matplotlib", "triton", "sympy", "z3", "mpmath", "quack"})
+OPTIONAL = frozenset({"transformers", "matplotlib", "triton", "sympy", "z3", "mpmath", "quack", "scipy"})
+#: The same of parts of packages.
+OPTIONAL_PARTS = ("torch._inductor.",)
 #: The only module that may read environment variables.
 ENVIRONMENT = "config"
 
@@ -72,7 +74,7 @@ def violations(source: str, module: str, is_package: bool = False) -> list[str]:
             out += [
                 f"{module}:{node.lineno} imports {name} inside {function.name}"
                 for node, name in imported(function, module, is_package)
-                if name.split(".")[0] not in OPTIONAL
+                if name.split(".")[0] not in OPTIONAL and not name.startswith(OPTIONAL_PARTS)
             ]
     if module != f"tilefold.{ENVIRONMENT}":
         out += [

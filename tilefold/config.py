@@ -27,6 +27,11 @@ class Config:
     arch: str
 
 
+def triton_settings() -> list[tuple[str, str]]:
+    """What the environment tells Triton, but for where it keeps its cache."""
+    return sorted((k, v) for k, v in os.environ.items() if k.startswith("TRITON_") and k != "TRITON_CACHE_DIR")
+
+
 def load() -> Config:
     """The settings as they are now; tests change the environment and call again."""
     chosen = os.environ.get("TILEFOLD_CXX") or os.environ.get("CXX")

@@ -24,7 +24,7 @@ from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.errors import PlanError
-from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.plan.gpu import Given
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, Machine, gpu_named
 from tilefold.plan.library import is_library_product, library_products
@@ -33,6 +33,7 @@ from tilefold.plan.planner import Plan, plan_program
 from tilefold.plan.scaled import scaled_products
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
+from tilefold.runtime.fused_programs import fused_for_gpu
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import GpuProgram, Launch
 from tilefold.runtime.library import LibraryStep, ScaledStep
@@ -102,7 +103,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
     machine = _gpu_here()
     apart = gpu_library_products(p, machine) if goal == "fast" else frozenset()
     apart |= {n for x in scaled.values() for n in (x.out, x.product)}
-    fused = fuse_for_gpu(p, apart, units=machine.cores, given=given)
+    fused = fused_for_gpu(p, apart, units=machine.cores, given=given)
     steps: list[Step] = []
     for k in fused.kernels:
         (name,) = k.plan.group.members if len(k.plan.group.members) == 1 else ("",)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from importlib.metadata import entry_points
 
 import pytest
 import torch
 
 from tilefold import custom_op, fuse
+from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import compare
 from tilefold.suites.gpu import operators as o
 from tilefold.suites.gpu.case import leading
@@ -16,6 +19,7 @@ from tilefold.suites.gpu.floors import measure_rates
 from tilefold.suites.gpu.measure import CudaTimer
 from tilefold.suites.gpu.peers import contenders
 from tilefold.suites.gpu.row import Effort, measure_row
+from tilefold.suites.gpu.startup import run_process
 
 pytestmark = pytest.mark.gpu
 
@@ -104,6 +108,15 @@ def test_the_second_device(cuda):
     y, z = run(*first), run(*second)
     assert z.device.index == 1 and torch.equal(y.cpu(), z.cpu())
     assert torch.cuda.current_device() == 0
+    with torch.cuda.device(1):  # the tensors' device counts, not the current one
+        again = run(*first)
+    assert again.device.index == 0 and torch.equal(again, y)
+    stream = torch.cuda.Stream(device=1)
+    stream.wait_stream(torch.cuda.current_stream(1))
+    with torch.cuda.stream(stream):
+        own = run(*second)
+    stream.synchronize()
+    assert torch.equal(own, z)
 
 
 def test_more_than_2_to_the_31_elements(cuda):
@@ -120,10 +133,10 @@ def test_more_than_2_to_the_31_elements(cuda):
     torch.testing.assert_close(y[middle].float(), torch.softmax(x[middle].float(), -1), rtol=2e-3, atol=1e-7)
 
 
-def test_gradients_of_attention(cuda):
-    leaves = [x.requires_grad_() for x in qkv(0, n=70)]
-    run = torch.compile(o.causal, backend="tilefold")
-    seen = torch.randn(1, 4, 70, 64, device=cuda, dtype=torch.float16)
+def gradients_right(run, device):
+    leaves = [x.requires_grad_() for x in qkv(0, n=70, device=device)]
+    gen = torch.Generator(device).manual_seed(1)
+    seen = torch.randn(1, 4, 70, 64, device=device, dtype=torch.float16, generator=gen)
     grads = []
     for f, dtype in ((run, torch.float16), (o.causal, torch.float16), (o.causal, torch.float64)):
         mine = [x.detach().to(dtype).requires_grad_() for x in leaves]
@@ -132,6 +145,29 @@ def test_gradients_of_attention(cuda):
     for fast, eager, exact in zip(*grads, strict=True):
         assert (fast - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-3 * exact.abs().max()
     torch._dynamo.reset()
+
+
+def test_gradients_of_attention(device):
+    gradients_right(torch.compile(o.causal, backend=backend), device)
+
+
+def test_the_backend_by_its_name(device):
+    """Dynamo finds back ends by entry points, which only an installed package has."""
+    if "tilefold" not in entry_points(group="torch_dynamo_backends").names:
+        pytest.skip("Tilefold is not installed here, so that torch does not know its name: pip install -e .")
+    gradients_right(torch.compile(o.causal, backend="tilefold"), device)
+
+
+def test_a_second_process_finds_what_the_first_compiled(cuda, tmp_path):
+    caches = ("env", f"TILEFOLD_CACHE_DIR={tmp_path}/tilefold", f"TRITON_CACHE_DIR={tmp_path}/triton")
+    ran = {}
+    for part in ("cold", "warm"):
+        words = (sys.executable, "-m", "tilefold.suites.gpu.startup", part, "redfuser", "H-small", cuda, "small")
+        ran[part] = run_process((*caches, *words), 120.0)
+        assert not ran[part].why, ran[part].output
+    assert ran["warm"].found["warm"] < ran["cold"].found["cold"] and ran["warm"].found["host_us"] > 0
+    assert len(list((tmp_path / "tilefold" / "fused").iterdir())) == 1
+    assert len(list((tmp_path / "tilefold" / "triton").glob("*.known"))) == 1
 
 
 @pytest.mark.parametrize("name", ["causal-prefill-67", "gqa-decode-67", "X-small"])

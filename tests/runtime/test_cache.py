@@ -111,6 +111,14 @@ def test_what_cannot_be_removed_is_an_error(home):
         cache.clear()
 
 
+def test_clearing_takes_gpu_kernels_too(home):
+    for name in ("triton/a.known", "triton/a_1.py", "fused/b.fused", "tuned.json"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("")
+    assert cache.clear() == 1
+    assert [p.name for p in home.rglob("*") if p.is_file()] == ["tuned.json"]
+
+
 def compile_and_run(start, report) -> None:
     """In a process of its own: compile when all are ready, run, report how often the compiler ran."""
     torch.set_num_threads(1)

@@ -18,11 +18,11 @@ from tilefold.backends.triton.tiles import default_config
 from tilefold.block.canonical import canonical
 from tilefold.block.text import show
 from tilefold.frontend.fuse import trace
-from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu import Given, fuse_for_gpu
 from tilefold.runtime.tuner import table as tables
 from tilefold.runtime.tuner import tune as tuner
 from tilefold.runtime.tuner.compiler import compile_one
-from tilefold.runtime.tuner.table import Table, Tuned, from_json, key_of, to_json
+from tilefold.runtime.tuner.table import Table, Tuned, from_json, key_of, kin, structure, to_json
 from tilefold.runtime.tuner.worker import difference
 from tilefold.suites.gpu import operators as o
 
@@ -70,6 +70,76 @@ def test_keys_are_of_the_kernel_and_of_bins():
     assert key_of(*block(o.attention, *heads(1024))).split(" ")[0] != at[1024].split(" ")[0]
 
 
+def segmented(fn, segments, *shapes):
+    """The first kernel of a fold that is cut into so many segments."""
+    args = [torch.empty(s, dtype=torch.float16, device="meta") for s in shapes]
+    torch._dynamo.reset()
+    kernel = fuse_for_gpu(trace(fn, *args).program, given=Given(segments=segments)).kernels[0]
+    torch._dynamo.reset()
+    found = canonical(kernel.block).block
+    return found, TritonKernel(found).sizes({})
+
+
+def test_numbers_that_follow_from_sizes_do_not_count():
+    """Segments, the scale of a head's dim, the offset of a mask: the kernel is the same."""
+    decode = [(2, 8, 1, 64), (2, 8, 8192, 64), (2, 8, 8192, 64)]
+    eight, sixteen = (segmented(o.attention, n, *decode) for n in (8, 16))
+    assert "// 8)" in show(eight[0]) and "// 16)" in show(sixteen[0])
+    assert structure(eight[0]) == structure(sixteen[0]) and key_of(*eight) != key_of(*sixteen)
+    narrow, wide = (structure(block(o.attention, *heads(1024, d))[0]) for d in (64, 128))
+    assert narrow == wide
+    chunks = [[(2, 32, 1024, 64), *[(2, 32, n, 64)] * 2] for n in (2048, 4096)]
+    short, long = (block(o.causal, *c)[0] for c in chunks)
+    assert "1024" in show(short) and "3072" in show(long) and structure(short) == structure(long)
+
+
+def test_what_is_computed_counts():
+    groups = [structure(block(o.gqa, (1, 16, 256, 64), *[(1, n, 256, 64)] * 2)[0]) for n in (2, 4)]
+    assert groups[0] != groups[1]  # heads that share keys are packed by it
+    kinds = [o.attention, o.causal, o.softcap(30.0)]
+    assert len({structure(block(f, *heads(1024))[0]) for f in kinds}) == 3
+    assert structure(block(o.softcap(30.0), *heads(256))[0]) == structure(block(o.softcap(50.0), *heads(256))[0])
+
+
+def entry(c):
+    return {"config": to_json(c), "microseconds": 1, "default": 1, "note": ""}
+
+
+def test_the_devices_own_table_then_its_kins_then_none(own):
+    """Exact bins before near ones, and among each the device's own; no other chip's."""
+    a, b, c, d = (TritonConfig({"i": n}) for n in (16, 32, 64, 128))
+    h100 = {"k i64": entry(a), "k i128": entry(a), "m i64": entry(d)}
+    h200 = {"k i64": entry(b), "k i1024": entry(c)}
+    for name, data in (("H100", h100), ("H200", h200), ("A100", {"n i64": entry(a)})):
+        file = own / "shipped" / f"nvidia-{name.lower()}.json"
+        file.write_text(json.dumps({f"NVIDIA {name}": {"triton 1": data}}))
+    there, here = Table("NVIDIA H100", "triton 1"), Table("NVIDIA H200", "triton 1")
+    assert here.find("k i64").key() == b.key() and there.find("k i64").key() == a.key()
+    assert here.find("k i128").key() == a.key()  # the kin's exact bin before an own near one
+    assert here.find("k i512").key() == c.key()
+    assert here.find("m i64").key() == d.key() == here.find("m i128").key()
+    assert there.find("k i1024").key() == c.key()
+    assert here.find("n i64") is None and here.find("other i64") is None
+    assert here.exact("k i64") and not here.exact("k i128")  # what was tuned on the kin is tuned here too
+    assert kin("NVIDIA H200") and "NVIDIA H200" not in kin("NVIDIA H200") and kin("NVIDIA A100") == ()
+    assert Table("NVIDIA H200", "triton 2").find("k i64").key() == b.key()  # another toolchain's are better than none
+    there.add("k i64", Tuned(CONFIG, 1.0, 2.0))
+    there.add("k i128", Tuned(CONFIG, 1.0, 2.0))
+    again = Table("NVIDIA H200", "triton 1")  # the user's own of the kin: after the device's, before what was shipped
+    assert again.find("k i64").key() == b.key() and again.find("k i128").key() == CONFIG.key()
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H100", "NVIDIA H200"])
+def test_shipped_entries_serve_the_kernels_of_the_suites(device, tmp_path, monkeypatch):
+    """Keys of the file are those of today's kernels: a change of the compiler that moves them needs the file again."""
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    t = Table(device, "triton 3.6.0")
+    for n in (1024, 4096):
+        assert t.find(key_of(*block(o.causal, *[(1, 32, n, 128)] * 3))) is not None
+    shipped = json.loads((tables.SHIPPED / "nvidia-h100.json").read_text())["NVIDIA H100"]["triton 3.6.0"]
+    assert key_of(*block(o.causal, *[(1, 32, 4096, 128)] * 3)) in shipped
+
+
 def test_tables_find_the_nearest_bin_on_disk_too(own):
     first = Table("GPU", "triton 1")
     first.add("k i64 l1024", Tuned(CONFIG, 5.0, 9.0))
@@ -84,8 +154,8 @@ def test_tables_find_the_nearest_bin_on_disk_too(own):
 
 
 def test_the_users_table_goes_before_the_shipped(own):
-    entry = {"config": to_json(TritonConfig({"i": 16})), "microseconds": 1, "default": 1, "note": ""}
-    data = {"GPU": {"triton 1": {"k i64": entry, "k i128": entry}}}
+    shipped = entry(TritonConfig({"i": 16}))
+    data = {"GPU": {"triton 1": {"k i64": shipped, "k i128": shipped}}}
     (own / "shipped" / "gpu.json").write_text(json.dumps(data))
     Table("GPU", "triton 1").add("k i64", Tuned(CONFIG, 1.0, 2.0))
     t = Table("GPU", "triton 1")

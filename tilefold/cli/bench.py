@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, get_args
 
 import torch
 import typer
+from rich.status import Status
 
 from tilefold.cli.friendly import console, friendly
 from tilefold.errors import TilefoldError
@@ -15,15 +17,17 @@ from tilefold.suites import bench_cpu, bench_planner, bench_report, planner_repo
 from tilefold.suites.gpu import plots, report, supervise
 from tilefold.suites.gpu.bars import judge_all, judge_startup
 from tilefold.suites.gpu.cases import SUITES
-from tilefold.suites.gpu.results import Results
+from tilefold.suites.gpu.results import Results, load_all
 from tilefold.suites.gpu.worker import Job, Study
 from tilefold.suites.page import write_gpu_part
 
 _GPU = "GPU suites"
+#: A file a device.
+RESULTS = Path("bench/results")
 
 
 def bench(
-    suite: Annotated[str, typer.Argument(help="cpu, planner, redfuser or neptune")] = "cpu",
+    suite: Annotated[str, typer.Argument(help="cpu, planner, redfuser, neptune, or page: what was measured")] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
     budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
     json: Annotated[Path | None, typer.Option(help="where everything measured is written as JSON")] = None,
@@ -51,9 +55,12 @@ def bench(
     if suite == "planner":
         _planner(only, json, docs)
         return
+    if suite == "page":
+        _page(json, docs)
+        return
     with friendly():
         if suite not in SUITES:
-            raise TilefoldError(f"no benchmarks for {suite!r}", hint=f"cpu, planner, {', '.join(SUITES)}")
+            raise TilefoldError(f"no benchmarks for {suite!r}", hint=f"cpu, planner, {', '.join(SUITES)}, page")
         job = Job(
             suite=suite,
             results=str(json or _results_path(device)),
@@ -70,9 +77,9 @@ def bench(
             study=_study(study),
         )
         with console.status("starting") as status:
-            results = supervise.run(job, resume=resume, progress=status.update)
+            results = supervise.run(job, resume=resume, progress=_progress(status))
         if docs is not None:
-            write_gpu_part(docs, report.markdown(results))
+            write_gpu_part(docs, report.markdown(*_all(Path(job.results), results)))
         if plot is not None:
             plots.draw(results, plot)
     _show(job, results)
@@ -95,6 +102,39 @@ def _planner(only: list[str] | None, json: Path | None, docs: Path | None) -> No
     console.print(planner_report.summary(result), highlight=False)
 
 
+def _page(json: Path | None, docs: Path | None) -> None:
+    """The GPU part of the page again, of all files of results beside `json`; nothing is measured."""
+    with friendly():
+        folder = RESULTS if json is None else json.parent
+        found = load_all(folder)
+        if not found:
+            raise TilefoldError(f"there are no results of a GPU in {folder}")
+        text = report.markdown(*found)
+        if docs is None:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            write_gpu_part(docs, text)
+
+
+def _all(path: Path, own: Results) -> tuple[Results, ...]:
+    """What is known of every device, where this run's file lies with the others."""
+    return load_all(RESULTS) if path.resolve().parent == RESULTS.resolve() else (own,)
+
+
+def _progress(status: Status) -> Callable[[str], None]:
+    """Shown in place on a terminal; elsewhere, as in a log, a line for each thing that is begun."""
+    last = [""]
+
+    def tell(text: str) -> None:
+        if console.is_terminal:
+            status.update(text)
+        elif text != last[0]:
+            last[0] = text
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    return tell
+
+
 def _show(job: Job, results: Results) -> None:
     chosen = [c.row for c in job.cases()]
     left = [name for name in chosen if (job.suite, name) not in results.done]
@@ -105,9 +145,9 @@ def _show(job: Job, results: Results) -> None:
         if left:
             console.print(f"not begun in time: {', '.join(left)}")
     else:
-        for found in report.studies(results):
+        for found in report.studies(results, job.study):
             console.print(found)
-        if results.startup:
+        if job.study == "startup":
             console.print(report.bars_table(judge_startup(results)))
     console.print(f"written: {job.results}")
 
@@ -134,6 +174,6 @@ def _checked_device(device: str) -> str:
 def _results_path(device: str) -> Path:
     """`bench/results/h100.json` on an "NVIDIA H100 80GB HBM3"."""
     if device != "cuda" or not torch.cuda.is_available():
-        return Path("bench/results/dry-run.json")
+        return RESULTS / "dry-run.json"
     words = torch.cuda.get_device_name().lower().split()
-    return Path("bench/results") / f"{(words[1:] or words)[0]}.json"
+    return RESULTS / f"{(words[1:] or words)[0]}.json"

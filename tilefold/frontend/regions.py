@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
-from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.exc import InductorError
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -244,6 +241,10 @@ class _Assembler:
         """The group compiled by Inductor; None where op by op is better or the only way."""
         if self.options.leftover == "eager" or len(group.nodes) < WORTH_INDUCTOR or _draws_numbers(group):
             return None
+        from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 (a second to load)
+        from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
+        from torch._inductor.exc import InductorError  # noqa: PLC0415
+
         fakes = [n.meta["val"] for n in part.inputs]
         try:
             module = make_fx(part.module, decomposition_table=select_decomp_table())(*fakes)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from tilefold.algebra.expr import Expr, Load, tensors_read, transform
 from tilefold.tensor.analysis import Graph
@@ -108,6 +107,8 @@ def _subsets(items: Sequence[str], most: int) -> list[tuple[str, ...]]:
 
 def solve(p: Program, found: Sequence[Choice], cost: Callable[[Choice], float]) -> list[Choice]:
     """The cheapest variant of each kernel such that everything read is written."""
+    from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 (half a second to load)
+
     owner = {r: c.name for c in p.body for r in c.results}
     costs = np.array([0.0 if v.program is None else cost(v) for v in found])
     rows: list[np.ndarray] = []

@@ -163,13 +163,21 @@ def list_entries() -> tuple[Entry, ...]:
     return tuple(sorted((e for f in files if (e := _read(f)) is not None), key=lambda e: e.created))
 
 
+#: Files of the cache by directory. GPU kernels themselves are in Triton's cache; here are sources and what is known.
+_FILES = {
+    "kernels": (".json", ".so", ".tmp", ".lock"),
+    "triton": (".py", ".known", ".tmp"),
+    "fused": (".fused", ".tmp"),
+}
+
+
 def clear() -> int:
     """Remove every entry; how many kernels there were. CacheError if files cannot be removed."""
-    where, removed = folder(), 0
+    where, removed = folder().parent, 0
     try:
-        for path in [*where.glob("*.json"), *where.glob("*.so"), *where.glob("*.tmp"), *where.glob("*.lock")]:
+        for path in [p for name, ends in _FILES.items() for end in ends for p in (where / name).glob(f"*{end}")]:
             path.unlink(missing_ok=True)
-            removed += path.suffix == ".so"
+            removed += path.suffix in (".so", ".known")
     except OSError as err:
         raise CacheError(f"cannot clear {where}: {err}") from None
     return removed

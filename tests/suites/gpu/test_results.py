@@ -12,7 +12,7 @@ import pytest
 
 from tests.suites.gpu.fixtures import record, results
 from tilefold.errors import TilefoldError
-from tilefold.suites.gpu import supervise
+from tilefold.suites.gpu import numerics, supervise
 from tilefold.suites.gpu.results import Results, load, save
 from tilefold.suites.gpu.worker import Job, Status, read_status, work
 
@@ -157,6 +157,53 @@ def test_a_contender_that_kills_or_hangs_the_process_is_noted(job, fake):
     assert whys["I-small", "tilefold"] == "took longer than 2 s: compiling"
     assert whys["V-small", "tilefold"] == whys["I-small", "eager"] == ""
     assert len(done.done) == 2 and any("I-small" in s for s in said)
+
+
+#: A worker of the numerical study that dies at the flash contender of each row, and finishes the others.
+STUDY = """
+import json, os, sys, time
+job = json.loads(sys.argv[1])
+with open(job["results"]) as f:
+    data = json.load(f)
+known = {(e["row"], e["contender"]) for e in data["numerics"]}
+for row in ("global-prefill-67", "causal-prefill-67"):
+    for contender in ("tilefold", "flash"):
+        if (row, contender) in known:
+            continue
+        with open(job["status"] + ".new", "w") as f:
+            json.dump({"row": row, "contender": contender, "doing": "errors", "since": time.time()}, f)
+        os.replace(job["status"] + ".new", job["status"])
+        if contender == "flash":
+            sys.exit("an illegal memory access")
+        data["numerics"].append({"row": row, "contender": contender, "rms": 1e-5, "p90": 0, "p99": 0, "why": ""})
+        with open(job["results"], "w") as f:
+            json.dump(data, f)
+"""
+
+
+def test_a_study_survives_what_kills_its_process(job, tmp_path):
+    script = tmp_path / "study.py"
+    script.write_text(STUDY)
+    job = replace(job, suite="neptune", rows=None, study="numerics")
+    save(results(numerics=({"row": "old", "contender": "flex", "rms": 1.0, "p90": 1.0, "p99": 1.0, "why": ""},)),
+         Path(job.results))  # fmt: skip
+    done = supervise.run(job, command=lambda job: (sys.executable, str(script), job.to_text()))
+    found = {(e["row"], e["contender"]): e["why"] for e in done.numerics}
+    assert set(found) == {(r, c) for r in ("global-prefill-67", "causal-prefill-67") for c in ("tilefold", "flash")}
+    assert found["causal-prefill-67", "tilefold"] == "" and "illegal memory" in found["causal-prefill-67", "flash"]
+    stuck = "import sys; exec(open(sys.argv[2]).read().replace('if (row', 'if 0 and (row'))"
+    with pytest.raises(TilefoldError, match="again and again"):
+        supervise.run(job, command=lambda job: (sys.executable, "-c", stuck, job.to_text(), str(script)), resume=True)
+
+
+def test_a_study_is_kept_as_it_goes_and_ends_in_time(job, monkeypatch):
+    """One entry is begun though the time is over, for a run must give something; the rest is left."""
+    monkeypatch.setattr(numerics, "errors_of", lambda case, *rest: [{"row": case.row, "contender": "tilefold"}])
+    late = replace(job, suite="neptune", rows=None, study="numerics", deadline=1.0)
+    assert len(work(late).numerics) == 1 and len(load(Path(late.results)).numerics) == 1
+    again = work(late)
+    assert len(again.numerics) == 2
+    assert len(work(replace(late, deadline=None)).numerics) > 4
 
 
 def test_a_row_that_fails_as_a_whole_is_finished_with_the_reason(job, fake):

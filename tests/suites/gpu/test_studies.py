@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
+import time
 
 import pytest
 import torch
@@ -18,8 +18,12 @@ from tilefold.suites.gpu.measure import CpuTimer
 from tilefold.suites.gpu.operators import attention
 
 
-def silent(contender, doing):
+def silent(*words):
     """Nothing is shown."""
+
+
+def entries_of(study):
+    return [e for entries in study for e in entries]
 
 
 def test_errors_by_hand():
@@ -61,7 +65,7 @@ def test_ablations_are_relative_and_name_what_failed(monkeypatch):
     monkeypatch.setattr(ablation, "LEVELS", wrong)
     monkeypatch.setattr(ablation, "MODES", {"plain": lambda operator, keys: operator})
     monkeypatch.setattr(ablation, "SEGMENTS", (1, 2))
-    entries = ablation.study("cpu", CpuTimer(), silent, small=True)
+    entries = ablation.with_relative(entries_of(ablation.study("cpu", CpuTimer(), silent, small=True)))
     levels = {e["variant"]: e for e in entries if e["study"] == "levels" and e["point"] == "65 columns"}
     assert levels["unfused"]["relative"] == 1.0
     assert "no such level" in levels["thread"]["why"] and levels["warp"]["why"].startswith("wrong")
@@ -98,39 +102,78 @@ def test_modes_are_right(mode):
     torch.testing.assert_close(ablation.segmented(2, ablation.MODES[mode])(q, k, v), attention(q, k, v))
 
 
+def test_what_is_known_is_not_made_again(monkeypatch):
+    monkeypatch.setattr(ablation, "LEVELS", {n: ablation.LEVELS[n] for n in ("unfused", "fused")})
+    monkeypatch.setattr(ablation, "MODES", {})
+    known = [e for n in ("unfused", "fused") for e in ablation.blank("levels: 65 columns", n, "died", small=True)]
+    known += ablation.blank("levels: 130 columns", "unfused", "died")
+    (left,) = ablation.study("cpu", CpuTimer(), silent, small=True, known=known)
+    assert [(e["point"], e["variant"], e["why"]) for e in left] == [("130 columns", "fused", "")]
+    case = numerics.cases(small=True)[0]
+    others = [c for c in numerics.cases(small=True) if c is not case]
+    known = [e for c in others for e in numerics.blank(c.row, "", "died", small=True)]
+    known += numerics.blank(case.row, "flash", "died", small=True)
+    (left,) = numerics.study("cpu", silent, small=True, known=known)
+    assert {e["contender"] for e in left} == {"tilefold", "cudnn", "flex"} and {e["row"] for e in left} == {case.row}
+    assert not entries_of(startup.study("cpu", silent, small=True, known=startup.blank("V-small", "", "died")))
+
+
 def test_first_calls_of_processes(monkeypatch):
     asked = []
 
-    def process(words):
+    def process(words, seconds):
         asked.append(words)
-        return {"first_call": 2.0 / len(asked), "host_us": 7.0}
+        part = words[-5]
+        return startup.Ran({part: 2.0 / len(asked), "imports": 4.0, "host_us": 7.0}, "", "")
 
     monkeypatch.setattr(startup, "run_process", process)
-    (entry,) = startup.study("cpu", silent, small=True)
-    assert entry == {"row": "V-small", "cold": 2.0, "warm": 1.0, "host_us": 7.0, "why": ""}
-    assert asked[0] == asked[1] and asked[0][0] == "env" and asked[0][-4:] == ("redfuser", "V-small", "cpu", "small")
-    assert len(startup.study("cpu", silent)) == len(startup.ROWS)
+    ((entry,),) = startup.study("cuda", silent, small=True)
+    figures = {"cold": 2.0, "warm": 1.0, "capture": 2 / 3, "tuning": 0.5, "imports": 4.0, "host_us": 7.0}
+    assert entry == {"row": "V-small", **figures, "why": "", "output": {}}
+    assert [w[-5] for w in asked] == list(startup.PARTS) and asked[0][:3] == asked[1][:3] and asked[0][0] == "env"
+    assert asked[0][-4:] == ("redfuser", "V-small", "cuda", "small")
+    assert len(entries_of(startup.study("cpu", silent))) == len(startup.ROWS)
+    some = entries_of(startup.study("cpu", silent, rows=("h2", "gqa-*")))
+    assert [e["row"] for e in some] == ["H2", "gqa-decode-4096"]
 
 
-def test_a_process_reports_its_last_line_and_its_failure():
-    found = startup.run_process(
-        (sys.executable, "-c", "print('noise'); print('{\"first_call\": 1.5, \"host_us\": 3}')")
-    )
-    assert found == {"first_call": 1.5, "host_us": 3}
-    with pytest.raises(TilefoldError, match="the process failed: no kernel"):
-        startup.run_process((sys.executable, "-c", "raise SystemExit('no kernel')"))
+def python(code):
+    return (sys.executable, "-c", code)
+
+
+def test_a_process_is_read_until_it_ends_or_is_ended():
+    found = startup.run_process(python("print('noise'); print('{not}'); print('{\"cold\": 1.5}')"), 60)
+    assert found == startup.Ran({"cold": 1.5}, "", "")
+    failed = startup.run_process(python("print('{\"imports\": 2}'); raise SystemExit('no kernel')"), 60)
+    assert failed == startup.Ran({"imports": 2}, "no kernel", "no kernel")
+    child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    begin = time.monotonic()
+    late = startup.run_process(python(f"{child}; print('{{\"cold\": 3}}', flush=True); time.sleep(60)"), 3)
+    assert late.found == {"cold": 3} and late.why == "longer than 3 s" and time.monotonic() - begin < 30
 
 
 def test_a_failed_start_is_an_entry(monkeypatch):
-    def fails(words):
-        raise TilefoldError("no kernel")
+    asked = []
+
+    def fails(words, seconds):
+        asked.append(words[-5])
+        return startup.Ran({"imports": 3.0}, "no kernel", "a trace\nno kernel")
 
     monkeypatch.setattr(startup, "run_process", fails)
-    (entry,) = startup.study("cpu", silent, small=True)
-    assert entry["why"] == "no kernel" and entry["cold"] is None
+    ((entry,),) = startup.study("cpu", silent, small=True)
+    assert asked == ["cold", "capture"]  # without a first process a second has nothing to find
+    assert entry["why"] == "cold: no kernel; capture: no kernel" and entry["cold"] is entry["warm"] is None
+    assert entry["output"]["cold"] == "a trace\nno kernel" and entry["imports"] == 3.0
 
 
-def test_the_process_prints_an_entry(capsys):
-    startup.main(["redfuser", "V-small", "cpu", "small"])
-    entry = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert entry["first_call"] > 0 and 0 < entry["host_us"] < 1e6
+@pytest.mark.parametrize("part", ["cold", "warm", "capture"])
+def test_the_process_says_what_it_found(part, capsys):
+    startup.main([part, "redfuser", "V-small", "cpu", "small"], 1.25)
+    found = startup._figures(capsys.readouterr().out)
+    assert found["imports"] == 1.25 and found[part] > 0
+    assert ("host_us" in found) is (part != "capture")
+
+
+def test_tuning_without_a_gpu_is_a_reason():
+    with pytest.raises(TilefoldError, match="CUDA"):
+        startup.main(["tuning", "redfuser", "V-small", "cpu", "small"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilefold import config
+from tilefold.backends.triton import known
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
@@ -29,6 +28,7 @@ try:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler.errors import CompilationError
+    from triton.runtime import driver
     from triton.runtime.errors import OutOfResources, PTXASError
 except ImportError:  # Triton is optional: without it there is no GPU back end
     triton = None
@@ -84,16 +84,13 @@ def module_of(source: str, name: str) -> ModuleType:
 
 
 def _written(source: str, stem: str) -> Path:
-    folder = config.load().cache_dir / "triton"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+        folder = known.folder()
+    except BackendError:
         folder = Path(tempfile.mkdtemp(prefix="tilefold-"))
     path = folder / f"{stem}.py"
     if not path.exists():
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as f:
-            f.write(source)
-        os.replace(f.name, path)
+        known.write(path, source)
     return path
 
 
@@ -111,26 +108,35 @@ def compiled(
 ) -> Any:
     """The compiled kernel; `divisible[n]`: argument n is a multiple of 16. BackendError where Triton refuses.
 
-    target None: the current GPU.
+    target None: the current GPU. What an earlier process compiled is loaded from Triton's cache.
     """
     if triton is None:
         raise BackendError("Triton is not installed", hint="pip install triton")
     fn = getattr(module_of(r.source, r.name), r.name)
-    attrs = {
-        (n,): [["tt.divisibility", DIVISOR]]
-        for n, d in enumerate(divisible)
-        if d and n < len(r.arguments) - len(r.descriptors)
-    }
-    src = ASTSource(fn, signature(kernel, r, wide=wide), constexprs={}, attrs=attrs)
+    pointers_and_numbers = len(r.arguments) - len(r.descriptors)
+    vectors = [n for n, d in enumerate(divisible) if d and n < pointers_and_numbers]
+    types = signature(kernel, r, wide=wide)
+    src = ASTSource(fn, types, constexprs={}, attrs={(n,): [["tt.divisibility", DIVISOR]] for n in vectors})
     options: dict[str, Any] = {"num_warps": config.warps, "num_stages": config.stages}
     if config.registers:
         options["maxnreg"] = config.registers
-    where = None if target is None else GPUTarget(target.backend, target.arch, target.warp_size)
     try:
-        return triton.compile(src, target=where, options=options)
+        where = driver.active.get_current_target() if target is None else _gpu(target)
+        key = known.key_of(r.source, types, vectors, options, (where.backend, where.arch, where.warp_size))
+        found = known.find(key, src) if key is not None else None
+        if found is not None:
+            return found
+        done = triton.compile(src, target=where, options=options)
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
         raise BackendError(f"Triton does not compile {r.name}: {text[-1] if text else type(err).__name__}") from err
+    if key is not None:
+        known.remember(key, done)
+    return done
+
+
+def _gpu(target: Target) -> Any:
+    return GPUTarget(target.backend, target.arch, target.warp_size)
 
 
 def resources(kernel: Kernel, r: Rendered, config: TritonConfig, target: Target, *, wide: bool = False) -> Resources:

@@ -1,9 +1,10 @@
 """Tuned configurations, by program, shape bin, device and toolchain.
 
 A table is a JSON file that can be shared: `{device: {toolchain: {key: {config, microseconds, note}}}}`.
-The key is a digest of the kernel's block program without its sizes, and the power of two that each
-size is below. Any configuration is right for any size, so a bin that fits badly costs time, never
-correctness. The user's own table (in the cache directory) goes before the shipped ones.
+The key is a digest of the kernel's block program without its sizes and what follows from them (`structure`), and the
+power of two that each size is below. Any configuration is right for any kernel, so an entry that fits badly costs
+time, never correctness. Entries of the device itself go before those of its kin, the user's own (in the cache
+directory) before the shipped; those of other devices are not used.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from tilefold import config
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Sym, transform
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.block.ir import Block
+from tilefold.block.canonical import Renamer
+from tilefold.block.ir import Block, Init, Let, Node, walk
 from tilefold.block.text import show_nodes
 from tilefold.tile.pieces import power_of_two
 
 #: Steps of doubling between the bins of a dim at which kernels may share a configuration.
 NEAR = 2
+#: Devices that differ in memory and clocks alone: configurations of one are a good start on the others.
+KIN = (frozenset({"NVIDIA H100", "NVIDIA H200", "NVIDIA H800", "NVIDIA GH200"}),)
 SHIPPED = Path(__file__).parent.parent / "tables"
 
 
@@ -44,10 +50,63 @@ def _parsed(key: str) -> tuple[str, dict[str, int]]:
 
 
 def structure(block: Block) -> str:
-    """Digest of what a kernel computes, whatever its sizes."""
+    """Digest of what a kernel computes, whatever its sizes.
+
+    Numbers that follow from sizes do not count: those in the bounds of loops (segments) and beside indices (offsets of
+    a causal mask, starts of the steps of a split product); nor do factors (scales of heads, caps), which decide no
+    tile. What divides an index counts: heads that share keys are packed by it.
+    """
     kinds = [f"{i.dtype.value}{len(i.shape)}" for i in block.inputs]
     outs = [f"{r.dtype.value}{','.join(r.dims)}" for r in block.results]
-    return hashlib.sha256("\n".join([*kinds, *outs, *show_nodes(block.body)]).encode()).hexdigest()[:16]
+    body = _WithoutSizes(block).nodes(block.body)
+    return hashlib.sha256("\n".join([*kinds, *outs, *show_nodes(body)]).encode()).hexdigest()[:16]
+
+
+#: Stands for a number that does not count.
+_ANY = Sym("number")
+#: Factors that say what is computed.
+_PLAIN = frozenset({"0.0", "1.0", "-1.0", "inf", "-inf", "nan"})
+
+
+class _WithoutSizes(Renamer):
+    """Puts `number` for what follows from sizes; names stay."""
+
+    def __init__(self, block: Block):
+        names = [n for x in walk(block.body) for n in _names(x)]
+        tensors = [*(i.name for i in block.inputs), *(r.name for r in block.results)]
+        super().__init__({d: d for d in block.sizes}, {}, {n: n for n in (*tensors, *names)})
+        self._extents = {d: e.value for d, e in block.sizes.items() if isinstance(e, Const)}
+
+    def expr(self, e: Expr) -> Expr:
+        return transform(e, self._one)
+
+    def some(self, e: Expr | None) -> Expr | None:
+        return None if e is None else transform(e, lambda x: _ANY if isinstance(x, Const) else None)
+
+    def _one(self, e: Expr) -> Expr | None:
+        match e:
+            case Const(value, dtype) if dtype.is_float and repr(float(value)) not in _PLAIN:
+                return _ANY
+            case Call("add" | "sub" as op, (a, b)):
+                return Call(op, (self._beside(a, b), self._beside(b, a)))
+        return None
+
+    def _beside(self, e: Expr, other: Expr) -> Expr:
+        """`e` as a term of a sum with `other`: an offset, or the start of a step of the other's length."""
+        match e, other:
+            case Const(value, DType.I64), _ if abs(value) > 1:
+                return _ANY
+            case Call("mul", (Index() as d, Const(value, DType.I64))), Index(inner) if (
+                self._extents.get(inner) == value
+            ):
+                return Call("mul", (d, _ANY))
+        return e
+
+
+def _names(n: Node) -> tuple[str, ...]:
+    if isinstance(n, Let | Init):
+        return (n.name,) if n.index_name is None else (n.name, n.index_name)
+    return ()
 
 
 def key_of(block: Block, sizes: Mapping[str, int]) -> str:
@@ -76,57 +135,44 @@ class Table:
 
     def __init__(self, device: str, toolchain: str):
         self.device, self.toolchain = device, toolchain
-        self._entries: dict[str, TritonConfig] = {}
         self._found: dict[str, TritonConfig | None] = {}
-        shipped = sorted(SHIPPED.glob("*.json"), key=lambda p: p.stem == device.lower().replace(" ", "-"))
-        for path in (*shipped, user_file()):
-            self._entries |= {k: from_json(e["config"]) for k, e in self._read(path).items()}
+        user = _load(user_file())
+        shipped: dict[str, Any] = {}
+        for path in sorted(SHIPPED.glob("*.json")):
+            shipped |= _load(path)
+        self._own = self._entries(shipped, device) | self._entries(user, device)
+        self._kin: dict[str, TritonConfig] = {}
+        for data in (shipped, user):
+            for other in kin(device):
+                self._kin |= self._entries(data, other)
 
-    def _read(self, path: Path) -> dict[str, Any]:
-        """Entries of a file; those of this device and toolchain go before others', which are better than none."""
-        try:
-            data = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError):
-            return {}
-        entries: dict[str, Any] = {}
-        for _, by_tool in sorted(data.items(), key=lambda t: t[0] == self.device):
-            for _, found in sorted(by_tool.items(), key=lambda t: t[0] == self.toolchain):
-                entries |= found
+    def _entries(self, data: Mapping[str, Any], device: str) -> dict[str, TritonConfig]:
+        """Of one device; those of this toolchain go before others', which are better than none."""
+        entries: dict[str, TritonConfig] = {}
+        by_tool = data.get(device, {})
+        for tool in sorted(by_tool, key=lambda t: t == self.toolchain):
+            entries |= {k: from_json(e["config"]) for k, e in by_tool[tool].items()}
         return entries
 
     def find(self, key: str) -> TritonConfig | None:
-        """The configuration for a key, or that of the nearest bin of the same kernel (None: none is near)."""
+        """The configuration for a key, the device's own or its kin's; else that of the nearest bin of the same kernel,
+        in the same order. None: there is none.
+        """
         if key not in self._found:
-            self._found[key] = self._entries.get(key) or self._near(key)
+            exact = self._own.get(key) or self._kin.get(key)
+            self._found[key] = exact or _near(self._own, key) or _near(self._kin, key)
         return self._found[key]
 
     def exact(self, key: str) -> bool:
-        """Whether this very bin was tuned."""
-        return key in self._entries
-
-    def _near(self, key: str) -> TritonConfig | None:
-        name, bins = _parsed(key)
-        best: tuple[int, TritonConfig] | None = None
-        for other, config_ in self._entries.items():
-            if not other.startswith(name):
-                continue
-            _, theirs = _parsed(other)
-            if theirs.keys() != bins.keys():
-                continue
-            steps = [abs(theirs[d].bit_length() - n.bit_length()) for d, n in bins.items()]
-            if max(steps, default=0) <= NEAR and (best is None or sum(steps) < best[0]):
-                best = (sum(steps), config_)
-        return None if best is None else best[1]
+        """Whether this very bin was tuned on this device."""
+        return key in self._own
 
     def add(self, key: str, tuned: Tuned) -> None:
         """Remember a winner, also on disk (written by renaming; the last of two writers wins)."""
-        self._entries[key] = tuned.config
+        self._own[key] = tuned.config
         self._found.clear()
         path = user_file()
-        try:
-            data = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError):
-            data = {}
+        data = _load(path)
         data.setdefault(self.device, {}).setdefault(self.toolchain, {})[key] = {
             "config": to_json(tuned.config),
             "microseconds": round(tuned.microseconds, 2),
@@ -137,6 +183,36 @@ class Table:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as f:
             json.dump(data, f, indent=1, sort_keys=True)
         os.replace(f.name, path)
+
+
+def _near(entries: Mapping[str, TritonConfig], key: str) -> TritonConfig | None:
+    """The configuration of the nearest bin of the same kernel, if one is near."""
+    name, bins = _parsed(key)
+    best: tuple[int, TritonConfig] | None = None
+    for other, found in entries.items():
+        if not other.startswith(name):
+            continue
+        _, theirs = _parsed(other)
+        if theirs.keys() != bins.keys():
+            continue
+        steps = [abs(theirs[d].bit_length() - n.bit_length()) for d, n in bins.items()]
+        if max(steps, default=0) <= NEAR and (best is None or sum(steps) < best[0]):
+            best = (sum(steps), found)
+    return None if best is None else best[1]
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """A file's tables by device; none where it cannot be read."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return data
+
+
+def kin(device: str) -> tuple[str, ...]:
+    """Devices with the same chip."""
+    return tuple(sorted(other for group in KIN if device in group for other in group - {device}))
 
 
 def user_file() -> Path:

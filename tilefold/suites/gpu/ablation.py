@@ -27,8 +27,9 @@ from tilefold.plan.gpu import Given
 from tilefold.suites.functions import softmax_by_hand
 from tilefold.suites.gpu.measure import Timer
 from tilefold.suites.gpu.operators import Operator, attention
-from tilefold.suites.gpu.row import FAILURES, PEER_FACTOR, Effort, Tell, first_line
+from tilefold.suites.gpu.row import FAILURES, PEER_FACTOR, Effort, Said, Tell, first_line
 
+Entry = dict[str, Any]
 ROWS, COLUMNS = 4096, (1024, 2048, 4096, 8192)
 #: bs, heads, queries, keys, head_dim: H2.
 BERT = (32, 12, 512, 512, 64)
@@ -135,25 +136,43 @@ MODES: Mapping[str, Callable[[Operator, int], Operator]] = {
 }
 
 
-def study(device: str, timer: Timer, tell: Tell, *, small: bool = False) -> tuple[dict[str, Any], ...]:
-    """Entries of both ablations: `study`, `point`, `variant`, `microseconds`, `relative`, `why`.
+def study(
+    device: str, timer: Timer, said: Said, *, small: bool = False, known: Sequence[Entry] = ()
+) -> Iterator[list[Entry]]:
+    """The entries of each point of both ablations: `study`, `point`, `variant`, `microseconds`, `why`.
 
-    `relative` is to the first variant of the same point in *levels*, and to the slowest point and variant in
-    *incremental*, as in the paper's figures.
+    known: entries of an earlier process. A point of which some variants are known is measured without those.
     """
-    entries: list[dict[str, Any]] = []
-    with torch.no_grad():
-        for name, point, plain, args, variants in (*_levels(device, small), *_incremental(device, small)):
-            entries += _point(name, point, plain, args, variants, timer, tell)
+    for make in (_levels, _incremental):
+        for name, point, plain, args, variants in make(device, small):
+            done = {e["variant"] for e in known if (e["study"], e["point"]) == (name, point)}
+            left = {v: how for v, how in variants.items() if v not in done}
+            if left:
+                with torch.no_grad():
+                    yield _point(name, point, plain, args, left, timer, partial(said, f"{name}: {point}"))
             torch._dynamo.reset()
             timer.release()
+
+
+def blank(row: str, contender: str, why: str, *, small: bool = False) -> list[Entry]:
+    """The entries of a variant that ended the process ("": of all of the point)."""
+    name, _, point = row.partition(": ")
+    names = (contender,) if contender else tuple(LEVELS if name == "levels" else MODES)
+    return [{"study": name, "point": point, "variant": v, "microseconds": None, "why": why} for v in names]
+
+
+def with_relative(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """`relative`: to the first variant of the same point in *levels*, to the slowest of all in *incremental*, as in the
+    paper's figures.
+    """
     return tuple(e | {"relative": _relative(e, entries)} for e in entries)
 
 
-def _relative(entry: dict[str, Any], entries: Sequence[dict[str, Any]]) -> float | None:
+def _relative(entry: Entry, entries: Sequence[Entry]) -> float | None:
     same = [e for e in entries if e["study"] == entry["study"] and e["microseconds"]]
     if entry["study"] == "levels":
-        base = next((e["microseconds"] for e in same if e["point"] == entry["point"]), None)
+        of_point = (e for e in same if e["point"] == entry["point"])
+        base = next((e["microseconds"] for e in of_point if e["variant"] == next(iter(LEVELS))), None)
     else:
         base = max((e["microseconds"] for e in same), default=None)
     return entry["microseconds"] / base if base and entry["microseconds"] else None
@@ -195,12 +214,12 @@ def _point(
     variants: Mapping[str, Callable[[], Operator]],
     timer: Timer,
     tell: Tell,
-) -> list[dict[str, Any]]:
+) -> list[Entry]:
     """Variants of one point, checked, then timed in turns."""
     ready: dict[str, Callable[[], object]] = {}
     why: dict[str, str] = {}
     for variant, make in variants.items():
-        tell(variant, f"{name}: {point}")
+        tell(variant, "compiling and checking")
         try:
             run = make()
             checked = compare(variant, plain, run, args, factor=PEER_FACTOR)
@@ -211,6 +230,7 @@ def _point(
         except FAILURES as error:
             why[variant] = first_line(error)
     effort = Effort()
+    tell("", "timing")
     series = timer.rounds(ready, most=effort.rounds, budget=effort.seconds) if ready else {}
     times = {v: 1e6 * s.median for v, s in series.items()}
     return [

@@ -7,6 +7,8 @@ are normal random numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +18,9 @@ from tilefold.frontend.reference import reference
 from tilefold.suites.gpu import neptune
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.gpu.peers import Peer, contenders
-from tilefold.suites.gpu.row import FAILURES, Tell, first_line
+from tilefold.suites.gpu.row import FAILURES, Said, Tell, first_line
 
+Entry = dict[str, Any]
 LENGTH = 2048
 CONTENDERS = frozenset({"cudnn", "flash", "flex"})
 #: torch.quantile takes no more elements than this.
@@ -31,27 +34,53 @@ def cases(*, small: bool = False) -> tuple[GpuCase, ...]:
     return tuple(neptune.attention(v, mode, LENGTH) for v in neptune.VARIANTS for mode in v.modes)
 
 
-def study(device: str, tell: Tell, *, small: bool = False) -> tuple[dict[str, Any], ...]:
-    """An entry for each operator and contender: `row`, `contender`, `rms`, `p90`, `p99`, `why`."""
-    return tuple(entry for case in cases(small=small) for entry in errors_of(case, device, tell))
+def study(device: str, said: Said, *, small: bool = False, known: Sequence[Entry] = ()) -> Iterator[list[Entry]]:
+    """The entries of each operator, one a contender: `row`, `contender`, `rms`, `p90`, `p99`, `why`.
+
+    known: entries of an earlier process, which are not made again.
+    """
+    for case in cases(small=small):
+        left = _left(case.row, _names(case), known)
+        if left:
+            yield errors_of(case, device, partial(said, case.row), left)
 
 
-def errors_of(case: GpuCase, device: str, tell: Tell) -> list[dict[str, Any]]:
-    """The entries of one operator."""
+def blank(row: str, contender: str, why: str, *, small: bool = False) -> list[Entry]:
+    """The entries of a contender that ended the process ("": of all of the row)."""
+    (case,) = (c for c in cases(small=small) if c.row == row)
+    return [_failed(row, name, why) for name in ((contender,) if contender else _names(case))]
+
+
+def _failed(row: str, contender: str, why: str) -> Entry:
+    return {"row": row, "contender": contender, "rms": None, "p90": None, "p99": None, "why": why}
+
+
+def _names(case: GpuCase) -> tuple[str, ...]:
+    return tuple(p.name for p in contenders(case, only=CONTENDERS))
+
+
+def _left(row: str, names: Sequence[str], known: Sequence[Entry]) -> tuple[str, ...]:
+    done = {e["contender"] for e in known if e["row"] == row}
+    return tuple(n for n in names if n not in done)
+
+
+def errors_of(case: GpuCase, device: str, tell: Tell, names: Sequence[str] | None = None) -> list[Entry]:
+    """The entries of one operator; `names`: only of these contenders."""
     found = []
     with torch.no_grad():
+        tell("", "computing in float64")
         args = case.args(device)
         exact = [(part.select, reference(case.fn, part.args).result) for part in case.parts(args)]
         for peer in contenders(case, only=CONTENDERS):
-            tell(peer.name, f"errors of {case.row}")
-            entry: dict[str, Any] = {"row": case.row, "contender": peer.name}
+            if names is not None and peer.name not in names:
+                continue
+            tell(peer.name, "errors")
             try:
                 y = _run(peer, case, args)
                 errors = torch.cat([(select(y).to(torch.float64) - e).abs().flatten() for select, e in exact])
-                found.append(entry | _summary(errors) | {"why": ""})
+                found.append({"row": case.row, "contender": peer.name, **_summary(errors), "why": ""})
             except FAILURES as error:
-                nan = {"rms": None, "p90": None, "p99": None}
-                found.append(entry | nan | {"why": first_line(error)})
+                found.append(_failed(case.row, peer.name, first_line(error)))
     torch._dynamo.reset()
     return found
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from rich.table import Table
 
-from tilefold.suites.gpu.bars import Verdict, against, geometric_mean, judge_all, judge_startup
+from tilefold.suites.gpu.ablation import with_relative
+from tilefold.suites.gpu.bars import STATED_FOR, Verdict, against, geometric_mean, judge_all, judge_startup
 from tilefold.suites.gpu.peers import OURS, PEERS
 from tilefold.suites.gpu.results import Record, Results
 
@@ -106,19 +109,28 @@ def means(results: Results, suite: str) -> list[tuple[str, str, float, int]]:
     return sorted(listed, key=lambda m: m[0] == "all")
 
 
-def markdown(results: Results) -> str:
-    """The GPU part of the page, made of nothing but the results."""
-    lines = ["## On a GPU", "", f"Measured on {machine_line(results)}.", f"{results.policy.get('how', '')}.", ""]
+def markdown(*found: Results) -> str:
+    """The GPU part of the page, made of nothing but results: a section a device, the H100 first."""
+    lines = ["## On a GPU", ""]
+    for results in sorted(
+        found, key=lambda r: (STATED_FOR not in str(r.device.get("name")), str(r.device.get("name")))
+    ):
+        lines += _device(results)
+    return "\n".join([*lines, *_how_to_read()]) + "\n"
+
+
+def _device(results: Results) -> list[str]:
+    lines = [f"### {results.device.get('name', 'unknown device')}", "", f"Measured on {machine_line(results)}."]
+    lines += [f"{results.policy.get('how', '')}.", ""]
     for suite in dict.fromkeys(s for s, _ in results.done):
-        lines += [f"### {suite}: bars", "", *_bars(judge_all(results, [suite])), ""]
-        lines += [f"### {suite}: geometric means", "", *_means(results, suite), ""]
-        lines += [f"### {suite}: rows", "", *_rows(results, suite)]
+        lines += [f"#### {suite}: bars", "", *_bars(judge_all(results, [suite])), ""]
+        lines += [f"#### {suite}: geometric means", "", *_means(results, suite), ""]
+        lines += [f"#### {suite}: rows", "", *_rows(results, suite)]
     for title, heads, rows in _studies(results):
-        lines += [f"### {title}", "", *_grid(heads, rows), ""]
+        lines += [f"#### {title}", "", *_grid(heads, rows), ""]
     if results.startup:
-        lines += [*_bars(judge_startup(results)), ""]
-    lines += _how_to_read()
-    return "\n".join(lines) + "\n"
+        lines += [*_bars(judge_startup(results)), "", *_how_startup_is_measured(), ""]
+    return lines
 
 
 def _bars(verdicts: Sequence[Verdict]) -> list[str]:
@@ -161,9 +173,12 @@ def _cells(records: Sequence[Record], names: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def studies(results: Results) -> list[Table]:
-    """The numerical study and the ablations for a terminal, those that there are."""
+def studies(results: Results, only: str | None = None) -> list[Table]:
+    """The studies for a terminal, those that there are; `only`: the one of that name."""
     found = []
+    if only is not None:
+        others: dict[str, Any] = {name: () for name in ("numerics", "ablations", "startup") if name != only}
+        results = replace(results, **others)
     for title, heads, rows in _studies(results):
         out = Table(*heads, title=title, title_justify="left")
         for row in rows:
@@ -182,23 +197,51 @@ def _studies(results: Results) -> list[tuple[str, tuple[str, ...], list[tuple[st
             for n in results.numerics
         ]
         found.append(("Absolute error against float64", heads, cells))
-    if results.ablations:
-        heads = ("study", "point", "variant", "us", "relative", "notes")
-        cells = [
-            (str(a["study"]), str(a["point"]), str(a["variant"]), *_study(a, "microseconds", "relative"), str(a["why"]))
-            for a in results.ablations
-        ]
-        found.append(("Ablations", heads, cells))
+    found += [(f"Ablation: {name}", *_ablation(results, name)) for name in _ablations(results)]
     if results.startup:
-        heads = ("row", "first call s", "second process s", "host us a call", "notes")
-        cells = [(str(e["row"]), *_study(e, "cold", "warm", "host_us"), str(e["why"])) for e in results.startup]
-        found.append(("First calls, and the host's time of a warm call", heads, cells))
+        figures = ("cold", "warm", "capture", "tuning", "imports", "host_us")
+        heads = ("row", "first call s", "second process s", "torch's capture s", "quick tuning s", "imports s",
+                 "host us a call", "notes")  # fmt: skip
+        cells = [(str(e["row"]), *_study(e, *figures), str(e["why"])) for e in results.startup]
+        found.append(("First calls, quick tuning, and the host's time of a warm call", heads, cells))
     return found
 
 
+def _ablations(results: Results) -> list[str]:
+    return list(dict.fromkeys(str(a["study"]) for a in results.ablations))
+
+
+def _ablation(results: Results, name: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heads and cells: a line a point, a column a variant with its time and, in brackets, that relative to the base."""
+    entries = [a for a in with_relative(results.ablations) if a["study"] == name]
+    variants = list(dict.fromkeys(str(a["variant"]) for a in entries))
+    rows = []
+    for point in dict.fromkeys(str(a["point"]) for a in entries):
+        mine = {str(a["variant"]): a for a in entries if a["point"] == point}
+        notes = "; ".join(f"{v}: {a['why']}" for v, a in mine.items() if a["why"])
+        rows.append((point, *(_relative_time(mine.get(v)) for v in variants), notes))
+    return ("point", *(f"{v} us" for v in variants), "notes"), rows
+
+
+def _relative_time(entry: dict[str, Any] | None) -> str:
+    if entry is None or not entry["microseconds"]:
+        return "-"
+    relative = "" if entry["relative"] is None else f" ({entry['relative']:.2f})"
+    return f"{entry['microseconds']:.1f}{relative}"
+
+
 def _study(entry: dict[str, object], *names: str) -> tuple[str, ...]:
-    values = (entry[n] for n in names)
+    values = (entry.get(n) for n in names)
     return tuple("-" if not isinstance(v, int | float) else f"{v:.3g}" for v in values)
+
+
+def _how_startup_is_measured() -> list[str]:
+    return [
+        "A first call is timed from the call to its result, in a process that has imported torch, Triton and Tilefold",
+        "and has its arguments on the device. torch's capture is the first call of `torch.compile` with a backend that",
+        "does nothing, in a process like the others: the part of a first call that is not Tilefold's. Imports: seconds",
+        "of the processor from the start of the process.",
+    ]
 
 
 def _how_to_read() -> list[str]:
@@ -212,6 +255,8 @@ def _how_to_read() -> list[str]:
         "  library's product, whichever is longer. Contenders called gemm are the product alone.",
         "- *error*: maximum relative error against float64 beside eager's own in the same dtype. Tilefold's may be",
         "  twice eager's; a contender that is wrong is not timed.",
+        "- Ablations: microseconds and, in brackets, those over the first variant's of the same line (levels), or over",
+        "  the slowest of the table (incremental).",
     ]
 
 

@@ -79,6 +79,21 @@ class Results:
         """The records of a row."""
         return tuple(r for r in self.records if r.key == (suite, row))
 
+    def entries(self, study: str) -> tuple[dict[str, Any], ...]:
+        """What the file has of a study."""
+        found: tuple[dict[str, Any], ...] = getattr(self, study)
+        return found
+
+    def afresh(self, study: str) -> Results:
+        """Without what is known of a study."""
+        nothing: dict[str, Any] = {study: ()}
+        return replace(self, **nothing)
+
+    def studied(self, study: str, entries: Iterable[dict[str, Any]]) -> Results:
+        """With more entries of a study."""
+        more: dict[str, Any] = {study: (*self.entries(study), *entries)}
+        return replace(self, **more)
+
     def without(self, rows: Iterable[tuple[str, str]]) -> Results:
         """The rest, where these rows are to be measured again."""
         gone = set(rows)
@@ -122,6 +137,12 @@ def load(path: Path) -> Results:
     if version != VERSION:
         raise TilefoldError(f"{path} has version {version} of the format, not {VERSION}", hint="choose another --json")
     return found
+
+
+def load_all(folder: Path) -> tuple[Results, ...]:
+    """The results of every device in a folder; dry runs, which are no device's, left out."""
+    found = (load(path) for path in sorted(folder.glob("*.json")))
+    return tuple(r for r in found if "multiprocessors" in r.device)
 
 
 def _record(data: dict[str, Any]) -> Record:

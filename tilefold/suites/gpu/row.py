@@ -47,6 +47,8 @@ FAILURES = (
 )
 #: Told (contender, what is being done) before anything that may hang or kill the process.
 Tell = Callable[[str, str], None]
+#: The same with the row first.
+Said = Callable[[str, str, str], None]
 
 
 class DeviceLost(Exception):

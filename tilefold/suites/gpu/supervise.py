@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tilefold.errors import TilefoldError
 from tilefold.suites.gpu.results import Results, load, save
 from tilefold.suites.gpu.row import blank_record
-from tilefold.suites.gpu.worker import Job, read_status
+from tilefold.suites.gpu.worker import Job, Status, ended, read_status
 
 Command = Callable[[Job], Sequence[str]]
 POLL_SECONDS = 0.2
@@ -47,8 +48,9 @@ def run(
     path = Path(job.results)
     cases = job.cases()
     results = load(path)
-    if not resume and job.study is None:
-        save(results.without((c.suite, c.row) for c in cases), path)
+    if not resume:
+        fresh = results.without((c.suite, c.row) for c in cases) if job.study is None else results.afresh(job.study)
+        save(fresh, path)
     tell = progress or (lambda _: None)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "stderr"
@@ -87,8 +89,11 @@ def _watch(words: Sequence[str], job: Job, log: Path, tell: Callable[[str], None
 
 
 def _note(job: Job, reason: str) -> None:
-    """Blame the contender at hand; the row itself where it was none's turn."""
+    """Blame the contender at hand; the row itself where it was none's turn. TilefoldError where no row was begun."""
     status = read_status(Path(job.status))
+    if job.study is not None and status is not None and status.row:
+        _note_study(job, status, reason)
+        return
     case = next((c for c in job.cases() if status is not None and c.row == status.row), None)
     if status is None or case is None:
         raise TilefoldError(f"the benchmark cannot begin: {reason}")
@@ -104,3 +109,21 @@ def _note(job: Job, reason: str) -> None:
         save(
             results.finished((case.suite, case.row), [replace(blank_record(case, p), why=reason) for p in peers]), path
         )
+
+
+def _note_study(job: Job, status: Status, reason: str) -> None:
+    """The same of a study: what is noted is not tried again."""
+    path = Path(job.results)
+    results = load(path)
+    assert job.study is not None
+    known = results.entries(job.study)
+    entries = [e for e in ended(job, status.row, status.contender, reason) if not _noted(e, known)]
+    if not entries:
+        raise TilefoldError(f"the study ends at {status.row} again and again: {reason}")
+    save(results.studied(job.study, entries), path)
+
+
+def _noted(entry: dict[str, Any], known: Sequence[dict[str, Any]]) -> bool:
+    """Whether there is an entry of the same row and contender."""
+    names = ("row", "contender", "study", "point", "variant")
+    return any(all(entry.get(n) == e.get(n) for n in names) for e in known)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from tilefold.suites.gpu.floors import Rates, measure_rates
 from tilefold.suites.gpu.measure import Cache, Timer, timer_for
 from tilefold.suites.gpu.peers import Peer, contenders
 from tilefold.suites.gpu.results import Results, load, save
-from tilefold.suites.gpu.row import Effort, Tell, measure_row
+from tilefold.suites.gpu.row import Effort, Said, Tell, measure_row
 
 Study = Literal["numerics", "ablations", "startup"]
 
@@ -105,9 +105,7 @@ def work(job: Job, tell: Callable[[Status], None] | None = None) -> Results:
     results, rates = _begun(load(path), job, timer)
     save(results, path)
     if job.study is not None:
-        results = _studied(results, job, timer, _teller(said, job.study))
-        save(results, path)
-        return results
+        return _studied(results, job, timer, said)
     for case in job.cases():
         if (case.suite, case.row) in results.done:
             continue
@@ -129,16 +127,33 @@ def work(job: Job, tell: Callable[[Status], None] | None = None) -> Results:
     return results
 
 
-def _studied(results: Results, job: Job, timer: Timer, tell: Tell) -> Results:
-    """With the study's entries in place of those of an earlier run."""
+def _studied(results: Results, job: Job, timer: Timer, said: Said) -> Results:
+    """With what the study finds, kept entry by entry; those that the file has are not made again."""
+    assert job.study is not None
+    for entries in _entries(results, job, timer, said):
+        results = replace(results.studied(job.study, entries), date=_now())
+        save(results, Path(job.results))
+        if job.deadline is not None and time.time() > job.deadline:
+            break
+    return results
+
+
+def _entries(results: Results, job: Job, timer: Timer, said: Said) -> Iterator[list[dict[str, Any]]]:
+    known = results.entries(job.study or "")
     if job.study == "numerics":
-        return replace(results, numerics=numerics.study(job.device, tell, small=job.small))
+        return numerics.study(job.device, said, small=job.small, known=known)
     if job.study == "startup":
-        return replace(results, startup=startup.study(job.device, tell, small=job.small))
-    return replace(results, ablations=ablation.study(job.device, timer, tell, small=job.small))
+        return startup.study(job.device, said, small=job.small, known=known, seconds=job.row_seconds, rows=job.rows)
+    return ablation.study(job.device, timer, said, small=job.small, known=known)
 
 
-def _teller(said: Callable[[str, str, str], None], row: str) -> Tell:
+def ended(job: Job, row: str, contender: str, why: str) -> list[dict[str, Any]]:
+    """Entries of a study's row on which the process ended."""
+    blank = {"numerics": numerics.blank, "startup": startup.blank, "ablations": ablation.blank}[job.study or ""]
+    return blank(row, contender, why, small=job.small)
+
+
+def _teller(said: Said, row: str) -> Tell:
     return lambda contender, doing: said(row, contender, doing)
 
 

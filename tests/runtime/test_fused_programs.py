@@ -1,0 +1,97 @@
+"""What was fused once is read in the next process: the same kernels, and never those of something else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from tilefold.block.text import show
+from tilefold.errors import NotFusibleError
+from tilefold.frontend.fuse import trace
+from tilefold.plan import gpu
+from tilefold.plan.gpu import Given
+from tilefold.runtime import fused_programs as cache
+from tilefold.suites.gpu import operators as o
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """An empty cache; the list grows by every program that is really fused."""
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    found, fuse = [], gpu.fuse_for_gpu
+
+    def count(p, apart, given):
+        found.append(p.name)
+        return fuse(p, apart, given=given)
+
+    monkeypatch.setattr(gpu, "fuse_for_gpu", count)
+    return found
+
+
+def program(fn=o.attention, keys=300):
+    args = [torch.empty(2, 4, n, 64, dtype=torch.float16, device="meta") for n in (200, keys, keys)]
+    torch._dynamo.reset()
+    return trace(fn, *args).program
+
+
+def test_a_second_process_reads_the_same(asked):
+    p = program()
+    first = cache.fused_for_gpu(p)
+    again = cache.fused_for_gpu(dataclasses.replace(p, name="another_graph"))
+    assert len(asked) == 1 and again.program.name == "another_graph"
+    assert [show(k.block) for k in again.kernels] == [show(k.block) for k in first.kernels]
+    assert dataclasses.replace(again.program, name=p.name) == first.program and again.grouping == first.grouping
+    folds = [[s.fold for s in k.plan.stages] for k in first.kernels]
+    assert [[s.fold for s in k.plan.stages] for k in again.kernels] == folds
+    assert all(s.fold.checks and all(c.ok for c in s.fold.checks) for k in again.kernels for s in k.plan.stages)
+    assert [c.loc for c in again.program.body] == [c.loc for c in first.program.body]
+
+
+def test_whatever_decides_the_kernels_counts(asked, monkeypatch):
+    p = program()
+    cache.fused_for_gpu(p)
+    cache.fused_for_gpu(program(keys=301))
+    cache.fused_for_gpu(program(o.causal))
+    cache.fused_for_gpu(p, given=Given(segments=2))
+    cache.fused_for_gpu(p, frozenset({p.body[0].name}))
+    moved = [dataclasses.replace(c, loc=dataclasses.replace(c.loc, line=1)) if c.loc else c for c in p.body]
+    cache.fused_for_gpu(dataclasses.replace(p, body=tuple(moved)))
+    monkeypatch.setattr(cache, "stamp", lambda root: "another Tilefold")
+    cache.fused_for_gpu(p)
+    assert len(asked) == 7
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-3], lambda d: b"", lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:]])
+def test_a_damaged_file_is_made_again(damage, asked, tmp_path):
+    p = program()
+    cache.fused_for_gpu(p)
+    (file,) = (tmp_path / "fused").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    cache.fused_for_gpu(p)
+    assert len(asked) == 2 and file.read_bytes() == whole
+
+
+def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkeypatch):
+    def refuses(p, apart, given):
+        raise NotFusibleError("no rule")
+
+    p = program()
+    with monkeypatch.context() as m:
+        m.setattr(gpu, "fuse_for_gpu", refuses)
+        with pytest.raises(NotFusibleError):
+            cache.fused_for_gpu(p)
+    assert not list(tmp_path.rglob("*.fused"))
+    (tmp_path / "fused").write_text("not a directory")
+    assert cache.fused_for_gpu(p).kernels and len(asked) == 1
+
+
+def test_stamps_follow_files(tmp_path):
+    (tmp_path / "a.py").write_text("1")
+    first = cache.stamp(tmp_path)
+    cache.stamp.cache_clear()
+    (tmp_path / "a.py").write_text("12")
+    assert cache.stamp(tmp_path) != first
+    cache.stamp.cache_clear()
