@@ -22,9 +22,9 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
     found, fuse = [], gpu.fuse_for_gpu
 
-    def count(p, apart, given):
+    def count(p, apart, **options):
         found.append(p.name)
-        return fuse(p, apart, given=given)
+        return fuse(p, apart, **options)
 
     monkeypatch.setattr(gpu, "fuse_for_gpu", count)
     return found
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_made_again(damage, asked, tmp_path):
 
 
 def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkeypatch):
-    def refuses(p, apart, given):
+    def refuses(p, apart, **options):
         raise NotFusibleError("no rule")
 
     p = program()
