@@ -19,6 +19,7 @@ from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from tilefold.errors import TilefoldError
+from tilefold.frontend import first_use  # noqa: F401 (for what it imports)
 from tilefold.frontend.decompose import decompositions, rewrite_attention
 from tilefold.frontend.execute import interpreted
 from tilefold.frontend.regions import CompileProgram, Options, compile_graph

@@ -68,10 +68,12 @@ def key_of(p: Program, apart: frozenset[str], units: int, given: Given | None) -
 def stamp(root: Path) -> str:
     """Digest of the names, sizes and times of change of a package's files."""
     lines = []
-    for path in sorted(root.rglob("*.py")):
-        s = path.stat()
-        lines.append(f"{path.relative_to(root)} {s.st_size} {s.st_mtime_ns}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if name.endswith(".py"):
+                s = os.stat(f"{folder}/{name}")
+                lines.append(f"{folder}/{name} {s.st_size} {s.st_mtime_ns}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 class _Pickler(pickle.Pickler):

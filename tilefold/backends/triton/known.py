@@ -48,11 +48,12 @@ def stamp(root: Path) -> str:
     """Digest of the names, sizes and times of change of the files in these parts of an installation."""
     lines = []
     for part in _PARTS:
-        for path in sorted((root / part).rglob("*")):
-            if path.suffix in (".py", ".so") or path.name.startswith("ptxas"):
-                s = path.stat()
-                lines.append(f"{path.relative_to(root)} {s.st_size} {s.st_mtime_ns}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        for inner, _, names in os.walk(root / part):
+            for name in names:
+                if name.endswith((".py", ".so")) or name.startswith("ptxas"):
+                    s = os.stat(f"{inner}/{name}")
+                    lines.append(f"{inner}/{name} {s.st_size} {s.st_mtime_ns}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def key_of(
