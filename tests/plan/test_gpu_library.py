@@ -48,6 +48,13 @@ def test_a_product_that_nothing_reduces_over_is_the_library_s() -> None:
     assert gpu_library_products(p) == {"mm"}
 
 
+@pytest.mark.parametrize("fn,shapes", [(o.inertia, ((4, 512), (4, 512, 3))), (o.rms_norm_max, ((8, 512),))])
+def test_a_sum_of_products_that_uses_each_element_once_is_fused(fn, shapes) -> None:
+    torch._dynamo.reset()
+    p = trace(fn, *(torch.empty(s, device="meta") for s in shapes)).program
+    assert any(c.reducer == "sum" for c in p.body) and not gpu_library_products(p)
+
+
 def test_the_description_of_a_device_has_its_multiprocessors() -> None:
     assert gpu_named("NVIDIA H200", 130) == replace(H200, cores=130)
     assert gpu_named("NVIDIA A100-SXM4-80GB", 108) == replace(H100, cores=108)

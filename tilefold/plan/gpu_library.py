@@ -20,7 +20,7 @@ from tilefold.plan.gpu import WIDE, blocks, kept_local, segments
 from tilefold.plan.hardware import H100, Machine
 from tilefold.plan.library import is_library_product
 from tilefold.tensor.analysis import Graph, out_dims
-from tilefold.tensor.ir import Program
+from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.reduction_laws import align_reductions
 
 #: FLOP/s of all multiprocessors in folds with a wide state, and seconds of a thread block beside its products: filling
@@ -33,8 +33,17 @@ CALL, REACHED = 4e-6, 0.85
 def gpu_library_products(p: Program, machine: Machine = H100) -> frozenset[str]:
     """Names of the products that the library computes."""
     g = Graph.of(p)
-    outside = frozenset(c.name for c in p.body if is_library_product(c) and not _inside_fold(g, c.name))
+    outside = frozenset(c.name for c in p.body if _of_matrices(g, c) and not _inside_fold(g, c.name))
     return outside | _of_wide_folds(p, outside, machine)
+
+
+def _of_matrices(g: Graph, c: Compute) -> bool:
+    """Whether c is a product of matrices. In one of rows with rows, or of a matrix with a vector, each element of an
+    operand is used once: memory is all that counts, and a kernel that also does what follows reads it once."""
+    if not is_library_product(c):
+        return False
+    left, right = ({d for d in dims_used(x) if g.extent(d) > 1} for x in getattr(c.body, "args", ()))
+    return bool(left - right) and bool(right - left)
 
 
 def _of_wide_folds(p: Program, apart: frozenset[str], machine: Machine) -> frozenset[str]:
@@ -43,7 +52,7 @@ def _of_wide_folds(p: Program, apart: frozenset[str], machine: Machine) -> froze
     g = Graph.of(p)
     found: set[str] = set()
     for members in group(p, apart, 1).groups:
-        products = [m for m in members.members if is_library_product(g.by_name[m])]
+        products = [m for m in members.members if _of_matrices(g, g.by_name[m])]
         if len(products) < 2:
             continue
         plan = plan_stages(g, with_unit(members))

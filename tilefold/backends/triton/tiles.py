@@ -16,7 +16,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
-from tilefold.tile.pieces import power_of_two
+from tilefold.tile.pieces import MOST_SINGLES, power_of_two
 
 #: Elements of the largest value of a kernel without products, a thread block.
 AREA = 8192
@@ -35,7 +35,8 @@ class Shape:
     products: dims of the left operand alone, of the right alone, and reduced. common: kept dims that both
     operands of some product have (batches). shared: dims d that some
     tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
-    statements range over, without segments. again: dims that several loops run over, one after the other.
+    statements range over, without segments. again: dims that several loops run over, one after the other. bounded:
+    whether a loop's bounds follow the rows (causal masks, windows).
     """
 
     parallel: tuple[str, ...]
@@ -48,6 +49,7 @@ class Shape:
     segments: frozenset[str]
     cut: frozenset[str]
     again: frozenset[str]
+    bounded: bool
 
     @staticmethod
     def of(b: Block) -> Shape:
@@ -66,6 +68,8 @@ class Shape:
         cut = frozenset(n.dim for n in loops if n.start is not None and _bounds_dims(n) & singles)
         streams = [n.dim for n in loops if n.kind == "for"]
         again = frozenset(d for d in streams if streams.count(d) > 1)
+        rows = frozenset(n.dim for n in loops if n.kind == "forall") - singles
+        bounded = any(_bounds_dims(n) & rows for n in loops if n.kind == "for")
         shared: dict[str, int] = {}
         areas: list[frozenset[str]] = []
         reduces = False
@@ -84,6 +88,7 @@ class Shape:
             tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles),
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
             tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
+            bounded,
         )  # fmt: skip
 
     def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -144,7 +149,8 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
     parts = blocks * math.prod(sizes[d] for d in s.segments)
     for d in rows:
-        small = whole < FULL if len(rows) > 1 else wide <= 64 or whole < 3 * FULL
+        # blocks of unequal length fill the machine better where they are many
+        small = whole < FULL if len(rows) > 1 else s.bounded or wide <= 64 or whole < 3 * FULL
         most = 64 if wide > 256 or small else 128
         while wide > 256 and most > 16 and len(rows) == 1 and parts * -(-sizes[d] // most) < FULL * 3 // 4:
             most //= 2
@@ -173,7 +179,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         return TritonConfig(tiles, lanes, warps=8, stages=2) if big > 32 else TritonConfig(tiles, lanes, stages=3)
     if big >= 128 and wide >= 128:
         return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)
-    return TritonConfig(tiles, lanes, warps=4, stages=3)
+    return TritonConfig(tiles, lanes, warps=4, stages=3, descriptors=s.bounded and big >= 64 and wide >= 128)
 
 
 def _held_whole(s: Shape, d: str) -> bool:
@@ -187,15 +193,16 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     A row that does not fit and is read twice has tiles as large as can be held: one thread block then fills a
     multiprocessor, so that the rows at work at one time (132 of 256 KB on an H100) stay in the second-level cache.
     """
-    local = {d: power_of_two(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
+    local = {d: _width(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
     tiles: dict[str, int] = {}
     inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
     most = AREA if s.products else HELD
     for d in s.streamed:
         with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
-        room, whole = max(1, most // with_d), power_of_two(sizes[d])
+        several = 2 if s.products and not inner else 1  # values for every index
+        room, whole = max(1, most // with_d // several), power_of_two(sizes[d])
         area = HELD if d in s.again and not s.products else AREA
-        part = area // min(with_d, area) // (2 if s.products and not inner else 1)
+        part = area // min(with_d, area) // several
         tiles[d] = whole if whole <= room else max(1, min(part, whole))
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
@@ -204,4 +211,10 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         room //= tiles[d]
     area = s.area({**local, **tiles})
     warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
-    return TritonConfig(tiles, {}, warps=warps, stages=3 if inner else 2)
+    # loads straight to registers: copies ahead of their use take no cache hints, and single elements badly
+    return TritonConfig(tiles, {}, warps=warps, stages=3 if inner else 1 if s.streamed else 2)
+
+
+def _width(n: int) -> int:
+    """Lanes of a dim that is held; one where it is cut into single indices."""
+    return 1 if n <= MOST_SINGLES and n & (n - 1) else power_of_two(n)
