@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from zlib import crc32
 
 import torch
 
@@ -21,6 +22,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate, reduce_values, select_values
 from tilefold.algebra.expr import Index, Size, Sym, walk
 from tilefold.algebra.fold import Check, Fold
+from tilefold.algebra.nameless import Names
 from tilefold.algebra.ops import INDEX_REDUCERS
 from tilefold.algebra.run_fold import Runner, State
 
@@ -40,6 +42,16 @@ def check_fold(
 
     `unbounded`: results whose own exponentials can overflow, so that huge inputs say nothing.
     """
+    names = Names()
+    same = names.fold(fold), names.reductions(bodies), frozenset(map(names.tensor, unbounded))
+    found = _checks(names.cascade(cascade), *same)
+    return found if all(c.ok for c in found) else _checks(cascade, fold, bodies, unbounded)
+
+
+@lru_cache(maxsize=1024)
+def _checks(
+    cascade: Cascade, fold: Fold, bodies: tuple[Reduction, ...], unbounded: frozenset[str]
+) -> tuple[Check, ...]:
     dims = result_dims(cascade)
     out = []
     for n in (LENGTH, 1, 0):
@@ -203,7 +215,7 @@ def _reading(results: Mapping[str, tuple[torch.Tensor, torch.Tensor]], inputs: E
 @lru_cache(maxsize=256)
 def _table(name: str, dtype: DType) -> torch.Tensor:
     """Values of an input: [case, hash], the same for every run."""
-    gen = torch.Generator().manual_seed(sum(map(ord, name)) * 1009 + len(name))
+    gen = torch.Generator().manual_seed(crc32(name.encode()))
     if not dtype.is_float:
         top = 2 if dtype is DType.BOOL else LENGTH
         return torch.randint(0, top, (len(CASES), TABLE), generator=gen).to(dtype.torch_dtype)

@@ -12,7 +12,22 @@ from tilefold.algebra import simplify as sm
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate, identity_of
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, call, transform, walk
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Size,
+    call,
+    children,
+    dims_used,
+    loads,
+    rebuild,
+    tensors_read,
+    transform,
+    walk,
+)
 from tilefold.algebra.facts import ANY, Range, after_reduction, from_dtype, range_of
 from tilefold.algebra.fold import NEW, OLD, StateVar, Step
 from tilefold.algebra.separate import separate
@@ -161,7 +176,7 @@ class Context:
 
     def deps(self, e: Expr) -> list[Load]:
         """State loads in `e`, in order of appearance."""
-        return list(dict.fromkeys(n for n in walk(e) if isinstance(n, Load) and n.tensor in self.infos))
+        return [ld for ld in loads(e) if ld.tensor in self.infos]
 
     def resolve(self, body: Expr) -> Expr:
         """Results of earlier reductions replaced by their value over the state."""
@@ -192,12 +207,16 @@ class Context:
 
 
 def loads_of(cascade: Cascade) -> set[str]:
-    return {n.tensor for r in cascade.reductions for n in walk(r.body) if isinstance(n, Load)}
+    return {t for r in cascade.reductions for t in tensors_read(r.body)}
 
 
 def reindex(e: Expr, at: Mapping[str, Expr]) -> Expr:
     """Indices of `e` replaced by expressions."""
-    return transform(e, lambda n: at.get(n.dim) if isinstance(n, Index) else None)
+    if dims_used(e).isdisjoint(at):
+        return e
+    if isinstance(e, Index):
+        return at[e.dim]
+    return rebuild(e, tuple([reindex(k, at) for k in children(e)]))
 
 
 def identity_const(reducer: str, dtype: DType) -> Const:
@@ -208,7 +227,7 @@ def identity_const(reducer: str, dtype: DType) -> Const:
 
 def used_dims(r: Reduction, *exprs: Expr) -> tuple[str, ...]:
     """Dims of a reduction that the expressions depend on, in order."""
-    used = {n.dim for e in exprs for n in walk(e) if isinstance(n, Index)}
+    used = {d for e in exprs for d in dims_used(e)}
     return tuple(d for d in r.dims if d in used)
 
 

@@ -5,22 +5,29 @@
 
 `Index(j)` is the value of loop index j, `Size(j)` the run-time extent of dim j,
 `Sym(s)` a run-time integer symbol; all three are i64. A `Load` reads an element of a
-tensor, a block value or a tile buffer. Nodes are immutable and hashable.
+tensor, a block value or a tile buffer. Nodes are immutable and hashable, and remember
+what they read (`loads`, `tensors_read`, `dims_used`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.ops import OPS
+
+Fact = TypeVar("Fact")
 
 
 class Expr:
     """Base of the node classes; Python operators build `Call`s."""
 
-    __slots__ = ()
+    __slots__ = ("_dims", "_loads", "_tensors")  # set when first asked for
+    _dims: frozenset[str]
+    _loads: tuple[Load, ...]
+    _tensors: frozenset[str]
 
     def __add__(self, o: ExprLike) -> Expr:
         return call("add", self, o)
@@ -142,15 +149,11 @@ def call(op: str, *args: ExprLike) -> Expr:
 
 
 def children(e: Expr) -> tuple[Expr, ...]:
-    match e:
-        case Load(_, index):
-            return index
-        case Call(_, args):
-            return args
-        case Cast(arg, _):
-            return (arg,)
-        case _:
-            return ()
+    if isinstance(e, Call):
+        return e.args
+    if isinstance(e, Load):
+        return e.index
+    return (e.arg,) if isinstance(e, Cast) else ()
 
 
 def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
@@ -168,14 +171,17 @@ def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
 
 def walk(e: Expr) -> Iterator[Expr]:
     """Every node, parents first."""
-    yield e
-    for k in children(e):
-        yield from walk(k)
+    todo = [e]
+    while todo:
+        n = todo.pop()
+        yield n
+        todo.extend(reversed(children(n)))
 
 
 def transform(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
     """Bottom-up rewriting: `f` maps a node (children done) to its replacement, None keeps it."""
-    new = rebuild(e, tuple(transform(k, f) for k in children(e)))
+    kids = children(e)
+    new = rebuild(e, tuple([transform(k, f) for k in kids])) if kids else e
     out = f(new)
     return new if out is None else out
 
@@ -204,16 +210,32 @@ def rename_dims(e: Expr, names: Mapping[str, str]) -> Expr:
 
 def loads(e: Expr) -> tuple[Load, ...]:
     """All loads, outermost first, duplicates removed."""
-    return tuple(dict.fromkeys(n for n in walk(e) if isinstance(n, Load)))
+    try:
+        return e._loads
+    except AttributeError:
+        below = tuple(dict.fromkeys(ld for k in children(e) for ld in loads(k)))
+        return _remember(e, "_loads", (e, *below) if isinstance(e, Load) else below)
 
 
 def tensors_read(e: Expr) -> frozenset[str]:
-    return frozenset(n.tensor for n in walk(e) if isinstance(n, Load))
+    try:
+        return e._tensors
+    except AttributeError:
+        return _remember(e, "_tensors", frozenset(ld.tensor for ld in loads(e)))
 
 
 def dims_used(e: Expr) -> frozenset[str]:
     """Dims whose index the value depends on."""
-    return frozenset(n.dim for n in walk(e) if isinstance(n, Index))
+    try:
+        return e._dims
+    except AttributeError:
+        found = {e.dim} if isinstance(e, Index) else frozenset[str]().union(*map(dims_used, children(e)))
+        return _remember(e, "_dims", frozenset(found))
+
+
+def _remember(e: Expr, slot: str, fact: Fact) -> Fact:
+    object.__setattr__(e, slot, fact)  # what a node reads never changes
+    return fact
 
 
 def type_of(e: Expr, tensor_dtype: Callable[[str], DType]) -> DType:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, call, rebuild, transform
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, call, children, rebuild, tensors_read, transform
 
 ONE = Const(1.0, DType.F32)
 ZERO = Const(0.0, DType.F32)
@@ -255,12 +255,10 @@ def split_constant(e: Expr) -> tuple[Fraction, Expr]:
 def rename_loads(e: Expr, names: dict[str, str]) -> Expr:
     """Loads of the given tensors read another one instead, at the same indices."""
 
-    def one(n: Expr) -> Expr | None:
-        if isinstance(n, Load) and n.tensor in names:
-            return Load(names[n.tensor], n.index)
-        return None
-
-    return transform(e, one)
+    if tensors_read(e).isdisjoint(names):
+        return e
+    new = rebuild(e, tuple([rename_loads(k, names) for k in children(e)]))
+    return Load(names[new.tensor], new.index) if isinstance(new, Load) and new.tensor in names else new
 
 
 def replace(e: Expr, old: Expr, new: Expr) -> Expr:

@@ -32,6 +32,7 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, loads, substitute, transform
 from tilefold.algebra.fold import NEW, OLD, Check, StateVar
 from tilefold.algebra.invert import VARIABLE, invert
+from tilefold.algebra.nameless import numbered
 from tilefold.algebra.terms import Inseparable
 from tilefold.algebra.text import show
 
@@ -197,10 +198,16 @@ def prove_methods(ctx: Context) -> tuple[Check, ...]:
 
 
 def _check(name: str, lhs: Expr, rhs: Expr, by_points: bool = False) -> Check:
-    if not by_points and is_zero(to_sympy(lhs) - to_sympy(rhs)):
-        return Check(name, "symbolic", True)
-    ok, method = equal_at_points(lhs, rhs)
+    ok, method = _equal(*numbered(lhs, rhs), by_points)
     return Check(name, method, ok, "" if ok else f"{show(lhs)} differs from {show(rhs)}")
+
+
+@lru_cache(maxsize=1024)
+def _equal(lhs: Expr, rhs: Expr, by_points: bool) -> tuple[bool, str]:
+    """Whether two expressions (`numbered`) are equal, and the method that told."""
+    if not by_points and is_zero(to_sympy(lhs) - to_sympy(rhs)):
+        return True, "symbolic"
+    return equal_at_points(lhs, rhs)
 
 
 def _recovered(name: str, body: Expr, ctx: Context) -> Check:

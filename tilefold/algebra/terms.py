@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import isfinite
 
 from tilefold.algebra import simplify as sm
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, dims_used, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, dims_used, tensors_read
 from tilefold.algebra.facts import Known, range_of
 
 
@@ -100,7 +100,7 @@ class Scope:
 
     def depends(self, e: Expr) -> bool:
         """Whether `e` depends on earlier results."""
-        return any(isinstance(n, Load) and n.tensor in self.state for n in walk(e))
+        return not tensors_read(e).isdisjoint(self.state)
 
     def nonneg(self, e: Expr) -> bool:
         return range_of(e, self.known).nonneg

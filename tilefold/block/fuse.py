@@ -109,6 +109,5 @@ def _inputs(g: Graph, members: Group) -> tuple[Input, ...]:
     mine = {r for m in members.members for r in g.by_name[m].results}
     read = {t for m in members.members for t in tensors_read(g.by_name[m].body)} - mine
     found = [i for i in p.inputs if i.name in read]
-    for c in p.body:
-        found += [Input(r, p.dtype_of(r), p.shape_of(r)) for r in c.results if r in read]
+    found += [Input(r, p.dtype_of(r), p.shape_of(r)) for r in g.results if r in read]
     return tuple(found)

@@ -19,7 +19,7 @@ from tilefold.errors import NotFusibleError, VerifyError
 from tilefold.plan.cost import Cost, library_cost
 from tilefold.plan.dag import Dag, bits
 from tilefold.plan.dataflow import MOVE, element_units, evaluate_size, extents
-from tilefold.plan.forms import Form, forms
+from tilefold.plan.forms import Form, build_form, forms
 from tilefold.plan.hardware import Machine
 from tilefold.plan.library import is_library_product
 from tilefold.plan.search import Shape, shapes
@@ -89,6 +89,7 @@ class Kernels:
         self._outers: dict[str, tuple[str, ...]] = {}
         self._at = {c.name: k for k, c in enumerate(p.body)}
         self._keys: dict[int, Key] = {}
+        self._built: dict[tuple[Group, Form], tuple[FusedKernel, ...]] = {}
         #: Legal sets that no block program could be built for, and why.
         self.refused: dict[tuple[str, ...], str] = {}
 
@@ -232,9 +233,15 @@ class Kernels:
                 if c.name in self.apart:
                     return out
         for form, kernels in forms(self.graph, group, self.machine):
+            self._built[group, form] = kernels
             best = tuple(self.shapes(k)[0] for k in kernels)
             out.append(Snapshot(form, best, together([b.cost for b in best])))
         return out
+
+    def build(self, group: Group, form: Form) -> tuple[FusedKernel, ...]:
+        """The kernels of one snapshot of a group."""
+        found = self._built.get((group, form))
+        return build_form(self.graph, group, form) if found is None else found
 
     def shapes(self, k: FusedKernel) -> tuple[Shape, ...]:
         """Tilings of a kernel under its canonical names, the cheapest first."""

@@ -52,6 +52,15 @@ class Dag:
                 found |= 1 << k
         return found
 
+    def ready_after(self, ready: int, step: int, done: int) -> int:
+        """`ready(done)`, from the ready nodes before `step` (the last part of `done`) ran."""
+        found = ready & ~step
+        for k in bits(step):
+            for u in bits(self.succs[k] & ~done):
+                if self.preds[u] & ~done == 0:
+                    found |= 1 << u
+        return found
+
     def descendants(self) -> tuple[int, ...]:
         """For each node, the mask of the nodes that depend on it (itself not included)."""
         below = [0] * len(self.names)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Size, Sym, dims_used, loads
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Stmt, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
 from tilefold.plan.hardware import Machine
@@ -92,13 +92,15 @@ class Analysis:
                     self.dims[n.index_name] = n.dims
                     self.width[n.index_name] = 8
         self._touched: dict[int, tuple[tuple[str, frozenset[str]], ...]] = {}
-        self._flat: dict[int, tuple[tuple[str, frozenset[str], frozenset[str]], ...]] = {}
+        self._flat: dict[int, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] = {}
+        self._feet: dict[tuple[int, tuple[tuple[str, int], ...]], dict[str, float]] = {}
         self._work: dict[int, tuple[frozenset[str], float]] = {}
         self._products: dict[int, tuple[tuple[str, ...], ...] | None] = {}
 
     def dataflow(self, tiles: Mapping[str, int], machine: Machine) -> Dataflow:
         """With these tiles (absent: 1) on a machine."""
         self.tiles = tiles
+        self._feet.clear()
         body = self.block.body
         traffic = []
         for t in machine.tiers[:-1]:
@@ -119,9 +121,8 @@ class Analysis:
         if found is None:
             seen: dict[tuple[str, frozenset[str]], None] = {}
             for e in exprs_of(n):
-                for x in walk(e):
-                    if isinstance(x, Load):
-                        seen[(x.tensor, frozenset().union(*map(dims_used, x.index)))] = None
+                for x in loads(e):
+                    seen[(x.tensor, dims_used(x))] = None
             match n:
                 case Store(tensor=t, index=ix):
                     seen[(t, frozenset().union(*map(dims_used, ix)))] = None
@@ -138,20 +139,27 @@ class Analysis:
             n *= self.sizes[d] if at is None else at
         return n
 
-    def footprint(self, nodes: Sequence[Node], ranges: Mapping[str, int]) -> dict[str, float]:
+    def footprint(self, nodes: Sequence[Node], ranges: Mapping[str, int]) -> Mapping[str, float]:
         """Distinct bytes of each tensor and value that one execution of the nodes touches.
 
         Of a tensor that is all of what the loops inside go over; of a value made in them one tile.
         """
+        key = id(nodes), tuple(ranges.items())
+        out = self._feet.get(key)
+        if out is not None:
+            return out
         found = self._flat.get(id(nodes))
         if found is None:
-            found = self._flat[id(nodes)] = tuple(self._accesses(nodes, frozenset()))
-        out: dict[str, float] = {}
-        for name, dims, private in found:
+            found = self._flat[id(nodes)] = tuple(dict.fromkeys(self._accesses(nodes, frozenset())))
+        current = {**self.sizes, **ranges}
+        tiles = {d: self.tile(d) for d in self.sizes}
+        out = self._feet[key] = {}
+        for name, shared, private in found:
             n = 1.0
-            for d in dims:
-                at = self.tile(d) if d in private else ranges.get(d)
-                n *= self.sizes[d] if at is None else at
+            for d in shared:
+                n *= current[d]
+            for d in private:
+                n *= tiles[d]
             if name in self.whole and n > self.whole[name]:
                 n = self.whole[name]
             n *= self.width[name]
@@ -161,14 +169,16 @@ class Analysis:
 
     def _accesses(
         self, nodes: Sequence[Node], inside: frozenset[str]
-    ) -> Iterator[tuple[str, frozenset[str], frozenset[str]]]:
-        """Accesses of the nodes, those in loops included; the dims of which a value has one tile."""
+    ) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """Accesses of the nodes, those in loops included; dims at their current range, and those of which a value
+        has one tile."""
         for n in nodes:
             if isinstance(n, Loop):
                 yield from self._accesses(n.body, inside | {n.dim})
                 continue
             for name, dims in self.touches(n):
-                yield name, dims, frozenset() if name in self.globals else dims & inside
+                private = frozenset[str]() if name in self.globals else dims & inside
+                yield name, tuple(sorted(dims - private)), tuple(sorted(private))
 
     # -- traffic ------------------------------------------------------------------------------
 
@@ -251,7 +261,7 @@ class Analysis:
             nodes = nodes[0].body
         return n
 
-    def one_block(self, nodes: Sequence[Node]) -> dict[str, float]:
+    def one_block(self, nodes: Sequence[Node]) -> Mapping[str, float]:
         """The footprint of one block of the grid."""
         ranges: dict[str, int] = {}
         while len(nodes) == 1 and isinstance(nodes[0], Loop) and nodes[0].kind == "forall":

@@ -18,7 +18,7 @@ from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, Refusal, grou
 from tilefold.errors import PlanError
 from tilefold.plan.candidates import Kernels, Snapshot, together
 from tilefold.plan.cost import Cost
-from tilefold.plan.forms import Form, build_form
+from tilefold.plan.forms import Form
 from tilefold.plan.hardware import Machine
 from tilefold.plan.library import library_products
 from tilefold.plan.recompute import Choice, choices, rewritten, solve
@@ -147,7 +147,7 @@ def _planned(made: Kernels, found: Selection, c: Chosen, rivals: bool, groups: M
     snapshot = _snapshot(c.variant)
     members = made.group(c.members) or groups.get(c.members)
     assert members is not None
-    kernels = build_form(made.graph, members, snapshot.form or Form())
+    kernels = made.build(members, snapshot.form or Form())
     return PlannedKernel(members.members, snapshot, kernels, _rival(made, found, c, rivals))
 
 

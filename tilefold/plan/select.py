@@ -105,7 +105,7 @@ def select(problem: Problem, *, rivals: bool = True) -> Selection:
         for s in fresh:
             search.price(s)
         if search.slack == 1.0 and problem.spent():
-            search.slack = max(1.0, search.usual_slack())
+            search.settle()
     found = search.result(path, rivals)
     return found if whole else replace(found, exact=False)
 
@@ -133,25 +133,25 @@ class _Search:
         self.steps: dict[int, list[int]] = {}
         self.order: list[int] = []
         self.slack = 1.0
+        self._options: dict[int, tuple[Variant, ...]] = {}
         self._build()
 
     def _build(self) -> None:
         """All ideals reachable by legal candidates, and the candidates that start at each."""
-        todo = [0]
+        todo = [(0, self.dag.ready(0))]
         seen = {0}
         while todo:
-            ideal = todo.pop()
-            self.steps[ideal] = found = self._from(ideal)
+            ideal, ready = todo.pop()
+            self.steps[ideal] = found = self._from(ideal, ready)
             for s in found:
                 if ideal | s not in seen:
                     seen.add(ideal | s)
-                    todo.append(ideal | s)
+                    todo.append((ideal | s, self.dag.ready_after(ready, s, ideal | s)))
             if len(seen) > MOST_IDEALS:
                 raise PlanError(f"more than {MOST_IDEALS} ideals", hint="plan the program in parts")
         self.order = sorted(seen, key=int.bit_count)
 
-    def _from(self, ideal: int) -> list[int]:
-        ready = self.dag.ready(ideal)
+    def _from(self, ideal: int, ready: int) -> list[int]:
         left = self.dag.everything & ~ideal
         for k in bits(ready):
             if not self.problem.partners[k] & left:
@@ -161,7 +161,7 @@ class _Search:
     def _grown(self, ideal: int, ready: int) -> list[int]:
         """Connected sets S such that ideal | S is an ideal."""
         links, dag = self.problem.partners, self.dag
-        region = self._region(ideal)
+        region = self._region(ideal, ready)
         todo = [1 << k for k in bits(ready)]
         seen = set(todo)
         out: list[int] = []
@@ -182,13 +182,16 @@ class _Search:
                     todo.append(s | 1 << k)
         return out
 
-    def _region(self, ideal: int) -> int:
+    def _region(self, ideal: int, ready: int) -> int:
         """Nodes that a candidate starting here could contain: all producers done or in it, some partner left."""
         inside = 0
         left = self.dag.everything & ~ideal
-        for k in bits(left):
-            if self.problem.partners[k] & left and self.dag.preds[k] & ~(ideal | inside) == 0:
+        todo = list(bits(ready))
+        while todo:
+            k = todo.pop()
+            if self.problem.partners[k] & left:
                 inside |= 1 << k
+                todo += [u for u in bits(self.dag.succs[k]) if self.dag.preds[u] & ~(ideal | inside) == 0]
         return inside
 
     def _bound(self, s: int) -> float | None:
@@ -207,13 +210,24 @@ class _Search:
                 if s in self.steps[ideal]:
                     self.steps[ideal].remove(s)
         self.priced[s] = found
+        self._options.pop(s, None)
+
+    def settle(self) -> None:
+        """From now on expect what is not priced to cost as much above its bound as what is."""
+        self.slack = max(1.0, self.usual_slack())
+        self._options.clear()
 
     def _choices(self, s: int) -> tuple[Variant, ...]:
-        """Variants of a priced candidate, or its lower bound as if it had no shapes."""
-        if s in self.priced:
-            return self.priced[s]
-        bound = self._bound(s)
-        return (Variant(0.0 if bound is None else bound * self.slack),)
+        """Variants of a priced candidate that may be on a shortest path, or its lower bound as if it had no shapes."""
+        found = self._options.get(s)
+        if found is None:
+            if s in self.priced:
+                found = _undominated(self.priced[s])
+            else:
+                bound = self._bound(s)
+                found = (Variant(0.0 if bound is None else bound * self.slack),)
+            self._options[s] = found
+        return found
 
     def usual_slack(self) -> float:
         """How many times its bound a priced candidate costs: the median."""
@@ -225,15 +239,14 @@ class _Search:
         best: dict[int, dict[Shapes, tuple[float, _Back | None]]] = {i: {} for i in self.order}
         best[0][()] = (0.0, None)
         for ideal in self.order:
+            ways = [(s, ideal | s, v) for s in self.steps[ideal] for v in self._choices(s)]
             for shapes, (so_far, _) in best[ideal].items():
-                for s in self.steps[ideal]:
-                    for v in self._choices(s):
-                        there = so_far + v.seconds + self._moved(shapes, v)
-                        end = ideal | s
-                        kept = self._kept(end, shapes, s, v)
-                        held = best[end].get(kept)
-                        if held is None or there < held[0]:
-                            best[end][kept] = (there, _Back(ideal, shapes, s, v))
+                for s, end, v in ways:
+                    there = so_far + v.seconds + (self._moved(shapes, v) if v.wants else 0.0)
+                    kept = self._kept(end, shapes, s, v) if shapes or v.gives else ()
+                    held = best[end].get(kept)
+                    if held is None or there < held[0]:
+                        best[end][kept] = (there, _Back(ideal, shapes, s, v))
         goal = best.get(self.dag.everything) or {}
         if not goal:
             raise PlanError("no partition into legal kernels covers the program")
@@ -246,8 +259,6 @@ class _Search:
         return path[::-1]
 
     def _moved(self, shapes: Shapes, v: Variant) -> float:
-        if not v.wants:
-            return 0.0
         given = dict(shapes)
         return sum(self.problem.transfer(k, given[k], want) for k, want in v.wants.items() if k in given)
 
@@ -308,6 +319,13 @@ class _Search:
             for s in self.steps[ideal]:
                 behind[ideal] = min(behind[ideal], (self._cheapest(s) + behind[ideal | s][0], s))
         return _Ways(ahead, behind)
+
+
+def _undominated(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    """Of the variants without shapes only the cheapest."""
+    plain = [v for v in variants if not v.gives and not v.wants]
+    best = min(plain, key=lambda v: v.seconds, default=None)
+    return tuple(v for v in variants if v is best or v.gives or v.wants)
 
 
 _INF = float("inf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads
 from tilefold.tensor.ir import Compute, Program
 
 #: Extent assumed for a size that is only known at run time.
@@ -56,12 +56,13 @@ def expr_flops(e: Expr) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Edges of a program: `producers[c]` and `consumers[c]` hold Compute names."""
+    """Edges of a program: `producers[c]` and `consumers[c]` hold Compute names. `results`: in program order."""
 
     program: Program
     by_name: Mapping[str, Compute]
     producers: Mapping[str, tuple[str, ...]]
     consumers: Mapping[str, tuple[str, ...]]
+    results: tuple[str, ...]
 
     @staticmethod
     def of(p: Program) -> Graph:
@@ -73,7 +74,8 @@ class Graph:
             producers[c.name] = tuple(read)
             for r in read:
                 consumers[r].append(c.name)
-        return Graph(p, {c.name: c for c in p.body}, producers, {k: tuple(v) for k, v in consumers.items()})
+        by_name = {c.name: c for c in p.body}
+        return Graph(p, by_name, producers, {k: tuple(v) for k, v in consumers.items()}, tuple(owner))
 
     def extent(self, dim: str) -> int:
         return estimate(self.program.sizes[dim])
@@ -97,11 +99,7 @@ class Graph:
 
 
 def _reads(c: Compute) -> tuple[str, ...]:
-    names: dict[str, None] = {}
-    for n in walk(c.body):
-        if isinstance(n, Load):
-            names[n.tensor] = None
-    return tuple(names)
+    return tuple(dict.fromkeys(ld.tensor for ld in loads(c.body)))
 
 
 def plain_axes(c: Compute, producer: Compute) -> frozenset[str]:

@@ -79,28 +79,19 @@ class Program:
     body: tuple[Compute, ...]
     outputs: tuple[str, ...]
     syms: tuple[str, ...] = ()
+    _of: Mapping[str, Input | Compute] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", MappingProxyType(dict(self.sizes)))
+        made: dict[str, Input | Compute] = {r: c for c in self.body for r in c.results}
+        object.__setattr__(self, "_of", made | {i.name: i for i in self.inputs})
 
     def dtype_of(self, tensor: str) -> DType:
         """dtype of an input or result; KeyError if there is none of that name."""
-        for i in self.inputs:
-            if i.name == tensor:
-                return i.dtype
-        for c in self.body:
-            if c.name == tensor:
-                return c.dtype
-            if c.index_name == tensor:
-                return DType.I64
-        raise KeyError(tensor)
+        found = self._of[tensor]
+        return found.dtype if found.name == tensor else DType.I64
 
     def shape_of(self, tensor: str) -> tuple[Expr, ...]:
         """Extents of an input or result, over syms."""
-        for i in self.inputs:
-            if i.name == tensor:
-                return i.shape
-        for c in self.body:
-            if tensor in c.results:
-                return tuple(self.sizes[d] for d in c.dims)
-        raise KeyError(tensor)
+        found = self._of[tensor]
+        return found.shape if isinstance(found, Input) else tuple(self.sizes[d] for d in found.dims)
