@@ -9,7 +9,10 @@ from importlib.metadata import entry_points
 import pytest
 import torch
 
+from tests.backends.triton.kernels import split_product
 from tilefold import custom_op, fuse
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.launch import TritonKernel
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import compare
 from tilefold.suites.gpu import operators as o
@@ -238,3 +241,15 @@ def test_peers_agree_on_a_larger_row(cuda):
     q, k, v = (torch.randn(1, h, 2048, 64, generator=gen, device=cuda, dtype=torch.float16) for h in (4, 2, 2))
     checked = compare("gqa", o.gqa, fuse(o.gqa), (q, k, v))
     assert checked.ok, str(checked)
+
+
+def test_a_ragged_segment_by_tensor_map_does_not_read_the_next_one(cuda):
+    """The 320 indices of a step of a split product, in tiles of 128."""
+    x = torch.randn(256, 2560, device=cuda, dtype=torch.bfloat16)
+    w = torch.randn(2560, 64, device=cuda, dtype=torch.bfloat16)
+    block = split_product()
+    config = TritonConfig({"i": 1, "j": 64, "k": 64, "l": 128}, stages=3, descriptors=True)
+    parts = torch.zeros(8, 256, 64, device=cuda)
+    TritonKernel(block, lambda b, sizes: config).launch([x, w, parts], {})
+    want = torch.einsum("jsl,slk->sjk", x.double().view(256, 8, 320), w.double().view(8, 320, 64))
+    assert (parts.double() - want).abs().max() <= 1e-4 * want.abs().max()

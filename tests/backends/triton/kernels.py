@@ -9,6 +9,7 @@ import torch
 
 from tilefold.backends.triton.launch import TritonKernel, Variant
 from tilefold.block.canonical import canonical
+from tilefold.block.ir import Block
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.runtime.tuner.compiler import usual_units
@@ -51,3 +52,13 @@ def kernels(name: str) -> list[TritonKernel]:
 def variant(k: TritonKernel, **options: bool) -> Variant:
     """The default rendering, for tensors whose last axes are contiguous."""
     return k.variant(usual_units(k.block), k.sizes({}), tf32=False, interpreted=False, **options)
+
+
+def split_product() -> Block:
+    """The first kernel of routing with 2,560 features: the product in eight steps of 320."""
+    torch._dynamo.reset()
+    p = trace(o.moe_routing(6), meta(256, 2560, dtype=torch.bfloat16), meta(2560, 64, dtype=torch.bfloat16)).program
+    torch._dynamo.reset()
+    first = canonical(fuse_for_gpu(p).kernels[0].block).block
+    assert TritonKernel(first).sizes({}) == {"i": 8, "j": 256, "k": 64, "l": 320}
+    return first

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.backends.triton.kernels import split_product, variant
 from tests.tile.kernels import SOFTMAX, TOPK
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr
@@ -13,6 +14,7 @@ from tilefold.algebra.text import Names, show
 from tilefold.algebra.text import parse as parse_expr
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.facts import certain
+from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.scope import Scopes
 from tilefold.backends.triton.simplify import pull_scale, settle, terms
@@ -305,3 +307,13 @@ def test_a_plain_difference_is_not_scaled_before_it_is_taken_where_float32_is_ke
     assert "tl.exp(" in kept and "tl.exp2(" not in kept  # large scores: (x - m) is exact, x log2 e - m log2 e is not
     narrow = body(code(SOFTMAX.replace("f32[R, C]", "f16[R, C]"), TritonConfig({"i": 4, "j": 4})))
     assert "tl.exp2(" in narrow
+
+
+@pytest.mark.parametrize("tile,by_map", [(64, 2), (128, 2)])
+def test_a_ragged_end_inside_a_tensor_is_not_read_by_tensor_map(tile, by_map):
+    """What lies behind a segment's end is the next segment, not zeros."""
+    config = TritonConfig({"i": 1, "j": 64, "k": 64, "l": tile}, stages=3, descriptors=True)
+    k = TritonKernel(split_product(), lambda block, sizes: config)
+    made = body(variant(k).rendered)
+    assert made.count(".load([") == by_map
+    assert made.count("mask=ok_l") == (0 if 320 % tile == 0 else 2)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Load
+from tilefold.algebra.expr import Call, Index, Load, dims_used
 from tilefold.backends.triton.scalar import narrowed
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.errors import BackendError
@@ -141,7 +141,7 @@ class Products:
         frame = (*rows, *cols)
         natural = self._natural(ld, frame)
         v = None
-        inside = zeros or all(c.hold(d).stop in (None, c.size(d).code) for d in reduced)
+        inside = zeros or all(self._ends_with(ld, d) for d in reduced)
         if c.config.descriptors and inside and ld.tensor in c.tensors and ld.tensor not in c.buffers:
             v = c.memory.tile(c.tensors[ld.tensor], ld.index, natural)
         v = v or c.raw_load(ld, natural)
@@ -153,6 +153,17 @@ class Products:
         if len(rows) > 1 or len(cols) > 1:
             code = f"tl.reshape({code}, [{self._lanes(rows)}, {self._lanes(cols)}])"
         return Value(code, frame, v.kind, v.level)
+
+    def _ends_with(self, ld: Load, d: str) -> bool:
+        """Whether all lanes of d are valid, or the others lie beyond the tensor (and not in another segment)."""
+        c = self.c
+        stop = c.hold(d).stop
+        if stop is None:
+            return True
+        if ld.tensor not in c.tensors or stop != c.size(d).code:
+            return False
+        axes = [(ix, n) for ix, n in zip(ld.index, c.tensors[ld.tensor].shape, strict=True) if d in dims_used(ix)]
+        return axes == [(Index(d), c.kernel.sizes[d])]
 
     def _natural(self, ld: Load, frame: Sequence[str]) -> tuple[str, ...]:
         """The frame in the order of the tensor's axes, so that a transposed operand is loaded as it lies in memory."""
