@@ -25,7 +25,7 @@ UNARY = [
 
 @pytest.mark.parametrize("fn", UNARY, ids=lambda f: f.__name__)
 def test_unary(fn):
-    check(lambda x: fn(x), HOSTILE, tol=2e-6, modes=(False,))
+    check(lambda x: fn(x), HOSTILE, tol=2e-6, modes=(False,), wide=True)
     check(lambda x: fn(x), randn(3, 5), modes=(True,))
 
 
