@@ -151,7 +151,7 @@ def test_quantisation_is_exactly_per_token(device):
         (o.variance_by_hand, (1, 32768)), (o.variance_by_hand, (2, 40_009)), (o.l2_norm, (1, 131_072)),
         (o.rms_norm_max, (2, 70_001)),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )  # fmt: skip
 def test_short_long_and_ragged_rows(fn: Callable, shape, device):
     x = rand(*shape, device=device, dtype=torch.float32)
