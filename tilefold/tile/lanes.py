@@ -36,16 +36,15 @@ from tilefold.algebra.expr import (
     dims_used,
     lit,
     loads,
-    tensors_read,
     transform,
     walk,
 )
 from tilefold.tile import ir
+from tilefold.tile.lane_rules import across_lanes, adds, first_fill, plus, position, singular
+from tilefold.tile.uses import allocated
 
 #: Most statements that a statement over a tile becomes.
 MOST_STEPS = 16
-#: Operations that are singular in their last operand.
-SINGULAR = frozenset({"div", "floordiv", "mod", "rsqrt", "log", "log2", "log1p"})
 #: Most combinations of outer tiles for which the bounds of a loop are computed.
 MOST_TRIED = 4096
 
@@ -85,7 +84,7 @@ class _Pass:
     def __init__(self, kernel: ir.Kernel, lanes: Callable[[ir.For], int | None]):
         self.kernel, self.lanes = kernel, lanes
         self.sizes: dict[str, Expr] = dict(kernel.sizes)
-        self.taken = {*kernel.syms, *kernel.sizes, *(t.name for t in kernel.tensors), *_allocated(kernel.body)}
+        self.taken = {*kernel.syms, *kernel.sizes, *(t.name for t in kernel.tensors), *allocated(kernel.body)}
         self.buffers: dict[str, ir.Buffer] = {}
 
     def run(self) -> ir.Kernel:
@@ -116,7 +115,7 @@ class _Pass:
     def loop(self, s: ir.For, before: Sequence[ir.Stmt], tiles: Mapping[str, int]) -> list[ir.Stmt]:
         found = self.fold(s, before)
         n = self.lanes(s) if found is not None else None
-        start = lit(0) if s.start is None else _position(s.start, tiles)
+        start = lit(0) if s.start is None else position(s.start, tiles)
         length = self.length(s, tiles)
         if found is None or n is None or start is None or (length is not None and length < s.tile):
             return [replace(s, body=self.body(s.body, {**tiles, s.dim: s.tile}))]
@@ -142,7 +141,7 @@ class _Pass:
         d, body = s.dim, tuple(as_reduce(x) for x in s.body)
         local = {x.buffer.name: x.buffer for x in body if isinstance(x, ir.Alloc)}
         reduced = [x.buf for x in body if isinstance(x, ir.Reduce)]
-        starts = {n: _start(n, before) for n in reduced}
+        starts = {n: first_fill(n, before) for n in reduced}
         states = {n: f for n, f in starts.items() if f is not None}
         elements = frozenset(n for n, b in local.items() if d in b.dims)
         done: set[str] = set()
@@ -164,14 +163,14 @@ class _Pass:
                 return None
         if not states or any(d in self.buffers[n].dims for n in states):
             return None
-        varying = _varying(d, body, elements)
-        if not _singular(body, varying & states.keys()):
+        varying = across_lanes(d, body, elements)
+        if not singular(body, varying & states.keys()):
             return _Loop(s, body, states, local, elements, varying & states.keys())
         computed = [x for x in body if isinstance(x, ir.Map | ir.Reduce)]
         read = {ld.tensor for x in computed for ld in loads(x.expr) if ld.tensor != x.buf}
         shared = frozenset(states) & read
         additive = all(
-            x.op == "sum" if isinstance(x, ir.Reduce) else _adds(x.expr, x.buf)
+            x.op == "sum" if isinstance(x, ir.Reduce) else adds(x.expr, x.buf)
             for x in computed
             if x.buf in states.keys() - shared
         )
@@ -200,8 +199,8 @@ class _Pass:
         held = {n: self.state(self.buffers[n], lane, lanes if n in f.varying else None) for n in own}
         for n in own:
             out += [ir.Alloc(held[n]), replace(f.states[n], buf=held[n].name)]
-        first = _plus(start, call("mul", Index(turn), tile))
-        places = [_plus(_plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
+        first = plus(start, call("mul", Index(turn), tile))
+        places = [plus(plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
         body = _Body(self, f, lane, lanes, held).stream(places)
         out.append(ir.For(turn, 1, body, None, turns))
         if f.shared:
@@ -213,7 +212,7 @@ class _Pass:
         if length is None or length % tile:
             full = turns or lit(length // tile if length is not None else 0)
             done = call("mul", call("maximum", full, 0), tile)
-            out.append(replace(f.at, start=_plus(f.at.start or lit(0), done)))
+            out.append(replace(f.at, start=plus(f.at.start or lit(0), done)))
         return out
 
     def state(self, b: ir.Buffer, lane: str, lanes: int | None) -> ir.Buffer:
@@ -318,102 +317,3 @@ class _Body:
             return None
 
         return transform(e, one)
-
-
-def _varying(d: str, body: Sequence[ir.Stmt], elements: frozenset[str]) -> frozenset[str]:
-    """Buffers whose values differ from lane to lane."""
-    found = set(elements)
-    while True:
-        before = len(found)
-        for s in body:
-            if isinstance(s, ir.Map | ir.Reduce):
-                power = isinstance(s, ir.Reduce) and s.op == "prod"
-                if power or d in dims_used(s.expr) or found & tensors_read(s.expr):
-                    found.add(s.buf)
-        if len(found) == before:
-            return frozenset(found)
-
-
-def _singular(body: Sequence[ir.Stmt], states: frozenset[str]) -> bool:
-    """Whether what depends on the states of a lane is where an operation may be singular."""
-    found = set(states)
-    for s in body:
-        if isinstance(s, ir.Map) and found & tensors_read(s.expr):
-            found.add(s.buf)
-    for s in body:
-        for x in walk(s.expr) if isinstance(s, ir.Map | ir.Reduce) else ():
-            match x:
-                case Call("pow", (a, e)):
-                    if found & tensors_read(e) or (found & tensors_read(a) and not _positive(e)):
-                        return True
-                case Call(op, args) if op in SINGULAR and found & tensors_read(args[-1]):
-                    return True
-    return False
-
-
-def _positive(e: Expr) -> bool:
-    return isinstance(e, Const) and e.value > 0
-
-
-def _adds(e: Expr, buf: str) -> bool:
-    """Whether e is the buffer's own value plus something that does not depend on it."""
-    match e:
-        case Load(t):
-            return t == buf
-        case Call("add", (a, b)):
-            return (_adds(a, buf) and buf not in tensors_read(b)) or (_adds(b, buf) and buf not in tensors_read(a))
-        case Call("sub", (a, b)):
-            return _adds(a, buf) and buf not in tensors_read(b)
-    return False
-
-
-def _plus(a: Expr, b: Expr) -> Expr:
-    zero = lit(0)
-    return b if a == zero else a if b == zero else call("add", a, b)
-
-
-def _start(n: str, before: Sequence[ir.Stmt]) -> ir.Fill | None:
-    """The statement that fills buffer n, if nothing else before touches it."""
-    touching = [
-        s for s in before
-        if (isinstance(s, ir.Alloc) and s.buffer.name == n) or n in _written((s,))
-    ]  # fmt: skip
-    match touching:
-        case [ir.Alloc(), ir.Fill(value=Const()) as fill]:
-            return fill
-    return None
-
-
-def _position(e: Expr, tiles: Mapping[str, int]) -> Expr | None:
-    """A loop bound as an expression of statements; None where it needs the tile of a dim in tiles of several."""
-
-    def one(n: Expr) -> Expr | None:
-        match n:
-            case Call("tile_start", (Index(d),)) if tiles.get(d) == 1:
-                return Index(d)
-            case Call("tile_stop", (Index(d),)) if tiles.get(d) == 1:
-                return call("add", Index(d), 1)
-        return None
-
-    done = transform(e, one)
-    return None if any(isinstance(n, Call) and n.op in ("tile_start", "tile_stop") for n in walk(done)) else done
-
-
-def _allocated(stmts: Sequence[ir.Stmt]) -> set[str]:
-    found: set[str] = set()
-    for s in stmts:
-        found |= {s.buffer.name} if isinstance(s, ir.Alloc) else _allocated(s.body) if isinstance(s, ir.For) else set()
-    return found
-
-
-def _written(stmts: Sequence[ir.Stmt]) -> set[str]:
-    found: set[str] = set()
-    for s in stmts:
-        match s:
-            case ir.For(body=body):
-                found |= _written(body)
-            case ir.Select(buf, index_buf):
-                found |= {buf, index_buf}
-            case ir.Fill(buf) | ir.Map(buf) | ir.Reduce(buf) | ir.Gemm(buf):
-                found.add(buf)
-    return found

@@ -18,12 +18,12 @@ from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scalar import Expressions, Leaves, narrowed
 from tilefold.backends.triton.scope import Dim, Known, Scopes
 from tilefold.backends.triton.simplify import settle
-from tilefold.backends.triton.uses import count_writes, read_raw
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number
 from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two
+from tilefold.tile.uses import count_writes, read_raw
 
 #: Most elements of one value in a thread block.
 LARGEST_TILE = 1 << 17

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.uses import expressions
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.tile.ir import For, Kernel, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import cut, power_of_two, product_dims, singles
 from tilefold.tile.stream import stream
+from tilefold.tile.uses import expressions
 from tilefold.tile.verify import verify
 
 #: An operand is padded to at most this many columns; longer ones are always cut into pieces.

@@ -23,11 +23,11 @@ from tilefold.backends.triton.reductions import Reductions
 from tilefold.backends.triton.reuse import reuse_of
 from tilefold.backends.triton.select import Selections
 from tilefold.backends.triton.simplify import pull_scale
-from tilefold.backends.triton.uses import grows
 from tilefold.backends.triton.values import TRITON_TYPE, fitted
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.pieces import product_dims
+from tilefold.tile.uses import grows
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.expr import dims_used, loads
-from tilefold.backends.triton.uses import allocated, expressions, written
 from tilefold.tile import ir
+from tilefold.tile.uses import allocated, expressions, written
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,92 @@
+"""What decides whether a fold may be kept per lane (`lanes`): dependence, cancellation, additive repair, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, lit, tensors_read, transform, walk
+from tilefold.tile import ir
+from tilefold.tile.uses import written
+
+#: Operations that are singular in their last operand.
+SINGULAR = frozenset({"div", "floordiv", "mod", "rsqrt", "log", "log2", "log1p"})
+
+
+def across_lanes(d: str, body: Sequence[ir.Stmt], elements: frozenset[str]) -> frozenset[str]:
+    """Buffers whose values differ from lane to lane."""
+    found = set(elements)
+    while True:
+        before = len(found)
+        for s in body:
+            if isinstance(s, ir.Map | ir.Reduce):
+                power = isinstance(s, ir.Reduce) and s.op == "prod"
+                if power or d in dims_used(s.expr) or found & tensors_read(s.expr):
+                    found.add(s.buf)
+        if len(found) == before:
+            return frozenset(found)
+
+
+def singular(body: Sequence[ir.Stmt], states: frozenset[str]) -> bool:
+    """Whether what depends on the states of a lane is where an operation may be singular."""
+    found = set(states)
+    for s in body:
+        if isinstance(s, ir.Map) and found & tensors_read(s.expr):
+            found.add(s.buf)
+    for s in body:
+        for x in walk(s.expr) if isinstance(s, ir.Map | ir.Reduce) else ():
+            match x:
+                case Call("pow", (a, e)):
+                    if found & tensors_read(e) or (found & tensors_read(a) and not _positive(e)):
+                        return True
+                case Call(op, args) if op in SINGULAR and found & tensors_read(args[-1]):
+                    return True
+    return False
+
+
+def _positive(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value > 0
+
+
+def adds(e: Expr, buf: str) -> bool:
+    """Whether e is the buffer's own value plus something that does not depend on it."""
+    match e:
+        case Load(t):
+            return t == buf
+        case Call("add", (a, b)):
+            return (adds(a, buf) and buf not in tensors_read(b)) or (adds(b, buf) and buf not in tensors_read(a))
+        case Call("sub", (a, b)):
+            return adds(a, buf) and buf not in tensors_read(b)
+    return False
+
+
+def plus(a: Expr, b: Expr) -> Expr:
+    """a + b, without zeros."""
+    zero = lit(0)
+    return b if a == zero else a if b == zero else call("add", a, b)
+
+
+def first_fill(n: str, before: Sequence[ir.Stmt]) -> ir.Fill | None:
+    """The statement that fills buffer n, if nothing else before touches it."""
+    touching = [
+        s for s in before
+        if (isinstance(s, ir.Alloc) and s.buffer.name == n) or n in written((s,))
+    ]  # fmt: skip
+    match touching:
+        case [ir.Alloc(), ir.Fill(value=Const()) as fill]:
+            return fill
+    return None
+
+
+def position(e: Expr, tiles: Mapping[str, int]) -> Expr | None:
+    """A loop bound as an expression of statements; None where it needs the tile of a dim in tiles of several."""
+
+    def one(n: Expr) -> Expr | None:
+        match n:
+            case Call("tile_start", (Index(d),)) if tiles.get(d) == 1:
+                return Index(d)
+            case Call("tile_stop", (Index(d),)) if tiles.get(d) == 1:
+                return call("add", Index(d), 1)
+        return None
+
+    done = transform(e, one)
+    return None if any(isinstance(n, Call) and n.op in ("tile_start", "tile_stop") for n in walk(done)) else done
