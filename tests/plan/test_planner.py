@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -189,3 +190,16 @@ def test_candidates_are_convex_and_legal() -> None:
             group = made.group(s)
             assert group is not None and group.members == tuple(made.dag.names[k] for k in bits(s))
     assert made.whole_bytes("q") > 0 and made.program.dtype_of("q") is DType.F32
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_garbage_collection_is_as_it_was_after_planning(on: bool) -> None:
+    was = gc.isenabled()
+    try:
+        gc.enable() if on else gc.disable()
+        with pytest.raises(ZeroDivisionError), planner._no_collections():
+            assert not gc.isenabled()
+            1 / 0  # noqa: B018
+        assert gc.isenabled() is on
+    finally:
+        gc.enable() if was else gc.disable()

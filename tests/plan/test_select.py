@@ -145,3 +145,26 @@ def test_too_many_sets_make_the_kernels_smaller() -> None:
     assert full.exact and not poor.exact
     assert poor.seconds >= full.seconds
     assert is_chain(chain(9).dag, [k.members for k in poor.kernels])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_ready_after_a_step(seed: int) -> None:
+    rng = random.Random(seed)
+    dag = random_dag(rng, 8)
+    done, ready = 0, dag.ready(0)
+    while done != dag.everything:
+        step, count = 0, rng.randint(1, 3)
+        while count and (free := list(bits(dag.ready(done | step)))):
+            step, count = step | 1 << rng.choice(free), count - 1
+        done |= step
+        ready = dag.ready_after(ready, step, done)
+        assert ready == dag.ready(done)
+
+
+def test_only_the_cheapest_variant_without_shapes_is_kept() -> None:
+    a, b, c = Variant(3.0), Variant(1.0), Variant(1.0)
+    gives, wants = Variant(5.0, gives={0: "x"}), Variant(9.0, wants={1: "y"})
+    kept = module._undominated((a, gives, b, wants, c))
+    assert [id(v) for v in kept] == [id(gives), id(b), id(wants)]
+    assert module._undominated((gives,)) == (gives,)
+    assert module._undominated(()) == ()

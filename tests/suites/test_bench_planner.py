@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,16 @@ def test_one_family_is_measured() -> None:
     assert len(report.rows) == 3
     assert all(t.measured > 0 and t.predicted > 0 for r in report.rows for t in r.tilings)
     assert planner_report.table(report).row_count == 3
+
+
+def test_planning_a_decoder_is_timed(tmp_path: Path) -> None:
+    report = bench_planner.run(["3 layers"])
+    (planned,) = report.planned
+    assert not report.rows and planned.seconds > 0 and 1 < planned.kernels < planned.operators
+    page = tmp_path / "benchmarks.md"
+    planner_report.write(replace(REPORT, planned=report.planned), docs_path=page)
+    (line,) = planner_report.planning(report)
+    assert line.startswith("decoder, 3 layers forward and backward: ") and f"* {line}." in page.read_text()
 
 
 def test_an_unknown_family_is_an_error() -> None:

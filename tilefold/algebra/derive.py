@@ -17,6 +17,7 @@ from tilefold.algebra.expr import Expr, Index, Load, Size, call, loads, walk
 from tilefold.algebra.facts import ANY
 from tilefold.algebra.fold import Check, Fold, StateVar
 from tilefold.algebra.growth import can_overflow
+from tilefold.algebra.nameless import Names
 from tilefold.algebra.order import Value, derive_order
 from tilefold.algebra.sums import derive_product, derive_sum
 from tilefold.algebra.symbolic import prove, prove_methods
@@ -50,12 +51,32 @@ def _derive(cascade: Cascade, ignore_rounding: bool) -> Fold:
         bad = [c for c in checks if not c.ok]
         failed = failed or bad
         if not bad:
-            return replace(fold, checks=_proof(cascade, ignore_rounding, ctx) + checks)
+            return replace(fold, checks=_proof(cascade, fold, ignore_rounding, ctx) + checks)
     raise _own_check_failed(failed[0])
 
 
-def _proof(cascade: Cascade, ignore_rounding: bool, used: Context) -> tuple[Check, ...]:
-    """The laws, proved on the unguarded form in use, and the two methods' agreement on the papers' form."""
+def _proof(cascade: Cascade, fold: Fold, ignore_rounding: bool, used: Context) -> tuple[Check, ...]:
+    """The laws, proved on the unguarded form in use, and the two methods' agreement on the papers' form.
+
+    A cascade and Fold that differ from others in names only have the same proof; it is remembered without names.
+    """
+    names = Names()
+    known = _proved(names.fold(fold), names.cascade(cascade), ignore_rounding)
+    if known:
+        return names.named(known[0])
+    found = _prove(cascade, ignore_rounding, used)
+    if (nameless := names.checks(found)) is not None:
+        known.append(nameless)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _proved(fold: Fold, cascade: Cascade, ignore_rounding: bool) -> list[tuple[Check, ...]]:
+    """Where the proof of a nameless Fold is kept: empty until there is one."""
+    return []
+
+
+def _prove(cascade: Cascade, ignore_rounding: bool, used: Context) -> tuple[Check, ...]:
     plain = _derive_all(cascade, Options(guards=False, ignore_rounding=ignore_rounding), used)
     checks = prove(plain)
     if any(s.law == "delay" for s in plain.steps) and not plain.linear:

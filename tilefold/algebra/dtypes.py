@@ -23,6 +23,8 @@ class DType(Enum):
     U8 = "u8"
     BOOL = "bool"
 
+    __hash__ = object.__hash__  # a member is one object; the hash of Enum is slow, and expressions hash often
+
     @property
     def torch_dtype(self) -> torch.dtype:
         return _TO_TORCH[self]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.expr import Expr, Index, Load, Size, Sym, children, rebuild
-from tilefold.algebra.fold import Fold, StateVar
+from tilefold.algebra.fold import Check, Fold, StateVar
 
 
 class Names:
@@ -66,6 +66,19 @@ class Names:
         """Without its derivation and checks."""
         finish = tuple((self.tensor(t), self.expr(e)) for t, e in f.finish)
         return Fold(self.dims(f.axes), tuple(map(self._variable, f.state)), finish)
+
+    def checks(self, found: Iterable[Check]) -> tuple[Check, ...] | None:
+        """Checks that hold, called `subject: law`; None if a subject was not met before."""
+        parts = [(c, *c.name.partition(":")) for c in found]
+        if not all(subject in self._tensors for _, subject, _, _ in parts):
+            return None
+        return tuple(replace(c, name=self._tensors[subject] + colon + law) for c, subject, colon, law in parts)
+
+    def named(self, found: Iterable[Check]) -> tuple[Check, ...]:
+        """`checks` undone, with the names that the numbers stand for here."""
+        back = {new: old for old, new in self._tensors.items()}
+        parts = [(c, *c.name.partition(":")) for c in found]
+        return tuple(replace(c, name=back[subject] + colon + law) for c, subject, colon, law in parts)
 
     def _variable(self, v: StateVar) -> StateVar:
         return replace(

@@ -98,8 +98,11 @@ def _planner(only: list[str] | None, json: Path | None, docs: Path | None) -> No
         with console.status("") as status:
             result = bench_planner.run(only or None, progress=status.update)
         planner_report.write(result, json_path=json, docs_path=docs)
-    console.print(planner_report.table(result))
-    console.print(planner_report.summary(result), highlight=False)
+    if result.rows:
+        console.print(planner_report.table(result))
+        console.print(planner_report.summary(result), highlight=False)
+    for line in planner_report.planning(result):
+        console.print(line, highlight=False)
 
 
 def _page(json: Path | None, docs: Path | None) -> None:

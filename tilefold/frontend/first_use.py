@@ -1,4 +1,4 @@
-"""Imports what torch's capture imports when it first runs, so that a first call does not wait for it.
+"""Imports what the first compilation would: what torch's capture imports when it first runs, and sympy in a proof.
 
 Any compilation needs these modules; a version of torch that has no module of such a name does without.
 """
@@ -14,6 +14,7 @@ MODULES = (
     "torch._dynamo.repro.after_dynamo",
     "torch.export._trace",
     "torch._inductor.sizevars",
+    "sympy.tensor.tensor",  # at sympy's first subtraction, which is in a proof
 )
 
 for name in MODULES:

@@ -78,7 +78,6 @@ class Analysis:
 
     def __init__(self, block: Block, sizes: Mapping[str, int]):
         self.block, self.sizes = block, sizes
-        self.tiles: Mapping[str, int] = {}
         self.globals = {i.name for i in block.inputs} | {r.name for r in block.results}
         self.width = {i.name: i.dtype.nbytes for i in block.inputs} | {r.name: r.dtype.nbytes for r in block.results}
         self.dtypes = {i.name: i.dtype for i in block.inputs}
@@ -91,7 +90,9 @@ class Analysis:
                 if n.index_name:
                     self.dims[n.index_name] = n.dims
                     self.width[n.index_name] = 8
+        self._tiles: dict[str, int] = {}
         self._touched: dict[int, tuple[tuple[str, frozenset[str]], ...]] = {}
+        self._along: dict[tuple[int, str], frozenset[str]] = {}
         self._flat: dict[int, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]] = {}
         self._feet: dict[tuple[int, tuple[tuple[str, int], ...]], dict[str, float]] = {}
         self._work: dict[int, tuple[frozenset[str], float]] = {}
@@ -99,7 +100,7 @@ class Analysis:
 
     def dataflow(self, tiles: Mapping[str, int], machine: Machine) -> Dataflow:
         """With these tiles (absent: 1) on a machine."""
-        self.tiles = tiles
+        self._tiles = {d: max(1, min(tiles.get(d, 1), n)) for d, n in self.sizes.items()}
         self._feet.clear()
         body = self.block.body
         traffic = []
@@ -152,7 +153,7 @@ class Analysis:
         if found is None:
             found = self._flat[id(nodes)] = tuple(dict.fromkeys(self._accesses(nodes, frozenset())))
         current = {**self.sizes, **ranges}
-        tiles = {d: self.tile(d) for d in self.sizes}
+        tiles = self._tiles
         out = self._feet[key] = {}
         for name, shared, private in found:
             n = 1.0
@@ -214,20 +215,21 @@ class Analysis:
         moved, fits = self.traffic(loop.body, inner, capacity)
         out = {}
         for name, x in moved.items():
-            stays = fits and not self._indexed(loop.body, name, loop.dim)
+            stays = fits and name not in self._indexed(loop.body, loop.dim)
             out[name] = x if stays else x * n
         return out
 
-    def _indexed(self, nodes: Sequence[Node], name: str, dim: str) -> bool:
-        return any(
-            name == t and dim in dims
-            for n in walk_nodes(tuple(nodes))
-            if not isinstance(n, Loop)
-            for t, dims in self.touches(n)
-        )
+    def _indexed(self, nodes: Sequence[Node], dim: str) -> frozenset[str]:
+        """What is accessed somewhere in the nodes at an index of this dim."""
+        key = id(nodes), dim
+        found = self._along.get(key)
+        if found is None:
+            inside = [n for n in walk_nodes(tuple(nodes)) if not isinstance(n, Loop)]
+            found = self._along[key] = frozenset(t for n in inside for t, dims in self.touches(n) if dim in dims)
+        return found
 
     def tile(self, d: str) -> int:
-        return max(1, min(self.tiles.get(d, 1), max(1, self.sizes[d])))
+        return self._tiles[d]
 
     def trips(self, loop: Loop) -> float:
         """Tiles that a loop runs; a bounded loop's are those at the middle of what it is bounded by."""

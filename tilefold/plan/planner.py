@@ -10,7 +10,9 @@ bound, so nothing is lost), and programs too large for the search are grouped gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tilefold.block.fuse import Fused, FusedKernel, fuse, prepare
@@ -97,6 +99,32 @@ def plan_program(
 
     PlanError where the program is too large for the search.
     """
+    with _no_collections():
+        return _plan(p, machine, workers, syms, library, budget, rivals)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Garbage is not looked for meanwhile: with torch loaded one full collection costs a tenth of a plan, and a search
+    leaves little."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _plan(
+    p: Program,
+    machine: Machine,
+    workers: int,
+    syms: Mapping[str, int] | None,
+    library: bool,
+    budget: int | None,
+    rivals: bool,
+) -> Plan:
     apart = library_products(p, machine) if library else frozenset()
     p = prepare(p, apart)
     if len(p.body) > MOST_OPERATORS:

@@ -238,15 +238,16 @@ class _Search:
         """The path that is cheapest with what is known now."""
         best: dict[int, dict[Shapes, tuple[float, _Back | None]]] = {i: {} for i in self.order}
         best[0][()] = (0.0, None)
+        choices = {s: self._choices(s) for s in self._candidates()}
         for ideal in self.order:
-            ways = [(s, ideal | s, v) for s in self.steps[ideal] for v in self._choices(s)]
+            ways = [(s, ideal | s, v) for s in self.steps[ideal] for v in choices[s]]
             for shapes, (so_far, _) in best[ideal].items():
                 for s, end, v in ways:
                     there = so_far + v.seconds + (self._moved(shapes, v) if v.wants else 0.0)
                     kept = self._kept(end, shapes, s, v) if shapes or v.gives else ()
                     held = best[end].get(kept)
                     if held is None or there < held[0]:
-                        best[end][kept] = (there, _Back(ideal, shapes, s, v))
+                        best[end][kept] = there, (ideal, shapes, s, v)
         goal = best.get(self.dag.everything) or {}
         if not goal:
             raise PlanError("no partition into legal kernels covers the program")
@@ -254,9 +255,14 @@ class _Search:
         path: list[tuple[int, Variant]] = []
         back = goal[shapes][1]
         while back is not None:
-            path.append((back.step, back.variant))
-            back = best[back.ideal][back.shapes][1]
+            ideal, shapes, s, v = back
+            path.append((s, v))
+            back = best[ideal][shapes][1]
         return path[::-1]
+
+    def _candidates(self) -> set[int]:
+        """Every candidate that starts somewhere."""
+        return {s for found in self.steps.values() for s in found}
 
     def _moved(self, shapes: Shapes, v: Variant) -> float:
         given = dict(shapes)
@@ -329,6 +335,8 @@ def _undominated(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
 
 
 _INF = float("inf")
+#: How a state was reached: the ideal and its shapes before, the step and its variant.
+_Back = tuple[int, Shapes, int, Variant]
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,16 +359,6 @@ class _Ways:
             after.append(self.behind[at][1])
             at |= after[-1]
         return (*reversed(before), *after)
-
-
-@dataclass(frozen=True, slots=True)
-class _Back:
-    """How a state was reached."""
-
-    ideal: int
-    shapes: Shapes
-    step: int
-    variant: Variant
 
 
 def is_chain(dag: Dag, kernels: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
 For each of 60 programs (20 kernels at three sizes) the eight tilings that the cost model likes best are compiled, their
 results compared with the first's, and timed in turns. The figures: rank correlation (Spearman) of predicted and
 measured time of the chosen tilings over all programs, and the share of programs in which the chosen tiling is within
-5 % of the fastest of its eight.
+5 % of the fastest of its eight. And how long planning takes itself: see `planning_time`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tilefold.plan.hardware import Machine
 from tilefold.plan.machine import this_machine
 from tilefold.plan.search import Shape
 from tilefold.suites.planner_programs import FAMILIES, Family
+from tilefold.suites.planning_time import DECODERS, Planned, first_plan
 from tilefold.suites.timing import interleave
 from tilefold.tensor.ir import Program
 
@@ -62,11 +63,12 @@ class PlannerRow:
 
 @dataclass(frozen=True, slots=True)
 class PlannerReport:
-    """All rows of a run, and the machine description that they were predicted with."""
+    """All rows of a run, the machine description that they were predicted with, and what planning took."""
 
     machine: str
     threads: int
     rows: tuple[PlannerRow, ...]
+    planned: tuple[Planned, ...] = ()
 
     @property
     def correlation(self) -> float:
@@ -76,7 +78,7 @@ class PlannerReport:
     @property
     def within(self) -> float:
         """Share of programs whose choice is within 5 % of the best of its eight."""
-        return sum(r.behind <= WITHIN for r in self.rows) / len(self.rows)
+        return sum(r.behind <= WITHIN for r in self.rows) / len(self.rows) if self.rows else float("nan")
 
 
 def spearman(xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -95,18 +97,29 @@ def _ranks(xs: Sequence[float]) -> list[float]:
 def run(
     names: Sequence[str] | None = None, *, top: int = TOP, progress: Callable[[str], None] | None = None
 ) -> PlannerReport:
-    """Time the families whose name contains one of `names` (None: all). TilefoldError where none does."""
-    chosen = [f for f in FAMILIES if names is None or any(n.lower() in f.name.lower() for n in names)]
-    if not chosen:
-        raise TilefoldError(f"no program is called {names}", hint="; ".join(f.name for f in FAMILIES))
+    """Time the families, and plan the decoders, whose name contains one of `names` (None: all).
+
+    TilefoldError where none does.
+    """
+
+    def asked(name: str) -> bool:
+        return names is None or any(n.lower() in name.lower() for n in names)
+
+    chosen, decoders = [f for f in FAMILIES if asked(f.name)], [d for d in DECODERS if asked(d)]
+    if not chosen and not decoders:
+        raise TilefoldError(f"no program is called {names}", hint="; ".join([*(f.name for f in FAMILIES), *DECODERS]))
     tell = progress or (lambda _: None)
     machine = this_machine()
     rows: list[PlannerRow] = []
+    planned: list[Planned] = []
+    for d in decoders:
+        tell(f"{d}: planning")
+        planned.append(first_plan(d))
     with torch.no_grad():
         for f in chosen:
             tell(f"{f.name}: compiling the tilings")
             rows += family_rows(f, machine, top, tell)
-    return PlannerReport(machine.name, torch.get_num_threads(), tuple(rows))
+    return PlannerReport(machine.name, torch.get_num_threads(), tuple(rows), tuple(planned))
 
 
 def family_rows(

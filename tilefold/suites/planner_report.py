@@ -36,6 +36,15 @@ def _cells(r: PlannerRow) -> tuple[str, ...]:
     return r.name, r.sizes, c.tiles, *times, str(len(r.tilings)), f"{r.behind:.2f}x"
 
 
+def planning(report: PlannerReport) -> list[str]:
+    """What planning each decoder took, a line each."""
+    return [
+        f"{p.name}: {p.operators} operators become {p.kernels} kernels; the first plan of a process takes "
+        f"{p.seconds:.2f} s of the processor"
+        for p in report.planned
+    ]
+
+
 def summary(report: PlannerReport) -> str:
     """The two figures in a line."""
     return (
@@ -64,6 +73,9 @@ def markdown(report: PlannerReport) -> str:
         "|" + "---|" * len(heads),
         *("| " + " | ".join(_cells(r)) + " |" for r in report.rows),
     ]
+    if report.planned:
+        lines += ["", "Planning a whole decoder, without a limit on what is priced:", ""]
+        lines += [f"* {line}." for line in planning(report)]
     return "\n".join(lines) + "\n"
 
 
