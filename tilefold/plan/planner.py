@@ -11,9 +11,10 @@ bound, so nothing is lost), and programs too large for the search are grouped gr
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from tilefold.block.fuse import Fused, FusedKernel, fuse, prepare
 from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, Refusal, group, legal
@@ -35,18 +36,22 @@ MOST_RECOMPUTED, MOST_WAYS = 12, 96
 MOST_OPERATORS = 2000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedKernel:
     """A kernel of a plan: its operators, how it runs and what it is predicted to cost.
 
-    `kernels`: its block programs (two where a fold is split, none for a library call), `tiles` the tiling of each in
-    canonical dims. `rival`: why the best plan without it lost.
+    `kernels`: its block programs (two where a fold is split, none for a library call), which are built when they are
+    first asked for; `tiles`: the tiling of each in canonical dims. `rival`: why the best plan without it lost.
     """
 
     members: tuple[str, ...]
     snapshot: Snapshot
-    kernels: tuple[FusedKernel, ...]
     rival: str
+    build: Callable[[], tuple[FusedKernel, ...]] = field(repr=False, compare=False)
+
+    @cached_property
+    def kernels(self) -> tuple[FusedKernel, ...]:
+        return self.build()
 
     @property
     def cost(self) -> Cost:
@@ -175,8 +180,8 @@ def _planned(made: Kernels, found: Selection, c: Chosen, rivals: bool, groups: M
     snapshot = _snapshot(c.variant)
     members = made.group(c.members) or groups.get(c.members)
     assert members is not None
-    kernels = made.build(members, snapshot.form or Form())
-    return PlannedKernel(members.members, snapshot, kernels, _rival(made, found, c, rivals))
+    build = partial(made.build, members, snapshot.form or Form())
+    return PlannedKernel(members.members, snapshot, _rival(made, found, c, rivals), build)
 
 
 def _rival(made: Kernels, found: Selection, c: Chosen, rivals_known: bool) -> str:
