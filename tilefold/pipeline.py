@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
+from tilefold.block.interchange import interchanged
 from tilefold.errors import PlanError
 from tilefold.plan.gpu import Given
 from tilefold.plan.gpu_library import gpu_library_products
@@ -88,7 +89,7 @@ def _planned(p: Program) -> CompiledProgram | None:
         if k.snapshot.form is None:
             steps.append(LibraryStep(named[k.members[0]], fused.program.sizes))
         else:
-            steps += [KernelStep(f, tiles) for f, tiles in zip(k.kernels, k.tiles, strict=True)]
+            steps += [KernelStep(f, dict(s.tiles), s.order) for f, s in zip(k.kernels, k.snapshot.shapes, strict=True)]
     return CompiledProgram(fused.program, fused, tuple(steps), plan)
 
 
@@ -150,13 +151,15 @@ def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
 class KernelStep:
     """A fused kernel. It is lowered and loaded once per pattern of unit strides.
 
-    `tiles`: by canonical dim, where the planner chose them. Kernels are compiled under canonical names:
-    equal layers of a model share one.
+    `tiles`, `order`: by canonical dim, where the planner chose them; of the parallel loops, outermost first. Kernels
+    are compiled under canonical names: equal layers of a model share one.
     """
 
-    def __init__(self, fused: FusedKernel, tiles: Mapping[str, int] | None = None):
+    def __init__(self, fused: FusedKernel, tiles: Mapping[str, int] | None = None, order: Sequence[str] = ()):
         self.fused, self.tiles = fused, tiles
         self.canonical = canonical(fused.block)
+        if order:
+            self.canonical = replace(self.canonical, block=interchanged(self.canonical.block, order))
         block, named = self.canonical.block, self.canonical.tensors
         self.name = fused.block.name
         self.reads = tuple(named[i.name] for i in block.inputs)

@@ -41,7 +41,7 @@ class PlannedKernel:
     """A kernel of a plan: its operators, how it runs and what it is predicted to cost.
 
     `kernels`: its block programs (two where a fold is split, none for a library call), which are built when they are
-    first asked for; `tiles`: the tiling of each in canonical dims. `rival`: why the best plan without it lost.
+    first asked for. `rival`: why the best plan without it lost.
     """
 
     members: tuple[str, ...]
@@ -56,10 +56,6 @@ class PlannedKernel:
     @property
     def cost(self) -> Cost:
         return self.snapshot.cost
-
-    @property
-    def tiles(self) -> tuple[Mapping[str, int], ...]:
-        return tuple(dict(s.tiles) for s in self.snapshot.shapes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def family_rows(
     steps: dict[str, KernelStep] = {}
     for k, found in ranked:
         for s in found:
-            steps.setdefault(str(s), KernelStep(k, dict(s.tiles)))
+            steps.setdefault(str(s), KernelStep(k, dict(s.tiles), s.order))
     load_all(list(steps.values()))
     rows = []
     for sizes, (_, found) in zip(f.sizes, ranked, strict=True):
