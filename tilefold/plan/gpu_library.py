@@ -100,26 +100,13 @@ def _flops(g: Graph, m: str) -> float:
 def _inside_fold(g: Graph, name: str) -> bool:
     """Whether a later reduction runs over the product's result, or the product reduces such a result."""
     c = g.by_name[name]
-    after, seen = list(g.consumers[name]), set()
-    while after:
-        u = after.pop()
-        if u in seen:
-            continue
-        seen.add(u)
-        d = g.by_name[u]
-        if d.reducer is not None and set(d.rdims) & set(out_dims(c)):
-            return True
-        if d.reducer is None:
-            after += g.consumers[u]
-    before, seen = list(g.producers[name]), set()
-    while before:
-        u = before.pop()
-        if u in seen:
-            continue
-        seen.add(u)
-        d = g.by_name[u]
-        if d.reducer is None:
-            before += g.producers[u]
-        elif set(c.rdims) & set(d.rdims) or (is_library_product(d) and set(c.rdims) & set(out_dims(d))):
-            return True
-    return False
+    if any(d.reducer and set(d.rdims) & set(out_dims(c)) for d in g.reached(name, g.consumers, _is_map)):
+        return True
+    return any(
+        d.reducer and (set(c.rdims) & set(d.rdims) or (is_library_product(d) and set(c.rdims) & set(out_dims(d))))
+        for d in g.reached(name, g.producers, _is_map)
+    )
+
+
+def _is_map(c: Compute) -> bool:
+    return c.reducer is None

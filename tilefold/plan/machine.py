@@ -7,9 +7,7 @@ well under a second in all. Where it cannot be kept (no writable cache) it is ma
 from __future__ import annotations
 
 import json
-import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +18,7 @@ import torch
 
 from tilefold import config
 from tilefold.algebra.dtypes import DType
+from tilefold.files import put
 from tilefold.plan.hardware import Machine, Tier, TierName
 
 #: Form of the kept measurement; another number measures again.
@@ -163,10 +162,7 @@ def _keep(identity: str, r: Rates) -> Rates:
     try:
         path = _file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix="machine.", suffix=".tmp")
-        with os.fdopen(handle, "w") as f:
-            json.dump({"identity": identity, "rates": asdict(r)}, f)
-        os.replace(partial, path)
+        put(path, json.dumps({"identity": identity, "rates": asdict(r)}))
     except OSError:
         pass  # an unwritable cache: measured again by the next process
     return r

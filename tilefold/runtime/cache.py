@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from tilefold import config
 from tilefold.errors import CacheError
+from tilefold.files import put
 
 LOCK_TIMEOUT_S = 600
 #: Format of entries; part of every key.
@@ -105,17 +106,10 @@ def _build(where: Path, key: str, name: str, parts: Mapping[str, str], build: Ca
         entry = Entry(key, name, time.time(), len(data), hashlib.sha256(data).hexdigest(), short)
         library = where / f"{key}.so"
         os.replace(partial, library)
-        _write(where / f"{key}.json", json.dumps(asdict(entry), indent=1))
+        put(where / f"{key}.json", json.dumps(asdict(entry), indent=1))
         return library
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _write(path: Path, text: str) -> None:
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    with os.fdopen(handle, "w") as f:
-        f.write(text)
-    os.replace(partial, path)
 
 
 def _read(path: Path) -> Entry | None:

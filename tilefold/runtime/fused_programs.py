@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -23,6 +21,7 @@ from typing import Any
 import tilefold.plan.gpu as plan
 from tilefold import config
 from tilefold.block.fuse import Fused
+from tilefold.files import put, stamp_of
 from tilefold.plan.gpu import Given
 from tilefold.tensor.ir import Program
 from tilefold.tensor.text import show
@@ -67,13 +66,7 @@ def key_of(p: Program, apart: frozenset[str], units: int, given: Given | None) -
 @lru_cache
 def stamp(root: Path) -> str:
     """Digest of the names, sizes and times of change of a package's files."""
-    lines = []
-    for folder, _, names in os.walk(root):
-        for name in names:
-            if name.endswith(".py"):
-                s = os.stat(f"{folder}/{name}")
-                lines.append(f"{folder}/{name} {s.st_size} {s.st_mtime_ns}")
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    return stamp_of([root], lambda name: name.endswith(".py"))
 
 
 class _Pickler(pickle.Pickler):
@@ -106,8 +99,6 @@ def _write(path: Path, found: Fused) -> None:
     data = buffer.getvalue()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as f:
-            f.write(hashlib.sha256(data).digest() + data)
-        os.replace(f.name, path)
+        put(path, hashlib.sha256(data).digest() + data)
     except OSError:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads
@@ -90,6 +90,19 @@ class Graph:
         """Arithmetic of one Compute over its whole domain."""
         c = self.by_name[name]
         return self.points((*out_dims(c), *c.rdims)) * max(1, expr_flops(c.body) + (c.reducer is not None))
+
+    def reached(
+        self, name: str, step: Mapping[str, tuple[str, ...]], through: Callable[[Compute], bool]
+    ) -> Iterator[Compute]:
+        """What `step` (`consumers` or `producers`) leads to from a Compute, once each; on from those let `through`."""
+        todo, seen = list(step[name]), set()
+        while todo:
+            u = todo.pop()
+            if u not in seen:
+                seen.add(u)
+                found = self.by_name[u]
+                yield found
+                todo += step[u] if through(found) else ()
 
     def escapes(self, name: str, within: Iterable[str]) -> bool:
         """Whether something outside `within`, or the caller, needs a result of the Compute."""

@@ -47,17 +47,10 @@ def _later_axes(g: Graph, c: Compute) -> tuple[str, ...] | None:
     """Axes of `c` that a dependent reduction over strictly fewer of them has."""
     if c.reducer not in VALUE_REDUCERS or len(c.rdims) < 2:
         return None
-    todo, seen = list(g.consumers[c.name]), set()
-    while todo:
-        u = todo.pop()
-        if u in seen:
-            continue
-        seen.add(u)
-        later = g.by_name[u]
+    for later in g.reached(c.name, g.consumers, lambda _: True):
         common = tuple(d for d in c.rdims if d in later.rdims)
         if later.reducer is not None and common and len(common) < len(c.rdims):
             return common
-        todo += g.consumers[u]
     return None
 
 

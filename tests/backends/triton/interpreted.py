@@ -138,7 +138,7 @@ def long_norms() -> str:
 
 def side_by_side() -> str:
     """Five heads, the last two of which start side by side."""
-    with patch.object(order, "UNITS", 2):
+    with patch.object(order, "FULL", 2):
         return right(o.causal, *heads(1, 5, 150, 150, 64))
 
 

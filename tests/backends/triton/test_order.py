@@ -51,7 +51,7 @@ def test_every_block_is_started_once_and_the_longest_of_the_last_heads_first(int
 def test_enough_blocks_for_every_multiprocessor():
     for blocks in (1, 5, 32, 10_000):
         n = order.interleaved(blocks)
-        assert n * blocks >= order.TURNS * order.UNITS > (n - 1) * blocks
+        assert n * blocks >= order.TURNS * order.FULL > (n - 1) * blocks
 
 
 def test_loops_of_one_length_keep_the_order():

@@ -21,6 +21,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
 from tilefold.errors import BackendError
+from tilefold.files import put
 from tilefold.tile.ir import Kernel
 
 try:
@@ -90,7 +91,7 @@ def _written(source: str, stem: str) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="tilefold-"))
     path = folder / f"{stem}.py"
     if not path.exists():
-        known.write(path, source)
+        put(path, source)
     return path
 
 

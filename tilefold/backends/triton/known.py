@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 from tilefold import config
 from tilefold.errors import BackendError
+from tilefold.files import put, stamp_of
 
 try:
     import triton
@@ -46,14 +45,7 @@ def folder() -> Path:
 @lru_cache
 def stamp(root: Path) -> str:
     """Digest of the names, sizes and times of change of the files in these parts of an installation."""
-    lines = []
-    for part in _PARTS:
-        for inner, _, names in os.walk(root / part):
-            for name in names:
-                if name.endswith((".py", ".so")) or name.startswith("ptxas"):
-                    s = os.stat(f"{inner}/{name}")
-                    lines.append(f"{inner}/{name} {s.st_size} {s.st_mtime_ns}")
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    return stamp_of([root / part for part in _PARTS], lambda n: n.endswith((".py", ".so")) or n.startswith("ptxas"))
 
 
 def key_of(
@@ -103,13 +95,6 @@ def remember(key: str, done: Any) -> None:
     """Note where Triton keeps a kernel that it compiled; nothing where that cannot be written."""
     text = json.dumps({"hash": done.hash, "group": f"{done.src.name[:150]}.json"})
     try:
-        write(folder() / f"{key}.known", text)
+        put(folder() / f"{key}.known", text)
     except (OSError, BackendError):
         return
-
-
-def write(path: Path, text: str) -> None:
-    """Appears by renaming, so that no other process reads half of it."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as f:
-        f.write(text)
-    os.replace(f.name, path)

@@ -21,8 +21,8 @@ from tilefold.backends.triton.launcher import Described, Launcher, Plan, launche
 from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
-from tilefold.backends.triton.tiles import default_config
-from tilefold.block.ir import Block, Loop, walk
+from tilefold.backends.triton.tiles import Shape, default_config
+from tilefold.block.ir import Block
 from tilefold.errors import BackendError
 from tilefold.plan.sizes import shape_function
 from tilefold.tile.ir import Kernel, TensorParam
@@ -136,8 +136,7 @@ class TritonKernel:
 
     def _interleave(self, kernel: Kernel, sizes: Mapping[str, int]) -> int:
         rows = [t for t in kernel.grid if t.tile > 1]
-        segmented = any(isinstance(n, Loop) and n.single for n in walk(self.block.body))
-        if len(rows) != 1 or segmented:
+        if len(rows) != 1 or Shape.of(self.block).segments:
             return 1
         return interleaved(-(-self._coarse(sizes)[rows[0].dim] // rows[0].tile))
 

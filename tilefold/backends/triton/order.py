@@ -7,10 +7,12 @@ start when most others have ended, and run on alone. So the last heads start sid
 
 from __future__ import annotations
 
-#: Multiprocessors of a large GPU, and thread blocks for each of them that are started by length, of all heads at once.
-UNITS, TURNS = 132, 3
+from tilefold.backends.triton.tiles import FULL
+
+#: Thread blocks of each multiprocessor that are started by length, of all heads at once.
+TURNS = 3
 
 
 def interleaved(blocks: int) -> int:
     """Heads (or what else is parallel) that start side by side at the end, each with this many thread blocks."""
-    return -(-TURNS * UNITS // max(1, blocks))
+    return -(-TURNS * FULL // max(1, blocks))

@@ -109,16 +109,14 @@ class _Renderer:
             str(-(-int(n) // t.tile)) if n.isdigit() else f"tl.cdiv({n}, {t.tile})"
             for n, t in zip(sizes, order, strict=True)
         ]
-        first = order[0]
-        longest = first.tile > 1 and grows(self.c.kernel.body, first.dim)
         for n, (t, size) in enumerate(zip(order, sizes, strict=True)):
-            last = n == len(order) - 1
-            if n == 0 and longest and not last and self.interleave > 1:
+            last, longer = n == len(order) - 1, grows(self.c.kernel.body, t.dim)
+            if n == 0 and longer and t.tile > 1 and not last and self.interleave > 1:
                 at, pid = self._interleaved(t.dim, pid, blocks)
             else:
                 at = pid if last else once(f"{pid} % {blocks[n]}", f"b_{t.dim}", 0)
                 pid = pid if last else once(f"{pid} // {blocks[n]}", "pid", 0)
-            if longest if n == 0 else grows(self.c.kernel.body, t.dim):
+            if longer:
                 at = once(f"{blocks[n]} - 1 - {at}", f"b_{t.dim}", 0)
             base = at if t.tile == 1 else once(f"{at} * {t.tile}", f"{t.dim}0", 0)
             self.c.enter(t.dim, base, t.tile, size, 0)

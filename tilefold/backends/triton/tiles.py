@@ -68,8 +68,8 @@ class Shape:
         cut = frozenset(n.dim for n in loops if n.start is not None and _bounds_dims(n) & singles)
         streams = [n.dim for n in loops if n.kind == "for"]
         again = frozenset(d for d in streams if streams.count(d) > 1)
-        rows = frozenset(n.dim for n in loops if n.kind == "forall") - singles
-        bounded = any(_bounds_dims(n) & rows for n in loops if n.kind == "for")
+        parallel = tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles)
+        bounded = any(_bounds_dims(n) & set(parallel) for n in loops if n.kind == "for")
         shared: dict[str, int] = {}
         areas: list[frozenset[str]] = []
         reduces = False
@@ -85,7 +85,7 @@ class Shape:
                         case Call("floordiv", (Index(d), Const(c, DType.I64))):
                             shared[d] = min(int(c), shared.get(d, int(c)))
         return Shape(
-            tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles),
+            parallel,
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
             tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
             bounded,

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.canonical import Renamer
 from tilefold.block.ir import Block, Init, Let, Node, walk
 from tilefold.block.text import show_nodes
+from tilefold.files import put
 from tilefold.tile.pieces import power_of_two
 
 #: Steps of doubling between the bins of a dim at which kernels may share a configuration.
@@ -180,9 +179,7 @@ class Table:
             "note": tuned.note,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as f:
-            json.dump(data, f, indent=1, sort_keys=True)
-        os.replace(f.name, path)
+        put(path, json.dumps(data, indent=1, sort_keys=True))
 
 
 def _near(entries: Mapping[str, TritonConfig], key: str) -> TritonConfig | None:

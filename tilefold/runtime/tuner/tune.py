@@ -157,8 +157,11 @@ def compile_all(
     found: dict[int, str] = {}
 
     def serve(_: int) -> None:
-        compiler = _Compiler() if not _compilers else _compilers.pop()
-        while not todo.empty():
+        try:
+            compiler = _compilers.pop()
+        except IndexError:
+            compiler = _Compiler()
+        while True:
             try:
                 n = todo.get_nowait()
             except queue.Empty:
