@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Index, Load
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, walk
+from tilefold.algebra.facts import Range, range_of
+from tilefold.backends.triton.bounds import Bounds
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.layouts import Layouts
 from tilefold.backends.triton.memory import Memory
@@ -23,7 +25,7 @@ from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two
-from tilefold.tile.uses import count_writes, read_raw
+from tilefold.tile.uses import count_writes, expressions, read_raw
 
 #: Most elements of one value in a thread block.
 LARGEST_TILE = 1 << 17
@@ -62,6 +64,8 @@ class Context:
         self.layouts = Layouts(kernel.body)
         self.raw = read_raw(kernel.body)
         self.writes = count_writes(kernel.body)
+        self.ranges: dict[str, Range] = {}
+        self.bounds = Bounds()
         self.covers: dict[str, int] = {}
         floats = [t.dtype for t in kernel.tensors if t.dtype.is_float]
         self.narrow = bool(floats) and all(d.nbytes <= 2 for d in floats)
@@ -69,10 +73,15 @@ class Context:
         self.narrow_inputs = bool(read) and all(d.nbytes <= 2 for d in read)
         leaves = Leaves(
             self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.fixed_quotient,
-            narrow=self.narrow, interpreted=interpreted, nvidia=nvidia,
+            self.range_of, self.bounds.quotient,
+            narrow=self.narrow, exact=_coarse(kernel), interpreted=interpreted, nvidia=nvidia,
         )  # fmt: skip
         self.expressions = Expressions(leaves)
         self.memory = Memory(self)
+
+    def range_of(self, e: Expr) -> Range:
+        """What is known of the value of e, through the buffers that are written once."""
+        return range_of(e, lambda ld: self.ranges.get(ld.tensor, Range()))
 
     # -- ranges of dims ---------------------------------------------------------------------
 
@@ -227,15 +236,15 @@ class Context:
         """`e` with what is known here put in."""
         return settle(e, self.known.facts, self.kernel.sizes, self.known.scales)
 
-    def stored(self, v: Value, dtype: DType) -> Value:
-        """`v` in the type of memory."""
+    def stored(self, v: Value, dtype: DType, *, checked: bool = True) -> Value:
+        """`v` in the type of memory; unchecked, it is known to be in its range."""
         v = converted(v, dtype.compute) if dtype.compute.is_float or v.kind.is_float else v
         if v.kind is dtype:
             return v
         if is_number(v.code):
             return v
         if dtype.is_float:
-            return Value(narrowed(v.code, v.kind, dtype), v.axes, dtype, v.level)
+            return Value(narrowed(v.code, v.kind, dtype, checked=checked), v.axes, dtype, v.level)
         return Value(f"({v.code}).to({TRITON_TYPE[dtype]})", v.axes, dtype, v.level)
 
     def spread(self, v: Value, have: Sequence[str], axes: tuple[str, ...], b: ir.Buffer) -> str:
@@ -245,3 +254,14 @@ class Context:
         if not have:
             return f"tl.full({self.shape(b)}, {v.code}, {TRITON_TYPE[b.dtype]})"
         return f"tl.broadcast_to({fitted(v, axes)}, {self.shape(b)})"
+
+
+def _coarse(kernel: ir.Kernel) -> bool:
+    """Whether something is rounded to a grid so coarse that an error in the last place shows as a whole step."""
+    steps = {"floor", "ceil", "trunc", "round", "floordiv", "mod"}
+    made = any(t.dtype.rounds and t.dtype.is_float for t in kernel.tensors if t.role != "in")
+    return made or any(
+        (isinstance(x, Call) and x.op in steps) or (isinstance(x, Cast) and x.dtype.rounds and x.dtype is not DType.BOOL)
+        for e in expressions(kernel.body)
+        for x in walk(e)
+    )

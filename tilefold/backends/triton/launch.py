@@ -155,7 +155,7 @@ class TritonKernel:
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> Plan:
         """The launch for tensors of these shapes, strides and alignments, compiled. ValueError: other than declared."""
-        if any(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
+        if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
             return Plan(Launcher(_nothing, ()), 0, ())
         v, grid, numbers = self._bound(xs, syms)
         if self.interpreted:

@@ -87,6 +87,33 @@ def tf_tanh_approx(x):
 
 
 @triton.jit
+def tf_even(s):
+    # a power of two that takes s to where its inverse does not overflow
+    return tl.where(tl.abs(s) < 5.421010862427522e-20, 1.8446744073709552e19, 1.0)
+
+
+@triton.jit
+def tf_inverse(s):
+    return tl.div_rn(1.0, s)
+
+
+@triton.jit
+def tf_inverse_rest(s):
+    # what the inverse lacks, none for 0 and infinity
+    inverse = tl.div_rn(1.0, s)
+    rest = tl.fma(-inverse, s, 1.0) * inverse
+    return tl.where(tl.abs(rest) < float("inf"), rest, 0.0)
+
+
+@triton.jit
+def tf_quotient(x, s, inverse):
+    # x / s, correctly rounded: the quotient's remainder is exact in a fused multiply-add
+    q = x * inverse
+    rest = tl.fma(-q, s, x)
+    return tl.where(tl.abs(rest) < float("inf"), tl.fma(rest, inverse, q), q)
+
+
+@triton.jit
 def tf_in_e4m3(x):
     return tl.where(tl.abs(x) <= 464.0, x, float("nan"))
 

@@ -11,13 +11,15 @@ from tilefold.block.ir import Block, Loop, walk
 from tilefold.tile.ir import For, Kernel, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import cut, power_of_two, product_dims, singles
+from tilefold.tile.pieces import cut, lengths, power_of_two, product_dims, singles
 from tilefold.tile.stream import stream
 from tilefold.tile.uses import expressions
 from tilefold.tile.verify import verify
 
 #: An operand is padded to at most this many columns; longer ones are always cut into pieces.
 MOST_PADDED = 512
+#: A dim of a kernel without products is cut from this many indices on, if that leaves no more than so much of the lanes.
+LONG, MOST_OF = 512, 0.9
 #: Threads of a warp.
 THREADS = 32
 #: Bytes that a thread loads at once.
@@ -37,11 +39,21 @@ def tile_kernel(
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})
     dims = product_dims(kernel)
     if not dims:
-        kernel = singles(kernel)
+        kernel = cut(singles(kernel), _wasteful(kernel))
         return verify(per_lane(kernel, lambda s: lanes_of(kernel, s, config.warps, bins or {})))
     if not steady(kernel):
         dims = tuple(d for d in dims if _padded(kernel, d) > MOST_PADDED)
     return verify(cut(kernel, dims))
+
+
+def _wasteful(kernel: Kernel) -> tuple[str, ...]:
+    """Long dims that vectors of a power of two would hold with many idle lanes: rows of 2560, 1536, 7168."""
+    found = []
+    for d, e in kernel.sizes.items():
+        n = int(e.value) if isinstance(e, Const) else 0
+        if n >= LONG and sum(map(power_of_two, lengths(n))) <= MOST_OF * power_of_two(n):
+            found.append(d)
+    return tuple(found)
 
 
 def lanes_of(kernel: Kernel, s: For, warps: int, bins: Mapping[str, int]) -> int | None:

@@ -31,6 +31,7 @@ class Reductions:
         axes = self.c.axes(b)
         rdims = [d for d in s.rdims if self.c.hold(d).vector]
         e = self.c.settled(s.expr)
+        self.c.bounds.reduced(s.buf, s.op, e, accumulate=s.accumulate)
         scale, e = pull_scale(e, loose=False) if s.op in ("max", "min") else (1.0, e)
         frame = (*axes, *rdims)
         self.c.layouts.wrote(s.buf, self.c.layouts.made((e,), frame))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Expr
+from tilefold.algebra.expr import Call, Cast, Expr
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.loops import Loops
@@ -27,7 +27,7 @@ from tilefold.backends.triton.values import TRITON_TYPE, fitted
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.pieces import product_dims
-from tilefold.tile.uses import grows
+from tilefold.tile.uses import grows, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,7 @@ class _Renderer:
         return tiled + [t for t in reversed(grid) if t.tile == 1]
 
     def body(self, stmts: Sequence[ir.Stmt]) -> None:
+        self.c.bounds.forget(written(stmts))
         for n, s in enumerate(stmts):
             if isinstance(s, ir.For) and not self.multiplies:
                 self.loops.loop(s, reuse_of(stmts, n, self.grid_dims))
@@ -164,6 +165,7 @@ class _Renderer:
                 self.loops.loop(s)
             case ir.Fill(buf, value):
                 b = self.c.buffers[buf]
+                self.c.bounds.forget((buf,))
                 v = self.c.expressions.value(value, ())
                 self.c.assign(buf, f"tl.full({self.c.shape(b)}, {v.code}, {TRITON_TYPE[b.dtype]})")
             case ir.Map(buf, expr):
@@ -181,6 +183,9 @@ class _Renderer:
     def map(self, buf: str, expr: Expr) -> None:
         b = self.c.buffers[buf]
         e = self.c.settled(expr)
+        if self.c.writes[buf] == 1:
+            self.c.ranges[buf] = self.c.range_of(e)
+        self.c.bounds.mapped(buf, e)
         if self._may_lack_scale(b):
             k, e = pull_scale(e, loose=self.c.narrow)
             if k != 1.0:
@@ -201,7 +206,11 @@ class _Renderer:
     def store(self, s: ir.Store) -> None:
         t = self.c.tensors[s.tensor]
         frame = tuple(d for d in s.dims if self.c.hold(d).vector)
-        v = self.c.stored(self.c.expressions.value(self.c.settled(s.expr), frame), t.dtype)
+        e = self.c.settled(s.expr)
+        if isinstance(e, Cast) and e.dtype is t.dtype and t.dtype.is_float:
+            e = e.arg  # rounded once, as it is stored
+        checked = self.c.expressions.checked(e, t.dtype)
+        v = self.c.stored(self.c.expressions.to_be_cast(e, t.dtype, frame), t.dtype, checked=checked)
         pointer, axes = self.c.memory.address(t, s.index, frame)
         if set(axes) != set(frame):
             raise BackendError(f"{self.c.kernel.name}: a store to {t.name} does not depend on all of {frame}")

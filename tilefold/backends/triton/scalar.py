@@ -8,12 +8,17 @@ from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
+from tilefold.algebra.facts import Range
 from tilefold.algebra.ops import OPS
 from tilefold.backends.triton.simplify import pull_scale, terms
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number, number, union
 from tilefold.errors import BackendError
 
 LOG2E = math.log2(math.e)
+#: The inverse of what is no less has no more than 128 as its exponent.
+LEAST_NORMAL = 2.0**-126
+#: What is more is rounded beyond the largest e4m3 (448).
+MOST_E4M3 = 464.0
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _UNARY = {
     "neg": "-({})",
@@ -51,6 +56,7 @@ class Leaves:
     """What expressions are made of in a kernel: loads, indices, tile bounds; and the accuracy wanted.
 
     narrow: all floats of the kernel are 16 bits or less, so errors of 2^-20 are far below theirs.
+    exact: quotients are correctly rounded, for something in the kernel rounds to a coarse grid.
     """
 
     load: Callable[[Load, Sequence[str]], Value]
@@ -60,7 +66,10 @@ class Leaves:
     tile_start: Callable[[str], Value]
     tile_stop: Callable[[str], Value]
     fixed_quotient: Callable[[str, int], bool]
+    range_of: Callable[[Expr], Range]
+    most: Callable[[Expr, Expr], float | None]
     narrow: bool = False
+    exact: bool = False
     interpreted: bool = False
     nvidia: bool = True
 
@@ -85,13 +94,15 @@ class Expressions:
             case Load():
                 return self.leaves.load(e, frame)
             case Cast(arg, dtype):
-                return self._cast(self.value(arg, frame), dtype)
+                return self._cast(self.to_be_cast(arg, dtype, frame), dtype, self.checked(arg, dtype))
             case Call("tile_start", (Index(d),)):
                 return self.leaves.tile_start(d)
             case Call("tile_stop", (Index(d),)):
                 return self.leaves.tile_stop(d)
             case Call("exp", (arg,)):
                 return self._exp(arg, frame)
+            case Call("div", (a, b)) if (q := self._quotient((a, b), frame)) is not None:
+                return q
             case Call("pow", (base, Const(n, _))):
                 return self._power(self.value(base, frame), float(n))
             case Call("floordiv", (Index(d), Const(n, DType.I64))) if self.leaves.fixed_quotient(d, int(n)):
@@ -100,6 +111,13 @@ class Expressions:
             case Call(op, args):
                 return self._call(op, args, frame)
         raise AssertionError(e)
+
+    def to_be_cast(self, e: Expr, dtype: DType, frame: Sequence[str]) -> Value:
+        """Code of `e` for a reader that rounds it to `dtype`."""
+        match e:
+            case Call("div", (a, b)) if dtype is DType.E4M3:
+                return self._quotient((a, b), frame, to_e4m3=True) or self.value(e, frame)
+        return self.value(e, frame)
 
     def _call(self, op: str, args: tuple[Expr, ...], frame: Sequence[str]) -> Value:
         vs = [self.value(a, frame) for a in args]
@@ -116,6 +134,37 @@ class Expressions:
         level = max(v.level for v in vs)
         result = kind if OPS[op].result in ("same", "float") else DType.BOOL
         return Value(self._code(op, codes, kind, vs), axes, result, level)
+
+    def _quotient(self, args: tuple[Expr, Expr], frame: Sequence[str], *, to_e4m3: bool = False) -> Value | None:
+        """x / s in float32 where s varies along fewer axes: by an inverse that is computed along these alone.
+
+        `tf_even(s)` keeps the inverse finite. The product with it is off by 1.5 units in the last place at most
+        (Triton's own division by 2). Where something is rounded coarsely it is corrected by its remainder
+        (Markstein), or, on its way to e4m3 (which has no infinity to keep), has an inverse of two parts.
+        """
+        x, s = (self._to(a, self.value(a, frame), DType.F32, frame) for a in args)
+        axes = union([x, s], frame)
+        if x.kind is not DType.F32 or s.kind is not DType.F32 or is_number(s.code) or len(s.axes) == len(axes):
+            return None
+        if self.leaves.interpreted:
+            return None
+        code, above = s.code, fitted(x, axes)
+        if self.leaves.range_of(args[1]).lo < LEAST_NORMAL:
+            even = f"tf_even({code})"
+            above = f"({above} * {fitted(Value(even, s.axes, DType.F32), axes)})"
+            code = f"({code} * {even})"
+
+        def along(text: str) -> str:
+            return fitted(Value(text, s.axes, DType.F32), axes)
+
+        inverse = along(f"tf_inverse({code})")
+        if to_e4m3:
+            made = f"tl.fma({above}, {inverse}, {above} * {along(f'tf_inverse_rest({code})')})"
+        elif self.leaves.exact:
+            made = f"tf_quotient({above}, {along(code)}, {inverse})"
+        else:
+            made = f"({above} * {inverse})"
+        return Value(made, axes, DType.F32, max(x.level, s.level))
 
     def _kind(self, op: str, vs: list[Value]) -> DType:
         kinds = [v.kind for v in (vs[1:] if op == "where" else vs)]
@@ -148,7 +197,8 @@ class Expressions:
             nan = ", propagate_nan=tl.PropagateNan.ALL" if kind.is_float and not self.leaves.interpreted else ""
             return f"tl.{op}({c[0]}, {c[1]}{nan})"
         if op == "div":
-            return f"({c[0]} / {c[1]})"
+            precise = self.leaves.exact and kind is DType.F32 and any(v.axes for v in vs)
+            return f"tl.div_rn({c[0]}, {c[1]})" if precise and not self.leaves.interpreted else f"({c[0]} / {c[1]})"
         if op == "floordiv":
             return f"tl.floor({c[0]} / {c[1]})" if kind.is_float else f"tf_floordiv({c[0]}, {c[1]})"
         if op == "mod":
@@ -178,7 +228,15 @@ class Expressions:
             raise BackendError(f"the Triton back end has no operation {op}", hint="use backend cpp, or report it")
         return table[op].format(c[0])
 
-    def _cast(self, v: Value, dtype: DType) -> Value:
+    def checked(self, e: Expr, dtype: DType) -> bool:
+        """Whether e may be beyond the range of e4m3, whose conversion saturates where torch has NaN."""
+        match e:
+            case Call("div", (a, b)) if dtype is DType.E4M3:
+                most = self.leaves.most(a, b)
+                return most is None or most > MOST_E4M3
+        return True
+
+    def _cast(self, v: Value, dtype: DType, checked: bool = True) -> Value:
         if is_number(v.code) and dtype.is_float and not dtype.rounds:
             return converted(v, dtype.compute)
         if dtype is DType.BOOL:
@@ -187,7 +245,7 @@ class Expressions:
         if is_number(code):
             code = f"tl.full([], {code}, {TRITON_TYPE[v.kind]})"
         if dtype.is_float and dtype.compute is not dtype:
-            return Value(f"{narrowed(code, v.kind, dtype)}.to(tl.float32)", v.axes, DType.F32, v.level)
+            return Value(f"{narrowed(code, v.kind, dtype, checked=checked)}.to(tl.float32)", v.axes, DType.F32, v.level)
         if not dtype.is_float and dtype is not DType.I64:
             return Value(f"({code}).to({TRITON_TYPE[dtype]}).to(tl.int64)", v.axes, DType.I64, v.level)
         return converted(Value(code, v.axes, v.kind, v.level), dtype)
@@ -232,9 +290,9 @@ class Expressions:
         return Value(f"libdevice.pow({v.code}, {v.code} * 0.0 + {n})", v.axes, v.kind, v.level)
 
 
-def narrowed(code: str, kind: DType, dtype: DType) -> str:
-    """`code` rounded to a narrow float as torch does (e4m3: beyond the range is NaN)."""
-    if dtype is DType.E4M3:
+def narrowed(code: str, kind: DType, dtype: DType, *, checked: bool = True) -> str:
+    """`code` rounded to a narrow float as torch does (e4m3: beyond the range is NaN; unchecked, it is not beyond)."""
+    if dtype is DType.E4M3 and checked:
         return f"tf_in_e4m3({code}).to(tl.float8e4nv)"
     return f"({code}).to({TRITON_TYPE[dtype]})"
 

@@ -6,6 +6,7 @@ Laws, all exact or exact up to one rounding that the original has too:
     max (k x) = k max x                       k > 0 (rounding is monotone, so also in floating point)
     where(c, k x, -inf) = k where(c, x, -inf) k > 0
     exp(k x - m) = exp2((k log2 e) x - (log2 e) m)
+    round(round(x)) = round(x)                to the same type
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def _fold(e: Expr) -> Expr:
             return _fold(Call("mul", (x, a)))
         case Call("div", (x, Const(v, d))) if d.is_float and _power_of_two(float(v)):
             return _fold(Call("mul", (x, Const(1.0 / float(v), d))))
+        case Cast(Cast(_, d) as inner, to) if d is to and d.is_float:
+            return inner
         case Cast(Const(v, d), to) if to.is_float and not to.rounds and d.is_float and to is not DType.F16:
             return Const(float(v), to.compute)
     return e
