@@ -5,6 +5,7 @@
 | `TILEFOLD_CACHE_DIR` | directory of compiled kernels (default: the platform's user cache) |
 | `TILEFOLD_CXX`, `CXX` | C++ compiler (default: the first of g++, clang++, c++ on PATH) |
 | `TILEFOLD_ARCH` | `-march` value of generated code (default: native) |
+| `TILEFOLD_PDL` | 0: no programmatic dependent launch on GPUs (default: where there is one) |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Config:
     cache_dir: Path
     compilers: tuple[str, ...]
     arch: str
+    dependent_launch: bool
 
 
 def triton_settings() -> list[tuple[str, str]]:
@@ -40,4 +42,5 @@ def load() -> Config:
         cache_dir=Path(cache) if cache else Path(platformdirs.user_cache_dir("tilefold")),
         compilers=(chosen,) if chosen else COMPILERS,
         arch=os.environ.get("TILEFOLD_ARCH", "native"),
+        dependent_launch=os.environ.get("TILEFOLD_PDL") != "0",
     )

@@ -1,11 +1,15 @@
-"""Scratch memory of planned calls: values alive at once never overlap, others share."""
+"""Planned calls: scratch values alive at once never overlap, others share; kernels know who is ahead and behind."""
 
 from __future__ import annotations
 
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tilefold.runtime.gpu_program import ALIGNED, packed
+from tilefold.backends.triton.dependent import Place
+from tilefold.backends.triton.launcher import Launcher, Plan
+from tilefold.runtime import gpu_program
+from tilefold.runtime.gpu_program import ALIGNED, GpuProgram, Launch, Made, packed
 
 VALUES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 6), st.integers(0, 4)), max_size=8)
 
@@ -29,3 +33,50 @@ def test_values_of_different_times_share_memory():
     offsets, total = packed({"a": 1000, "b": 900, "c": 800}, {"a": (0, 1), "b": (2, 3), "c": (1, 2)})
     assert offsets == {"a": 0, "b": 0, "c": 1024} and total == 1824
     assert packed({}, {}) == ({}, 0)
+
+
+class Recorded:
+    """Stands for a kernel: remembers what it is planned as."""
+
+    def __init__(self):
+        self.places = []
+
+    def plan(self, xs, syms, place):
+        self.places.append(place)
+        return Plan(Launcher(lambda *args: None, ()), 1, ())
+
+
+def chain(shapes) -> tuple[GpuProgram, list[Recorded]]:
+    """x -> a -> b ..., kernel by kernel; the last is the output."""
+    names = ["x", *(f"t{n}" for n in range(len(shapes)))]
+    found = [Recorded() for _ in shapes]
+    launches = [
+        Launch(k, (names[n], names[n + 1]), (), ((names[n + 1], torch.float32, lambda syms, s=shapes[n]: s),))
+        for n, k in enumerate(found)
+    ]
+    return GpuProgram([names[-1]], launches), found
+
+
+def planned(shapes) -> list[Place]:
+    program, found = chain(shapes)
+    made = {program.launches[-1].tensors[-1]: Made(shapes[-1], (1,), torch.float32)}
+    program.plan({"x": torch.zeros(4)}, {}, made, {"x": 0, next(iter(made)): 1}, ())
+    return [p for k in found for p in k.places]
+
+
+def test_kernels_of_one_call_know_their_places(monkeypatch):
+    asked = []
+    monkeypatch.setattr(gpu_program, "enabled", lambda device: asked.append(device.type) or True)
+    assert planned([(4,), (3,), (2,)]) == [Place(False, True), Place(True, True), Place(True, False)]
+    assert planned([(4,)]) == [Place(False, False)] and asked == ["cpu", "cpu"]
+
+
+def test_kernels_that_are_not_launched_are_no_one_to_wait_for(monkeypatch):
+    """What is ahead on the stream might then be anybody's."""
+    monkeypatch.setattr(gpu_program, "enabled", lambda device: True)
+    assert planned([(0,), (3,), (2,)]) == [Place(False, False), Place(False, True), Place(True, False)]
+    assert planned([(4,), (0,), (2,)]) == [Place(False, True), Place(False, False), Place(True, False)]
+
+
+def test_plain_launches_where_the_device_has_no_other():
+    assert planned([(4,), (3,), (2,)]) == [Place(False, False)] * 3

@@ -2,7 +2,8 @@
 
 What is between kernels has no tensors: it lies in one scratch allocation, at offsets that values share whose
 lifetimes do not meet. All memory comes from torch's allocator on the current stream, so that calls may be
-captured in a CUDA graph; nothing waits for the device.
+captured in a CUDA graph; nothing waits for the device. Where the device can, kernels after the first are there
+before the one ahead of them has ended (`backends.triton.dependent`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu, _empty_strided_cuda  # type: ignore[attr-defined]
 
+from tilefold.backends.triton.dependent import ALONE, enabled, places
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Plan
 
@@ -102,10 +104,12 @@ class GpuProgram:
             else:
                 tensors[n] = torch.empty(shapes[n], dtype=dtype, device=device)
         at = {**slots, **{n: len(slots) + k for k, n in enumerate(self.between)}}
+        launched = [any(0 not in shapes[n] for n, _, _ in k.results) for k in self.launches]
+        where = places(launched) if enabled(device) else [ALONE] * len(launched)
         launches = []
-        for k in self.launches:
+        for k, place in zip(self.launches, where, strict=True):
             own = {new: syms[old] for new, old in k.syms}
-            plan = k.kernel.plan([tensors[n] for n in k.tensors], own)
+            plan = k.kernel.plan([tensors[n] for n in k.tensors], own, place)
             launches.append((plan, tuple(at[n] for n in k.tensors)))
         order = tuple(offsets[n] for n in self.between)
         return GpuCall(tuple(constants), tuple(made.values()), total, order, tuple(launches))

@@ -18,6 +18,7 @@ from typing import Any
 
 from tilefold.backends.triton import known
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.dependent import ALONE, supported
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
 from tilefold.errors import BackendError
@@ -121,8 +122,12 @@ def compiled(
     options: dict[str, Any] = {"num_warps": config.warps, "num_stages": config.stages}
     if config.registers:
         options["maxnreg"] = config.registers
+    if r.place.follows:
+        options["launch_pdl"] = True
     try:
         where = driver.active.get_current_target() if target is None else _gpu(target)
+        if r.place != ALONE and not supported(where.backend, where.arch):
+            raise BackendError(f"{where.backend} {where.arch} has no programmatic dependent launch, as {r.name} needs")
         key = known.key_of(r.source, types, vectors, options, (where.backend, where.arch, where.warp_size))
         found = known.find(key, src) if key is not None else None
         if found is not None:

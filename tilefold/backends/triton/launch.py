@@ -17,6 +17,7 @@ import torch
 from tilefold.algebra.expr import Const
 from tilefold.backends.triton.compile import DIVISOR, compiled, module_of
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
 from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.prepare import tile_kernel
@@ -109,23 +110,28 @@ class TritonKernel:
         *,
         wide: bool = False,
         plain: bool = False,
+        place: Place = ALONE,
         **options: bool,
     ) -> Variant:
         """The rendering for unit-stride axes and extents; one serves all extents of its bin.
 
-        plain: some tensor cannot be described by a tensor map, so none is used.
+        plain: some tensor cannot be described by a tensor map, so none is used. place: among the kernels of its call;
+        configurations serve all places.
         """
         config = self._config(sizes)
         if plain or wide:
             config = replace(config, descriptors=False)
-        key = (units, config.key(), wide, tuple(sorted(options.items())))
+        if config.specialize:
+            place = ALONE  # only some of its warps would wait
+        key = (units, config.key(), wide, place, tuple(sorted(options.items())))
         known = self._variants.setdefault(key, [])
         for v in known:
             if all(sizes[d] <= n for d, n in v.rendered.covers.items()):
                 return v
         bins = {d: n for d, n in self._coarse(sizes).items() if d in self._dynamic}
         kernel = tile_kernel(self.block, config, dict(zip(self.tensors, units, strict=True)), bins)
-        rendered = render(kernel, config, bins=bins, wide=wide, interleave=self._interleave(kernel, sizes), **options)
+        side = self._interleave(kernel, sizes)
+        rendered = render(kernel, config, bins=bins, wide=wide, interleave=side, place=place, **options)
         tensors = {t.name: t for t in kernel.tensors}
         if not set(self.tensors) <= tensors.keys():
             raise BackendError(f"{kernel.name} does not use all of its tensors")
@@ -153,11 +159,14 @@ class TritonKernel:
             self._configs[key] = chosen or default_config(self.block, coarse)
         return self._configs[key]
 
-    def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> Plan:
-        """The launch for tensors of these shapes, strides and alignments, compiled. ValueError: other than declared."""
+    def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> Plan:
+        """The launch for tensors of these shapes, strides and alignments, compiled. ValueError: other than declared.
+
+        place: among the kernels of a call, which must be launched in their order on one stream.
+        """
         if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
             return Plan(Launcher(_nothing, ()), 0, ())
-        v, grid, numbers = self._bound(xs, syms)
+        v, grid, numbers = self._bound(xs, syms, place)
         if self.interpreted:
             return Plan(Launcher(_interpreter(v, self.tensors, xs), ()), grid, tuple(numbers))
         device = xs[0].device
@@ -174,14 +183,16 @@ class TritonKernel:
         )
         return Plan(launcher, grid, tuple(numbers), described)
 
-    def _bound(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> tuple[Variant, int, list[int]]:
+    def _bound(
+        self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE
+    ) -> tuple[Variant, int, list[int]]:
         """The variant for these tensors, thread blocks, and the integer arguments."""
         sizes = self.sizes(syms)
         units = tuple(unit_axis(x) for x in xs)
         wide = any(_span(x) >= NARROW_LIMIT for x in xs)
-        tf32 = matmul_precision() == "tf32"
         plain = not all(_describable(x) for x in xs)
-        v = self.variant(units, sizes, wide=wide, plain=plain, tf32=tf32, interpreted=self.interpreted)
+        options = {"tf32": matmul_precision() == "tf32", "interpreted": self.interpreted}
+        v = self.variant(units, sizes, wide=wide, plain=plain, place=place, **options)
         numbers: list[int] = []
         for x, (t, shape) in zip(xs, v.params, strict=True):
             if tuple(x.shape) != (want := shape(syms)):

@@ -15,6 +15,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.loops import Loops
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.prelude import INTERPRETED, PRELUDE
@@ -35,6 +36,7 @@ class Rendered:
     """Source text; `arguments` in order: pointers, numbers, descriptors; the grid as tiles of dims.
 
     `covers`: dims without a loop and the most indices their vector holds: larger sizes need another rendering.
+    `place`: among the kernels of its call.
     """
 
     source: str
@@ -43,6 +45,7 @@ class Rendered:
     grid: tuple[ir.Tiled, ...]
     covers: Mapping[str, int]
     descriptors: Mapping[str, tuple[str, tuple[int, ...]]]
+    place: Place = ALONE
 
 
 def render(
@@ -55,19 +58,24 @@ def render(
     nvidia: bool = True,
     tf32: bool = False,
     interleave: int = 1,
+    place: Place = ALONE,
 ) -> Rendered:
     """The Triton source of `kernel`. BackendError where it has no such form (a value too large to hold).
 
     bins: dynamic dim -> most indices a call may have (for dims held whole). wide: 64-bit offsets. interleave: heads
     (or what else is parallel) that start side by side at the end where later rows have longer loops (`order`).
+    place: among the kernels of its call; only for NVIDIA devices that have the instructions (`dependent`).
     """
+    if place != ALONE and (interpreted or not nvidia):
+        raise BackendError(f"{kernel.name} cannot wait for another kernel here")
     c = Context(kernel, config, bins or {}, wide=wide, interpreted=interpreted, nvidia=nvidia)
-    return _Renderer(c, tf32, interleave).render()
+    return _Renderer(c, tf32, interleave, place).render()
 
 
 class _Renderer:
-    def __init__(self, c: Context, tf32: bool, interleave: int):
+    def __init__(self, c: Context, tf32: bool, interleave: int, place: Place):
         self.c = c
+        self.place = place
         self.interleave = interleave
         self.products = Products(c, tf32)
         self.reductions = Reductions(c, self.products)
@@ -92,10 +100,11 @@ class _Renderer:
         args += list(self.c.memory.descriptors)
         lines = ["", "", "@triton.jit", f"def {name}({', '.join(args)}):"]
         lines += [f"    # {line}" for line in self.c.kernel.listing.splitlines()]
-        lines += ["    " + line for line in self.c.scopes.stack[0].lines or ["pass"]]
+        lines += ["    " + line for line in [*self.place.lines(), *self.c.scopes.stack[0].lines] or ["pass"]]
         prelude = PRELUDE + INTERPRETED if self.c.interpreted else PRELUDE
         source = prelude + "\n".join(lines) + "\n"
-        return Rendered(source, name, tuple(args), grid, dict(self.c.covers), dict(self.c.memory.descriptors))
+        held, maps = dict(self.c.covers), dict(self.c.memory.descriptors)
+        return Rendered(source, name, tuple(args), grid, held, maps, self.place)
 
     def _grid(self, grid: Sequence[ir.Tiled]) -> None:
         """Program ids: the last tiled dim varies fastest, so that neighbours share operands."""
