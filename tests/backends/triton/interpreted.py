@@ -185,6 +185,8 @@ CHECKS: dict[str, Check] = {
     "softmax of long rows": lambda: right(o.softmax, rand(2, 40_009, dtype=F)),
     "softmax of long rows, a whole number of tiles": lambda: right(o.softmax, rand(2, 65_536, dtype=F)),
     "RMS norm of long rows, lengths": long_norms,
+    "softmax of rows in pieces": lambda: right(o.softmax, rand(3, 1100, dtype=B)),
+    "maxima of normalised rows in pieces": lambda: right(o.rms_norm_max, rand(5, 2570)),
     "softmax of one element": lambda: right(o.softmax, rand(3, 1, dtype=F)),
     "sums of nothing": lambda: right(summed, rand(3, 0, dtype=F)),
     "softmax of no rows": lambda: right(o.softmax, rand(0, 7, dtype=F)),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import torch
+import triton
 
 from tilefold.backends.triton.launch import TritonKernel, Variant
 from tilefold.block.canonical import canonical
@@ -37,6 +40,15 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "inertia": (o.inertia, (meta(1024, 32768, dtype=F), meta(1024, 32768, 3, dtype=F))),
     "softmax": (o.softmax, (meta(8192, 32768, dtype=torch.bfloat16),)),
 }
+
+
+def assembled(ptx: str, arch: str, folder: Path) -> str:
+    """What the assembler reports of registers and spills."""
+    file = folder / "kernel.ptx"
+    file.write_text(ptx)
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [str(ptxas), "-v", f"--gpu-name={arch}", str(file), "-o", str(folder / "kernel.cubin")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
 @cache

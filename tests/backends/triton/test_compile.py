@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
-from tests.backends.triton.kernels import PROGRAMS, kernels, variant  # noqa: E402
+from tests.backends.triton.kernels import PROGRAMS, assembled, kernels, variant  # noqa: E402
 from tilefold.backends.triton.compile import Target, resources  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
@@ -31,12 +30,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def spilled(ptx: str, arch: str, folder: Path) -> int:
     """Bytes that a thread stores because registers do not suffice, as the assembler reports them."""
-    file = folder / "kernel.ptx"
-    file.write_text(ptx)
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [str(ptxas), "-v", f"--gpu-name={arch}", str(file), "-o", str(folder / "kernel.cubin")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr))
+    return sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", assembled(ptx, arch, folder)))
 
 
 def built(v: Variant, target: Target):

@@ -125,7 +125,7 @@ def test_bandwidth_is_asked_for_in_proportion_elsewhere():
 def test_startup_bars():
     figures = {"capture": 0.25, "imports": 4.5, "tuning": 21.0}
     entries = (
-        {"row": "H2", "cold": 2.5, "warm": 0.7, "host_us": 8.0, **figures, "why": ""},
+        {"row": "H2", "cold": 2.5, "warm": 0.7, "host_us": 8.0, "fuse_us": 20.0, "torch_us": 5.0, **figures, "why": ""},
         {"row": "L2", "cold": 2.9, "warm": 0.3, "host_us": None, **figures, "why": "died"},
     )
     found = {v.name: v for v in judge_startup(results(startup=entries))}
@@ -133,17 +133,17 @@ def test_startup_bars():
     assert found["first call, empty caches: under 3 s"].met is True and found["quick tuning: under 30 s"].met is True
     warm = found["first call of a second process: under 0.5 s"]
     assert warm.met is False and warm.missing == ("H2",) and warm.value == 0.7
-    assert found["host, warm call: under 10 us"].missing == ("L2",)
+    assert found["host, warm call of the custom operator: under 10 us"].missing == ("L2",)
     page = report.markdown(results(startup=entries))
-    assert "| H2 | 2.5 | 0.7 | 0.25 | 21 | 4.5 | 8 |  |" in page
-    assert "| L2 | 2.9 | 0.3 | 0.25 | 21 | 4.5 | - | died |" in page
+    assert "| H2 | 2.5 | 0.7 | 0.25 | 21 | 4.5 | 8 | 20 | 5 |  |" in page
+    assert "| L2 | 2.9 | 0.3 | 0.25 | 21 | 4.5 | - | - | - | died |" in page
     assert "| first call of a second process: under 0.5 s | 0.70 | 2 | MISSED (H2) |" in page
     assert "in a process that has imported torch" in page
     old = ({"row": "H2", "cold": 2.5, "warm": 0.3, "host_us": 8.0, "why": ""},)  # a file from before tuning was timed
     verdicts = {v.name: v.met for v in judge_startup(results(startup=old))}
-    assert verdicts["quick tuning: under 30 s"] is None and "| H2 | 2.5 | 0.3 | - | - | - | 8 |" in report.markdown(
-        results(startup=old)
-    )
+    assert verdicts[
+        "quick tuning: under 30 s"
+    ] is None and "| H2 | 2.5 | 0.3 | - | - | - | 8 | - | - |  |" in report.markdown(results(startup=old))
 
 
 def test_a_section_for_each_device_the_h100_first():

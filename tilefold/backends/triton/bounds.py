@@ -45,8 +45,8 @@ class Bounds:
                 return self.above.get(b, {})
             case Call("maximum", (a, b)):
                 return {**self._below(a), **self._below(b)}
-            case Call("mul", (a, Const(k, d))) if d.is_float and 0 < float(k):
+            case Call("mul", (a, Const(k, d))) if d.is_float and float(k) > 0:
                 return {e: f * float(k) for e, f in self._below(a).items()}
-            case Call("div", (a, Const(k, d))) if d.is_float and 0 < float(k):
+            case Call("div", (a, Const(k, d))) if d.is_float and float(k) > 0:
                 return {e: f / float(k) for e, f in self._below(a).items()}
         return {}

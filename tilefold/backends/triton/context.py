@@ -16,6 +16,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.layouts import Layouts
 from tilefold.backends.triton.memory import Memory
 from tilefold.backends.triton.names import python_names, python_value
+from tilefold.backends.triton.prepare import packed
 from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scalar import Expressions, Leaves, narrowed
 from tilefold.backends.triton.scope import Dim, Known, Scopes
@@ -55,6 +56,8 @@ class Context:
         self.dims: dict[str, Dim] = {}
         self.known = Known()
         self.reuse = Reuse()
+        self.packed = packed(kernel, config) and nvidia and not interpreted
+        self.reductions_done = 0
         self.buffers: dict[str, ir.Buffer] = {}
         self.tensors = {t.name: t for t in kernel.tensors}
         self.names = python_names([t.name for t in kernel.tensors])
@@ -73,7 +76,7 @@ class Context:
         self.narrow_inputs = bool(read) and all(d.nbytes <= 2 for d in read)
         leaves = Leaves(
             self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.fixed_quotient,
-            self.range_of, self.bounds.quotient,
+            self.range_of, self.bounds.quotient, self.scopes.once,
             narrow=self.narrow, exact=_coarse(kernel), interpreted=interpreted, nvidia=nvidia,
         )  # fmt: skip
         self.expressions = Expressions(leaves)
@@ -261,7 +264,8 @@ def _coarse(kernel: ir.Kernel) -> bool:
     steps = {"floor", "ceil", "trunc", "round", "floordiv", "mod"}
     made = any(t.dtype.rounds and t.dtype.is_float for t in kernel.tensors if t.role != "in")
     return made or any(
-        (isinstance(x, Call) and x.op in steps) or (isinstance(x, Cast) and x.dtype.rounds and x.dtype is not DType.BOOL)
+        (isinstance(x, Call) and x.op in steps)
+        or (isinstance(x, Cast) and x.dtype.rounds and x.dtype is not DType.BOOL)
         for e in expressions(kernel.body)
         for x in walk(e)
     )

@@ -24,6 +24,7 @@ class Memory:
     def __init__(self, c: Context):
         self.c = c
         self.descriptors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.kept: dict[str, tuple[str, int]] = {}
 
     def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once."""
@@ -44,7 +45,19 @@ class Memory:
         )
         if written:
             self.c.scopes.emit(f"{name} = {code}")
+        elif self.c.packed and axes:
+            name = self._again(name)
         return Value(name, tuple(axes), t.dtype, level)
+
+    def _again(self, name: str) -> str:
+        """What was loaded before the last reduction, kept as it is in memory until here."""
+        now = self.c.reductions_done
+        loaded, at = self.kept.setdefault(name, (name, now))
+        if at != now:
+            before, loaded = loaded, self.c.scopes.fresh(name)
+            self.c.scopes.emit(f"{loaded} = tf_again({before})")
+            self.kept[name] = (loaded, now)
+        return loaded
 
     def tile(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value | None:
         """The access as a copy by tensor map (TMA), where each axis is one tile of a dim or one position.

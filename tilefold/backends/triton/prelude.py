@@ -87,6 +87,12 @@ def tf_tanh_approx(x):
 
 
 @triton.jit
+def tf_again(x):
+    # the same narrow values, but the compiler cannot know: it converts them once more and keeps them as they are
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
 def tf_even(s):
     # a power of two that takes s to where its inverse does not overflow
     return tl.where(tl.abs(s) < 5.421010862427522e-20, 1.8446744073709552e19, 1.0)
@@ -94,13 +100,15 @@ def tf_even(s):
 
 @triton.jit
 def tf_inverse(s):
-    return tl.div_rn(1.0, s)
+    # 1 / s to the last place, without the branches of a division
+    r = 1.0 / s
+    better = tl.fma(tl.fma(-r, s, 1.0), r, r)
+    return tl.where(tl.abs(better) < float("inf"), better, r)
 
 
 @triton.jit
-def tf_inverse_rest(s):
+def tf_inverse_rest(s, inverse):
     # what the inverse lacks, none for 0 and infinity
-    inverse = tl.div_rn(1.0, s)
     rest = tl.fma(-inverse, s, 1.0) * inverse
     return tl.where(tl.abs(rest) < float("inf"), rest, 0.0)
 

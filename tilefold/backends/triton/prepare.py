@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Block, Loop, walk
-from tilefold.tile.ir import For, Kernel, Stmt
+from tilefold.tile.again import recomputed
+from tilefold.tile.ir import For, Gemm, Kernel, Select, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import cut, lengths, power_of_two, product_dims, singles
@@ -18,8 +19,10 @@ from tilefold.tile.verify import verify
 
 #: An operand is padded to at most this many columns; longer ones are always cut into pieces.
 MOST_PADDED = 512
-#: A dim of a kernel without products is cut from this many indices on, if that leaves no more than so much of the lanes.
+#: A dim of a kernel without products is cut from so many indices on, if no more than so much of the lanes is left.
 LONG, MOST_OF = 512, 0.9
+#: Elements a thread, of so many bytes, from which on they are kept as they are in memory.
+MANY, NARROW = 32, 2
 #: Threads of a warp.
 THREADS = 32
 #: Bytes that a thread loads at once.
@@ -40,10 +43,24 @@ def tile_kernel(
     dims = product_dims(kernel)
     if not dims:
         kernel = cut(singles(kernel), _wasteful(kernel))
+        if packed(kernel, config):
+            kernel = recomputed(kernel, [d for d in kernel.sizes if d not in loops and _padded(kernel, d) >= LONG])
         return verify(per_lane(kernel, lambda s: lanes_of(kernel, s, config.warps, bins or {})))
     if not steady(kernel):
         dims = tuple(d for d in dims if _padded(kernel, d) > MOST_PADDED)
     return verify(cut(kernel, dims))
+
+
+def packed(kernel: Kernel, config: TritonConfig) -> bool:
+    """Whether a thread block holds so many narrow elements a thread that it had better keep them as they are in memory.
+
+    Their float32 values take twice the registers, and a multiprocessor then holds one block instead of two.
+    """
+    read = [t.dtype for t in kernel.tensors if t.role == "in"]
+    narrow = all(d.is_float and d.nbytes == NARROW for d in read)
+    held = max((_padded(kernel, d) for d in kernel.sizes if d not in {t.dim for t in kernel.grid}), default=0)
+    straight = not any(isinstance(s, For | Gemm | Select) for s in kernel.body)
+    return straight and narrow and held >= MANY * THREADS * config.warps
 
 
 def _wasteful(kernel: Kernel) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ class Reductions:
             none = number(identity_of(s.op, b.dtype.compute.torch_dtype), b.dtype.compute)
             v = Value(f"tl.where({masked}, {v.code}, {none})", v.axes, v.kind, v.level)
         code = v.code
+        self.c.reductions_done += bool(present)
         left = list(v.axes)
         for d in sorted(present, key=left.index, reverse=True):
             code = self._reduced(s.op, code, left.index(d), b.dtype)

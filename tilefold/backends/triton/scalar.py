@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from tilefold.errors import BackendError
 LOG2E = math.log2(math.e)
 #: The inverse of what is no less has no more than 128 as its exponent.
 LEAST_NORMAL = 2.0**-126
+#: Divisors between its inverse and this have inverses that are good for all quotients.
+BY_INVERSE = 2.0**100
 #: What is more is rounded beyond the largest e4m3 (448).
 MOST_E4M3 = 464.0
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -68,6 +71,7 @@ class Leaves:
     fixed_quotient: Callable[[str, int], bool]
     range_of: Callable[[Expr], Range]
     most: Callable[[Expr, Expr], float | None]
+    named: Callable[[str, str, int], str]
     narrow: bool = False
     exact: bool = False
     interpreted: bool = False
@@ -149,17 +153,20 @@ class Expressions:
         if self.leaves.interpreted:
             return None
         code, above = s.code, fitted(x, axes)
-        if self.leaves.range_of(args[1]).lo < LEAST_NORMAL:
-            even = f"tf_even({code})"
-            above = f"({above} * {fitted(Value(even, s.axes, DType.F32), axes)})"
-            code = f"({code} * {even})"
 
-        def along(text: str) -> str:
+        def along(text: str, stem: str = "") -> str:
+            """Code over all axes of what is computed along those of s; named, it is computed before anything else."""
+            text = self.leaves.named(text, stem, s.level) if stem else text
             return fitted(Value(text, s.axes, DType.F32), axes)
 
-        inverse = along(f"tf_inverse({code})")
+        if self.leaves.range_of(args[1]).lo < LEAST_NORMAL:
+            even = self.leaves.named(f"tf_even({code})", "even", s.level)
+            above = f"({above} * {along(even)})"
+            code = self.leaves.named(f"{code} * {even}", "scaled", s.level)
+        name = self.leaves.named(f"tf_inverse({code})", "inverse", s.level)
+        inverse = along(name)
         if to_e4m3:
-            made = f"tl.fma({above}, {inverse}, {above} * {along(f'tf_inverse_rest({code})')})"
+            made = f"tl.fma({above}, {inverse}, {above} * {along(f'tf_inverse_rest({code}, {name})', 'rest')})"
         elif self.leaves.exact:
             made = f"tf_quotient({above}, {along(code)}, {inverse})"
         else:
@@ -197,8 +204,11 @@ class Expressions:
             nan = ", propagate_nan=tl.PropagateNan.ALL" if kind.is_float and not self.leaves.interpreted else ""
             return f"tl.{op}({c[0]}, {c[1]}{nan})"
         if op == "div":
-            precise = self.leaves.exact and kind is DType.F32 and any(v.axes for v in vs)
-            return f"tl.div_rn({c[0]}, {c[1]})" if precise and not self.leaves.interpreted else f"({c[0]} / {c[1]})"
+            if not self.leaves.exact or self.leaves.interpreted or kind is not DType.F32 or is_number(c[0]):
+                return f"({c[0]} / {c[1]})"
+            if is_number(c[1]) and 1 / BY_INVERSE < abs(float(c[1])) < BY_INVERSE:
+                return f"tf_quotient({c[0]}, {c[1]}, {_float32(1 / float(c[1]))})"
+            return f"tl.div_rn({c[0]}, {c[1]})"
         if op == "floordiv":
             return f"tl.floor({c[0]} / {c[1]})" if kind.is_float else f"tf_floordiv({c[0]}, {c[1]})"
         if op == "mod":
@@ -231,7 +241,7 @@ class Expressions:
     def checked(self, e: Expr, dtype: DType) -> bool:
         """Whether e may be beyond the range of e4m3, whose conversion saturates where torch has NaN."""
         match e:
-            case Call("div", (a, b)) if dtype is DType.E4M3:
+            case Call("div", (a, b)) if dtype is DType.E4M3 and not self.leaves.interpreted:
                 most = self.leaves.most(a, b)
                 return most is None or most > MOST_E4M3
         return True
@@ -295,6 +305,11 @@ def narrowed(code: str, kind: DType, dtype: DType, *, checked: bool = True) -> s
     if dtype is DType.E4M3 and checked:
         return f"tf_in_e4m3({code}).to(tl.float8e4nv)"
     return f"({code}).to({TRITON_TYPE[dtype]})"
+
+
+def _float32(v: float) -> float:
+    """The nearest float32."""
+    return float(struct.unpack("f", struct.pack("f", v))[0])
 
 
 def _bool(v: Value, code: str) -> str:

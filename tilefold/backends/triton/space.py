@@ -29,6 +29,11 @@ _QUICK = (
     (32, 64, 4, 3, False),
     (16, 64, 4, 3, False),
 )
+#: (indices of the last parallel dim, streamed, warps, stages) where products have no rows: decoding one query.
+_QUICK_VECTORS = (
+    (1, 64, 2, 3), (1, 64, 2, 4), (1, 64, 4, 3), (1, 32, 1, 4), (1, 128, 2, 2), (1, 128, 4, 2), (1, 128, 4, 3),
+    (2, 32, 2, 3), (4, 32, 4, 3), (4, 32, 4, 2), (4, 64, 4, 2), (8, 32, 8, 3),
+)  # fmt: skip
 
 
 def space(block: Block, sizes: Mapping[str, int], effort: Effort) -> tuple[TritonConfig, ...]:
@@ -66,15 +71,20 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
 
 def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:
     last = s.parallel[-1] if s.parallel else None
+    if any(k - frozenset(s.streamed) for _, _, k in s.products):
+        yield from _vectors(base, s, sizes, effort)
+        return
     lengths: tuple[int, ...] = (
         (1024, 4096, 16384) if effort == "quick" else (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     )
     rows: tuple[int, ...] = (1, 4) if effort == "quick" else (1, 2, 4, 8, 16, 32)
-    if any(k - frozenset(s.streamed) for _, _, k in s.products):
-        lengths = (32, 64, 128)
     if s.again and effort == "quick":
         lengths, rows = (8192, 16384, 32768), (1,)
     warps = ((4, 8, 16, 32) if s.again else (4, 8, 16)) if effort == "quick" else (1, 2, 4, 8, 16, 32)
+    if not s.streamed:
+        warps, rows = (1, 2, *warps), (*rows, 2)
+    if not s.streamed:
+        warps, rows = tuple(dict.fromkeys((1, 2, *warps))), tuple(dict.fromkeys((1, 2, *rows)))
     for w, n, r in itertools.product(warps, lengths if s.streamed else (0,), rows):
         tiles = dict(base.tiles)
         for d in s.streamed:
@@ -85,3 +95,16 @@ def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Eff
         yield made
         if s.streamed and r == 1:  # copies ahead of their use take no cache hints, and single elements badly
             yield replace(made, stages=1)
+
+
+def _vectors(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:
+    """A fold whose products have no rows reads at the memory's rate: what counts is how much is on its way."""
+    last = s.parallel[-1] if s.parallel else None
+    full = itertools.product((1, 2, 4, 8), (16, 32, 64, 128, 256), (1, 2, 4, 8), (1, 2, 3, 4, 6))
+    for rows, n, warps, stages in _QUICK_VECTORS if effort == "quick" else full:
+        tiles = dict(base.tiles)
+        for d in s.streamed:
+            tiles[d] = min(n, power_of_two(sizes[d]))
+        if last is not None:
+            tiles[last] = min(rows, power_of_two(sizes[last]))
+        yield replace(base, tiles=tiles, warps=warps, stages=stages)

@@ -26,6 +26,10 @@ HELD = 1 << 15
 CONTRACTED = 256
 #: Thread blocks that fill a large GPU once.
 FULL = 132
+#: Fewer elements than this a warp are not worth one.
+FEW = 64
+#: Neighbours along the last dim that are not torn apart: 32 bytes of float32.
+LEAST_LAST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Shape:
     operands of some product have (batches). shared: dims d that some
     tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
     statements range over, without segments. again: dims that several loops run over, one after the other. bounded:
-    whether a loop's bounds follow the rows (causal masks, windows).
+    whether a loop's bounds follow the rows (causal masks, windows). narrow: all inputs are floats of 16 bits.
     """
 
     parallel: tuple[str, ...]
@@ -50,6 +54,7 @@ class Shape:
     cut: frozenset[str]
     again: frozenset[str]
     bounded: bool
+    narrow: bool
 
     @staticmethod
     def of(b: Block) -> Shape:
@@ -88,7 +93,7 @@ class Shape:
             parallel,
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
             tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
-            bounded,
+            bounded, all(i.dtype.is_float and i.dtype.nbytes == 2 for i in b.inputs),
         )  # fmt: skip
 
     def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -209,10 +214,29 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     for d in reversed(s.parallel):
         tiles[d] = max(1, min(room, power_of_two(sizes[d])))
         room //= tiles[d]
+    if s.parallel:
+        _spread(s, sizes, tiles)
     area = s.area({**local, **tiles})
     warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
+    have = math.prod(-(-sizes[d] // tiles[d]) for d in s.parallel)
+    if s.narrow and s.reduces and not s.streamed and not s.products and have >= 8 * FULL:
+        # few threads with much to do each; of long rows two blocks a multiprocessor, which take turns at the memory
+        warps = 1 if area <= 4096 else 4 if area <= 16384 else 8
+    if inner:
+        warps = 2
+    warps = max(1, min(warps, area // FEW))
     # loads straight to registers: copies ahead of their use take no cache hints, and single elements badly
     return TritonConfig(tiles, {}, warps=warps, stages=3 if inner else 1 if s.streamed else 2)
+
+
+def _spread(s: Shape, sizes: Mapping[str, int], tiles: dict[str, int]) -> None:
+    """Smaller tiles of parallel dims where they leave multiprocessors without a block: combining a few states."""
+    least = {d: LEAST_LAST if d == s.parallel[-1] else 1 for d in s.parallel}
+    while math.prod(-(-sizes[d] // tiles[d]) for d in s.parallel) < FULL:
+        large = max(s.parallel, key=lambda d: tiles[d] // least[d])
+        if tiles[large] <= least[large]:
+            return
+        tiles[large] //= 2
 
 
 def _width(n: int) -> int:

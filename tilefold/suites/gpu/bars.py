@@ -32,7 +32,7 @@ _STARTUP = {
     "cold": "first call, empty caches",
     "tuning": "quick tuning",
     "warm": "first call of a second process",
-    "host_us": "host, warm call",
+    "host_us": "host, warm call of the custom operator",
 }
 
 

@@ -199,9 +199,9 @@ def _studies(results: Results) -> list[tuple[str, tuple[str, ...], list[tuple[st
         found.append(("Absolute error against float64", heads, cells))
     found += [(f"Ablation: {name}", *_ablation(results, name)) for name in _ablations(results)]
     if results.startup:
-        figures = ("cold", "warm", "capture", "tuning", "imports", "host_us")
+        figures = ("cold", "warm", "capture", "tuning", "imports", "host_us", "fuse_us", "torch_us")
         heads = ("row", "first call s", "second process s", "torch's capture s", "quick tuning s", "imports s",
-                 "host us a call", "notes")  # fmt: skip
+                 "host us: custom operator", "fuse()", "torch.neg", "notes")  # fmt: skip
         cells = [(str(e["row"]), *_study(e, *figures), str(e["why"])) for e in results.startup]
         found.append(("First calls, quick tuning, and the host's time of a warm call", heads, cells))
     return found

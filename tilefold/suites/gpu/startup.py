@@ -28,11 +28,12 @@ from typing import Any
 
 import torch
 
+from tilefold.frontend.custom_op import custom_op
 from tilefold.frontend.fuse import fuse, own_copy
 from tilefold.frontend.tune import tune
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.gpu.cases import select
-from tilefold.suites.gpu.measure import timer_for
+from tilefold.suites.gpu.measure import Timer, timer_for
 from tilefold.suites.gpu.row import Said, Tell
 
 ROWS: tuple[tuple[str, str], ...] = (
@@ -43,10 +44,12 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("neptune", "gqa-decode-4096"),
 )
 SMALL: tuple[tuple[str, str], ...] = (("redfuser", "V-small"),)
-#: Warm calls that the host's time is averaged over: fewer than a stream's queue takes without waiting.
-CALLS = 200
+#: Warm calls of a series, fewer than a stream's queue takes without waiting, and series.
+CALLS, SERIES = 100, 10
 #: Seconds that one process may take.
 PROCESS_SECONDS = 100.0
+#: Figures of the host.
+HOST = ("host_us", "fuse_us", "torch_us")
 #: Characters of a process's messages that are kept.
 KEPT = 400
 #: Processes of a row, each with the figure of an entry that it finds. The second needs what the first left.
@@ -67,8 +70,9 @@ def study(
     """An entry for each row that is not known, each as soon as it is complete.
 
     `row`; in seconds `cold` and `warm` (first calls), `capture` (torch's part of one), `tuning` (quick) and `imports`
-    (of the processor); `host_us` of a warm call. What was not measured is None, `why` says why, and `output` has the
-    last messages of each process that failed. rows: patterns of names (None: all).
+    (of the processor); in microseconds of the host a warm call: `host_us` of the custom operator, `fuse_us` of the
+    fused function (with torch's guards), `torch_us` of one of torch's own operators. What was not measured is None,
+    `why` says why, and `output` has the last messages of each process that failed. rows: patterns of names (None: all).
     """
     done = {e["row"] for e in known}
     for suite, row in SMALL if small else ROWS:
@@ -79,7 +83,7 @@ def study(
 
 def blank(row: str, contender: str, why: str, *, small: bool = False) -> list[Entry]:
     """The entry of a row on which the study itself was ended."""
-    names = ("cold", "warm", "capture", "tuning", "imports", "host_us")
+    names = ("cold", "warm", "capture", "tuning", "imports", *HOST)
     return [{"row": row, **dict.fromkeys(names), "why": why, "output": {}}]
 
 
@@ -96,7 +100,7 @@ def _entry(suite: str, row: str, device: str, tell: Tell, small: bool, seconds: 
             tell("tilefold", f"{part} process")
             words = (sys.executable, "-m", "tilefold.suites.gpu.startup", part, suite, row, device)
             ran = run_process((*caches, *words, "small" if small else "full"), seconds)
-            entry |= {name: ran.found.get(name, entry[name]) for name in (part, "imports", "host_us")}
+            entry |= {name: ran.found.get(name, entry[name]) for name in (part, "imports", *HOST)}
             if ran.why:
                 why.append(f"{part}: {ran.why}")
                 entry["output"][part] = ran.output
@@ -165,15 +169,23 @@ def _first_call(case: GpuCase, device: str, name: str) -> None:
     run, args = fuse(case.fn), case.args(device)
     args[0].sum().item()  # the device is awake
     _say(**{name: timer.once(lambda: run(*args))})
-    for _ in range(3):
-        run(*args)
+    _say(fuse_us=_host(timer, lambda: run(*args)), torch_us=_host(timer, lambda: torch.neg(args[0])))
+    operator = custom_op(case.fn, *args)
+    _say(host_us=_host(timer, lambda: operator(*args)))
+
+
+def _host(timer: Timer, call: Callable[[], object]) -> float:
+    """Microseconds of the host a warm call: the quickest of some series, for the host is shared with others."""
+    series = []
+    for _ in range(SERIES):
+        call()
+        timer.release()
+        begin = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        series.append(time.perf_counter() - begin)
     timer.release()
-    begin = time.perf_counter()
-    for _ in range(CALLS):
-        run(*args)
-    host = time.perf_counter() - begin
-    timer.release()
-    _say(host_us=1e6 * host / CALLS)
+    return 1e6 * min(series) / CALLS
 
 
 def _capture(case: GpuCase, device: str) -> None:
