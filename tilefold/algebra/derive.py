@@ -22,11 +22,16 @@ from tilefold.algebra.order import Value, derive_order
 from tilefold.algebra.sums import derive_product, derive_sum
 from tilefold.algebra.symbolic import prove, prove_methods
 from tilefold.algebra.terms import Inseparable, Scope, transparent
+from tilefold.algebra.trials import NAMED
 from tilefold.errors import NotFusibleError
 
 _ROUNDING_HINT = (
     "split the cascade there (quantise exactly, then reduce), or derive_fold(..., ignore_rounding=True) "
     "for the form that treats rounding as the identity"
+)
+_RANGE_HINT = (
+    "on such inputs a result moves so far between parts of the data that what depends on it leaves the range "
+    "of numbers, though the definition does not; exponents stay in range if a maximum over the same is subtracted"
 )
 
 
@@ -89,7 +94,10 @@ def _prove(cascade: Cascade, ignore_rounding: bool, used: Context) -> tuple[Chec
 
 
 def _own_check_failed(c: Check) -> NotFusibleError:
-    return NotFusibleError(f"derivation failed its own check: {c.name}: {c.detail}")
+    moved = c.method == "numeric" and not any(f"({name})" in c.detail for name in NAMED)
+    return NotFusibleError(
+        f"derivation failed its own check: {c.name}: {c.detail}", hint=_RANGE_HINT if moved else None
+    )
 
 
 def _without_rounding(cascade: Cascade) -> tuple[Reduction, ...]:

@@ -120,6 +120,11 @@ class Runner:
     def _env(self, grid: Grid, states: Mapping[str, State]) -> Env:
         names = {v.name for v in self.fold.state} | {v.index_name for v in self.fold.state if v.index_name}
         rank = len(grid.ranges)
+        lead = []
+        for n, (_, extent) in enumerate(self.batch):
+            shape = [1] * rank
+            shape[n] = extent
+            lead.append(torch.arange(extent).reshape(shape))
 
         def read(name: str, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
             base, _, tag = name.partition("@")
@@ -127,11 +132,6 @@ class Runner:
                 x = self.env.read(name, at)
                 return x if at else x.reshape(*x.shape, *[1] * (rank - x.ndim))
             x = states["@" + tag if tag else ""][base]
-            lead = []
-            for n, (_, extent) in enumerate(self.batch):
-                shape = [1] * rank
-                shape[n] = extent
-                lead.append(torch.arange(extent).reshape(shape))
             index = (*lead, *at)
             return x[index] if index else x
 
