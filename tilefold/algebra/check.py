@@ -22,10 +22,12 @@ from tilefold.algebra.expr import Index, Size, Sym, tensors_read, walk
 from tilefold.algebra.fold import Check, Fold
 from tilefold.algebra.nameless import Names
 from tilefold.algebra.run_fold import Runner, State
-from tilefold.algebra.trials import CASE, CASES, NAMED, WAY, gather
+from tilefold.algebra.trials import CASE, CASES, LARGEST, NAMED, WAY, gather, largest
 
 LENGTH, WIDTH = 7, 2
 TOLERANCE = 1e-7
+#: What is larger than the inputs by this factor is not one of them.
+BEYOND = 1.05
 
 
 def check_fold(
@@ -145,7 +147,23 @@ class Problem:
             return {r.name: every for r in self.bodies}
         found = trusted(self.bodies, self.cascade.axes, self.env, self.cases, self.want)
         every[len(NAMED) :] = False
-        return {name: ok | every for name, ok in found.items()}
+        return {name: (ok & self.moved) | every for name, ok in found.items()}
+
+    @cached_property
+    def moved(self) -> torch.Tensor:
+        """Scaled cases in which what moves is results: those of moderate inputs, and where a result that others read
+        is beyond the inputs. A maximum of an input is as large as that is; it may be all that bounds another input,
+        and drawn apart from it bounds nothing.
+        """
+        read = {n for r in self.bodies for n in tensors_read(r.body)}
+        inputs, results = (torch.zeros(self.cases, dtype=torch.float64) for _ in range(2))
+        dtypes = dict(self.cascade.input_dtypes)
+        for name in read - self.want.keys():
+            inputs = torch.maximum(inputs, largest(name, dtypes.get(name, DType.F32), self.cases))
+        for r in self.bodies:
+            if r.name in read:
+                results = torch.maximum(results, self.want[r.name].farthest(r.reducer))
+        return (inputs <= LARGEST) | (results > BEYOND * inputs)
 
     @cached_property
     def sizes(self) -> dict[str, torch.Tensor]:

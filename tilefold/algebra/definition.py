@@ -40,6 +40,11 @@ class Defined:
         total = self.elements.double().abs().nan_to_num(0, 0, 0).reshape(len(size), -1).sum(1)
         return torch.maximum(size, total.reshape(-1, *[1] * (size.ndim - 1)))
 
+    def farthest(self, reducer: str) -> torch.Tensor:
+        """The largest finite magnitude [case] on the way to the result, for sums: they may go far and come back."""
+        way = self.elements.double().cumsum(-1) if reducer == "sum" else self.value.double()
+        return way.abs().nan_to_num(0, 0, 0).reshape(len(way), -1).amax(1)
+
 
 def define(
     bodies: tuple[Reduction, ...], axes: tuple[str, ...], inputs: Env, cases: int, value: Evaluate = evaluate

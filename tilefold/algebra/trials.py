@@ -30,6 +30,8 @@ CASES = (
     *(f"steps of {s}, noise {a}" for s in _SCALES for a in _STEPS),
     *(f"waves of {s}, noise {a}" for s in _SCALES for a in _WAVES),
 )
+#: Inputs alone that are larger than this take exponents out of the range of float64.
+LARGEST = 200
 _TABLE, _TOP = 61, 7
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31)
 
@@ -44,6 +46,11 @@ def gather(name: str, dtype: DType, cases: int, at: tuple[torch.Tensor, ...]) ->
     for i, p in zip(at, _PRIMES, strict=False):
         position = position + i.long() * p
     return table[case_index(rank, cases), position % _TABLE]
+
+
+def largest(name: str, dtype: DType, cases: int) -> torch.Tensor:
+    """The largest finite magnitude that an input has in each case."""
+    return _table(name, dtype)[:cases].double().abs().nan_to_num(0, 0, 0).amax(1)
 
 
 def case_index(rank: int, cases: int) -> torch.Tensor:

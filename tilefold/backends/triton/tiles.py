@@ -41,6 +41,7 @@ class Shape:
     tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
     statements range over, without segments. again: dims that several loops run over, one after the other. bounded:
     whether a loop's bounds follow the rows (causal masks, windows). narrow: all inputs are floats of 16 bits.
+    fixed: no parallel dim is dynamic.
     """
 
     parallel: tuple[str, ...]
@@ -55,6 +56,7 @@ class Shape:
     again: frozenset[str]
     bounded: bool
     narrow: bool
+    fixed: bool
 
     @staticmethod
     def of(b: Block) -> Shape:
@@ -94,6 +96,7 @@ class Shape:
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
             tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
             bounded, all(i.dtype.is_float and i.dtype.nbytes == 2 for i in b.inputs),
+            all(isinstance(b.sizes[d], Const) for d in parallel),
         )  # fmt: skip
 
     def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -214,7 +217,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     for d in reversed(s.parallel):
         tiles[d] = max(1, min(room, power_of_two(sizes[d])))
         room //= tiles[d]
-    if s.parallel:
+    if s.parallel and s.fixed:
         _spread(s, sizes, tiles)
     area = s.area({**local, **tiles})
     warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
