@@ -145,3 +145,12 @@ def test_products_of_small_factors_are_compared_with_the_product() -> None:
     wrong = dataclasses.replace(fold, state=tuple(broken if v is p else v for v in fold.state))
     failed = [check.detail for check in check_fold(problem, wrong, problem.reductions) if not check.ok]
     assert failed and all("P (normal)" in detail for detail in failed)
+
+
+def test_a_result_that_would_be_finished_from_elements_is_refused() -> None:
+    odd = cascade(
+        "r0 = sum[l] x[l] \n r1 = sum[l] 1.0 / r0 * -r0 * r0 * (x[l] - r0 / size(l)) + x[l] * r0 \n"
+        "r2, i2 = argmax[l] (x[l] - r0) + y[l]"
+    )
+    with pytest.raises(NotFusibleError, match="r2 needs elements"):
+        derive_fold(odd)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.check import check_fold
 from tilefold.algebra.context import Context, Options, identity_const
-from tilefold.algebra.expr import Expr, Index, Load, Size, call, loads, walk
+from tilefold.algebra.expr import Expr, Index, Load, Size, call, dims_used, loads, walk
 from tilefold.algebra.facts import ANY
 from tilefold.algebra.fold import Check, Fold, StateVar
 from tilefold.algebra.growth import can_overflow
@@ -52,12 +52,19 @@ def _derive(cascade: Cascade, ignore_rounding: bool) -> Fold:
     for extremes in (False, True):
         ctx = _derive_all(cascade, Options(ignore_rounding=ignore_rounding, extremes=extremes))
         fold = _fold_of(ctx)
-        checks = check_fold(cascade, fold, bodies, _unbounded(ctx))
+        checks = _closed(fold) or check_fold(cascade, fold, bodies, _unbounded(ctx))
         bad = [c for c in checks if not c.ok]
         failed = failed or bad
         if not bad:
             return replace(fold, checks=_proof(cascade, fold, ignore_rounding, ctx) + checks)
     raise _own_check_failed(failed[0])
+
+
+def _closed(fold: Fold) -> tuple[Check, ...]:
+    """A failed check for each result that would be finished from elements, which are gone then; usually none."""
+    axes = frozenset(fold.axes)
+    stray = [name for name, e in fold.finish if not axes.isdisjoint(dims_used(e))]
+    return tuple(Check("results follow from the state", "symbolic", False, f"{name} needs elements") for name in stray)
 
 
 def _proof(cascade: Cascade, fold: Fold, ignore_rounding: bool, used: Context) -> tuple[Check, ...]:
