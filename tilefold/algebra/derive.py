@@ -13,7 +13,7 @@ from functools import lru_cache
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.check import check_fold
 from tilefold.algebra.context import Context, Options, identity_const
-from tilefold.algebra.expr import Expr, Index, Load, Size, call, dims_used, loads, walk
+from tilefold.algebra.expr import Expr, Index, Load, Size, call, loads, walk
 from tilefold.algebra.facts import ANY
 from tilefold.algebra.fold import Check, Fold, StateVar
 from tilefold.algebra.growth import can_overflow
@@ -63,7 +63,7 @@ def _derive(cascade: Cascade, ignore_rounding: bool) -> Fold:
 def _closed(fold: Fold) -> tuple[Check, ...]:
     """A failed check for each result that would be finished from elements, which are gone then; usually none."""
     axes = frozenset(fold.axes)
-    stray = [name for name, e in fold.finish if not axes.isdisjoint(dims_used(e))]
+    stray = [name for name, e in fold.finish if any(isinstance(x, Index) and x.dim in axes for x in walk(e))]
     return tuple(Check("results follow from the state", "symbolic", False, f"{name} needs elements") for name in stray)
 
 
