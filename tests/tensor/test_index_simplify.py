@@ -14,8 +14,8 @@ from tilefold.frontend.execute import value_of
 from tilefold.tensor.index_simplify import const, is_one, product, same, simplify
 
 B, H, D = Sym("B"), Sym("H"), Sym("D")
-SIZES = {"b": B, "h": H, "d": const(64), "j": D, "k": D + 1, "g": const(32), "n": B * H}
-b, h, d, j, k, g, n = (Index(x) for x in "bhdjkgn")
+SIZES = {"b": B, "h": H, "d": const(64), "j": D, "k": D + 1, "g": const(32), "n": B * H, "r": H // B}
+b, h, d, j, k, g, n, r = (Index(x) for x in "bhdjkgnr")
 
 
 def div(x: Expr, y: Expr | int) -> Expr:
@@ -33,6 +33,8 @@ def div(x: Expr, y: Expr | int) -> Expr:
         (div(b * (H * D) + h * D + j, H * D), "b"),
         (div(h * (D + 1) + k, D + 1), "h"),
         ((h * (D + 1) + k) % (D + 1), "k"),
+        (div(b * (H // B) + r, H // B), "b"),  # H // B may be 0, but then r has no index
+        ((b * (H // B) + r) % (H // B), "r"),
         (div(d + 64, 64), "1"),
         (div(div(g, 4), 2), "g // 8"),
         (div(g, 4) % 8, "g // 4"),
@@ -56,6 +58,8 @@ def test_laws(e, want):
         (div(d, 48), "//"),  # 48 does not divide
         ((b * H + j) % H, "%"),  # j is not bounded by H
         (div(Load("ids", (h,)) * 64 + d, 128), "//"),
+        (div(b * (H // B), H // B), "//"),  # H // B may be 0
+        ((h * (H // B)) % (H // B), "%"),
     ],
 )
 def test_what_may_not_be_simplified(e, kept):

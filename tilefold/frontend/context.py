@@ -8,6 +8,7 @@ Expressions that load nothing (constants, iotas, masks over indices) stay lazy f
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import Env, Grid, evaluate, reader
 from tilefold.algebra.expr import (
     Call,
     Cast,
@@ -167,7 +170,7 @@ class Context:
     def map(self, shape: tuple[Expr, ...], dtype: DType, at: At, name: str = "") -> Value:
         """`out[indices] = at(indices)`; lazy where it loads nothing or only renames a tensor."""
         dims, idx = self.indices(shape)
-        e = self.typed(self.exact_literals(at(idx)), dtype)
+        e = self.folded(self.typed(self.exact_literals(at(idx)), dtype))
         if _bare(e) or not (tensors_read(e) or _costly(e)):
             return self.lazy(shape, dtype, e, idx)
         return self.emit(shape, dims, dtype, e, None, (), name)
@@ -275,6 +278,17 @@ class Context:
         if self.type_of(e) is not DType.F64:
             return e
         return transform(e, lambda n: Const(n.value, DType.F64) if isinstance(n, Const) and _f32(n) else None)
+
+    def folded(self, e: Expr) -> Expr:
+        """A float of literals alone as one literal (the scale d ** -0.5 of a symbolic d that became a number)."""
+        if isinstance(e, Const) or not all(isinstance(n, Call | Cast | Const) for n in walk(e)):
+            return e
+        kind = self.type_of(e)
+        if not kind.is_float:
+            return e
+        with _disable_current_modes():  # torch computes it: not under AOT's fake mode
+            value = evaluate(e, Grid({}), Env(reader({}), {}, {})).item()
+        return Const(value, kind) if math.isfinite(value) else e
 
     def _holds(self, e: Expr) -> DType | None:
         """The narrow dtype an expression's values are known to be in."""

@@ -12,8 +12,9 @@ from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
-from tilefold.frontend.fx_to_tensor import Lowered, lower
+from tilefold.frontend.fx_to_tensor import Lowered
 from tilefold.frontend.regions import STRICT_HINT, CompiledGraph, Options
+from tilefold.frontend.specialise import Sizes, lower_specialised
 from tilefold.frontend.torch_compile import RUNNERS, aot, compile_captured
 from tilefold.pipeline import compile_program
 from tilefold.plan.gpu import Given
@@ -134,7 +135,7 @@ def trace(
 
     def inference(graph: torch.fx.GraphModule, titles: Sequence[str] | None) -> Fn:
         fits = titles is not None and len(titles) == len(graph.graph.find_nodes(op="placeholder"))
-        found.append(lower(graph, name=title, names=titles if fits else None))
+        found.append(lower_specialised(graph, Sizes.of(graph), name=title, names=titles if fits else None))
         return graph.forward
 
     def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Fn:

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tilefold.errors import TilefoldError, UnsupportedError
 from tilefold.frontend.direct import executable
 from tilefold.frontend.execute import Executable, Runner
-from tilefold.frontend.fx_to_tensor import Lowered, lower
+from tilefold.frontend.fx_to_tensor import Lowered
 from tilefold.frontend.partition import Extracted, Fallback, Group, Partition, extract, is_trivial, partition
+from tilefold.frontend.specialise import Sizes, lower_specialised
 from tilefold.tensor.ir import Program
 
 log = logging.getLogger("tilefold")
@@ -38,12 +39,14 @@ class Options:
 
     strict: anything Tilefold cannot compile is an error (`fuse`), not a fallback.
     leftover: what runs the rest. on_compiled: called with the record of every compiled graph.
+    specialise: guards may be added, so that head counts and head sizes may become numbers.
     """
 
     compile_program: CompileProgram
     strict: bool = False
     leftover: Literal["inductor", "eager"] = "inductor"
     on_compiled: Callable[[CompiledGraph], None] | None = None
+    specialise: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ class _Assembler:
         self.made: dict[torch.fx.Node, torch.fx.Node] = {}
         self.regions: list[Region] = []
         self.fallbacks = list(parts.fallbacks)
+        self.sizes = Sizes.of(gm) if options.specialise else None
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self.titles = dict(zip(nodes, titles, strict=True)) if titles and len(titles) == len(nodes) else {}
 
@@ -225,7 +229,7 @@ class _Assembler:
         name = f"{self.name}_{len(self.regions)}"
         names = [self.titles.get(n, n.name) for n in part.inputs]
         try:
-            lowered = lower(part.module, name=name, names=names)
+            lowered = lower_specialised(part.module, self.sizes, name=name, names=names)
             with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
                 runner = self.options.compile_program(lowered.program, device=device_of(part))
         except TilefoldError as err:

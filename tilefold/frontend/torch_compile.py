@@ -70,7 +70,8 @@ def compile_captured(
 
         return run
 
-    lenient = replace(options, strict=False)
+    # guards are complete when the backward is compiled: it has the sizes that the forward made numbers, and no more
+    lenient = replace(options, strict=False, specialise=False)
     return aot(
         gm, example_inputs, compiler("inference", options), compiler("forward", options), compiler("backward", lenient)
     )

@@ -186,7 +186,7 @@ def _without(mono: Monomial, part: Monomial) -> Monomial | None:
 def _floordiv(a: Poly, m: Poly, sizes: Sizes) -> Poly:
     if m == {(): 1} or not a:
         return a
-    if not m or not nonnegative(_add(m, {(): 1}, -1)):
+    if not m or not _positive(m, a, sizes):
         return {(Call("floordiv", (to_expr(a), to_expr(m))),): 1}
     if within(a, m, sizes):
         return {}
@@ -203,7 +203,7 @@ def _floordiv(a: Poly, m: Poly, sizes: Sizes) -> Poly:
 def _mod(a: Poly, m: Poly, sizes: Sizes) -> Poly:
     if m == {(): 1} or not a:
         return {}
-    if not m or not nonnegative(_add(m, {(): 1}, -1)):
+    if not m or not _positive(m, a, sizes):
         return {(Call("mod", (to_expr(a), to_expr(m))),): 1}
     if within(a, m, sizes):
         return a
@@ -216,6 +216,14 @@ def _mod(a: Poly, m: Poly, sizes: Sizes) -> Poly:
             return _floordiv(_mod(poly(inner, sizes), _mul(step, m), sizes), step, sizes)
         case other:
             return {(Call("mod", (other, to_expr(m))),): 1}
+
+
+def _positive(m: Poly, a: Poly, sizes: Sizes) -> bool:
+    """Whether m > 0 wherever `a` has a value: it is the extent of a dim that indexes `a`, or so for all sizes."""
+    if nonnegative(_add(m, {(): 1}, -1)):
+        return True
+    dims = {x.dim for mono in a for x in mono if isinstance(x, Index)}
+    return any(poly(sizes[d], sizes) == m for d in dims if d in sizes)
 
 
 def _positive_const(e: Expr) -> bool:

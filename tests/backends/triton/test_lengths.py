@@ -1,12 +1,17 @@
-"""Dynamic sizes: lengths of one bin share a rendering, and compilations differ by divisibility alone."""
+"""Dynamic sizes: lengths of one bin share a rendering, and compilations differ by divisibility alone; other models."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 
+from tests.backends.triton.kernels import heads
+from tilefold.algebra.expr import Sym
 from tilefold.backends.triton import launch
 from tilefold.backends.triton.compile import DIVISOR
+from tilefold.errors import BackendError
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
 from tilefold.suites.gpu import operators as o
@@ -87,3 +92,53 @@ def test_fixed_extents_are_not_rounded(monkeypatch):
     monkeypatch.setattr(step.triton, "choose", lambda block, sizes: seen.append(dict(sizes)))
     step.triton.variant((1, 1), step.triton.sizes({}))
     assert 100 in seen[0].values() and 128 not in seen[0].values()
+
+
+def rendered(program, sizes):
+    """The kernels' sources. sizes: of all of the program's symbols, by argument and axis."""
+    steps = compile_program(program, goal="fused", device="interpreter").steps
+    out = []
+    for s in steps:
+        block = s.triton.block
+        units = tuple(len(i.shape) - 1 for i in block.inputs) + tuple(len(r.dims) - 1 for r in block.results)
+        out.append(s.triton.variant(units, s.triton.sizes({new: sizes[old] for new, old in s._syms})).rendered)
+    return out
+
+
+def shortened(source):
+    """With constants in single precision: d ** -0.5 is not rounded by Python as by torch."""
+    return re.sub(r"\d+\.\d{8,}", lambda m: f"{float(m[0]):.8g}", source)
+
+
+def symbols(program, args):
+    """Values of a program's symbols; its inputs are named as the arguments of attention."""
+    named = dict(zip("qkv", args, strict=True))
+    axes = [(n, size) for i in program.inputs for n, size in zip(i.shape, named[i.name].shape, strict=True)]
+    return {n.name: size for n, size in axes if isinstance(n, Sym)}
+
+
+def test_a_second_model_has_the_kernels_of_numbers():
+    """The head counts and sizes that Dynamo saw change are numbers again, the length alone is symbolic."""
+    torch._dynamo.reset()
+    small, large = heads(2, 16, 1, 2048, 64, 4), heads(1, 64, 1, 16384, 128, 8)
+    trace(o.gqa, *small, dynamic="auto")
+    p = trace(o.gqa, *large, dynamic="auto").program
+    syms = symbols(p, large)
+    assert list(syms.values()) == [16384]
+    torch._dynamo.reset()
+    for x in large[1:]:
+        torch._dynamo.mark_dynamic(x, 2)
+    numbers = trace(o.gqa, *large, dynamic="auto").program
+    got, want = (rendered(q, symbols(q, large)) for q in (p, numbers))
+    assert [shortened(r.source) for r in got] == [shortened(r.source) for r in want]
+
+
+def test_a_kernel_that_is_too_large_for_triton_says_the_way_out():
+    torch._dynamo.reset()
+    args = heads(1, 64, 1, 16384, 128, 8)
+    for x in args:
+        for axis in (1, 3) if x is args[0] else (1, 2, 3):
+            torch._dynamo.mark_dynamic(x, axis)
+    p = trace(o.gqa, *args, dynamic="auto").program
+    with pytest.raises(BackendError, match=r"2097152 elements(.|\n)*hint: .*dynamic=False.*\n?.*mark_static"):
+        rendered(p, symbols(p, args))

@@ -6,6 +6,7 @@ its valid indices hold anything: whoever reduces over a dim, or stores, masks th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from tilefold.algebra.dtypes import DType
@@ -28,8 +29,10 @@ from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two
 from tilefold.tile.uses import count_writes, expressions, read_raw
 
-#: Most elements of one value in a thread block.
+#: Most elements of one buffer in a thread block.
 LARGEST_TILE = 1 << 17
+#: Most elements of any value: Triton's `TRITON_MAX_TENSOR_NUMEL`.
+LARGEST_VALUE = 1 << 20
 #: Lanes of a dim that has or may have no index at all: a scalar could not be masked.
 EMPTY = 2
 
@@ -212,14 +215,23 @@ class Context:
 
     def check_size(self, b: ir.Buffer) -> None:
         """BackendError for a buffer that is too large for a thread block."""
-        n = 1
-        for d in b.dims:
-            n *= self.hold(d).lanes
-        if n > LARGEST_TILE:
-            raise BackendError(
-                f"{self.kernel.name}: {b.name} would hold {n} elements in a thread block",
-                hint="smaller tiles, or fewer operators in the kernel",
+        self._check(b.name, b.dims, LARGEST_TILE)
+
+    def check_value(self, what: str, axes: Sequence[str]) -> None:
+        """BackendError for a value, loaded or computed on the way to a buffer, that Triton would refuse."""
+        self._check(what, axes, LARGEST_VALUE)
+
+    def _check(self, what: str, dims: Sequence[str], most: int) -> None:
+        n = math.prod(self.hold(d).lanes for d in dims)
+        if n <= most:
+            return
+        hint = "smaller tiles, or fewer operators in the kernel"
+        if not all(is_static(self.kernel.sizes[d]) for d in dims):
+            hint = (
+                "some of its sizes are symbolic: compile with dynamic=False, or mark those that are no lengths "
+                "(numbers of heads, head sizes) with torch._dynamo.mark_static(x, axis)"
             )
+        raise BackendError(f"{self.kernel.name}: {what} would hold {n} elements in a thread block", hint=hint)
 
     def axes(self, b: ir.Buffer) -> tuple[str, ...]:
         """Dims of a buffer that are vectors: the axes of its value."""

@@ -30,6 +30,7 @@ class Memory:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once."""
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
         pointer, axes = self.address(t, index, order)
+        self.c.check_value(f"a load of {t.name}", axes)
         level = self._level
         masked = self.c.masks(axes, axes)
         small = t.dtype.nbytes == 1 and t.dtype.is_float  # Triton casts no integer to them, its interpreter nothing
@@ -92,6 +93,7 @@ class Memory:
                 box[-1] = dim.lanes
         if tuple(order) != tuple(frame) or box[-1] * t.dtype.nbytes < DIVISOR:
             return None
+        self.c.check_value(f"a load of {t.name}", order)
         name = self._descriptor(t.name, tuple(box))
         lanes = ", ".join(str(self.c.hold(d).lanes) for d in order)
         position = ", ".join(a if a.isdigit() else f"({a}).to(tl.int32)" if self.c.wide else a for a in at)

@@ -40,6 +40,7 @@ class Reductions:
             if b.dtype is not DType.BOOL
             else self.c.expressions.value(e, frame)
         )
+        self.c.check_value(f"what {s.buf} is reduced from", v.axes)
         missing = [d for d in rdims if d not in v.axes]
         code = self._over_missing(v, s.op, missing)
         v = Value(code, v.axes, v.kind, v.level)

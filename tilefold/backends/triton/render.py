@@ -215,6 +215,7 @@ class _Renderer:
     def store(self, s: ir.Store) -> None:
         t = self.c.tensors[s.tensor]
         frame = tuple(d for d in s.dims if self.c.hold(d).vector)
+        self.c.check_value(f"a store to {t.name}", frame)
         e = self.c.settled(s.expr)
         if isinstance(e, Cast) and e.dtype is t.dtype and t.dtype.is_float:
             e = e.arg  # rounded once, as it is stored
