@@ -26,7 +26,7 @@ from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitte
 from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
 from tilefold.tile import ir
-from tilefold.tile.pieces import power_of_two
+from tilefold.tile.pieces import power_of_two, product_dims
 from tilefold.tile.uses import count_writes, expressions, read_raw
 
 #: Most elements of one buffer in a thread block.
@@ -80,7 +80,8 @@ class Context:
         leaves = Leaves(
             self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.fixed_quotient,
             self.range_of, self.bounds.quotient, self.scopes.once,
-            narrow=self.narrow, exact=_coarse(kernel), interpreted=interpreted, nvidia=nvidia,
+            narrow=self.narrow, exact=_coarse(kernel), inverses=not product_dims(kernel),
+            interpreted=interpreted, nvidia=nvidia,
         )  # fmt: skip
         self.expressions = Expressions(leaves)
         self.memory = Memory(self)

@@ -21,7 +21,7 @@ from tilefold.tile.verify import verify
 MOST_PADDED = 512
 #: A dim of a kernel without products is cut from so many indices on, if no more than so much of the lanes is left.
 LONG, MOST_OF = 512, 0.9
-#: Elements a thread, of so many bytes, from which on they are kept as they are in memory.
+#: Elements a thread, of so many bytes, above which they are kept as they are in memory.
 MANY, NARROW = 32, 2
 #: Threads of a warp.
 THREADS = 32
@@ -60,7 +60,7 @@ def packed(kernel: Kernel, config: TritonConfig) -> bool:
     narrow = all(d.is_float and d.nbytes == NARROW for d in read)
     held = max((_padded(kernel, d) for d in kernel.sizes if d not in {t.dim for t in kernel.grid}), default=0)
     straight = not any(isinstance(s, For | Gemm | Select) for s in kernel.body)
-    return straight and narrow and held >= MANY * THREADS * config.warps
+    return straight and narrow and held > MANY * THREADS * config.warps
 
 
 def _wasteful(kernel: Kernel) -> tuple[str, ...]:

@@ -224,7 +224,8 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     have = math.prod(-(-sizes[d] // tiles[d]) for d in s.parallel)
     if s.narrow and s.reduces and not s.streamed and not s.products and have >= 8 * FULL:
         # few threads with much to do each; of long rows two blocks a multiprocessor, which take turns at the memory
-        warps = 1 if area <= 4096 else 4 if area <= 16384 else 8
+        held = max((sizes[d] for d in local), default=0)
+        warps = 1 if held <= 4096 else 4 if held <= 16384 else 8
     if inner:
         warps = 2
     warps = max(1, min(warps, area // FEW))
