@@ -108,8 +108,6 @@ class Expressions:
                 return self.leaves.tile_stop(d)
             case Call("exp", (arg,)):
                 return self._exp(arg, frame)
-            case Call("div", (a, b)) if (q := self._quotient((a, b), frame)) is not None:
-                return q
             case Call("pow", (base, Const(n, _))):
                 return self._power(self.value(base, frame), float(n))
             case Call("floordiv", (Index(d), Const(n, DType.I64))) if self.leaves.fixed_quotient(d, int(n)):
@@ -122,11 +120,11 @@ class Expressions:
     def to_be_cast(self, e: Expr, dtype: DType, frame: Sequence[str]) -> Value:
         """Code of `e` for a reader that rounds it to `dtype`."""
         match e:
-            case Call("div", (a, b)) if dtype is DType.E4M3:
-                return self._quotient((a, b), frame, to_e4m3=True) or self.value(e, frame)
+            case Call("div", args) if dtype is DType.E4M3:
+                return self._call("div", args, frame, to_e4m3=True)
         return self.value(e, frame)
 
-    def _call(self, op: str, args: tuple[Expr, ...], frame: Sequence[str]) -> Value:
+    def _call(self, op: str, args: tuple[Expr, ...], frame: Sequence[str], *, to_e4m3: bool = False) -> Value:
         vs = [self.value(a, frame) for a in args]
         if OPS[op].result in ("same", "float") or op in ("lt", "le", "gt", "ge", "eq", "ne"):
             kind = self._kind(op, vs)
@@ -140,41 +138,41 @@ class Expressions:
         codes = [fitted(v, axes) for v in vs]
         level = max(v.level for v in vs)
         result = kind if OPS[op].result in ("same", "float") else DType.BOOL
+        if op == "div" and kind is DType.F32:
+            quotient = self._quotient(vs[0], vs[1], args[1], axes, to_e4m3=to_e4m3)
+            if quotient is not None:
+                return Value(quotient, axes, kind, level)
         return Value(self._code(op, codes, kind, vs), axes, result, level)
 
-    def _quotient(self, args: tuple[Expr, Expr], frame: Sequence[str], *, to_e4m3: bool = False) -> Value | None:
+    def _quotient(self, x: Value, s: Value, divisor: Expr, axes: tuple[str, ...], *, to_e4m3: bool) -> str | None:
         """x / s in float32 where s varies along fewer axes: by an inverse that is computed along these alone.
 
         `tf_even(s)` keeps the inverse finite. The product with it is off by 1.5 units in the last place at most
         (Triton's own division by 2). Where something is rounded coarsely it is corrected by its remainder
         (Markstein), or, on its way to e4m3 (which has no infinity to keep), has an inverse of two parts.
+        None: a plain division.
         """
-        x, s = (self._to(a, self.value(a, frame), DType.F32, frame) for a in args)
-        axes = union([x, s], frame)
-        if x.kind is not DType.F32 or s.kind is not DType.F32 or is_number(s.code) or len(s.axes) == len(axes):
+        if is_number(s.code) or len(s.axes) == len(axes) or self.leaves.interpreted:
             return None
-        if self.leaves.interpreted or not (self.leaves.inverses or self.leaves.exact):
+        if not (self.leaves.inverses or self.leaves.exact):
             return None
-        code, above = s.code, fitted(x, axes)
 
         def along(text: str, stem: str = "") -> str:
             """Code over all axes of what is computed along those of s; named, it is computed before anything else."""
             text = self.leaves.named(text, stem, s.level) if stem else text
             return fitted(Value(text, s.axes, DType.F32), axes)
 
-        if self.leaves.range_of(args[1]).lo < LEAST_NORMAL:
+        code, above = s.code, fitted(x, axes)
+        if self.leaves.range_of(divisor).lo < LEAST_NORMAL:
             even = self.leaves.named(f"tf_even({code})", "even", s.level)
             above = f"({above} * {along(even)})"
             code = self.leaves.named(f"{code} * {even}", "scaled", s.level)
         name = self.leaves.named(f"tf_inverse({code})", "inverse", s.level)
-        inverse = along(name)
         if to_e4m3:
-            made = f"tl.fma({above}, {inverse}, {above} * {along(f'tf_inverse_rest({code}, {name})', 'rest')})"
-        elif self.leaves.exact:
-            made = f"tf_quotient({above}, {along(code)}, {inverse})"
-        else:
-            made = f"({above} * {inverse})"
-        return Value(made, axes, DType.F32, max(x.level, s.level))
+            return f"tl.fma({above}, {along(name)}, {above} * {along(f'tf_inverse_rest({code}, {name})', 'rest')})"
+        if self.leaves.exact:
+            return f"tf_quotient({above}, {along(code)}, {along(name)})"
+        return f"({above} * {along(name)})"
 
     def _kind(self, op: str, vs: list[Value]) -> DType:
         kinds = [v.kind for v in (vs[1:] if op == "where" else vs)]
