@@ -1,0 +1,53 @@
+"""Default configurations: how many threads rows get, and how small kernels spread over a device."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton.kernels import heads, meta
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.tiles import FULL, LEAST_LAST, Shape, default_config
+from tilefold.block.canonical import canonical
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.suites.gpu import operators as o
+
+
+def made(fn, *args) -> list[TritonKernel]:
+    torch._dynamo.reset()
+    program = trace(fn, *args).program
+    torch._dynamo.reset()
+    return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(program).kernels]
+
+
+def config(k: TritonKernel) -> TritonConfig:
+    return default_config(k.block, k.sizes({}))
+
+
+def blocks(k: TritonKernel) -> int:
+    tiles, sizes, shape = config(k).tiles, k.sizes({}), Shape.of(k.block)
+    return math.prod(-(-sizes[d] // tiles.get(d, 1)) for d in (*shape.parallel, *shape.segments))
+
+
+@pytest.mark.parametrize(("columns", "warps"), [(768, 1), (4096, 1), (8192, 4), (32768, 8)])
+def test_many_narrow_rows_get_few_threads_each(columns, warps):
+    (many,) = made(o.softmax, meta(8192, columns, dtype=torch.bfloat16))
+    (few,) = made(o.softmax, meta(64, columns, dtype=torch.bfloat16))
+    assert config(many).warps == warps < config(few).warps or columns == 768
+    (wide,) = made(o.softmax, meta(8192, columns, dtype=torch.float32))
+    assert config(wide).warps >= 4
+
+
+def test_combining_a_few_states_spreads_over_the_device():
+    part, combine = made(o.causal, *heads(1, 32, 1, 8192, 128))
+    assert blocks(part) >= FULL and config(part).warps == 2  # one query: its products have no rows
+    assert blocks(combine) >= FULL
+    few = made(o.variance_by_hand, meta(2, 131072, dtype=torch.float32))[-1]
+    assert config(few).tiles[Shape.of(few.block).parallel[-1]] <= LEAST_LAST
+
