@@ -50,4 +50,3 @@ def test_combining_a_few_states_spreads_over_the_device():
     assert blocks(combine) >= FULL
     few = made(o.variance_by_hand, meta(2, 131072, dtype=torch.float32))[-1]
     assert config(few).tiles[Shape.of(few.block).parallel[-1]] <= LEAST_LAST
-
