@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from tilefold.backends.triton.compile import DIVISOR
+from tilefold.frontend.alike import Alike
 from tilefold.frontend.execute import Executable, Runner, sizes_of
 from tilefold.frontend.fx_to_tensor import Lowered, OutputBinding
 from tilefold.pipeline import CompiledProgram
@@ -29,6 +31,15 @@ def executable(lowered: Lowered, runner: Runner) -> Executable:
     return Executable(lowered, runner)
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A planned call, and the tensors that it is for: alignments of their addresses, and all else."""
+
+    call: GpuCall
+    aligned: list[int]
+    alike: Alike
+
+
 class Direct(Executable):
     """An `Executable` whose program is one planned call."""
 
@@ -43,9 +54,8 @@ class Direct(Executable):
         self._made = {n: self._alone(n) for n in dict.fromkeys(lowered.program.outputs)}
         returned = [o.name for o in lowered.outputs]
         self._plain = returned == list(self._made) and all(o is not None for o in self._made.values())
-        self._calls: dict[tuple[object, ...], GpuCall] = {}
-        self._key: tuple[object, ...] = ()
-        self._last: GpuCall | None = None
+        self._calls: dict[tuple[object, ...], _Known] = {}
+        self._last: _Known | None = None
 
     def _alone(self, name: str) -> OutputBinding | None:
         """The only result of the graph that is a program's result, if it may be allocated as it is returned."""
@@ -56,20 +66,13 @@ class Direct(Executable):
     def __call__(self, *args: object) -> tuple[torch.Tensor | None, ...]:
         xs: list[torch.Tensor] = [args[n] for n in self._positions]  # type: ignore[misc]
         pointers = [x.data_ptr() for x in xs]
+        aligned = [p % DIVISOR for p in pointers]
+        last = self._last
+        if last is not None and aligned == last.aligned and last.alike(xs):
+            call = last.call
+        else:
+            call = self._looked_up(args, xs, aligned)
         device = xs[0].get_device()
-        key = (
-            device,
-            *[p % DIVISOR for p in pointers],
-            *[x.shape for x in xs],
-            *[x.stride() for x in xs],
-            *[x.dtype for x in xs],
-        )
-        if self._numbers or self._extents:
-            key += (*[args[n] for n in self._numbers], *[args[n].shape for n in self._extents])  # type: ignore[attr-defined]
-        call = self._last
-        if call is None or key != self._key:
-            call = self._calls.get(key) or self._planned(key, args)
-            self._key, self._last = key, call
         if device < 0:
             made = call.run(None, pointers)
         elif device == torch._C._cuda_getDevice():
@@ -78,6 +81,22 @@ class Direct(Executable):
             with torch.cuda.device(device):
                 made = call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
         return tuple(made) if self._plain else self._viewed(args, made)
+
+    def _looked_up(self, args: Sequence[object], xs: Sequence[torch.Tensor], aligned: list[int]) -> GpuCall:
+        """The call for such arguments, which becomes the last one where tensors alone decide."""
+        shapes, strides, kinds = [x.shape for x in xs], [x.stride() for x in xs], [x.dtype for x in xs]
+        key = (xs[0].get_device(), *aligned, *shapes, *strides, *kinds)
+        if self._numbers or self._extents:
+            key += (*[args[n] for n in self._numbers], *[args[n].shape for n in self._extents])  # type: ignore[attr-defined]
+        found = self._calls.get(key)
+        if found is None:
+            found = _Known(self._planned(args), aligned, Alike(xs))
+            if len(self._calls) >= CALLS:
+                self._calls.clear()
+            self._calls[key] = found
+        if not (self._numbers or self._extents):
+            self._last = found  # one assignment: other threads may be here too
+        return found.call
 
     def _viewed(self, args: Sequence[object], made: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
         """Results that are arguments, copies into other strides, or several views of one memory."""
@@ -88,18 +107,14 @@ class Direct(Executable):
             for o, view in zip(self.lowered.outputs, self._outputs, strict=True)
         )
 
-    def _planned(self, key: tuple[object, ...], args: Sequence[object]) -> GpuCall:
+    def _planned(self, args: Sequence[object]) -> GpuCall:
         syms = self.symbols(args)
         inputs = {name: read(args, syms) for name, read in self._inputs}
         slots = {b.name: self._positions.index(b.position) for b in self.lowered.inputs if b.position is not None}
         fixed = [b.name for b in self.lowered.inputs if b.position is None]
         slots |= {n: len(self._positions) + k for k, n in enumerate((*fixed, *self._made))}
         made = {n: self._allocation(n, syms) for n in self._made}
-        call = self.whole.plan(inputs, syms, made, slots, [inputs[n].data_ptr() for n in fixed])
-        if len(self._calls) >= CALLS:
-            self._calls.clear()
-        self._calls[key] = call
-        return call
+        return self.whole.plan(inputs, syms, made, slots, [inputs[n].data_ptr() for n in fixed])
 
     def _allocation(self, name: str, syms: dict[str, int]) -> Made:
         dtype, shape = self.whole.results[name]
