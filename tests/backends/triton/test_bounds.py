@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
-from tests.backends.triton.kernels import assembled, meta
+from tests.backends.triton.kernels import assembled, heads, meta
 from tilefold.algebra.expr import Expr
 from tilefold.algebra.text import Names
 from tilefold.algebra.text import parse as parse_expr
@@ -99,6 +99,12 @@ def test_quotients_by_what_a_row_shares_are_products():
     assert "tf_quotient(" in text
     ((text, _, _),) = kernels(lambda x, y: x / y, meta(64, 1000, dtype=F), meta(64, 1000, dtype=F))
     assert "tf_" not in text and " / " in text
+
+
+def test_positions_that_are_divided_round_nothing():
+    """Heads that share keys: i // 4 is an index, and the quotient at the end a plain one."""
+    for text, _, _ in kernels(o.gqa, *heads(1, 8, 256, 256, 64, 2)):
+        assert "tf_quotient(" not in text and "div_rn" not in text
 
 
 def test_a_result_is_rounded_once():

@@ -276,9 +276,8 @@ def _coarse(kernel: ir.Kernel) -> bool:
     """Whether something is rounded to a grid so coarse that an error in the last place shows as a whole step."""
     steps = {"floor", "ceil", "trunc", "round", "floordiv", "mod"}
     made = any(t.dtype.rounds and t.dtype.is_float for t in kernel.tensors if t.role != "in")
-    return made or any(
-        (isinstance(x, Call) and x.op in steps)
-        or (isinstance(x, Cast) and x.dtype.rounds and x.dtype is not DType.BOOL)
-        for e in expressions(kernel.body)
-        for x in walk(e)
-    )
+    found = [x for e in expressions(kernel.body) for x in walk(e)]
+    casts = any(isinstance(x, Cast) and x.dtype.rounds and x.dtype is not DType.BOOL for x in found)
+    rounding = (x for x in found if isinstance(x, Call) and x.op in steps)
+    # positions are divided too (heads that share keys), which rounds no value
+    return made or casts or any(isinstance(y, Load) for x in rounding for y in walk(x))
