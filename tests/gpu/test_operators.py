@@ -69,11 +69,44 @@ def test_the_dynamo_backend_is_right(name, device):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("dim, value_dim", [(80, 80), (192, 128), (40, 40), (128, 96), (256, 256)])
+@pytest.mark.parametrize(
+    "dim, value_dim", [(80, 80), (192, 128), (40, 40), (128, 96), (256, 256), (320, 320), (512, 512)]
+)
 def test_head_dims(dim, value_dim, device):
     q, k = (rand(2, 3, n, dim, device=device, seed=n) for n in (45, 77))
     v = rand(2, 3, 77, value_dim, device=device, seed=3)
     right(verify(o.attention, q, k, v, compiled=fuse(o.attention), hostile=False))
+
+
+def top_of_products(x, w):
+    """Routing of [batch, tokens, features]: two parallel dims are the rows of one operand."""
+    return torch.topk(torch.softmax((x @ w).float(), -1), 2)
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(4, 130), (33, 7), (70, 3)])
+def test_rows_along_two_parallel_dims(batch, tokens, device):
+    x, w = rand(batch, tokens, 256, device=device, dtype=B), rand(256, 64, device=device, dtype=B, seed=1)
+    right(verify(top_of_products, x, w, compiled=fuse(top_of_products), hostile=False))
+
+
+@pytest.mark.parametrize(("length", "features"), [(512, 256), (300, 256), (64, 512), (200, 512)])
+def test_features_that_no_thread_block_holds(length, features, device):
+    q, k, v = (rand(4, length, 64, device=device, seed=n, scale=0.5) for n in range(3))
+    right(verify(o.performer, q, k, v, rand(features, 64, device=device, seed=3), compiled=fuse(o.performer)))
+
+
+@pytest.mark.parametrize("experts", [2, 6, 8, 12])
+def test_few_experts(experts, device):
+    x, w = rand(130, 512, device=device, dtype=B), rand(512, experts, device=device, dtype=B, seed=1)
+    right(verify(top_of_products, x, w, compiled=fuse(top_of_products)))
+
+
+@pytest.mark.parametrize("columns", [131_072, 2 * 131_072])
+@pytest.mark.parametrize("fn", [o.softmax, rms_norm_by_hand], ids=["softmax", "norm"])
+def test_long_rows_of_narrow_elements(fn, columns, device):
+    args = [rand(5, columns, device=device, dtype=B)]
+    args += [rand(columns, device=device, dtype=B, seed=1)] if fn is rms_norm_by_hand else []
+    right(verify(fn, *args, compiled=fuse(fn)))
 
 
 def sliced(q, k, v):

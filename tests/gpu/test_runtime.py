@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from tests.backends.triton.kernels import split_product
-from tilefold import custom_op, fuse
+from tilefold import BackendError, custom_op, fuse
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
+from tilefold.frontend.fuse import Fused, trace
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import compare
+from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.runtime.gpu_configs import chooser
 from tilefold.suites.gpu import operators as o
 from tilefold.suites.gpu.case import leading
 from tilefold.suites.gpu.cases import SMALL
@@ -253,3 +256,26 @@ def test_a_ragged_segment_by_tensor_map_does_not_read_the_next_one(cuda):
     TritonKernel(block, lambda b, sizes: config).launch([x, w, parts], {})
     want = torch.einsum("jsl,slk->sjk", x.double().view(256, 8, 320), w.double().view(8, 320, 64))
     assert (parts.double() - want).abs().max() <= 1e-4 * want.abs().max()
+
+
+def latent_in_large_tiles(device):
+    """One latent attention whose tiles take 288 KB, more than any device has for a thread block."""
+    gen = torch.Generator(device).manual_seed(0)
+    args = tuple(torch.randn(s, generator=gen, device=device).bfloat16() for s in ((1, 64, 576), (1, 1024, 576)))
+    return o.mla(512), args, Given(segments=4, stream=128, rows=64, warps=8, stages=3)
+
+
+def test_a_configuration_that_does_not_fit_gives_way_to_a_lighter_one(cuda):
+    fn, args, given = latent_in_large_tiles(cuda)
+    found = compare("lighter", fn, Fused(fn, given=given), args)
+    assert found.ok, str(found)
+
+
+def test_a_configuration_that_does_not_fit_is_no_candidate(cuda):
+    fn, args, given = latent_in_large_tiles(cuda)
+    first = fuse_for_gpu(trace(fn, *args).program, given=given).kernels[0].block
+    heavy = chooser(given)
+    kernel = TritonKernel(first, heavy, exactly=True)
+    results = [torch.empty([kernel.sizes({})[d] for d in r.dims], device=cuda) for r in first.results]
+    with pytest.raises(BackendError, match="shared memory"):
+        kernel.launch([*args, *results], {})

@@ -7,7 +7,8 @@ import torch
 from tilefold.block.ir import Loop, walk
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
-from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.plan import gpu
+from tilefold.plan.gpu import MOST_HELD, Given, fuse_for_gpu, held
 from tilefold.suites.gpu import operators as o
 
 
@@ -70,3 +71,27 @@ def test_segments_where_they_save_more_than_a_second_kernel_costs():
 
 def test_decoding_keeps_its_segments():
     assert kernels(o.attention, (1, 16, 1, 128), (1, 16, 512, 128), (1, 16, 512, 128), dtype=torch.float16) == 2
+
+
+def performer(length, features):
+    one = (8, length, 64)
+    return fuse_for_gpu(programs(o.performer, one, one, one, (features, 64)))
+
+
+def test_no_kernel_holds_more_than_a_thread_block_can(monkeypatch):
+    for length, features in ((512, 256), (300, 256), (256, 512), (1024, 256)):
+        assert all(held(k.block) <= MOST_HELD for k in performer(length, features).kernels), (length, features)
+    # without the bound one kernel keeps the features of all queries and of all keys
+    monkeypatch.setattr(gpu, "MOST_HELD", 1 << 30)
+    assert max(held(k.block) for k in performer(512, 256).kernels) > 2 * 512 * 256
+
+
+def test_wide_states_of_short_axes_are_cut_until_the_device_is_full():
+    def parts(batch, keys):
+        fused = fuse_for_gpu(programs(o.mla(512), (batch, 128, 576), (batch, keys, 576)))
+        segments = [n.dim for n in walk(fused.kernels[0].block.body) if isinstance(n, Loop) and n.single]
+        return int(fused.kernels[0].block.sizes[segments[0]].value) if segments else 1
+
+    assert parts(1, 1024) == 16  # 8 tiles of 16 rows each
+    assert parts(1, 512) == 8  # not less than a tile of keys each
+    assert parts(32, 1024) == 2

@@ -12,8 +12,8 @@ test stays.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from tilefold.algebra.expr import tensors_read
 from tilefold.errors import SourceLoc
@@ -59,9 +59,25 @@ class Grouping:
     refusals: tuple[Refusal, ...]
 
 
-def group(p: Program, apart: frozenset[str] = frozenset(), workers: int = ENOUGH_PARALLEL) -> Grouping:
-    """Partition the program. Computes in `apart` (library calls) stay alone."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What merging keeps to. apart: computes that stay alone. workers: independent blocks to be left. lost: member ->
+    extent that may change from parallel to local in its kernel, where less than `LOST_LIMIT`."""
+
+    apart: frozenset[str] = frozenset()
+    workers: int = ENOUGH_PARALLEL
+    lost: Mapping[str, int] = field(default_factory=dict)
+
+
+def group(
+    p: Program,
+    apart: frozenset[str] = frozenset(),
+    workers: int = ENOUGH_PARALLEL,
+    lost: Mapping[str, int] | None = None,
+) -> Grouping:
+    """Partition the program. Computes in `apart` (library calls) stay alone; for `lost` see `Bounds`."""
     g = Graph.of(p)
+    bounds = Bounds(apart, workers, lost or {})
     of: dict[str, Group] = {c.name: Group((c.name,), out_dims(c)) for c in p.body}
     refusals: dict[tuple[str, str], Refusal] = {}
     changed = True
@@ -73,22 +89,22 @@ def group(p: Program, apart: frozenset[str] = frozenset(), workers: int = ENOUGH
                 a, b = of[r], of[c.name]
                 if a is b:
                     continue
-                merged = merge(g, a, b, of, apart, workers)
+                merged = merge(g, a, b, of, bounds)
                 if isinstance(merged, str):
                     refusals[(r, c.name)] = Refusal(r, c.name, merged, c.loc)
                     continue
                 of.update(dict.fromkeys(merged.members, merged))
                 changed = True
-        changed = _merge_siblings(g, of, apart, workers) or changed
+        changed = _merge_siblings(g, of, bounds) or changed
     unique = dict.fromkeys(of[c.name] for c in p.body)
     return Grouping(_ordered(g, list(unique), of), tuple(refusals.values()))
 
 
-def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[str], workers: int) -> Group | str:
+def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) -> Group | str:
     """The union of two groups, or the reason why it is not one kernel."""
     members = tuple(c.name for c in g.program.body if c.name in a.members or c.name in b.members)
     reduced = {d for m in members for d in g.by_name[m].rdims}
-    if apart & set(members):
+    if bounds.apart & set(members):
         return "a library call computes it"
     if _path_outside(g, a, b, of):
         return "another kernel stands between them"
@@ -99,9 +115,10 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[s
     if crossing is not None:
         return crossing
     lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
-    if g.points(lost) > LOST_LIMIT or not all(is_static(g.program.sizes[d]) for d in lost):
+    most = min(bounds.lost.get(m, LOST_LIMIT) for m in members)
+    if g.points(lost) > most or not all(is_static(g.program.sizes[d]) for d in lost):
         return f"the parallel dim {', '.join(sorted(lost))} would be lost"
-    least = min(workers, max(g.points(a.parallel), g.points(b.parallel)))
+    least = min(bounds.workers, max(g.points(a.parallel), g.points(b.parallel)))
     if g.points(parallel) < least and not splittable(g, members, parallel):
         return f"only {g.points(parallel)} independent blocks would be left"
     return Group(members, parallel)
@@ -199,7 +216,7 @@ def _path_outside(g: Graph, a: Group, b: Group, of: dict[str, Group]) -> bool:
     return False
 
 
-def _merge_siblings(g: Graph, of: dict[str, Group], apart: frozenset[str], workers: int) -> bool:
+def _merge_siblings(g: Graph, of: dict[str, Group], bounds: Bounds) -> bool:
     """Join groups that reduce the same input over the same dims, so that it is read once."""
     groups = list(dict.fromkeys(of.values()))
     for i, a in enumerate(groups):
@@ -208,7 +225,7 @@ def _merge_siblings(g: Graph, of: dict[str, Group], apart: frozenset[str], worke
                 continue
             if _path_outside(g, a, b, of) or _path_outside(g, b, a, of):
                 continue
-            merged = merge(g, a, b, of, apart, workers)
+            merged = merge(g, a, b, of, bounds)
             if not isinstance(merged, str):
                 of.update(dict.fromkeys(merged.members, merged))
                 return True

@@ -8,14 +8,16 @@ follows from the number of multiprocessors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, loads, substitute, walk
 from tilefold.block.build import ROW_IN_CACHE, Loops, choose_loops, loop_dim
 from tilefold.block.fuse import UNIT, Fused, FusedKernel, build_kernels, with_unit
-from tilefold.block.group import Group, group
+from tilefold.block.group import LOST_LIMIT, Group, group
+from tilefold.block.ir import Block, Init, Let, Loop, Node
+from tilefold.block.ir import walk as walk_block
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
@@ -25,8 +27,8 @@ from tilefold.tensor.reduction_laws import align_reductions
 BLOCKS_PER_UNIT = 2
 #: A state of this many columns fills a multiprocessor: one block each.
 WIDE = 512
-#: Elements of the axis that a segment has at least.
-LEAST_SEGMENT = 256
+#: Elements of the axis that a segment has at least; where wide states would else leave multiprocessors without a block.
+LEAST_SEGMENT, LEAST_WIDE_SEGMENT = 256, 64
 MOST_SEGMENTS = 64
 #: Bytes a second that one thread block can read of a row that it holds: some 32 KB in flight, over 0.8 us.
 BLOCK_RATE = 40e9
@@ -42,8 +44,12 @@ LEAST_STEP = 256
 ONE_TILE = 64
 #: Heads that share operands are packed into one tile where each has fewer rows than this.
 PACKED = 16
-#: Rows of a matrix product that share a thread block.
-ROWS = 64
+#: Most elements of values that a thread block keeps for all of its life: the registers of a multiprocessor.
+MOST_HELD = 1 << 16
+#: The bound on extents made local is not tightened below this.
+LEAST_LOST = 16
+#: Rows of a matrix product that share a thread block, and the fewest that a matrix unit takes.
+ROWS, LEAST_ROWS = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +72,56 @@ def fuse_for_gpu(
 ) -> Fused:
     """Fuse `p` for a device of `units` multiprocessors; members of `apart` become kernels of their own."""
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
+    lost: dict[str, int] = {}
+    while True:
+        fused = _fused(p, apart, units, given, lost)
+        tighter = _tighter(fused, lost)
+        if not tighter:
+            return fused
+        lost |= tighter
+
+
+def _fused(p: Program, apart: frozenset[str], units: int, given: Given | None, lost: Mapping[str, int]) -> Fused:
     g = Graph.of(p)
-    grouping = group(p, apart, 1)
+    grouping = group(p, apart, 1, lost)
     p, alone = split_contractions(p, g, grouping.groups, units)
     if alone:
         g = Graph.of(p)
-        grouping = group(p, apart | alone, 1)
+        grouping = group(p, apart | alone, 1, lost)
     kernels: list[FusedKernel] = []
     for members in grouping.groups:
         plan = plan_stages(g, with_unit(members))
         kernels += build_kernels(g, plan, gpu_loops(g, plan, given), segments(g, plan, units, given))
     return Fused(p, tuple(kernels), grouping)
+
+
+def _tighter(fused: Fused, lost: Mapping[str, int]) -> dict[str, int]:
+    """Bounds on the extents that kernels which hold too much may make local: half of what they were."""
+    found: dict[str, int] = {}
+    for k in fused.kernels:
+        most = min(lost.get(m, LOST_LIMIT) for m in k.plan.group.members)
+        if most > LEAST_LOST and held(k.block) > MOST_HELD:
+            found |= dict.fromkeys(k.plan.group.members, most // 2)
+    return found
+
+
+def held(b: Block) -> int:
+    """Elements that a thread block keeps for all of its life beside its tiles: states, and reductions computed once for
+    several loops. One index of each parallel dim; dynamic dims count as one."""
+    parallel = {n.dim for n in walk_block(b.body) if isinstance(n, Loop) and n.kind == "forall"}
+    extents = {d: int(e.value) for d, e in b.sizes.items() if isinstance(e, Const) and d not in parallel}
+
+    def of(nodes: Sequence[Node]) -> int:
+        total = 0
+        for n in nodes:
+            match n:
+                case Loop(kind="forall"):
+                    total += of(n.body)
+                case Init() | Let(rdims=(_, *_)):
+                    total += math.prod(extents.get(d, 1) for d in n.dims)
+        return total
+
+    return of(b.body)
 
 
 def gpu_loops(g: Graph, plan: StagePlan, given: Given | None = None) -> Loops:
@@ -123,6 +168,8 @@ def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) 
     wide = any(g.extent(d) >= WIDE for m in members for d in kept_local(g, plan, m))
     wanted = units * (1 if wide else BLOCKS_PER_UNIT) // max(1, blocks(g, plan.group))
     most = g.extent(axis) // LEAST_SEGMENT
+    if wide:
+        most = max(most, min(g.extent(axis) // LEAST_WIDE_SEGMENT, units // max(1, blocks(g, plan.group, LEAST_ROWS))))
     n = min(wanted, most, MOST_SEGMENTS)
     # equal segments have no ragged ends
     n = next((k for k in range(n, n // 2, -1) if g.extent(axis) % (k * ONE_TILE) == 0), n)
@@ -163,7 +210,7 @@ def kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:
     return [d for d in out_dims(c) if d not in plan.group.parallel]
 
 
-def blocks(g: Graph, members: Group) -> int:
+def blocks(g: Graph, members: Group, tile: int = ROWS) -> int:
     """Thread blocks that the parallel dims give: rows of products in tiles, heads that share operands packed."""
     shared: dict[str, int] = {}
     rows: set[str] = set()
@@ -183,7 +230,7 @@ def blocks(g: Graph, members: Group) -> int:
         if d in shared and packed:
             n *= max(1, g.extent(d) // shared[d])
         elif d in rows - common:
-            n *= -(-g.extent(d) // ROWS)
+            n *= -(-g.extent(d) // tile)
         else:
             n *= g.extent(d)
     return n

@@ -193,6 +193,13 @@ CHECKS: dict[str, Check] = {
     "RMS norm and maximum": lambda: case("rmsnorm-max-5x517", hostile=True),
     "L2 norm in segments": lambda: in_segments(o.l2_norm, rand(1, 20_001)),
     "performer": lambda: case("performer-70", hostile=True),
+    "performer with panels that no block holds": lambda: right(
+        o.performer, *(rand(2, 300, 16, seed=n) for n in range(3)), rand(256, 16, seed=3)
+    ),
+    "softmax of long narrow rows, a whole number of tiles": lambda: right(o.softmax, rand(2, 131_072, dtype=B)),
+    "routing to two of six experts": lambda: right(
+        o.moe_routing(2), rand(21, 64, dtype=B), rand(64, 6, dtype=B, seed=1)
+    ),
     "8-bit products": lambda: case("Q-small"),
     "sliced tensors": sliced,
     "lengths by marked axes": lambda: lengths(False),

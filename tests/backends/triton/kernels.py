@@ -36,9 +36,12 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "latent": (o.mla(512), (meta(32, 128, 576), meta(32, 2048, 576))),
     "routing": (o.moe_routing(8), (meta(2048, 4096), meta(4096, 128))),
     "performer": (o.performer, (*(meta(8, 4096, 64) for _ in range(3)), meta(256, 64))),
+    "short performer": (o.performer, (*(meta(8, 512, 64) for _ in range(3)), meta(256, 64))),
     "variance": (o.variance_by_hand, (meta(128, 32768, dtype=F),)),
     "inertia": (o.inertia, (meta(1024, 32768, dtype=F), meta(1024, 32768, 3, dtype=F))),
     "softmax": (o.softmax, (meta(8192, 32768, dtype=torch.bfloat16),)),
+    "long softmax": (o.softmax, (meta(2048, 131072, dtype=torch.bfloat16),)),
+    "long norms": (o.rms_norm, (meta(2048, 131072, dtype=torch.bfloat16), meta(131072, dtype=torch.bfloat16))),
 }
 
 

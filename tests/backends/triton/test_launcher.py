@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from tilefold.backends.triton import launcher
-from tilefold.backends.triton.launcher import Described, Launcher, Operand, Plan, launcher_of
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from triton.runtime.errors import OutOfResources
+
+from tilefold.backends.triton import launch, launcher
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.launcher import Described, Launcher, Operand, Plan, TooLarge, launcher_of
+from tilefold.block.canonical import canonical
+from tilefold.errors import BackendError
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.suites.gpu import operators as o
 
 MATRIX = Described(1, (64, 32), (32, 1), (16, 32))
 
@@ -75,3 +87,61 @@ def test_the_c_function_under_tritons_wrapper_is_found(described):
     assert found.head == (5, False, described, None, None, (4, 1, 0), None, None, None)
     run.global_scratch_size = 128  # Triton has to allocate it
     assert launcher_of(done).call is run
+
+
+def refusing(name):
+    """A compiled kernel that the device has no room for, as Triton says so when it is first asked for."""
+
+    class Refusing:
+        @property
+        def run(self):
+            raise OutOfResources(327_680, 232_448, "shared memory")
+
+    refused = Refusing()
+    refused.name = name
+    return refused
+
+
+def test_a_kernel_that_the_device_has_no_room_for_is_an_error_of_ours():
+    with pytest.raises(TooLarge, match=r"rows takes 327680 of shared memory, the device has 232448") as raised:
+        launcher_of(refusing("rows"))
+    assert isinstance(raised.value, BackendError) and raised.value.hint
+
+
+def long_softmax(**how):
+    x = torch.empty(4, 131_072, dtype=torch.bfloat16, device="meta")
+    torch._dynamo.reset()
+    (k,) = fuse_for_gpu(trace(o.softmax, x).program).kernels
+    torch._dynamo.reset()
+    return TritonKernel(canonical(k.block).block, **how), [x, torch.empty_like(x)]
+
+
+@pytest.fixture
+def small_device(monkeypatch):
+    """A device that holds tiles of 4,096 elements and less; the configurations that it was given."""
+    tried = []
+
+    def compile_for(kernel, rendered, config, divisible, *, wide, target):
+        tried.append(config)
+        return refusing(rendered.name) if max(config.tiles.values()) > 4096 else SimpleNamespace(
+            run="run", function=1, packed_metadata=()
+        )  # fmt: skip
+
+    monkeypatch.setattr(launch, "compiled", compile_for)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    return tried
+
+
+def test_lighter_configurations_are_tried_until_one_fits(small_device):
+    k, xs = long_softmax()
+    k.plan(xs, {})
+    assert [max(c.tiles.values()) for c in small_device] == [65536, 32768, 16384, 8192, 4096]
+    k.plan(xs, {})
+    assert len(small_device) == 5  # what fits is remembered
+
+
+def test_a_configuration_that_is_to_be_had_exactly_is_refused(small_device):
+    k, xs = long_softmax(exactly=True)
+    with pytest.raises(TooLarge):
+        k.plan(xs, {})
+    assert len(small_device) == 1

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
 from tests.backends.triton.kernels import heads, meta
-from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.config import TritonConfig, lighter
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import FULL, LEAST_LAST, Shape, default_config
 from tilefold.block.canonical import canonical
@@ -50,3 +50,29 @@ def test_combining_a_few_states_spreads_over_the_device():
     assert blocks(combine) >= FULL
     few = made(o.variance_by_hand, meta(2, 131072, dtype=torch.float32))[-1]
     assert config(few).tiles[Shape.of(few.block).parallel[-1]] <= LEAST_LAST
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "tile"),
+    [
+        (131072, torch.bfloat16, 65536),
+        (131072, torch.float32, 32768),
+        (131072 + 32768, torch.bfloat16, 32768),  # a ragged end would be held as float32
+        (65536, torch.bfloat16, 32768),
+    ],
+)
+def test_long_rows_of_narrow_elements_have_longer_tiles(columns, dtype, tile):
+    (k,) = made(o.softmax, meta(2048, columns, dtype=dtype))
+    (streamed,) = Shape.of(k.block).streamed
+    assert config(k).tiles[streamed] == tile
+
+
+def test_lighter_configurations_end():
+    c: TritonConfig | None = TritonConfig({"i": 1, "j": 128, "k": 64}, stages=3, descriptors=True)
+    seen = []
+    while (c := lighter(c)) is not None:
+        seen.append((c.stages, tuple(c.tiles.values())))
+        assert c.descriptors
+    assert seen[:4] == [(2, (1, 128, 64)), (1, (1, 128, 64)), (1, (1, 64, 64)), (1, (1, 32, 64))]
+    assert seen[-1] == (1, (1, 16, 16)) and len(seen) == len(set(seen))
+    assert lighter(TritonConfig({}, stages=1)) is None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+#: Tiles are not made shorter than the rows of a matrix unit to save shared memory.
+LEAST_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -47,3 +50,13 @@ class TritonConfig:
         extra += ["descriptors"] * self.descriptors + ["specialized warps"] * self.specialize
         extra += [f"lanes {d}:{n}" for d, n in self.lanes.items()]
         return f"{tiles}; {', '.join(extra)}"
+
+
+def lighter(c: TritonConfig) -> TritonConfig | None:
+    """What takes less shared memory: a stage less, else half of the longest tile; None: there is none."""
+    if c.stages > 1:
+        return replace(c, stages=c.stages - 1)
+    longest = max(c.tiles, key=lambda d: c.tiles[d], default=None)
+    if longest is None or c.tiles[longest] <= LEAST_TILE:
+        return None
+    return replace(c, tiles={**c.tiles, longest: c.tiles[longest] // 2})

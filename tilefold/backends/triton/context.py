@@ -110,7 +110,7 @@ class Context:
         e = self.kernel.sizes[d]
         if is_static(e):
             n = int(self.size(d).code)
-            lanes = power_of_two(n) if n else EMPTY
+            lanes = power_of_two(max(n, self.config.lanes.get(d, 1))) if n else EMPTY
             self.dims[d] = Dim(d, "0", lanes, n, 0, None if n == lanes else str(n))
 
     def hold(self, d: str) -> Dim:

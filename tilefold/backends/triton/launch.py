@@ -16,9 +16,9 @@ import torch
 
 from tilefold.algebra.expr import Const
 from tilefold.backends.triton.compile import DIVISOR, compiled, module_of
-from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.config import TritonConfig, lighter
 from tilefold.backends.triton.dependent import ALONE, Place
-from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
+from tilefold.backends.triton.launcher import Described, Launcher, Plan, TooLarge, launcher_of
 from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
@@ -59,12 +59,16 @@ class TritonKernel:
     """A block program on CUDA devices. Kernels are compiled when a shape first needs them.
 
     interpreted: run by Triton's interpreter on CPU tensors (tests; TRITON_INTERPRET=1 before Triton is imported).
+    exactly: a configuration that the device cannot hold is an error (the tuner); else lighter ones are tried.
     """
 
-    def __init__(self, block: Block, choose: Chooser | None = None, *, interpreted: bool = False):
+    def __init__(
+        self, block: Block, choose: Chooser | None = None, *, interpreted: bool = False, exactly: bool = False
+    ):
         self.block = block
         self.choose = choose
         self.interpreted = interpreted
+        self.exactly = exactly
         self.tensors = tuple(i.name for i in block.inputs) + tuple(r.name for r in block.results)
         self._sizes = shape_function(list(block.sizes.values()))
         self._dynamic = frozenset(d for d, e in block.sizes.items() if not isinstance(e, Const))
@@ -166,6 +170,21 @@ class TritonKernel:
         """
         if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
             return Plan(Launcher(_nothing, ()), 0, ())
+        while True:
+            try:
+                return self._plan(xs, syms, place)
+            except TooLarge:
+                if self.exactly or not self._lighten(self.sizes(syms)):
+                    raise
+
+    def _lighten(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the bin of these extents has a lighter configuration, with which it then runs."""
+        found = lighter(self._config(sizes))
+        if found is not None:
+            self._configs[tuple(self._coarse(sizes).values())] = found
+        return found is not None
+
+    def _plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place) -> Plan:
         v, grid, numbers = self._bound(xs, syms, place)
         if self.interpreted:
             return Plan(Launcher(_interpreter(v, self.tensors, xs), ()), grid, tuple(numbers))

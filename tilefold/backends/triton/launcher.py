@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilefold.errors import BackendError
+
 try:
     from triton.backends.nvidia.driver import CudaLauncher, make_tensordesc_arg
+    from triton.runtime.errors import OutOfResources
 except ImportError:  # without Triton nothing here runs
     CudaLauncher = None
 
@@ -33,9 +36,17 @@ class Launcher:
     encodings: tuple[object, ...] | None = None
 
 
+class TooLarge(BackendError):
+    """A compiled kernel takes more shared memory, threads or tensor memory than the device has for a thread block."""
+
+
 def launcher_of(done: Any) -> Launcher:
-    """The launcher of a kernel that Triton compiled for the current device."""
-    run = done.run
+    """The launcher of a kernel that Triton compiled for the current device. TooLarge: the device cannot hold it."""
+    try:
+        run = done.run
+    except OutOfResources as err:
+        what = f"{done.name} takes {err.required} of {err.name}, the device has {err.limit}"
+        raise TooLarge(what, hint="smaller tiles, fewer stages, or fewer operators in the kernel") from err
     plain = Launcher(run, (done.function, done.packed_metadata, None, None, None))
     if CudaLauncher is None or type(run) is not CudaLauncher or run.global_scratch_size or run.profile_scratch_size:
         return plain

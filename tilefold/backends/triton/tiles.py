@@ -8,7 +8,7 @@ have too few rows each are packed into one tile. Everything else is sized by ele
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
@@ -28,6 +28,8 @@ CONTRACTED = 256
 FULL = 132
 #: Fewer elements than this a warp are not worth one.
 FEW = 64
+#: Rows of a matrix unit.
+LEAST_ROWS = 16
 #: Neighbours along the last dim that are not torn apart: 32 bytes of float32.
 LEAST_LAST = 8
 
@@ -150,6 +152,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     lanes: dict[str, int] = {}
     sides = frozenset(d for m, n, _ in s.products for d in m | n)
     rows = [d for d in s.parallel if d in sides and d not in s.shared and d not in s.common]
+    rows = [d for d in rows if not _beside(s, d, rows, sizes)]
     others = [d for d in s.parallel if d not in rows]
     tiles |= dict.fromkeys(others, 1)
     blocks = math.prod(sizes[d] for d in others)
@@ -173,6 +176,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         if sizes[d] < 16:
             lanes[d] = 16
             tiles[d] = min(tiles[d], power_of_two(sizes[d]))
+    lanes |= _padded(s, sizes)
     for d in s.streamed:
         product = d in sides or any(d in k for _, _, k in s.products)
         tiles[d] = 64 if product else 1024
@@ -190,6 +194,31 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     return TritonConfig(tiles, lanes, warps=4, stages=3, descriptors=s.bounded and big >= 64 and wide >= 128)
 
 
+def _beside(s: Shape, d: str, rows: Sequence[str], sizes: Mapping[str, int]) -> bool:
+    """Whether every operand with d has rows enough along another dim: one that is not parallel, or is longer.
+
+    Of equally long dims the last one counts as the longer one.
+    """
+    mine = [side for m, n, _ in s.products for side in (m, n) if d in side]
+
+    def enough(x: str) -> bool:
+        if x in rows:
+            return (sizes[x], rows.index(x)) > (sizes[d], rows.index(d))
+        return x not in s.parallel and sizes[x] >= LEAST_ROWS
+
+    return all(any(enough(x) for x in side - {d}) for side in mine)
+
+
+def _padded(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Lanes that fill a matrix unit, of dims held whole that are the only ones of an operand's side: eight experts."""
+    found: dict[str, int] = {}
+    for m, n, k in s.products:
+        for side in (m, n, k) if m and n else ():
+            if len(side) == 1 and not side & {*s.parallel, *s.streamed}:
+                found |= {d: LEAST_ROWS for d in side if 1 < sizes[d] < LEAST_ROWS}
+    return found
+
+
 def _held_whole(s: Shape, d: str) -> bool:
     """Whether the streamed loop's products contract d: then its operand stays in the block."""
     return any(d in k and (set(s.streamed) & (m | n)) for m, n, k in s.products)
@@ -200,6 +229,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
 
     A row that does not fit and is read twice has tiles as large as can be held: one thread block then fills a
     multiprocessor, so that the rows at work at one time (132 of 256 KB on an H100) stay in the second-level cache.
+    Of 16-bit elements twice as many are on their way at a time, if no ragged end is left that would be held as float32.
     """
     local = {d: _width(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
     tiles: dict[str, int] = {}
@@ -209,7 +239,10 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
         several = 2 if s.products and not inner else 1  # values for every index
         room, whole = max(1, most // with_d // several), power_of_two(sizes[d])
-        area = HELD if d in s.again and not s.products else AREA
+        area = AREA
+        if d in s.again and not s.products:
+            large = 2 * HELD
+            area = large if s.narrow and sizes[d] > large and sizes[d] % large == 0 else HELD
         part = area // min(with_d, area) // several
         tiles[d] = whole if whole <= room else max(1, min(part, whole))
     area = s.area({**local, **tiles})

@@ -90,7 +90,7 @@ def prepared(
     block: Block, c: TritonConfig, inputs: Sequence[torch.Tensor], sizes: Mapping[str, int], syms: Mapping[str, int]
 ) -> tuple[Any, list[torch.Tensor]]:
     """A call of the kernel with configuration c, and its results."""
-    kernel = TritonKernel(block, lambda b, s: c)
+    kernel = TritonKernel(block, lambda b, s: c, exactly=True)
     results = []
     for r in block.results:
         results.append(torch.zeros([sizes[d] for d in r.dims], dtype=r.dtype.torch_dtype, device="cuda"))
