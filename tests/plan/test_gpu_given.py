@@ -95,3 +95,14 @@ def test_wide_states_of_short_axes_are_cut_until_the_device_is_full():
     assert parts(1, 1024) == 16  # 8 tiles of 16 rows each
     assert parts(1, 512) == 8  # not less than a tile of keys each
     assert parts(32, 1024) == 2
+
+
+def test_rows_of_dynamic_length_are_streamed():
+    x = torch.zeros(8, 300)
+    loops = []
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        (k,) = fuse_for_gpu(trace(o.softmax, x, dynamic=dynamic).program).kernels
+        loops.append([n.dim for n in walk(k.block.body) if isinstance(n, Loop) and n.kind == "for"])
+    torch._dynamo.reset()
+    assert loops[0] == [] and len(loops[1]) == 2

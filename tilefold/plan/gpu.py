@@ -125,10 +125,16 @@ def held(b: Block) -> int:
 
 
 def gpu_loops(g: Graph, plan: StagePlan, given: Given | None = None) -> Loops:
-    """The automatic loops; folds over products of matrices also stream axes that a CPU holds in one block."""
+    """The automatic loops; folds over products of matrices also stream axes that a CPU holds in one block.
+
+    Rows of dynamic length are streamed: a tile that covers such a row makes no loop, and longer ones are no error.
+    """
     loops = choose_loops(g, plan)
     if not plan.inner:
-        return _streamed(g, plan) if given is not None and given.stream is not None else loops
+        sizes = g.program.sizes
+        held = (s.axes for d, s in zip(loops.stages, plan.stages, strict=True) if d is None)
+        dynamic = not all(is_static(sizes[d]) for axes in held for d in axes)
+        return _streamed(g, plan) if dynamic or (given is not None and given.stream is not None) else loops
     stages = tuple(
         d if d is not None or g.points(s.axes) <= ONE_TILE else max(s.axes, key=g.extent)
         for d, s in zip(loops.stages, plan.stages, strict=True)

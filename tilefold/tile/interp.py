@@ -235,8 +235,9 @@ class _Run:
             if s.op != "topk":
                 old, old_at = old.unsqueeze(-1), old_at.unsqueeze(-1)
             x, at = torch.cat([old.to(x.dtype), x], -1), torch.cat([old_at, at], -1)
+        if s.accumulate or s.may_lack:
             # an unfilled slot ranks below every candidate: move those behind, order otherwise kept
-            order = torch.argsort((at == -1).to(torch.int8), dim=-1, stable=True)
+            order = torch.argsort((at < 0).to(torch.int8), dim=-1, stable=True)
             x, at = x.gather(-1, order), at.gather(-1, order)
         x, at = select_values(x, at, s.op, -1, slots)
         if s.op != "topk":

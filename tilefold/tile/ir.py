@@ -37,7 +37,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Load
+from tilefold.algebra.expr import Expr, Load, walk
 
 Role = Literal["in", "out", "scratch"]
 
@@ -138,7 +138,8 @@ class Select:
     argmax, argmin: `buf` and `index_buf` have the output dims. topk: their last dim is the slot
     dim, sorted best first. Candidates are ordered by position in rdims order after, when
     accumulating, the values already held. NaN outranks every number. Unfilled slots hold the
-    identity and index -1, and rank below every candidate (-inf included).
+    identity and index -1, and rank below every candidate (-inf included). So what has a payload
+    below 0 is no candidate: an unfilled slot of a segment that had fewer elements than slots.
     """
 
     buf: str
@@ -148,6 +149,11 @@ class Select:
     expr: Expr
     payload: Expr
     accumulate: bool
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether a payload may be below 0: one that is loaded, not an index."""
+        return any(isinstance(n, Load) for n in walk(self.payload))
 
 
 @dataclass(frozen=True, slots=True)

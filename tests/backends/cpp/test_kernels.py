@@ -98,6 +98,34 @@ def test_best_elements(n, make):
     compare(SELECTS, {"x": x, "best": torch.empty(5, 4), **out}, {"N": n})
 
 
+COMBINES = """
+kernel combines(N)
+  dim i = 3
+  dim j = N
+  dim r = 2
+  in x: f32[3, N]
+  in p: i64[3, N]
+  out best: f32[3, 2]
+  out at: i64[3, 2]
+  grid i:1
+    alloc c: f32[i:1, r:2] tile
+    alloc ci: i64[i:1, r:2] tile
+    c[i, r], ci[i, r] = topk over j: x[i, j] -> p[i, j]
+    store best[i, r] over i, r = c[i, r]
+    store at[i, r] over i, r = ci[i, r]
+"""
+
+
+def test_slots_that_a_segment_did_not_fill_are_no_candidates():
+    none = float("-inf")
+    x = torch.tensor([[none, none, none, -3.0], [5.0, 2.0, none, 7.0], [none, none, none, none]])
+    p = torch.tensor([[0, -1, 4, 5], [0, 1, -1, 4], [-1, -1, 7, -1]])
+    out = {"best": torch.empty(3, 2), "at": torch.empty(3, 2, dtype=torch.int64)}
+    compare(COMBINES, {"x": x, "p": p, **out}, {"N": 4})
+    assert out["at"].tolist() == [[5, 0], [4, 0], [7, -1]]
+    assert out["best"].tolist() == [[-3.0, none], [7.0, 5.0], [none, none]]
+
+
 REDUCERS = """
 kernel reducers(R, C)
   dim i = R

@@ -136,6 +136,25 @@ def long_norms() -> str:
     return "\n".join(wrong)
 
 
+def dynamic_rows() -> str:
+    """One compiled softmax on rows that a block holds, and on longer ones."""
+    run, wrong = fuse(o.softmax, dynamic=True), []
+    for n in (300, 2, 140_001, 40_000):
+        found = compare(f"length {n}", o.softmax, run, (rand(3, n, dtype=B),))
+        wrong += [] if found.ok else [str(found)]
+    return "\n".join(wrong)
+
+
+def best_of_one_row() -> str:
+    """One row and a number of experts that is not known: a segment may have one expert."""
+    x, wrong = rand(1, 64), []
+    for k in (2, 3, 40):
+        run, fn = fuse(o.moe_routing(2), dynamic=True), o.moe_routing(2)
+        found = compare(f"{k} experts", fn, run, (x, rand(64, k, seed=1)))
+        wrong += [] if found.ok else [str(found)]
+    return "\n".join(wrong)
+
+
 def side_by_side() -> str:
     """Five heads, the last two of which start side by side."""
     with patch.object(order, "FULL", 2):
@@ -185,6 +204,8 @@ CHECKS: dict[str, Check] = {
     "softmax of long rows": lambda: right(o.softmax, rand(2, 40_009, dtype=F)),
     "softmax of long rows, a whole number of tiles": lambda: right(o.softmax, rand(2, 65_536, dtype=F)),
     "RMS norm of long rows, lengths": long_norms,
+    "softmax of rows of any length": dynamic_rows,
+    "routing of one row, any number of experts": best_of_one_row,
     "softmax of rows in pieces": lambda: right(o.softmax, rand(3, 1100, dtype=B)),
     "maxima of normalised rows in pieces": lambda: right(o.rms_norm_max, rand(5, 2570)),
     "softmax of one element": lambda: right(o.softmax, rand(3, 1, dtype=F)),

@@ -76,3 +76,49 @@ def test_lighter_configurations_end():
     assert seen[:4] == [(2, (1, 128, 64)), (1, (1, 128, 64)), (1, (1, 64, 64)), (1, (1, 32, 64))]
     assert seen[-1] == (1, (1, 16, 16)) and len(seen) == len(set(seen))
     assert lighter(TritonConfig({}, stages=1)) is None
+
+
+def top_of_products(x, w):
+    return torch.topk(torch.softmax((x @ w).float(), -1), 2)
+
+
+@pytest.mark.parametrize("shape", [(4, 512), (33, 7), (300, 3)])
+def test_rows_along_two_parallel_dims_are_tiled_along_the_longer_one(shape):
+    products = [
+        k
+        for k in made(top_of_products, meta(*shape, 1024), meta(1024, 64))
+        if any(m and n for m, n, _ in Shape.of(k.block).products)
+    ]
+    assert products
+    for k in products:
+        sizes, c = k.sizes({}), config(k)
+        rows = [d for d in Shape.of(k.block).parallel if c.tiles[d] >= 16 or d in c.lanes]
+        assert [sizes[d] for d in rows if sizes[d] != 64] == [max(shape)]  # 64: the columns, where they are parallel
+
+
+def test_few_experts_fill_a_matrix_unit():
+    for experts in (2, 6, 8):
+        k = made(top_of_products, meta(256, 64), meta(64, experts))[-1]
+        assert 16 in config(k).lanes.values()
+    wide = made(top_of_products, meta(256, 64), meta(64, 32))[-1]
+    assert not config(wide).lanes
+
+
+def test_products_of_float32_have_small_tiles_unless_they_may_be_rounded():
+    (k,) = made(o.attention, *(x.float() for x in heads(2, 32, 1024, 1024, 128)))
+    small, large = (default_config(k.block, k.sizes({}), tf32=tf32) for tf32 in (False, True))
+    assert max(small.tiles.values()) <= 32 < max(large.tiles.values()) and small.warps == 8
+    half = made(o.attention, *heads(2, 32, 1024, 1024, 128))[0]
+    assert config(half).key() == default_config(half.block, half.sizes({}), tf32=True).key()
+
+
+def test_a_streamed_dim_is_never_a_single_element():
+    x, w = torch.randn(1, 64), torch.randn(64, 40)
+    torch._dynamo.reset()
+    fused = fuse_for_gpu(trace(top_of_products, x, w, dynamic=True).program)
+    torch._dynamo.reset()
+    for k in (TritonKernel(canonical(f.block).block) for f in fused.kernels):
+        for one in (1, 2):
+            sizes = dict.fromkeys(k.block.sizes, one)
+            c = default_config(k.block, sizes)
+            assert all(c.tiles[d] >= 2 for d in Shape.of(k.block).streamed)

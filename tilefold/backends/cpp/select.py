@@ -49,7 +49,9 @@ def write_select(facts: Facts, scope: Scope, s: Select) -> None:
         open_loop(d)
     candidate = v.convert(v.value(s.expr), ctype, False)
     named = v.keep("candidate", len(v.scopes) - 1, Value(candidate, ctype, False), "candidate")
-    v.line(f"if ({best}.beats({named.text})) {best}.insert({named.text}, {v.typed(s.payload, 'int64_t')});")
+    at = v.typed(s.payload, "int64_t")
+    there = f"{at} >= 0 && " if s.may_lack else ""
+    v.line(f"if ({there}{best}.beats({named.text})) {best}.insert({named.text}, {at});")
     for _ in s.rdims:
         close_loop()
     for _ in range(depth):

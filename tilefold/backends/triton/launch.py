@@ -122,7 +122,7 @@ class TritonKernel:
         plain: some tensor cannot be described by a tensor map, so none is used. place: among the kernels of its call;
         configurations serve all places.
         """
-        config = self._config(sizes)
+        config = self._config(sizes, tf32=options.get("tf32", False))
         if plain or wide:
             config = replace(config, descriptors=False)
         if config.specialize:
@@ -154,13 +154,13 @@ class TritonKernel:
         """Extents with those of dynamic dims rounded up to their bins."""
         return {d: power_of_two(n) if d in self._dynamic else n for d, n in sizes.items()}
 
-    def _config(self, sizes: Mapping[str, int]) -> TritonConfig:
+    def _config(self, sizes: Mapping[str, int], *, tf32: bool) -> TritonConfig:
         """The configuration of the extents' bin."""
         coarse = self._coarse(sizes)
-        key = tuple(coarse.values())
+        key = (tf32, *coarse.values())
         if key not in self._configs:
             chosen = self.choose(self.block, coarse) if self.choose is not None else None
-            self._configs[key] = chosen or default_config(self.block, coarse)
+            self._configs[key] = chosen or default_config(self.block, coarse, tf32=tf32)
         return self._configs[key]
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> Plan:
@@ -179,9 +179,10 @@ class TritonKernel:
 
     def _lighten(self, sizes: Mapping[str, int]) -> bool:
         """Whether the bin of these extents has a lighter configuration, with which it then runs."""
-        found = lighter(self._config(sizes))
+        tf32 = matmul_precision() == "tf32"
+        found = lighter(self._config(sizes, tf32=tf32))
         if found is not None:
-            self._configs[tuple(self._coarse(sizes).values())] = found
+            self._configs[(tf32, *self._coarse(sizes).values())] = found
         return found is not None
 
     def _plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place) -> Plan:

@@ -33,6 +33,8 @@ class Selections:
         v = converted(self.c.expressions.value(self.c.settled(s.expr), frame), DType.F32)
         p = self.c.expressions.value(self.c.settled(s.payload), frame)
         key = self._ranked(v, p, frame, s.op)
+        if s.may_lack:
+            key = f"tl.where({fitted(p, frame)} < 0, -9223372036854775808, {key})"
         shape = "[" + ", ".join(str(self.c.hold(d).lanes) for d in frame) + "]"
         least = "-9223372036854775808"
         keys = self.c.scopes.fresh("keys")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims_used, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims_used, loads, walk
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
@@ -24,10 +24,14 @@ AREA = 8192
 HELD = 1 << 15
 #: A contraction of more elements than this is streamed.
 CONTRACTED = 256
+#: Elements of an operand of a float32 product that a thread block of eight warps has in registers.
+EXACT = 4096
 #: Thread blocks that fill a large GPU once.
 FULL = 132
 #: Fewer elements than this a warp are not worth one.
 FEW = 64
+#: A streamed dim is a vector, also where one index of it is left: nothing is selected from single elements.
+LEAST_STREAMED = 2
 #: Rows of a matrix unit.
 LEAST_ROWS = 16
 #: Neighbours along the last dim that are not torn apart: 32 bytes of float32.
@@ -43,7 +47,7 @@ class Shape:
     tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
     statements range over, without segments. again: dims that several loops run over, one after the other. bounded:
     whether a loop's bounds follow the rows (causal masks, windows). narrow: all inputs are floats of 16 bits.
-    fixed: no parallel dim is dynamic.
+    dynamic: dims without a fixed extent. exact: products are of float32, which no matrix unit takes unrounded.
     """
 
     parallel: tuple[str, ...]
@@ -58,13 +62,16 @@ class Shape:
     again: frozenset[str]
     bounded: bool
     narrow: bool
-    fixed: bool
+    dynamic: frozenset[str]
+    exact: bool
 
     @staticmethod
     def of(b: Block) -> Shape:
         """Read a block program."""
         loops = [n for n in nodes_of(b.body) if isinstance(n, Loop)]
         products = []
+        wide_inputs = {i.name for i in b.inputs if i.dtype is DType.F32}
+        exact = not any(i.dtype.is_float and i.dtype.nbytes < DType.F32.nbytes for i in b.inputs)
         common: frozenset[str] = frozenset()
         for n in nodes_of(b.body):
             sides = _operands(n)
@@ -73,6 +80,7 @@ class Shape:
                 common |= (left & right) - k
                 if k <= left & right:
                     products.append((left - right, right - left, k))
+                    exact = exact or any(ld.tensor in wide_inputs for ld in loads(n.expr))
         singles = frozenset(n.dim for n in loops if n.single)
         cut = frozenset(n.dim for n in loops if n.start is not None and _bounds_dims(n) & singles)
         streams = [n.dim for n in loops if n.kind == "for"]
@@ -98,7 +106,7 @@ class Shape:
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
             tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
             bounded, all(i.dtype.is_float and i.dtype.nbytes == 2 for i in b.inputs),
-            all(isinstance(b.sizes[d], Const) for d in parallel),
+            frozenset(d for d, e in b.sizes.items() if not isinstance(e, Const)), exact,
         )  # fmt: skip
 
     def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -138,9 +146,13 @@ def _varying(e: Expr) -> frozenset[str]:
     return frozenset(d for k in children(e) for d in _varying(k))
 
 
-def default_config(b: Block, sizes: Mapping[str, int]) -> TritonConfig:
-    """A configuration for extents about as `sizes` (all dims; dynamic ones as at this call)."""
+def default_config(b: Block, sizes: Mapping[str, int], *, tf32: bool = False) -> TritonConfig:
+    """A configuration for extents about as `sizes` (all dims; dynamic ones as at this call).
+
+    tf32: products of float32 may be rounded to what matrix units take.
+    """
     s = Shape.of(b)
+    s = replace(s, exact=s.exact and not tf32)
     sizes = s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return _with_products(s, sizes)
@@ -184,6 +196,8 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         for d in k:
             if d not in tiles and sizes[d] > CONTRACTED and wide > 1 and not _held_whole(s, d):
                 tiles[d] = 64
+    if s.exact:
+        return _exact(s, TritonConfig(tiles, lanes), rows, sizes)
     big = max([tiles[d] for d in rows] or [16])
     if not rows and wide >= 256:  # a thread block holds all of a product: half the stream, or registers spill
         return TritonConfig({**tiles, **{d: min(tiles[d], 32) for d in s.streamed}}, lanes, warps=8, stages=3)
@@ -192,6 +206,19 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     if big >= 128 and wide >= 128:
         return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)
     return TritonConfig(tiles, lanes, warps=4, stages=3, descriptors=s.bounded and big >= 64 and wide >= 128)
+
+
+def _exact(s: Shape, c: TritonConfig, rows: Sequence[str], sizes: Mapping[str, int]) -> TritonConfig:
+    """Small tiles, many threads: the operands of a product of float32 are in registers, all of what it contracts."""
+    dims = {d for m, n, k in s.products for d in m | n | k}
+    sums = {d for _, _, k in s.products for d in k if d not in s.streamed}
+    chunked = {d for d in sums if d in c.tiles or (not s.streamed and sizes[d] > 2 * LEAST_ROWS)}
+    wide = max([power_of_two(sizes[d]) for d in dims - chunked - c.tiles.keys()] or [1])
+    most = max(LEAST_ROWS, min(64, power_of_two(EXACT // wide)))
+    tiles = {**c.tiles, **{d: min(c.tiles[d], most) for d in rows}}
+    tiles |= {d: min(tiles[d], 32 if wide <= 128 else LEAST_ROWS) for d in s.streamed}
+    tiles |= dict.fromkeys(chunked, LEAST_ROWS)
+    return replace(c, tiles=tiles, warps=8, stages=2)
 
 
 def _beside(s: Shape, d: str, rows: Sequence[str], sizes: Mapping[str, int]) -> bool:
@@ -242,15 +269,16 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         area = AREA
         if d in s.again and not s.products:
             large = 2 * HELD
-            area = large if s.narrow and sizes[d] > large and sizes[d] % large == 0 else HELD
+            whole_tiles = d not in s.dynamic and sizes[d] > large and sizes[d] % large == 0
+            area = large if s.narrow and whole_tiles else HELD
         part = area // min(with_d, area) // several
-        tiles[d] = whole if whole <= room else max(1, min(part, whole))
+        tiles[d] = max(LEAST_STREAMED, whole if whole <= room else min(part, whole))
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
     for d in reversed(s.parallel):
         tiles[d] = max(1, min(room, power_of_two(sizes[d])))
         room //= tiles[d]
-    if s.parallel and s.fixed:
+    if s.parallel and s.dynamic.isdisjoint(s.parallel):
         _spread(s, sizes, tiles)
     area = s.area({**local, **tiles})
     warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
