@@ -101,6 +101,18 @@ def test_few_experts(experts, device):
     right(verify(top_of_products, x, w, compiled=fuse(top_of_products)))
 
 
+def of_logits(x, w):
+    logits = (x @ w.mT).float()
+    return torch.logsumexp(logits, -1), torch.topk(logits, 2).values  # bf16 logits tie
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+@pytest.mark.parametrize("features", [700, 2048])
+def test_logits_that_are_never_in_memory(rows, features, device):
+    x, w = rand(rows, features, device=device, dtype=B), rand(5000, features, device=device, dtype=B, seed=1, scale=0.1)
+    right(verify(of_logits, x, w, compiled=fuse(of_logits), hostile=False))
+
+
 @pytest.mark.parametrize("columns", [131_072, 2 * 131_072])
 @pytest.mark.parametrize("fn", [o.softmax, rms_norm_by_hand], ids=["softmax", "norm"])
 def test_long_rows_of_narrow_elements(fn, columns, device):

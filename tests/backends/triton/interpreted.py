@@ -161,6 +161,22 @@ def side_by_side() -> str:
         return right(o.causal, *heads(1, 5, 150, 150, 64))
 
 
+def of_logits(x, w):
+    """The head of a language model: logits over a long vocabulary, never in memory."""
+    logits = (x @ w.mT).float()
+    return torch.logsumexp(logits, -1), torch.topk(logits, 2).values
+
+
+def long_contraction(dynamic: bool) -> str:
+    """More features than a block holds of an operand, no multiple of a tile."""
+    run, wrong = fuse(of_logits, dynamic=dynamic), []
+    for features in (700, 1000) if dynamic else (700,):
+        x, w = rand(37, features), rand(300, features, seed=1) * 0.1
+        found = compare(f"{features} features", of_logits, run, (x, w))
+        wrong += [] if found.ok else [str(found)]
+    return "\n".join(wrong)
+
+
 def wrong_program() -> str:
     """What a wrong kernel looks like to this script: must not be empty."""
     args = heads(1, 2, 40, 70, 64)
@@ -205,6 +221,9 @@ CHECKS: dict[str, Check] = {
     "softmax of long rows, a whole number of tiles": lambda: right(o.softmax, rand(2, 65_536, dtype=F)),
     "RMS norm of long rows, lengths": long_norms,
     "softmax of rows of any length": dynamic_rows,
+    "a long contraction in a streamed loop": lambda: long_contraction(False),
+    "a long contraction of dynamic length": lambda: long_contraction(True),
+    "a long contraction of float32": lambda: right(of_logits, rand(20, 700, dtype=F), rand(300, 700, dtype=F, seed=1)),
     "routing of one row, any number of experts": best_of_one_row,
     "softmax of rows in pieces": lambda: right(o.softmax, rand(3, 1100, dtype=B)),
     "maxima of normalised rows in pieces": lambda: right(o.rms_norm_max, rand(5, 2570)),

@@ -29,11 +29,18 @@ def heads(b: int, h: int, queries: int, keys: int, dim: int, kv: int | None = No
     return meta(b, h, queries, dim), meta(b, kv or h, keys, dim), meta(b, kv or h, keys, dim)
 
 
+def head(x, w):
+    """logsumexp of a language model's logits."""
+    return torch.logsumexp((x @ w.mT).float(), -1)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "causal": (o.causal, heads(1, 32, 4096, 4096, 128)),
     "heads of 64": (o.attention, heads(32, 12, 512, 512, 64)),
     "attention of float32": (o.attention, tuple(x.float() for x in heads(2, 32, 1024, 1024, 128))),
     "routing of float32": (o.moe_routing(2), (meta(2048, 4096, dtype=F), meta(4096, 64, dtype=F))),
+    "head": (head, (meta(4096, 4096), meta(50_000, 4096))),
+    "512 experts": (o.moe_routing(8), (meta(2048, 4096), meta(4096, 512))),
     "eight experts": (o.moe_routing(2), (meta(2048, 4096), meta(4096, 8))),
     "grouped decode": (o.gqa, heads(1, 64, 1, 32768, 128, 8)),
     "latent": (o.mla(512), (meta(32, 128, 576), meta(32, 2048, 576))),

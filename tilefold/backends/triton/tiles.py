@@ -26,6 +26,8 @@ HELD = 1 << 15
 CONTRACTED = 256
 #: Elements of an operand of a float32 product that a thread block of eight warps has in registers.
 EXACT = 4096
+#: Inside a streamed loop an operand is held up to so many elements of a contraction (576: latent attention).
+HELD_CONTRACTED = 640
 #: Thread blocks that fill a large GPU once.
 FULL = 132
 #: Fewer elements than this a warp are not worth one.
@@ -168,7 +170,11 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     others = [d for d in s.parallel if d not in rows]
     tiles |= dict.fromkeys(others, 1)
     blocks = math.prod(sizes[d] for d in others)
-    wide = max([sizes[d] for m, n, k in s.products for d in m | n | k if d not in s.parallel + s.streamed] or [1])
+    long = {d for _, _, k in s.products for d in k if sizes[d] > HELD_CONTRACTED and _held_whole(s, d)} - set(
+        s.streamed
+    )
+    held = {d for m, n, k in s.products for d in m | n | k} - {*s.parallel, *s.streamed, *long}
+    wide = max([sizes[d] for d in held] or [1])
     whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
     parts = blocks * math.prod(sizes[d] for d in s.segments)
     for d in rows:
@@ -196,9 +202,13 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         for d in k:
             if d not in tiles and sizes[d] > CONTRACTED and wide > 1 and not _held_whole(s, d):
                 tiles[d] = 64
+    tiles |= dict.fromkeys(sorted(long), 64)
     if s.exact:
         return _exact(s, TritonConfig(tiles, lanes), rows, sizes)
     big = max([tiles[d] for d in rows] or [16])
+    if long and wide == 1:  # a matrix product, and what is reduced over its columns
+        columns = {d: 128 for d in s.streamed if big >= 64}
+        return TritonConfig({**tiles, **columns}, lanes, warps=8 if big >= 64 else 4, stages=3)
     if not rows and wide >= 256:  # a thread block holds all of a product: half the stream, or registers spill
         return TritonConfig({**tiles, **{d: min(tiles[d], 32) for d in s.streamed}}, lanes, warps=8, stages=3)
     if wide > 256:
