@@ -177,6 +177,16 @@ def long_contraction(dynamic: bool) -> str:
     return "\n".join(wrong)
 
 
+def nearest(x, y):
+    """The closest point, and how far it is."""
+    squares = x.square().sum(-1)[:, None] + y.square().sum(-1)[None] - 2 * (x @ y.mT)
+    return squares.amin(-1), squares.argmin(-1)
+
+
+def points(dims: int) -> str:
+    return right(nearest, rand(70, dims, dtype=F), rand(130, dims, dtype=F, seed=1))
+
+
 def wrong_program() -> str:
     """What a wrong kernel looks like to this script: must not be empty."""
     args = heads(1, 2, 40, 70, 64)
@@ -221,6 +231,8 @@ CHECKS: dict[str, Check] = {
     "softmax of long rows, a whole number of tiles": lambda: right(o.softmax, rand(2, 65_536, dtype=F)),
     "RMS norm of long rows, lengths": long_norms,
     "softmax of rows of any length": dynamic_rows,
+    "nearest points of 3 coordinates": lambda: points(3),
+    "nearest points of 12 coordinates": lambda: points(12),
     "a long contraction in a streamed loop": lambda: long_contraction(False),
     "a long contraction of dynamic length": lambda: long_contraction(True),
     "a long contraction of float32": lambda: right(of_logits, rand(20, 700, dtype=F), rand(300, 700, dtype=F, seed=1)),

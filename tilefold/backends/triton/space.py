@@ -78,10 +78,10 @@ def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Eff
         (1024, 4096, 16384) if effort == "quick" else (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     )
     rows: tuple[int, ...] = (1, 4) if effort == "quick" else (1, 2, 4, 8, 16, 32)
+    if s.again and effort == "quick":
+        lengths, rows = (8192, 16384, 32768), (1,)
     if s.again and s.narrow:
         lengths = (*lengths, 65536)
-    if s.again and effort == "quick":
-        lengths, rows = tuple(n for n in (8192, 16384, 32768, *lengths[3:]) if n >= 8192), (1,)
     warps = ((4, 8, 16, 32) if s.again else (4, 8, 16)) if effort == "quick" else (1, 2, 4, 8, 16, 32)
     if not s.streamed:
         warps, rows = tuple(dict.fromkeys((1, 2, *warps))), tuple(dict.fromkeys((1, 2, *rows)))

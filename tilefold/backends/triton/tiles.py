@@ -247,12 +247,16 @@ def _beside(s: Shape, d: str, rows: Sequence[str], sizes: Mapping[str, int]) -> 
 
 
 def _padded(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Lanes that fill a matrix unit, of dims held whole that are the only ones of an operand's side: eight experts."""
+    """Lanes that fill a matrix unit, of dims held whole that are the only ones of an operand's side: eight experts.
+
+    Not of a few coordinates in float32, whose products are summed as they are.
+    """
     found: dict[str, int] = {}
     for m, n, k in s.products:
         for side in (m, n, k) if m and n else ():
             if len(side) == 1 and not side & {*s.parallel, *s.streamed}:
-                found |= {d: LEAST_ROWS for d in side if 1 < sizes[d] < LEAST_ROWS}
+                least = LEAST_ROWS // 2 if s.exact and side == k else 2
+                found |= {d: LEAST_ROWS for d in side if least <= sizes[d] < LEAST_ROWS}
     return found
 
 
