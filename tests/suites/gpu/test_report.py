@@ -179,6 +179,14 @@ def test_the_page_has_every_row_losers_and_failures_included():
     assert "| 512 keys a block | 8.0 (0.80) | 10.0 (1.00) |  |" in page
 
 
+def test_rows_stand_in_the_order_of_the_suite_however_they_were_measured():
+    names = ("H3", "R2", "H1", "unknown", "R1", "H2")
+    measured = results(*(record(n, "tilefold", 5.0, family="moe routing" if n[0] == "R" else "mha") for n in names))
+    shown = [records[0].row for records in report.by_row(measured, "redfuser")]
+    assert [n for n in shown if n[0] == "H"] == ["H1", "H2", "H3"] and shown[-1] == "unknown"
+    assert [n for n in shown if n[0] == "R"] == ["R1", "R2"]
+
+
 def test_tables_for_a_terminal():
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report.table(RUN, "redfuser", frozenset({"H1", "H2"})))

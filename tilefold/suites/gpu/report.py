@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tilefold.suites.gpu.ablation import with_relative
 from tilefold.suites.gpu.bars import STATED_FOR, Verdict, against, geometric_mean, judge_all, judge_startup
+from tilefold.suites.gpu.cases import SUITES
 from tilefold.suites.gpu.peers import OURS, PEERS
 from tilefold.suites.gpu.results import Record, Results
 
@@ -36,9 +37,11 @@ def machine_line(results: Results) -> str:
 
 
 def by_row(results: Results, suite: str, rows: frozenset[str] | None = None) -> list[tuple[Record, ...]]:
-    """The records of each row of a suite, in the file's order; `rows`: only those."""
+    """The records of each row of a suite, in the suite's order, then the file's; `rows`: only those."""
+    place = {c.row: n for n, c in enumerate(SUITES.get(suite, ()))}
     names = dict.fromkeys(r.row for r in results.records if r.suite == suite)
-    return [results.row(suite, n) for n in names if rows is None or n in rows]
+    ordered = sorted(names, key=lambda n: place.get(n, len(place)))
+    return [results.row(suite, n) for n in ordered if rows is None or n in rows]
 
 
 def table(results: Results, suite: str, rows: frozenset[str] | None = None) -> Table:
