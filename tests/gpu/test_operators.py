@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.backends.triton.functions import of_logits, top_of_products
 from tilefold import fuse
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import VerifyReport, compare, verify
@@ -78,11 +79,6 @@ def test_head_dims(dim, value_dim, device):
     right(verify(o.attention, q, k, v, compiled=fuse(o.attention), hostile=False))
 
 
-def top_of_products(x, w):
-    """Routing of [batch, tokens, features]: two parallel dims are the rows of one operand."""
-    return torch.topk(torch.softmax((x @ w).float(), -1), 2)
-
-
 @pytest.mark.parametrize(("batch", "tokens"), [(4, 130), (33, 7), (70, 3)])
 def test_rows_along_two_parallel_dims(batch, tokens, device):
     x, w = rand(batch, tokens, 256, device=device, dtype=B), rand(256, 64, device=device, dtype=B, seed=1)
@@ -99,11 +95,6 @@ def test_features_that_no_thread_block_holds(length, features, device):
 def test_few_experts(experts, device):
     x, w = rand(130, 512, device=device, dtype=B), rand(512, experts, device=device, dtype=B, seed=1)
     right(verify(top_of_products, x, w, compiled=fuse(top_of_products)))
-
-
-def of_logits(x, w):
-    logits = (x @ w.mT).float()
-    return torch.logsumexp(logits, -1), torch.topk(logits, 2).values  # bf16 logits tie
 
 
 @pytest.mark.parametrize("rows", [1, 200])

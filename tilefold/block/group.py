@@ -100,6 +100,11 @@ def group(
     return Grouping(_ordered(g, list(unique), of), tuple(refusals.values()))
 
 
+def lost_limit(lost: Mapping[str, int], members: Iterable[str]) -> int:
+    """Extent that may change from parallel to local in a kernel of these members."""
+    return min(lost.get(m, LOST_LIMIT) for m in members)
+
+
 def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) -> Group | str:
     """The union of two groups, or the reason why it is not one kernel."""
     members = tuple(c.name for c in g.program.body if c.name in a.members or c.name in b.members)
@@ -115,8 +120,7 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) ->
     if crossing is not None:
         return crossing
     lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
-    most = min(bounds.lost.get(m, LOST_LIMIT) for m in members)
-    if g.points(lost) > most or not all(is_static(g.program.sizes[d]) for d in lost):
+    if g.points(lost) > lost_limit(bounds.lost, members) or not all(is_static(g.program.sizes[d]) for d in lost):
         return f"the parallel dim {', '.join(sorted(lost))} would be lost"
     least = min(bounds.workers, max(g.points(a.parallel), g.points(b.parallel)))
     if g.points(parallel) < least and not splittable(g, members, parallel):

@@ -15,13 +15,14 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, loads, substitute, walk
 from tilefold.block.build import ROW_IN_CACHE, Loops, choose_loops, loop_dim
 from tilefold.block.fuse import UNIT, Fused, FusedKernel, build_kernels, with_unit
-from tilefold.block.group import LOST_LIMIT, Group, group
+from tilefold.block.group import Group, group, lost_limit
 from tilefold.block.ir import Block, Init, Let, Loop, Node
 from tilefold.block.ir import walk as walk_block
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.reduction_laws import align_reductions
+from tilefold.tile.pieces import MATRIX_UNIT
 
 #: Thread blocks wanted for each multiprocessor before a fold is left whole.
 BLOCKS_PER_UNIT = 2
@@ -48,8 +49,8 @@ PACKED = 16
 MOST_HELD = 1 << 16
 #: The bound on extents made local is not tightened below this.
 LEAST_LOST = 16
-#: Rows of a matrix product that share a thread block, and the fewest that a matrix unit takes.
-ROWS, LEAST_ROWS = 64, 16
+#: Rows of a matrix product that share a thread block.
+ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def _tighter(fused: Fused, lost: Mapping[str, int]) -> dict[str, int]:
     """Bounds on the extents that kernels which hold too much may make local: half of what they were."""
     found: dict[str, int] = {}
     for k in fused.kernels:
-        most = min(lost.get(m, LOST_LIMIT) for m in k.plan.group.members)
+        most = lost_limit(lost, k.plan.group.members)
         if most > LEAST_LOST and held(k.block) > MOST_HELD:
             found |= dict.fromkeys(k.plan.group.members, most // 2)
     return found
@@ -132,8 +133,8 @@ def gpu_loops(g: Graph, plan: StagePlan, given: Given | None = None) -> Loops:
     loops = choose_loops(g, plan)
     if not plan.inner:
         sizes = g.program.sizes
-        held = (s.axes for d, s in zip(loops.stages, plan.stages, strict=True) if d is None)
-        dynamic = not all(is_static(sizes[d]) for axes in held for d in axes)
+        whole = (s.axes for d, s in zip(loops.stages, plan.stages, strict=True) if d is None)
+        dynamic = not all(is_static(sizes[d]) for axes in whole for d in axes)
         return _streamed(g, plan) if dynamic or (given is not None and given.stream is not None) else loops
     stages = tuple(
         d if d is not None or g.points(s.axes) <= ONE_TILE else max(s.axes, key=g.extent)
@@ -175,7 +176,7 @@ def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) 
     wanted = units * (1 if wide else BLOCKS_PER_UNIT) // max(1, blocks(g, plan.group))
     most = g.extent(axis) // LEAST_SEGMENT
     if wide:
-        most = max(most, min(g.extent(axis) // LEAST_WIDE_SEGMENT, units // max(1, blocks(g, plan.group, LEAST_ROWS))))
+        most = max(most, min(g.extent(axis) // LEAST_WIDE_SEGMENT, units // max(1, blocks(g, plan.group, MATRIX_UNIT))))
     n = min(wanted, most, MOST_SEGMENTS)
     # equal segments have no ragged ends
     n = next((k for k in range(n, n // 2, -1) if g.extent(axis) % (k * ONE_TILE) == 0), n)

@@ -14,8 +14,8 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, transform
 from tilefold.tile import ir
 
-#: No piece is shorter (the least extent of a matrix unit).
-LEAST = 16
+#: Least extent of a matrix unit; no piece is shorter.
+MATRIX_UNIT = 16
 #: More pieces than this cost more than padding.
 MOST = 3
 #: Longest dim that is cut into single indices.
@@ -38,17 +38,17 @@ def lengths(n: int) -> tuple[int, ...]:
 
     The last may be longer than what is left of n (it is masked).
     """
-    if n < LEAST or n & (n - 1) == 0:
+    if n < MATRIX_UNIT or n & (n - 1) == 0:
         return (n,)
     parts: list[int] = []
     left = n
     while left > 0 and len(parts) < MOST:
         size = 1 << (left.bit_length() - 1)
-        if size < LEAST or (len(parts) == MOST - 1 and size < left):
+        if size < MATRIX_UNIT or (len(parts) == MOST - 1 and size < left):
             size = left
         parts.append(size)
         left -= size
-    padded = sum(max(LEAST, power_of_two(p)) for p in parts)
+    padded = sum(max(MATRIX_UNIT, power_of_two(p)) for p in parts)
     return tuple(parts) if padded < power_of_two(n) else (n,)
 
 

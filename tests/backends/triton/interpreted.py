@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 
+from tests.backends.triton.functions import of_logits
 from tilefold import fuse
 from tilefold.backends.triton import order
 from tilefold.errors import TilefoldError
@@ -49,6 +50,13 @@ def heads(b: int, h: int, queries: int, keys: int, dim: int, *, kv: int | None =
 
 def case(name: str, *, hostile: bool = False) -> str:
     return right(CASES[name].fn, *CASES[name].args(), hostile=hostile)
+
+
+def in_turn(fn, calls, **how) -> str:
+    """One compiled function on several arguments."""
+    run = fuse(fn, **how)
+    found = [compare(str([tuple(x.shape) for x in args]), fn, run, args) for args in calls]
+    return "\n".join(str(f) for f in found if not f.ok)
 
 
 def lengths(dynamic: bool) -> str:
@@ -129,30 +137,19 @@ def numbered() -> str:
 
 def long_norms() -> str:
     """One compiled function on rows of a few tiles, ragged and not."""
-    run, wrong = fuse(o.rms_norm, dynamic=True), []
-    for n in (70_000, 98_304, 40_001):
-        found = compare(f"length {n}", o.rms_norm, run, (rand(2, n, dtype=F), rand(n, dtype=F, seed=1)))
-        wrong += [] if found.ok else [str(found)]
-    return "\n".join(wrong)
+    rows = ((rand(2, n, dtype=F), rand(n, dtype=F, seed=1)) for n in (70_000, 98_304, 40_001))
+    return in_turn(o.rms_norm, rows, dynamic=True)
 
 
 def dynamic_rows() -> str:
     """One compiled softmax on rows that a block holds, and on longer ones."""
-    run, wrong = fuse(o.softmax, dynamic=True), []
-    for n in (300, 2, 140_001, 40_000):
-        found = compare(f"length {n}", o.softmax, run, (rand(3, n, dtype=B),))
-        wrong += [] if found.ok else [str(found)]
-    return "\n".join(wrong)
+    return in_turn(o.softmax, ((rand(3, n, dtype=B),) for n in (300, 2, 140_001, 40_000)), dynamic=True)
 
 
 def best_of_one_row() -> str:
     """One row and a number of experts that is not known: a segment may have one expert."""
-    x, wrong = rand(1, 64), []
-    for k in (2, 3, 40):
-        run, fn = fuse(o.moe_routing(2), dynamic=True), o.moe_routing(2)
-        found = compare(f"{k} experts", fn, run, (x, rand(64, k, seed=1)))
-        wrong += [] if found.ok else [str(found)]
-    return "\n".join(wrong)
+    experts = [(rand(1, 64), rand(64, k, seed=1)) for k in (2, 3, 40)]
+    return "".join(in_turn(o.moe_routing(2), [args], dynamic=True) for args in experts)
 
 
 def side_by_side() -> str:
@@ -161,20 +158,10 @@ def side_by_side() -> str:
         return right(o.causal, *heads(1, 5, 150, 150, 64))
 
 
-def of_logits(x, w):
-    """The head of a language model: logits over a long vocabulary, never in memory."""
-    logits = (x @ w.mT).float()
-    return torch.logsumexp(logits, -1), torch.topk(logits, 2).values
-
-
 def long_contraction(dynamic: bool) -> str:
     """More features than a block holds of an operand, no multiple of a tile."""
-    run, wrong = fuse(of_logits, dynamic=dynamic), []
-    for features in (700, 1000) if dynamic else (700,):
-        x, w = rand(37, features), rand(300, features, seed=1) * 0.1
-        found = compare(f"{features} features", of_logits, run, (x, w))
-        wrong += [] if found.ok else [str(found)]
-    return "\n".join(wrong)
+    calls = ((rand(37, n), rand(300, n, seed=1) * 0.1) for n in ((700, 1000) if dynamic else (700,)))
+    return in_turn(of_logits, calls, dynamic=dynamic)
 
 
 def nearest(x, y):

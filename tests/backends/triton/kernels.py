@@ -64,14 +64,19 @@ def assembled(ptx: str, arch: str, folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-@cache
-def kernels(name: str) -> list[TritonKernel]:
-    """The kernels of a program, as they are launched."""
-    fn, args = PROGRAMS[name]
+def made(fn: Callable[..., object], *args: torch.Tensor) -> list[TritonKernel]:
+    """The kernels of a function, as they are launched."""
     torch._dynamo.reset()  # it makes sizes dynamic that it saw change
     program = trace(fn, *args).program
     torch._dynamo.reset()
     return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(program).kernels]
+
+
+@cache
+def kernels(name: str) -> list[TritonKernel]:
+    """The kernels of a program."""
+    fn, args = PROGRAMS[name]
+    return made(fn, *args)
 
 
 def variant(k: TritonKernel, **options: bool) -> Variant:

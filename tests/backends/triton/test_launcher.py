@@ -12,13 +12,11 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 
 from triton.runtime.errors import OutOfResources
 
+from tests.backends.triton.kernels import made, meta
 from tilefold.backends.triton import launch, launcher
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Described, Launcher, Operand, Plan, TooLarge, launcher_of
-from tilefold.block.canonical import canonical
 from tilefold.errors import BackendError
-from tilefold.frontend.fuse import trace
-from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.suites.gpu import operators as o
 
 MATRIX = Described(1, (64, 32), (32, 1), (16, 32))
@@ -109,11 +107,9 @@ def test_a_kernel_that_the_device_has_no_room_for_is_an_error_of_ours():
 
 
 def long_softmax(**how):
-    x = torch.empty(4, 131_072, dtype=torch.bfloat16, device="meta")
-    torch._dynamo.reset()
-    (k,) = fuse_for_gpu(trace(o.softmax, x).program).kernels
-    torch._dynamo.reset()
-    return TritonKernel(canonical(k.block).block, **how), [x, torch.empty_like(x)]
+    x = meta(4, 131_072, dtype=torch.bfloat16)
+    (k,) = made(o.softmax, x)
+    return TritonKernel(k.block, **how), [x, torch.empty_like(x)]
 
 
 @pytest.fixture

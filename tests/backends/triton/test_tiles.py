@@ -9,7 +9,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
-from tests.backends.triton.kernels import heads, meta
+from tests.backends.triton.functions import top_of_products
+from tests.backends.triton.kernels import heads, made, meta
 from tilefold.backends.triton.config import TritonConfig, lighter
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import FULL, LEAST_LAST, Shape, default_config
@@ -17,13 +18,6 @@ from tilefold.block.canonical import canonical
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.suites.gpu import operators as o
-
-
-def made(fn, *args) -> list[TritonKernel]:
-    torch._dynamo.reset()
-    program = trace(fn, *args).program
-    torch._dynamo.reset()
-    return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(program).kernels]
 
 
 def config(k: TritonKernel) -> TritonConfig:
@@ -76,10 +70,6 @@ def test_lighter_configurations_end():
     assert seen[:4] == [(2, (1, 128, 64)), (1, (1, 128, 64)), (1, (1, 64, 64)), (1, (1, 32, 64))]
     assert seen[-1] == (1, (1, 16, 16)) and len(seen) == len(set(seen))
     assert lighter(TritonConfig({}, stages=1)) is None
-
-
-def top_of_products(x, w):
-    return torch.topk(torch.softmax((x @ w).float(), -1), 2)
 
 
 @pytest.mark.parametrize("shape", [(4, 512), (33, 7), (300, 3)])

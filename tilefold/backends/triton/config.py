@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-#: Tiles are not made shorter than the rows of a matrix unit to save shared memory.
-LEAST_TILE = 16
+from tilefold.tile.pieces import MATRIX_UNIT
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,6 @@ def lighter(c: TritonConfig) -> TritonConfig | None:
     if c.stages > 1:
         return replace(c, stages=c.stages - 1)
     longest = max(c.tiles, key=lambda d: c.tiles[d], default=None)
-    if longest is None or c.tiles[longest] <= LEAST_TILE:
+    if longest is None or c.tiles[longest] <= MATRIX_UNIT:
         return None
     return replace(c, tiles={**c.tiles, longest: c.tiles[longest] // 2})

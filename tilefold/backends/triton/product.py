@@ -18,12 +18,10 @@ from tilefold.backends.triton.scalar import narrowed
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.errors import BackendError
 from tilefold.tile import ir
+from tilefold.tile.pieces import MATRIX_UNIT
 
 if TYPE_CHECKING:
     from tilefold.backends.triton.context import Context
-
-#: Least extents a tensor core instruction takes.
-LEAST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Products:
             return None
         if out != (*m, *n):
             a, b, m, n = b, a, n, m
-        if out != (*m, *n) or any(self._lanes(x) < LEAST for x in (m, n, k)):
+        if out != (*m, *n) or any(self._lanes(x) < MATRIX_UNIT for x in (m, n, k)):
             return None
         return _Sides(a, b, m, n, k)
 

@@ -11,6 +11,9 @@ from tilefold.backends.triton.values import Value, converted, fitted, number
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 
+#: The key of no element: the least int64.
+LEAST_KEY = "-9223372036854775808"
+
 
 class Selections:
     """Renders `Select` statements."""
@@ -34,13 +37,12 @@ class Selections:
         p = self.c.expressions.value(self.c.settled(s.payload), frame)
         key = self._ranked(v, p, frame, s.op)
         if s.may_lack:
-            key = f"tl.where({fitted(p, frame)} < 0, -9223372036854775808, {key})"
+            key = f"tl.where({fitted(p, frame)} < 0, {LEAST_KEY}, {key})"
         shape = "[" + ", ".join(str(self.c.hold(d).lanes) for d in frame) + "]"
-        least = "-9223372036854775808"
         keys = self.c.scopes.fresh("keys")
         spread = key if set(v.axes) | set(p.axes) == set(frame) else f"tl.broadcast_to({key}, {shape})"
         valid = self.c.masks(rdims, frame)
-        self.c.scopes.emit(f"{keys} = {spread if valid is None else f'tl.where({valid}, {spread}, {least})'}")
+        self.c.scopes.emit(f"{keys} = {spread if valid is None else f'tl.where({valid}, {spread}, {LEAST_KEY})'}")
         if len(rdims) > 1:
             lanes = 1
             for d in rdims:
@@ -52,7 +54,7 @@ class Selections:
         sign = "-" if s.op == "argmin" else ""
         if s.accumulate:
             rank = f"tf_rank({sign}{held}, {held_at}.to(tl.int32))"
-            self.c.scopes.emit(f"{old} = tl.where({held_at} < 0, {least}, {rank})")
+            self.c.scopes.emit(f"{old} = tl.where({held_at} < 0, {LEAST_KEY}, {rank})")
         if slot:
             self._top(s, b, keys, old, keep)
             return
@@ -69,15 +71,14 @@ class Selections:
 
     def _unranked(self, s: ir.Select, best: str, sign: str) -> None:
         none = number(identity_of(s.op, self.c.buffers[s.buf].dtype.compute.torch_dtype), DType.F32)
-        least = "-9223372036854775808"
-        self.c.assign(s.buf, f"tl.where({best} == {least}, {none}, {sign}tf_ranked_value({best}))")
-        self.c.assign(s.index_buf, f"tl.where({best} == {least}, -1, tf_ranked_index({best}))")
+        self.c.assign(s.buf, f"tl.where({best} == {LEAST_KEY}, {none}, {sign}tf_ranked_value({best}))")
+        self.c.assign(s.index_buf, f"tl.where({best} == {LEAST_KEY}, -1, tf_ranked_index({best}))")
 
     def _top(self, s: ir.Select, b: ir.Buffer, keys: str, old: str, keep: Sequence[str]) -> None:
         """k times the best key, which is then removed (keys differ, for so do indices)."""
         slot = b.dims[-1]
         dim = self.c.hold(slot)
-        axis, least = len(keep), "-9223372036854775808"
+        axis = len(keep)
         best = self.c.scopes.fresh("best")
         slots = fitted(self.c.index(slot), (*keep, slot))
         reduce = (
@@ -85,14 +86,14 @@ class Selections:
             if self.c.interpreted
             else (lambda k: f"tl.reduce({k}, {axis}, tf_int_max, keep_dims=True)")
         )
-        self.c.scopes.emit(f"{best} = tl.full({self.c.shape(b)}, {least}, tl.int64)")
+        self.c.scopes.emit(f"{best} = tl.full({self.c.shape(b)}, {LEAST_KEY}, tl.int64)")
         one = self.c.scopes.fresh("top")
         self.c.scopes.open()
         self.c.scopes.emit(f"{one} = {reduce(keys)}")
         if s.accumulate:
             self.c.scopes.emit(f"{one} = tl.maximum({one}, {reduce(old)})")
-            self.c.scopes.emit(f"{old} = tl.where({old} == {one}, {least}, {old})")
-        self.c.scopes.emit(f"{keys} = tl.where({keys} == {one}, {least}, {keys})")
+            self.c.scopes.emit(f"{old} = tl.where({old} == {one}, {LEAST_KEY}, {old})")
+        self.c.scopes.emit(f"{keys} = tl.where({keys} == {one}, {LEAST_KEY}, {keys})")
         self.c.scopes.emit(f"{best} = tl.where({slots} == slot, {one}, {best})")
         self.c.scopes.close(f"for slot in tl.static_range({dim.tile}):")
         self._unranked(s, best, "")

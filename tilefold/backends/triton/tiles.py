@@ -16,7 +16,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
-from tilefold.tile.pieces import MOST_SINGLES, power_of_two
+from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, power_of_two
 
 #: Elements of the largest value of a kernel without products, a thread block.
 AREA = 8192
@@ -34,8 +34,6 @@ FULL = 132
 FEW = 64
 #: A streamed dim is a vector, also where one index of it is left: nothing is selected from single elements.
 LEAST_STREAMED = 2
-#: Rows of a matrix unit.
-LEAST_ROWS = 16
 #: Neighbours along the last dim that are not torn apart: 32 bytes of float32.
 LEAST_LAST = 8
 
@@ -170,9 +168,8 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     others = [d for d in s.parallel if d not in rows]
     tiles |= dict.fromkeys(others, 1)
     blocks = math.prod(sizes[d] for d in others)
-    long = {d for _, _, k in s.products for d in k if sizes[d] > HELD_CONTRACTED and _held_whole(s, d)} - set(
-        s.streamed
-    )
+    inside = {d for _, _, k in s.products for d in k if _held_whole(s, d)} - {*s.streamed}
+    long = {d for d in inside if sizes[d] > HELD_CONTRACTED}
     held = {d for m, n, k in s.products for d in m | n | k} - {*s.parallel, *s.streamed, *long}
     wide = max([sizes[d] for d in held] or [1])
     whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
@@ -222,12 +219,12 @@ def _exact(s: Shape, c: TritonConfig, rows: Sequence[str], sizes: Mapping[str, i
     """Small tiles, many threads: the operands of a product of float32 are in registers, all of what it contracts."""
     dims = {d for m, n, k in s.products for d in m | n | k}
     sums = {d for _, _, k in s.products for d in k if d not in s.streamed}
-    chunked = {d for d in sums if d in c.tiles or (not s.streamed and sizes[d] > 2 * LEAST_ROWS)}
+    chunked = {d for d in sums if d in c.tiles or (not s.streamed and sizes[d] > 2 * MATRIX_UNIT)}
     wide = max([power_of_two(sizes[d]) for d in dims - chunked - c.tiles.keys()] or [1])
-    most = max(LEAST_ROWS, min(64, power_of_two(EXACT // wide)))
+    most = max(MATRIX_UNIT, min(64, power_of_two(EXACT // wide)))
     tiles = {**c.tiles, **{d: min(c.tiles[d], most) for d in rows}}
-    tiles |= {d: min(tiles[d], 32 if wide <= 128 else LEAST_ROWS) for d in s.streamed}
-    tiles |= dict.fromkeys(chunked, LEAST_ROWS)
+    tiles |= {d: min(tiles[d], 32 if wide <= 128 else MATRIX_UNIT) for d in s.streamed}
+    tiles |= dict.fromkeys(chunked, MATRIX_UNIT)
     return replace(c, tiles=tiles, warps=8, stages=2)
 
 
@@ -241,7 +238,7 @@ def _beside(s: Shape, d: str, rows: Sequence[str], sizes: Mapping[str, int]) -> 
     def enough(x: str) -> bool:
         if x in rows:
             return (sizes[x], rows.index(x)) > (sizes[d], rows.index(d))
-        return x not in s.parallel and sizes[x] >= LEAST_ROWS
+        return x not in s.parallel and sizes[x] >= MATRIX_UNIT
 
     return all(any(enough(x) for x in side - {d}) for side in mine)
 
@@ -255,8 +252,8 @@ def _padded(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
     for m, n, k in s.products:
         for side in (m, n, k) if m and n else ():
             if len(side) == 1 and not side & {*s.parallel, *s.streamed}:
-                least = LEAST_ROWS // 2 if s.exact and side == k else 2
-                found |= {d: LEAST_ROWS for d in side if least <= sizes[d] < LEAST_ROWS}
+                least = MATRIX_UNIT // 2 if s.exact and side == k else 2
+                found |= {d: MATRIX_UNIT for d in side if least <= sizes[d] < MATRIX_UNIT}
     return found
 
 

@@ -1,0 +1,16 @@
+"""Functions that are compiled by more than one test module; no Triton is needed to import them."""
+
+from __future__ import annotations
+
+import torch
+
+
+def top_of_products(x, w):
+    """Routing of [batch, tokens, features]: two parallel dims are the rows of one operand."""
+    return torch.topk(torch.softmax((x @ w).float(), -1), 2)
+
+
+def of_logits(x, w):
+    """The head of a language model: what is reduced from logits over a long vocabulary, which are never in memory."""
+    logits = (x @ w.mT).float()
+    return torch.logsumexp(logits, -1), torch.topk(logits, 2).values  # the values alone: bf16 logits tie
