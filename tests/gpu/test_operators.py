@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.backends.triton.functions import of_logits, top_of_products
+from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits, top_of_products
 from tilefold import fuse
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import VerifyReport, compare, verify
@@ -253,3 +253,17 @@ def test_decode_over_a_growing_cache_is_compiled_once(device):
         checked = compare(f"{n} keys", o.gqa, run, (q, *views))
         assert checked.ok, str(checked)
     assert len(run.graphs) == 1
+
+
+@pytest.mark.parametrize("to", [H, B, torch.float32], ids=str)
+@pytest.mark.parametrize("kept", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_attention_of_8_bits(kept, to, device):
+    """Nothing that the kernel computes is rounded to 8 bits."""
+    args = (rand(1, 2, n, 64, device=device, seed=n).to(kept) for n in (130, 200, 200))
+    fn = of_bytes(to)
+    right(verify(fn, *args, compiled=fuse(fn), hostile=False))
+
+
+def test_weights_of_8_bits(device):
+    x, w = rand(130, 512, device=device), rand(512, 700, device=device, seed=1).to(torch.float8_e4m3fn)
+    right(verify(narrow_weights, x, w, compiled=fuse(narrow_weights), hostile=False))

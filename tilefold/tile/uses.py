@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilefold.algebra.expr import Call, Expr, Index, Load, tensors_read, walk
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, tensors_read, walk
 from tilefold.tile import ir
 
 
@@ -70,6 +71,22 @@ def count_writes(stmts: Sequence[ir.Stmt]) -> dict[str, int]:
     for n in written(stmts):
         counts[n] = counts.get(n, 0) + 1
     return counts
+
+
+def rounded(stmts: Sequence[ir.Stmt]) -> dict[str, DType]:
+    """Buffers written by one statement, which rounds to a narrower type than the buffer may have; the type."""
+    counts, found = count_writes(stmts), dict[str, DType]()
+
+    def look(within: Sequence[ir.Stmt]) -> None:
+        for s in within:
+            match s:
+                case ir.Map(buf, Cast(_, dtype)) if counts[buf] == 1:
+                    found[buf] = dtype
+                case ir.For(body=body):
+                    look(body)
+
+    look(stmts)
+    return found
 
 
 def read_raw(stmts: Sequence[ir.Stmt]) -> set[str]:

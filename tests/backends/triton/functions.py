@@ -14,3 +14,18 @@ def of_logits(x, w):
     """The head of a language model: what is reduced from logits over a long vocabulary, which are never in memory."""
     logits = (x @ w.mT).float()
     return torch.logsumexp(logits, -1), torch.topk(logits, 2).values  # the values alone: bf16 logits tie
+
+
+def of_bytes(to: torch.dtype):
+    """Attention of 8-bit queries, keys and values, computed in `to`."""
+
+    def attention(q, k, v):
+        scores = (q.to(to) @ k.to(to).mT) * q.shape[-1] ** -0.5
+        return torch.softmax(scores, -1) @ v.to(to)
+
+    return attention
+
+
+def narrow_weights(x, w):
+    """Logits whose weights alone are kept in 8 bits."""
+    return torch.logsumexp((x @ w.to(x.dtype)).float(), -1)

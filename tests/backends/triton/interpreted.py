@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from tests.backends.triton.functions import of_logits
+from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
 from tilefold import fuse
 from tilefold.backends.triton import order
 from tilefold.errors import TilefoldError
@@ -25,6 +25,7 @@ from tilefold.suites.gpu.cases import SMALL
 
 CASES = {c.row: c for suite in SMALL.values() for c in suite}
 H, B, F = torch.float16, torch.bfloat16, torch.float32
+E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
 #: Told what is wrong; empty: nothing.
 Check = Callable[[], str]
 
@@ -100,6 +101,17 @@ def mixed(x, w):
 def wide_operand() -> str:
     """A float32 operand keeps its 24 bits beside one of 16."""
     return right(mixed, rand(40, 64, dtype=F) * 1e5, rand(64, 48, seed=1))
+
+
+def of_8_bits(kept: torch.dtype, to: torch.dtype) -> str:
+    """What is computed from 8-bit arguments is not rounded to 8 bits: errors are those of `to`."""
+    args = heads(1, 2, 33, 70, 64)
+    return right(of_bytes(to), *(x.to(kept) for x in args))
+
+
+def weights_of_8_bits() -> str:
+    """The other operand keeps its 16 bits."""
+    return right(narrow_weights, rand(40, 64), rand(64, 48, seed=1).to(E4))
 
 
 def summed(x):
@@ -190,6 +202,10 @@ CHECKS: dict[str, Check] = {
     "attention, hostile": lambda: case("H-small", hostile=True),
     "attention, float32": lambda: right(o.attention, *(x.float() for x in heads(1, 2, 33, 70, 32))),
     "attention, bfloat16": lambda: right(o.causal, *(x.to(B) for x in heads(1, 2, 33, 70, 64))),
+    "attention of e4m3 in bfloat16": lambda: of_8_bits(E4, B),
+    "attention of e5m2 in float16": lambda: of_8_bits(E5, H),
+    "attention of e4m3 in float32": lambda: of_8_bits(E4, F),
+    "weights of 8 bits": weights_of_8_bits,
     "head dim 80": lambda: case("H-small-80"),
     "head dims 192 and 128": lambda: right(o.attention, *heads(1, 1, 20, 70, 192, value=128)),
     "head dim 90": lambda: right(o.attention, *heads(1, 1, 20, 70, 90)),

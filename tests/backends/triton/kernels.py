@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import triton
 
+from tests.backends.triton.functions import narrow_weights, of_bytes
 from tilefold.backends.triton.launch import TritonKernel, Variant
 from tilefold.block.canonical import canonical
 from tilefold.block.ir import Block
@@ -29,6 +30,10 @@ def heads(b: int, h: int, queries: int, keys: int, dim: int, kv: int | None = No
     return meta(b, h, queries, dim), meta(b, kv or h, keys, dim), meta(b, kv or h, keys, dim)
 
 
+def eight_bits(kept: torch.dtype) -> tuple[torch.Tensor, ...]:
+    return tuple(x.to(kept) for x in heads(2, 32, 4096, 4096, 128))
+
+
 def head(x, w):
     """logsumexp of a language model's logits."""
     return torch.logsumexp((x @ w.mT).float(), -1)
@@ -38,6 +43,10 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "causal": (o.causal, heads(1, 32, 4096, 4096, 128)),
     "heads of 64": (o.attention, heads(32, 12, 512, 512, 64)),
     "attention of float32": (o.attention, tuple(x.float() for x in heads(2, 32, 1024, 1024, 128))),
+    "attention of e4m3": (of_bytes(torch.bfloat16), eight_bits(torch.float8_e4m3fn)),
+    "attention of e5m2": (of_bytes(torch.float16), eight_bits(torch.float8_e5m2)),
+    "attention of e4m3 in float32": (of_bytes(F), eight_bits(torch.float8_e4m3fn)),
+    "8-bit weights": (narrow_weights, (meta(2048, 4096), meta(4096, 512, dtype=torch.float8_e4m3fn))),
     "routing of float32": (o.moe_routing(2), (meta(2048, 4096, dtype=F), meta(4096, 64, dtype=F))),
     "head": (head, (meta(4096, 4096), meta(50_000, 4096))),
     "512 experts": (o.moe_routing(8), (meta(2048, 4096), meta(4096, 512))),

@@ -2,8 +2,9 @@
 
 A reduction sum over K of a * b is a matrix product when each side keeps dims that the other
 lacks: M and N. Several dims on a side (heads that share their keys, and rows) are flattened.
-Operands are taken in the narrower type of the two; a value computed in the kernel is rounded to
-it, as the program it came from rounds it. What is float32 in memory is not rounded.
+Operands are taken in the wider type of two tensors; a value computed in the kernel is rounded to the 16 bits
+of the other, as the program it came from rounds it. What is float32 in memory is not rounded, and nothing
+is rounded to 8 bits but where the program says so.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from tilefold.tile.pieces import MATRIX_UNIT
 
 if TYPE_CHECKING:
     from tilefold.backends.triton.context import Context
+
+
+#: Products of 8-bit floats that a Hopper matrix unit sums with fewer bits than float32 has, before they are added.
+MOST_COARSE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class Products:
         precision = ""
         if kind is DType.F32:
             precision = f', input_precision="{"tf32" if self.tf32 else "ieee"}"'
+        elif kind.nbytes == 1:
+            precision = f", max_num_imprecise_acc={min(MOST_COARSE, self._lanes(s.k))}"
         before = ""
         if accumulate and not turned:
             before = f", {name}" if flat else f", tl.reshape({name}, [{self._lanes(s.m)}, {self._lanes(s.n)}])"
@@ -174,14 +181,29 @@ class Products:
         return tuple(order) if set(order) == set(frame) else tuple(frame)
 
     def _kind(self, a: Load, b: Load) -> DType:
-        """The type of both operands. float32 that comes from memory is not rounded; what the kernel computed may be."""
-        kinds = [self._dtype(x) for x in (a, b)]
-        if any(x.tensor in self.c.tensors and self._dtype(x) is DType.F32 for x in (a, b)):
-            return DType.F32
-        if kinds[0] is kinds[1] is DType.F32 and self.c.narrow_inputs:
-            inputs = (t.dtype for t in self.c.kernel.tensors if t.role == "in")
-            return next((d for d in inputs if d in (DType.F16, DType.BF16)), DType.F32)
-        return min(kinds, key=lambda k: (k.nbytes, k is DType.F16))
+        """The type of both operands: of two in memory the wider. What the kernel computed is rounded to the other's 16
+        bits, but not to 8: then to the 16 bits of another argument, if there is one. What the program rounds has
+        the type that it is rounded to."""
+        kinds = {self.c.rounded.get(x.tensor) or self._dtype(x) for x in (a, b)}
+        made = DType.F32 in kinds and not any(
+            x.tensor in self.c.tensors and self._dtype(x) is DType.F32 for x in (a, b)
+        )
+        if made and kinds == {DType.F32}:
+            return self._half("in") if self.c.narrow_inputs else DType.F32
+        if made:
+            kinds.remove(DType.F32)
+        wide = [k for k in kinds if k.nbytes > 1]
+        if wide:
+            return wide[0] if len(wide) == 1 else DType.F32
+        if made:
+            return self._half()
+        rounded = len(kinds) == 1 and self._half() is not DType.F32
+        return next(iter(kinds)) if rounded else DType.F16  # which holds all values of 8-bit floats
+
+    def _half(self, *roles: str) -> DType:
+        """The 16-bit type of the kernel's arguments (in any role, or these); float32: it has none."""
+        found = (t.dtype for t in self.c.kernel.tensors if t.role in (roles or ("in", "out")))
+        return next((d for d in found if d in (DType.F16, DType.BF16)), DType.F32)
 
     def _dtype(self, ld: Load) -> DType:
         b = self.c.buffers.get(ld.tensor)

@@ -47,7 +47,8 @@ class Shape:
     tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
     statements range over, without segments. again: dims that several loops run over, one after the other. bounded:
     whether a loop's bounds follow the rows (causal masks, windows). narrow: all inputs are floats of 16 bits.
-    dynamic: dims without a fixed extent. exact: products are of float32, which no matrix unit takes unrounded.
+    dynamic: dims without a fixed extent. exact: products are of float32, which no matrix unit takes unrounded (the
+    rules are those of `product.Products`).
     """
 
     parallel: tuple[str, ...]
@@ -71,7 +72,9 @@ class Shape:
         loops = [n for n in nodes_of(b.body) if isinstance(n, Loop)]
         products = []
         wide_inputs = {i.name for i in b.inputs if i.dtype is DType.F32}
-        exact = not any(i.dtype.is_float and i.dtype.nbytes < DType.F32.nbytes for i in b.inputs)
+        read = {i.dtype for i in b.inputs if i.dtype.is_float}
+        halves = {DType.F16, DType.BF16}
+        exact = not read & halves and (DType.F32 in read or not halves & {r.dtype for r in b.results})
         common: frozenset[str] = frozenset()
         for n in nodes_of(b.body):
             sides = _operands(n)
