@@ -16,7 +16,7 @@ from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
 from tilefold.block.group import group
 from tilefold.block.stages import StagePlan, plan_stages
-from tilefold.plan.gpu import WIDE, blocks, kept_local, segments
+from tilefold.plan.gpu import ROWS, WIDE, blocks, kept_local, segments
 from tilefold.plan.hardware import H100, Machine
 from tilefold.plan.library import is_library_product
 from tilefold.tensor.analysis import Graph, out_dims
@@ -24,8 +24,12 @@ from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.reduction_laws import align_reductions
 
 #: FLOP/s of all multiprocessors in folds with a wide state, and seconds of a thread block beside its products: filling
-#: the pipeline, writing the state (measured: 4.0 us a tile of 64 x 64 x (576 + 512) and 11 us beside them).
+#: the pipeline, writing the state. Measured with tiles of 64 x 64 x (576 + 512): 4.0 us each and 11 beside them; where
+#: warps share the state out (`backends.triton.roles`), 1.9 us, the rate of the second-level cache, and 10.5.
 WIDE_RATE, WIDE_START = 290e12, 11e-6
+SHARED_RATE, SHARED_START = 610e12, 10.5e-6
+#: Thread blocks a multiprocessor from which tiles have all of their rows, which warps need to share a state.
+FULL_TILES = 0.75
 #: Seconds from one call in a sequence to the next beside its work, and the share of the memory's bandwidth reached.
 CALL, REACHED = 4e-6, 0.85
 
@@ -69,11 +73,20 @@ def fused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Machi
     running = blocks(g, plan.group) * n
     waves = -(-running // machine.cores)
     busy = running / (waves * machine.cores)
-    seconds = waves * WIDE_START + sum(_flops(g, m) for m in products) / (WIDE_RATE * busy)
+    shared = running >= FULL_TILES * machine.cores and _shared_out(g, plan, products)
+    rate, start = (SHARED_RATE, SHARED_START) if shared else (WIDE_RATE, WIDE_START)
+    seconds = waves * start + sum(_flops(g, m) for m in products) / (rate * busy)
     if n > 1:
         partial = sum(g.points(out_dims(g.by_name[m])) * 4 for m in plan.group.members if kept_local(g, plan, m))
         seconds += CALL + n * partial / (REACHED * machine.bandwidth)
     return seconds
+
+
+def _shared_out(g: Graph, plan: StagePlan, products: list[str]) -> bool:
+    """Whether there are rows for full tiles, and all operands have the same 16 bits."""
+    read = {g.program.dtype_of(ld.tensor) for m in products for ld in loads(g.by_name[m].body)} - {DType.F32}
+    tall = blocks(g, plan.group, ROWS // 2) > blocks(g, plan.group, ROWS)
+    return tall and len(read) == 1 and read < {DType.F16, DType.BF16}
 
 
 def unfused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Machine) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 from tilefold.backends.triton import known
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.dependent import ALONE, supported
+from tilefold.backends.triton.gluon import WARPS
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
 from tilefold.errors import BackendError
@@ -35,6 +36,14 @@ try:
 except ImportError:  # Triton is optional: without it there is no GPU back end
     triton = None
 
+try:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+except ImportError:
+    gl = None
+
+#: Versions of Triton whose Gluon, an experiment that changes, has run what is generated here.
+GLUON = ("3.6.",)
 #: Pointers and integers that are multiples of this load and store whole vectors.
 DIVISOR = 16
 _modules: dict[str, ModuleType] = {}
@@ -43,6 +52,11 @@ _modules: dict[str, ModuleType] = {}
 def available() -> bool:
     """Whether Triton is installed."""
     return triton is not None
+
+
+def has_gluon() -> bool:
+    """Whether the installed Triton has the Gluon that kernels are generated for."""
+    return gl is not None and triton.__version__.startswith(GLUON)
 
 
 def toolchain() -> str:
@@ -101,8 +115,15 @@ def signature(kernel: Kernel, r: Rendered, *, wide: bool) -> dict[str, str]:
     number = "i64" if wide else "i32"
     types = {a: POINTER_TYPE[t.dtype] for a, t in zip(r.arguments, kernel.tensors, strict=False)}
     element = {t.name: POINTER_TYPE[t.dtype][1:] for t in kernel.tensors}
-    types |= {a: f"tensordesc<{element[t]}{list(box)}>" for a, (t, box) in r.descriptors.items()}
+    for a, (t, box) in r.descriptors.items():
+        how = f",{_swizzled(box, element[t])!r}" if r.groups else ""
+        types[a] = f"tensordesc<{element[t]}{list(box)}{how}>"
     return {a: types.get(a, number) for a in r.arguments}
+
+
+def _swizzled(box: Sequence[int], element: str) -> Any:
+    """The layout of a box in shared memory that the matrix unit reads."""
+    return gl.NVMMASharedLayout.get_default_for(list(box), {"fp16": gl.float16, "bf16": gl.bfloat16}[element])
 
 
 def compiled(
@@ -118,8 +139,9 @@ def compiled(
     pointers_and_numbers = len(r.arguments) - len(r.descriptors)
     vectors = [n for n, d in enumerate(divisible) if d and n < pointers_and_numbers]
     types = signature(kernel, r, wide=wide)
-    src = ASTSource(fn, types, constexprs={}, attrs={(n,): [["tt.divisibility", DIVISOR]] for n in vectors})
-    options: dict[str, Any] = {"num_warps": config.warps, "num_stages": config.stages}
+    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n in vectors}
+    src = (GluonASTSource if r.groups else ASTSource)(fn, types, constexprs={}, attrs=attrs)
+    options: dict[str, Any] = {"num_warps": WARPS if r.groups else config.warps, "num_stages": config.stages}
     if config.registers:
         options["maxnreg"] = config.registers
     if r.place.follows:

@@ -17,6 +17,8 @@ class TritonConfig:
     `warps`, `stages`: of the kernel and of its software pipelines. `descriptors`: operands of
     products come through tensor-map copies (TMA) where strides allow it. `specialize`: producer
     and consumer warps (Hopper and later; the result has to be checked). `registers`: most a thread may use.
+    `groups`: of four warps, that share the columns of a wide state on Hopper, beside four that compute what they
+    sum and one that copies (`roles`); a kernel without such a form, and other devices, have `warps` instead.
     """
 
     tiles: Mapping[str, int] = field(default_factory=dict)
@@ -26,6 +28,7 @@ class TritonConfig:
     descriptors: bool = False
     specialize: bool = False
     registers: int | None = None
+    groups: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tiles", MappingProxyType(dict(self.tiles)))
@@ -41,12 +44,14 @@ class TritonConfig:
             self.descriptors,
             self.specialize,
             self.registers,
+            self.groups,
         )
 
     def __str__(self) -> str:
         tiles = " ".join(f"{d}:{n}" for d, n in self.tiles.items())
         extra = [f"warps {self.warps}", f"stages {self.stages}"]
         extra += ["descriptors"] * self.descriptors + ["specialized warps"] * self.specialize
+        extra += [f"{self.groups} groups"] if self.groups else []
         extra += [f"lanes {d}:{n}" for d, n in self.lanes.items()]
         return f"{tiles}; {', '.join(extra)}"
 

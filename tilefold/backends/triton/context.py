@@ -56,6 +56,7 @@ class Context:
         self.wide: bool = wide
         self.interpreted: bool = interpreted
         self.scopes = Scopes()
+        self.matrix: tuple[str, ...] = ()  # in Gluon: rows and columns of the layout `mma`, which values have
         self.dims: dict[str, Dim] = {}
         self.known = Known()
         self.reuse = Reuse()
@@ -126,7 +127,7 @@ class Context:
 
     def arange(self, d: str) -> str:
         """The lanes of a dim, counted from 0."""
-        return self.scopes.once(f"tl.arange(0, {self.hold(d).lanes})", f"r_{d}", 0)
+        return self.scopes.once(f"tl.arange(0, {self.hold(d).lanes}{self.laid((d,))})", f"r_{d}", 0)
 
     def index(self, d: str) -> Value:
         """The indices of a dim: a vector, or the one that its tile has."""
@@ -243,6 +244,21 @@ class Context:
         """The shape of a buffer's value."""
         return "[" + ", ".join(str(self.hold(d).lanes) for d in self.axes(b)) + "]"
 
+    def full(self, axes: Sequence[str], code: str, dtype: DType) -> str:
+        """A value of vectors that is the same everywhere."""
+        shape = ", ".join(str(self.hold(d).lanes) for d in axes)
+        return f"tl.full([{shape}], {code}, {TRITON_TYPE[dtype]}{self.laid(axes)})"
+
+    def laid(self, axes: Sequence[str]) -> str:
+        """The argument that says how a value of these axes lies, where that is said (Gluon)."""
+        if not self.matrix or not axes:
+            return ""
+        if tuple(axes) == self.matrix:
+            return ", mma"
+        if len(axes) > 1 or axes[0] not in self.matrix:
+            raise BackendError(f"{self.kernel.name}: a value over {tuple(axes)} beside a matrix of {self.matrix}")
+        return f", tl.SliceLayout({1 - self.matrix.index(axes[0])}, mma)"
+
     def assign(self, buf: str, code: str) -> None:
         """Give a buffer a new value."""
         name = self.buffer_names[buf]
@@ -269,7 +285,7 @@ class Context:
         if tuple(have) == axes and (axes or not is_number(v.code)):
             return v.code
         if not have:
-            return f"tl.full({self.shape(b)}, {v.code}, {TRITON_TYPE[b.dtype]})"
+            return self.full(axes, v.code, b.dtype)
         return f"tl.broadcast_to({fitted(v, axes)}, {self.shape(b)})"
 
 

@@ -15,13 +15,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from tilefold.algebra.expr import Const
-from tilefold.backends.triton.compile import DIVISOR, compiled, module_of
+from tilefold.backends.triton.compile import DIVISOR, compiled, has_gluon, module_of
 from tilefold.backends.triton.config import TritonConfig, lighter
+from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
+from tilefold.backends.triton.gluon import render_groups
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, TooLarge, launcher_of
 from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
+from tilefold.backends.triton.roles import roles_of
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
 from tilefold.errors import BackendError
@@ -37,6 +40,8 @@ except ImportError:  # without Triton nothing here runs
 
 #: Addresses beyond this many elements need 64-bit arithmetic.
 NARROW_LIMIT = 1 << 31
+#: Compute capability of the architecture whose warps work in groups.
+HOPPER = (9, 0)
 #: Plans remembered a kernel; dynamic shapes make new ones.
 PLANS = 4096
 
@@ -115,16 +120,20 @@ class TritonKernel:
         wide: bool = False,
         plain: bool = False,
         place: Place = ALONE,
+        hopper: bool = False,
         **options: bool,
     ) -> Variant:
         """The rendering for unit-stride axes and extents; one serves all extents of its bin.
 
         plain: some tensor cannot be described by a tensor map, so none is used. place: among the kernels of its call;
-        configurations serve all places.
+        configurations serve all places. hopper: for a device of that architecture, whose warps can work in groups, and
+        arguments that tensor maps describe.
         """
         config = self._config(sizes, tf32=options.get("tf32", False))
         if plain or wide:
             config = replace(config, descriptors=False)
+        if wide or not hopper:
+            config = replace(config, groups=0)
         if config.specialize:
             place = ALONE  # only some of its warps would wait
         key = (units, config.key(), wide, place, tuple(sorted(options.items())))
@@ -134,8 +143,11 @@ class TritonKernel:
                 return v
         bins = {d: n for d, n in self._coarse(sizes).items() if d in self._dynamic}
         kernel = tile_kernel(self.block, config, dict(zip(self.tensors, units, strict=True)), bins)
-        side = self._interleave(kernel, sizes)
-        rendered = render(kernel, config, bins=bins, wide=wide, interleave=side, place=place, **options)
+        rendered = grouped(kernel, config, bins, place)
+        if rendered is None:
+            config = replace(config, groups=0)
+            side = self._interleave(kernel, sizes)
+            rendered = render(kernel, config, bins=bins, wide=wide, interleave=side, place=place, **options)
         tensors = {t.name: t for t in kernel.tensors}
         if not set(self.tensors) <= tensors.keys():
             raise BackendError(f"{kernel.name} does not use all of its tensors")
@@ -173,14 +185,16 @@ class TritonKernel:
         while True:
             try:
                 return self._plan(xs, syms, place)
-            except TooLarge:
-                if self.exactly or not self._lighten(self.sizes(syms)):
+            except BackendError as err:
+                if self.exactly or not self._simpler(self.sizes(syms), smaller=isinstance(err, TooLarge)):
                     raise
 
-    def _lighten(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the bin of these extents has a lighter configuration, with which it then runs."""
+    def _simpler(self, sizes: Mapping[str, int], *, smaller: bool) -> bool:
+        """Whether the bin of these extents has another configuration, with which it then runs: one without groups of
+        warps, else, if that is what it takes, a smaller one."""
         tf32 = matmul_precision() == "tf32"
-        found = lighter(self._config(sizes, tf32=tf32))
+        config = self._config(sizes, tf32=tf32)
+        found = replace(config, groups=0) if config.groups else lighter(config) if smaller else None
         if found is not None:
             self._configs[(tf32, *self._coarse(sizes).values())] = found
         return found is not None
@@ -212,7 +226,9 @@ class TritonKernel:
         wide = any(_span(x) >= NARROW_LIMIT for x in xs)
         plain = not all(_describable(x) for x in xs)
         options = {"tf32": matmul_precision() == "tf32", "interpreted": self.interpreted}
-        v = self.variant(units, sizes, wide=wide, plain=plain, place=place, **options)
+        hopper = not self.interpreted and has_gluon() and is_hopper(xs[0].device)
+        hopper = hopper and all(_describable(x) for x in xs[: len(self.block.inputs)])
+        v = self.variant(units, sizes, wide=wide, plain=plain, place=place, hopper=hopper, **options)
         numbers: list[int] = []
         for x, (t, shape) in zip(xs, v.params, strict=True):
             if tuple(x.shape) != (want := shape(syms)):
@@ -225,6 +241,24 @@ class TritonKernel:
         for tiled in v.rendered.grid:
             grid *= -(-sizes[tiled.dim] // tiled.tile)
         return v, grid, numbers
+
+
+def grouped(kernel: Kernel, config: TritonConfig, bins: Mapping[str, int], place: Place) -> Rendered | None:
+    """The rendering for groups of warps, if the configuration wants one and the kernel has one."""
+    roles = roles_of(kernel, config, bins)
+    if roles is None:
+        return None
+    context = Context(kernel, config, bins, wide=False, interpreted=False, nvidia=True)
+    try:
+        return render_groups(kernel, roles, context, place)
+    except BackendError:
+        return None
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device has Hopper's matrix and copy instructions."""
+    known = device.type == "cuda" and torch.version.hip is None
+    return known and torch.cuda.get_device_capability(device) == HOPPER
 
 
 def matmul_precision() -> str:

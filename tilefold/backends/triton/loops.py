@@ -28,8 +28,7 @@ class Loops:
     def loop(self, s: ir.For, reuse: Reuse | None = None) -> None:
         """One loop, in parts or as no loop. reuse: what it reads that other loops read."""
         size = self.c.size(s.dim).code
-        lo = "0" if s.start is None else self._bound(s.start, f"{s.dim}_lo")
-        hi = size if s.stop is None else self._bound(s.stop, f"{s.dim}_hi")
+        lo, hi = self.bounds(s)
         outer = self.c.dims.get(s.dim)
         bin_ = int(size) if size.isdigit() else self.c.bins.get(s.dim)
         keeps = self._keeps(s)
@@ -44,6 +43,11 @@ class Loops:
             self.c.dims[s.dim] = outer
         else:
             self.c.dims.pop(s.dim, None)
+
+    def bounds(self, s: ir.For) -> tuple[str, str]:
+        """First index and one past the last."""
+        lo = "0" if s.start is None else self._bound(s.start, f"{s.dim}_lo")
+        return lo, self.c.size(s.dim).code if s.stop is None else self._bound(s.stop, f"{s.dim}_hi")
 
     def _keeps(self, s: ir.For) -> bool:
         """Whether the loop goes over values that the block holds whole: registers cannot be sliced."""
@@ -147,6 +151,8 @@ class Loops:
         return f"2 * {lo} + (tl.cdiv({hi} - {lo}, {tile}) - 1) * {tile}"
 
     def _header(self, s: ir.For, at: str, lo: str, hi: str, stop: str | None) -> str:
+        if self.c.matrix:
+            return f"for {at} in range({lo}, {hi}, {s.tile}):"
         extra = f", num_stages={self.c.config.stages}"
         if self.c.config.specialize:
             extra += ", warp_specialize=True"

@@ -127,6 +127,8 @@ class Memory:
         for v in vectors:
             merged.setdefault(v.axes, []).append(v.code)
         parts = [fitted(Value("(" + " + ".join(c) + ")", a, DType.I64), axes) for a, c in merged.items()]
+        if self.c.matrix:  # one pointer a row: the columns of a wide state are constants beside it
+            return " + ".join([base, *parts]), axes
         return f"{base} + ({' + '.join(parts)})", axes
 
     def _axis(

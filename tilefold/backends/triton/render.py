@@ -24,7 +24,7 @@ from tilefold.backends.triton.reductions import Reductions
 from tilefold.backends.triton.reuse import reuse_of
 from tilefold.backends.triton.select import Selections
 from tilefold.backends.triton.simplify import pull_scale
-from tilefold.backends.triton.values import TRITON_TYPE, fitted
+from tilefold.backends.triton.values import fitted
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.pieces import product_dims
@@ -36,7 +36,7 @@ class Rendered:
     """Source text; `arguments` in order: pointers, numbers, descriptors; the grid as tiles of dims.
 
     `covers`: dims without a loop and the most indices their vector holds: larger sizes need another rendering.
-    `place`: among the kernels of its call.
+    `place`: among the kernels of its call. `groups`: of warps that share a wide state, in Gluon (`gluon`); 0: Triton.
     """
 
     source: str
@@ -46,6 +46,7 @@ class Rendered:
     covers: Mapping[str, int]
     descriptors: Mapping[str, tuple[str, tuple[int, ...]]]
     place: Place = ALONE
+    groups: int = 0
 
 
 def render(
@@ -69,10 +70,10 @@ def render(
     if place != ALONE and (interpreted or not nvidia):
         raise BackendError(f"{kernel.name} cannot wait for another kernel here")
     c = Context(kernel, config, bins or {}, wide=wide, interpreted=interpreted, nvidia=nvidia)
-    return _Renderer(c, tf32, interleave, place).render()
+    return Renderer(c, tf32, interleave, place).render()
 
 
-class _Renderer:
+class Renderer:
     def __init__(self, c: Context, tf32: bool, interleave: int, place: Place):
         self.c = c
         self.place = place
@@ -87,7 +88,7 @@ class _Renderer:
     def render(self) -> Rendered:
         name = identifier(self.c.kernel.name)
         grid = tuple(self.c.kernel.grid)
-        self._grid(grid)
+        self.grid(grid)
         for d in self.c.kernel.sizes:
             self.c.whole(d)
         self.body(self.c.kernel.body)
@@ -106,7 +107,7 @@ class _Renderer:
         held, maps = dict(self.c.covers), dict(self.c.memory.descriptors)
         return Rendered(source, name, tuple(args), grid, held, maps, self.place)
 
-    def _grid(self, grid: Sequence[ir.Tiled]) -> None:
+    def grid(self, grid: Sequence[ir.Tiled]) -> None:
         """Program ids: the last tiled dim varies fastest, so that neighbours share operands."""
         if not grid:
             return
@@ -176,7 +177,7 @@ class _Renderer:
                 b = self.c.buffers[buf]
                 self.c.bounds.forget((buf,))
                 v = self.c.expressions.value(value, ())
-                self.c.assign(buf, f"tl.full({self.c.shape(b)}, {v.code}, {TRITON_TYPE[b.dtype]})")
+                self.c.assign(buf, self.c.full(self.c.axes(b), v.code, b.dtype))
             case ir.Map(buf, expr):
                 self.map(buf, expr)
             case ir.Reduce():
@@ -227,11 +228,7 @@ class _Renderer:
         code = fitted(v, frame)
         if frame and v.axes != frame:
             shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
-            code = (
-                f"tl.broadcast_to({code}, [{shape}])"
-                if v.axes
-                else f"tl.full([{shape}], {code}, {TRITON_TYPE[t.dtype]})"
-            )
+            code = f"tl.broadcast_to({code}, [{shape}])" if v.axes else self.c.full(frame, code, t.dtype)
         masked = self.c.masks(frame, frame)
         if masked is not None:
             shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)

@@ -52,6 +52,8 @@ def space(block: Block, sizes: Mapping[str, int], effort: Effort) -> tuple[Trito
 def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:
     rows = [d for d in s.parallel if base.tiles.get(d, 1) >= 16]
     streams = [d for d in base.tiles if d in s.streamed or d not in s.parallel]
+    if base.groups:
+        yield replace(base, groups=0)
     choices = _QUICK if effort == "quick" else tuple(
         itertools.product((16, 32, 64, 128), (32, 64, 128), (2, 4, 8), (2, 3, 4), (False, True))
     )  # fmt: skip
@@ -63,7 +65,7 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
             tiles[d] = min(c, max(16, power_of_two(sizes[d])))
         if not rows and warps == 8:
             warps = 2
-        made = replace(base, tiles=tiles, warps=warps, stages=stages, descriptors=described)
+        made = replace(base, tiles=tiles, warps=warps, stages=stages, descriptors=described, groups=0)
         yield made
         if effort == "full" and warps == 4 and described:
             yield replace(made, specialize=True)

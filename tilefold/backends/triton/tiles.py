@@ -28,6 +28,9 @@ CONTRACTED = 256
 EXACT = 4096
 #: Inside a streamed loop an operand is held up to so many elements of a contraction (576: latent attention).
 HELD_CONTRACTED = 640
+#: Groups of warps that share a state of more than 256 columns. Not where a loop's bounds follow the rows: those have
+#: not run on a device since a deadlock in them was mended.
+GROUPS = 2
 #: Thread blocks that fill a large GPU once.
 FULL = 132
 #: Fewer elements than this a warp are not worth one.
@@ -212,7 +215,9 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     if not rows and wide >= 256:  # a thread block holds all of a product: half the stream, or registers spill
         return TritonConfig({**tiles, **{d: min(tiles[d], 32) for d in s.streamed}}, lanes, warps=8, stages=3)
     if wide > 256:
-        return TritonConfig(tiles, lanes, warps=8, stages=2) if big > 32 else TritonConfig(tiles, lanes, stages=3)
+        if big > 32:
+            return TritonConfig(tiles, lanes, warps=8, stages=2, groups=0 if s.bounded else GROUPS)
+        return TritonConfig(tiles, lanes, stages=3)
     if big >= 128 and wide >= 128:
         return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)
     return TritonConfig(tiles, lanes, warps=4, stages=3, descriptors=s.bounded and big >= 64 and wide >= 128)

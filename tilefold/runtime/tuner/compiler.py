@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilefold.backends.triton.compile import Target, compiled
+from tilefold.backends.triton.compile import Target, compiled, has_gluon
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.ir import Block
@@ -20,6 +20,8 @@ from tilefold.block.text import parse
 from tilefold.errors import BackendError
 from tilefold.runtime.tuner.table import from_json
 
+#: The architecture whose warps work in groups.
+HOPPER = 90
 #: Seconds for one candidate; bytes of shared memory a thread block may use on Hopper.
 LIMIT, SHARED = 25, 232_448
 
@@ -57,7 +59,8 @@ def compile_one(job: Mapping[str, Any], target: Target) -> str:
     signal.alarm(LIMIT)
     try:
         kernel = TritonKernel(block, partial(_always, c))
-        v = kernel.variant(usual_units(block), job["sizes"], tf32=False, interpreted=False)
+        hopper = has_gluon() and target.arch == HOPPER
+        v = kernel.variant(usual_units(block), job["sizes"], hopper=hopper, tf32=False, interpreted=False)
         arguments = [True] * len(v.rendered.arguments)
         done = compiled(v.kernel, v.rendered, v.config, arguments, wide=False, target=target)
         return f"needs {done.metadata.shared} bytes of shared memory" if done.metadata.shared > SHARED else ""

@@ -117,7 +117,7 @@ def to_json(c: TritonConfig) -> dict[str, Any]:
     """A configuration as plain data; what has its default value is left out."""
     plain = TritonConfig()
     data: dict[str, Any] = {"tiles": dict(c.tiles)}
-    for name in ("lanes", "warps", "stages", "descriptors", "specialize", "registers"):
+    for name in ("lanes", "warps", "stages", "descriptors", "specialize", "registers", "groups"):
         value = getattr(c, name)
         if value != getattr(plain, name):
             data[name] = dict(value) if name == "lanes" else value

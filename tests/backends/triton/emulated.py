@@ -1,0 +1,253 @@
+"""Runs generated Gluon kernels on a CPU: torch for values, a thread for each group of warps, barriers that block.
+
+What is checked is what the source says: positions, phases and counts of barriers, bytes that copies bring, who reads
+which part when. Layouts, registers and instructions are the assembler's part (`test_groups`), speed the device's.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+#: Seconds after which a wait counts as a deadlock.
+PATIENCE = 20.0
+
+
+class Barrier:
+    """An mbarrier: a phase ends when all have arrived and all expected bytes are there."""
+
+    def __init__(self, count: int):
+        self.count, self.missing, self.bytes, self.phase = count, count, 0, 0
+        self.changed = threading.Condition()
+
+    def _settle(self) -> None:
+        if self.missing == 0 and self.bytes == 0:
+            self.phase, self.missing = self.phase + 1, self.count
+            self.changed.notify_all()
+
+    def arrive(self, n: int = 1, expected: int = 0) -> None:
+        with self.changed:
+            self.missing -= n
+            assert self.missing >= 0, "more arrivals than the barrier counts"
+            self.bytes += expected
+            self._settle()
+
+    def landed(self, n: int) -> None:
+        with self.changed:
+            self.bytes -= n
+            assert self.bytes >= 0, "more bytes than were expected"
+            self._settle()
+
+    def wait(self, parity: int) -> None:
+        """Until the phase of this parity is complete; the one before the first is."""
+        with self.changed:
+            done = self.changed.wait_for(lambda: (self.phase & 1) != parity & 1, PATIENCE)
+        assert done, "deadlock"
+
+
+class Shared:
+    """Shared memory. Fresh memory is NaN; barriers are cells of their own."""
+
+    layout = None
+
+    def __init__(self, data: torch.Tensor, bars: list[Barrier | None] | None = None, at: int = 0):
+        self.data, self.bars, self.at = data, bars, at
+
+    def index(self, n: int) -> Shared:
+        return Shared(self.data[n], self.bars, int(n)) if self.bars is not None else Shared(self.data[n])
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.data.view(shape))
+
+    def permute(self, order: Sequence[int]) -> Shared:
+        return Shared(self.data.permute(order))
+
+    def store(self, value: torch.Tensor) -> None:
+        assert value.dtype == self.data.dtype and value.shape == self.data.shape
+        self.data.copy_(value)
+
+    def load(self, layout: object) -> torch.Tensor:
+        return self.data.clone()
+
+    @property
+    def bar(self) -> Barrier:
+        assert self.bars is not None
+        found = self.bars[self.at]
+        assert found is not None, "a barrier that was not initialised"
+        return found
+
+
+class Pointer:
+    """Addresses of elements of a tensor."""
+
+    def __init__(self, x: torch.Tensor, at: Any = 0):
+        self.x, self.at = x, at
+
+    def __add__(self, n: Any) -> Pointer:
+        return Pointer(self.x, self.at + n)
+
+    def __getitem__(self, key: Any) -> Pointer:
+        return Pointer(self.x, self.at[key])
+
+    def elements(self, mask: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The memory, positions and which of them count; an error where one that counts lies outside."""
+        flat = self.x.as_strided((self.x.untyped_storage().nbytes() // self.x.element_size(),), (1,), 0)
+        at = torch.as_tensor(self.at)
+        on = (
+            torch.ones_like(at, dtype=torch.bool)
+            if mask is None
+            else torch.broadcast_to(torch.as_tensor(mask), at.shape)
+        )
+        assert bool(((at >= 0) & (at < flat.numel()) | ~on).all()), "an address outside of the tensor"
+        return flat, at, on
+
+
+class Described:
+    """A tensor map: what lies beyond the tensor reads as 0."""
+
+    layout = None
+
+    def __init__(self, x: torch.Tensor, box: Sequence[int]):
+        self.x, self.box = x, tuple(box)
+
+    def read(self, at: Sequence[int]) -> torch.Tensor:
+        out = torch.zeros(self.box, dtype=self.x.dtype)
+        from_ = [slice(int(a), min(int(a) + b, n)) for a, b, n in zip(at, self.box, self.x.shape, strict=True)]
+        part = self.x[tuple(from_)]
+        out[tuple(slice(0, n) for n in part.shape)] = part
+        return out
+
+
+def _where(c: Any, a: Any, b: Any) -> Any:
+    if not isinstance(c, torch.Tensor):
+        return a if c else b
+    kind = next((x.dtype for x in (a, b) if isinstance(x, torch.Tensor)), torch.float32)
+    return torch.where(c, *(x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=kind) for x in (a, b)))
+
+
+def _pick(of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], plain: Callable[[int, int], int]) -> Callable:
+    def op(a: Any, b: Any, **how: object) -> Any:
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            like = a if isinstance(a, torch.Tensor) else b
+            return of(*(x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=like.dtype) for x in (a, b)))
+        return plain(a, b)
+
+    return op
+
+
+def _load(p: Pointer, mask: Any = None, other: float = 0, **how: object) -> Any:
+    flat, at, on = p.elements(mask)
+    return torch.where(on, flat[torch.where(on, at, 0)], torch.tensor(other, dtype=flat.dtype))
+
+
+def _store(p: Pointer, value: Any, mask: Any = None, **how: object) -> None:
+    flat, at, on = p.elements(mask)
+    flat[at[on]] = torch.broadcast_to(torch.as_tensor(value), at.shape)[on].to(flat.dtype)
+
+
+def _reduce(x: torch.Tensor, axis: int, combine: Callable) -> torch.Tensor:
+    first, *rest = x.unbind(axis)
+    for y in rest:
+        first = combine(first, y)
+    return first
+
+
+def _product(a: Any, b: Shared, acc: torch.Tensor, use_acc: bool = True, is_async: bool = False) -> torch.Tensor:
+    left = a.data if isinstance(a, Shared) else a
+    assert left.dtype == b.data.dtype and left.dtype.itemsize == 2
+    return left.float() @ b.data.float() + (acc if use_acc else 0)
+
+
+def _language(block: threading.local) -> types.SimpleNamespace:
+    bare = {n: getattr(torch, n) for n in ("exp", "exp2", "log", "log2", "abs", "sqrt", "rsqrt", "sigmoid", "floor")}
+    types_ = {n: getattr(torch, n) for n in ("float32", "float16", "bfloat16", "int32", "int64")}
+    return types.SimpleNamespace(
+        **bare, **types_, constexpr=None, PropagateNan=types.SimpleNamespace(ALL=None),
+        program_id=lambda axis: block.number, num_programs=lambda axis: 1,
+        cdiv=lambda a, b: -(-a // b), where=_where, load=_load, store=_store, reduce=_reduce,
+        maximum=_pick(torch.maximum, max), minimum=_pick(torch.minimum, min), fma=lambda a, b, c: a * b + c,
+        sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis), min=lambda x, axis: x.amin(axis),
+        arange=lambda lo, hi, layout=None: torch.arange(lo, hi),
+        full=lambda shape, v, dtype, layout=None: torch.full(shape, v, dtype=dtype),
+        broadcast_to=lambda x, shape: torch.broadcast_to(x, shape),
+        SliceLayout=lambda *a: None, NVMMADistributedLayout=lambda **k: None,
+        NVMMASharedLayout=types.SimpleNamespace(get_default_for=lambda *a: None), SwizzledSharedLayout=lambda *a: None,
+    )  # fmt: skip
+
+
+def _gluon(block: threading.local, groups: list[tuple[int, int]]) -> types.SimpleNamespace:
+    gl = _language(block)
+
+    def allocate(dtype: torch.dtype, shape: Sequence[int], layout: object) -> Shared:
+        if dtype is torch.int64:
+            return Shared(torch.zeros(shape), [None] * shape[0])
+        return Shared(torch.full(shape, float("nan"), dtype=dtype))
+
+    def specialize(roles: Sequence[tuple[Callable, tuple]], warps: Sequence[int], registers: Sequence[int]) -> None:
+        assert len(warps) == len(registers) == len(roles) - 1
+        groups.append((len(roles), sum(warps)))
+        number, failed = block.number, list[BaseException]()
+
+        def run(role: Callable, args: tuple) -> None:
+            block.number = number
+            try:
+                role(*args)
+            except BaseException as err:
+                failed.append(err)
+
+        threads = [threading.Thread(target=run, args=r, daemon=True) for r in roles]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(2 * PATIENCE)
+        if failed:
+            raise failed[0]
+
+    gl.allocate_shared_memory, gl.warp_specialize = allocate, specialize
+    return gl
+
+
+def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> None:
+    """Run a generated kernel: tensors as `Pointer`, tensor maps as `Described`. AssertionError: a deadlock, say."""
+    block, groups = threading.local(), list[tuple[int, int]]()
+    gl, tl = _gluon(block, groups), _language(block)
+
+    def init(s: Shared, count: int) -> None:
+        assert s.bars is not None
+        s.bars[s.at] = Barrier(count)
+
+    def copy(d: Described, at: Sequence[int], bar: Shared, to: Shared) -> None:
+        part = d.read(at)
+        assert part.shape == to.data.shape, "a box and its memory differ"
+        to.data.copy_(part)
+        bar.bar.landed(part.numel() * part.element_size())
+
+    space: dict[str, Any] = {
+        "gl": gl,
+        "tl": tl,
+        "gluon": types.SimpleNamespace(jit=lambda fn: fn),
+        "libdevice": types.SimpleNamespace(tanh=torch.tanh),
+        "fence_async_shared": lambda: None,
+        "warpgroup_mma": _product,
+        "warpgroup_mma_wait": lambda n, deps: deps[0],
+        "tma": types.SimpleNamespace(async_copy_global_to_shared=copy),
+        "mbarrier": types.SimpleNamespace(
+            MBarrierLayout=lambda: None,
+            init=init,
+            wait=lambda s, phase: s.bar.wait(int(phase)),
+            arrive=lambda s, count: s.bar.arrive(count),
+            expect=lambda s, n: s.bar.arrive(1, n),
+        ),
+    }
+    body = source[source.index("@gluon.jit") :]
+    exec(compile(body, name, "exec"), space)
+    space |= {"tf_tanh_approx": torch.tanh, "tf_floordiv": operator.floordiv, "tf_mod": operator.mod}
+    for n in range(blocks):
+        block.number = n
+        space[name](**arguments)
+    assert len(groups) == blocks

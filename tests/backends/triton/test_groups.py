@@ -1,0 +1,224 @@
+"""Groups of warps that share a wide state: which kernels have roles, and what the assembler makes of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton import emulated  # noqa: E402
+from tests.backends.triton.groups import WIDE, shared_out  # noqa: E402
+from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
+from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tilefold.algebra.dtypes import DType  # noqa: E402
+from tilefold.backends.triton import compile as compile_  # noqa: E402
+from tilefold.backends.triton.dependent import Place  # noqa: E402
+from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
+from tilefold.backends.triton.roles import Roles, readers, roles_of, shared_bytes  # noqa: E402
+from tilefold.backends.triton.tiles import default_config  # noqa: E402
+from tilefold.errors import BackendError  # noqa: E402
+from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
+from tilefold.tile.interp import run_kernel  # noqa: E402
+from tilefold.tile.ir import Kernel  # noqa: E402
+
+
+def wide_kernel(name: str, **changes) -> TritonKernel:
+    """The fold of a program, in a configuration for groups."""
+    fn, shapes = WIDE[name]
+    first = made(fn, *(torch.empty(s, dtype=d, device="meta") for s, d in shapes))[0]
+    return TritonKernel(first.block, lambda block, sizes: replace(shared_out(block, sizes), **changes))
+
+
+def roles(name: str, **changes) -> tuple[Kernel, Roles | None]:
+    v = variant(wide_kernel(name))  # the usual form: the tile kernel is the same
+    return v.kernel, roles_of(v.kernel, replace(v.config, **{"groups": 2, **changes}), {})
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_nothing_spills_and_all_fits(name, tmp_path):
+    v = variant(wide_kernel(name), hopper=True)
+    assert v.rendered.groups == 2
+    r = built(v, HOPPER)
+    assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= FEW_BYTES and r.shared <= SHARED[90]
+    assert r.has("wgmma.mma_async") and r.has("cp.async.bulk.tensor") and r.has("setmaxnreg.inc")
+
+
+def test_latent_attention_is_shared_out_by_default():
+    k = kernels("latent")[0]
+    config = default_config(k.block, k.sizes({}))
+    assert config.groups == 2
+    assert variant(k, hopper=True).rendered.groups == 2
+    # elsewhere, in the interpreter too, the same kernel has its usual form
+    assert variant(k).rendered.groups == 0 and variant(k).config == replace(config, groups=0)
+    assert variant(k, hopper=True, wide=True).rendered.groups == 0
+
+
+def test_values_that_are_columns_of_the_keys_are_copied_once():
+    kernel, r = roles("latent")
+    assert r is not None and r.width == 256
+    assert [(p.tensor, p.start, p.width) for p in r.parts] == [
+        ("latent", 0, 256),
+        ("latent", 256, 256),
+        ("latent", 512, 64),
+    ]
+    # scores and one group read the values' columns, scores alone those of the positions
+    assert [readers(r, n) for n in range(3)] == [2, 2, 1] and r.shares == (0, 1)
+    assert len(r.factors) == 1 and not r.finals  # segments: the state is divided by the combination
+    assert {p.tensor for p in r.rows} == {"q"} and kernel.grid[1].tile == 64
+
+
+def test_what_divides_the_state_at_the_end_is_handed_over():
+    _, r = roles("causal")
+    assert r is not None and len(r.finals) == 1
+    assert [(p.tensor, p.width) for p in r.parts] == [("k_2", 64), ("v", 256), ("v", 256)]
+    assert [readers(r, n) for n in range(3)] == [1, 1, 1]
+
+
+def test_a_sum_without_factors():
+    _, r = roles("no softmax")
+    assert r is not None and r.factors == () and r.finals == ()
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"groups": 0}, "not asked for"),
+        ({"groups": 3}, "512 columns are no three shares"),
+        ({"groups": 16}, "a share has fewer columns than a matrix instruction"),
+        ({"groups": 1}, "a share has more than the registers of four warps"),
+        ({"stages": 4}, "shared memory does not suffice"),
+        ({"lanes": {"i": 16}}, "padded rows"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_kernels_without_roles(changes, why):
+    assert roles("latent", **changes)[1] is None, why
+
+
+def test_other_row_tiles_and_types_have_no_roles():
+    k = wide_kernel("latent")
+    config = k.choose(k.block, k.sizes({}))
+    v = variant(k)
+    (row,) = [t.dim for t in v.kernel.grid if t.tile > 1]
+    half = variant(TritonKernel(k.block, lambda b, s: replace(config, tiles={**config.tiles, row: 32})))
+    assert roles_of(half.kernel, half.config, {}) is None
+    for name in ("attention of float32", "variance", "softmax", "routing"):
+        (k, *_) = kernels(name)
+        assert roles_of(variant(k).kernel, replace(variant(k).config, groups=2), {}) is None
+
+
+def test_shared_memory_is_what_the_compiler_takes():
+    for name in ("latent", "causal", "no softmax"):
+        v = variant(wide_kernel(name), hopper=True)
+        r = roles_of(v.kernel, v.config, {})
+        assert r is not None
+        assert 0 <= shared_bytes(r, v.config) - built(v, HOPPER).shared <= 1024
+
+
+def test_the_wait_for_the_kernel_ahead_comes_before_all_roles():
+    v = variant(wide_kernel("latent"), hopper=True, place=Place(follows=True, followed=True))
+    entry = v.rendered.source[v.rendered.source.index(f"def {v.rendered.name}(") :]
+    order = [entry.index(s) for s in ("gdc_wait", "gdc_launch_dependents", "allocate_shared_memory", "warp_specialize")]
+    assert order == sorted(order)
+    ptx = built(v, HOPPER).assembly["ptx"]
+    assert len(re.findall(r"griddepcontrol\.\w+", ptx)) == 2
+
+
+def emulate(k: TritonKernel, change: tuple[str, str] = ("", ""), **syms: int) -> tuple[dict, dict]:
+    """The kernel's results in threads of this machine, and the tile kernel's in float64, of random arguments."""
+    sizes = k.sizes(syms)
+    v = k.variant(usual_units(k.block), sizes, hopper=True, tf32=False, interpreted=False)
+    assert v.rendered.groups == 2
+    gen = torch.Generator().manual_seed(0)
+    tensors = {}
+    for t, shape in v.params:
+        x = torch.randn(shape(syms), generator=gen)
+        tensors[t.name] = (x > 0) if t.dtype is DType.BOOL else x.to(t.dtype.torch_dtype)
+    wanted = {n: x.double() if x.is_floating_point() else x for n, x in tensors.items()}
+    run_kernel(v.kernel, wanted, syms, exact=True)
+    numbers = [s for t, _ in v.params for a, s in enumerate(tensors[t.name].stride()) if a != t.unit_axis]
+    numbers += [syms[n] for n in v.kernel.syms]
+    maps = [emulated.Described(tensors[t], box) for t, box in v.rendered.descriptors.values()]
+    given = [*(emulated.Pointer(tensors[t.name]) for t, _ in v.params), *numbers, *maps]
+    blocks = math.prod(-(-sizes[t.dim] // t.tile) for t in v.rendered.grid)
+    assert change[0] in v.rendered.source
+    source = v.rendered.source.replace(*change, 1)
+    emulated.run(source, v.rendered.name, blocks, dict(zip(v.rendered.arguments, given, strict=True)))
+    out = [t.name for t, _ in v.params if t.role == "out"]
+    return {n: tensors[n].double() for n in out}, {n: wanted[n] for n in out}
+
+
+def same(found: dict, exact: dict) -> None:
+    for n, x in exact.items():
+        size = float(x[x.isfinite()].abs().max())
+        torch.testing.assert_close(found[n], x, rtol=0, atol=2**-7 * size, equal_nan=True, msg=n)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_roles_together_compute_the_kernel(name):
+    """No deadlock, and the same result."""
+    same(*emulate(wide_kernel(name)))
+
+
+@pytest.mark.parametrize("name, lengths", [("latent, one kernel", [(1, 1)]), ("causal", [(0, 2), (1, 2), (2, 2)])])
+def test_one_rendering_serves_all_lengths(name, lengths, tmp_path):
+    fn, shapes = WIDE[name]
+    args = [torch.empty(s, dtype=d, device="meta") for s, d in shapes]
+    for n, axis in lengths:
+        torch._dynamo.mark_dynamic(args[n], axis)
+    k = TritonKernel(made(fn, *args)[0].block, lambda block, sizes: shared_out(block, sizes))
+    for n in (300, 64, 130, 1):
+        same(*emulate(k, **dict.fromkeys(k.block.syms, n)))
+    v = k.variant(usual_units(k.block), k.sizes(dict.fromkeys(k.block.syms, 300)), hopper=True)
+    assert spilled(built(v, HOPPER).assembly["ptx"], "sm_90a", tmp_path) <= FEW_BYTES
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("taken.index(0), count=2", "taken.index(0), count=3"),
+        ("turn = ((it // 2) & 1) ^ 1", "turn = (it // 2) & 1"),
+        ("mbarrier.expect(full.index(s), ", "mbarrier.expect(full.index(s), 16 + "),
+        ("b_j_1 = 6 - 1 - b_j", "b_j_1 = b_j"),  # of the copying warp alone
+    ],
+    ids=["a reader too many", "the wrong turn", "bytes that do not come", "blocks in another order"],
+)
+def test_what_would_hang_a_device_is_found(change, monkeypatch):
+    monkeypatch.setattr(emulated, "PATIENCE", 0.5)
+    with pytest.raises(AssertionError, match=r"deadlock|arrivals|bytes"):
+        emulate(wide_kernel("causal"), change)
+
+
+@pytest.mark.parametrize("exactly", [False, True])
+def test_a_device_that_refuses_the_groups_gets_the_usual_form(exactly, monkeypatch):
+    k = wide_kernel("latent")
+    k.exactly = exactly
+    tried = []
+
+    def plan(self, xs, syms, place):
+        tried.append(self._config(self.sizes(syms), tf32=False).groups)
+        if tried[-1]:
+            raise BackendError("no such instruction")
+        return "planned"
+
+    monkeypatch.setattr(TritonKernel, "_plan", plan)
+    sizes = k.sizes({})
+    results = [torch.empty([sizes[d] for d in r.dims]) for r in k.block.results]
+    xs = [torch.empty(0) for _ in k.block.inputs] + results
+    if exactly:
+        with pytest.raises(BackendError, match="no such instruction"):
+            k.plan(xs, {})
+        assert tried == [2]
+    else:
+        assert k.plan(xs, {}) == "planned" and tried == [2, 0]
+
+
+def test_other_versions_of_gluon_are_not_used(monkeypatch):
+    assert compile_.has_gluon() == triton.__version__.startswith("3.6.")
+    monkeypatch.setattr(triton, "__version__", "3.9.0")
+    assert not compile_.has_gluon()
