@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
+import tilefold
 from tilefold.backends.triton.launch import TritonKernel, memory_at
 from tilefold.backends.triton.launcher import Launcher, Plan
 from tilefold.block.interp import run as run_block
@@ -167,3 +170,50 @@ def test_kernels_go_to_the_current_stream_of_their_device(planned, monkeypatch):
 def test_cpu_programs_are_run_step_by_step():
     low = trace(lambda x: torch.softmax(x, -1), randn(3, 4))
     assert type(executable(low, compile_program(low.program, load=False))) is Executable
+
+
+@pytest.fixture
+def operator(planned, monkeypatch):
+    """An operator whose program runs as planned calls."""
+    module = importlib.import_module("tilefold.frontend.custom_op")
+    monkeypatch.setattr(
+        module, "compile_program", lambda p, *, device, **how: compile_program(p, device="interpreter", **how)
+    )
+    return tilefold.custom_op
+
+
+def test_repeated_calls_of_an_operator_are_looked_at_once(operator, monkeypatch):
+    x, scale = randn(6, 8), randn(8, seed=1)
+    op = operator(lambda x, scale: torch.softmax(x * scale, -1), x, scale)
+    op(x, scale)
+    checked = []
+    monkeypatch.setattr(type(op._run), "__call__", lambda self, *xs: checked.append(xs) or self.run(*xs))
+    for seed in range(3):
+        y = randn(6, 8, seed=seed)
+        torch.testing.assert_close(op(y, scale), torch.softmax(y * scale, -1))
+    assert not checked
+    wide = randn(6, 16)[:, :8]
+    torch.testing.assert_close(op(wide, scale), torch.softmax(wide * scale, -1))
+    assert len(checked) == 1
+    with pytest.raises(tilefold.TilefoldError, match="takes 2 tensors, not 1"):
+        op(x)
+
+
+def test_arguments_are_checked_after_calls_that_fitted(operator):
+    x, scale = randn(6, 8), randn(8, seed=1)
+    op = operator(lambda x, scale: torch.softmax(x * scale, -1), x, scale)
+    for _ in range(3):
+        op(x, scale)
+    for bad in ((x.double(), scale), (x[:5], scale), (x, scale[:7])):
+        with pytest.raises(tilefold.TilefoldError):
+            op(*bad)
+    torch.testing.assert_close(op(x, scale), torch.softmax(x * scale, -1))
+
+
+def test_an_argument_that_the_program_does_not_read_is_checked(operator):
+    x, unused = randn(6, 8), randn(3, seed=1)
+    op = operator(lambda x, unused: torch.softmax(x, -1) * unused.shape[0], x, unused)
+    for _ in range(3):
+        torch.testing.assert_close(op(x, unused), torch.softmax(x, -1) * 3)
+    with pytest.raises(tilefold.TilefoldError):
+        op(x, randn(4))

@@ -30,23 +30,28 @@ class CustomOp:
     def __init__(self, run: Checked, op: Operator, captured: _Captured):
         self.name, self.op, self.held = f"tilefold::{run.name}", op, captured.held
         self._run, self._single = run, captured.single
+        self._count = len(captured.vals) - len(self.held)
         self._trained = any(x.requires_grad for x in self.held)
 
     def __call__(self, *xs: torch.Tensor) -> Any:
+        if len(xs) != self._count:
+            raise TilefoldError(
+                f"{self.name} takes {self._count} tensors, not {len(xs)}", hint="as many as custom_op was given"
+            )
         if torch.is_grad_enabled() and (self._trained or any([x.requires_grad for x in xs])):
             raise TilefoldError(
                 f"{self.name} has no gradient",
                 hint="call it under torch.no_grad(), or train with torch.compile(backend='tilefold')",
             )
-        if torch.compiler.is_compiling() or not _plain(xs):
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() != 0:
             return self.op(*xs, *self.held)
-        made = self._run(*xs, *self.held)
+        args = (*xs, *self.held)
+        made = self._run.again(args)
+        if made is None:
+            if not all([type(x) is torch.Tensor for x in xs]):
+                return self.op(*args)
+            made = self._run(*args)
         return made[0] if self._single else made
-
-
-def _plain(xs: Sequence[torch.Tensor]) -> bool:
-    """Whether nothing wants to see the call: no dispatch mode, no subclass."""
-    return torch._C._len_torch_dispatch_stack() == 0 and all([type(x) is torch.Tensor for x in xs])
 
 
 def custom_op(fn: Fn, *examples: torch.Tensor, name: str | None = None, dynamic: bool | None = None) -> CustomOp:

@@ -20,6 +20,7 @@ from tilefold.algebra.expr import Const, Expr, Sym
 from tilefold.errors import TilefoldError
 from tilefold.frontend import sizes as fx_sizes
 from tilefold.frontend.alike import Alike
+from tilefold.frontend.direct import Direct
 from tilefold.frontend.execute import Executable, sizes_of, value_of
 from tilefold.frontend.fx_to_tensor import Lowered
 from tilefold.tensor.text import show
@@ -118,6 +119,11 @@ def _fake(lowered: Lowered) -> Callable[..., Any]:
     return call
 
 
+def _never(args: Sequence[object]) -> tuple[torch.Tensor | None, ...] | None:
+    """Of a graph that remembers no call."""
+    return None
+
+
 class Checked:
     """A lowered graph of tensors, called with the arguments that it was made for, or TilefoldError."""
 
@@ -129,6 +135,8 @@ class Checked:
         self._guards = tuple(g.expr for g in sized[0].node.shape_env.guards) if sized else ()
         self._seen: dict[tuple[object, ...], Alike] = {}
         self._last = Alike(())
+        #: The results for tensors like those of the last call, which were checked then; else None.
+        self.again = run.again if isinstance(run, Direct) and run.reads(len(vals)) else _never
 
     def __call__(self, *xs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if self._last(xs):

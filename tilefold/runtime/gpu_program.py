@@ -9,19 +9,21 @@ before the one ahead of them has ended (`backends.triton.dependent`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu, _empty_strided_cuda  # type: ignore[attr-defined]
 
 from tilefold.backends.triton.dependent import ALONE, enabled, places
 from tilefold.backends.triton.launch import TritonKernel
-from tilefold.backends.triton.launcher import Plan
+from tilefold.backends.triton.launcher import Plan, picker
 
 #: Bytes that starts of scratch values are multiples of.
 ALIGNED = 256
 
 Shape = Callable[[Mapping[str, int]], tuple[int, ...]]
+Start = Callable[[int, Sequence[int]], None]
+Pick = Callable[[Sequence[int]], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class GpuCall:
     scratch: int
     offsets: tuple[int, ...]
     launches: tuple[tuple[Plan, tuple[int, ...]], ...]
+    _starts: tuple[tuple[Start, Pick], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_starts", tuple((plan.start, picker(slots)) for plan, slots in self.launches))
 
     def run(self, stream: int | None, pointers: list[int]) -> list[torch.Tensor]:
         """Allocate and launch on a stream of the current device (None: on the CPU); `pointers`: of the inputs."""
@@ -67,8 +73,8 @@ class GpuCall:
             scratch = empty((self.scratch,), (1,), torch.uint8)
             base = scratch.data_ptr()
             pointers += [base + n for n in self.offsets]
-        for plan, slots in self.launches:
-            plan.start(stream or 0, [pointers[n] for n in slots])
+        for start, pick in self._starts:
+            start(stream or 0, pick(pointers))
         return made
 
 

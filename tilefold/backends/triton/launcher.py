@@ -8,6 +8,7 @@ are kept by the addresses that they describe. On other devices than NVIDIA's, Tr
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,13 @@ def launcher_of(done: Any) -> Launcher:
     return Launcher(wrapped["launcher"], head, tuple(wrapped["tensordesc_meta"]))
 
 
+def picker(positions: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """What takes the elements at these positions."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda items: tuple([items[n] for n in positions])
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor as Triton's encoding of tensor maps wants it: extents and strides in elements."""
@@ -101,6 +109,10 @@ class Plan:
     numbers: tuple[int, ...]
     described: tuple[Described, ...] = ()
     _maps: dict[tuple[int, ...], tuple[object, ...]] = field(default_factory=dict)
+    _key: Callable[[Sequence[int]], tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._key = picker([d.position for d in self.described])
 
     def start(self, stream: int, pointers: Sequence[int]) -> None:
         """Launch on a stream of the current device."""
@@ -111,7 +123,7 @@ class Plan:
         launcher.call(self.grid, 1, 1, stream, *launcher.head, *pointers, *self.numbers, *more)
 
     def _encoded(self, pointers: Sequence[int]) -> tuple[object, ...]:
-        key = tuple([pointers[d.position] for d in self.described])
+        key = self._key(pointers)
         found = self._maps.get(key)
         if found is None:
             operands = [Operand(p, d.shape, d.strides, d.box) for p, d in zip(key, self.described, strict=True)]
