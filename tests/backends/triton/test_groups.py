@@ -17,7 +17,10 @@ from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.algebra.dtypes import DType  # noqa: E402
 from tilefold.backends.triton import compile as compile_  # noqa: E402
+from tilefold.backends.triton.config import TritonConfig  # noqa: E402
+from tilefold.backends.triton.context import Context  # noqa: E402
 from tilefold.backends.triton.dependent import Place  # noqa: E402
+from tilefold.backends.triton.gluon import render_groups  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.roles import Roles, readers, roles_of, shared_bytes  # noqa: E402
 from tilefold.backends.triton.tiles import default_config  # noqa: E402
@@ -25,6 +28,8 @@ from tilefold.errors import BackendError  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.tile.interp import run_kernel  # noqa: E402
 from tilefold.tile.ir import Kernel  # noqa: E402
+from tilefold.tile.text import parse  # noqa: E402
+from tilefold.tile.verify import verify  # noqa: E402
 
 
 def wide_kernel(name: str, **changes) -> TritonKernel:
@@ -222,3 +227,47 @@ def test_other_versions_of_gluon_are_not_used(monkeypatch):
     assert compile_.has_gluon() == triton.__version__.startswith("3.6.")
     monkeypatch.setattr(triton, "__version__", "3.9.0")
     assert not compile_.has_gluon()
+
+
+MORE = """kernel fold()
+  dim j = 128
+  dim m = 256
+  dim l = 512
+  dim n = 64
+  in q: f16[128, 64] unit 1
+  in k: f16[256, 64] unit 1
+  in v: f16[256, 512] unit 1
+  out y: f32[128, 512] unit 1
+  grid j:64
+    alloc acc: f32[j:64, l:512] tile
+    fill acc = 0.0
+    for m:64
+      alloc s: f32[j:64, m:64] tile
+      s[j, m] = gemm over n: q[j, n] * k[m, n]
+      acc[j, l] gemm= over m: s[j, m] * v[m, l]
+      {more}
+    alloc z: f32[j:64, l:512] tile
+    fill z = 1.0
+    z[j, l] = z[j, l] + acc[j, l]
+    store y[j, l] over j, l = z[j, l]
+"""
+
+
+@pytest.mark.parametrize(
+    "more, has",
+    [
+        ("acc[j, l] = acc[j, l] * 0.5", True),
+        ("acc[j, l] sum= over m: v[m, l] * 2.0", False),  # a sum that is no product
+        ("acc[j, l] gemm= over m: s[j, m] * v[m, l]", False),  # two products
+        ("s[j, m] = s[j, m] * 2.0", False),  # the probabilities change after they were used
+    ],
+)
+def test_what_the_loop_does_to_the_state(more, has):
+    kernel = verify(parse(MORE.format(more=more)))
+    config = TritonConfig({"j": 64, "m": 64}, stages=2, groups=2)
+    r = roles_of(kernel, config, {})
+    assert (r is not None) == has
+    if r is not None:  # what begins anew after the loop is the columns' too
+        assert len(r.sums_after) == 4 and r.after == ()
+        context = Context(kernel, config, {}, wide=False, interpreted=False, nvidia=True)
+        assert "v_z = " in render_groups(kernel, r, context).source

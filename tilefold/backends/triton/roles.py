@@ -129,6 +129,11 @@ class _Finder:
             return None
         own = tuple(s for s in self.loop.body if _writes(s) == wide)
         scores = tuple(s for s in self.loop.body if _writes(s) != wide)
+        begun = [s for s in self.before if _about(s) == wide]
+        if not all(isinstance(s, ir.Alloc | ir.Fill) for s in begun) or not all(
+            isinstance(s, ir.Map | ir.Gemm) for s in own
+        ):
+            return None
         if not self._settled(own, scores, wide) or any(isinstance(s, ir.Select) for s in scores):
             return None
         factors = self._read(own, {wide, made})
@@ -150,7 +155,7 @@ class _Finder:
         (dtype,) = dtypes
         found = Roles(
             self.loop, row, wide, columns, groups, scores, own,
-            tuple(s for s in self.before if _about(s) != wide), tuple(s for s in self.before if _about(s) == wide),
+            tuple(s for s in self.before if s not in begun), tuple(begun),
             rest_after, later, made, factors, finals, parts, rows,
             tuple((s, tuple((rows.index(p), n) for p, n in _beside(a, b, parts))) for s, a, b in operands),
             tuple(s[0] for s in shares), dtype,
@@ -177,7 +182,7 @@ class _Finder:
                 found.append(s)
                 names.add(_about(s))
         made = {_about(s) for s in found} - {""}
-        return tuple(s for s in self.after if s in found or (isinstance(s, ir.Alloc) and s.buffer.name in made))
+        return tuple(s for s in self.after if s in found or _about(s) in made)
 
     def _read(self, stmts: Sequence[ir.Stmt], known: set[str]) -> tuple[str, ...]:
         """Buffers that statements read beside those known."""
