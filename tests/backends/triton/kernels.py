@@ -73,12 +73,12 @@ def assembled(ptx: str, arch: str, folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-def made(fn: Callable[..., object], *args: torch.Tensor) -> list[TritonKernel]:
-    """The kernels of a function, as they are launched."""
+def made(fn: Callable[..., object], *args: torch.Tensor, units: int = 132) -> list[TritonKernel]:
+    """The kernels of a function, as they are launched on a device of so many multiprocessors."""
     torch._dynamo.reset()  # it makes sizes dynamic that it saw change
     program = trace(fn, *args).program
     torch._dynamo.reset()
-    return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(program).kernels]
+    return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(program, units=units).kernels]
 
 
 @cache

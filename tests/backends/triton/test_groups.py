@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from tilefold.backends.triton.gluon import render_groups  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.roles import Roles, readers, roles_of, shared_bytes  # noqa: E402
 from tilefold.backends.triton.tiles import default_config  # noqa: E402
+from tilefold.block.ir import Block  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.tile.interp import run_kernel  # noqa: E402
@@ -32,11 +34,19 @@ from tilefold.tile.text import parse  # noqa: E402
 from tilefold.tile.verify import verify  # noqa: E402
 
 
+def fold_of(name: str, dynamic: Sequence[tuple[int, int]] = ()) -> Block:
+    """The fold of a program; `dynamic`: axes of arguments. In one kernel of two sequences for a small device."""
+    fn, shapes = WIDE[name]
+    alone = name.endswith("one kernel")
+    args = [torch.empty((2, *s[1:]) if alone else s, dtype=d, device="meta") for s, d in shapes]
+    for n, axis in dynamic:
+        torch._dynamo.mark_dynamic(args[n], axis)
+    return made(fn, *args, units=1 if alone else 132)[0].block
+
+
 def wide_kernel(name: str, **changes) -> TritonKernel:
     """The fold of a program, in a configuration for groups."""
-    fn, shapes = WIDE[name]
-    first = made(fn, *(torch.empty(s, dtype=d, device="meta") for s, d in shapes))[0]
-    return TritonKernel(first.block, lambda block, sizes: replace(shared_out(block, sizes), **changes))
+    return TritonKernel(fold_of(name), lambda block, sizes: replace(shared_out(block, sizes), **changes))
 
 
 def roles(name: str, **changes) -> tuple[Kernel, Roles | None]:
@@ -172,11 +182,7 @@ def test_roles_together_compute_the_kernel(name):
 
 @pytest.mark.parametrize("name, lengths", [("latent, one kernel", [(1, 1)]), ("causal", [(0, 2), (1, 2), (2, 2)])])
 def test_one_rendering_serves_all_lengths(name, lengths, tmp_path):
-    fn, shapes = WIDE[name]
-    args = [torch.empty(s, dtype=d, device="meta") for s, d in shapes]
-    for n, axis in lengths:
-        torch._dynamo.mark_dynamic(args[n], axis)
-    k = TritonKernel(made(fn, *args)[0].block, lambda block, sizes: shared_out(block, sizes))
+    k = TritonKernel(fold_of(name, lengths), lambda block, sizes: shared_out(block, sizes))
     for n in (300, 64, 130, 1):
         same(*emulate(k, **dict.fromkeys(k.block.syms, n)))
     v = k.variant(usual_units(k.block), k.sizes(dict.fromkeys(k.block.syms, 300)), hopper=True)
