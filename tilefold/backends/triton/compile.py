@@ -44,6 +44,8 @@ except ImportError:
 
 #: Versions of Triton whose Gluon, an experiment that changes, has run what is generated here.
 GLUON = ("3.6.",)
+#: The architecture whose matrix and copy instructions they use.
+HOPPER = 90
 #: Pointers and integers that are multiples of this load and store whole vectors.
 DIVISOR = 16
 _modules: dict[str, ModuleType] = {}
@@ -57,6 +59,11 @@ def available() -> bool:
 def has_gluon() -> bool:
     """Whether the installed Triton has the Gluon that kernels are generated for."""
     return gl is not None and triton.__version__.startswith(GLUON)
+
+
+def has_groups(target: Target) -> bool:
+    """Whether kernels for a target may share their work among groups of warps (`roles`)."""
+    return has_gluon() and target.backend == "cuda" and target.arch == HOPPER
 
 
 def toolchain() -> str:

@@ -10,7 +10,7 @@ stores are those of the usual renderer, in the layout of the matrix unit's resul
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -34,6 +34,9 @@ INSTRUCTION = 128
 COPYING, BESIDE = 24, 40
 #: Warps of a group.
 WARPS = 4
+
+#: Barriers: of parts (a row of `stages` each), then one of each kind.
+_OF_PARTS, _SINGLE = ("full", "empty"), ("given", "taken", "have_rows", "done")
 
 #: What Gluon has of its own, with layouts or for them; the rest of Triton's language serves both.
 _LAID = (
@@ -92,12 +95,16 @@ class _Groups:
         scores = _Scores(self, self._context((self.r.row, self.r.loop.dim), self._scores_body())).lines()
         sums = _Sums(self, self._context((self.r.row, self.r.columns), self._sums_body())).lines()
         args = self._arguments()
-        shared = self._shared()
+        passed = {
+            role: [a for a in (*args, *self._shared()) if _uses("\n".join(lines), a)]
+            for role, lines in (("copies", copies), ("scores", scores), ("sums", sums))
+        }
+        of_a_share = ["tile", "PART: gl.constexpr", "GROUP: gl.constexpr"]
         parts = [
-            self._function("copies", args, shared, [], copies),
-            self._function("scores", args, shared, [], scores),
-            self._function("sums", args, shared, ["tile", "PART: gl.constexpr", "GROUP: gl.constexpr"], sums),
-            self._entry(args, shared, "\n".join(copies), "\n".join(scores), "\n".join(sums)),
+            self._function("copies", passed["copies"], copies),
+            self._function("scores", passed["scores"], scores),
+            self._function("sums", [*passed["sums"], *of_a_share], sums),
+            self._entry(args, passed),
         ]
         source = _HEADER + "\n" + _in_gluon(PRELUDE.split("\n\n\n", 1)[1]) + "\n\n" + "\n\n\n".join(parts) + "\n"
         grid = tuple(self.kernel.grid)
@@ -144,19 +151,20 @@ class _Groups:
 
     def _shared(self) -> list[str]:
         n = self.names
-        barriers = ["full", "empty", "given", "taken", "have_rows", "done"]
-        return [*n.parts, *n.rows, "made", *n.factors.values(), *n.finals.values(), *barriers]
+        return [*n.parts, *n.rows, "made", *n.factors.values(), *n.finals.values(), *_OF_PARTS, *_SINGLE]
 
-    def _function(
-        self, role: str, args: Sequence[str], shared: Sequence[str], more: Sequence[str], lines: Sequence[str]
-    ) -> str:
-        used = [a for a in (*args, *shared) if _uses("\n".join(lines), a)]
-        head = [f"@gluon.jit\ndef {self.name}_{role}({', '.join([*used, *more])}):"]
+    def _function(self, role: str, args: Sequence[str], lines: Sequence[str]) -> str:
+        head = [f"@gluon.jit\ndef {self.name}_{role}({', '.join(args)}):"]
         if role == "scores":
             head += [f"    # {line}" for line in self.kernel.listing.splitlines()]
         return "\n".join(head + ["    " + _in_gluon(line) for line in lines])
 
-    def _entry(self, args: Sequence[str], shared: Sequence[str], copies: str, scores: str, sums: str) -> str:
+    def _entry(self, args: Sequence[str], passed: Mapping[str, Sequence[str]]) -> str:
+        """Memory and barriers, then all roles at once, each with what it uses (`passed`)."""
+
+        def given(role: str, *more: object) -> str:
+            return f"    ({self.name}_{role}, ({''.join(f'{a}, ' for a in (*passed[role], *more))})),"
+
         r, stages, kind = self.r, self.names.stages, _in_gluon(TRITON_TYPE[self.r.dtype])
         tile = r.loop.tile
         lines = self.place.lines()
@@ -177,11 +185,9 @@ class _Groups:
         ]
         for name in (*self.names.factors.values(), *self.names.finals.values()):
             lines.append(f"{name} = gl.allocate_shared_memory(gl.float32, [{ROWS}], line)")
-        counts = {"full": stages * len(r.parts), "empty": stages * len(r.parts)}
-        for b in ("full", "empty", "given", "taken", "have_rows", "done"):
-            lines.append(
-                f"{b} = gl.allocate_shared_memory(gl.int64, [{counts.get(b, 1)}, 1], mbarrier.MBarrierLayout())"
-            )
+        for b in (*_OF_PARTS, *_SINGLE):
+            count = stages * len(r.parts) if b in _OF_PARTS else 1
+            lines.append(f"{b} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
         for n in range(len(r.parts)):
             for s in range(stages):
                 lines.append(f"mbarrier.init(full.index({n * stages + s}), count=1)")
@@ -193,21 +199,16 @@ class _Groups:
             "mbarrier.init(done.index(0), count=1)",
             "fence_async_shared()",
             "gl.warp_specialize([",
-            f"    ({self.name}_scores, ({self._passed(args, shared, scores)})),",
+            given("scores"),
         ]
-        for g, n in enumerate(r.shares):
-            passed = self._passed(args, shared, sums) + f"{self.names.parts[n]}, {n}, {g}"
-            lines.append(f"    ({self.name}_sums, ({passed})),")
+        lines += [given("sums", self.names.parts[n], n, g) for g, n in enumerate(r.shares)]
         registers = -(-(r.width * ROWS // (32 * WARPS) + BESIDE) // 8) * 8
         lines += [
-            f"    ({self.name}_copies, ({self._passed(args, shared, copies)})),",
+            given("copies"),
             f"], {[WARPS] * r.groups + [1]}, {[registers] * r.groups + [COPYING]})",
         ]
         head = f"@gluon.jit\ndef {self.name}({', '.join(args)}):"
         return "\n".join([head, *("    " + line for line in lines)])
-
-    def _passed(self, args: Sequence[str], shared: Sequence[str], text: str) -> str:
-        return "".join(f"{a}, " for a in (*args, *shared) if _uses(text, a))
 
 
 class _Role(Renderer):
@@ -234,9 +235,10 @@ class _Role(Renderer):
         for line in lines:
             self.c.scopes.emit(line)
 
-    def at(self, stages: int) -> None:
-        """Stage and turn of tile `it`."""
-        self.emit(f"s = it % {stages}", f"turn = (it // {stages}) & 1")
+    def at(self, *, free: bool = False) -> None:
+        """Stage of tile `it`, and the turn in which it is full, or free."""
+        n = self.names.stages
+        self.emit(f"s = it % {n}", f"turn = ((it // {n}) & 1) ^ 1" if free else f"turn = (it // {n}) & 1")
 
     def done(self) -> list[str]:
         """The function's lines."""
@@ -266,7 +268,7 @@ class _Copies(_Role):
         for n, p in enumerate(self.r.rows):
             self._copy(p, ROWS, row, "have_rows.index(0)", self.names.rows[n])
         self.c.scopes.open()
-        self.emit(f"s = it % {self.names.stages}", f"turn = ((it // {self.names.stages}) & 1) ^ 1")
+        self.at(free=True)
         start = f"it * {self.tile}" if lo == "0" else f"{lo} + it * {self.tile}"
         # what only scores read is free first
         for n in sorted(range(len(self.r.parts)), key=lambda n: (n in self.r.shares, n)):
@@ -310,7 +312,7 @@ class _Scores(_Role):
             super().body(stmts)
             return
         self.emit(f"it = ({self.c.hold(self.r.loop.dim).base} - {self.lo}) // {self.tile}")
-        self.at(self.names.stages)
+        self.at()
         parts: list[int] = []
         for n, s in enumerate(stmts):
             if isinstance(s, ir.Gemm):
@@ -374,7 +376,7 @@ class _Sums(_Role):
         _, tiles = self.bounds()
         self.body(r.sums_before)
         self.c.scopes.open()
-        self.at(self.names.stages)
+        self.at()
         full, empty = (f"{kind}.index(PART * {self.names.stages} + s)" for kind in ("full", "empty"))
         self.emit(f"mbarrier.wait({full}, turn)", "mbarrier.wait(given.index(0), it & 1)")
         for f, where in self.names.factors.items():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tilefold.algebra.expr import Const
-from tilefold.backends.triton.compile import DIVISOR, compiled, has_gluon, module_of
+from tilefold.backends.triton.compile import DIVISOR, Target, compiled, has_groups, module_of
 from tilefold.backends.triton.config import TritonConfig, lighter
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
@@ -40,8 +40,6 @@ except ImportError:  # without Triton nothing here runs
 
 #: Addresses beyond this many elements need 64-bit arithmetic.
 NARROW_LIMIT = 1 << 31
-#: Compute capability of the architecture whose warps work in groups.
-HOPPER = (9, 0)
 #: Plans remembered a kernel; dynamic shapes make new ones.
 PLANS = 4096
 
@@ -226,8 +224,11 @@ class TritonKernel:
         wide = any(_span(x) >= NARROW_LIMIT for x in xs)
         plain = not all(_describable(x) for x in xs)
         options = {"tf32": matmul_precision() == "tf32", "interpreted": self.interpreted}
-        hopper = not self.interpreted and has_gluon() and is_hopper(xs[0].device)
-        hopper = hopper and all(_describable(x) for x in xs[: len(self.block.inputs)])
+        hopper = (
+            not self.interpreted
+            and is_hopper(xs[0].device)
+            and all(_describable(x) for x in xs[: len(self.block.inputs)])
+        )
         v = self.variant(units, sizes, wide=wide, plain=plain, place=place, hopper=hopper, **options)
         numbers: list[int] = []
         for x, (t, shape) in zip(xs, v.params, strict=True):
@@ -256,9 +257,11 @@ def grouped(kernel: Kernel, config: TritonConfig, bins: Mapping[str, int], place
 
 
 def is_hopper(device: torch.device) -> bool:
-    """Whether a device has Hopper's matrix and copy instructions."""
-    known = device.type == "cuda" and torch.version.hip is None
-    return known and torch.cuda.get_device_capability(device) == HOPPER
+    """Whether kernels there may share their work among groups of warps."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    major, minor = torch.cuda.get_device_capability(device)
+    return has_groups(Target("cuda", 10 * major + minor))
 
 
 def matmul_precision() -> str:

@@ -140,7 +140,7 @@ class _Finder:
         later = self._depending(wide)
         rest_after = tuple(s for s in self.after if s not in later)
         finals = self._read(later, {wide, *allocated(later)})
-        rows_only = all(self._vectors(self._buffer(n).dims) in ([row], []) for n in (*factors, *finals))
+        rows_only = all(self._vectors(self._buffer(n).dims) == [row] for n in (*factors, *finals))
         if not rows_only or any(isinstance(s, ir.Reduce | ir.Gemm | ir.Select) for s in later):
             return None
         operands = self._operands(scores, row, stream)

@@ -12,18 +12,17 @@ from typing import Any
 
 import torch
 
-from tilefold.backends.triton.compile import Target, compiled, has_gluon
+from tilefold.backends.triton.compile import Target, compiled, has_groups
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.roles import SHARED
 from tilefold.block.ir import Block
 from tilefold.block.text import parse
 from tilefold.errors import BackendError
 from tilefold.runtime.tuner.table import from_json
 
-#: The architecture whose warps work in groups.
-HOPPER = 90
-#: Seconds for one candidate; bytes of shared memory a thread block may use on Hopper.
-LIMIT, SHARED = 25, 232_448
+#: Seconds for one candidate.
+LIMIT = 25
 
 
 class _Late(Exception):
@@ -59,7 +58,7 @@ def compile_one(job: Mapping[str, Any], target: Target) -> str:
     signal.alarm(LIMIT)
     try:
         kernel = TritonKernel(block, partial(_always, c))
-        hopper = has_gluon() and target.arch == HOPPER
+        hopper = has_groups(target)
         v = kernel.variant(usual_units(block), job["sizes"], hopper=hopper, tf32=False, interpreted=False)
         arguments = [True] * len(v.rendered.arguments)
         done = compiled(v.kernel, v.rendered, v.config, arguments, wide=False, target=target)
