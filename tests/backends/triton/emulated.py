@@ -247,7 +247,12 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
     }
     body = source[source.index("@gluon.jit") :]
     exec(compile(body, name, "exec"), space)
-    space |= {"tf_tanh_approx": torch.tanh, "tf_floordiv": operator.floordiv, "tf_mod": operator.mod}
+    space |= {
+        "tf_tanh_approx": torch.tanh,
+        "tf_apart": lambda: 0,
+        "tf_floordiv": operator.floordiv,
+        "tf_mod": operator.mod,
+    }
     for n in range(blocks):
         block.number = n
         space[name](**arguments)

@@ -18,6 +18,7 @@ from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.algebra.dtypes import DType  # noqa: E402
 from tilefold.backends.triton import compile as compile_  # noqa: E402
+from tilefold.backends.triton import launch  # noqa: E402
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
 from tilefold.backends.triton.context import Context  # noqa: E402
 from tilefold.backends.triton.dependent import Place  # noqa: E402
@@ -28,6 +29,7 @@ from tilefold.backends.triton.tiles import default_config  # noqa: E402
 from tilefold.block.ir import Block  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
+from tilefold.suites.gpu import operators as o  # noqa: E402
 from tilefold.tile.interp import run_kernel  # noqa: E402
 from tilefold.tile.ir import Kernel  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
@@ -71,6 +73,16 @@ def test_latent_attention_is_shared_out_by_default():
     # elsewhere, in the interpreter too, the same kernel has its usual form
     assert variant(k).rendered.groups == 0 and variant(k).config == replace(config, groups=0)
     assert variant(k, hopper=True, wide=True).rendered.groups == 0
+
+
+def test_causal_masks_are_no_reason_against_it():
+    h = torch.float16
+    wide, narrow = (
+        made(o.causal, *(torch.empty((1, 32, 4096, d), dtype=h, device="meta") for d in (64, 64, value)))[0]
+        for value in (512, 128)
+    )
+    assert default_config(wide.block, wide.sizes({})).groups == 2
+    assert default_config(narrow.block, narrow.sizes({})).groups == 0
 
 
 def test_values_that_are_columns_of_the_keys_are_copied_once():
@@ -227,6 +239,20 @@ def test_a_device_that_refuses_the_groups_gets_the_usual_form(exactly, monkeypat
         assert tried == [2]
     else:
         assert k.plan(xs, {}) == "planned" and tried == [2, 0]
+
+
+@pytest.mark.parametrize("tensor, groups", [("mask", 2), ("k_2", 0), ("q", 0), ("v", 0)])
+def test_only_what_is_copied_must_have_rows_that_tensor_maps_describe(tensor, groups, monkeypatch):
+    """The mask's rows of 200 bytes are read as ever; of the others, rows that are no multiple of 16 bytes apart."""
+    monkeypatch.setattr(launch, "is_hopper", lambda device: True)
+    k = wide_kernel("mask")
+    xs = []
+    for t, shape in variant(k).params:
+        *rest, last = shape({})
+        more = last + 4 if t.name == tensor != "mask" else last
+        xs.append(torch.zeros((*rest, more), dtype=t.dtype.torch_dtype)[..., :last])
+    assert set(k.tensors) >= {"mask", "k_2", "q", "v"}
+    assert k._bound(xs, {})[0].rendered.groups == groups
 
 
 def test_other_versions_of_gluon_are_not_used(monkeypatch):

@@ -20,6 +20,7 @@ from tilefold.backends.triton import known
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.dependent import ALONE, supported
 from tilefold.backends.triton.gluon import WARPS
+from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
 from tilefold.errors import BackendError
@@ -136,7 +137,8 @@ def _swizzled(box: Sequence[int], element: str) -> Any:
 def compiled(
     kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequence[bool], *, wide: bool, target: Target | None
 ) -> Any:
-    """The compiled kernel; `divisible[n]`: argument n is a multiple of 16. BackendError where Triton refuses.
+    """The compiled kernel; `divisible[n]`: argument n is a multiple of 16. BackendError where Triton refuses, or where
+    groups of warps get in each other's way (`machine_code`).
 
     target None: the current GPU. What an earlier process compiled is loaded from Triton's cache.
     """
@@ -165,6 +167,8 @@ def compiled(
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
         raise BackendError(f"Triton does not compile {r.name}: {text[-1] if text else type(err).__name__}") from err
+    if r.groups and (wrong := strays(disassembled(done.asm["cubin"]))):
+        raise BackendError(f"{r.name} is assembled wrongly: {wrong[0]}")
     if key is not None:
         known.remember(key, done)
     return done

@@ -5,6 +5,9 @@ that readers take (one of four warps' columns each, and what only scores need); 
 readers have arrived. `scores` multiplies, reduces, and hands over probabilities and factors; `sums`, once a group,
 rescales its columns and adds. Two barriers order each hand-over: given, taken. Expressions, masks, addresses and
 stores are those of the usual renderer, in the layout of the matrix unit's results.
+
+Where the probabilities lie is computed by each group for itself (`tf_apart`): computed once, before the groups branch
+off, it was used wrongly by the assembler (`machine_code`).
 """
 
 from __future__ import annotations
@@ -52,6 +55,11 @@ from triton.language.extra import libdevice
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 )
+
+
+@gluon.jit
+def tf_apart():
+    return tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1)
 """
 
 
@@ -106,7 +114,7 @@ class _Groups:
             self._function("sums", [*passed["sums"], *of_a_share], sums),
             self._entry(args, passed),
         ]
-        source = _HEADER + "\n" + _in_gluon(PRELUDE.split("\n\n\n", 1)[1]) + "\n\n" + "\n\n\n".join(parts) + "\n"
+        source = _HEADER + "\n\n" + _in_gluon(PRELUDE.split("\n\n\n", 1)[1]) + "\n\n" + "\n\n\n".join(parts) + "\n"
         grid = tuple(self.kernel.grid)
         return Rendered(source, self.name, tuple(args), grid, {}, self.maps, self.place, groups=self.r.groups)
 
@@ -180,7 +188,7 @@ class _Groups:
         swizzled = f"gl.NVMMASharedLayout.get_default_for([{ROWS}, {tile}], {kind})"
         lines += [
             f"turned: gl.constexpr = {swizzled}",
-            f"made = gl.allocate_shared_memory({kind}, [{ROWS}, {tile}], turned)",
+            f"made = gl.allocate_shared_memory({kind}, [1, {ROWS}, {tile}], turned)",
             "line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])",
         ]
         for name in (*self.names.factors.values(), *self.names.finals.values()):
@@ -354,7 +362,7 @@ class _Scores(_Role):
         code = v.code if masked is None else f"tl.where({masked}, {v.code}, 0.0)"
         factors = [(to, self._row(f)) for f, to in self.names.factors.items()]
         self.emit("mbarrier.wait(taken.index(0), (it & 1) ^ 1)")
-        self.emit(f"made.store({code if v.kind is self.r.dtype else narrowed(code, v.kind, self.r.dtype)})")
+        self.emit(f"made.index(0).store({code if v.kind is self.r.dtype else narrowed(code, v.kind, self.r.dtype)})")
         for to, value in factors:
             self.emit(f"{to}.store({value})")
         self.emit("fence_async_shared()", "mbarrier.arrive(given.index(0), count=1)")
@@ -375,6 +383,7 @@ class _Sums(_Role):
         self.begin()
         _, tiles = self.bounds()
         self.body(r.sums_before)
+        self.emit("held = made.index(tf_apart())")
         self.c.scopes.open()
         self.at()
         full, empty = (f"{kind}.index(PART * {self.names.stages} + s)" for kind in ("full", "empty"))
@@ -384,8 +393,8 @@ class _Sums(_Role):
         for s in r.sums:
             if isinstance(s, ir.Gemm):
                 name = self.c.buffer_names[s.buf]
-                held = f"tile.index(s).reshape([{self.tile}, {width}])"
-                self.emit(f"{name} = warpgroup_mma(made, {held}, {name}, is_async=True)")
+                tile = f"tile.index(s).reshape([{self.tile}, {width}])"
+                self.emit(f"{name} = warpgroup_mma(held, {tile}, {name}, is_async=True)")
                 self.c.assign(s.buf, f"warpgroup_mma_wait(0, deps=[{name}])")
             else:
                 self.stmt(s)

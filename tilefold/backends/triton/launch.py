@@ -124,8 +124,8 @@ class TritonKernel:
         """The rendering for unit-stride axes and extents; one serves all extents of its bin.
 
         plain: some tensor cannot be described by a tensor map, so none is used. place: among the kernels of its call;
-        configurations serve all places. hopper: for a device of that architecture, whose warps can work in groups, and
-        arguments that tensor maps describe.
+        configurations serve all places. hopper: for a device of that architecture, whose warps can work in groups;
+        tensor maps must then describe what they copy.
         """
         config = self._config(sizes, tf32=options.get("tf32", False))
         if plain or wide:
@@ -209,11 +209,16 @@ class TritonKernel:
             if launcher is None:
                 done = compiled(v.kernel, v.rendered, v.config, divisible, wide=v.wide, target=None)
                 launcher = self._compiled[key] = launcher_of(done)
+        boxes = (tuple(box) for _, box in v.rendered.descriptors.values())
         described = tuple(
-            Described(n, tuple(xs[n].shape), xs[n].stride(), tuple(box))
-            for n, box in ((self.tensors.index(t), box) for t, box in v.rendered.descriptors.values())
+            Described(n, tuple(xs[n].shape), xs[n].stride(), box)
+            for n, box in zip(self._described(v), boxes, strict=True)
         )
         return Plan(launcher, grid, tuple(numbers), described)
+
+    def _described(self, v: Variant) -> list[int]:
+        """Positions of the tensors that tensor maps describe."""
+        return [self.tensors.index(t) for t, _ in v.rendered.descriptors.values()]
 
     def _bound(
         self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE
@@ -224,12 +229,10 @@ class TritonKernel:
         wide = any(_span(x) >= NARROW_LIMIT for x in xs)
         plain = not all(_describable(x) for x in xs)
         options = {"tf32": matmul_precision() == "tf32", "interpreted": self.interpreted}
-        hopper = (
-            not self.interpreted
-            and is_hopper(xs[0].device)
-            and all(_describable(x) for x in xs[: len(self.block.inputs)])
-        )
+        hopper = not self.interpreted and is_hopper(xs[0].device)
         v = self.variant(units, sizes, wide=wide, plain=plain, place=place, hopper=hopper, **options)
+        if v.rendered.groups and not all(_describable(xs[n]) for n in self._described(v)):
+            v = self.variant(units, sizes, wide=wide, plain=plain, place=place, **options)
         numbers: list[int] = []
         for x, (t, shape) in zip(xs, v.params, strict=True):
             if tuple(x.shape) != (want := shape(syms)):

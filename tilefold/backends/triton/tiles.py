@@ -28,8 +28,7 @@ CONTRACTED = 256
 EXACT = 4096
 #: Inside a streamed loop an operand is held up to so many elements of a contraction (576: latent attention).
 HELD_CONTRACTED = 640
-#: Groups of warps that share a state of more than 256 columns. Not where a loop's bounds follow the rows: those have
-#: not run on a device since a deadlock in them was mended.
+#: Groups of warps that share a state of more than 256 columns.
 GROUPS = 2
 #: Thread blocks that fill a large GPU once.
 FULL = 132
@@ -216,7 +215,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         return TritonConfig({**tiles, **{d: min(tiles[d], 32) for d in s.streamed}}, lanes, warps=8, stages=3)
     if wide > 256:
         if big > 32:
-            return TritonConfig(tiles, lanes, warps=8, stages=2, groups=0 if s.bounded else GROUPS)
+            return TritonConfig(tiles, lanes, warps=8, stages=2, groups=GROUPS)
         return TritonConfig(tiles, lanes, stages=3)
     if big >= 128 and wide >= 128:
         return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)

@@ -1,0 +1,214 @@
+"""Whether machine code of groups of warps is what was asked for: no group reads a register that another one wrote.
+
+Groups branch off at one indirect jump (BRX) and share no values in registers. CUDA 12.8's assembler breaks that: of a
+value that stood before the jump, and a sum that two groups make of it, it computed the sum in the first group alone,
+and the second multiplied whatever lay in that uniform register (half of the columns wrong, or an illegal address).
+`gluon.py` keeps such values out of the way; `strays` looks whether that was enough.
+
+What is followed is uniform registers: definitions that reach a reading, through the jumps of the disassembly. Other
+registers are not, for what is kept and restored around warp-wide loops reads them before they are written.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilefold.errors import BackendError
+
+try:
+    from triton import knobs
+except ImportError:  # Triton is optional
+    knobs = None
+
+#: Seconds that a disassembly may take.
+PATIENCE = 60.0
+
+_LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
+_LABEL = re.compile(r"^(\.L_\w+):")
+#: Names of places in an instruction that jumps, and in the comment that lists where an indirect jump goes.
+_PLACES = re.compile(r"\.L_\w+")
+_GUARD = re.compile(r"^@!?U?P[T0-9]+\s+")
+_REGISTER = re.compile(r"\bUR(\d+)\b")
+#: Instructions whose first operand is a uniform register that they write, beside those of the uniform datapath.
+_WRITE = frozenset({"R2UR", "S2UR"})
+#: Instructions of that name that write none.
+_WRITE_NOTHING = re.compile(r"UTMA|UBLKCP|UCGABAR|USETMAXREG")
+#: A uniform register kept in another, to be restored: no use.
+_KEPT = re.compile(r"(MOV|IMAD\.U32|IMAD\.MOV\.U32) R\d+, (RZ, RZ, )?UR\d+$")
+#: No instruction wrote it.
+_NOTHING = -1
+
+_Reaching = dict[int, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """writes, reads: uniform registers. targets: labels that it may jump to; falls: whether the next one may follow."""
+
+    address: int
+    text: str
+    labels: tuple[str, ...]
+    writes: frozenset[int]
+    reads: frozenset[int]
+    targets: tuple[str, ...]
+    falls: bool
+    dispatch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A reading of a register that, on some way, another group wrote last, or nobody."""
+
+    address: int
+    text: str
+    register: int
+    written: int | None
+
+    def __str__(self) -> str:
+        by = "is never written" if self.written is None else f"is written by another group at {self.written:#x}"
+        return f"{self.address:#x} {self.text}: UR{self.register} {by}"
+
+
+def disassembled(cubin: bytes) -> str:
+    """The text of machine code. BackendError: there is no disassembler, or it fails."""
+    if knobs is None:
+        raise BackendError("Triton is not installed", hint="pip install triton")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        try:
+            command = [knobs.nvidia.nvdisasm.path, "-c", str(file)]
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+        except (OSError, RuntimeError, subprocess.SubprocessError) as err:
+            raise BackendError(f"machine code cannot be disassembled: {err}") from err
+
+
+def strays(sass: str) -> tuple[Stray, ...]:
+    """Readings of what a group did not write; none in code without an indirect jump.
+
+    sass: what `nvdisasm -c` prints of one kernel.
+    """
+    code = _parsed(sass)
+    return tuple(_Flow(code).strays()) if any(i.dispatch for i in code) else ()
+
+
+def _parsed(sass: str) -> list[Instruction]:
+    found: list[Instruction] = []
+    labels: list[str] = []
+    for line in sass.splitlines():
+        label, code = _LABEL.match(line), _LINE.search(line)
+        if label is not None:
+            labels.append(label[1])
+        elif code is not None:
+            # where an indirect jump goes stands in a comment after the operands
+            found.append(_instruction(int(code[1], 16), code[2].split("(*")[0].strip(), line, tuple(labels)))
+            labels = []
+    return found
+
+
+def _instruction(address: int, text: str, line: str, labels: tuple[str, ...]) -> Instruction:
+    guard = _GUARD.match(text)
+    body = text[guard.end() :] if guard is not None else text
+    op, _, rest = body.partition(" ")
+    name, *kinds = op.split(".")
+    operands = [o.strip() for o in rest.split(",")]
+    pairs = not {"64", "WIDE"}.isdisjoint(kinds)
+    writes: set[int] = set()
+    if (name in _WRITE or name.startswith("U")) and not _WRITE_NOTHING.match(name):
+        into = re.fullmatch(r"UR(\d+)", operands[0])
+        if into is not None:
+            first = int(into[1])
+            writes = {first, first + 1} if pairs else {first}
+            operands = operands[1:]
+    reads: set[int] = set()
+    for operand in operands if _KEPT.match(body) is None else ():
+        for r in map(int, _REGISTER.findall(operand)):
+            count = 4 if f"gdesc[UR{r}]" in operand else 2 if f"desc[UR{r}]" in operand or op == "UIADD3.64" else 1
+            reads |= set(range(r, r + count))
+    jumps = name in ("BRA", "BRX")
+    always = guard is None and (name in ("BRX", "EXIT", "RET") or (name == "BRA" and rest.startswith("`")))
+    targets = tuple(_PLACES.findall(line)) if jumps else ()
+    return Instruction(address, text, labels, frozenset(writes), frozenset(reads), targets, not always, name == "BRX")
+
+
+class _Flow:
+    """Blocks of instructions, named by the position of their first, and the ways between them; one indirect jump."""
+
+    def __init__(self, code: Sequence[Instruction]):
+        self.code = code
+        at = {label: n for n, i in enumerate(code) for label in i.labels}
+        starts = {0, *at.values()} | {n + 1 for n, i in enumerate(code[:-1]) if i.targets or not i.falls}
+        order = sorted(starts)
+        self.stop = dict(zip(order, [*order[1:], len(code)], strict=True))
+        self.next: dict[int, list[int]] = {}
+        groups: list[int] = []
+        for b, stop in self.stop.items():
+            last = code[stop - 1]
+            follows = [at[t] for t in last.targets if t in at]
+            self.next[b] = follows + ([stop] if last.falls and stop < len(code) else [])
+            if last.dispatch:
+                groups, self.next[b] = follows, []
+                dispatch = b
+        self.owner: dict[int, frozenset[int]] = {}
+        common = self._reached([0])
+        for g in groups:
+            for b in self._reached([g], common):
+                self.owner[b] = self.owner.get(b, frozenset()) | {g}
+        if not groups:
+            raise BackendError("the disassembly does not say where an indirect jump goes")
+        self.next[dispatch] = groups
+
+    def _reached(self, starts: Sequence[int], without: set[int] | frozenset[int] = frozenset()) -> set[int]:
+        seen: set[int] = set()
+        todo = [*starts]
+        while todo:
+            b = todo.pop()
+            if b not in seen and b not in without:
+                seen.add(b)
+                todo += self.next[b]
+        return seen
+
+    def _after(self, b: int, before: Mapping[int, frozenset[int]]) -> _Reaching:
+        state = dict(before)
+        for n in range(b, self.stop[b]):
+            state |= dict.fromkeys(self.code[n].writes, frozenset({n}))
+        return state
+
+    def _reaching(self) -> dict[int, _Reaching]:
+        """At the start of each block, for each register, the instructions that may have written it last."""
+        nobody = frozenset({_NOTHING})
+        found: dict[int, _Reaching] = {0: {}}
+        todo = [0]
+        while todo:
+            b = todo.pop()
+            after = self._after(b, found[b])
+            for s in self.next[b]:
+                had = found.get(s)
+                if had is None:
+                    joined = after
+                else:
+                    joined = {r: had.get(r, nobody) | after.get(r, nobody) for r in had.keys() | after.keys()}
+                if joined != had:
+                    found[s] = joined
+                    todo.append(s)
+        return found
+
+    def strays(self) -> Iterator[Stray]:
+        blocks = {n: b for b, stop in self.stop.items() for n in range(b, stop)}
+        for b, state in sorted(self._reaching().items()):
+            if b not in self.owner:
+                continue
+            for n in range(b, self.stop[b]):
+                i = self.code[n]
+                for r in sorted(i.reads):
+                    for by in sorted(state.get(r, frozenset({_NOTHING}))):
+                        if by == _NOTHING:
+                            yield Stray(i.address, i.text, r, None)
+                        elif not self.owner.get(blocks[by], self.owner[b]) & self.owner[b]:
+                            yield Stray(i.address, i.text, r, self.code[by].address)
+                state = {**state, **dict.fromkeys(i.writes, frozenset({n}))}
