@@ -121,6 +121,40 @@ def test_uncovered_parts_run_elsewhere_and_are_logged(leftover, caplog):
     assert "cumsum" in caplog.text and "test_torch_compile.py" in caplog.text
 
 
+def test_a_leftover_of_the_backward_that_makes_a_tensor_of_its_own():
+    """The gradient of an embedding begins with zeros, of positions that are no argument."""
+
+    class Positions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.places = torch.nn.Embedding(50, 16), torch.nn.Embedding(64, 16)
+
+        def forward(self, x):
+            return torch.softmax(self.tokens(x) + self.places(torch.arange(x.shape[1])[None]), -1)
+
+    torch.manual_seed(0)
+    model, x = Positions(), torch.randint(0, 50, (4, 32))
+    gradients = []
+    for run in (model, compiled(model, leftover="inductor")):
+        model.zero_grad()
+        run(x).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for got, want in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(got, want)
+    assert not any("op by op" in f.reason for record in compilations for f in record.fallbacks)
+
+
+def test_a_compiler_of_leftovers_that_fails_leaves_them_to_eager(monkeypatch):
+    def fails(*args, **how):
+        raise AssertionError("no such thing")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", fails)
+    x = randn(5, 5)
+    got = compiled(lambda x: torch.cumsum(x, 0).sort(-1)[0], leftover="inductor")(x)
+    torch.testing.assert_close(got, torch.cumsum(x, 0).sort(-1)[0])
+    assert any("runs op by op: no such thing" in f.reason for f in compilations[-1].fallbacks)
+
+
 def test_graph_breaks_and_python_side_effects_are_fine():
     seen = []
 

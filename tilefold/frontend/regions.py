@@ -6,10 +6,12 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -247,15 +249,17 @@ class _Assembler:
             return None
         from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 (a second to load)
         from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
-        from torch._inductor.exc import InductorError  # noqa: PLC0415
 
         fakes = [n.meta["val"] for n in part.inputs]
+        # a tensor that the part itself makes must be fake too; no mode is on while a backward graph is compiled
+        mode = detect_fake_mode([n.meta.get("val") for n in self.gm.graph.nodes])
         try:
-            module = make_fx(part.module, decomposition_table=select_decomp_table())(*fakes)
+            with mode or nullcontext():
+                module = make_fx(part.module, decomposition_table=select_decomp_table())(*fakes)
             output = module.graph.output_node()
             output.meta["user_visible_output_idxs"] = list(range(len(part.results)))
             compiled = compile_fx_inner(module, fakes)
-        except InductorError as err:
+        except Exception as err:  # whatever another compiler raises: op by op it still runs
             self.fallbacks.append(Fallback(f"{self.name} leftover", f"Inductor failed, runs op by op: {_first(err)}"))
             return None
         return lambda *args: compiled(list(args))
