@@ -34,6 +34,34 @@ def test_ten_operators() -> None:
     assert select(p).seconds == pytest.approx(brute_force(p))
 
 
+def looked_at(names: list[str], producers: dict[str, list[str]], links: dict[str, list[str]]) -> int:
+    """Sets that the search asks about, of a graph whose kernels all cost the same."""
+    dag, asked = Dag.of(names, producers), set()
+    joined = [0] * len(names)
+    for a, others in links.items():
+        for b in others:
+            joined[names.index(a)] |= 1 << names.index(b)
+            joined[names.index(b)] |= 1 << names.index(a)
+
+    def hopeless(s: int) -> bool:
+        asked.add(s)
+        return False
+
+    select(Problem(dag, tuple(joined), lambda s: 1.0, lambda s: [Variant(1.0)], hopeless=hopeless))
+    return len(asked)
+
+
+def test_parts_that_do_not_meet_are_looked_at_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{c}{k}" for c in "abc" for k in range(4)]
+    before = {n: [f"{n[0]}{int(n[1]) - 1}"] for n in names if n[1] != "0"}
+    searched = []
+    sets = module._Search._sets
+    monkeypatch.setattr(module._Search, "_sets", lambda self, part: searched.append(part) or sets(self, part))
+    # a stretch of each chain that begins anywhere; the last operator of a chain alone can only be a kernel by itself
+    assert looked_at(names, before, before) == 3 * (4 + 3 + 2)
+    assert len(searched) == len(set(searched)) == 3 * 3  # what is left of a chain, not each of the 5 ** 3 ideals
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_with_shapes_of_cut_tensors(seed: int) -> None:
     rng = random.Random(1000 + seed)

@@ -69,6 +69,14 @@ class Dag:
                 below[k] |= below[u] | 1 << u
         return tuple(below)
 
+    def ancestors(self) -> tuple[int, ...]:
+        """For each node, the mask of the nodes that it depends on (itself not included)."""
+        above = [0] * len(self.names)
+        for k in range(len(self.names)):
+            for u in bits(self.preds[k]):
+                above[k] |= above[u] | 1 << u
+        return tuple(above)
+
     def convex(self, mask: int) -> bool:
         """Whether no path leaves the set and returns."""
         below = self.descendants()

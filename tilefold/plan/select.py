@@ -18,7 +18,7 @@ Three things keep it small without losing exactness:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -127,13 +127,15 @@ class _TooManySets(Exception):
 class _Search:
     def __init__(self, problem: Problem):
         self.problem, self.dag = problem, problem.dag
-        self.below = self.dag.descendants()
+        self.above = self.dag.ancestors()
         self.bounds: dict[int, float | None] = {}
         self.priced: dict[int, tuple[Variant, ...]] = {}
         self.steps: dict[int, list[int]] = {}
         self.order: list[int] = []
         self.slack = 1.0
         self._options: dict[int, tuple[Variant, ...]] = {}
+        self._within: dict[int, list[int]] = {}
+        self._near: dict[int, tuple[bool, int]] = {}
         self._build()
 
     def _build(self) -> None:
@@ -159,28 +161,63 @@ class _Search:
         return [s for s in self._grown(ideal, ready) if self._bound(s) is not None]
 
     def _grown(self, ideal: int, ready: int) -> list[int]:
-        """Connected sets S such that ideal | S is an ideal."""
-        links, dag = self.problem.partners, self.dag
+        """Connected sets S such that ideal | S is an ideal.
+
+        They lie within a part of the region, and depend on the ideal through that part alone: parts that many ideals
+        have in common are looked at once.
+        """
         region = self._region(ideal, ready)
-        todo = [1 << k for k in bits(ready)]
+        out: list[int] = []
+        for part in self._parts(region):
+            if part not in self._within:
+                self._within[part] = self._sets(part)
+            out += self._within[part]
+        return out
+
+    def _parts(self, region: int) -> Iterator[int]:
+        """The pieces of a region that neither links nor edges join."""
+        while region:
+            part = todo = region & -region
+            while todo:
+                k = todo.bit_length() - 1
+                near = self.problem.partners[k] | self.dag.preds[k] | self.dag.succs[k]
+                fresh = near & region & ~part
+                part |= fresh
+                todo = (todo ^ 1 << k) | fresh
+            yield part
+            region &= ~part
+
+    def _sets(self, region: int) -> list[int]:
+        """Connected sets in a region that hold, with each node, all that it depends on there.
+
+        They grow by a linked node and what that one needs: a set of the kind has both or neither, so that every one of
+        them is reached.
+        """
+        todo = [1 << k for k in bits(region) if not self.dag.preds[k] & region]
         seen = set(todo)
         out: list[int] = []
         while todo:
             s = todo.pop()
-            if connected(s, links):
+            whole, near = self._linked(s)
+            if whole:
                 out.append(s)
-            if s.bit_count() >= self.problem.largest or self.problem.hopeless(s):
-                continue
-            near = 0
-            for k in bits(s):
-                near |= links[k]
-            for k in bits(region & ~s):
-                # linked to S, or needed first by what is: every connected set can be grown in this way
-                meets = near >> k & 1 or self.below[k] & near & region
-                if meets and dag.preds[k] & ~(ideal | s) == 0 and s | 1 << k not in seen:
-                    seen.add(s | 1 << k)
-                    todo.append(s | 1 << k)
+            for k in bits(near & region & ~s):
+                more = s | 1 << k | self.above[k] & region
+                if more not in seen and more.bit_count() <= self.problem.largest:
+                    seen.add(more)
+                    todo.append(more)
         return out
+
+    def _linked(self, s: int) -> tuple[bool, int]:
+        """Whether a set is connected, and the nodes linked to it (none where no larger one can be a kernel)."""
+        found = self._near.get(s)
+        if found is None:
+            links, near = self.problem.partners, 0
+            if s.bit_count() < self.problem.largest and not self.problem.hopeless(s):
+                for k in bits(s):
+                    near |= links[k]
+            found = self._near[s] = connected(s, links), near
+        return found
 
     def _region(self, ideal: int, ready: int) -> int:
         """Nodes that a candidate starting here could contain: all producers done or in it, some partner left."""
