@@ -144,6 +144,21 @@ def test_a_leftover_of_the_backward_that_makes_a_tensor_of_its_own():
     assert not any("op by op" in f.reason for record in compilations for f in record.fallbacks)
 
 
+def test_strides_of_a_leftover_are_not_those_of_the_forward():
+    """AOTAutograd takes what Inductor reports for the strides of what is saved for the backward."""
+
+    def f(x, y):
+        z = torch.cumsum(x[None], 1).sort(-1)[0]  # a leftover of three axes; what is saved first has two
+        return torch.softmax(x @ y, -1) * z.sum((0, 2))[:, None], torch.cumsum(y.exp(), 1)
+
+    a, b = (tuple(v.requires_grad_() for v in (torch.arange(20.0).view(4, 5) / 9, torch.ones(5, 3))) for _ in "ab")
+    for run, (x, y) in ((f, a), (compiled(f, leftover="inductor"), b)):
+        one, two = run(x, y)
+        (one.square().sum() + two.sum()).backward()
+    for got, want in zip(b, a, strict=True):
+        torch.testing.assert_close(got.grad, want.grad)
+
+
 def test_a_compiler_of_leftovers_that_fails_leaves_them_to_eager(monkeypatch):
     def fails(*args, **how):
         raise AssertionError("no such thing")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -258,11 +258,26 @@ class _Assembler:
                 module = make_fx(part.module, decomposition_table=select_decomp_table())(*fakes)
             output = module.graph.output_node()
             output.meta["user_visible_output_idxs"] = list(range(len(part.results)))
-            compiled = compile_fx_inner(module, fakes)
+            with _no_strides_reported():
+                compiled = compile_fx_inner(module, fakes)
         except Exception as err:  # whatever another compiler raises: op by op it still runs
             self.fallbacks.append(Fallback(f"{self.name} leftover", f"Inductor failed, runs op by op: {_first(err)}"))
             return None
         return lambda *args: compiled(list(args))
+
+
+@contextmanager
+def _no_strides_reported() -> Iterator[None]:
+    """Inductor tells AOTAutograd the strides of what it compiled, which takes them for those of the whole forward."""
+    context = TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    reported, context.output_strides = context.output_strides, None
+    try:
+        yield
+    finally:
+        context.output_strides = reported
 
 
 def device_of(part: Extracted) -> str:
