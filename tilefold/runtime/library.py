@@ -65,7 +65,7 @@ class LibraryStep:
         kind = torch.promote_types(torch.promote_types(a.dtype, b.dtype), dtype)
         out = torch.einsum(self.equation, a.to(kind), b.to(kind)).to(dtype)
         if target is None:
-            tensors[self.name] = out
+            tensors[self.name] = out.contiguous()  # einsum may return a permuted view; others count on row-major
         else:
             target.copy_(out)
 

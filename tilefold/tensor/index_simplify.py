@@ -238,7 +238,12 @@ def within(a: Poly, m: Poly, sizes: Sizes) -> bool:
     r = interval(a, sizes)
     if r is None:
         return False
-    return nonnegative(r[0]) and nonnegative(_add(_add(m, r[1], -1), {(): 1}, -1))
+    return nonnegative(r[0]) and nonnegative(minus(m, r[1], 1))
+
+
+def minus(a: Poly, b: Poly, n: int) -> Poly:
+    """a - b - n."""
+    return _add(_add(a, b, -1), {(): 1}, -n)
 
 
 def interval(a: Poly, sizes: Sizes) -> tuple[Poly, Poly] | None:

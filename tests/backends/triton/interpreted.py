@@ -11,12 +11,17 @@ import warnings
 from collections.abc import Callable
 from unittest.mock import patch
 
+import numpy as np
 import torch
+from triton.runtime import interpreter
+from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
+from tests.layers import Layer, gradients, rotated
 from tilefold import fuse
-from tilefold.backends.triton import order
+from tilefold.backends.triton import launch, memory, order
 from tilefold.errors import TilefoldError
+from tilefold.frontend.regions import compilations
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
 from tilefold.plan import gpu
@@ -193,6 +198,77 @@ def wrong_program() -> str:
     return "" if found.ok else "wrong"
 
 
+def shifted(x):
+    """Differences of neighbours, and a mean of three with padding."""
+    y = torch.nn.functional.pad(x, (1, 1))
+    return torch.diff(x, dim=-1), (y[..., :-2] + y[..., 1:-1] + y[..., 2:]) / 3
+
+
+def rotated_attention(q, k, v, c, s):
+    k, v = (y.repeat_interleave(2, 1) for y in (rotated(k, c, s), v))
+    return torch.softmax(rotated(q, c, s) @ k.mT * 0.2, -1) @ v
+
+
+def whole_layer(width: int) -> str:
+    """A decoder layer and its gradients through torch.compile, every covered part in kernels."""
+    torch.manual_seed(0)
+    layer, x = Layer(width, 4, 2, 3 * width), rand(2, 24, width, dtype=F)
+    ways = importlib.import_module("tilefold.frontend.torch_compile")
+
+    def interpreted(p, *, device, **options):
+        return compile_program(p, device="interpreter", **options)
+
+    compilations.clear()
+    with patch.object(ways, "RUNNERS", {"pipeline": interpreted}):
+        fast = torch.compile(layer, backend=ways.backend)
+        found = zip(gradients(fast, layer, x), gradients(layer, layer, x), strict=True)
+        off = [((a - b).norm() / b.norm()).item() for a, b in found]
+    left = [str(f) for c in compilations for f in c.fallbacks]
+    return "\n".join([*(f"{e:.1e}" for e in off if not e < 1e-5), *left])
+
+
+class Memory:
+    """Watches that a kernel reads and writes in its tensors alone, in lanes that are not masked."""
+
+    def __init__(self):
+        self.known: list[tuple[int, int]] = []
+        self.outside = 0
+        self.read, self.memory_at, self.module_of = _interpreter.load, launch.memory_at, launch.module_of
+
+    def start(self, *args):
+        self.known.clear()
+        return self.module_of(*args)
+
+    def tensor(self, address, shape, strides, dtype):
+        n = 0 if 0 in shape else 1 + sum(k * (m - 1) for k, m in zip(strides, shape, strict=True))
+        self.known.append((address, address + n * dtype.itemsize))
+        return self.memory_at(address, shape, strides, dtype)
+
+    def load(self, pointers, mask, other, dtype):
+        at = pointers[np.broadcast_to(mask, pointers.shape).astype(bool)]
+        size = np.dtype(dtype).itemsize
+        inside = np.zeros(at.shape, bool)
+        for lo, hi in self.known:
+            inside |= (at >= lo) & (at + size <= hi)
+        self.outside += int((~inside).sum())
+        return self.read(pointers, mask, other, dtype)
+
+    def watch(self):
+        launch.memory_at, launch.module_of = self.tensor, self.start
+        interpreter._interpreter = type(
+            "Watched",
+            (),
+            {"load": staticmethod(self.load)}
+            | {n: staticmethod(getattr(_interpreter, n)) for n in dir(_interpreter) if n[0] != "_" and n != "load"},
+        )
+
+
+def unmasked() -> str:
+    """A kernel without the masks of computed positions: reads outside of memory must be seen."""
+    with patch.object(memory.Memory, "_inside", lambda *a: (None, 0)):
+        return right(rotated, rand(1, 2, 5, 16), rand(1, 1, 5, 16, seed=1), rand(1, 1, 5, 16, seed=2))
+
+
 CHECKS: dict[str, Check] = {
     "a wrong program": wrong_program,
     "causal, ragged": lambda: right(o.causal, *heads(1, 2, 67, 67, 64)),
@@ -261,6 +337,19 @@ CHECKS: dict[str, Check] = {
     "lengths of a wholly symbolic program": lambda: lengths(True),
     "a transposed product as operand": transposed_operand,
     "float32 beside float16": wide_operand,
+    "rotary positions": lambda: right(
+        rotated, rand(1, 2, 5, 16), rand(1, 1, 5, 16, seed=1), rand(1, 1, 5, 16, seed=2), hostile=True
+    ),
+    "neighbours and padding": lambda: right(shifted, rand(3, 37, dtype=F), hostile=True),
+    "attention of rotated heads": lambda: right(
+        rotated_attention,
+        *heads(1, 4, 9, 9, 32, kv=2),
+        *(rand(1, 1, 9, 32, seed=n) for n in (3, 4)),
+    ),
+    "a layer and its gradients": lambda: whole_layer(64),
+    "a wide layer and its gradients": lambda: whole_layer(768),
+    "a gather": lambda: right(lambda w, i: w[i] * 2.0, rand(11, 8, dtype=F), torch.tensor([3, 0, 10, 10, 7])),
+    "reads outside of memory": unmasked,
 }
 
 
@@ -269,7 +358,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     module = importlib.import_module("tilefold.frontend.fuse")  # the function `fuse` hides it as an attribute
     vars(module)["compile_program"] = _interpreted
+    watched = Memory()
+    watched.watch()
     for name, check in CHECKS.items():
+        watched.outside = 0
         try:
             said = check()
         except (
@@ -282,6 +374,8 @@ def main() -> None:
             ValueError,
         ) as err:
             said = f"{type(err).__name__}: {err}"
+        if watched.outside:
+            said += f"{watched.outside} elements outside of memory are read"
         print(json.dumps({name: said}), flush=True)
         torch._dynamo.reset()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used
 from tilefold.backends.triton.values import Value, fitted
+from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, within
 from tilefold.tile import ir
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class Memory:
         self.c.check_value(f"a load of {t.name}", axes)
         level = self._level
         masked = self.c.masks(axes, axes)
+        inside, computed = self._inside(t, index, axes)
+        if inside is not None:
+            masked = inside if masked is None else f"{masked} & {inside}"
+            level = max(level, computed)
         small = t.dtype.nbytes == 1 and t.dtype.is_float  # Triton casts no integer to them, its interpreter nothing
         fill = ", other=0" if not small else "" if self.c.interpreted else ", other=0.0"
         hint = "last" if t.name in self.c.reuse.keep else "first" if t.name in self.c.reuse.drop else ""
@@ -49,6 +54,27 @@ class Memory:
         elif self.c.packed and axes:
             name = self._again(name)
         return Value(name, tuple(axes), t.dtype, level)
+
+    def _inside(self, t: ir.TensorParam, index: Sequence[Expr], axes: Sequence[str]) -> tuple[str | None, int]:
+        """Which computed positions lie inside of the tensor, and the level of that; None where it is known that all do.
+
+        `where(i > 0, x[i - 1], 0)` reads x in all lanes: what is discarded must not be outside of memory.
+        """
+        sizes, level = self.c.kernel.sizes, 0
+        parts: list[str] = []
+        for e, size in zip(map(self.c.settled, index), t.shape, strict=True):
+            at, end = poly(e, sizes), poly(size, sizes)
+            if (isinstance(e, Index) and poly(sizes[e.dim], sizes) == end) or within(at, end, sizes):
+                continue
+            known = interval(at, sizes)
+            v = self.c.expressions.value(e, axes)
+            limit = self.c.expressions.value(size, ())
+            level = max(level, v.level, limit.level)
+            if known is None or not nonnegative(known[0]):
+                parts.append(fitted(Value(f"({v.code} >= 0)", v.axes, DType.BOOL), axes))
+            if known is None or not nonnegative(minus(end, known[1], 1)):
+                parts.append(fitted(Value(f"({v.code} < {limit.code})", v.axes, DType.BOOL), axes))
+        return (" & ".join(parts), level) if parts else (None, 0)
 
     def _again(self, name: str) -> str:
         """What was loaded before the last reduction, kept as it is in memory until here."""
