@@ -24,14 +24,14 @@ from tilefold.block.canonical import canonical
 from tilefold.block.fuse import Fused, FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.block.interchange import interchanged
-from tilefold.errors import PlanError
+from tilefold.errors import BackendError, PlanError
 from tilefold.plan.gpu import Given
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, Machine, gpu_named
 from tilefold.plan.library import is_library_product, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import Plan, plan_program
-from tilefold.plan.scaled import scaled_products
+from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.fused_programs import fused_for_gpu
@@ -39,6 +39,7 @@ from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import GpuProgram, Launch
 from tilefold.runtime.library import LibraryStep, ScaledStep
 from tilefold.tensor.ir import Program
+from tilefold.tensor.operands import plain_operands
 from tilefold.tile import ir as tile
 from tilefold.tile.layout import unit_axis
 from tilefold.tile.lower import LowerOptions, lower
@@ -100,11 +101,27 @@ def _greedy(p: Program, goal: Goal) -> CompiledProgram:
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
+    p = plain_operands(p)
     scaled = {} if interpreted else {x.out: x for x in scaled_products(p)}
     machine = _gpu_here()
     apart = gpu_library_products(p, machine) if goal == "fast" else frozenset()
     apart |= {n for x in scaled.values() for n in (x.out, x.product)}
-    fused = fused_for_gpu(p, apart, units=machine.cores, given=given)
+    while True:
+        fused = fused_for_gpu(p, apart, units=machine.cores, given=given)
+        steps = _gpu_steps(fused, scaled, given, interpreted=interpreted)
+        if goal != "fast":
+            break
+        unfit = {m for s in steps if isinstance(s, GpuStep) and not s.fits() for m in s.fused.plan.group.members}
+        if unfit <= apart:
+            break
+        log.info("%s: kept apart, for no kernel could be made of them together: %s", p.name, ", ".join(sorted(unfit)))
+        apart |= unfit
+    return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
+
+
+def _gpu_steps(
+    fused: Fused, scaled: Mapping[str, ScaledProduct], given: Given | None, *, interpreted: bool
+) -> list[Step]:
     steps: list[Step] = []
     for k in fused.kernels:
         (name,) = k.plan.group.members if len(k.plan.group.members) == 1 else ("",)
@@ -113,7 +130,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
         elif name not in {x.product for x in scaled.values()}:
             step = _step(fused.program, k)
             steps.append(step if isinstance(step, LibraryStep) else GpuStep(k, given, interpreted=interpreted))
-    return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
+    return steps
 
 
 def _gpu_here() -> Machine:
@@ -210,6 +227,18 @@ class GpuStep(KernelStep):
     def __init__(self, fused: FusedKernel, given: Given | None = None, *, interpreted: bool = False):
         super().__init__(fused)
         self.triton = TritonKernel(self.canonical.block, chooser(given), interpreted=interpreted)
+
+    def fits(self) -> bool:
+        """Whether the kernel can be rendered. Not asked where only a call tells the sizes, and of single operators."""
+        block = self.canonical.block
+        if block.syms or len(self.fused.plan.group.members) == 1:
+            return True
+        units = (*self.usual_units(), *(len(r.dims) - 1 if r.dims else None for r in block.results))
+        try:
+            self.triton.variant(units, self.triton.sizes({}), tf32=False, interpreted=False)
+        except BackendError:
+            return False
+        return True
 
     def launch(self) -> Launch:
         """The kernel with the program's names of its tensors."""

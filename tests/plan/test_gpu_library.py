@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from tests.layers import Layer
 from tilefold.frontend.fuse import trace
 from tilefold.plan import gpu_library
 from tilefold.plan.gpu_library import gpu_library_products
@@ -69,6 +70,53 @@ def test_a_product_that_nothing_reduces_over_is_the_library_s() -> None:
     torch._dynamo.reset()
     p = trace(lambda x, w: torch.relu(x @ w), *(torch.empty(256, 256, device="meta") for _ in range(2))).program
     assert gpu_library_products(p) == {"mm"}
+
+
+def products(fn, *shapes: tuple[int, ...]) -> tuple[Program, frozenset[str]]:
+    """A program, and which of its products are the library's."""
+    torch._dynamo.reset()
+    p = trace(fn, *(torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes)).program
+    return p, gpu_library_products(p)
+
+
+def test_projections_of_a_layer_are_the_library_s_and_attention_is_fused() -> None:
+    torch._dynamo.reset()
+    layer = Layer(1024, 16, 4, 2816).to("meta", torch.bfloat16)
+    x = torch.empty((4, 512, 1024), dtype=torch.bfloat16, device="meta")
+    weights = dict(layer.named_parameters())
+    p = trace(lambda x, w: torch.func.functional_call(layer, w, (x,)), x, weights).program
+    found = gpu_library_products(p)
+    assert len(found) == 7 and all(n.startswith(("mm", "addmm")) for n in found)
+    assert {c.name for c in p.body if c.name.startswith("bmm")} == {"bmm", "bmm_1"}
+
+
+def test_a_row_that_is_needed_after_its_reduction_is_the_library_s_unless_short() -> None:
+    def normalised(x, w):
+        y = (x @ w).float()
+        return y / y.sum(-1, keepdim=True)
+
+    assert products(normalised, (4096, 512), (512, 2048))[1]
+    assert not products(normalised, (4096, 512), (512, 128))[1]
+    assert not products(lambda x, w: torch.logsumexp((x @ w).float(), -1), (4096, 512), (512, 32000))[1]
+
+
+def test_a_chain_of_products_is_fused_while_its_tiles_can_be_held() -> None:
+    def chain(x, w, v):
+        return torch.relu(x @ w) @ v
+
+    assert not products(chain, (4096, 256), (256, 2048), (2048, 256))[1]
+    assert len(products(chain, (4096, 2048), (2048, 2048), (2048, 256))[1]) == 2
+    assert len(products(chain, (4096, 256), (256, 2048), (2048, 2048))[1]) == 2
+
+
+def test_probabilities_that_are_results_are_written_by_a_softmax_of_their_own() -> None:
+    def attention(q, k, v):
+        p = torch.softmax(q @ k.mT, -1)
+        return p @ v, p
+
+    shapes = [(2, 16, 512, 64)] * 3
+    assert len(products(attention, *shapes)[1]) == 2
+    assert not products(lambda *x: attention(*x)[0], *shapes)[1]
 
 
 @pytest.mark.parametrize("fn,shapes", [(o.inertia, ((4, 512), (4, 512, 3))), (o.rms_norm_max, ((8, 512),))])

@@ -62,11 +62,15 @@ class Grouping:
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What merging keeps to. apart: computes that stay alone. workers: independent blocks to be left. lost: member ->
-    extent that may change from parallel to local in its kernel, where less than `LOST_LIMIT`."""
+    extent that may change from parallel to local in its kernel, where less than `LOST_LIMIT`. both: blocks to be left
+    where each of two kernels has so many (sums over rows and sums over columns have none in common). in_registers: what
+    a kernel computes is read where it was computed, as values in registers are."""
 
     apart: frozenset[str] = frozenset()
     workers: int = ENOUGH_PARALLEL
     lost: Mapping[str, int] = field(default_factory=dict)
+    both: int = 1
+    in_registers: bool = False
 
 
 def group(
@@ -74,10 +78,12 @@ def group(
     apart: frozenset[str] = frozenset(),
     workers: int = ENOUGH_PARALLEL,
     lost: Mapping[str, int] | None = None,
+    both: int = 1,
+    in_registers: bool = False,
 ) -> Grouping:
-    """Partition the program. Computes in `apart` (library calls) stay alone; for `lost` see `Bounds`."""
+    """Partition the program. Computes in `apart` (library calls) stay alone; for the rest see `Bounds`."""
     g = Graph.of(p)
-    bounds = Bounds(apart, workers, lost or {})
+    bounds = Bounds(apart, workers, lost or {}, both, in_registers)
     of: dict[str, Group] = {c.name: Group((c.name,), out_dims(c)) for c in p.body}
     refusals: dict[tuple[str, str], Refusal] = {}
     changed = True
@@ -116,14 +122,15 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) ->
     parallel = parallel_dims(g, members)
     if isinstance(parallel, str):
         return parallel
-    crossing = _crossing(g, members, parallel)
+    crossing = _crossing(g, members, parallel) or (_moved(g, members) if bounds.in_registers else None)
     if crossing is not None:
         return crossing
     lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
     if g.points(lost) > lost_limit(bounds.lost, members) or not all(is_static(g.program.sizes[d]) for d in lost):
         return f"the parallel dim {', '.join(sorted(lost))} would be lost"
     least = min(bounds.workers, max(g.points(a.parallel), g.points(b.parallel)))
-    if g.points(parallel) < least and not splittable(g, members, parallel):
+    few = g.points(parallel) < least and not splittable(g, members, parallel)
+    if few or g.points(parallel) < min(bounds.both, g.points(a.parallel), g.points(b.parallel)):
         return f"only {g.points(parallel)} independent blocks would be left"
     return Group(members, parallel)
 
@@ -158,6 +165,21 @@ def _crossing(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> 
             crossing = [d for d in producer.dims if d in parallel and d not in plain_axes(c, producer)]
             if crossing:
                 return f"{name} reads {r} across blocks of {', '.join(crossing)}"
+    return None
+
+
+def _moved(g: Graph, members: tuple[str, ...]) -> str | None:
+    """The reason, if a value is read at another position than it is computed for (x[i + 1], the halves of a rotation).
+    Maps of tensors in memory are computed again there, unless they are results or operands of a reduction."""
+    kept: set[str] = set()
+    for name in members:
+        c = g.by_name[name]
+        for r in (r for r in g.producers[name] if r in kept or (c.reducer and r in members)):
+            producer = g.by_name[r]
+            if any(g.extent(d) > 1 for d in set(producer.dims) - plain_axes(c, producer)):
+                return f"{name} reads {r} at a computed position"
+        if c.reducer is not None or kept & set(g.producers[name]) or g.escapes(name, members):
+            kept.add(name)
     return None
 
 

@@ -19,6 +19,7 @@ from tilefold.block.group import Group, group, lost_limit
 from tilefold.block.ir import Block, Init, Let, Loop, Node
 from tilefold.block.ir import walk as walk_block
 from tilefold.block.stages import StagePlan, plan_stages
+from tilefold.errors import TilefoldError
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.reduction_laws import align_reductions
@@ -47,6 +48,8 @@ ONE_TILE = 64
 PACKED = 16
 #: Most elements of values that a thread block keeps for all of its life: the registers of a multiprocessor.
 MOST_HELD = 1 << 16
+#: Thread blocks that a kernel of two which have more must be left with.
+LEAST_BLOCKS = 8
 #: The bound on extents made local is not tightened below this.
 LEAST_LOST = 16
 #: Rows of a matrix product that share a thread block.
@@ -75,24 +78,41 @@ def fuse_for_gpu(
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
     lost: dict[str, int] = {}
     while True:
-        fused = _fused(p, apart, units, given, lost)
+        try:
+            fused = _fused(p, apart, units, given, lost)
+        except _NoKernel as err:
+            apart |= err.members
+            continue
         tighter = _tighter(fused, lost)
         if not tighter:
             return fused
         lost |= tighter
 
 
+class _NoKernel(Exception):
+    """No kernel can be built of several operators; each of `members` then has one of its own."""
+
+    def __init__(self, members: Sequence[str]):
+        super().__init__(", ".join(members))
+        self.members = frozenset(members)
+
+
 def _fused(p: Program, apart: frozenset[str], units: int, given: Given | None, lost: Mapping[str, int]) -> Fused:
     g = Graph.of(p)
-    grouping = group(p, apart, 1, lost)
+    grouping = group(p, apart, 1, lost, LEAST_BLOCKS, in_registers=True)
     p, alone = split_contractions(p, g, grouping.groups, units)
     if alone:
         g = Graph.of(p)
-        grouping = group(p, apart | alone, 1, lost)
+        grouping = group(p, apart | alone, 1, lost, LEAST_BLOCKS, in_registers=True)
     kernels: list[FusedKernel] = []
     for members in grouping.groups:
-        plan = plan_stages(g, with_unit(members))
-        kernels += build_kernels(g, plan, gpu_loops(g, plan, given), segments(g, plan, units, given))
+        try:
+            plan = plan_stages(g, with_unit(members))
+            kernels += build_kernels(g, plan, gpu_loops(g, plan, given), segments(g, plan, units, given))
+        except TilefoldError as err:
+            if len(members.members) == 1:
+                raise
+            raise _NoKernel(members.members) from err
     return Fused(p, tuple(kernels), grouping)
 
 

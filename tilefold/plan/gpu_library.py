@@ -30,6 +30,10 @@ WIDE_RATE, WIDE_START = 290e12, 11e-6
 SHARED_RATE, SHARED_START = 610e12, 10.5e-6
 #: Thread blocks a multiprocessor from which tiles have all of their rows, which warps need to share a state.
 FULL_TILES = 0.75
+#: Elements that a product in front of another may contract: a tile of its operand is held meanwhile.
+HELD_CONTRACTION = 640
+#: Columns of a product that are held at once, for a reduction over them and what follows.
+SHORT_ROW = 256
 #: Seconds from one call in a sequence to the next beside its work, and the share of the memory's bandwidth reached.
 CALL, REACHED = 4e-6, 0.85
 
@@ -42,11 +46,20 @@ def gpu_library_products(p: Program, machine: Machine = H100) -> frozenset[str]:
 
 
 def _of_matrices(g: Graph, c: Compute) -> bool:
-    """Whether c is a product of matrices. In one of rows with rows, or of a matrix with a vector, each element of an
-    operand is used once: memory is all that counts, and a kernel that also does what follows reads it once."""
-    if not is_library_product(c):
+    """Whether c is a product of matrices that the library can compute."""
+    return is_library_product(c) and _multiplies(g, c)
+
+
+def _multiplies(g: Graph, c: Compute) -> bool:
+    """Whether c is a product of matrices, heads that share operands (k // 4) included.
+
+    In one of rows with rows, or of a matrix with a vector, each element of an operand is used once: memory is all that
+    counts, and a kernel that also does what follows reads it once.
+    """
+    args = getattr(c.body, "args", ())
+    if c.reducer != "sum" or getattr(c.body, "op", "") != "mul" or not all(loads(x) for x in args):
         return False
-    left, right = ({d for d in dims_used(x) if g.extent(d) > 1} for x in getattr(c.body, "args", ()))
+    left, right = ({d for d in dims_used(x) if g.extent(d) > 1} for x in args)
     return bool(left - right) and bool(right - left)
 
 
@@ -111,13 +124,62 @@ def _flops(g: Graph, m: str) -> float:
 
 
 def _inside_fold(g: Graph, name: str) -> bool:
-    """Whether a later reduction runs over the product's result, or the product reduces such a result."""
+    """Whether a product is worth keeping in a kernel with a reduction: that saves its result's way through memory.
+
+    Two products in a chain (scores and values), if tiles of both can be held and what is between them is not written to
+    memory anyway (probabilities that a backward pass needs); a product whose result is reduced and not
+    needed afterwards (logits, routing), or whose rows are short; the last product, of what a reduction makes of rows in
+    memory (normalisation), if its columns fit in one tile.
+    """
     c = g.by_name[name]
-    if any(d.reducer and set(d.rdims) & set(out_dims(c)) for d in g.reached(name, g.consumers, _is_map)):
+    after, before = (list(g.reached(name, step, _is_map)) for step in (g.consumers, g.producers))
+    if any(_chained(g, c, d) for d in after) or any(_chained(g, d, c) for d in before):
+        return not any(_written(g, d) for d in (c, *before) if _multiplies(g, d))
+    reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
+    if reduced and (g.points(reduced) <= SHORT_ROW or not _needed_again(g, name, reduced)):
         return True
+    return not any(_multiplies(g, d) for d in after) and any(
+        d.reducer
+        and not _multiplies(g, d)
+        and set(c.rdims) & set(d.rdims)
+        and g.points(set(out_dims(c)) - set(out_dims(d))) <= WIDE
+        for d in before
+    )
+
+
+def _chained(g: Graph, first: Compute, second: Compute) -> bool:
+    """Whether the second product sums over rows or columns of the first one, and a thread block can hold a tile of what
+    the first contracts and all columns of the second."""
+    if not (_multiplies(g, first) and _multiplies(g, second)):
+        return False
+    columns = set(out_dims(second)) - set(out_dims(first))
+    return (
+        set(second.rdims) <= _of_one_side(first)
+        and g.points(first.rdims) <= HELD_CONTRACTION
+        and g.points(columns) <= WIDE
+    )
+
+
+def _written(g: Graph, c: Compute) -> bool:
+    """Whether all that maps make of a product, row by column, is a result of the program."""
+    both = _of_one_side(c)
+    maps = (d for d in g.reached(c.name, g.consumers, _is_map) if _is_map(d) and both <= set(out_dims(d)))
+    return any(r in g.program.outputs for d in maps for r in d.results)
+
+
+def _of_one_side(c: Compute) -> set[str]:
+    """Rows and columns of a product: dims of its result that only one operand has."""
+    left, right = (dims_used(x) for x in getattr(c.body, "args", ()))
+    return (set(left) ^ set(right)) & set(out_dims(c))
+
+
+def _needed_again(g: Graph, name: str, reduced: set[str]) -> bool:
+    """Whether the product's result, or what maps make of it, goes to memory or into another product with these dims."""
+    maps = [name, *(c.name for c in g.reached(name, g.consumers, _is_map) if _is_map(c) and reduced & set(c.dims))]
     return any(
-        d.reducer and (set(c.rdims) & set(d.rdims) or (is_library_product(d) and set(c.rdims) & set(out_dims(d))))
-        for d in g.reached(name, g.producers, _is_map)
+        any(r in g.program.outputs for r in g.by_name[m].results)
+        or any(_multiplies(g, g.by_name[u]) for u in g.consumers[m])
+        for m in maps
     )
 
 
