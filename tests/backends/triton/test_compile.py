@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
-from tests.backends.triton.kernels import PROGRAMS, assembled, kernels, variant  # noqa: E402
+from tests.backends.triton.kernels import PROGRAMS, assembled, heads, kernels, made, variant  # noqa: E402
 from tilefold.backends.triton.compile import Target, resources  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
+from tilefold.frontend.fuse import trace  # noqa: E402
+from tilefold.pipeline import GpuStep, compile_program  # noqa: E402
 
 HOPPER, AMPERE, MI300 = Target("cuda", 90), Target("cuda", 80), Target("hip", "gfx942", 64)
 #: Bytes that a thread may spill and the kernel still counts as one that does not.
@@ -94,3 +97,24 @@ def test_what_does_not_compile_is_an_error_of_ours():
     bad = replace(v, rendered=replace(v.rendered, source=v.rendered.source.replace("tl.dot(", "tl.no_such(")))
     with pytest.raises(BackendError, match="does not compile"):
         built(bad, HOPPER)
+
+
+def with_probabilities(q, k, v):
+    k, v = (x.repeat_interleave(4, 1) for x in (k, v))
+    p = torch.softmax((q @ k.mT).float() * 0.125, -1)
+    return (p.to(q.dtype) @ v).transpose(1, 2), p
+
+
+def test_a_product_that_registers_do_not_hold_is_refused_and_the_program_split():
+    """64 rows of 1,024 columns: on a device Triton's code for it wrote outside of shared memory."""
+    args = heads(4, 16, 1024, 1024, 64, kv=4)
+    refused = []
+    for k in made(with_probabilities, *args):
+        try:
+            variant(k, hopper=True)
+        except BackendError as err:
+            refused.append(err.message)
+    assert len(refused) == 1 and "would hold 65536 elements" in refused[0]
+    torch._dynamo.reset()
+    steps = compile_program(trace(with_probabilities, *args).program, device="cuda", load=False).steps
+    assert len(steps) > 1 and all(s.fits() for s in steps if isinstance(s, GpuStep))

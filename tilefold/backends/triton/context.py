@@ -33,6 +33,9 @@ from tilefold.tile.uses import count_writes, expressions, read_raw, rounded
 LARGEST_TILE = 1 << 17
 #: Most elements of any value: Triton's `TRITON_MAX_TENSOR_NUMEL`.
 LARGEST_VALUE = 1 << 20
+#: The same of a result of a product: half of a multiprocessor's registers. Of twice as many (64 rows of 1,024 columns)
+#: Triton 3.6 made code for Hopper that wrote outside of shared memory.
+LARGEST_PRODUCT = 1 << 15
 #: Lanes of a dim that has or may have no index at all: a scalar could not be masked.
 EMPTY = 2
 
@@ -219,6 +222,10 @@ class Context:
     def check_size(self, b: ir.Buffer) -> None:
         """BackendError for a buffer that is too large for a thread block."""
         self._check(b.name, b.dims, LARGEST_TILE)
+
+    def check_product(self, b: ir.Buffer) -> None:
+        """BackendError for a result of the matrix unit that the registers of a thread block do not hold."""
+        self._check(b.name, b.dims, LARGEST_PRODUCT)
 
     def check_value(self, what: str, axes: Sequence[str]) -> None:
         """BackendError for a value, loaded or computed on the way to a buffer, that Triton would refuse."""

@@ -95,6 +95,7 @@ class Products:
         return tuple(self.c.kernel.sizes)
 
     def _emit(self, buf: str, s: _Sides, accumulate: bool) -> None:
+        self.c.check_product(self.c.buffers[buf])
         c = self.c
         out = c.buffers[buf]
         turned = self._turned(s)
