@@ -27,6 +27,8 @@ log = logging.getLogger("tilefold")
 
 #: Leftovers of fewer nodes than this run op by op: compiling them costs more than it gives.
 WORTH_INDUCTOR = 2
+#: What a compiler that is not ours raises where it fails; its own errors are RuntimeErrors.
+_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class CompileProgram(Protocol):
@@ -260,7 +262,7 @@ class _Assembler:
             output.meta["user_visible_output_idxs"] = list(range(len(part.results)))
             with _no_strides_reported():
                 compiled = compile_fx_inner(module, fakes)
-        except Exception as err:  # whatever another compiler raises: op by op it still runs
+        except _FAILURES as err:  # of another compiler: op by op it still runs
             self.fallbacks.append(Fallback(f"{self.name} leftover", f"Inductor failed, runs op by op: {_first(err)}"))
             return None
         return lambda *args: compiled(list(args))
