@@ -38,6 +38,7 @@ from tilefold.runtime.fused_programs import fused_for_gpu
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import GpuProgram, Launch
 from tilefold.runtime.library import LibraryStep, ScaledStep
+from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import plain_operands
 from tilefold.tile import ir as tile
@@ -233,9 +234,8 @@ class GpuStep(KernelStep):
         block = self.canonical.block
         if block.syms or len(self.fused.plan.group.members) == 1:
             return True
-        units = (*self.usual_units(), *(len(r.dims) - 1 if r.dims else None for r in block.results))
         try:
-            self.triton.variant(units, self.triton.sizes({}), tf32=False, interpreted=False)
+            self.triton.variant(usual_units(block), self.triton.sizes({}), tf32=False, interpreted=False)
         except BackendError:
             return False
         return True

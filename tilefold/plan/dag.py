@@ -63,19 +63,11 @@ class Dag:
 
     def descendants(self) -> tuple[int, ...]:
         """For each node, the mask of the nodes that depend on it (itself not included)."""
-        below = [0] * len(self.names)
-        for k in reversed(range(len(self.names))):
-            for u in bits(self.succs[k]):
-                below[k] |= below[u] | 1 << u
-        return tuple(below)
+        return _closed(self.succs, reversed(range(len(self.names))))
 
     def ancestors(self) -> tuple[int, ...]:
         """For each node, the mask of the nodes that it depends on (itself not included)."""
-        above = [0] * len(self.names)
-        for k in range(len(self.names)):
-            for u in bits(self.preds[k]):
-                above[k] |= above[u] | 1 << u
-        return tuple(above)
+        return _closed(self.preds, range(len(self.names)))
 
     def convex(self, mask: int) -> bool:
         """Whether no path leaves the set and returns."""
@@ -86,6 +78,15 @@ class Dag:
         return not any(below[k] & mask for k in bits(after & ~mask))
 
 
+def _closed(direct: Sequence[int], order: Iterable[int]) -> tuple[int, ...]:
+    """What each node reaches in one step or more; `order`: of the nodes, those that a node reaches before it."""
+    found = [0] * len(direct)
+    for k in order:
+        for u in bits(direct[k]):
+            found[k] |= found[u] | 1 << u
+    return tuple(found)
+
+
 def bits(mask: int) -> Iterator[int]:
     """Positions of the ones, lowest first."""
     while mask:
@@ -94,14 +95,17 @@ def bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def connected(mask: int, links: Sequence[int]) -> bool:
-    """Whether the set is one piece under the symmetric relation `links` (masks by node)."""
-    if not mask:
-        return False
+def piece(mask: int, links: Sequence[int]) -> int:
+    """The part of a set that the symmetric relation `links` (masks by node) joins to its lowest node."""
     reached = todo = mask & -mask
     while todo:
         k = todo.bit_length() - 1
         fresh = links[k] & mask & ~reached
         reached |= fresh
         todo = (todo ^ (1 << k)) | fresh
-    return reached == mask
+    return reached
+
+
+def connected(mask: int, links: Sequence[int]) -> bool:
+    """Whether the set is one piece under `links`, and not empty."""
+    return mask != 0 and piece(mask, links) == mask

@@ -24,7 +24,7 @@ from itertools import pairwise
 from statistics import median
 
 from tilefold.errors import PlanError
-from tilefold.plan.dag import Dag, bits, connected
+from tilefold.plan.dag import Dag, bits, connected, piece
 
 #: Sizes of the search beyond which it stops with an error instead of running for minutes.
 MOST_IDEALS = 200_000
@@ -128,6 +128,8 @@ class _Search:
     def __init__(self, problem: Problem):
         self.problem, self.dag = problem, problem.dag
         self.above = self.dag.ancestors()
+        near = zip(problem.partners, self.dag.preds, self.dag.succs, strict=True)
+        self.joined = tuple(a | b | c for a, b, c in near)
         self.bounds: dict[int, float | None] = {}
         self.priced: dict[int, tuple[Variant, ...]] = {}
         self.steps: dict[int, list[int]] = {}
@@ -177,14 +179,7 @@ class _Search:
     def _parts(self, region: int) -> Iterator[int]:
         """The pieces of a region that neither links nor edges join."""
         while region:
-            part = todo = region & -region
-            while todo:
-                k = todo.bit_length() - 1
-                near = self.problem.partners[k] | self.dag.preds[k] | self.dag.succs[k]
-                fresh = near & region & ~part
-                part |= fresh
-                todo = (todo ^ 1 << k) | fresh
-            yield part
+            yield (part := piece(region, self.joined))
             region &= ~part
 
     def _sets(self, region: int) -> list[int]:

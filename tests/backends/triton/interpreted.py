@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from triton.runtime import interpreter
 from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
@@ -233,7 +232,8 @@ class Memory:
     def __init__(self):
         self.known: list[tuple[int, int]] = []
         self.outside = 0
-        self.read, self.memory_at, self.module_of = _interpreter.load, launch.memory_at, launch.module_of
+        self.read, self.written = _interpreter.load, _interpreter.store
+        self.memory_at, self.module_of = launch.memory_at, launch.module_of
 
     def start(self, *args):
         self.known.clear()
@@ -244,23 +244,24 @@ class Memory:
         self.known.append((address, address + n * dtype.itemsize))
         return self.memory_at(address, shape, strides, dtype)
 
-    def load(self, pointers, mask, other, dtype):
+    def see(self, pointers, mask, dtype):
         at = pointers[np.broadcast_to(mask, pointers.shape).astype(bool)]
-        size = np.dtype(dtype).itemsize
         inside = np.zeros(at.shape, bool)
         for lo, hi in self.known:
-            inside |= (at >= lo) & (at + size <= hi)
+            inside |= (at >= lo) & (at + np.dtype(dtype).itemsize <= hi)
         self.outside += int((~inside).sum())
+
+    def load(self, pointers, mask, other, dtype):
+        self.see(pointers, mask, dtype)
         return self.read(pointers, mask, other, dtype)
+
+    def store(self, pointers, value, mask):
+        self.see(pointers, mask, value.dtype)
+        return self.written(pointers, value, mask)
 
     def watch(self):
         launch.memory_at, launch.module_of = self.tensor, self.start
-        interpreter._interpreter = type(
-            "Watched",
-            (),
-            {"load": staticmethod(self.load)}
-            | {n: staticmethod(getattr(_interpreter, n)) for n in dir(_interpreter) if n[0] != "_" and n != "load"},
-        )
+        _interpreter.load, _interpreter.store = self.load, self.store
 
 
 def unmasked() -> str:
@@ -375,7 +376,7 @@ def main() -> None:
         ) as err:
             said = f"{type(err).__name__}: {err}"
         if watched.outside:
-            said += f"{watched.outside} elements outside of memory are read"
+            said += f"{watched.outside} elements outside of memory are read or written"
         print(json.dumps({name: said}), flush=True)
         torch._dynamo.reset()
 

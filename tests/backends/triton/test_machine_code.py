@@ -71,7 +71,7 @@ def test_an_indirect_jump_to_unknown_places_is_an_error():
         strays(CODE.replace("BRANCH_TARGETS .L_x_1,.L_x_3", ""))
 
 
-def old_form(**changes: str):
+def old_form():
     """A kernel whose groups take the place of the probabilities from before they branch off."""
     v = variant(wide_kernel("no softmax"), hopper=True)
     source = v.rendered.source

@@ -209,10 +209,9 @@ class TritonKernel:
             if launcher is None:
                 done = compiled(v.kernel, v.rendered, v.config, divisible, wide=v.wide, target=None)
                 launcher = self._compiled[key] = launcher_of(done)
-        boxes = (tuple(box) for _, box in v.rendered.descriptors.values())
         described = tuple(
-            Described(n, tuple(xs[n].shape), xs[n].stride(), box)
-            for n, box in zip(self._described(v), boxes, strict=True)
+            Described(n, tuple(xs[n].shape), xs[n].stride(), tuple(box))
+            for n, (_, box) in zip(self._described(v), v.rendered.descriptors.values(), strict=True)
         )
         return Plan(launcher, grid, tuple(numbers), described)
 
