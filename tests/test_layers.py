@@ -16,6 +16,7 @@ LAYERS = (
     ("algebra",),
     ("tensor",),
     ("block",),
+    ("blockbuster",),
     ("tile",),
     ("plan",),
     ("backends",),

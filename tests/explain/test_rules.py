@@ -9,9 +9,9 @@ import pytest
 
 from tests.explain.fixtures import only
 from tests.explain.test_page import read
-from tilefold.block.graph.ir import Graph, Map, walk
-from tilefold.block.graph.verify import infer
-from tilefold.block.rules.algorithm import fuse
+from tilefold.blockbuster.ir import Graph, Map, walk
+from tilefold.blockbuster.rules.algorithm import fuse
+from tilefold.blockbuster.verify import infer
 from tilefold.explain.block_svg import draw_program
 from tilefold.explain.rules import Rules, rules_of, section, terminal_lines
 from tilefold.suites.blocks.examples import attention, examples

@@ -8,8 +8,8 @@ from html import escape
 
 from tilefold.algebra import text as expr_text
 from tilefold.algebra.expr import Expr, Load, substitute
-from tilefold.block.graph.ir import Cons, Func, Graph, Head, Map, Misc, Node, Program, Reduce, Type, View, arg
-from tilefold.block.graph.verify import infer
+from tilefold.blockbuster.ir import Cons, Func, Graph, Head, Map, Misc, Node, Program, Reduce, Type, View, arg
+from tilefold.blockbuster.verify import infer
 from tilefold.explain.layout import Box, Drawing, Link, Point, place
 
 #: Width of a character, height of a box, and the space around the inside of a map (pixels).

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from tilefold.block.graph.from_tensor import from_tensor
-from tilefold.block.graph.ir import Map, Path, Program
-from tilefold.block.graph.listing import lines_of
-from tilefold.block.rules.algorithm import fuse
-from tilefold.block.safety import make_safe
+from tilefold.blockbuster.from_tensor import from_tensor
+from tilefold.blockbuster.ir import Map, Path, Program
+from tilefold.blockbuster.listing import lines_of
+from tilefold.blockbuster.rules.algorithm import fuse
+from tilefold.blockbuster.safety import make_safe
 from tilefold.errors import NotFusibleError, UnsupportedError
 from tilefold.explain.block_svg import draw_program
 from tilefold.explain.highlight import code

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from tilefold.block import ir
-from tilefold.block.graph.ir import Program
-from tilefold.block.graph.to_loops import to_loops
-from tilefold.block.rules.algorithm import fuse_reductions
-from tilefold.block.safety import make_safe
+from tilefold.blockbuster.ir import Program
+from tilefold.blockbuster.rules.algorithm import fuse_reductions
+from tilefold.blockbuster.safety import make_safe
+from tilefold.blockbuster.to_loops import to_loops
 from tilefold.runtime.executor import Launch, load_kernel
 from tilefold.tensor.interp import extent
 from tilefold.tile.lower import lower

@@ -12,8 +12,8 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Size, call
-from tilefold.block.graph.ir import Array, Param, Program, Type, arg
-from tilefold.block.graph.lookup import ArrayOp, ArrayProgram, block_program
+from tilefold.blockbuster.ir import Array, Param, Program, Type, arg
+from tilefold.blockbuster.lookup import ArrayOp, ArrayProgram, block_program
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
-from tilefold.block.graph.edit import canonical
-from tilefold.block.graph.interp import run
-from tilefold.block.graph.ir import Program
-from tilefold.block.graph.listing import lines_of, show
-from tilefold.block.graph.parse import parse
-from tilefold.block.rules.algorithm import Fusion, fuse, fuse_reductions
-from tilefold.block.safety import make_safe, unsafe
+from tilefold.blockbuster.edit import canonical
+from tilefold.blockbuster.interp import run
+from tilefold.blockbuster.ir import Program
+from tilefold.blockbuster.listing import lines_of, show
+from tilefold.blockbuster.parse import parse
+from tilefold.blockbuster.rules.algorithm import Fusion, fuse, fuse_reductions
+from tilefold.blockbuster.safety import make_safe, unsafe
 from tilefold.runtime.graphs import compile_graph
 from tilefold.suites.blocks.case import BlockCase, Outcome
 from tilefold.suites.blocks.examples import Example, examples

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from tilefold.block.graph.from_tensor import from_tensor
-from tilefold.block.rules.algorithm import fuse
-from tilefold.block.safety import make_safe, unsafe
+from tilefold.blockbuster.from_tensor import from_tensor
+from tilefold.blockbuster.rules.algorithm import fuse
+from tilefold.blockbuster.safety import make_safe, unsafe
 from tilefold.frontend.fuse import trace
 from tilefold.runtime.graphs import compile_graph
 from tilefold.suites.blocks.case import BlockCase, Outcome
