@@ -5,6 +5,7 @@
 | `TILEFOLD_CACHE_DIR` | directory of compiled kernels (default: the platform's user cache) |
 | `TILEFOLD_CXX`, `CXX` | C++ compiler (default: the first of g++, clang++, c++ on PATH) |
 | `TILEFOLD_ARCH` | `-march` value of generated code (default: native) |
+| `TILEFOLD_COMPILE_PROCESSES` | processes that compile kernels for GPUs (default: one a core, at most 32; 0: none) |
 | `TILEFOLD_PDL` | 0: no programmatic dependent launch on GPUs (default: where there is one) |
 """
 
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import platformdirs
 
+#: Kernels that are compiled at once, however many cores there are.
+MOST_PROCESSES = 32
 COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -27,6 +30,7 @@ class Config:
     compilers: tuple[str, ...]
     arch: str
     dependent_launch: bool
+    compile_processes: int
 
 
 def triton_settings() -> list[tuple[str, str]]:
@@ -43,4 +47,9 @@ def load() -> Config:
         compilers=(chosen,) if chosen else COMPILERS,
         arch=os.environ.get("TILEFOLD_ARCH", "native"),
         dependent_launch=os.environ.get("TILEFOLD_PDL") != "0",
+        compile_processes=_processes(os.environ.get("TILEFOLD_COMPILE_PROCESSES", "")),
     )
+
+
+def _processes(given: str) -> int:
+    return int(given) if given.isdecimal() else min(MOST_PROCESSES, len(os.sched_getaffinity(0)))

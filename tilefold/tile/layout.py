@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import torch
+from typing import Protocol
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform
@@ -220,7 +219,13 @@ def _is_topk(n: Node) -> bool:
     return isinstance(n, Let | Accumulate) and n.reducer in ("topk", "argmax", "argmin")
 
 
-def unit_axis(x: torch.Tensor) -> int | None:
+class HasStrides(Protocol):
+    """A tensor, or what stands for one that is to be made."""
+
+    def stride(self) -> tuple[int, ...]: ...
+
+
+def unit_axis(x: HasStrides) -> int | None:
     """The last axis of stride 1; axes of extent 1 may have any stride and count where nothing else does."""
     strides = x.stride()
     for axis in range(len(strides) - 1, -1, -1):

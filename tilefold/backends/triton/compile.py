@@ -11,12 +11,12 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilefold.backends.triton import known
+from tilefold.backends.triton import ahead, known
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.dependent import ALONE, supported
 from tilefold.backends.triton.gluon import WARPS
@@ -134,47 +134,98 @@ def _swizzled(box: Sequence[int], element: str) -> Any:
     return gl.NVMMASharedLayout.get_default_for(list(box), {"fp16": gl.float16, "bf16": gl.bfloat16}[element])
 
 
-def compiled(
-    kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequence[bool], *, wide: bool, target: Target | None
-) -> Any:
-    """The compiled kernel; `divisible[n]`: argument n is a multiple of 16. BackendError where Triton refuses, or where
-    groups of warps get in each other's way (`machine_code`).
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that decides a compiled kernel's code, as text and numbers: it can be built in another process.
 
-    target None: the current GPU. What an earlier process compiled is loaded from Triton's cache.
+    types: of the arguments. vectors: positions of arguments that are multiples of 16. groups: written in Gluon, for
+    groups of warps. dependent: needs programmatic dependent launch.
     """
-    if triton is None:
-        raise BackendError("Triton is not installed", hint="pip install triton")
-    fn = getattr(module_of(r.source, r.name), r.name)
+
+    name: str
+    source: str
+    types: Mapping[str, str]
+    vectors: tuple[int, ...]
+    options: Mapping[str, int]
+    groups: bool = False
+    dependent: bool = False
+
+
+def job_of(kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequence[bool], *, wide: bool) -> Job:
+    """What is to be compiled; `divisible[n]`: argument n is a multiple of 16."""
     pointers_and_numbers = len(r.arguments) - len(r.descriptors)
-    vectors = [n for n, d in enumerate(divisible) if d and n < pointers_and_numbers]
-    types = signature(kernel, r, wide=wide)
-    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n in vectors}
-    src = (GluonASTSource if r.groups else ASTSource)(fn, types, constexprs={}, attrs=attrs)
-    options: dict[str, Any] = {"num_warps": WARPS if r.groups else config.warps, "num_stages": config.stages}
+    vectors = tuple(n for n, d in enumerate(divisible) if d and n < pointers_and_numbers)
+    options: dict[str, int] = {"num_warps": WARPS if r.groups else config.warps, "num_stages": config.stages}
     if config.registers:
         options["maxnreg"] = config.registers
     if r.place.follows:
         options["launch_pdl"] = True
+    types = signature(kernel, r, wide=wide)
+    return Job(r.name, r.source, types, vectors, options, bool(r.groups), r.place != ALONE)
+
+
+def compiled(
+    kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequence[bool], *, wide: bool, target: Target | None
+) -> Any:
+    """The compiled kernel; `divisible[n]`: argument n is a multiple of 16. Errors as of `built`.
+
+    target None: the current GPU.
+    """
+    return built(job_of(kernel, r, config, divisible, wide=wide), target)
+
+
+def built(job: Job, target: Target | None = None) -> Any:
+    """The compiled kernel of a job. BackendError where Triton refuses, or where groups of warps get in each other's way
+    (`machine_code`).
+
+    target None: the current GPU. What an earlier process compiled is loaded from Triton's cache; what another process
+    is compiling ahead (`ahead`) is waited for.
+    """
+    if triton is None:
+        raise BackendError("Triton is not installed", hint="pip install triton")
+    fn = getattr(module_of(job.source, job.name), job.name)
+    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n in job.vectors}
+    src = (GluonASTSource if job.groups else ASTSource)(fn, dict(job.types), constexprs={}, attrs=attrs)
     try:
-        where = driver.active.get_current_target() if target is None else _gpu(target)
-        if r.place != ALONE and not supported(where.backend, where.arch):
-            raise BackendError(f"{where.backend} {where.arch} has no programmatic dependent launch, as {r.name} needs")
-        key = known.key_of(r.source, types, vectors, options, (where.backend, where.arch, where.warp_size))
+        where = _where(target)
+        if job.dependent and not supported(where.backend, where.arch):
+            raise BackendError(
+                f"{where.backend} {where.arch} has no programmatic dependent launch, as {job.name} needs"
+            )
+        key = key_of(job, target)
         found = known.find(key, src) if key is not None else None
+        if found is None and key is not None and ahead.waited(key):
+            found = known.find(key, src)
         if found is not None:
             return found
-        done = triton.compile(src, target=where, options=options)
+        done = triton.compile(src, target=where, options=dict(job.options))
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
-        raise BackendError(f"Triton does not compile {r.name}: {text[-1] if text else type(err).__name__}") from err
-    if r.groups and (wrong := strays(disassembled(done.asm["cubin"]))):
-        raise BackendError(f"{r.name} is assembled wrongly: {wrong[0]}")
+        raise BackendError(f"Triton does not compile {job.name}: {text[-1] if text else type(err).__name__}") from err
+    if job.groups and (wrong := strays(disassembled(done.asm["cubin"]))):
+        raise BackendError(f"{job.name} is assembled wrongly: {wrong[0]}")
     if key is not None:
         known.remember(key, done)
     return done
 
 
-def _gpu(target: Target) -> Any:
+def key_of(job: Job, target: Target | None = None) -> str | None:
+    """What `known` calls the kernel of a job; None where it keeps none."""
+    where = _where(target)
+    return known.key_of(job.source, job.types, job.vectors, job.options, (where.backend, where.arch, where.warp_size))
+
+
+def start_building(job: Job, target: Target | None = None) -> None:
+    """Have another process compile a job meanwhile; nothing where that is done, cannot be, or is not worth it."""
+    key = key_of(job, target) if triton is not None else None
+    if key is not None and not known.exists(key):
+        where = _where(target)
+        ahead.submit(key, {"job": asdict(job), "target": [where.backend, where.arch, where.warp_size]})
+
+
+def _where(target: Target | None) -> Any:
+    if target is None:
+        return driver.active.get_current_target()
     return GPUTarget(target.backend, target.arch, target.warp_size)
 
 

@@ -91,6 +91,14 @@ def find(key: str, src: Any) -> Any | None:
         return None
 
 
+def exists(key: str) -> bool:
+    """Whether a kernel of that name was compiled before."""
+    try:
+        return (folder() / f"{key}.known").exists()
+    except BackendError:
+        return False
+
+
 def remember(key: str, done: Any) -> None:
     """Note where Triton keeps a kernel that it compiled; nothing where that cannot be written."""
     text = json.dumps({"hash": done.hash, "group": f"{done.src.name[:150]}.json"})

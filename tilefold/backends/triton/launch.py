@@ -9,13 +9,22 @@ is started with addresses as well.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from tilefold.algebra.expr import Const
-from tilefold.backends.triton.compile import DIVISOR, Target, compiled, has_groups, module_of
+from tilefold.backends.triton.compile import (
+    DIVISOR,
+    Target,
+    compiled,
+    has_groups,
+    job_of,
+    module_of,
+    start_building,
+)
 from tilefold.backends.triton.config import TritonConfig, lighter
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
@@ -56,6 +65,31 @@ class Variant:
     config: TritonConfig
     wide: bool
     params: tuple[tuple[TensorParam, Callable[[Mapping[str, int]], tuple[int, ...]]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """A tensor that does not exist yet, as far as it decides which kernel reads it; its address is a multiple of 16.
+
+    strides in elements.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+    def data_ptr(self) -> int:
+        return 0
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
 
 
 class TritonKernel:
@@ -187,6 +221,16 @@ class TritonKernel:
                 if self.exactly or not self._simpler(self.sizes(syms), smaller=isinstance(err, TooLarge)):
                     raise
 
+    def start_building(self, xs: Sequence[Like], syms: Mapping[str, int], place: Place = ALONE) -> None:
+        """Have the kernel that `plan` will want for such tensors compiled meanwhile, by another process."""
+        if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
+            return
+        try:
+            v, _, numbers = self._bound(xs, syms, place)
+        except BackendError:
+            return  # `plan` says so, where something else can be tried
+        start_building(job_of(v.kernel, v.rendered, v.config, _divisible(xs, numbers), wide=v.wide))
+
     def _simpler(self, sizes: Mapping[str, int], *, smaller: bool) -> bool:
         """Whether the bin of these extents has another configuration, with which it then runs: one without groups of
         warps, else, if that is what it takes, a smaller one."""
@@ -202,7 +246,7 @@ class TritonKernel:
         if self.interpreted:
             return Plan(Launcher(_interpreter(v, self.tensors, xs), ()), grid, tuple(numbers))
         device = xs[0].device
-        divisible = [*(x.data_ptr() % DIVISOR == 0 for x in xs), *(n % DIVISOR == 0 for n in numbers)]
+        divisible = _divisible(xs, numbers)
         key = (device.index, v.rendered.source, v.config.warps, v.config.stages, v.config.registers, tuple(divisible))
         with torch.cuda.device(device):
             launcher = self._compiled.get(key)
@@ -220,7 +264,7 @@ class TritonKernel:
         return [self.tensors.index(t) for t, _ in v.rendered.descriptors.values()]
 
     def _bound(
-        self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE
+        self, xs: Sequence[torch.Tensor | Like], syms: Mapping[str, int], place: Place = ALONE
     ) -> tuple[Variant, int, list[int]]:
         """The variant for these tensors, thread blocks, and the integer arguments."""
         sizes = self.sizes(syms)
@@ -298,7 +342,12 @@ def memory_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
     return flat.view(dtype).as_strided(shape, strides)
 
 
-def _describable(x: torch.Tensor) -> bool:
+def _divisible(xs: Sequence[torch.Tensor | Like], numbers: Sequence[int]) -> list[bool]:
+    """Which arguments are multiples of 16: addresses, then integers."""
+    return [*(x.data_ptr() % DIVISOR == 0 for x in xs), *(n % DIVISOR == 0 for n in numbers)]
+
+
+def _describable(x: torch.Tensor | Like) -> bool:
     """Whether a tensor map can describe it: aligned, rows at multiples of 16 bytes, not empty."""
     n = x.element_size()
     return (
@@ -306,6 +355,6 @@ def _describable(x: torch.Tensor) -> bool:
     )
 
 
-def _span(x: torch.Tensor) -> int:
+def _span(x: torch.Tensor | Like) -> int:
     """Elements from the first to the last address."""
     return sum(abs(s) * (n - 1) for s, n in zip(x.stride(), x.shape, strict=True) if n > 0) + 1

@@ -1,0 +1,109 @@
+"""Kernels compiled in other processes, for a GPU that is not here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton.kernels import kernels, variant  # noqa: E402
+from tilefold.backends.triton import ahead, known  # noqa: E402
+from tilefold.backends.triton import compile as compile_module  # noqa: E402
+from tilefold.backends.triton.compile import Job, Target, built, job_of, key_of, start_building  # noqa: E402
+from tilefold.backends.triton.launch import Like  # noqa: E402
+from tilefold.errors import BackendError  # noqa: E402
+
+HOPPER = Target("cuda", 90)
+BROKEN = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def broken(x, n):
+    tl.store(x, tl.load(x) + undefined_name)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+    monkeypatch.setenv("TILEFOLD_COMPILE_PROCESSES", "2")
+    server = ahead.Server()
+    monkeypatch.setattr(ahead, "_server", server)
+    yield server
+    server.close()
+
+
+def job(name: str) -> Job:
+    v = variant(kernels(name)[0])
+    return job_of(v.kernel, v.rendered, v.config, [True] * len(v.rendered.arguments), wide=False)
+
+
+def key(j: Job) -> str:
+    found = key_of(j, HOPPER)
+    assert found is not None
+    return found
+
+
+def test_others_compile_what_is_then_only_loaded(monkeypatch):
+    jobs = [job(n) for n in ("softmax", "routing", "grouped decode")]
+    broken = Job("broken", BROKEN, {"x": "*fp32", "n": "i32"}, (0,), {"num_warps": 4, "num_stages": 3})
+    for j in (*jobs, jobs[0], broken):
+        start_building(j, HOPPER)
+    with monkeypatch.context() as m:
+        m.setattr(triton, "compile", lambda *a, **k: pytest.fail("compiled here"))
+        for j in jobs:
+            assert "cubin" in built(j, HOPPER).asm
+    assert all(known.exists(key(j)) for j in jobs)
+    with pytest.raises(BackendError, match="does not compile broken"):
+        built(broken, HOPPER)
+    assert not known.exists(key(broken))
+
+
+def test_few_kernels_start_no_server(monkeypatch):
+    monkeypatch.setattr(ahead.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
+    for n in range(ahead.FEW):
+        ahead.submit(f"key {n}", {})
+    assert not ahead.waited("key 0")
+
+
+@pytest.mark.parametrize("command", [["false"], ["/nowhere/python"]], ids=lambda c: c[0])
+def test_a_server_that_dies_costs_nothing_but_time(command, monkeypatch):
+    start = ahead.subprocess.Popen
+    monkeypatch.setattr(ahead.subprocess, "Popen", lambda _, **how: start(command, **how))
+    for n in range(ahead.FEW + 3):
+        ahead.submit(f"key {n}", {})
+    assert not any(ahead.waited(f"key {n}") for n in range(ahead.FEW + 3))
+    ahead.submit("another", {})
+    assert not ahead.waited("another")
+
+
+def test_no_processes_where_none_are_wanted(monkeypatch):
+    monkeypatch.setenv("TILEFOLD_COMPILE_PROCESSES", "0")
+    monkeypatch.setattr(ahead.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
+    for n in range(ahead.FEW + 3):
+        ahead.submit(f"key {n}", {})
+    assert not ahead.waited("key 0")
+
+
+def test_a_kernel_is_compiled_for_tensors_that_do_not_exist(monkeypatch):
+    monkeypatch.setattr(ahead, "FEW", 0)
+    where = compile_module._where
+    monkeypatch.setattr(compile_module, "_where", lambda target: where(HOPPER))
+    k = kernels("softmax")[0]
+    device = torch.device("cpu")
+    like = [Like((8192, 32768), (32768, 1), torch.bfloat16, device) for _ in range(2)]
+    k.start_building(like, {})
+    v = k.variant((1, 1), k.sizes({}), tf32=False, interpreted=False)
+    wanted = key_of(job_of(v.kernel, v.rendered, v.config, [True, True], wide=False), HOPPER)
+    assert wanted is not None
+    assert ahead.waited(wanted)
+    assert known.exists(wanted)
+
+
+def test_nothing_is_compiled_for_results_without_elements(monkeypatch):
+    k = kernels("softmax")[0]
+    monkeypatch.setattr(ahead, "submit", lambda *a: pytest.fail("submitted"))
+    k.start_building([Like((0, 32768), (32768, 1), torch.bfloat16, torch.device("cpu")) for _ in range(2)], {})

@@ -1,0 +1,119 @@
+"""Kernels compiled side by side, in processes, while the program that needs them is still being planned.
+
+Triton compiles under Python's lock, so threads gain nothing. One server process a program imports Triton once and
+forks for every job (`serve`): a fork starts in milliseconds, where a fresh interpreter takes seconds. What a child
+compiles lands in Triton's own cache; the parent waits for the kernels that it needs and loads them from there, so that
+a server that dies, or cannot be started, costs time and nothing else.
+
+Considered: `multiprocessing` (its children import the user's main module again) and Inductor's pool of compiling
+processes (private to torch, and different in each of its versions).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from tilefold import config
+
+#: Kernels that are compiled where they are asked for, before processes are started: a server takes seconds to start.
+FEW = 2
+#: Seconds after which a kernel is compiled where it is needed.
+LONGEST = 180.0
+
+
+class Server:
+    """Jobs given to the server process, and which of them are done. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._open: set[str] = set()
+        self._waiting: list[tuple[str, Mapping[str, Any]]] = []
+        self._process: subprocess.Popen[str] | None = None
+        self._dead = False
+
+    def submit(self, key: str, job: Mapping[str, Any]) -> None:
+        """Compile a job, once for all that have its key."""
+        with self._lock:
+            if self._dead or key in self._open or any(k == key for k, _ in self._waiting):
+                return
+            self._waiting.append((key, job))
+            if self._process is None and len(self._waiting) > FEW:
+                self._start()
+            if self._process is not None:
+                self._send()
+
+    def waited(self, key: str) -> bool:
+        """Wait until a job that was submitted is done; False, at once, for one that no process has."""
+        with self._lock:
+            self._waiting = [(k, j) for k, j in self._waiting if k != key]
+            if key not in self._open:
+                return False
+            done = self._lock.wait_for(lambda: self._dead or key not in self._open, timeout=LONGEST)
+            return done and not self._dead
+
+    def close(self) -> None:
+        """End the server; children end with their jobs."""
+        with self._lock:
+            process, self._process, self._dead = self._process, None, True
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):  # it died before
+                process.stdin.close()
+            process.terminate()
+            process.wait()
+
+    def _start(self) -> None:
+        processes = config.load().compile_processes
+        if processes < 2:
+            self._dead = True
+            return
+        command = [sys.executable, "-m", "tilefold.backends.triton.serve", str(processes)]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        except OSError:
+            self._dead = True
+            return
+        atexit.register(self.close)
+        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+
+    def _send(self) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            for key, job in self._waiting:
+                self._process.stdin.write(json.dumps({"key": key, **job}) + "\n")
+                self._open.add(key)
+            self._process.stdin.flush()
+        except OSError:
+            self._dead = True
+        self._waiting.clear()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            with self._lock:
+                self._open.discard(line.strip())
+                self._lock.notify_all()
+        with self._lock:
+            self._dead = True
+            self._lock.notify_all()
+
+
+_server = Server()
+
+
+def submit(key: str, job: Mapping[str, Any]) -> None:
+    """`Server.submit` of this process's server."""
+    _server.submit(key, job)
+
+
+def waited(key: str) -> bool:
+    """`Server.waited` of this process's server."""
+    return _server.waited(key)

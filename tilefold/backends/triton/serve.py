@@ -1,0 +1,67 @@
+"""The server of `ahead`: a line of JSON a job on standard input, its key on standard output when a child is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tilefold.backends.triton.compile import Job, Target, built
+from tilefold.errors import BackendError
+
+
+def job_from(line: Mapping[str, Any]) -> tuple[Job, Target]:
+    """A job and what it is to be compiled for."""
+    job = line["job"]
+    return Job(**{**job, "vectors": tuple(job["vectors"])}), Target(*line["target"])
+
+
+def compile_in_child(line: Mapping[str, Any]) -> int:
+    """Fork a child that compiles one job; its process number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        built(*job_from(line))
+    except BackendError:
+        pass  # whoever needs the kernel compiles it again, and says why it cannot
+    finally:
+        os._exit(0)
+
+
+def main(processes: int) -> None:
+    """Read jobs and keep at most so many children at work, until standard input ends."""
+    jobs: list[dict[str, Any]] = []
+    running: dict[int, str] = {}
+    text = b""
+    os.set_blocking(0, False)
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ)
+    ended = False
+    while not ended:
+        selector.select(timeout=0.02 if running else None)
+        while chunk := _read():
+            text += chunk
+        ended = chunk == b""
+        *lines, text = text.split(b"\n")
+        jobs += [json.loads(x) for x in lines]
+        while running and (done := os.waitpid(-1, os.WNOHANG)[0]):
+            print(running.pop(done), flush=True)
+        while jobs and len(running) < processes:
+            line = jobs.pop(0)
+            running[compile_in_child(line)] = line["key"]
+
+
+def _read() -> bytes | None:
+    """What is on standard input: empty at its end, None where nothing is there yet."""
+    try:
+        return os.read(0, 1 << 20)
+    except BlockingIOError:
+        return None
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
