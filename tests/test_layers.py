@@ -12,7 +12,7 @@ PACKAGE = ROOT / "tilefold"
 
 #: Lowest first; a module imports from its own layer or lower ones. `tilefold/__init__.py` is on top.
 LAYERS = (
-    ("errors", "config", "files"),
+    ("errors", "config", "files", "names"),
     ("algebra",),
     ("tensor",),
     ("block",),

@@ -6,12 +6,13 @@ told from a badly conditioned one.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
 from tilefold.tensor.ir import Program
-from tilefold.tensor.text import parse
+from tilefold.tensor.text import parse, show
 
 HEADER = """program fuzz(n)
   input x: f32[{rows}, n]
@@ -90,7 +91,7 @@ def programs(draw: st.DrawFn) -> Program:
     lines: list[str] = []
     outputs: list[str] = []
     for n in range(draw(st.integers(2, 7))):
-        kind = draw(st.sampled_from(("map", "reduce", "reduce", "reduce", "product", "finish")))
+        kind = draw(st.sampled_from(("map", "reduce", "reduce", "reduce", "product", "finish", "total")))
         name = f"v{n}"
         if kind == "map":
             lines.append(f"{name}[i, j]: f32 = {draw(elementwise(pool))}")
@@ -104,6 +105,8 @@ def programs(draw: st.DrawFn) -> Program:
             body = draw(dependent(pool))
             lines.append(f"{name}[i, k]: f32 = sum[j] ({body}) * w[j, k]")
             pool = Pool(pool.row, pool.long, (*pool.wide, name))
+        elif kind == "total":
+            lines.append(f"{name}[]: f32 = sum[i, j] {draw(elementwise(pool))}")
         elif pool.row:
             a, b = draw(st.sampled_from(pool.row)), draw(st.sampled_from(pool.row))
             lines.append(f"{name}[i]: f32 = {a}[i] / (1.0 + abs({b}[i]))")
@@ -118,3 +121,20 @@ def programs(draw: st.DrawFn) -> Program:
         outputs.append(lines[-1].split("[")[0])
     text = HEADER.format(rows=rows, features=features) + "".join(f"  {ln}\n" for ln in lines)
     return parse(f"{text}  return {', '.join(dict.fromkeys(outputs))}\n")
+
+
+#: What the compiler's own names end with: of block values, states, parts, copies.
+ENDINGS = ("_b", "_s", "_f", "_old", "_part", "_in", "_2", "_seg", "_again", "_pack", "_")
+
+
+@st.composite
+def unlucky(draw: st.DrawFn) -> Program:
+    """A program whose results are called as the compiler might call values of its own."""
+    text = show(draw(programs()))
+    old = [n for n in dict.fromkeys(re.findall(r"\bv\d+\b", text))]
+    stems = st.sampled_from((*old, "x", "y", "j"))
+    new = draw(st.lists(st.tuples(stems, st.sampled_from(ENDINGS)), min_size=len(old), max_size=len(old), unique=True))
+    names = {o: "".join(n) for o, n in zip(old, new, strict=True)}
+    stay = set(draw(st.lists(st.sampled_from(old), unique=True)))
+    names |= {o: o for o in stay}
+    return parse(re.sub(r"\bv\d+\b", lambda m: names[m[0]], text))

@@ -33,6 +33,7 @@ from tilefold.algebra.fold import NEW, OLD, StateVar, Step
 from tilefold.algebra.separate import separate
 from tilefold.algebra.terms import Group, Inseparable, Mono, Scope, Term
 from tilefold.algebra.text import show
+from tilefold.names import free
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +134,9 @@ class Context:
 
     def fresh(self, base: str) -> str:
         """A name that no reduction, input or state variable has."""
-        taken = {r.name for r in self.cascade.reductions} | {r.index_name for r in self.cascade.reductions}
+        taken = {n for r in self.cascade.reductions for n in (r.name, r.index_name) if n}
         taken |= {n for n, _ in self.cascade.input_dtypes} | set(self.infos) | loads_of(self.cascade)
-        name, k = base, 2
-        while name in taken:
-            name, k = f"{base}{k}", k + 1
-        return name
+        return free(base, taken)
 
     def add(self, var: StateVar, element: Expr) -> Info:
         """Append a state variable; `element` is its unguarded element over unsuffixed loads."""

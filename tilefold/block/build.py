@@ -17,6 +17,7 @@ from tilefold.algebra.expr import Expr, Index, Load, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.ir import Accumulate, Init, Let, Loop, Node, Store, Update
 from tilefold.block.stages import Stage, StagePlan, rounded
+from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute
 
@@ -92,7 +93,9 @@ def rewritten_rows(g: Graph, plan: StagePlan, k: int) -> bool:
 class Builder:
     """Emits into `outer` (once a block of the parallel dims) and, inside a stage, into its loop.
 
-    `names` maps each member result to the block value that holds it, once that is defined.
+    `names` maps each result of a reduction to the block value that holds it, once that is defined;
+    a scope's `values` do so for members that are computed where they are used. The same member may be
+    computed both in a loop and, for a value that does not vary there, before it: two values, two names.
     """
 
     def __init__(self, g: Graph, plan: StagePlan, loops: Loops):
@@ -101,12 +104,12 @@ class Builder:
         self.parallel = plan.group.parallel
         self.outer = Scope(None)
         self.names: dict[str, str] = {}
+        self.given: set[str] = set()
         self.owner = {r: m for m in self.members for r in g.by_name[m].results}
         self.to_write = [m for m in self.members if g.escapes(m, self.members)]
         self.written = frozenset(r for m in self.to_write for r in g.by_name[m].results)
         self.panels = self._panels()
-        p = g.program
-        self.taken = {*p.syms, *p.sizes, *(i.name for i in p.inputs), *(r for c in p.body for r in c.results)}
+        self.taken = set(g.program.names)
         self.states: dict[tuple[str, ...], str] = {}
 
     def build(self) -> tuple[Node, ...]:
@@ -141,21 +144,34 @@ class Builder:
 
     # -- names ----------------------------------------------------------------------------
 
-    def free_name(self, tensor: str, suffix: str) -> str:
-        """A name for a block value; the tensor's own unless that is a global result."""
-        return tensor + suffix if tensor in self.written else tensor
+    def own_name(self, result: str, suffix: str) -> str:
+        """A name for a block value that holds a member's result: its own, the first time and if it stays here."""
+        if result in self.written or result in self.given:
+            return fresh(result + suffix, self.taken)
+        self.given.add(result)
+        return result
 
-    def localise(self, e: Expr) -> Expr:
+    def close(self, scope: Scope, start: Expr | None = None, stop: Expr | None = None) -> None:
+        """Append a scope's loop; what it named is seen no more, so that a later loop may use those names."""
+        assert scope.dim is not None
+        self.outer.nodes.append(Loop("for", scope.dim, tuple(scope.nodes), start, stop))
+        self.given -= set(scope.values.values())
+
+    def held(self, result: str, scope: Scope) -> str:
+        """The block value that holds a member's result, as seen from a scope."""
+        return scope.values.get(result) or self.outer.values.get(result) or self.names[result]
+
+    def localise(self, e: Expr, scope: Scope) -> Expr:
         """Loads of members' results become loads of the block values that hold them."""
 
         def one(n: Expr) -> Expr | None:
             if isinstance(n, Load) and n.tensor in self.owner:
-                return Load(self.names[n.tensor], n.index)
+                return Load(self.held(n.tensor, scope), n.index)
             return None
 
         return transform(e, one)
 
-    def in_fold(self, fold: Fold, e: Expr) -> Expr:
+    def in_fold(self, fold: Fold, e: Expr, scope: Scope) -> Expr:
         """An expression of a Fold over block values: `m@new` is the state, `m@old` its copy."""
         states = {v.name for v in fold.state} | {v.index_name for v in fold.state if v.index_name}
 
@@ -164,8 +180,9 @@ class Builder:
                 return None
             base = n.tensor.removesuffix(NEW).removesuffix(OLD)
             if base in states:
-                return Load(self.state(fold, base) + ("_old" if n.tensor.endswith(OLD) else ""), n.index)
-            return Load(self.names[base], n.index) if base in self.owner else None
+                at = self.old(fold, base) if n.tensor.endswith(OLD) else self.state(fold, base)
+                return Load(at, n.index)
+            return Load(self.held(base, scope), n.index) if base in self.owner else None
 
         return transform(e, one)
 
@@ -180,15 +197,14 @@ class Builder:
 
     def define(self, name: str, scope: Scope) -> None:
         c = self.g.by_name[name]
-        if name in self.outer.defined or name in scope.defined:
+        if name in self.outer.values or name in scope.values:
             return
         varies = scope.dim in c.dims and name not in self.panels
         target = scope if varies else self.outer
         self.need(c.body, target)
-        target.defined.add(name)
-        self.names[name] = self.free_name(name, "_b")
-        body = self.localise(rounded(c))
-        target.nodes.append(Let(self.names[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc))
+        body = self.localise(rounded(c), target)
+        target.values[name] = self.own_name(name, "_b")
+        target.nodes.append(Let(target.values[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc))
 
     # -- stages ---------------------------------------------------------------------------
 
@@ -210,12 +226,12 @@ class Builder:
                 self.outer.nodes.append(Init(name, v.dims, v.dtype, v.identity, index))
         for v in stage.fold.state:
             self.need(v.element, scope)
-            scope.nodes += self.step(stage, v, looped=dim is not None)
+            scope.nodes += self.step(stage, v, scope, looped=dim is not None)
         if dim is not None:
             for m in list(self.to_write):
                 if self._streams(m) and dim in out_dims(self.g.by_name[m]) and self.plan.ready[m] < k:
                     self.store(m, scope)
-            self.outer.nodes.append(Loop("for", dim, tuple(scope.nodes), start, stop))
+            self.close(scope, start, stop)
 
     def state_names(self, fold: Fold, v: StateVar) -> tuple[str, str | None]:
         """Block values that hold a state variable and its index."""
@@ -223,29 +239,31 @@ class Builder:
 
     def state(self, fold: Fold, name: str) -> str:
         """The block value of a state variable: its own name where the cascade has it and no result is called so."""
-        if name in self.owner:
-            return self.free_name(name, "_s")
         key = (name, *(v.name for v in fold.state))
         if key not in self.states:
-            fresh = name
-            while fresh in self.taken:
-                fresh += "_s"
-            self.taken.add(fresh)
-            self.states[key] = fresh
+            wanted = f"{name}_s" if name in self.taken else name
+            self.states[key] = self.own_name(name, "_s") if name in self.owner else fresh(wanted, self.taken)
         return self.states[key]
 
-    def step(self, stage: Stage, v: StateVar, *, looped: bool) -> list[Node]:
+    def old(self, fold: Fold, name: str) -> str:
+        """The block value of a state variable's copy from before a step."""
+        key = (name, *(v.name for v in fold.state), OLD)
+        if key not in self.states:
+            self.states[key] = fresh(f"{self.state(fold, name)}_old", self.taken)
+        return self.states[key]
+
+    def step(self, stage: Stage, v: StateVar, scope: Scope, *, looped: bool) -> list[Node]:
         """Repair and accumulate one state variable; in one block there is nothing to repair."""
         fold, (name, index) = stage.fold, self.state_names(stage.fold, v)
-        element = self.in_fold(fold, v.element)
+        element = self.in_fold(fold, v.element, scope)
         payload = self._flat_index(stage.axes) if v.index_name else None
         if not looped:
             return [Let(name, v.dims, v.dtype, element, v.reducer, stage.axes, index, payload)]
         nodes: list[Node] = []
         if any(w.repair is not None and _loads(w.repair, v.name + OLD) for w in fold.state):
-            nodes.append(Let(name + "_old", v.dims, v.dtype, Load(name, plain(v.dims))))
+            nodes.append(Let(self.old(fold, v.name), v.dims, v.dtype, Load(name, plain(v.dims))))
         if v.repair is not None:
-            nodes.append(Update(name, self.in_fold(fold, v.repair)))
+            nodes.append(Update(name, self.in_fold(fold, v.repair, scope)))
         nodes.append(Accumulate(name, v.reducer, stage.axes, element, payload))
         return nodes
 
@@ -263,13 +281,13 @@ class Builder:
                 continue
             c = self.g.by_name[self.owner[name]]
             self.need(e, self.outer)  # what only a delayed factor uses
-            value = self.in_fold(stage.fold, e)
+            value = self.in_fold(stage.fold, e, self.outer)
             if isinstance(value, Load) and value.index == plain(c.dims):
                 self.names[name] = value.tensor
                 continue
             held = DType.I64 if name != c.name or c.reducer in ("argmax", "argmin") else c.dtype.compute
-            self.names[name] = f"{name}_f"
-            self.outer.nodes.append(Let(f"{name}_f", c.dims, held, value, loc=c.loc))
+            self.names[name] = fresh(f"{name}_f", self.taken)
+            self.outer.nodes.append(Let(self.names[name], c.dims, held, value, loc=c.loc))
 
     # -- results --------------------------------------------------------------------------
 
@@ -284,7 +302,7 @@ class Builder:
             for m in list(self.to_write):
                 if self._stream_dim(self.g.by_name[m]) == dim:
                     self.store(m, scope)
-            self.outer.nodes.append(Loop("for", dim, tuple(scope.nodes)))
+            self.close(scope)
 
     def _stream_dim(self, c: Compute) -> str | None:
         return None if c.name in self.panels or not self._streams(c.name) else self.loops.rows[c.name]
@@ -295,12 +313,12 @@ class Builder:
         self.to_write.remove(name)
         if c.reducer is None and not any(u in self.members for u in self.g.consumers[name]):
             self.need(c.body, scope)
-            scope.nodes.append(Store(name, plain(c.dims), c.dims, self.localise(c.body)))
+            scope.nodes.append(Store(name, plain(c.dims), c.dims, self.localise(c.body, scope)))
             return
         if self._streams(name):
             self.define(name, scope)
         for r in c.results:
-            scope.nodes.append(Store(r, plain(c.dims), c.dims, Load(self.names[r], plain(c.dims))))
+            scope.nodes.append(Store(r, plain(c.dims), c.dims, Load(self.held(r, scope), plain(c.dims))))
 
 
 class Scope:
@@ -309,7 +327,7 @@ class Scope:
     def __init__(self, dim: str | None):
         self.dim = dim
         self.nodes: list[Node] = []
-        self.defined: set[str] = set()
+        self.values: dict[str, str] = {}
 
 
 def plain(dims: tuple[str, ...]) -> tuple[Expr, ...]:

@@ -15,6 +15,7 @@ from tilefold.algebra.expr import Expr, Index, Load, Size, Sym, transform, walk
 from tilefold.algebra.ops import OPS, REDUCERS
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
+from tilefold.names import fresh
 from tilefold.tensor.ir import Input
 
 _DIMS = "ijklmnpqrstuvxyz"  # w names a vector width in generated code
@@ -40,7 +41,7 @@ def canonical(b: Block) -> Canonical:
     names: dict[str, str] = {}
     taken = {*dims.values(), *syms.values(), *RESERVED}
     for name in (*(i.name for i in b.inputs), *(r.name for r in b.results), *_value_names(b)):
-        names[name] = _fresh(_NUMBERS.sub("", name).strip("_") or "value", taken)
+        names[name] = fresh(_NUMBERS.sub("", name).strip("_") or "value", taken)
     r = Renamer(dims, syms, names)
     block = Block(
         names[b.results[-1].name] if b.results else b.name,
@@ -53,15 +54,6 @@ def canonical(b: Block) -> Canonical:
     )
     tensors = {names[t]: t for t in (*(i.name for i in b.inputs), *(x.name for x in b.results))}
     return Canonical(block, tensors, {new: old for old, new in syms.items()}, dims)
-
-
-def _fresh(stem: str, taken: set[str]) -> str:
-    name, n = stem, 1
-    while name in taken:
-        n += 1
-        name = f"{stem}_{n}"
-    taken.add(name)
-    return name
 
 
 def _dim_names(b: Block) -> dict[str, str]:

@@ -6,6 +6,7 @@ from tilefold.algebra.expr import Expr
 from tilefold.block.canonical import Renamer
 from tilefold.block.ir import Block, Init, Let, Node, walk
 from tilefold.block.verify import verify
+from tilefold.names import fresh
 from tilefold.tensor.ir import Input
 
 
@@ -30,12 +31,8 @@ def _apart(k: Block, tensors: set[str]) -> tuple[Node, ...]:
     values = [v for n in walk(k.body) if isinstance(n, Let | Init) for v in (n.name, n.index_name) if v]
     names: dict[str, str] = {t: t for t in tensors}
     taken = tensors | set(values)
-    for v in values:
-        fresh = v
-        while v in tensors and fresh in taken:
-            fresh += "_b"
-        taken.add(fresh)
-        names[v] = fresh
+    for v in dict.fromkeys(values):
+        names[v] = fresh(f"{v}_b", taken) if v in tensors else v
     if all(old == new for old, new in names.items()):
         return k.body
     return Renamer({d: d for d in k.sizes}, {s: s for s in k.syms}, names).nodes(k.body)

@@ -20,6 +20,7 @@ from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
 from tilefold.block.group import LONG_AXIS, splittable
 from tilefold.block.ir import Let, Loop, Node, Result, Store
 from tilefold.block.stages import Stage, StagePlan
+from tilefold.names import free
 from tilefold.tensor.analysis import Graph, out_dims
 
 #: Segments a split axis is cut into.
@@ -50,7 +51,7 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     """
     stage, axis = plan.stages[0], loops.stages[0]
     assert axis is not None
-    segment = f"{axis}_seg"
+    segment = free(f"{axis}_seg", g.program.names)
     sizes: dict[str, Expr] = {segment: lit(segments)}
     parallel = plan.group.parallel
     first = Builder(g, plan, loops)
@@ -65,8 +66,9 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
         dims = _part_dims(g, plan, v, segment)
         for value, result, dtype in ((name, v.name, v.dtype), (index, v.index_name, DType.I64)):
             if value is not None and result is not None:
-                parts.append(Result(f"{result}_part", dims, dtype))
-                first.outer.nodes.append(Store(f"{result}_part", plain(dims), dims, Load(value, plain(v.dims))))
+                held = _part(g, result)
+                parts.append(Result(held, dims, dtype))
+                first.outer.nodes.append(Store(held, plain(dims), dims, Load(value, plain(v.dims))))
     second = Builder(g, plan, loops)
     apart = _own_columns(g, plan, second.to_write)
     for v in stage.fold.state:
@@ -101,16 +103,17 @@ def _merge(b: Builder, stage: Stage, v: StateVar, segment: str, sizes: dict[str,
     at: dict[str, Expr] = {}
     if v.reducer == "topk":
         slot = v.dims[-1]
-        sizes[f"{slot}_part"] = g.program.sizes[slot]
-        at[slot] = Index(f"{slot}_part")
-        rdims = (segment, f"{slot}_part")
+        each = _part(g, slot)
+        sizes[each] = g.program.sizes[slot]
+        at[slot] = Index(each)
+        rdims = (segment, each)
     held = {r: w for w in stage.fold.state for r in (w.name, w.index_name) if r}
 
     def part(result: str) -> Load:
         w = held[result]
         same = {d: lit(0) for d in b.plan.group.parallel if d not in w.dims}
         index = tuple({**same, **at}.get(d, Index(d)) for d in _part_dims(g, b.plan, w, segment))
-        return Load(f"{result}_part", index)
+        return Load(_part(g, result), index)
 
     value: Expr = part(v.name)
     if v.repair is not None:
@@ -131,7 +134,12 @@ def _moved(b: Builder, fold: Fold, v: StateVar, part: Callable[[str], Load]) -> 
         base = n.tensor.removesuffix(OLD)
         return part(base) if base in {w.name for w in fold.state} else None
 
-    return b.in_fold(fold, transform(v.repair, one))
+    return b.in_fold(fold, transform(v.repair, one), b.outer)
+
+
+def _part(g: Graph, name: str) -> str:
+    """What holds the parts of a state, or counts the slots of one; nothing in the program is called so."""
+    return free(f"{name}_part", g.program.names)
 
 
 def _part_dims(g: Graph, plan: StagePlan, v: StateVar, segment: str) -> tuple[str, ...]:

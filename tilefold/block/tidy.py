@@ -32,6 +32,7 @@ from tilefold.algebra.expr import (
 )
 from tilefold.block.contract import as_contraction, is_plain
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of, walk
+from tilefold.names import fresh
 from tilefold.tensor.analysis import expr_flops
 
 #: Cheaper expressions are evaluated again instead of being stored.
@@ -120,12 +121,7 @@ class _Tidy:
             self.dtypes[n.index_name], self.dims[n.index_name] = DType.I64, n.dims
 
     def fresh(self, stem: str) -> str:
-        name, n = stem, 1
-        while name in self.taken:
-            n += 1
-            name = f"{stem}{n}"
-        self.taken.add(name)
-        return name
+        return fresh(stem, self.taken)
 
     def body(self, nodes: tuple[Node, ...], loops: tuple[str, ...]) -> tuple[Node, ...]:
         flat = self.contractions(self.hoist(self.share(list(nodes))))

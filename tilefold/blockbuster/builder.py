@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilefold.algebra.expr import Expr
-from tilefold.blockbuster.edit import fresh
 from tilefold.blockbuster.ir import Func, Graph, In, Map, Misc, Node, Out, Param, Reduce, Type, View
 from tilefold.blockbuster.ops import BLOCK_OPS, ELEMENTWISE, union
+from tilefold.names import fresh
 from tilefold.tensor.ir import Compute
 
 #: Fills the body of a map: gets its builder and the operands inside, returns the results inside.

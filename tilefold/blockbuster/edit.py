@@ -9,17 +9,8 @@ from dataclasses import replace
 from tilefold.algebra import text as expr_text
 from tilefold.algebra.expr import Expr, Load, loads, substitute
 from tilefold.blockbuster.ir import Cons, Func, Graph, Head, In, Map, Misc, Node, Out, Param, Reduce, View, arg
+from tilefold.names import fresh
 from tilefold.tensor.text import show_compute
-
-
-def fresh(base: str, taken: set[str]) -> str:
-    """A name like `base` that is not taken; it is taken afterwards."""
-    name, k = base, 1
-    while name in taken:
-        k += 1
-        name = f"{base}_{k}"
-    taken.add(name)
-    return name
 
 
 def consumers(g: Graph) -> dict[str, list[int]]:

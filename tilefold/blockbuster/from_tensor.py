@@ -40,6 +40,7 @@ from tilefold.blockbuster.lookup import ArrayOp, ArrayProgram, block_program
 from tilefold.blockbuster.ops import REDUCTIONS
 from tilefold.blockbuster.unshift import unshift
 from tilefold.errors import UnsupportedError
+from tilefold.names import fresh
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.ir import Program as TensorProgram
 
@@ -101,12 +102,7 @@ class _Bridge:
     # -- values ---------------------------------------------------------------------------
 
     def fresh(self, base: str) -> str:
-        k, name = 1, f"{base}_1"
-        while name in self.taken:
-            k += 1
-            name = f"{base}_{k}"
-        self.taken.add(name)
-        return name
+        return fresh(base, self.taken)
 
     def item(self, dims: tuple[str, ...]) -> tuple[str, ...]:
         found = tuple(d for d in dims if d in self.blocked)

@@ -15,7 +15,7 @@ from tilefold.algebra import text as expr_text
 from tilefold.algebra.expr import Expr, Load, loads, substitute
 from tilefold.algebra.text import Names
 from tilefold.blockbuster import statements as st
-from tilefold.blockbuster.edit import fresh, in_order, rename
+from tilefold.blockbuster.edit import in_order, rename
 from tilefold.blockbuster.ir import (
     Cons,
     Func,
@@ -36,6 +36,7 @@ from tilefold.blockbuster.ir import (
 from tilefold.blockbuster.ops import BLOCK_OPS, ELEMENTWISE
 from tilefold.blockbuster.verify import infer, verify
 from tilefold.errors import ParseError, VerifyError
+from tilefold.names import fresh
 from tilefold.tensor.text import parse_compute, parse_names, parse_shape
 
 

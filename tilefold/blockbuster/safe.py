@@ -8,12 +8,13 @@ from typing import Literal
 
 from tilefold.algebra.expr import Expr, Load, call, lit, loads, substitute
 from tilefold.blockbuster.builder import GraphBuilder
-from tilefold.blockbuster.edit import consumers, fresh, rename
+from tilefold.blockbuster.edit import consumers, rename
 from tilefold.blockbuster.facts import Facts
 from tilefold.blockbuster.ir import Func, Graph, In, Map, Node, Out, Param, Reduce, Type, arg
 from tilefold.blockbuster.ops import ELEMENTWISE
 from tilefold.blockbuster.pairs import Pair, guarded, linear_expr, nonpositive, pair_of, plain
 from tilefold.blockbuster.verify import infer
+from tilefold.names import fresh
 
 Granularity = Literal["element", "row", "block"]
 #: Functions of blocks whose first (or both) operands may be significands: exponents just add.

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Expr, walk
-from tilefold.blockbuster.edit import fresh, prune, rename
+from tilefold.blockbuster.edit import prune, rename
 from tilefold.blockbuster.facts import Facts
 from tilefold.blockbuster.ir import Func, Graph, Map, Program
 from tilefold.blockbuster.ir import walk as walk_nodes
@@ -27,6 +27,7 @@ from tilefold.blockbuster.pairs import has_exp, nonpositive
 from tilefold.blockbuster.safe import Granularity, SafeGraph
 from tilefold.blockbuster.verify import verify
 from tilefold.errors import NotFusibleError
+from tilefold.names import fresh
 
 
 def make_safe(p: Program, granularity: Granularity | None = None) -> Program:

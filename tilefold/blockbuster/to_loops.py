@@ -22,12 +22,13 @@ from tilefold.algebra.expr import Const, Expr, Index, Load, call, substitute, te
 from tilefold.block import ir
 from tilefold.block.tidy import tidy
 from tilefold.block.verify import verify
-from tilefold.blockbuster.edit import consumers, fresh
+from tilefold.blockbuster.edit import consumers
 from tilefold.blockbuster.ir import Func, Graph, Map, Misc, Node, Out, Param, Program, Reduce, Type, View, arg
 from tilefold.blockbuster.ops import ELEMENTWISE, REDUCTIONS
 from tilefold.blockbuster.pairs import guarded
 from tilefold.blockbuster.verify import blocked_dims, infer
 from tilefold.errors import UnsupportedError
+from tilefold.names import fresh
 from tilefold.tensor.ir import Input
 
 #: A dim of extent 1 for kernels without a parallel one.

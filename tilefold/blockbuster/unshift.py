@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.expr import Call, Expr, Load, call, loads, substitute, transform
-from tilefold.blockbuster.edit import fresh
 from tilefold.blockbuster.ir import Type, arg
 from tilefold.blockbuster.lookup import ArrayOp, ArrayProgram
 from tilefold.blockbuster.pairs import Pair, pair_of
+from tilefold.names import fresh
 
 
 def unshift(a: ArrayProgram, types: Mapping[str, Type]) -> ArrayProgram:

@@ -38,6 +38,7 @@ from tilefold.algebra.expr import (
 from tilefold.algebra.ops import OPS
 from tilefold.errors import SourceLoc, UnsupportedError
 from tilefold.frontend import sizes as fx_sizes
+from tilefold.names import fresh
 from tilefold.tensor.index_simplify import const, is_one, simplify
 from tilefold.tensor.ir import Compute, Input
 
@@ -119,18 +120,11 @@ class Context:
             name = f"t{name}"
         if keyword.iskeyword(name) or name in OPS or name in _RESERVED:
             name += "_"
-        out, n = name, 1
-        while out in self.taken:
-            out, n = f"{name}_{n}", n + 1
-        self.taken.add(out)
-        return out
+        return fresh(name, self.taken)
 
     def dim(self, size: Expr) -> str:
         """A new dim of that extent."""
-        name = f"d{len(self.sizes)}"
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
+        name = fresh(f"d{len(self.sizes)}", self.taken)
         self.sizes[name] = size
         return name
 

@@ -20,6 +20,7 @@ from itertools import chain, combinations
 import numpy as np
 
 from tilefold.algebra.expr import Expr, Load, tensors_read, transform
+from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Input, Program
 
@@ -138,13 +139,13 @@ def solve(p: Program, found: Sequence[Choice], cost: Callable[[Choice], float]) 
 
 def rewritten(p: Program, kernels: Sequence[tuple[str, ...]], chosen: Sequence[Choice]) -> Program:
     """The program with a copy of each map for every kernel that computes it again; what nothing reads is dropped."""
-    taken = {*p.sizes, *p.syms, *(i.name for i in p.inputs), *(r for c in p.body for r in c.results)}
+    taken = set(p.names)
     body: dict[str, list[Compute]] = {c.name: [c] for c in p.body}
     by_name = {c.name: c for c in p.body}
     for v in chosen:
         if not v.again:
             continue
-        names = {m: _fresh(m, taken) for m in v.again}
+        names = {m: fresh(f"{m}_again", taken) for m in v.again}
         for m in v.again:
             c = by_name[m]
             body[m].append(replace(c, name=names[m], body=_renamed(c.body, names)))
@@ -166,11 +167,3 @@ def _live(p: Program) -> Program:
 
 def _renamed(e: Expr, names: dict[str, str]) -> Expr:
     return transform(e, lambda x: Load(names[x.tensor], x.index) if isinstance(x, Load) and x.tensor in names else None)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    n = 1
-    while f"{name}_again{n}" in taken:
-        n += 1
-    taken.add(f"{name}_again{n}")
-    return f"{name}_again{n}"

@@ -86,6 +86,11 @@ class Program:
         made: dict[str, Input | Compute] = {r: c for c in self.body for r in c.results}
         object.__setattr__(self, "_of", made | {i.name: i for i in self.inputs})
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name that the program gives: tensors, results, dims and symbols."""
+        return frozenset({*self._of, *self.sizes, *self.syms})
+
     def dtype_of(self, tensor: str) -> DType:
         """dtype of an input or result; KeyError if there is none of that name."""
         found = self._of[tensor]

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, loads, substitute, tensors_read
 from tilefold.algebra.ops import VALUE_REDUCERS
+from tilefold.names import free
 from tilefold.tensor.analysis import Graph, is_static
 from tilefold.tensor.ir import Compute, Program
 
@@ -37,7 +38,7 @@ def split_axes(p: Program, keep_whole: frozenset[str] = frozenset()) -> Program:
             body.append(c)
             continue
         inner = tuple(d for d in c.rdims if d not in keep)
-        part = replace(c, name=_fresh(p, f"{c.name}_in"), dims=(*c.dims, *keep), rdims=inner)
+        part = replace(c, name=free(f"{c.name}_in", p.names), dims=(*c.dims, *keep), rdims=inner)
         whole = replace(c, rdims=keep, body=Load(part.name, tuple(Index(d) for d in part.dims)))
         body += [part, whole]
     return replace(p, body=tuple(body))
@@ -76,7 +77,7 @@ def exchange_sums(p: Program) -> Program:
         (ld,) = [x for x in loads(c.body) if x.tensor == s.name]
         at: dict[Expr, Expr] = {Index(d): ix for d, ix in zip(s.dims, ld.index, strict=True)}
         merged = substitute(c.body, {ld: substitute(s.body, at)})
-        part = replace(c, name=_fresh(p, f"{c.name}_in"), dims=(*c.dims, *s.rdims), body=merged)
+        part = replace(c, name=free(f"{c.name}_in", p.names), dims=(*c.dims, *s.rdims), body=merged)
         outer = replace(c, rdims=s.rdims, body=Load(part.name, tuple(Index(d) for d in part.dims)))
         body += [part, outer]
     return replace(p, body=tuple(body))
@@ -122,10 +123,3 @@ def _depends_on_axes(g: Graph, name: str, axes: set[str]) -> bool:
         seen.update(fresh)
         todo += fresh
     return False
-
-
-def _fresh(p: Program, name: str) -> str:
-    taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results}
-    while name in taken:
-        name += "_"
-    return name

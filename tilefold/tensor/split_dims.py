@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, loads, substitute, walk
+from tilefold.names import free
 from tilefold.tensor.index_simplify import divide, poly, simplify, to_expr
 from tilefold.tensor.ir import Compute, Input, Program
 from tilefold.tensor.rewrite import dims_of, prune_dims, rename_loads
@@ -172,19 +173,13 @@ def cut(p: Program, cuts: Mapping[str, Expr]) -> Program:
     pair: dict[str, tuple[str, str]] = {}
     for d, by in cuts.items():
         if d in sizes:
-            pair[d] = (_fresh(sizes, f"{d}h"), _fresh(sizes, f"{d}l"))
+            pair[d] = (free(f"{d}h", sizes), free(f"{d}l", sizes))
             sizes[pair[d][0]], sizes[pair[d][1]] = _quotient(sizes[d], by), by
     inputs = tuple(replace(i, shape=_cut_shape(i, cuts)) for i in p.inputs)
     axes = {r: c.dims for c in p.body for r in c.results}
     axes |= {i.name: tuple(f"{i.name}@{n}" for n in range(len(i.shape))) for i in p.inputs}
     body = tuple(_cut_compute(c, cuts, pair, axes, sizes) for c in p.body)
     return prune_dims(replace(p, sizes=sizes, inputs=inputs, body=body))
-
-
-def _fresh(sizes: Mapping[str, Expr], wanted: str) -> str:
-    while wanted in sizes:
-        wanted += "_"
-    return wanted
 
 
 def _cut_shape(i: Input, cuts: Mapping[str, Expr]) -> tuple[Expr, ...]:

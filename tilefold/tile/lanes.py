@@ -39,6 +39,7 @@ from tilefold.algebra.expr import (
     transform,
     walk,
 )
+from tilefold.names import fresh
 from tilefold.tile import ir
 from tilefold.tile.lane_rules import across_lanes, adds, first_fill, plus, position, singular
 from tilefold.tile.uses import allocated
@@ -92,12 +93,7 @@ class _Pass:
         return replace(self.kernel, body=body, sizes=self.sizes)
 
     def fresh(self, name: str) -> str:
-        found, n = name, 1
-        while found in self.taken:
-            n += 1
-            found = f"{name}_{n}"
-        self.taken.add(found)
-        return found
+        return fresh(name, self.taken)
 
     def body(self, stmts: Sequence[ir.Stmt], tiles: Mapping[str, int]) -> tuple[ir.Stmt, ...]:
         out: list[ir.Stmt] = []

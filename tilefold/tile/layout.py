@@ -18,6 +18,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform
 from tilefold.block.contract import as_contraction, is_plain
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, walk
+from tilefold.names import free
 
 #: Static extents below this do not make good vectors.
 SHORT = 8
@@ -108,9 +109,7 @@ class _Arranger:
         dims = tuple(d for d in dims if d in dims_used(mine))
         key = (mine, kept[-1])
         if key not in self.packs:
-            name = f"{mine.tensor}_pack"
-            while name in self.dims:
-                name += "_"
+            name = free(f"{mine.tensor}_pack", self.dims)
             self.dims[name] = dims
             self.order[name] = dims
             self.dtypes[name] = self.dtypes.get(mine.tensor, DType.F32).compute

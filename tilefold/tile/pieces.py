@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, transform
+from tilefold.names import fresh
 from tilefold.tile import ir
 
 #: Least extent of a matrix unit; no piece is shorter.
@@ -117,9 +118,7 @@ class _Cutter:
         taken = {*kernel.sizes, *kernel.syms, *(t.name for t in kernel.tensors)}
         start = 0
         for n, extent in enumerate(parts):
-            name = f"{dim}_{n}"
-            while name in taken:
-                name += "_"
+            name = fresh(f"{dim}_{n}", taken)
             self.sizes[name] = Const(extent, DType.I64)
             self.pieces.append(_Piece(name, start))
             start += extent

@@ -10,6 +10,7 @@ from typing import Literal
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, tensors_read
 from tilefold.backends.cpp.affine import INT32, INT64, SIZE_LIMIT, interval
+from tilefold.names import fresh
 from tilefold.tile.ir import Buffer, Kernel, TensorParam
 
 CType = Literal["float", "double", "int32_t", "int64_t", "bool"]
@@ -74,19 +75,14 @@ class Facts:
     ranges: dict[str, tuple[str, str]] = field(default_factory=dict)
     static: dict[str, int | None] = field(default_factory=dict)
     tiles: dict[str, Tile] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=lambda: set(_TAKEN))
     gemms: dict[tuple[DType, DType, DType], None] = field(default_factory=dict)  # multiplications called, in order
 
     def name(self, wanted: str) -> str:
         """A C++ identifier near `wanted` that nothing else has."""
         base = re.sub(r"\W", "_", wanted) or "t"
         base = f"t{base}" if base[0].isdigit() else base
-        out, n = base, 1
-        while out in self.used or out in _TAKEN:
-            n += 1
-            out = f"{base}_{n}" if base[-1].isdigit() else f"{base}{n}"
-        self.used.add(out)
-        return out
+        return fresh(base, self.used)
 
     def tensor(self, name: str) -> TensorParam | None:
         return next((t for t in self.kernel.tensors if t.name == name), None)

@@ -6,6 +6,8 @@ import keyword
 import re
 from collections.abc import Sequence
 
+from tilefold.names import fresh
+
 
 def identifier(name: str) -> str:
     """The name with what Python does not allow replaced."""
@@ -15,13 +17,8 @@ def identifier(name: str) -> str:
 
 def python_names(names: Sequence[str]) -> dict[str, str]:
     """Distinct names of arguments for tensors."""
-    out: dict[str, str] = {}
-    for n in names:
-        name = identifier("p_" + n)
-        while name in out.values():
-            name += "_"
-        out[n] = name
-    return out
+    taken: set[str] = set()
+    return {n: fresh(identifier("p_" + n), taken) for n in names}
 
 
 def python_value(code: str) -> int:

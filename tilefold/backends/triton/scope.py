@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilefold.algebra.expr import Expr
+from tilefold.names import fresh
 
 
 @dataclass(slots=True)
@@ -41,7 +42,6 @@ class Scopes:
 
     def __init__(self) -> None:
         self.stack = [Scope(0)]
-        self.count: dict[str, int] = {}
         self.used: set[str] = set()
 
     @property
@@ -53,13 +53,7 @@ class Scopes:
 
     def fresh(self, stem: str) -> str:
         """A name not given before: the second `x_a` must not be the first `x_a_1`."""
-        while True:
-            n = self.count.get(stem, 0)
-            self.count[stem] = n + 1
-            name = stem if n == 0 else f"{stem}_{n}"
-            if name not in self.used:
-                self.used.add(name)
-                return name
+        return fresh(stem, self.used)
 
     def once(self, code: str, stem: str, level: int) -> str:
         """A variable that holds `code`, defined at `level` unless it is already known there or further out."""

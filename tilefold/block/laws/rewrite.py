@@ -15,8 +15,9 @@ from tilefold.block.contract import factors, product
 from tilefold.block.laws.law import Args, Law
 from tilefold.block.laws.nests import NamedBlock, Nest, Pass, alone, ordered, recheck
 from tilefold.errors import ScheduleError
+from tilefold.names import free
 from tilefold.tensor.analysis import Graph
-from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.ir import Compute
 
 
 def recompute(b: NamedBlock, name: str, consumer: str) -> NamedBlock:
@@ -33,7 +34,7 @@ def recompute(b: NamedBlock, name: str, consumer: str) -> NamedBlock:
             loc=user.loc,
             hint=f"fuse({name!r}, {consumer!r})",
         )
-    names = {r: _fresh(b.program, f"{r}_{consumer}") for r in c.results}
+    names = {r: free(f"{r}_{consumer}", b.program.names) for r in c.results}
     copy = replace(c, name=names[c.name], index_name=names[c.index_name] if c.index_name else None)
 
     def renamed(e: Expr) -> Expr | None:
@@ -65,7 +66,7 @@ def swap_scale_dot(b: NamedBlock, name: str) -> NamedBlock:
         )
     if not rest or any(isinstance(f, Const) for f in rest[:1]):
         raise ScheduleError(f"nothing of {name} is left to sum", loc=c.loc)
-    dot = _fresh(b.program, f"{name}_dot")
+    dot = free(f"{name}_dot", b.program.names)
     summed = replace(c, name=dot, dtype=c.dtype.compute, body=product(rest))
     value: Expr = product([Load(dot, tuple(Index(d) for d in c.dims)), *scale])
     for d in c.rdims:
@@ -89,13 +90,6 @@ def _with(b: NamedBlock, body: list[Compute], nests: tuple[Nest, ...]) -> NamedB
     for n in done.nests:
         recheck(done, n)
     return done
-
-
-def _fresh(p: Program, name: str) -> str:
-    taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _edges(b: NamedBlock) -> Iterator[Args]:

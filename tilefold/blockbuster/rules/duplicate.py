@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilefold.blockbuster.edit import consumers, fresh, in_order, rename
+from tilefold.blockbuster.edit import consumers, in_order, rename
 from tilefold.blockbuster.ir import Graph, Map
 from tilefold.blockbuster.rules.law import Law, Match, Refusal
 from tilefold.blockbuster.rules.patterns import mapped_row_op, product
+from tilefold.names import fresh
 
 
 @dataclass(frozen=True, slots=True)

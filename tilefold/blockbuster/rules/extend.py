@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.expr import Expr, call, dims_used
-from tilefold.blockbuster.edit import apart, fresh, in_order, merge_ins, prune
+from tilefold.blockbuster.edit import apart, in_order, merge_ins, prune
 from tilefold.blockbuster.ir import Cons, Func, Graph, Head, In, Map, Node, Out, Param, arg, walk
 from tilefold.blockbuster.ops import ELEMENTWISE
 from tilefold.blockbuster.rules.fuse_maps import why_not_consecutive, why_not_siblings
 from tilefold.blockbuster.rules.law import Law, Match, Refusal
 from tilefold.blockbuster.verify import infer
+from tilefold.names import fresh
 
 VARIANTS = ("a", "b", "c")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tilefold.blockbuster.edit import apart, consumers, in_order, merge_ins, prune, reachable
 from tilefold.blockbuster.ir import Graph, In, Map, Node, Out, Param
 from tilefold.blockbuster.rules.law import Law, Match, Refusal
+from tilefold.names import free
 
 
 def why_not_consecutive(g: Graph, u: int, v: int) -> str | None:
@@ -53,7 +54,7 @@ def fuse(g: Graph, u: int, v: int) -> Graph:
         if i.value in inside:
             names[i.name] = inside[i.value]
             continue
-        name = i.name if i.name not in taken else _free(i.name, taken)
+        name = free(i.name, taken)
         taken.add(name)
         names[i.name] = name
         ins.append(In(i.value, name, i.each))
@@ -69,13 +70,6 @@ def fuse(g: Graph, u: int, v: int) -> Graph:
     rest: list[Node] = [n for k, n in enumerate(g.nodes) if k not in (u, v)]
     rest.insert(min(u, v), fused)
     return prune(replace(g, nodes=in_order(rest, (p.name for p in g.inputs))))
-
-
-def _free(name: str, taken: set[str]) -> str:
-    k = 2
-    while f"{name}_{k}" in taken:
-        k += 1
-    return f"{name}_{k}"
 
 
 @dataclass(frozen=True, slots=True)

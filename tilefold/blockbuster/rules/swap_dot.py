@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilefold.blockbuster.edit import consumers, fresh, in_order, producers, prune, single
+from tilefold.blockbuster.edit import consumers, in_order, producers, prune, single
 from tilefold.blockbuster.ir import Func, Graph, Map, Node, Out, Param, Reduce, Type
 from tilefold.blockbuster.rules.law import Law, Match, Refusal
 from tilefold.blockbuster.rules.patterns import MappedRowOp, Product, mapped, mapped_row_op, product
+from tilefold.names import fresh
 
 
 def _attempts(law: Law, g: Graph, op: str) -> Iterator[Match | Refusal]:

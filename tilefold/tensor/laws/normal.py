@@ -16,6 +16,7 @@ from math import prod
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, walk
+from tilefold.names import fresh
 from tilefold.tensor.inline import BODY_LIMIT, converted
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.terms import factors, gemm, gemms, plain, product, transparent
@@ -69,7 +70,7 @@ def _operands(p: Program, c: Compute, taken: set[str]) -> list[Compute]:
         if not isinstance(e, Load):
             dims = tuple(d for d in (*c.dims, *c.rdims) if d in dims_used(e))
             dtype = _narrowest(p, side, c)
-            name = _name(taken, f"{c.name}_{'ab'[n]}")
+            name = fresh(f"{c.name}_{'ab'[n]}", taken)
             made.append(Compute(name, dims, dtype, e, loc=c.loc, origin=c.origin))
             e = Load(name, plain(dims))
         operands.append(e)
@@ -102,14 +103,6 @@ def _sides(p: Program, c: Compute) -> tuple[list[Expr], list[Expr]] | None:
     a = [f for f, o in zip(parts, own, strict=True) if o & left]
     b = [f for f, o in zip(parts, own, strict=True) if not o & left]
     return (a, b) if a and b else None
-
-
-def _name(taken: set[str], wanted: str) -> str:
-    name, n = wanted, 1
-    while name in taken:
-        name, n = f"{wanted}_{n}", n + 1
-    taken.add(name)
-    return name
 
 
 def _bare_operands(p: Program) -> Program:

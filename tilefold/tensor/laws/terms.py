@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, tensors_read, type_of, walk
+from tilefold.names import free
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.rewrite import substitute_map
 
@@ -185,11 +186,7 @@ def dims_of_load(ld: Load) -> tuple[str, ...]:
 
 def fresh(p: Program, wanted: str) -> str:
     """A name that no tensor, dim or symbol of the program bears."""
-    taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
-    name, n = wanted, 1
-    while name in taken:
-        name, n = f"{wanted}_{n}", n + 1
-    return name
+    return free(wanted, p.names)
 
 
 def expand(p: Program, e: Expr) -> Factors:
