@@ -28,11 +28,10 @@ from tilefold.errors import BackendError, PlanError
 from tilefold.plan.gpu import Given
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, Machine, gpu_named
-from tilefold.plan.library import is_library_product, library_products
+from tilefold.plan.library import library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import Plan, plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
-from tilefold.plan.sizes import shape_function
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.fused_programs import fused_for_gpu
 from tilefold.runtime.gpu_configs import chooser
@@ -41,6 +40,8 @@ from tilefold.runtime.library import LibraryStep, ScaledStep
 from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import plain_operands
+from tilefold.tensor.product import library_product
+from tilefold.tensor.sizes import shape_function
 from tilefold.tile import ir as tile
 from tilefold.tile.layout import unit_axis
 from tilefold.tile.lower import LowerOptions, lower
@@ -161,7 +162,7 @@ def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
     members = k.plan.group.members
     if len(members) == 1:
         c = next(c for c in p.body if c.name == members[0])
-        if is_library_product(c):
+        if library_product(c) is not None:
             return LibraryStep(c, p.sizes)
     return KernelStep(k)
 

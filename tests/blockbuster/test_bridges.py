@@ -21,9 +21,9 @@ from tilefold.blockbuster.to_loops import to_loops
 from tilefold.errors import UnsupportedError
 from tilefold.runtime.graphs import compile_graph
 from tilefold.suites.blocks.examples import examples
-from tilefold.tensor.interp import extent
 from tilefold.tensor.interp import run as run_tensor
 from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import extent
 from tilefold.tensor.text import parse
 
 ATTENTION = """

@@ -10,9 +10,10 @@ from tilefold.algebra.dtypes import DType
 from tilefold.block.fuse import fuse
 from tilefold.block.ir import Block
 from tilefold.plan.cost import UNHIDDEN, kernel_cost, product_seconds, slowest
-from tilefold.plan.dataflow import Dataflow, Product, analyse, element_units, evaluate_size, extents
+from tilefold.plan.dataflow import Dataflow, Product, analyse, element_units
 from tilefold.plan.hardware import H100, H200, Machine, Tier
 from tilefold.plan.machine import nominal
+from tilefold.tensor.sizes import extents
 from tilefold.tensor.text import parse
 from tilefold.tile.layout import arrange
 
@@ -125,13 +126,6 @@ def test_ragged_register_blocks_run_as_if_full() -> None:
 def test_transcendental_functions_cost_more() -> None:
     x = parse(SOFTMAX).body
     assert element_units(x[1].body) > 10 * element_units(x[0].body)
-
-
-def test_sizes() -> None:
-    p = parse("program p(n)\n  input x: f32[n, 6]\n  dim i = n\n  dim j = 6\n  y[i, j]: f32 = x[i, j]\n  return y\n")
-    assert extents(p.sizes, {"n": 9}) == {"i": 9, "j": 6}
-    with pytest.raises(AssertionError, match="not a size"):
-        evaluate_size(p.body[0].body, {})
 
 
 @pytest.mark.parametrize("m", [nominal(), H100, H200], ids=lambda m: m.name)

@@ -14,10 +14,10 @@ from tilefold.block.interp import run
 from tilefold.errors import ScheduleError
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import KernelStep
-from tilefold.plan.dataflow import evaluate_size, extents
 from tilefold.plan.machine import nominal
 from tilefold.plan.search import shapes
 from tilefold.suites import functions as f
+from tilefold.tensor.sizes import estimate, extents
 
 
 def lookup(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ def test_parallel_loops_commute():
     b = canonical(kernel(f.attention, (2, 3, 20, 8), (2, 3, 24, 8), (2, 3, 24, 8)).block).block
     dims = parallel(b)
     assert len(dims) >= 2
-    x = {i.name: torch.randn([evaluate_size(e, extents(b.sizes)) for e in i.shape]) for i in b.inputs}
+    x = {i.name: torch.randn([estimate(e, dims=extents(b.sizes)) for e in i.shape]) for i in b.inputs}
     want = run(b, x, {})
     for order in (tuple(reversed(dims)), (*dims[1:], dims[0])):
         turned = interchanged(b, order)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, Size, Sym
 from tilefold.algebra.text import show
-from tilefold.frontend.execute import value_of
 from tilefold.tensor.index_simplify import const, is_one, product, same, simplify
+from tilefold.tensor.sizes import extent
 
 B, H, D = Sym("B"), Sym("H"), Sym("D")
 SIZES = {"b": B, "h": H, "d": const(64), "j": D, "k": D + 1, "g": const(32), "n": B * H, "r": H // B}
@@ -96,8 +96,8 @@ def evaluate(e: Expr, at: dict[str, int], s: int) -> int:
         case Index(name):
             return at[name]
         case Call(op, args):
-            return value_of(Call(op, tuple(const(evaluate(a, at, s)) for a in args)), {})
-    return value_of(e, {"S": s})
+            return extent(Call(op, tuple(const(evaluate(a, at, s)) for a in args)), {})
+    return extent(e, {"S": s})
 
 
 @settings(max_examples=300, deadline=None)

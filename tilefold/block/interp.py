@@ -21,7 +21,7 @@ from tilefold.algebra.evaluate import (
 )
 from tilefold.algebra.expr import Expr
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, walk
-from tilefold.tensor.interp import extent
+from tilefold.tensor.sizes import extent
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ from tilefold.algebra.expr import Expr, Load, dims_used
 from tilefold.blockbuster.ir import Cons, Func, Graph, Head, Map, Misc, Node, Out, Program, Reduce, Type, View
 from tilefold.blockbuster.ops import BLOCK_OPS, ELEMENTWISE, union
 from tilefold.blockbuster.verify import blocked_dims, infer
-from tilefold.tensor.interp import extent, run_compute
+from tilefold.tensor.interp import run_compute
+from tilefold.tensor.sizes import extent
 
 Index = tuple[int, ...]
 

@@ -18,8 +18,9 @@ from tilefold.explain.model import FoldReport, KernelReport, Region, RejectionRe
 from tilefold.explain.names import signature
 from tilefold.explain.rules import rules_of
 from tilefold.explain.traffic import Sizes, block_access, compare, operator_access, operators
-from tilefold.tensor.analysis import TYPICAL_EXTENT, Graph
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.sizes import TYPICAL_EXTENT
 from tilefold.tensor.text import show as show_program
 
 

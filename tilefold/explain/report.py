@@ -19,9 +19,9 @@ from tilefold.frontend.fuse import Fused, own_copy, translated
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import CompiledProgram, Goal, Step, compile_program
-from tilefold.plan.sizes import shape_function
 from tilefold.runtime.library import LibraryStep, ScaledStep
 from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import shape_function
 from tilefold.tile.layout import unit_axis
 from tilefold.tile.text import show as show_tile
 

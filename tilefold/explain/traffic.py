@@ -16,8 +16,8 @@ from typing import Literal
 from tilefold.algebra.expr import Expr, Load, dims_used, tensors_read, walk
 from tilefold.block.ir import Block, exprs_of
 from tilefold.block.ir import walk as walk_nodes
-from tilefold.plan.sizes import shape_function
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.sizes import shape_function
 
 Role = Literal["input", "intermediate", "output"]
 

@@ -14,10 +14,11 @@ import torch
 
 from tilefold.backends.triton.compile import DIVISOR
 from tilefold.frontend.alike import Alike
-from tilefold.frontend.execute import Executable, Runner, sizes_of
+from tilefold.frontend.execute import Executable, Runner
 from tilefold.frontend.fx_to_tensor import Lowered, OutputBinding
 from tilefold.pipeline import CompiledProgram
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
+from tilefold.tensor.sizes import shape_function
 
 #: Calls remembered a graph; dynamic shapes make new ones.
 CALLS = 4096
@@ -141,7 +142,7 @@ class Direct(Executable):
         dtype, shape = self.whole.results[name]
         o = self._made[name]
         if o is not None:
-            return Made(sizes_of(o.shape)(syms), sizes_of(o.strides)(syms), dtype)
+            return Made(shape_function(o.shape)(syms), shape_function(o.strides)(syms), dtype)
         packed = shape(syms)
         strides = [1]
         for n in reversed(packed[1:]):

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from tilefold.algebra.expr import Call, Const, Expr, Sym
+from tilefold.algebra.expr import Expr
 from tilefold.frontend.fx_to_tensor import InputBinding, Lowered, OutputBinding
 from tilefold.tensor.index_simplify import const, is_one, same, simplify
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import extent, shape_function
 
 #: What `pipeline.compile_program` returns: inputs and symbols -> results by name.
 Runner = Callable[[Mapping[str, torch.Tensor], Mapping[str, int]], Mapping[str, torch.Tensor]]
-Sizes = Callable[[Mapping[str, int]], tuple[int, ...]]
 
 
 def interpreted(program: Program, *, device: str = "cpu") -> Runner:
@@ -49,12 +49,12 @@ class Executable:
         """Values of the program's symbols."""
         syms: dict[str, int] = {}
         for b in self.lowered.syms:
-            value = args[b.position]
+            given = args[b.position]
             if b.axis is not None:
-                assert isinstance(value, torch.Tensor)
-                value = value.shape[b.axis]
-            assert isinstance(value, int)
-            syms[b.name] = value
+                assert isinstance(given, torch.Tensor)
+                given = given.shape[b.axis]
+            assert isinstance(given, int)
+            syms[b.name] = given
         return syms
 
 
@@ -66,9 +66,9 @@ def _input_reader(b: InputBinding) -> tuple[str, Callable[[Sequence[object], Map
     assert position is not None
 
     def plain(args: Sequence[object], syms: Mapping[str, int]) -> torch.Tensor:
-        value = args[position]
-        assert isinstance(value, torch.Tensor)
-        return value.detach() if value.requires_grad else value
+        x = args[position]
+        assert isinstance(x, torch.Tensor)
+        return x.detach() if x.requires_grad else x
 
     def split(args: Sequence[object], syms: Mapping[str, int]) -> torch.Tensor:
         return _split(plain(args, syms), b.axes, syms)
@@ -81,59 +81,13 @@ def _split(x: torch.Tensor, axes: Sequence[Sequence[Expr]], syms: Mapping[str, i
     shape: list[int] = []
     strides: list[int] = []
     for group, n, stride in zip(axes, x.shape, x.stride(), strict=True):
-        extents = [n] if len(group) == 1 else [value_of(e, syms) for e in group]
+        extents = [n] if len(group) == 1 else [extent(e, syms) for e in group]
         step = [stride]
-        for extent in reversed(extents[1:]):
-            step.append(step[-1] * extent)
+        for inner in reversed(extents[1:]):
+            step.append(step[-1] * inner)
         shape += extents
         strides += reversed(step)
     return x.as_strided(shape, strides, x.storage_offset())
-
-
-def value_of(e: Expr, syms: Mapping[str, int]) -> int:
-    """Value of a size expression, symbolic where the symbols' values are."""
-    match e:
-        case Const(value, _):
-            return int(value)
-        case Sym(name):
-            return syms[name]
-        case Call(op, (a, b)):
-            x, y = value_of(a, syms), value_of(b, syms)
-            match op:
-                case "add":
-                    return x + y
-                case "sub":
-                    return x - y
-                case "mul":
-                    return x * y
-                case "floordiv":
-                    return x // y
-                case "mod":
-                    return x % y
-                case "maximum":
-                    return torch.sym_max(x, y)
-                case "minimum":
-                    return torch.sym_min(x, y)
-    raise AssertionError(e)
-
-
-def sizes_of(exprs: Sequence[Expr]) -> Sizes:
-    """Evaluator of several sizes; constant where they are."""
-    if all(isinstance(e, Const) for e in exprs):
-        known = tuple(value_of(e, {}) for e in exprs)
-        return lambda syms: known
-    parts = [_size(e) for e in exprs]
-    return lambda syms: tuple(p(syms) for p in parts)
-
-
-def _size(e: Expr) -> Callable[[Mapping[str, int]], int]:
-    if isinstance(e, Const):
-        known = value_of(e, {})
-        return lambda syms: known
-    if isinstance(e, Sym):
-        name = e.name
-        return lambda syms: syms[name]
-    return lambda syms: value_of(e, syms)
 
 
 _View = Callable[[Sequence[object], Mapping[str, torch.Tensor], Mapping[str, int]], torch.Tensor | None]
@@ -148,7 +102,7 @@ def _output_view(lowered: Lowered, o: OutputBinding) -> _View:
     name = o.name
     if _already(lowered, o):
         return lambda args, results, syms: results[name]
-    shape, strides = sizes_of(o.shape), sizes_of(o.strides)
+    shape, strides = shape_function(o.shape), shape_function(o.strides)
     if o.gaps:
 
         def copied(
@@ -170,8 +124,8 @@ def _already(lowered: Lowered, o: OutputBinding) -> bool:
     if len(made) != len(o.shape) or any(not same(a, b) for a, b in zip(made, o.shape, strict=True)):
         return False
     expected: Expr = const(1)
-    for extent, stride in zip(reversed(o.shape), reversed(o.strides), strict=True):
-        if not is_one(extent) and not same(stride, expected):
+    for size, stride in zip(reversed(o.shape), reversed(o.strides), strict=True):
+        if not is_one(size) and not same(stride, expected):
             return False
-        expected = simplify(expected * extent, {})
+        expected = simplify(expected * size, {})
     return True

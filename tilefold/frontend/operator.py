@@ -21,8 +21,9 @@ from tilefold.errors import TilefoldError
 from tilefold.frontend import sizes as fx_sizes
 from tilefold.frontend.alike import Alike
 from tilefold.frontend.direct import Direct
-from tilefold.frontend.execute import Executable, sizes_of, value_of
+from tilefold.frontend.execute import Executable
 from tilefold.frontend.fx_to_tensor import Lowered
+from tilefold.tensor.sizes import extent, shape_function
 from tilefold.tensor.text import show
 
 NAMESPACE = "tilefold"
@@ -104,7 +105,7 @@ def _copied(x: torch.Tensor | None) -> torch.Tensor:
 
 def _fake(lowered: Lowered) -> Callable[..., Any]:
     parts = [
-        (sizes_of(o.shape), sizes_of(o.strides), lowered.program.dtype_of(str(o.name)).torch_dtype)
+        (shape_function(o.shape), shape_function(o.strides), lowered.program.dtype_of(str(o.name)).torch_dtype)
         for o in lowered.outputs
     ]
 
@@ -173,11 +174,11 @@ class Checked:
 def _fits(e: Expr, n: int, syms: dict[str, int]) -> bool:
     """Whether extent n is the expression's value; a symbol's first occurrence defines it."""
     match e:
-        case Const(value, _):
-            return int(value) == n
+        case Const(known, _):
+            return int(known) == n
         case Sym(name):
             return syms.setdefault(name, n) == n
-    return value_of(e, syms) == n
+    return extent(e, syms) == n
 
 
 def _written(e: Expr) -> str:

@@ -25,8 +25,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 
 from tilefold.algebra.expr import Call, Cast, Expr, Index, Sym, dims_used, loads, walk
 from tilefold.frontend.fx_to_tensor import Lowered, lower
-from tilefold.plan.sizes import shape_function
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import Product, product
+from tilefold.tensor.sizes import extent
 
 #: Largest extent that is taken for features, not for a length.
 MOST_FEATURES = 1024
@@ -88,7 +89,7 @@ class Sizes:
     def value(self, e: Expr) -> int:
         """The extent `e` in the call that is compiled for."""
         syms = {s: n.node.hint for s, n in self.symbols.items()}
-        return int(shape_function([e])(syms)[0])
+        return int(extent(e, syms))
 
 
 def _names(n: object) -> set[str]:
@@ -126,8 +127,8 @@ def features(p: Program, sizes: Sizes) -> set[str]:
     """Symbols of the extents of features."""
     lengths = {s for c in _maxima(p) for d in (*c.dims, *c.rdims) for s in _syms(p.sizes[d])}
     found: set[str] = set()
-    for product in _products(p):
-        for e in (p.sizes[d] for d in product.own):
+    for x in _products(p):
+        for e in (p.sizes[d] for d in _lengths(x)):
             syms = _syms(e)
             last = syms - sizes.numbers  # a number of heads may divide them
             if not last or not syms <= sizes.symbols.keys():
@@ -141,10 +142,10 @@ def heads(p: Program) -> set[str]:
     """Symbols in divisors of dims that index one operand of a product as they are."""
     lengths = {s for c in _maxima(p) for d in c.rdims for s in _syms(p.sizes[d])}
     found: set[str] = set()
-    for product in _products(p):
-        lengths |= {e.name for d in product.own if isinstance(e := p.sizes[d], Sym)}
-        for one, other in (product.sides, product.sides[::-1]):
-            whole = {ix.dim for ld in loads(one) for ix in ld.index if isinstance(ix, Index)} & product.shared
+    for x in _products(p):
+        lengths |= {e.name for d in _lengths(x) if isinstance(e := p.sizes[d], Sym)}
+        for one, other in ((x.a, x.b), (x.b, x.a)):
+            whole = {ix.dim for ld in loads(one) for ix in ld.index if isinstance(ix, Index)} & set(x.batch)
             for divided, divisor in _divisions(other):
                 if whole & dims_used(divided):
                     found |= _syms(divisor)
@@ -155,31 +156,20 @@ def _maxima(p: Program) -> Iterator[Compute]:
     return (c for c in p.body if c.reducer == "max")
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A sum of products: its factors, the dims of both that are not summed over, and all others."""
-
-    sides: tuple[Expr, Expr]
-    shared: frozenset[str]
-    own: frozenset[str]
-
-
-def _products(p: Program) -> Iterator[_Product]:
+def _products(p: Program) -> Iterator[Product]:
+    """Sums of products, also those that are cast before they are summed."""
     for c in p.body:
         body = c.body
         while isinstance(body, Cast):
             body = body.arg
-        match body:
-            case Call("mul", (a, b)) if c.reducer == "sum":
-                left, right = dims_used(a), dims_used(b)
-                if set(c.rdims) & left & right and _is_matrix(c, left, right):
-                    shared = left & right & set(c.dims)
-                    yield _Product((a, b), frozenset(shared), frozenset({*c.dims, *c.rdims}) - shared)
+        found = product(c.reducer, body, c.dims, c.rdims)
+        if found is not None and found.depth and found.of_one_side:
+            yield found
 
 
-def _is_matrix(c: Compute, left: frozenset[str], right: frozenset[str]) -> bool:
-    """Whether a factor has a dim of its own."""
-    return bool((left ^ right) & set(c.dims))
+def _lengths(x: Product) -> frozenset[str]:
+    """Dims of a product but for the batch."""
+    return frozenset({*x.dims, *x.rdims}) - frozenset(x.batch)
 
 
 def _divisions(e: Expr) -> Iterator[tuple[Expr, Expr]]:

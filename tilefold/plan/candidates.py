@@ -18,14 +18,15 @@ from tilefold.block.group import ENOUGH_PARALLEL, Group, legal
 from tilefold.errors import NotFusibleError, VerifyError
 from tilefold.plan.cost import Cost, library_cost
 from tilefold.plan.dag import Dag, bits
-from tilefold.plan.dataflow import MOVE, element_units, evaluate_size, extents
+from tilefold.plan.dataflow import MOVE, element_units
 from tilefold.plan.forms import Form, build_form, forms
 from tilefold.plan.hardware import Machine
-from tilefold.plan.library import is_library_product
 from tilefold.plan.search import Shape, shapes
 from tilefold.plan.select import Problem, Variant
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import library_product
+from tilefold.tensor.sizes import estimate, extents
 
 #: Most operators of one kernel that are looked at.
 LARGEST = 16
@@ -192,7 +193,7 @@ class Kernels:
     def whole_bytes(self, tensor: str) -> float:
         """Bytes of a tensor of the program."""
         if tensor in self.inputs:
-            shape = [evaluate_size(e, {}, self.syms) for e in self.inputs[tensor].shape]
+            shape = [estimate(e, self.syms) for e in self.inputs[tensor].shape]
             return float(prod(shape) * self.inputs[tensor].dtype.nbytes)
         c = self.graph.by_name[self.owner[tensor]]
         return float(prod(self.sizes[d] for d in c.dims) * self.program.dtype_of(tensor).nbytes)
@@ -228,7 +229,7 @@ class Kernels:
         out: list[Snapshot] = []
         if len(members) == 1:
             c = self.graph.by_name[members[0]]
-            if self.with_library and is_library_product(c):
+            if self.with_library and library_product(c) is not None:
                 out.append(Snapshot(None, (), self.library(c)))
                 if c.name in self.apart:
                     return out

@@ -15,16 +15,16 @@ cores share hold one block's working set for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Size, Sym, dims_used, loads
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Size, dims_used, loads
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Stmt, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
 from tilefold.plan.hardware import Machine
-from tilefold.tensor.analysis import TYPICAL_EXTENT
+from tilefold.tensor.sizes import ESTIMATED, estimate
 from tilefold.tile.layout import product_of
 
 #: Tensor or value -> bytes.
@@ -112,7 +112,7 @@ class Analysis:
         return Dataflow(tuple(traffic), self.one_block(body), self.blocks(body), steps, units, tuple(products))
 
     def _elements(self, shape: Sequence[Expr]) -> float:
-        return prod(evaluate_size(e, self.sizes) for e in shape)
+        return prod(estimate(e, dims=self.sizes) for e in shape)
 
     # -- what a statement touches -------------------------------------------------------------
 
@@ -248,10 +248,10 @@ class Analysis:
                 return float(self.sizes[d])
             case Call(op, (Index(d),)) if op in _NAMES_TILE:
                 return self.sizes[d] / 2 + (self.tile(d) / 2 if op == "tile_stop" else -self.tile(d) / 2)
-            case Call(op, (a, b)) if op in _ARITHMETIC:
-                return _ARITHMETIC[op](self.middle(a), self.middle(b))
+            case Call(op, (a, b)) if op in ESTIMATED:
+                return float(ESTIMATED[op](self.middle(a), self.middle(b)))
             case _:
-                return float(evaluate_size(e, self.sizes))
+                return float(estimate(e, dims=self.sizes))
 
     # -- work ---------------------------------------------------------------------------------
 
@@ -329,12 +329,9 @@ class Analysis:
     def _sides(self, n: Let | Accumulate) -> tuple[tuple[str, ...], ...] | None:
         """Dims of the rows, the columns, both operands and the contraction of a product; the name of an operand."""
         p = product_of(n, self.dims[n.name])
-        if p is None:
+        if p is None or p.loads is None:
             return None
-        a, b = dims_used(p.a), dims_used(p.b)
-        rows = tuple(d for d in p.out if d in a and d not in b)
-        cols = tuple(d for d in p.out if d in b and d not in a)
-        return rows, cols, tuple(d for d in p.out if d in a and d in b), p.rdims, (p.a.tensor,)
+        return p.rows, p.cols, p.batch, p.rdims, (p.loads[0].tensor,)
 
 
 #: Units of one vectorised operation, an addition and a multiplication being half a unit: fitted to generated kernels
@@ -348,15 +345,6 @@ _UNITS = {
 SIMPLE = MOVE = 0.5
 #: Reducers that cost more than an addition: an argmax keeps a second value, a top-k a sorted list beside each lane.
 _REDUCING = {"topk": 24.0, "argmax": 14.0, "argmin": 14.0}
-_ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b if b else 0.0,
-    "mod": lambda a, b: a % b if b else 0.0,
-    "minimum": min,
-    "maximum": max,
-}
 
 
 def element_units(e: Expr) -> float:
@@ -368,24 +356,3 @@ def element_units(e: Expr) -> float:
             return element_units(arg)
         case _:
             return 0.0
-
-
-def evaluate_size(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int] | None = None) -> int:
-    """A size expression with `sizes` for dims and `syms` (default: the typical extent) for symbols."""
-    match e:
-        case Const(value, _):
-            return int(value)
-        case Size(d):
-            return sizes[d]
-        case Sym(name):
-            return (syms or {}).get(name, TYPICAL_EXTENT)
-        case Call("neg", (a,)):
-            return -evaluate_size(a, sizes, syms)
-        case Call(op, (a, b)) if op in _ARITHMETIC:
-            return int(_ARITHMETIC[op](evaluate_size(a, sizes, syms), evaluate_size(b, sizes, syms)))
-    raise AssertionError(f"not a size expression: {e}")
-
-
-def extents(block_sizes: Mapping[str, Expr], syms: Mapping[str, int] | None = None) -> dict[str, int]:
-    """The extent of every dim, for given (or typical) values of the symbols."""
-    return {d: evaluate_size(e, {}, syms) for d, e in block_sizes.items()}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, loads, substitute, walk
+from tilefold.algebra.expr import Const, Index, Load, dims_used, loads, substitute
 from tilefold.block.build import ROW_IN_CACHE, Loops, choose_loops, loop_dim
 from tilefold.block.fuse import UNIT, Fused, FusedKernel, build_kernels, with_unit
 from tilefold.block.group import Group, group, lost_limit
@@ -22,6 +22,7 @@ from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.errors import TilefoldError
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import divided, product_of
 from tilefold.tensor.reduction_laws import align_reductions
 from tilefold.tile.pieces import MATRIX_UNIT
 
@@ -243,14 +244,11 @@ def blocks(g: Graph, members: Group, tile: int = ROWS) -> int:
     rows: set[str] = set()
     common: set[str] = set()
     for m in members.members:
-        for x in walk(g.by_name[m].body):
-            match x:
-                case Call("floordiv", (Index(d), Const(c, DType.I64))):
-                    shared[d] = int(c)
-        sides = _sides(g.by_name[m])
-        if sides is not None and sides[0] != sides[1]:
-            rows |= sides[0] ^ sides[1]
-            common |= (sides[0] & sides[1]) - set(g.by_name[m].rdims)
+        shared |= dict(divided(g.by_name[m].body))
+        p = product_of(g.by_name[m])
+        if p is not None and p.loads is not None and p.left != p.right:
+            rows |= p.left ^ p.right
+            common |= (p.left & p.right) - set(p.rdims)
     n = 1
     packed = all(g.extent(d) < PACKED for d in members.parallel if d in rows - common and d not in shared)
     for d in members.parallel:
@@ -261,14 +259,6 @@ def blocks(g: Graph, members: Group, tile: int = ROWS) -> int:
         else:
             n *= g.extent(d)
     return n
-
-
-def _sides(c: Compute) -> tuple[set[str], set[str]] | None:
-    """Dims of the two operands of a matrix product."""
-    match c:
-        case Compute(reducer="sum", body=Call("mul", (Load() as a, Load() as b))):
-            return set(dims_used(a)), set(dims_used(b))
-    return None
 
 
 def split_contractions(p: Program, g: Graph, groups: Sequence[Group], units: int) -> tuple[Program, frozenset[str]]:
@@ -308,7 +298,8 @@ def _wanted(g: Graph, group: Group, units: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for m in plan.inner:
         c = g.by_name[m]
-        if _sides(c) is None or len(c.rdims) != 1 or 2 * have >= units or len(group.members) == 1:
+        p = product_of(c)
+        if p is None or p.loads is None or len(c.rdims) != 1 or 2 * have >= units or len(group.members) == 1:
             continue
         (k,) = c.rdims
         n = 1

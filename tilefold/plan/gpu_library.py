@@ -18,9 +18,9 @@ from tilefold.block.group import group
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.plan.gpu import ROWS, WIDE, blocks, kept_local, segments
 from tilefold.plan.hardware import H100, Machine
-from tilefold.plan.library import is_library_product
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import library_product, product_of
 from tilefold.tensor.reduction_laws import align_reductions
 
 #: FLOP/s of all multiprocessors in folds with a wide state, and seconds of a thread block beside its products: filling
@@ -47,7 +47,7 @@ def gpu_library_products(p: Program, machine: Machine = H100) -> frozenset[str]:
 
 def _of_matrices(g: Graph, c: Compute) -> bool:
     """Whether c is a product of matrices that the library can compute."""
-    return is_library_product(c) and _multiplies(g, c)
+    return library_product(c) is not None and _multiplies(g, c)
 
 
 def _multiplies(g: Graph, c: Compute) -> bool:
@@ -56,11 +56,8 @@ def _multiplies(g: Graph, c: Compute) -> bool:
     In one of rows with rows, or of a matrix with a vector, each element of an operand is used once: memory is all that
     counts, and a kernel that also does what follows reads it once.
     """
-    args = getattr(c.body, "args", ())
-    if c.reducer != "sum" or getattr(c.body, "op", "") != "mul" or not all(loads(x) for x in args):
-        return False
-    left, right = ({d for d in dims_used(x) if g.extent(d) > 1} for x in args)
-    return bool(left - right) and bool(right - left)
+    p = product_of(c)
+    return p is not None and bool(loads(p.a) and loads(p.b)) and p.is_matrix(lambda d: g.extent(d) > 1)
 
 
 def _of_wide_folds(p: Program, apart: frozenset[str], machine: Machine) -> frozenset[str]:
@@ -167,10 +164,10 @@ def _written(g: Graph, c: Compute) -> bool:
     return any(r in g.program.outputs for d in maps for r in d.results)
 
 
-def _of_one_side(c: Compute) -> set[str]:
-    """Rows and columns of a product: dims of its result that only one operand has."""
-    left, right = (dims_used(x) for x in getattr(c.body, "args", ()))
-    return (set(left) ^ set(right)) & set(out_dims(c))
+def _of_one_side(c: Compute) -> frozenset[str]:
+    """Rows and columns of a product."""
+    p = product_of(c)
+    return frozenset() if p is None else p.of_one_side
 
 
 def _needed_again(g: Graph, name: str, reduced: set[str]) -> bool:

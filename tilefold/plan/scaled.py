@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load
-from tilefold.plan.library import is_library_product
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import library_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ def scaled_products(p: Program) -> tuple[ScaledProduct, ...]:
     g = Graph.of(p)
     found = []
     for c in p.body:
-        if is_library_product(c) and len(c.dims) == 2 and len(g.consumers[c.name]) == 1 and c.name not in p.outputs:
+        alone = len(g.consumers[c.name]) == 1 and c.name not in p.outputs
+        if alone and len(c.dims) == 2 and library_product(c) is not None:
             scaled = _match(p, c, g.by_name[g.consumers[c.name][0]])
             if scaled is not None:
                 found.append(scaled)

@@ -13,7 +13,7 @@ from tilefold.blockbuster.rules.algorithm import fuse_reductions
 from tilefold.blockbuster.safety import make_safe
 from tilefold.blockbuster.to_loops import to_loops
 from tilefold.runtime.executor import Launch, load_kernel
-from tilefold.tensor.interp import extent
+from tilefold.tensor.sizes import extent
 from tilefold.tile.lower import lower
 from tilefold.tile.verify import verify
 

@@ -9,8 +9,8 @@ import torch
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, loads
 from tilefold.plan.scaled import ScaledProduct
-from tilefold.plan.sizes import shape_function
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.sizes import shape_function
 
 ONE = Const(1, DType.I64)
 #: From a tensor to the part of it that a step reads.

@@ -17,7 +17,6 @@ from tilefold.block.fuse import FusedKernel, prepare
 from tilefold.errors import TilefoldError
 from tilefold.pipeline import KernelStep, load_all
 from tilefold.plan.candidates import Kernels
-from tilefold.plan.dataflow import evaluate_size
 from tilefold.plan.forms import Form, forms
 from tilefold.plan.hardware import Machine
 from tilefold.plan.machine import this_machine
@@ -26,6 +25,7 @@ from tilefold.suites.planner_programs import FAMILIES, Family
 from tilefold.suites.planning_time import DECODERS, Planned, first_plan
 from tilefold.suites.timing import interleave
 from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import estimate
 
 TOP = 8
 #: A choice counts as good if it takes at most this much longer than the fastest of its eight.
@@ -155,7 +155,7 @@ def _row(
 ) -> PlannerRow:
     gen = torch.Generator().manual_seed(0)
     inputs = {
-        i.name: torch.randn([evaluate_size(e, {}, sizes) for e in i.shape], generator=gen).to(i.dtype.torch_dtype)
+        i.name: torch.randn([estimate(e, sizes) for e in i.shape], generator=gen).to(i.dtype.torch_dtype)
         for i in p.inputs
     }
     held = [dict(inputs) for _ in found]

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads
 from tilefold.tensor.ir import Compute, Program
-
-#: Extent assumed for a size that is only known at run time.
-TYPICAL_EXTENT = 512
+from tilefold.tensor.sizes import estimate
 
 _OP_COST = {
     "exp": 8, "exp2": 8, "expm1": 10, "log": 10, "log2": 10, "log1p": 12, "tanh": 14, "sigmoid": 12, "erf": 16,
@@ -20,23 +18,6 @@ _OP_COST = {
 def out_dims(c: Compute) -> tuple[str, ...]:
     """Dims of the result that its body may index (topk: without the slot dim)."""
     return c.dims[:-1] if c.reducer == "topk" else c.dims
-
-
-def estimate(e: Expr) -> int:
-    """Value of a size expression with `TYPICAL_EXTENT` for every symbol; at least 0."""
-    match e:
-        case Const(value, _):
-            return int(value)
-        case Call("add", (a, b)):
-            return estimate(a) + estimate(b)
-        case Call("sub", (a, b)):
-            return max(0, estimate(a) - estimate(b))
-        case Call("mul", (a, b)):
-            return estimate(a) * estimate(b)
-        case Call("floordiv", (a, b)):
-            return estimate(a) // max(1, estimate(b))
-        case _:
-            return TYPICAL_EXTENT
 
 
 def is_static(e: Expr) -> bool:

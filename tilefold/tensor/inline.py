@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, dims_used, loads, type_of, walk
+from tilefold.algebra.expr import Cast, Expr, Index, Load, dims_used, loads, type_of, walk
 from tilefold.tensor.analysis import expr_flops
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import product_of
 from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute_map
 
 #: Arithmetic (in adds) that is repeated rather than kept in a tensor.
@@ -93,18 +94,13 @@ def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter
     if _renames(m.body):
         return True
     lacking = any(set(dims_of(c)) - frozenset().union(*map(dims_used, ld.index)) for ld in at)
-    if lacking and _contracts(c):
-        return False
+    if lacking and product_of(c) is not None:
+        return False  # operands stay plain loads, so that it is a matrix product to every back end
     if cost <= FREE and len(loads(m.body)) <= 1:
         return True
     if readers[m.name] > 1 or (count[m.name] > 1 and cost > CHEAP):
         return False
     return not lacking or cost <= CHEAP
-
-
-def _contracts(c: Compute) -> bool:
-    """A sum of products: its operands stay plain loads, so that it is a matrix product to every back end."""
-    return c.reducer == "sum" and isinstance(c.body, Call) and c.body.op == "mul"
 
 
 def _renames(e: Expr) -> bool:

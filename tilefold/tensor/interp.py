@@ -8,8 +8,9 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate, reader, reduce_values, select_values
-from tilefold.algebra.expr import Const, Expr, Sym
+from tilefold.algebra.expr import Const, Sym
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.sizes import extent
 
 
 def bind_syms(p: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -30,12 +31,6 @@ def bind_syms(p: Program, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
             if all(isinstance(s, Const) or getattr(s, "name", "") in syms for s in [e]) and extent(e, syms) != n:
                 raise ValueError(f"{i.name}: extent {n} where {extent(e, syms)} is required")
     return syms
-
-
-def extent(e: Expr, syms: Mapping[str, int]) -> int:
-    """Value of a size expression."""
-    env = Env(reader({}), {}, syms)
-    return int(evaluate(e, Grid({}), env))
 
 
 def run(

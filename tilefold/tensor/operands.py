@@ -12,6 +12,7 @@ from dataclasses import replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr, Load, walk
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import product_of
 
 _SHORT = (DType.F16, DType.BF16)
 
@@ -50,6 +51,5 @@ def plain_operands(p: Program) -> Program:
 
 
 def _operands(c: Compute) -> tuple[Expr, ...]:
-    if c.reducer == "sum" and isinstance(c.body, Call) and c.body.op == "mul":
-        return c.body.args
-    return ()
+    p = product_of(c)
+    return () if p is None else (p.a, p.b)

@@ -11,14 +11,14 @@ out transposed, [j, i]). Values computed from others follow the layout of what t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform
-from tilefold.block.contract import as_contraction, is_plain
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, walk
 from tilefold.names import free
+from tilefold.tensor.product import Product, product
 
 #: Static extents below this do not make good vectors.
 SHORT = 8
@@ -26,25 +26,12 @@ SHORT = 8
 UnitAxes = Mapping[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product statement: plain operands, kept dims of each side."""
-
-    out: tuple[str, ...]
-    a: Load
-    b: Load
-    rdims: tuple[str, ...]
-
-
 def product_of(n: Node, dims: tuple[str, ...]) -> Product | None:
-    """The statement as a matrix product, if it is one."""
-    if not isinstance(n, Let | Accumulate) or n.reducer != "sum":
+    """The statement as a matrix product of plain operands, if it is one."""
+    if not isinstance(n, Let | Accumulate):
         return None
-    match n.expr:
-        case Call("mul", (Load() as a, Load() as b)) if is_plain(a) and is_plain(b):
-            if as_contraction(n.expr, dims, n.rdims) is not None:
-                return Product(dims, a, b, n.rdims)
-    return None
+    p = product(n.reducer, n.expr, dims, n.rdims)
+    return p if p is not None and p.loads is not None and p.is_matrix() else None
 
 
 def arrange(block: Block, unit: UnitAxes) -> Block:
@@ -90,9 +77,9 @@ class _Arranger:
         body: list[Node] = []
         for n in loop.body:
             p = product_of(n, self.dims[n.name]) if isinstance(n, Let | Accumulate) else None
-            if p is not None and not self._contiguous(p):
-                for side, mine in (("a", p.a), ("b", p.b)):
-                    other = p.b if side == "a" else p.a
+            if p is not None and p.loads is not None and not self._contiguous(p):
+                a, b = p.loads
+                for side, mine, other in (("a", a, b), ("b", b, a)):
                     if {mine.tensor} & changing or dims_used(mine) & changing:
                         continue
                     pack = self._pack(mine, other, p, before)
@@ -104,8 +91,8 @@ class _Arranger:
         return tuple(body), before
 
     def _pack(self, mine: Load, other: Load, p: Product, before: list[Node]) -> Load:
-        kept = [d for d in p.out if d in dims_used(mine) and d not in dims_used(other)]
-        dims = tuple(d for d in p.out if d in dims_used(mine) and d not in kept) + p.rdims + tuple(kept)
+        kept = [d for d in p.dims if d in dims_used(mine) and d not in dims_used(other)]
+        dims = tuple(d for d in p.dims if d in dims_used(mine) and d not in kept) + p.rdims + tuple(kept)
         dims = tuple(d for d in dims if d in dims_used(mine))
         key = (mine, kept[-1])
         if key not in self.packs:
@@ -118,7 +105,7 @@ class _Arranger:
         return self.packs[key]
 
     def _contiguous(self, p: Product) -> bool:
-        return any(v in p.out for v in (self.contiguous_dim(p.a), self.contiguous_dim(p.b)))
+        return any(self.contiguous_dim(ld) in p.dims for ld in p.loads or ())
 
     def contiguous_dim(self, ld: Load) -> str | None:
         """The dim along which consecutive elements of a load are adjacent in memory."""
@@ -144,12 +131,12 @@ class _Arranger:
 
     def _settle_product(self, n: Let | Accumulate) -> None:
         p = product_of(n, self.dims[n.name])
-        if p is None or n.name in self.order:
+        if p is None or p.loads is None or n.name in self.order:
             return
-        for ld in (p.b, p.a):
+        for ld in reversed(p.loads):
             v = self.contiguous_dim(ld)
-            if v is not None and v in p.out:
-                self.order[n.name] = (*(d for d in p.out if d != v), v)
+            if v is not None and v in p.dims:
+                self.order[n.name] = (*(d for d in p.dims if d != v), v)
                 return
 
     def _follow(self, n: Let | Update) -> None:

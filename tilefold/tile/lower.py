@@ -104,8 +104,8 @@ class _Lowering:
         if n.payload is not None:
             return ir.Select(n.name, self.index[n.name], op, n.rdims, n.expr, n.payload, accumulate)
         p = product_of(n, self.dims[n.name])
-        if p is not None:
-            return ir.Gemm(n.name, p.a, p.b, p.rdims, accumulate)
+        if p is not None and p.loads is not None:
+            return ir.Gemm(n.name, *p.loads, p.rdims, accumulate)
         return ir.Reduce(n.name, op, n.rdims, n.expr, accumulate)
 
     def alloc(self, name: str, dims: tuple[str, ...], dtype: DType, loops: frozenset[str]) -> ir.Alloc:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from tilefold.algebra.expr import dims_used
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of, walk
-from tilefold.tensor.analysis import estimate, is_static
+from tilefold.tensor.analysis import is_static
+from tilefold.tensor.sizes import estimate
 from tilefold.tile.layout import product_of
 
 
@@ -65,7 +66,7 @@ def _product_dims(nodes: tuple[Node, ...], dims: Mapping[str, tuple[str, ...]]) 
         if isinstance(n, Let | Accumulate):
             p = product_of(n, dims[n.name])
             if p is not None:
-                kept |= (dims_used(p.a) ^ dims_used(p.b)) & set(p.out)
+                kept |= p.of_one_side
                 contracted |= set(p.rdims)
     return kept, contracted
 

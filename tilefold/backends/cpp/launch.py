@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 
-from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Expr
 from tilefold.backends.cpp.affine import SIZE_LIMIT
 from tilefold.backends.cpp.compile import build, toolchain
 from tilefold.backends.cpp.contract import GEMM_ENTRY, gemm_name, gemm_source
 from tilefold.backends.cpp.render import ENTRY, render, render_linked
 from tilefold.errors import BackendError
+from tilefold.tensor.sizes import extent
 from tilefold.tile.ir import Kernel
 
 #: (C++ source, a name for it) to the path of its shared library.
@@ -114,10 +113,10 @@ class CppKernel:
         k = self.kernel
         sizes: dict[str, int] = {}
         for d, e in k.sizes.items():
-            sizes[d] = _integer(e, sizes, syms)
+            sizes[d] = extent(e, syms, sizes)
         strides: list[int] = []
         for x, t in zip(xs, k.tensors, strict=True):
-            want = tuple(_integer(e, sizes, syms) for e in t.shape)
+            want = tuple(extent(e, syms, sizes) for e in t.shape)
             if tuple(x.shape) != want:
                 raise ValueError(f"{k.name}: {t.name} has shape {tuple(x.shape)}, not {want}")
             if t.unit_axis is not None and x.shape[t.unit_axis] > 1 and x.stride(t.unit_axis) != 1:
@@ -127,8 +126,3 @@ class CppKernel:
         entry = self._wide_entry if large else self._entry
         numbers = (*strides, *(syms[s] for s in k.syms), *entry.gemms)
         return entry.call, struct.Struct(f"{len(xs) + len(numbers)}q"), numbers
-
-
-def _integer(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int]) -> int:
-    env = Env(lambda name, at: torch.zeros(()), sizes, syms)
-    return int(evaluate(e, Grid({}), env))

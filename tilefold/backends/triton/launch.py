@@ -37,7 +37,7 @@ from tilefold.backends.triton.roles import roles_of
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
 from tilefold.errors import BackendError
-from tilefold.plan.sizes import shape_function
+from tilefold.tensor.sizes import shape_function
 from tilefold.tile.ir import Kernel, TensorParam
 from tilefold.tile.layout import unit_axis
 from tilefold.tile.pieces import power_of_two

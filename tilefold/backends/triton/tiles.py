@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims_used, loads, walk
+from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
+from tilefold.tensor.product import divided, product
 from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, power_of_two
 
 #: Elements of the largest value of a kernel without products, a thread block.
@@ -102,10 +103,8 @@ class Shape:
             own = n.dims if isinstance(n, Let | Init | Store) else ()
             areas.append(frozenset({*own, *(d for e in exprs_of(n) for d in dims_used(e))}) - singles)
             for e in exprs_of(n):
-                for x in walk(e):
-                    match x:
-                        case Call("floordiv", (Index(d), Const(c, DType.I64))):
-                            shared[d] = min(int(c), shared.get(d, int(c)))
+                for d, c in divided(e):
+                    shared[d] = min(c, shared.get(d, c))
         return Shape(
             parallel,
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
@@ -132,23 +131,12 @@ def _bounds_dims(n: Loop) -> frozenset[str]:
 def _operands(n: Node) -> tuple[frozenset[str], frozenset[str]] | None:
     """Dims of the two operands, if the statement sums products of two loads that differ in their dims.
 
-    A dim that an operand uses as d // c alone does not count for it: on a tile of c it is one index.
+    Heads that share an operand are in one tile, in which that operand is one index.
     """
-    if not isinstance(n, Let | Accumulate) or n.reducer != "sum":
+    p = product(n.reducer, n.expr, (), n.rdims) if isinstance(n, Let | Accumulate) else None
+    if p is None or p.loads is None or p.packed()[0] == p.packed()[1]:
         return None
-    match n.expr:
-        case Call("mul", (Load() as a, Load() as b)) if _varying(a) != _varying(b):
-            return _varying(a), _varying(b)
-    return None
-
-
-def _varying(e: Expr) -> frozenset[str]:
-    match e:
-        case Call("floordiv", (Index(), Const())):
-            return frozenset()
-        case Index(d):
-            return frozenset({d})
-    return frozenset(d for k in children(e) for d in _varying(k))
+    return p.packed()
 
 
 def default_config(b: Block, sizes: Mapping[str, int], *, tf32: bool = False) -> TritonConfig:

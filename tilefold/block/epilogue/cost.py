@@ -17,8 +17,9 @@ from math import prod
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, loads, walk
-from tilefold.tensor.analysis import Graph, estimate, out_dims
+from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import estimate
 
 #: Weight of a byte moved beside a product.
 SHADOW = 0.25

@@ -20,8 +20,8 @@ from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.ir import Block
 from tilefold.block.text import parse
 from tilefold.errors import TilefoldError
-from tilefold.plan.sizes import shape_function
 from tilefold.runtime.tuner.table import from_json
+from tilefold.tensor.sizes import shape_function
 
 #: Timed calls a candidate; between them the L2 cache is overwritten.
 CALLS = 20

@@ -23,13 +23,13 @@ from tilefold.algebra.expr import Const, Expr, Index, Load, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.algebra.ops import VALUE_REDUCERS
 from tilefold.errors import NotFusibleError
-from tilefold.tensor.analysis import estimate
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
 from tilefold.tensor.laws.terms import fresh, gemms, in_order, plain
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.rewrite import rename_loads, substitute_map
+from tilefold.tensor.sizes import estimate
 from tilefold.tensor.split_dims import cut
 from tilefold.tensor.unify import unify
 

@@ -13,6 +13,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, tensors_read, type_of, walk
 from tilefold.names import free
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import product_of
 from tilefold.tensor.rewrite import substitute_map
 
 #: Most products a sum is expanded into.
@@ -150,19 +151,10 @@ class Gemm:
 
 def gemm(c: Compute) -> Gemm | None:
     """The product that a statement computes, None if it is something else."""
-    if c.reducer != "sum" or not c.dtype.is_float or c.dtype.rounds:
+    p = product_of(c)
+    if p is None or p.loads is None or not p.whole or not p.is_matrix() or not c.dtype.is_float or c.dtype.rounds:
         return None
-    match c.body:
-        case Call("mul", (Load() as a, Load() as b)):
-            pass
-        case _:
-            return None
-    if any(isinstance(n, Load) for ld in (a, b) for i in ld.index for n in walk(i)):
-        return None
-    used_a, used_b, kept = dims_used(a), dims_used(b), set(c.dims)
-    if not set(c.rdims) <= used_a & used_b or not used_a & kept - used_b or not used_b & kept - used_a:
-        return None
-    return Gemm(c, a, b)
+    return Gemm(c, *p.loads)
 
 
 def gemms(p: Program) -> dict[str, Gemm]:

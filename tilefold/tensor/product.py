@@ -1,0 +1,133 @@
+"""Sums of products: the one place that says what is a matrix product.
+
+    out[batch, rows, cols] = sum over depth of a[batch, rows, depth] * b[batch, depth, cols]
+
+A dim is sorted by which of the two factors vary with it. Heads that share an operand (`q[h] * k[h // 4]`) are in the
+batch, and `shared` says so: a program that has the heads of one key side by side may count them among the rows.
+What more a place asks for (bare loads, plain indices, no sum over one factor alone) it asks of the `Product`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims_used, loads, walk
+from tilefold.tensor.ir import Compute
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """sum over `rdims` of a * b, kept over `dims`. `left`, `right`: the dims that a and b vary with."""
+
+    a: Expr
+    b: Expr
+    dims: tuple[str, ...]
+    rdims: tuple[str, ...]
+    left: frozenset[str]
+    right: frozenset[str]
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Kept dims of `a` alone."""
+        return tuple(d for d in self.dims if d in self.left and d not in self.right)
+
+    @property
+    def cols(self) -> tuple[str, ...]:
+        """Kept dims of `b` alone."""
+        return tuple(d for d in self.dims if d in self.right and d not in self.left)
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Kept dims of both."""
+        return tuple(d for d in self.dims if d in self.left and d in self.right)
+
+    @property
+    def depth(self) -> tuple[str, ...]:
+        """Summed dims of both."""
+        return tuple(d for d in self.rdims if d in self.left and d in self.right)
+
+    @property
+    def of_one_side(self) -> frozenset[str]:
+        """Rows and columns."""
+        return (self.left ^ self.right) & frozenset(self.dims)
+
+    @property
+    def shared(self) -> dict[str, int]:
+        """Dim d of the batch -> least c, where one factor is indexed by d // c: c neighbours share what it holds."""
+        found: dict[str, int] = {}
+        for d, c in divided(self.a) + divided(self.b):
+            if d in self.left and d in self.right:
+                found[d] = min(c, found.get(d, c))
+        return found
+
+    @property
+    def loads(self) -> tuple[Load, Load] | None:
+        """The factors, if both are bare loads whose indices load nothing."""
+        return (self.a, self.b) if _bare(self.a) and _bare(self.b) else None  # type: ignore[return-value]
+
+    @property
+    def whole(self) -> bool:
+        """Whether both factors vary with all that is summed over."""
+        return self.left.issuperset(self.rdims) and self.right.issuperset(self.rdims)
+
+    def is_matrix(self, counts: Callable[[str], bool] = lambda d: True) -> bool:
+        """Whether there are rows and columns, and sums over both factors: each element of an operand is used several
+        times, which matrix units and libraries live on. `counts`: dims that are more than one index."""
+        a, b = (frozenset(filter(counts, x)) for x in (self.left, self.right))
+        kept, over = frozenset(self.dims), frozenset(self.rdims)
+        return bool((a - b) & kept and (b - a) & kept and over & self.left and over & self.right)
+
+    def packed(self) -> tuple[frozenset[str], frozenset[str]]:
+        """`left` and `right` on a tile of heads that share an operand: it is one index of that, and they are rows."""
+        return varying(self.a), varying(self.b)
+
+
+def product_of(c: Compute) -> Product | None:
+    """The product that a statement sums, None where it sums or computes something else."""
+    return product(c.reducer, c.body, c.dims, c.rdims)
+
+
+def product(reducer: str | None, body: Expr, dims: tuple[str, ...], rdims: tuple[str, ...]) -> Product | None:
+    """The same of a statement in any of the IRs, by its parts."""
+    match body:
+        case Call("mul", (a, b)) if reducer == "sum":
+            return Product(a, b, dims, rdims, dims_used(a), dims_used(b))
+    return None
+
+
+def library_product(c: Compute) -> Product | None:
+    """The product that a matrix library computes without copying an operand: floats, each axis of both operands another
+    dim. Dot products of rows are products too, but not `is_matrix`."""
+    p = product_of(c)
+    if p is None or p.loads is None or not c.dtype.is_float or not p.whole:
+        return None
+    for ld in p.loads:
+        if not all(isinstance(ix, Index) for ix in ld.index) or len(set(ld.index)) != len(ld.index):
+            return None
+    return p if p.left | p.right == {*c.dims, *c.rdims} else None
+
+
+def divided(e: Expr) -> list[tuple[str, int]]:
+    """(d, c) for each d // c in the indices of an expression."""
+    found: list[tuple[str, int]] = []
+    for n in walk(e):
+        match n:
+            case Call("floordiv", (Index(d), Const(c, DType.I64))):
+                found.append((d, int(c)))
+    return found
+
+
+def varying(e: Expr) -> frozenset[str]:
+    """Dims that an expression varies with where those it only has divided are in tiles of the divisor."""
+    match e:
+        case Call("floordiv", (Index(), Const())):
+            return frozenset()
+        case Index(d):
+            return frozenset({d})
+    return frozenset(d for k in children(e) for d in varying(k))
+
+
+def _bare(e: Expr) -> bool:
+    return isinstance(e, Load) and len(loads(e)) == 1
