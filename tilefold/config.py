@@ -6,6 +6,7 @@
 | `TILEFOLD_CXX`, `CXX` | C++ compiler (default: the first of g++, clang++, c++ on PATH) |
 | `TILEFOLD_ARCH` | `-march` value of generated code (default: native) |
 | `TILEFOLD_COMPILE_PROCESSES` | processes that compile kernels for GPUs (default: one a core, at most 32; 0: none) |
+| `TILEFOLD_STRICT` | 1: `torch.compile` raises what it would leave to eager: failures of Tilefold (default: 0) |
 | `TILEFOLD_PDL` | 0: no programmatic dependent launch on GPUs (default: where there is one) |
 """
 
@@ -31,6 +32,7 @@ class Config:
     arch: str
     dependent_launch: bool
     compile_processes: int
+    strict: bool
 
 
 def triton_settings() -> list[tuple[str, str]]:
@@ -48,6 +50,7 @@ def load() -> Config:
         arch=os.environ.get("TILEFOLD_ARCH", "native"),
         dependent_launch=os.environ.get("TILEFOLD_PDL") != "0",
         compile_processes=_processes(os.environ.get("TILEFOLD_COMPILE_PROCESSES", "")),
+        strict=os.environ.get("TILEFOLD_STRICT", "0") not in ("", "0"),
     )
 
 

@@ -23,6 +23,7 @@ _KEEP_WHOLE = (torch.ops.aten.embedding_dense_backward.default,)
 
 #: Taken apart although they are core ATen.
 _BEYOND_CORE = (
+    torch.ops.aten._native_batch_norm_legit.default,
     torch.ops.aten._native_batch_norm_legit.no_stats,
     torch.ops.aten._native_batch_norm_legit_functional.default,
     torch.ops.aten._native_batch_norm_legit_no_training.default,
@@ -45,12 +46,19 @@ def decompositions() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
     return table
 
 
-def rewrite_attention(gm: torch.fx.GraphModule) -> None:
-    """Replace fused attention calls by `attention`, in place."""
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and node.target in _SDPA:
-            node.target = attention
+def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
+    """Replace fused attention calls by `attention`, in place. What is returned puts them back."""
+    fused = [(n, n.target) for n in gm.graph.nodes if n.op == "call_function" and n.target in _SDPA]
+    for node, _ in fused:
+        node.target = attention
     gm.recompile()
+
+    def undo() -> None:
+        for node, target in fused:
+            node.target = target
+        gm.recompile()
+
+    return undo
 
 
 def attention(

@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.fx_to_tensor import Lowered
+from tilefold.frontend.options import RUNNERS
 from tilefold.frontend.regions import STRICT_HINT, CompiledGraph, Options
 from tilefold.frontend.specialise import Sizes, lower_specialised
-from tilefold.frontend.torch_compile import RUNNERS, aot, compile_captured
+from tilefold.frontend.torch_compile import aot, compile_captured
 from tilefold.pipeline import compile_program
 from tilefold.plan.gpu import Given
 

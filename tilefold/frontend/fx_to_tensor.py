@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Sym, walk
 from tilefold.errors import SourceLoc, UnsupportedError
 from tilefold.frontend import sizes as fx_sizes
@@ -128,7 +129,16 @@ def _lowered(ctx: Context, node: torch.fx.Node) -> Value | tuple[Value, ...]:
         dtype_of(out.dtype)
         if out.layout is not torch.strided:
             raise UnsupportedError(f"layout {out.layout} is not covered")
-    return rule(ctx, node)
+    made = rule(ctx, node)
+    if isinstance(made, tuple):
+        return tuple(_as_declared(ctx, v, meta_of(node, k)[1]) for k, v in enumerate(made))
+    return made
+
+
+def _as_declared(ctx: Context, v: Value, dtype: DType) -> Value:
+    """One of several results in the dtype that the graph declares: statistics of a norm are stored in bf16 where eager
+    does, although the norm itself keeps them in f32."""
+    return v if v.dtype is dtype else Value(v.shape, dtype, lambda i: ctx.typed(v.at(i), dtype))
 
 
 def _tensors_of(node: torch.fx.Node) -> list[torch.Tensor]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, call
-from tilefold.frontend.context import Context, Indices, Value, attrs, meta_of
+from tilefold.frontend.context import Context, Indices, Value, attrs, dtype_of, meta_of
 from tilefold.frontend.ops_elementwise import Lowerer
 from tilefold.tensor.index_simplify import const
 
@@ -109,8 +110,9 @@ def as_constant(ctx: Context, value: torch.Tensor) -> Value | None:
     """A real 0-d CPU tensor as a literal; None for anything else."""
     if value.ndim or value.device.type != "cpu":
         return None
-    dtype = DType.of(value.dtype)
-    literal = Const(value.item(), dtype.compute)
+    dtype = dtype_of(value.dtype)
+    with _disable_current_modes():  # the graph's own numbers are real, also under AOTAutograd's fake mode
+        literal = Const(value.item(), dtype.compute)
     return Value((), dtype, lambda _: literal)
 
 

@@ -16,25 +16,12 @@ from dataclasses import dataclass
 
 import torch
 
-from tilefold.errors import SourceLoc
 from tilefold.frontend.fx_to_tensor import free_symbols, is_scalar, supports
+from tilefold.frontend.guard import Fallback, Part
 from tilefold.frontend.ops import VIEWS
 from tilefold.frontend.source import location
 
 Node = torch.fx.Node
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """Something that Tilefold left to another compiler: which node (or region), why, and the user's line."""
-
-    node: str
-    reason: str
-    loc: SourceLoc | None = None
-
-    def __str__(self) -> str:
-        at = f" at {self.loc}" if self.loc else ""
-        return f"{self.node}: {self.reason}{at}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +60,7 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
             scalars.append((levels[node], node))
             continue
         parent = _tuple_source(node)
-        reason = covers(node) if parent is None else (None if parent not in refused else "")
+        reason = _reason(node, covers, fallbacks) if parent is None else (None if parent not in refused else "")
         parity = 0 if reason is None else 1
         level = max((_next_level(levels[n], is_scalar(n), parity) for n in inputs), default=parity)
         if reason is not None:
@@ -84,6 +71,12 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
         groups.setdefault(level, []).append(node)
     ordered = tuple(Group(k, k % 2 == 0, tuple(groups[k])) for k in sorted(groups))
     return Partition(ordered, _aliases(gm), tuple(scalars), tuple(fallbacks))
+
+
+def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
+    """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
+    asked = Part(str(node.target), fallbacks, location(node)).attempt(lambda: (covers(node),))
+    return "" if asked is None else asked[0]
 
 
 def _next_level(of: int, scalar: bool, parity: int) -> int:
@@ -186,3 +179,40 @@ def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:
                 needed -= own
                 found.append(n)
     return found
+
+
+#: Elements along an axis whose extent only a call tells.
+UNKNOWN_EXTENT = 64
+
+
+def nbytes(node: Node) -> int:
+    """Bytes of a node's (first) tensor, at the sizes that it was captured with."""
+    val = node.meta.get("val")
+    tensors = [v for v in (val if isinstance(val, tuple | list) else [val]) if isinstance(v, torch.Tensor)]
+    total = tensors[0].element_size() if tensors else 0
+    for n in tensors[0].shape if tensors else ():
+        hint = n.node.hint if isinstance(n, torch.SymInt) and n.node.has_hint() else None
+        total *= n if isinstance(n, int) else hint or UNKNOWN_EXTENT
+    return total
+
+
+def halves(gm: torch.fx.GraphModule) -> Partition | None:
+    """A covered graph as two regions, cut in its middle half where the fewest bytes cross; None: one operator.
+
+    Results of an operator that has several stay with it.
+    """
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
+    at = {n: k for k, n in enumerate(nodes)}
+    together = [(at.get(source, 0), k) for k, n in enumerate(nodes) if (source := _tuple_source(n)) is not None]
+    cuts = [k for k in range(1, len(nodes)) if not any(a < k <= b for a, b in together)]
+    if not cuts:
+        return None
+
+    def crossing(k: int) -> tuple[bool, int]:
+        """Whether a cut before node k is near an end, and the bytes that cross it."""
+        crosses = (n for n in nodes[:k] if any(at.get(u, -1) >= k for u in n.users))
+        return not len(nodes) <= 4 * k <= 3 * len(nodes), sum(map(nbytes, crosses))
+
+    best = min(cuts, key=crossing)
+    groups = (Group(0, True, tuple(nodes[:best])), Group(2, True, tuple(nodes[best:])))
+    return Partition(groups, (), (), ())

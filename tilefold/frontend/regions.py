@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
-from torch._guards import TracingContext, detect_fake_mode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tilefold.errors import TilefoldError, UnsupportedError
+from tilefold.errors import SourceLoc, UnsupportedError
 from tilefold.frontend.direct import executable
-from tilefold.frontend.execute import Executable, Runner
+from tilefold.frontend.execute import Runner
 from tilefold.frontend.fx_to_tensor import Lowered
-from tilefold.frontend.partition import Extracted, Fallback, Group, Partition, extract, is_trivial, partition
+from tilefold.frontend.guard import Fallback, Guarded, Part
+from tilefold.frontend.leftover import compile_leftover
+from tilefold.frontend.partition import Extracted, Group, Partition, extract, halves, is_trivial, partition
+from tilefold.frontend.source import location
 from tilefold.frontend.specialise import Sizes, lower_specialised
 from tilefold.tensor.ir import Program
 
 log = logging.getLogger("tilefold")
-
-#: Leftovers of fewer nodes than this run op by op: compiling them costs more than it gives.
-WORTH_INDUCTOR = 2
-#: What a compiler that is not ours raises where it fails; its own errors are RuntimeErrors.
-_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class CompileProgram(Protocol):
@@ -43,7 +37,8 @@ class Options:
 
     strict: anything Tilefold cannot compile is an error (`fuse`), not a fallback.
     leftover: what runs the rest. on_compiled: called with the record of every compiled graph.
-    specialise: guards may be added, so that head counts and head sizes may become numbers.
+    specialise: guards may be added, so that head counts and head sizes may become numbers. inductor: what leftovers
+    are compiled with.
     """
 
     compile_program: CompileProgram
@@ -51,6 +46,7 @@ class Options:
     leftover: Literal["inductor", "eager"] = "inductor"
     on_compiled: Callable[[CompiledGraph], None] | None = None
     specialise: bool = True
+    inductor: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +62,12 @@ class Region:
 class CompiledGraph:
     """The record of one compiled graph: regions that Tilefold runs, and what it left to others and why.
 
-    A kernel that only fails to build when it is first run adds to `fallbacks` then.
+    A kernel that only fails to build when it is first run adds to `fallbacks` then, and what takes its place to
+    `regions`.
     """
 
     name: str
-    regions: tuple[Region, ...]
+    regions: list[Region]
     fallbacks: list[Fallback]
 
 
@@ -81,46 +78,40 @@ compilations: deque[CompiledGraph] = deque(maxlen=64)
 class _Call(torch.nn.Module):
     """A callable as a module, so that a graph can hold it."""
 
-    def __init__(self, run: Callable[..., Sequence[object]]):
+    def __init__(self, run: Callable[..., object]):
         super().__init__()
         self.run = run
 
     def forward(self, *args: object) -> Sequence[object]:
-        return self.run(*args)
-
-
-class _Guarded:
-    """A region that runs op by op from its first failure on (kernels are built when first needed)."""
-
-    def __init__(self, name: str, run: Executable, module: torch.fx.GraphModule, fallbacks: list[Fallback]):
-        self.name, self.run, self.module, self.fallbacks = name, run, module, fallbacks
-        self.failed = False
-
-    def __call__(self, *args: object) -> Sequence[object]:
-        if not self.failed:
-            try:
-                return self.run(*args)
-            except TilefoldError as err:
-                self.failed = True
-                self.fallbacks.append(Fallback(self.name, f"{type(err).__name__}: {err.message}", err.loc))
-                log.warning("%s runs op by op: %s", self.name, err.message)
-        return self.module(*args)
+        return self.run(*args)  # type: ignore[return-value]
 
 
 def compile_graph(
     gm: torch.fx.GraphModule, options: Options, *, name: str, titles: Sequence[str] | None = None
 ) -> Callable[..., Sequence[object]]:
-    """A callable with the graph's signature, made of regions and leftovers.
+    """A callable with the graph's signature, made of regions and leftovers; the graph itself where that fails.
 
     titles: names for the placeholders. With `options.strict` raises the first TilefoldError.
     """
+    if options.strict:
+        return _compiled_graph(gm, options, name, titles)
+    fallbacks: list[Fallback] = []
+    found = Part(name, fallbacks).attempt(lambda: _compiled_graph(gm, options, name, titles))
+    if found is None:
+        compilations.append(CompiledGraph(name, [], fallbacks))
+    return found or gm.forward
+
+
+def _compiled_graph(
+    gm: torch.fx.GraphModule, options: Options, name: str, titles: Sequence[str] | None
+) -> Callable[..., Sequence[object]]:
     parts = partition(gm)
     if options.strict and parts.fallbacks:
         first = parts.fallbacks[0]
         raise UnsupportedError(first.reason, loc=first.loc, hint=STRICT_HINT)
     build = _Assembler(gm, parts, options, name, titles)
     whole = build.assemble()
-    record = CompiledGraph(name, tuple(build.regions), build.fallbacks)
+    record = CompiledGraph(name, build.regions, build.fallbacks)
     for f in record.fallbacks:
         log.info("%s: left to %s: %s", name, options.leftover, f)
     compilations.append(record)
@@ -209,9 +200,7 @@ class _Assembler:
         part = extract(self.gm, group, self.parts.aliases)
         if not part.results:
             return
-        run = self._region(part) if group.covered else None
-        if run is None:
-            run = self._leftover(group, part)
+        run = self._region(part) if group.covered else self._leftover(group, part)
         if run is None:
             self._eager(group)
         else:
@@ -221,65 +210,48 @@ class _Assembler:
         for n in group.nodes:
             self._copy(n)
 
-    def _call(self, part: Extracted, run: Callable[..., Sequence[object]]) -> None:
+    def _call(self, part: Extracted, run: Callable[..., object]) -> None:
         target = f"part_{len(list(self.root.children()))}"
         self.root.add_module(target, _Call(run))
         call = self.graph.call_module(target, tuple(self.made[n] for n in part.inputs))
         for k, n in enumerate(part.results):
             self.made[n] = self.graph.call_function(_item, (call, k))
 
-    def _region(self, part: Extracted) -> Callable[..., Sequence[object]] | None:
-        """The group compiled by Tilefold; None (and a record of why) where that fails."""
+    def _region(self, extracted: Extracted) -> Callable[..., object]:
+        """The group compiled by Tilefold, in smaller parts where that fails, at last op by op."""
         name = f"{self.name}_{len(self.regions)}"
-        names = [self.titles.get(n, n.name) for n in part.inputs]
-        try:
-            lowered = lower_specialised(part.module, self.sizes, name=name, names=names)
-            with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
-                runner = self.options.compile_program(lowered.program, device=device_of(part))
-        except TilefoldError as err:
-            if self.options.strict:
-                raise
-            self.fallbacks.append(Fallback(name, f"{type(err).__name__}: {err.message}", err.loc))
-            return None
+        if self.options.strict:
+            return self._compiled(extracted, name)
+        part = Part(name, self.fallbacks, _first_line(extracted))
+        run = part.attempt(lambda: self._compiled(extracted, name))
+        if run is None:
+            return self._halves(extracted, self.sizes)
+        return Guarded(part, run, extracted.module, lambda: self._halves(extracted, None))
+
+    def _compiled(self, extracted: Extracted, name: str) -> Callable[..., object]:
+        names = [self.titles.get(n, n.name) for n in extracted.inputs]
+        lowered = lower_specialised(extracted.module, self.sizes, name=name, names=names)
+        with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
+            runner = self.options.compile_program(lowered.program, device=device_of(extracted))
         self.regions.append(Region(name, lowered, runner))
-        run = executable(lowered, runner)
-        return run if self.options.strict else _Guarded(name, run, part.module, self.fallbacks)
+        return executable(lowered, runner)
 
-    def _leftover(self, group: Group, part: Extracted) -> Callable[..., Sequence[object]] | None:
+    def _halves(self, extracted: Extracted, sizes: Sizes | None) -> Callable[..., object]:
+        """The group as two regions. `sizes`: None where guards can no longer be added, for the graph runs already."""
+        parts = halves(extracted.module)
+        if parts is None:
+            return extracted.module
+        titles = [self.titles.get(n, n.name) for n in extracted.inputs]
+        build = _Assembler(extracted.module, parts, self.options, self.name, titles)
+        build.regions, build.fallbacks, build.sizes = self.regions, self.fallbacks, sizes
+        return build.assemble()
+
+    def _leftover(self, group: Group, extracted: Extracted) -> Callable[..., object] | None:
         """The group compiled by Inductor; None where op by op is better or the only way."""
-        if self.options.leftover == "eager" or len(group.nodes) < WORTH_INDUCTOR or _draws_numbers(group):
+        if self.options.leftover == "eager":
             return None
-        from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415 (a second to load)
-        from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
-
-        fakes = [n.meta["val"] for n in part.inputs]
-        # a tensor that the part itself makes must be fake too; no mode is on while a backward graph is compiled
-        mode = detect_fake_mode([n.meta.get("val") for n in self.gm.graph.nodes])
-        try:
-            with mode or nullcontext():
-                module = make_fx(part.module, decomposition_table=select_decomp_table())(*fakes)
-            output = module.graph.output_node()
-            output.meta["user_visible_output_idxs"] = list(range(len(part.results)))
-            with _no_strides_reported():
-                compiled = compile_fx_inner(module, fakes)
-        except _FAILURES as err:  # of another compiler: op by op it still runs
-            self.fallbacks.append(Fallback(f"{self.name} leftover", f"Inductor failed, runs op by op: {_first(err)}"))
-            return None
-        return lambda *args: compiled(list(args))
-
-
-@contextmanager
-def _no_strides_reported() -> Iterator[None]:
-    """Inductor tells AOTAutograd the strides of what it compiled, which takes them for those of the whole forward."""
-    context = TracingContext.try_get()
-    if context is None:
-        yield
-        return
-    reported, context.output_strides = context.output_strides, None
-    try:
-        yield
-    finally:
-        context.output_strides = reported
+        part = Part(f"{self.name} leftover", self.fallbacks, _first_line(extracted), by="Inductor")
+        return compile_leftover(group, extracted, part, self.options.inductor)
 
 
 def device_of(part: Extracted) -> str:
@@ -298,11 +270,7 @@ def _item(results: Sequence[object], k: int) -> object:
     return results[k]
 
 
-def _draws_numbers(group: Group) -> bool:
-    """Whether a random operator is in the group: op by op it draws eager's numbers."""
-    tag = torch.Tag.nondeterministic_seeded
-    return any(isinstance(n.target, torch._ops.OpOverload) and tag in n.target.tags for n in group.nodes)
-
-
-def _first(err: Exception) -> str:
-    return re.sub(r"\s+", " ", str(err).splitlines()[0]) if str(err) else type(err).__name__
+def _first_line(extracted: Extracted) -> SourceLoc | None:
+    """The user's line of the first operator that has one."""
+    found = (location(n) for n in extracted.module.graph.nodes if n.op == "call_function")
+    return next((loc for loc in found if loc is not None), None)

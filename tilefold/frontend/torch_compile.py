@@ -18,41 +18,38 @@ import torch
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from tilefold.errors import TilefoldError
 from tilefold.frontend import first_use  # noqa: F401 (for what it imports)
 from tilefold.frontend.decompose import decompositions, rewrite_attention
-from tilefold.frontend.execute import interpreted
-from tilefold.frontend.regions import CompileProgram, Options, compile_graph
-from tilefold.pipeline import compile_program
+from tilefold.frontend.guard import Part
+from tilefold.frontend.options import read_options
+from tilefold.frontend.regions import CompiledGraph, Options, compilations, compile_graph
 
 #: (ATen graph, names for its placeholders) -> a callable with the graph's signature.
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[str] | None], Callable[..., object]]
 
 _numbers = itertools.count()
-#: Ways to run a program, by the name that `options={"runner": ...}` takes.
-RUNNERS: Mapping[str, CompileProgram] = {
-    "pipeline": compile_program,
-    "interpreter": interpreted,
-}
 
 
 def backend(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[object], *, options: Mapping[str, object] | None = None
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
     """Entry point for Dynamo.
 
-    options: `runner` ("pipeline" or "interpreter"), `leftover` ("inductor" or "eager").
-    TilefoldError on an unknown option.
+    mode: one of Inductor's. options: `runner` ("pipeline" or "interpreter"), `leftover` ("inductor" or "eager"), and
+    those of Inductor (`frontend.options`). TilefoldError on an unknown one.
     """
-    given = dict(options or {})
-    runner, leftover = given.pop("runner", "pipeline"), given.pop("leftover", "inductor")
-    if given or runner not in RUNNERS or leftover not in ("inductor", "eager"):
-        wrong = next(iter(given), runner if runner not in RUNNERS else leftover)
-        raise TilefoldError(
-            f"unknown option {wrong!r} of the tilefold backend",
-            hint=f"runner: {' or '.join(RUNNERS)}; leftover: inductor or eager",
-        )
-    return compile_captured(gm, example_inputs, Options(RUNNERS[str(runner)], leftover=leftover))  # type: ignore[arg-type]
+    how = read_options(mode, options)
+    undo = rewrite_attention(gm)
+    part = Part("the graph", [])
+    made = part.attempt(lambda: compile_captured(gm, example_inputs, how))
+    if made is None:  # AOTAutograd failed, with our decompositions or without
+        compilations.append(CompiledGraph(part.name, [], part.fallbacks))
+        undo()
+    return made or gm.forward
 
 
 def compile_captured(

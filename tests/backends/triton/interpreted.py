@@ -212,14 +212,14 @@ def whole_layer(width: int) -> str:
     """A decoder layer and its gradients through torch.compile, every covered part in kernels."""
     torch.manual_seed(0)
     layer, x = Layer(width, 4, 2, 3 * width), rand(2, 24, width, dtype=F)
-    ways = importlib.import_module("tilefold.frontend.torch_compile")
+    ways, entry = (importlib.import_module(f"tilefold.frontend.{m}") for m in ("options", "torch_compile"))
 
     def interpreted(p, *, device, **options):
         return compile_program(p, device="interpreter", **options)
 
     compilations.clear()
     with patch.object(ways, "RUNNERS", {"pipeline": interpreted}):
-        fast = torch.compile(layer, backend=ways.backend)
+        fast = torch.compile(layer, backend=entry.backend)
         found = zip(gradients(fast, layer, x), gradients(layer, layer, x), strict=True)
         off = [((a - b).norm() / b.norm()).item() for a, b in found]
     left = [str(f) for c in compilations for f in c.fallbacks]
