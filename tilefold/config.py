@@ -3,7 +3,8 @@
 | variable | meaning |
 |---|---|
 | `TILEFOLD_CACHE_DIR` | directory of compiled kernels (default: the platform's user cache) |
-| `TILEFOLD_CXX`, `CXX` | C++ compiler (default: the first of g++, clang++, c++ on PATH) |
+| `TILEFOLD_CACHE_SHARED` | 1: another user who owns that directory is trusted (default: only you and root) |
+| `TILEFOLD_CXX`, `CXX` | C++ compiler, as `ccache g++` (default: the first of g++, clang++, c++ on PATH) |
 | `TILEFOLD_ARCH` | `-march` value of generated code (default: native) |
 | `TILEFOLD_COMPILE_PROCESSES` | processes that compile kernels for GPUs (default: one a core, at most 32; 0: none) |
 | `TILEFOLD_STRICT` | 1: `torch.compile` raises what it would leave to eager: failures of Tilefold (default: 0) |
@@ -25,9 +26,11 @@ COMPILERS = ("g++", "clang++", "c++")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One reading of the environment. `compilers`: names or paths, in order of preference."""
+    """One reading of the environment. `compilers`: commands, in order of preference. `shared`: whoever owns the cache
+    is trusted."""
 
     cache_dir: Path
+    shared: bool
     compilers: tuple[str, ...]
     arch: str
     dependent_launch: bool
@@ -46,6 +49,7 @@ def load() -> Config:
     cache = os.environ.get("TILEFOLD_CACHE_DIR")
     return Config(
         cache_dir=Path(cache) if cache else Path(platformdirs.user_cache_dir("tilefold")),
+        shared=os.environ.get("TILEFOLD_CACHE_SHARED") == "1",
         compilers=(chosen,) if chosen else COMPILERS,
         arch=os.environ.get("TILEFOLD_ARCH", "native"),
         dependent_launch=os.environ.get("TILEFOLD_PDL") != "0",

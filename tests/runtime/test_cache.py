@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
+import os
+import stat
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 import torch
 
 from tests.tile.kernels import SOFTMAX
+from tilefold import files
 from tilefold.errors import BackendError, CacheError
 from tilefold.runtime import cache, executor
 from tilefold.tile.text import parse
@@ -20,6 +25,7 @@ from tilefold.tile.text import parse
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_fallback", [])
+    monkeypatch.setattr(files, "_warned", set())
     return tmp_path / "cache"
 
 
@@ -94,7 +100,7 @@ def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "file" / "cache"))
     b = Builder()
-    with pytest.warns(RuntimeWarning, match="cannot be written") as said:
+    with pytest.warns(RuntimeWarning, match="cannot be used") as said:
         first = cache.get_or_build("k", {"source": "a"}, b)
     assert len(said) == 1 and first.read_bytes() == b"library"
     with warnings.catch_warnings():
@@ -102,6 +108,133 @@ def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
         assert cache.get_or_build("k", {"source": "a"}, b) == first
         cache.get_or_build("k", {"source": "b"}, b)
     assert b.calls == 2
+
+
+def test_entries_are_of_their_user_alone(home):
+    old = os.umask(0)  # the friendliest there is
+    try:
+        library = cache.get_or_build("k", {"source": "a"}, Builder())
+    finally:
+        os.umask(old)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (home, home / "kernels", *library.parent.iterdir())}
+    assert {modes.pop(n) for n in (home.name, "kernels")} == {0o700}
+    assert set(modes.values()) == {0o600} and len(modes) == 3  # the library, what it is, the lock
+
+
+def by_another(path: Path) -> None:
+    os.chown(path, 54321, -1)
+
+
+def writable(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def linked(path: Path) -> None:
+    target = path.parent.parent / f"elsewhere{path.suffix}"
+    path.rename(target)
+    path.symlink_to(target)
+
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+
+
+@pytest.mark.parametrize("poisoned", [pytest.param(by_another, marks=root), writable, linked])
+@pytest.mark.parametrize("suffix", [".so", ".json"])
+def test_what_others_can_write_is_built_again(poisoned, suffix, home):
+    b = Builder()
+    library = cache.get_or_build("k", {"source": "a"}, b)
+    assert cache.get_or_build("k", {"source": "a"}, b) == library and b.calls == 1
+    poisoned(library.with_suffix(suffix))
+    assert cache.get_or_build("k", {"source": "a"}, b) == library and b.calls == 2
+    again = library.with_suffix(suffix).lstat()
+    assert stat.S_ISREG(again.st_mode) and stat.S_IMODE(again.st_mode) == 0o600 and again.st_uid == os.geteuid()
+    assert cache.get_or_build("k", {"source": "a"}, b) == library and b.calls == 2
+
+
+def test_an_entry_under_anothers_name_is_not_it(home):
+    b = Builder()
+    right = cache.get_or_build("k", {"source": "a"}, b)
+    evil = cache.get_or_build("k", {"source": "b"}, Builder(b"evil"))
+    for suffix in (".so", ".json"):
+        right.with_suffix(suffix).write_bytes(evil.with_suffix(suffix).read_bytes())
+    assert cache.get_or_build("k", {"source": "a"}, b).read_bytes() == b"library" and b.calls == 2
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "3", "{}", "[" * 10**5, "\0", '{"key": 1}'])
+def test_a_malformed_entry_is_built_again_and_not_listed(text, home):
+    b = Builder()
+    library = cache.get_or_build("k", {"source": "a"}, b)
+    library.with_suffix(".json").write_text(text)
+    assert cache.list_entries() == ()
+    assert cache.get_or_build("k", {"source": "a"}, b) == library and b.calls == 2
+
+
+def test_a_folder_that_leads_elsewhere_is_not_used(home, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    home.mkdir()
+    (home / "kernels").symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(RuntimeWarning, match="symbolic link"):
+        library = cache.get_or_build("k", {"source": "a"}, Builder())
+    assert library.read_bytes() == b"library" and home not in library.parents
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@root
+def test_somebody_elses_cache_is_used_only_if_shared(home, monkeypatch):
+    b = Builder()
+    library = cache.get_or_build("k", {"source": "a"}, b)
+    for p in (home, home / "kernels", *library.parent.iterdir()):
+        by_another(p)
+    with pytest.warns(RuntimeWarning, match="belongs to user 54321; TILEFOLD_CACHE_SHARED=1"):
+        assert cache.get_or_build("k", {"source": "a"}, b) != library
+    monkeypatch.setenv("TILEFOLD_CACHE_SHARED", "1")
+    assert cache.get_or_build("k", {"source": "a"}, b) == library and b.calls == 2
+    os.chown(library, 54322, -1)
+    assert cache.get_or_build("k", {"source": "a"}, b) != library  # neither the user's nor the owner's
+
+
+def test_a_cache_that_can_only_be_read_serves_what_it_has(home, monkeypatch):
+    b = Builder()
+    library = cache.get_or_build("k", {"source": "a"}, b)
+    before = sorted(library.parent.iterdir())
+
+    def refused(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(files.tempfile, "mkstemp", refused)
+    assert cache.get_or_build("k", {"source": "a"}, b) == library and b.calls == 1
+    monkeypatch.undo()
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(home))
+    real = tempfile.mkstemp
+    monkeypatch.setattr(files.tempfile, "mkstemp", lambda **k: refused() if home in k["dir"].parents else real(**k))
+    with pytest.warns(RuntimeWarning, match="Read-only file system"):
+        other = cache.get_or_build("k", {"source": "b"}, b)
+    assert (
+        other.read_bytes() == b"library" and home not in other.parents and b.calls == 2
+    )  # built once, stored elsewhere
+    assert sorted(p for p in library.parent.iterdir() if p.suffix != ".lock") == [
+        p for p in before if p.suffix != ".lock"
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+@pytest.mark.parametrize("full", [".so", ".json"])
+def test_a_full_disk_leaves_nothing_behind(full, home, monkeypatch):
+    real = os.replace
+
+    def replace(src, dst):
+        if Path(dst).suffix == full and home in Path(dst).parents:
+            with open("/dev/full", "wb", buffering=0) as f:
+                f.write(b"x")
+        real(src, dst)
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    b = Builder()
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        library = cache.get_or_build("k", {"source": "a"}, b)
+    assert library.read_bytes() == b"library" and b.calls == 1
+    assert [p.suffix for p in (home / "kernels").iterdir()] == [".lock"]
+    assert cache.get_or_build("k", {"source": "a"}, b) == library and b.calls == 1
 
 
 def test_what_cannot_be_removed_is_an_error(home):

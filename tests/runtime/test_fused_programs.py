@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from tilefold import files
 from tilefold.block.text import show
 from tilefold.errors import NotFusibleError
 from tilefold.frontend.fuse import trace
@@ -20,6 +21,7 @@ from tilefold.suites.gpu import operators as o
 def asked(tmp_path, monkeypatch):
     """An empty cache; the list grows by every program that is really fused."""
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(files, "_warned", set())
     found, fuse = [], gpu.fuse_for_gpu
 
     def count(p, apart, **options):
@@ -74,6 +76,51 @@ def test_a_damaged_file_is_made_again(damage, asked, tmp_path):
     assert len(asked) == 2 and file.read_bytes() == whole
 
 
+def other_name(file):
+    """A sound file, of another program."""
+    other = file.with_name(f"{'0' * 32}.fused")
+    cache._write(other, cache.fused_for_gpu(program(o.causal)))
+    file.write_bytes(other.read_bytes())
+
+
+def with_text(file, text):
+    """A file whose checksum is right."""
+    file.write_bytes(cache._checksum(file, text).encode() + text)
+
+
+def other_class(file):
+    with_text(file, b'{"nodes": [["Popen", "touch /tmp/x"]], "root": ["n", 0]}')
+
+
+def other_value(file):
+    with_text(file, b'{"nodes": [], "root": 3}')
+
+
+def unsound(file):
+    """A block that writes to a tensor that there is not."""
+    text = file.read_bytes()[cache._DIGEST :]
+    assert b'"Store","' in text
+    with_text(file, text.replace(b'"Store","', b'"Store","nowhere_', 1))
+
+
+def pickled(file):
+    with_text(file, b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
+
+
+@pytest.mark.parametrize("poison", [other_name, other_class, other_value, unsound, pickled])
+def test_a_poisoned_file_is_made_again(poison, asked, tmp_path):
+    p = program()
+    first = cache.fused_for_gpu(p)
+    (file,) = (tmp_path / "fused").iterdir()
+    whole = file.read_bytes()
+    poison(file)
+    before = len(asked)
+    assert cache.fused_for_gpu(p) == first
+    assert len(asked) == before + 1 and file.read_bytes() == whole
+    file.chmod(0o622)
+    assert cache.fused_for_gpu(p) == first and len(asked) == before + 2 and file.stat().st_mode & 0o777 == 0o600
+
+
 def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkeypatch):
     def refuses(p, apart, **options):
         raise NotFusibleError("no rule")
@@ -85,7 +132,8 @@ def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkey
             cache.fused_for_gpu(p)
     assert not list(tmp_path.rglob("*.fused"))
     (tmp_path / "fused").write_text("not a directory")
-    assert cache.fused_for_gpu(p).kernels and len(asked) == 1
+    with pytest.warns(RuntimeWarning, match="every process fuses"):
+        assert cache.fused_for_gpu(p).kernels and len(asked) == 1
 
 
 def test_stamps_follow_files(tmp_path):

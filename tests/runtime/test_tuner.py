@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tilefold import files
 from tilefold.backends.triton.compile import Target
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
@@ -164,13 +166,71 @@ def test_the_users_table_goes_before_the_shipped(own):
     assert t.find("k i128").key() == TritonConfig({"i": 16}).key()
 
 
-def test_a_broken_file_is_no_table(own):
-    tables.user_file().parent.mkdir(parents=True, exist_ok=True)
-    tables.user_file().write_text("{")
-    t = Table("GPU", "triton 1")
-    assert t.find("k i64") is None
+def malformed():
+    """Texts that are no tables, one for each way to be none."""
+    good = entry(CONFIG)
+    yield from ("", "{", "null", "[]", "3", '"x"', "\0", "[" * 10**5, '{"GPU": 3}', '{"GPU": {"triton 1": []}}')
+    wrong = [
+        {"tiles": {"i": 0}},
+        {"tiles": {"i": "64"}},
+        {"tiles": {"i": 1.5}},
+        {"tiles": ["i"]},
+        {"tiles": {}, "warps": 3},
+        {"tiles": {}, "warps": True},
+        {"tiles": {}, "warps": 64},
+        {"tiles": {}, "stages": -1},
+        {"tiles": {}, "descriptors": "no"},
+        {"tiles": {}, "registers": "many"},
+        {"tiles": {}, "groups": -1},
+        {"tiles": {}, "colour": 1},
+        "tiles",
+        None,
+    ]
+    for config in wrong:
+        yield json.dumps({"GPU": {"triton 1": {"k i64": good, "m i64": {**good, "config": config}}}})
+    yield json.dumps({"GPU": {"triton 1": {"k i64": {}}}})
+    yield json.dumps({"GPU": {"triton 1": {"k i": good}}})
+    yield json.dumps({"another": {"triton 1": {"k i64": 3}}})
+
+
+@pytest.mark.parametrize("text", tuple(malformed()))
+def test_a_malformed_table_is_set_aside(text, own):
+    file = tables.user_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    with pytest.warns(RuntimeWarning, match="no table of tuned kernels"):
+        t = Table("GPU", "triton 1")
+    assert t.find("k i64") is None and not file.exists()
+    assert file.with_name("tuned.json.malformed").read_text() == text
     t.add("k i64", Tuned(CONFIG, 1.0, 2.0))
-    assert Table("GPU", "triton 1").exact("k i64")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Table("GPU", "triton 1").exact("k i64")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_bytes_that_are_no_text_are_no_table(own):
+    tables.user_file().parent.mkdir(parents=True)
+    tables.user_file().write_bytes(b"\xff\xfe\x00")
+    with pytest.warns(RuntimeWarning, match="no table of tuned kernels"):
+        Table("GPU", "triton 1")
+
+
+def test_a_table_that_others_can_write_is_not_used(own, monkeypatch):
+    monkeypatch.setattr(files, "_warned", set())
+    Table("GPU", "triton 1").add("k i64", Tuned(CONFIG, 1.0, 2.0))
+    tables.user_file().chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="may be written by others"):
+        assert Table("GPU", "triton 1").find("k i64") is None
+
+
+def test_a_winner_that_cannot_be_written_is_known_to_this_process(own, monkeypatch):
+    monkeypatch.setattr(files, "_warned", set())
+    (own / "cache").write_text("no folder")
+    t = Table("GPU", "triton 1")
+    with pytest.warns(RuntimeWarning, match="known to this process alone"):
+        t.add("k i64", Tuned(CONFIG, 1.0, 2.0))
+    assert t.exact("k i64") and Table("GPU", "triton 1").find("k i64") is None
 
 
 @pytest.mark.parametrize("fn, shapes", [(o.causal, heads(2048)), (o.softmax, [(64, 5000)])], ids=["causal", "softmax"])

@@ -19,6 +19,7 @@ from rich.text import Text
 from tilefold import config
 from tilefold.backends.cpp.compile import build, toolchain
 from tilefold.errors import BackendError
+from tilefold.files import cache_folder
 
 State = Literal["yes", "no", "note"]
 _STYLE = {"yes": "green", "no": "red", "note": "yellow"}
@@ -88,7 +89,7 @@ def compiler() -> Finding:
     except BackendError as err:
         hint = f"{err.hint}; until then kernels run in the interpreter, slowly"
         return Finding(what, "no", err.message, hint)
-    return Finding(what, "yes", f"{tools.path}: {tools.version}", f"-march={tools.arch}")
+    return Finding(what, "yes", f"{tools}: {tools.version}", f"-march={tools.arch}")
 
 
 def processor() -> Finding:
@@ -100,12 +101,12 @@ def cache_dir() -> Finding:
     """Where compiled kernels are kept, and whether they can be."""
     folder = config.load().cache_dir
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        cache_folder("")
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as err:
         hint = "kernels are compiled again in every process; set TILEFOLD_CACHE_DIR to a folder of yours"
-        return Finding("kernel cache", "no", f"{folder} cannot be written: {err.strerror}", hint)
+        return Finding("kernel cache", "no", f"{folder} cannot be used: {err.strerror or err}", hint)
     return Finding("kernel cache", "yes", str(folder))
 
 

@@ -7,6 +7,7 @@ well under a second in all. Where it cannot be kept (no writable cache) it is ma
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import torch
 
 from tilefold import config
 from tilefold.algebra.dtypes import DType
-from tilefold.files import put
+from tilefold.files import cache_folder, put, read_trusted
 from tilefold.plan.hardware import Machine, Tier, TierName
 
 #: Form of the kept measurement; another number measures again.
@@ -152,17 +153,18 @@ def _file() -> Path:
 
 def _kept(identity: str) -> Rates | None:
     try:
-        held = json.loads(_file().read_text())
-        return Rates(**held["rates"]) if held["identity"] == identity else None
-    except (OSError, ValueError, TypeError, KeyError):
+        held = json.loads(read_trusted(_file()))
+        found = Rates(**held["rates"]) if held["identity"] == identity else None
+        sound = found is not None and all(0 < rate < math.inf for rate in asdict(found).values())
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    return found if sound else None
 
 
 def _keep(identity: str, r: Rates) -> Rates:
     try:
-        path = _file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        put(path, json.dumps({"identity": identity, "rates": asdict(r)}))
+        cache_folder("")
+        put(_file(), json.dumps({"identity": identity, "rates": asdict(r)}))
     except OSError:
         pass  # an unwritable cache: measured again by the next process
     return r

@@ -3,18 +3,17 @@
 An entry is a library `<key>.so` beside `<key>.json`, which names what it is and carries the
 library's checksum. The key is a digest of everything that decides the machine code: source,
 compiler, flags, CPU, headers, Tilefold's version. Files appear by renaming, writers of one key take
-turns by a lock, and an entry whose checksum is wrong is built again. Where the directory cannot
-be written, entries go to a temporary directory of the process, with one warning.
+turns by a lock, and an entry whose checksum is wrong, or that others can have written, is built
+again (`files`). Where the directory cannot be written, or the disk is full, entries go to a temporary
+directory of the process, with one warning.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -24,11 +23,12 @@ from filelock import FileLock, Timeout
 
 from tilefold import config
 from tilefold.errors import CacheError
-from tilefold.files import put
+from tilefold.files import cache_folder, put, read_trusted, warn_unusable
 
 LOCK_TIMEOUT_S = 600
 #: Format of entries; part of every key.
 FORMAT = "1"
+FOLDER = "kernels"
 
 _fallback: list[tempfile.TemporaryDirectory[str]] = []
 
@@ -62,7 +62,7 @@ def version() -> str:
 
 def folder() -> Path:
     """Where entries are: a directory of the configured cache."""
-    return config.load().cache_dir / "kernels"
+    return config.load().cache_dir / FOLDER
 
 
 def get_or_build(name: str, parts: Mapping[str, str], build: Callable[[Path], None]) -> Path:
@@ -72,52 +72,64 @@ def get_or_build(name: str, parts: Mapping[str, str], build: Callable[[Path], No
     `build` pass through and leave no entry.
     """
     key = key_of(parts)
-    where = folder()
-    found = _sound(where, key)
-    if found is not None:
-        return found
+    for where in (folder(), *(Path(t.name) for t in _fallback)):
+        found = _sound(where, key)
+        if found is not None:
+            return found
     try:
-        return _locked_build(where, key, name, parts, build)
-    except OSError as err:
-        return _without_cache(where, err, key, name, parts, build)
-
-
-def _locked_build(where: Path, key: str, name: str, parts: Mapping[str, str], build: Callable[[Path], None]) -> Path:
-    where.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(where / f"{key}.lock", timeout=LOCK_TIMEOUT_S):
-            found = _sound(where, key)  # another process may have built it meanwhile
-            return found if found is not None else _build(where, key, name, parts, build)
+        where = cache_folder(FOLDER)
+        lock = FileLock(where / f"{key}.lock", timeout=LOCK_TIMEOUT_S, mode=0o600)
+        lock.acquire()
     except Timeout:
         raise CacheError(
             f"waited {LOCK_TIMEOUT_S} s for another process to compile {name}",
             hint=f"remove {where / f'{key}.lock'} if no such process is alive",
         ) from None
-
-
-def _build(where: Path, key: str, name: str, parts: Mapping[str, str], build: Callable[[Path], None]) -> Path:
-    handle, path = tempfile.mkstemp(dir=where, prefix=f"{key}.", suffix=".tmp")
-    os.close(handle)
-    partial = Path(path)
+    except OSError as err:
+        return _stored(_without_cache(err), *_built(key, name, parts, build))
     try:
-        build(partial)
-        data = partial.read_bytes()
-        short = {k: v if "\n" not in v else hashlib.sha256(v.encode()).hexdigest() for k, v in parts.items()}
-        entry = Entry(key, name, time.time(), len(data), hashlib.sha256(data).hexdigest(), short)
-        library = where / f"{key}.so"
-        os.replace(partial, library)
-        put(where / f"{key}.json", json.dumps(asdict(entry), indent=1))
-        return library
+        found = _sound(where, key)  # another process may have built it meanwhile
+        if found is not None:
+            return found
+        done = _built(key, name, parts, build)
+        try:
+            return _stored(where, *done)
+        except OSError as err:
+            return _stored(_without_cache(err), *done)
     finally:
-        partial.unlink(missing_ok=True)
+        lock.release()
+
+
+def _built(key: str, name: str, parts: Mapping[str, str], build: Callable[[Path], None]) -> tuple[Entry, bytes]:
+    with tempfile.TemporaryDirectory(prefix="tilefold-") as place:
+        build(Path(place) / "kernel.so")
+        data = (Path(place) / "kernel.so").read_bytes()
+    short = {k: v if "\n" not in v else hashlib.sha256(v.encode()).hexdigest() for k, v in parts.items()}
+    return Entry(key, name, time.time(), len(data), hashlib.sha256(data).hexdigest(), short), data
+
+
+def _stored(where: Path, entry: Entry, data: bytes) -> Path:
+    """Write an entry. Where its second file does not fit on the disk, the first does not stay."""
+    library = where / f"{entry.key}.so"
+    put(library, data)
+    try:
+        put(where / f"{entry.key}.json", json.dumps(asdict(entry), indent=1))
+    except OSError:
+        library.unlink(missing_ok=True)
+        raise
+    return library
 
 
 def _read(path: Path) -> Entry | None:
     """The entry that a metadata file describes; None where it cannot be read or is not one."""
     try:
-        return Entry(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        entry = Entry(**json.loads(read_trusted(path)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    texts = (entry.key, entry.name, entry.sha256)
+    numbers = (entry.created, entry.nbytes)
+    sound = all(isinstance(t, str) for t in texts) and all(isinstance(n, int | float) for n in numbers)
+    return entry if sound and entry.key == path.stem else None
 
 
 def _sound(where: Path, key: str) -> Path | None:
@@ -125,26 +137,18 @@ def _sound(where: Path, key: str) -> Path | None:
     entry = _read(where / f"{key}.json")
     library = where / f"{key}.so"
     try:
-        data = library.read_bytes() if entry is not None else b""
+        data = read_trusted(library) if entry is not None else b""
     except OSError:
         return None
     return library if entry is not None and hashlib.sha256(data).hexdigest() == entry.sha256 else None
 
 
-def _without_cache(
-    where: Path, why: OSError, key: str, name: str, parts: Mapping[str, str], build: Callable[[Path], None]
-) -> Path:
+def _without_cache(why: OSError) -> Path:
+    """A folder for the kernels of this process alone."""
+    warn_unusable(folder(), why, "kernels of this process are compiled into a temporary directory")
     if not _fallback:
-        warnings.warn(
-            f"the kernel cache {where} cannot be written ({why}); kernels of this process are compiled into a "
-            "temporary directory. Set TILEFOLD_CACHE_DIR to a writable directory.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
         _fallback.append(tempfile.TemporaryDirectory(prefix="tilefold-cache-"))
-    temporary = Path(_fallback[0].name)
-    found = _sound(temporary, key)
-    return found if found is not None else _build(temporary, key, name, parts, build)
+    return Path(_fallback[0].name)
 
 
 def list_entries() -> tuple[Entry, ...]:

@@ -2,33 +2,47 @@
 
 A file's name is a digest of everything that decides what is in it: the program (with the lines of the user's code that
 errors and explanations name), what was asked for, and Tilefold itself, by the sizes and times of its files. Its first
-bytes are the checksum of the rest. A file that is not what it should be is made again.
+characters are the checksum of the rest, which is JSON (`records`): reading it runs nothing. A file that is not what it
+should be, or that others can have written, is made again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import pickle
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import tilefold.plan.gpu as plan
 from tilefold import config
-from tilefold.block.fuse import Fused
-from tilefold.files import put, stamp_of
+from tilefold.algebra.cascade import Cascade, Reduction
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Cast, Const, Index, Load, Size, Sym
+from tilefold.algebra.fold import Check, Fold, StateVar, Step
+from tilefold.block.fuse import Fused, FusedKernel
+from tilefold.block.group import Group, Grouping, Refusal
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Result, Store, Update
+from tilefold.block.stages import Rejection, Stage, StagePlan
+from tilefold.block.verify import verify
+from tilefold.errors import ParseError, SourceLoc, VerifyError
+from tilefold.files import cache_folder, put, read_trusted, stamp_of, warn_unusable
 from tilefold.plan.gpu import Given
-from tilefold.tensor.ir import Program
+from tilefold.runtime import records
+from tilefold.tensor.ir import Compute, Input, Program
 from tilefold.tensor.text import show
 
 PACKAGE = Path(__file__).parents[1]
-#: Of the checksum.
-_DIGEST = 32
+FOLDER = "fused"
+#: Characters of the checksum.
+_DIGEST = 64
+#: All that a file may hold.
+_CLASSES = (
+    *(Fused, FusedKernel, Grouping, Group, Refusal, StagePlan, Stage, Rejection, SourceLoc),
+    *(Program, Input, Compute, Cascade, Reduction, Fold, StateVar, Step, Check),
+    *(Block, Loop, Let, Init, Update, Accumulate, Store, Result),
+    *(Const, Index, Size, Sym, Load, Call, Cast, DType),
+)
 
 
 def fused_for_gpu(
@@ -46,7 +60,7 @@ def fused_for_gpu(
 
 def folder() -> Path:
     """Where the files are."""
-    return config.load().cache_dir / "fused"
+    return config.load().cache_dir / FOLDER
 
 
 def key_of(p: Program, apart: frozenset[str], units: int, given: Given | None) -> str:
@@ -69,36 +83,34 @@ def stamp(root: Path) -> str:
     return stamp_of([root], lambda name: name.endswith(".py"))
 
 
-class _Pickler(pickle.Pickler):
-    """Also of read-only mappings."""
-
-    def reducer_override(self, x: object) -> Any:
-        return (_read_only, (dict(x),)) if isinstance(x, MappingProxyType) else NotImplemented
-
-
-def _read_only(x: dict[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(x)
-
-
 def _read(path: Path) -> Fused | None:
+    """What a file holds; None where it is not there, not whole, not ours, or not a sound program."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = read_trusted(path)
+        if data[:_DIGEST].decode() != _checksum(path, data[_DIGEST:]):
+            return None
+        found = records.load(data[_DIGEST:], _CLASSES)
+        if not isinstance(found, Fused):
+            return None
+        for k in found.kernels:
+            verify(k.block)
+    except (OSError, ValueError, ParseError, VerifyError):
         return None
-    if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
-        return None
-    found = pickle.loads(data[_DIGEST:])
-    assert isinstance(found, Fused)
     return found
 
 
 def _write(path: Path, found: Fused) -> None:
     """By renaming; a directory that cannot be written costs the next process time, nothing else."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(found)
-    data = buffer.getvalue()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        put(path, hashlib.sha256(data).digest() + data)
-    except OSError:
+        data = records.dump(found).encode()
+        cache_folder(FOLDER)
+        put(path, _checksum(path, data).encode() + data)
+    except RecursionError:  # an expression deeper than Python's stack is made again
         return
+    except OSError as err:
+        warn_unusable(folder(), err, "every process fuses its programs anew")
+
+
+def _checksum(path: Path, data: bytes) -> str:
+    """Of a file's name and content, so that a file under another's name is no sound one."""
+    return hashlib.sha256(path.stem.encode() + data).hexdigest()

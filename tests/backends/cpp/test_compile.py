@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -41,6 +45,39 @@ def test_no_compiler(monkeypatch):
     monkeypatch.setenv("TILEFOLD_CXX", "no-such-compiler")
     with pytest.raises(BackendError, match=r"no C\+\+ compiler found.*\n.*TILEFOLD_CXX"):
         toolchain()
+
+
+@pytest.mark.parametrize("name", [" ", "'g++", "'' g++", "no-such-wrapper g++"])
+def test_what_is_no_command(name, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_CXX", name)
+    with pytest.raises(BackendError, match=r"no C\+\+ compiler found"):
+        toolchain()
+
+
+@pytest.mark.parametrize("program", ["ccache", "my wrapper"])
+def test_a_compiler_behind_another_program(program, monkeypatch, tmp_path):
+    """`CXX="ccache g++"`, and options of the user's own."""
+    wrapper, seen = tmp_path / program, tmp_path / "seen"
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >> "{seen}"\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    plain = toolchain()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CXX", f"{shlex.quote(program)} g++ -DUNUSED=1")
+    tools = toolchain()
+    assert tools.version == plain.version and tools.identity() != plain.identity()
+    build(
+        'extern "C" __attribute__((visibility("default"))) int answer() { return 42 * UNUSED; }',
+        tmp_path / "x.so",
+        tools,
+    )
+    assert ctypes.CDLL(str(tmp_path / "x.so")).answer() == 42 and "kernel.cpp" in seen.read_text()
+
+
+def test_a_compiler_whose_path_has_a_space(monkeypatch, tmp_path):
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "cxx").symlink_to(shutil.which("g++"))
+    monkeypatch.setenv("TILEFOLD_CXX", str(tmp_path / "a b" / "cxx"))
+    assert toolchain().command == (str(tmp_path / "a b" / "cxx"),)
 
 
 def test_a_compiler_that_fails(monkeypatch, tmp_path):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import json
+import py_compile
 import shutil
+from pathlib import Path
 
 import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
 from tests.backends.triton.kernels import kernels, variant  # noqa: E402
+from tilefold import files  # noqa: E402
 from tilefold.backends.triton import compile as compiler  # noqa: E402
 from tilefold.backends.triton import known  # noqa: E402
 from tilefold.backends.triton.compile import Target, resources  # noqa: E402
-from tilefold.errors import BackendError  # noqa: E402
 
 HOPPER = Target("cuda", 90)
 
@@ -23,6 +27,7 @@ def asked(tmp_path, monkeypatch):
     """Own caches; the list grows by every kernel that Triton is asked for."""
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "tilefold"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(files, "_warned", set())
     found, ask = [], triton.compile
 
     def compile(src, target, options):
@@ -85,7 +90,81 @@ def test_a_changed_installation_has_another_stamp(tmp_path):
 def test_without_a_directory_kernels_are_compiled_all_the_same(asked, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(BackendError, match="cannot be made"):
-        known.folder()
-    built()
+    with pytest.warns(RuntimeWarning, match="kept in memory"):
+        built()
     assert len(asked) == 1
+
+
+def files_of(folder, suffix):
+    return [p for p in folder.rglob(f"*{suffix}") if p.is_file()]
+
+
+@pytest.mark.parametrize("damage", [lambda d: b"", lambda d: d[: len(d) // 2], lambda d: d[:-1] + b"x"])
+def test_damaged_machine_code_is_compiled_again(damage, asked, tmp_path):
+    first = built()
+    (code,) = files_of(tmp_path / "triton", ".cubin")
+    code.write_bytes(damage(code.read_bytes()))
+    again = built()
+    assert len(asked) == 2 and again.assembly["cubin"] == first.assembly["cubin"] == code.read_bytes()
+    built()
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: {**e, "hash": "../../elsewhere"},
+        lambda e: {**e, "group": "../x.json"},
+        lambda e: {**e, "key": "0" * 32},
+        lambda e: {**e, "hash": ["a"]},
+        lambda e: {**e, "code": None},
+        lambda e: {k: v for k, v in e.items() if k != "code"},
+        lambda e: [e],
+        lambda e: None,
+    ],
+)
+def test_what_is_known_is_read_with_care(change, asked, tmp_path):
+    built()
+    (entry,) = files_of(tmp_path / "tilefold", ".known")
+    right = json.loads(entry.read_text())
+    entry.write_text(json.dumps(change(right)))
+    built()
+    assert len(asked) == 2 and json.loads(entry.read_text()) == right
+
+
+def test_what_others_can_write_is_not_known(asked, tmp_path):
+    built()
+    (entry,) = files_of(tmp_path / "tilefold", ".known")
+    entry.chmod(0o666)
+    built()
+    assert len(asked) == 2 and entry.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("poison", ["append", "truncate", "empty", "byte code", "link"])
+def test_what_runs_is_the_source_and_not_a_file(poison, tmp_path, monkeypatch):
+    """Text that somebody put into the copy on disk, or into byte code beside it, never runs."""
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiler, "_modules", {})
+    source, evil = "def kernel():\n    return 'mine'\n", tmp_path / "evil"
+    first = compiler.module_of(source, "k")
+    assert inspect.getsource(first.kernel) == source
+    copy = Path(first.__file__)
+    match poison:
+        case "append":
+            copy.write_text(source + f"open({str(evil)!r}, 'w')\n")
+        case "truncate":
+            copy.write_text(source[:15])
+        case "empty":
+            copy.write_text("")
+        case "byte code":
+            (tmp_path / "x.py").write_text(f"open({str(evil)!r}, 'w')\n")
+            cached = importlib.util.cache_from_source(str(copy))
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(tmp_path / "x.py", cached, invalidation_mode=mode)
+        case "link":
+            copy.rename(tmp_path / "elsewhere.py")
+            copy.symlink_to(tmp_path / "elsewhere.py")
+    monkeypatch.setattr(compiler, "_modules", {})  # as a second process
+    again = compiler.module_of(source, "k")
+    assert again.kernel() == "mine" and not evil.exists()
+    assert inspect.getsource(again.kernel) == source == copy.read_text() and not copy.is_symlink()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -30,13 +31,19 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A compiler and everything else that decides what machine code comes out of a source."""
+    """A compiler and everything else that decides what machine code comes out of a source.
 
-    path: str
+    command: the program's path and what the user put behind its name (`ccache g++`).
+    """
+
+    command: tuple[str, ...]
     version: str
     arch: str
     cpu: str
     runtime: str
+
+    def __str__(self) -> str:
+        return shlex.join(self.command)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -50,7 +57,7 @@ class Toolchain:
     def identity(self) -> dict[str, str]:
         """The parts of a cache key; the headers are part of the compiler."""
         return {
-            "compiler": f"{self.path} {self.version}", "flags": " ".join(self.options), "cpu": self.cpu,
+            "compiler": f"{self} {self.version}", "flags": " ".join(self.options), "cpu": self.cpu,
             "headers": headers_digest(), "openmp": self.runtime,
         }  # fmt: skip
 
@@ -102,19 +109,32 @@ def toolchain() -> Toolchain:
 @lru_cache
 def _toolchain(compilers: tuple[str, ...], arch: str) -> Toolchain:
     for name in compilers:
-        path = shutil.which(name)
-        if path is None:
+        command = _command(name)
+        if not command:
             continue
         try:
-            asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True)
+            asked = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=True)
         except (OSError, subprocess.SubprocessError):
             continue
         version = asked.stdout.splitlines()[0] if asked.stdout else "unknown"
-        return Toolchain(path, version, arch, cpu_features(), openmp_runtime())
+        return Toolchain(command, version, arch, cpu_features(), openmp_runtime())
     raise BackendError(
         f"no C++ compiler found (looked for {', '.join(compilers)})",
         hint="install g++ (apt install g++) or name one in TILEFOLD_CXX",
     )
+
+
+def _command(name: str) -> tuple[str, ...]:
+    """A compiler as words of a command line, the program by its path; none where there is no such program."""
+    whole = shutil.which(name)
+    if whole is not None:
+        return (whole,)  # the path may contain spaces
+    try:
+        words = shlex.split(name)
+    except ValueError:  # a quotation mark too few
+        return ()
+    path = shutil.which(words[0]) if words else None
+    return () if path is None else (path, *words[1:])
 
 
 def build(source: str, out: Path, tools: Toolchain) -> None:
@@ -122,7 +142,7 @@ def build(source: str, out: Path, tools: Toolchain) -> None:
     with tempfile.TemporaryDirectory(prefix="tilefold-") as folder:
         cpp = Path(folder) / "kernel.cpp"
         cpp.write_text(source)
-        command = [tools.path, *tools.flags, str(cpp), "-o", str(out), tools.runtime, "-lm"]
+        command = [*tools.command, *tools.flags, str(cpp), "-o", str(out), tools.runtime, "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:

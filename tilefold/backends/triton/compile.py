@@ -7,9 +7,8 @@ Python; compiling ahead for a signature and calling the launcher costs a few.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import linecache
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
 from tilefold.errors import BackendError
-from tilefold.files import put
+from tilefold.files import read_trusted
 from tilefold.tile.ir import Kernel
 
 try:
@@ -94,28 +93,31 @@ class Resources:
 
 
 def module_of(source: str, name: str) -> ModuleType:
-    """The source as an imported module; its file stays in the cache for the reader and the compiler."""
+    """The source as a module. What runs is this text, never a file's; a copy of it is in the cache for its reader.
+
+    Triton asks `inspect` for the text of a kernel, which asks `linecache`: there it is given, without a time of change,
+    so that it is not looked for on the disk.
+    """
     key = hashlib.sha256(source.encode()).hexdigest()[:24]
     if key not in _modules:
-        path = _written(source, f"{name}_{key}")
-        spec = importlib.util.spec_from_file_location(f"tilefold_kernels.{name}_{key}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
+        path = known.folder() / f"{name}_{key}.py"
+        if not _is(path, source):
+            known.keep(path.name, source)
+        linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
+        module = ModuleType(f"tilefold_kernels.{name}_{key}")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module
+        exec(compile(source, str(path), "exec"), module.__dict__)
         _modules[key] = module
     return _modules[key]
 
 
-def _written(source: str, stem: str) -> Path:
+def _is(path: Path, source: str) -> bool:
+    """Whether a file holds just this text."""
     try:
-        folder = known.folder()
-    except BackendError:
-        folder = Path(tempfile.mkdtemp(prefix="tilefold-"))
-    path = folder / f"{stem}.py"
-    if not path.exists():
-        put(path, source)
-    return path
+        return read_trusted(path) == source.encode()
+    except OSError:
+        return False
 
 
 def signature(kernel: Kernel, r: Rendered, *, wide: bool) -> dict[str, str]:

@@ -3,21 +3,22 @@
 Triton names a compiled kernel by a digest of its own installation, of the assembler's version and of the source.
 Reading its 400 MB library and starting the assembler take more than a second in every process. Here a small file per
 kernel says which entry of Triton's cache it is. Its name is a digest of all that decides the machine code; Triton's
-installation counts by its version and the sizes and times of its files, which is what `make` goes by.
+installation counts by its version and the sizes and times of its files, which is what `make` goes by. The file also
+holds the checksum of the machine code: a kernel that Triton's cache has lost half of is removed there and made anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tilefold import config
-from tilefold.errors import BackendError
-from tilefold.files import put, stamp_of
+from tilefold.files import cache_folder, put, read_trusted, stamp_of, warn_unusable
 
 try:
     import triton
@@ -28,18 +29,25 @@ try:
 except ImportError:  # without Triton nothing is compiled, another version may have no such cache
     knobs = None
 
+FOLDER = "triton"
+#: A name in Triton's cache.
+_HASH = re.compile(r"\w+")
 #: Parts of Triton that decide the code.
 _PARTS = ("_C", "backends", "compiler", "language", "runtime")
 
 
 def folder() -> Path:
-    """Where sources, and what is known of their kernels, are; BackendError where it cannot be made."""
-    path = config.load().cache_dir / "triton"
+    """Where sources, and what is known of their kernels, are."""
+    return config.load().cache_dir / FOLDER
+
+
+def keep(name: str, text: str) -> None:
+    """Write a file there; a warning, once, where that cannot be."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        cache_folder(FOLDER)
+        put(folder() / name, text)
     except OSError as err:
-        raise BackendError(f"{path} cannot be made: {err}") from None
-    return path
+        warn_unusable(folder(), err, "kernels of this process are kept in memory, and in Triton's own cache")
 
 
 @lru_cache
@@ -84,11 +92,20 @@ def key_of(
 def find(key: str, src: Any) -> Any | None:
     """The kernel of that name (`src`: Triton's form of its source); None where Triton's cache has it no more."""
     try:
-        entry = json.loads((folder() / f"{key}.known").read_text())
-        group = get_cache_manager(entry["hash"]).get_group(entry["group"])
-        return CompiledKernel(src, group, entry["hash"]) if group else None
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, BackendError):
+        entry = json.loads(read_trusted(folder() / f"{key}.known"))
+        name, group, code = (str(entry[part]) for part in ("hash", "group", "code"))
+        if entry["key"] != key or not _HASH.fullmatch(name) or "/" in group:
+            return None
+        files = get_cache_manager(name).get_group(group)
+        if not files:
+            return None
+        found = CompiledKernel(src, files, name)
+        if _checksum(found) == code:
+            return found
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, RecursionError):
         return None
+    Path(files[group]).unlink(missing_ok=True)  # else Triton would find what is damaged as well
+    return None
 
 
 def exists(key: str) -> bool:
@@ -100,9 +117,12 @@ def exists(key: str) -> bool:
 
 
 def remember(key: str, done: Any) -> None:
-    """Note where Triton keeps a kernel that it compiled; nothing where that cannot be written."""
-    text = json.dumps({"hash": done.hash, "group": f"{done.src.name[:150]}.json"})
-    try:
-        put(folder() / f"{key}.known", text)
-    except (OSError, BackendError):
-        return
+    """Note where Triton keeps a kernel that it compiled."""
+    group = f"{done.src.name[:150]}.json"
+    keep(f"{key}.known", json.dumps({"key": key, "hash": done.hash, "group": group, "code": _checksum(done)}))
+
+
+def _checksum(kernel: Any) -> str:
+    """Of the machine code."""
+    code = kernel.kernel
+    return hashlib.sha256(code if isinstance(code, bytes) else str(code).encode()).hexdigest()

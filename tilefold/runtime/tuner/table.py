@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.canonical import Renamer
 from tilefold.block.ir import Block, Init, Let, Node, walk
 from tilefold.block.text import show_nodes
-from tilefold.files import put
+from tilefold.files import UntrustedError, cache_folder, put, read_trusted, warn_unusable
 from tilefold.tile.pieces import power_of_two
 
 #: Steps of doubling between the bins of a dim at which kernels may share a configuration.
@@ -31,6 +33,10 @@ NEAR = 2
 #: Devices that differ in memory and clocks alone: configurations of one are a good start on the others.
 KIN = (frozenset({"NVIDIA H100", "NVIDIA H200", "NVIDIA H800", "NVIDIA GH200"}),)
 SHIPPED = Path(__file__).parent.parent / "tables"
+#: Of a thread block.
+_MOST_WARPS = 32
+#: Device -> toolchain -> key -> entry.
+Tables = dict[str, dict[str, dict[str, dict[str, Any]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +131,17 @@ def to_json(c: TritonConfig) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> TritonConfig:
-    """The converse of `to_json`; TypeError for unknown fields."""
-    return TritonConfig(**data)
+    """The converse of `to_json`. TypeError for unknown fields, and for values that are no such numbers."""
+    found = TritonConfig(**data)
+    counts = [*found.tiles.values(), *found.lanes.values(), found.warps, found.stages]
+    counts += [] if found.registers is None else [found.registers]
+    if not all(type(n) is int and n > 0 for n in counts) or type(found.groups) is not int or found.groups < 0:
+        raise TypeError(f"not a configuration: {data}")
+    if found.warps & (found.warps - 1) or found.warps > _MOST_WARPS:
+        raise TypeError(f"{found.warps} warps are not a power of two up to {_MOST_WARPS}")
+    if {type(found.descriptors), type(found.specialize)} != {bool}:
+        raise TypeError(f"not a configuration: {data}")
+    return found
 
 
 class Table:
@@ -135,17 +150,17 @@ class Table:
     def __init__(self, device: str, toolchain: str):
         self.device, self.toolchain = device, toolchain
         self._found: dict[str, TritonConfig | None] = {}
-        user = _load(user_file())
-        shipped: dict[str, Any] = {}
+        user = _load_user()
+        shipped: Tables = {}
         for path in sorted(SHIPPED.glob("*.json")):
-            shipped |= _load(path)
+            shipped |= _parsed_tables(path.read_bytes())
         self._own = self._entries(shipped, device) | self._entries(user, device)
         self._kin: dict[str, TritonConfig] = {}
         for data in (shipped, user):
             for other in kin(device):
                 self._kin |= self._entries(data, other)
 
-    def _entries(self, data: Mapping[str, Any], device: str) -> dict[str, TritonConfig]:
+    def _entries(self, data: Tables, device: str) -> dict[str, TritonConfig]:
         """Of one device; those of this toolchain go before others', which are better than none."""
         entries: dict[str, TritonConfig] = {}
         by_tool = data.get(device, {})
@@ -167,19 +182,21 @@ class Table:
         return key in self._own
 
     def add(self, key: str, tuned: Tuned) -> None:
-        """Remember a winner, also on disk (written by renaming; the last of two writers wins)."""
+        """Remember a winner, also on disk where that is possible (by renaming; the last of two writers wins)."""
         self._own[key] = tuned.config
         self._found.clear()
-        path = user_file()
-        data = _load(path)
+        data = _load_user()
         data.setdefault(self.device, {}).setdefault(self.toolchain, {})[key] = {
             "config": to_json(tuned.config),
             "microseconds": round(tuned.microseconds, 2),
             "default": round(tuned.default_microseconds, 2),
             "note": tuned.note,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        put(path, json.dumps(data, indent=1, sort_keys=True))
+        try:
+            cache_folder("")
+            put(user_file(), json.dumps(data, indent=1, sort_keys=True))
+        except OSError as err:
+            warn_unusable(user_file().parent, err, "what was tuned is known to this process alone")
 
 
 def _near(entries: Mapping[str, TritonConfig], key: str) -> TritonConfig | None:
@@ -198,12 +215,35 @@ def _near(entries: Mapping[str, TritonConfig], key: str) -> TritonConfig | None:
     return None if best is None else best[1]
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """A file's tables by device; none where it cannot be read."""
+def _load_user() -> Tables:
+    """The user's tables by device. A file that is not one is renamed, with a warning; so it is warned of once."""
+    path = user_file()
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
-        return {}
+        return _parsed_tables(read_trusted(path))
+    except UntrustedError as err:
+        warn_unusable(path.parent, err, "what was tuned before is not used")
+    except OSError:
+        pass  # nothing was tuned yet
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
+        aside = path.with_name(f"{path.name}.malformed")
+        try:
+            os.replace(path, aside)
+            done = f"it is now {aside}"
+        except OSError:
+            done = "it cannot be renamed"
+        why = f"{type(err).__name__}: {str(err)[:200]}"
+        warnings.warn(f"{path} is no table of tuned kernels ({why}): {done}", RuntimeWarning, stacklevel=4)
+    return {}
+
+
+def _parsed_tables(text: bytes) -> Tables:
+    """Tables by device. One of several exceptions of Python where the text is none, to the last entry."""
+    data: Tables = json.loads(text)
+    for by_tool in data.values():
+        for entries in by_tool.values():
+            for key, entry in entries.items():
+                _parsed(key)
+                from_json(entry["config"])
     return data
 
 

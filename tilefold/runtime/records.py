@@ -1,0 +1,97 @@
+"""Frozen dataclasses as JSON, and back: what is kept between processes without running anything to read it.
+
+    text   ::= {"nodes": [[class, field, ...], ...], "root": value}      fields in order, those that __init__ takes
+    value  ::= text | number | true | false | null                       as they are
+             | ["n", index]                                              an earlier node; equal objects are one node
+             | ["t", value...] | ["s", value...] | ["d", key, value ...] tuple, frozenset (sorted), mapping
+             | ["e", class, value]                                       a member of an enumeration
+
+Only classes that the reader lists are made, by their own constructors with arguments of these types. The text forms of
+the IRs are for people and leave out what people do not ask for there: lines of the user's code, proofs, derivations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from tilefold.errors import ParseError
+
+
+def dump(x: object) -> str:
+    """The text of a value. TypeError for what has no form here."""
+    writer = _Writer()
+    root = writer.value(x)
+    return json.dumps({"nodes": writer.nodes, "root": root}, separators=(",", ":"))
+
+
+def load(text: str | bytes, classes: Iterable[type]) -> Any:
+    """The value of a text. ParseError where it is none, or holds another class."""
+    try:
+        data = json.loads(text)
+        reader = _Reader({c.__name__: c for c in classes})
+        for node in data["nodes"]:
+            reader.add(*node)
+        return reader.value(data["root"])
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as err:
+        raise ParseError(f"not a record: {type(err).__name__}: {err}") from None
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.nodes: list[list[Any]] = []
+        self._at: dict[str, int] = {}
+        self._seen: dict[int, Any] = {}
+
+    def value(self, x: Any) -> Any:
+        match x:
+            case Enum():
+                return ["e", type(x).__name__, x.value]
+            case None | bool() | int() | float() | str():
+                return x
+            case tuple():
+                return ["t", *map(self.value, x)]
+            case frozenset():
+                return ["s", *sorted(map(self.value, x), key=json.dumps)]
+            case Mapping():
+                return ["d", *(self.value(v) for item in x.items() for v in item)]
+        if not is_dataclass(x) or isinstance(x, type):
+            raise TypeError(f"{type(x).__name__} has no form in records")
+        if id(x) not in self._seen:
+            node = [type(x).__name__, *(self.value(getattr(x, f.name)) for f in fields(x) if f.init)]
+            key = json.dumps(node)
+            if key not in self._at:
+                self._at[key] = len(self.nodes)
+                self.nodes.append(node)
+            self._seen[id(x)] = ["n", self._at[key]]
+        return self._seen[id(x)]
+
+
+class _Reader:
+    def __init__(self, classes: Mapping[str, type]):
+        self._classes, self._made = classes, list[Any]()
+
+    def add(self, name: str, *values: Any) -> None:
+        made: Any = self._classes[name]
+        if not is_dataclass(made) or len(values) != sum(f.init for f in fields(made)):
+            raise ValueError(f"not a {name}")
+        self._made.append(made(*map(self.value, values)))
+
+    def value(self, x: Any) -> Any:
+        match x:
+            case None | bool() | int() | float() | str():
+                return x
+            case ["n", int(at)] if at >= 0:
+                return self._made[at]
+            case ["t", *items]:
+                return tuple(map(self.value, items))
+            case ["s", *items]:
+                return frozenset(map(self.value, items))
+            case ["d", *items] if len(items) % 2 == 0:
+                return dict(zip(map(self.value, items[::2]), map(self.value, items[1::2]), strict=True))
+            case ["e", str(name), value] if issubclass(self._classes[name], Enum):
+                return self._classes[name](value)
+        raise ValueError(f"not a value: {str(x)[:40]}")
