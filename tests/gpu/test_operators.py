@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits, top_of_products
+from tests.backends.triton.functions import narrow_weights, normalised_product, of_bytes, of_logits, top_of_products
 from tilefold import fuse
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import VerifyReport, compare, verify
@@ -267,3 +267,11 @@ def test_attention_of_8_bits(kept, to, device):
 def test_weights_of_8_bits(device):
     x, w = rand(130, 512, device=device), rand(512, 700, device=device, seed=1).to(torch.float8_e4m3fn)
     right(verify(narrow_weights, x, w, compiled=fuse(narrow_weights), hostile=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, B], ids=str)
+@pytest.mark.parametrize("columns", [200, 256, 300, 320, 1000])
+def test_a_normalised_row_times_a_matrix(columns, dtype, device):
+    """A state that a step of a loop reads before it adds to it (see `Reductions._turned`)."""
+    x, w = rand(70, columns, device=device, dtype=dtype), rand(columns, 72, device=device, dtype=dtype, seed=1)
+    right(verify(normalised_product, x, w, compiled=fuse(normalised_product)))

@@ -89,6 +89,24 @@ def rounded(stmts: Sequence[ir.Stmt]) -> dict[str, DType]:
     return found
 
 
+def entered(stmts: Sequence[ir.Stmt]) -> set[str]:
+    """Buffers that a step of a loop adds to after it used or changed what they held when it began, and not before."""
+    found: set[str] = set()
+    for s in stmts:
+        if not isinstance(s, ir.For):
+            continue
+        for n, x in enumerate(s.body):
+            if isinstance(x, ir.Reduce) and x.accumulate:
+                before = _reads(s.body[:n]) | set(written(s.body[:n]))
+                found |= {x.buf} & (before - _reads(s.body[n + 1 :]))
+        found |= entered(s.body)
+    return found
+
+
+def _reads(stmts: Sequence[ir.Stmt]) -> set[str]:
+    return {t for e in expressions(stmts) for t in tensors_read(e)}
+
+
 def read_raw(stmts: Sequence[ir.Stmt]) -> set[str]:
     """Buffers whose value is used as it is held: operands of products of two loads, indices."""
     found: set[str] = set()

@@ -26,6 +26,10 @@ def of_bytes(to: torch.dtype):
     return attention
 
 
+def normalised_product(x, w):
+    return torch.nn.functional.layer_norm(x, x.shape[-1:]) @ w
+
+
 def narrow_weights(x, w):
     """Logits whose weights alone are kept in 8 bits."""
     return torch.logsumexp((x @ w.to(x.dtype)).float(), -1)

@@ -27,7 +27,7 @@ from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two, product_dims
-from tilefold.tile.uses import count_writes, expressions, read_raw, rounded
+from tilefold.tile.uses import count_writes, entered, expressions, read_raw, rounded
 
 #: Most elements of one buffer in a thread block.
 LARGEST_TILE = 1 << 17
@@ -74,6 +74,7 @@ class Context:
         self.layouts = Layouts(kernel.body)
         self.raw = read_raw(kernel.body)
         self.writes = count_writes(kernel.body)
+        self.entered = entered(kernel.body)
         self.rounded = rounded(kernel.body)
         self.ranges: dict[str, Range] = {}
         self.bounds = Bounds()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
+from tilefold.algebra.expr import Load
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.simplify import pull_scale
@@ -53,6 +54,9 @@ class Reductions:
         self.c.reductions_done += bool(present)
         left = list(v.axes)
         for d in sorted(present, key=left.index, reverse=True):
+            kept = s.accumulate and s.buf in self.c.entered and isinstance(e, Load) and masked is None
+            if kept and left.index(d) == len(left) - 1 > 0:
+                code = self._turned(code, left)
             code = self._reduced(s.op, code, left.index(d), b.dtype)
             left.remove(d)
         if scale != 1.0:
@@ -63,6 +67,19 @@ class Reductions:
         else:
             stored = self.c.stored(Value(code, tuple(left), b.dtype.compute), b.dtype)
             self.c.assign(s.buf, self.c.spread(stored, left, axes, b))
+
+    def _turned(self, code: str, axes: list[str]) -> str:
+        """`code` with its last axis, which is reduced next, made the first one (in `axes` too).
+
+        A state to which a loop adds `reduce(load)` over the last axis is kept as one part a thread by Triton's pass
+        TritonGPUOptimizeThreadLocality, and reduced after the loop. It does not look whether the loop also reads or
+        moves the state (3.6: wrong numbers), nor whether anything reads it afterwards (an assertion ends the
+        process). What is transposed first is no load, and free.
+        """
+        axes.insert(0, axes.pop())
+        if len(axes) == 2:
+            return f"tl.trans({code})"
+        return f"tl.permute({code}, [{len(axes) - 1}, {', '.join(map(str, range(len(axes) - 1)))}])"
 
     def _over_missing(self, v: Value, op: str, missing: Sequence[str]) -> str:
         """A reduction over dims that the element does not depend on: n x for sums, x^n for products."""
