@@ -6,21 +6,16 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from tilefold.cli import app
+from tests.cli import invoke
 from tilefold.suites.page import MARK
-
-runner = CliRunner()
 
 
 def test_a_dry_run_writes_results_page_and_plots(tmp_path):
     pytest.importorskip("matplotlib")
     out, docs, charts = tmp_path / "r.json", tmp_path / "b.md", tmp_path / "plots"
     words = ["bench", "redfuser", "--device", "cpu", "--small", "--rows", "V-small", "--peers", "eager,torch.var"]
-    done = runner.invoke(
-        app, [*words, "--budget", "0.1", "--json", str(out), "--docs", str(docs), "--plots", str(charts)]
-    )
+    done = invoke([*words, "--budget", "0.1", "--json", str(out), "--docs", str(docs), "--plots", str(charts)])
     assert done.exit_code == 0, done.output
     assert "V-small" in done.stdout and ("MISSED" in done.stdout or "met" in done.stdout)
     data = json.loads(out.read_text())
@@ -40,11 +35,11 @@ def test_a_dry_run_writes_results_page_and_plots(tmp_path):
     ],
 )
 def test_mistakes_end_with_a_message(words, message, tmp_path):
-    result = runner.invoke(app, ["bench", *words, "--json", str(tmp_path / "r.json")])
+    result = invoke(["bench", *words, "--json", str(tmp_path / "r.json")])
     assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_the_way_out_is_shown(tmp_path):
-    result = runner.invoke(app, ["bench", "neptune", "--json", str(tmp_path / "r.json")])
+    result = invoke(["bench", "neptune", "--json", str(tmp_path / "r.json")])
     assert result.exit_code == 2 and "no CUDA device" in result.stderr and "--device cpu --small" in result.stderr

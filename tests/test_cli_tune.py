@@ -7,18 +7,15 @@ import io
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 import tilefold
+from tests.cli import invoke
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.cli import app
 from tilefold.cli.tune import table
 from tilefold.errors import BackendError
 from tilefold.frontend.tune import TunedKernel
 from tilefold.runtime.tuner.table import Tuned
 from tilefold.runtime.tuner.tune import Trial
-
-runner = CliRunner()
 
 
 @pytest.fixture
@@ -31,13 +28,13 @@ def file(tmp_path, monkeypatch):
 
 
 def test_without_a_gpu_it_says_so(file):
-    result = runner.invoke(app, ["tune", f"{file}:softmax", "--args", "f32[3, 70]"])
+    result = invoke(["tune", f"{file}:softmax", "--args", "f32[3, 70]"])
     assert result.exit_code == 2
     assert "CUDA device" in result.stderr and "Traceback" not in result.output
 
 
 def test_an_unknown_effort_is_refused(file):
-    result = runner.invoke(app, ["tune", f"{file}:softmax", "--args", "f32[3, 70]", "--effort", "heroic"])
+    result = invoke(["tune", f"{file}:softmax", "--args", "f32[3, 70]", "--effort", "heroic"])
     assert result.exit_code == 2
     assert "no effort 'heroic'" in result.stderr and "quick or full" in result.stderr
 

@@ -8,7 +8,12 @@ tilefold.custom_op(fn, *args)                     an operator of torch, for grap
 tilefold.te                                       tensor expressions and schedules: fusion by hand
 tilefold.tune(fn, *args)          times configurations of its GPU kernels and keeps the best
 tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
+
+A name is loaded when it is first used: `tilefold --help`, and whoever only catches errors, need not wait for torch.
 """
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
 
 from tilefold.errors import (
     BackendError,
@@ -21,13 +26,29 @@ from tilefold.errors import (
     UnsupportedError,
     VerifyError,
 )
-from tilefold.explain.report import Explanation, explain
-from tilefold.frontend import te
-from tilefold.frontend.custom_op import CustomOp, custom_op
-from tilefold.frontend.fuse import fuse
-from tilefold.frontend.tune import tune
-from tilefold.frontend.verify import VerifyReport, verify
-from tilefold.tensor.formula import derive
+
+if TYPE_CHECKING:
+    from tilefold.explanation.report import Explanation, explain
+    from tilefold.frontend import te
+    from tilefold.frontend.custom_op import CustomOp, custom_op
+    from tilefold.frontend.fuse import fuse
+    from tilefold.frontend.tune import tune
+    from tilefold.frontend.verify import VerifyReport, verify
+    from tilefold.tensor.formula import derive
+
+#: Where the names are that need torch: as above, for Python.
+_HOMES = {
+    "Explanation": "tilefold.explanation.report",
+    "explain": "tilefold.explanation.report",
+    "te": "tilefold.frontend.te",
+    "CustomOp": "tilefold.frontend.custom_op",
+    "custom_op": "tilefold.frontend.custom_op",
+    "fuse": "tilefold.frontend.fuse",
+    "tune": "tilefold.frontend.tune",
+    "VerifyReport": "tilefold.frontend.verify",
+    "verify": "tilefold.frontend.verify",
+    "derive": "tilefold.tensor.formula",
+}
 
 __all__ = [
     "BackendError",
@@ -50,3 +71,17 @@ __all__ = [
     "tune",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return metadata.version("tilefold")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tilefold' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    found = globals()[name] = home if name == "te" else getattr(home, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,5 +1,5 @@
 """The `tilefold` command. Each subcommand calls one library function and prints what it returns."""
 
-from tilefold.cli.commands import app
+from tilefold.cli.application import app, application
 
-__all__ = ["app"]
+__all__ = ["app", "application"]

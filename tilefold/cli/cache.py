@@ -8,13 +8,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tilefold.cli.friendly import console, friendly
+from tilefold.cli.friendly import console, friendly, guarded
 from tilefold.runtime import cache
 
-app = typer.Typer(help="The compiled kernels kept on disk.", no_args_is_help=True)
+app = typer.Typer(help="The compiled kernels kept on disk.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
+@guarded
 def list_() -> None:
     """The kernels, oldest first."""
     with friendly():
@@ -30,6 +31,7 @@ def list_() -> None:
 
 
 @app.command()
+@guarded
 def clear() -> None:
     """Remove every kernel; they are compiled again when needed."""
     with friendly("removing"):

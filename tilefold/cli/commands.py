@@ -10,29 +10,14 @@ import typer
 
 from tilefold.cli import doctor as examination
 from tilefold.cli import target
-from tilefold.cli.bench import bench
-from tilefold.cli.cache import app as cache_app
 from tilefold.cli.friendly import console, friendly
-from tilefold.cli.plan import plan
-from tilefold.cli.tune import tune
 from tilefold.demo import embed
 from tilefold.errors import TilefoldError
-from tilefold.explain.report import explain as explain_function
+from tilefold.explanation.report import explain as explain_function
 from tilefold.frontend.verify import verify as verify_function
 from tilefold.suites import verify_suite
 from tilefold.suites.blocks import run as blocks_suite
 from tilefold.tensor import formula
-
-app = typer.Typer(
-    help="Tilefold: fused kernels for PyTorch, derived as folds.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.add_typer(cache_app, name="cache")
-app.command()(bench)
-app.command()(plan)
-app.command()(tune)
 
 Target = Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")]
 Args = Annotated[
@@ -45,7 +30,6 @@ Args = Annotated[
 Seed = Annotated[int, typer.Option(help="of the random arguments")]
 
 
-@app.command()
 def run(
     file: Annotated[Path, typer.Argument(help="a text file; its lines are embedded")] = Path("README.md"),
     report: Annotated[Path, typer.Option(help="where the explanation is written")] = Path("report.html"),
@@ -56,7 +40,6 @@ def run(
         embed.run(file, report, console, inductor=inductor)
 
 
-@app.command()
 def explain(
     function: Target,
     args: Args = None,
@@ -74,7 +57,6 @@ def explain(
         console.print(f"written: {html}")
 
 
-@app.command()
 def verify(
     function: Annotated[str | None, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")] = None,
     args: Args = None,
@@ -120,7 +102,6 @@ def _verify_function(function: str, args: str | None, seed: int) -> bool:
     return result.ok
 
 
-@app.command()
 def doctor() -> None:
     """What this machine can run, and why not."""
     with console.status("looking"):
@@ -128,7 +109,6 @@ def doctor() -> None:
     console.print(examination.table(findings))
 
 
-@app.command()
 def derive(
     formula_text: Annotated[
         str, typer.Argument(metavar="FORMULA", help="index notation, a file that holds it, or - for standard input")

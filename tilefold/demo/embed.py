@@ -21,7 +21,7 @@ from rich.table import Table
 from tilefold.demo import encoder, lines
 from tilefold.demo.encoder import Batch, Pretrained
 from tilefold.errors import TilefoldError
-from tilefold.explain.report import explain
+from tilefold.explanation.report import explain
 from tilefold.suites.timing import Series, interleave
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

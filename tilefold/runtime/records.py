@@ -78,7 +78,7 @@ class _Reader:
         made: Any = self._classes[name]
         if not is_dataclass(made) or len(values) != sum(f.init for f in fields(made)):
             raise ValueError(f"not a {name}")
-        self._made.append(made(*map(self.value, values)))
+        self._made.append(self._classes[name](*map(self.value, values)))
 
     def value(self, x: Any) -> Any:
         match x:

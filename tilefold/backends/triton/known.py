@@ -110,10 +110,7 @@ def find(key: str, src: Any) -> Any | None:
 
 def exists(key: str) -> bool:
     """Whether a kernel of that name was compiled before."""
-    try:
-        return (folder() / f"{key}.known").exists()
-    except BackendError:
-        return False
+    return (folder() / f"{key}.known").exists()
 
 
 def remember(key: str, done: Any) -> None:

@@ -8,14 +8,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.explain.fixtures import explained, only
-from tilefold.explain import html, terminal
-from tilefold.explain.derivation_html import derivations
-from tilefold.explain.highlight import base_name, code
-from tilefold.explain.model import Alike, RejectionReport, alike
-from tilefold.explain.notes import explain_law
-from tilefold.explain.report import Explanation
-from tilefold.explain.svg import draw
+from tests.explanation.fixtures import explained, only
+from tilefold.explanation import html, terminal
+from tilefold.explanation.derivation_html import derivations
+from tilefold.explanation.highlight import base_name, code
+from tilefold.explanation.model import Alike, RejectionReport, alike
+from tilefold.explanation.notes import explain_law
+from tilefold.explanation.report import Explanation
+from tilefold.explanation.svg import draw
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 

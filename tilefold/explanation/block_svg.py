@@ -10,7 +10,7 @@ from tilefold.algebra import text as expr_text
 from tilefold.algebra.expr import Expr, Load, substitute
 from tilefold.blockbuster.ir import Cons, Func, Graph, Head, Map, Misc, Node, Program, Reduce, Type, View, arg
 from tilefold.blockbuster.verify import infer
-from tilefold.explain.layout import Box, Drawing, Link, Point, place
+from tilefold.explanation.layout import Box, Drawing, Link, Point, place
 
 #: Width of a character, height of a box, and the space around the inside of a map (pixels).
 CHAR, TALL, PAD, GAP = 6.6, 24.0, 14.0, 24.0

@@ -13,11 +13,11 @@ from tilefold.algebra.fold import Fold
 from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.stages import Stage, inline_maps, value_name
 from tilefold.block.text import show_nodes
-from tilefold.explain import dataflow
-from tilefold.explain.model import FoldReport, KernelReport, Region, RejectionReport
-from tilefold.explain.names import signature
-from tilefold.explain.rules import rules_of
-from tilefold.explain.traffic import Sizes, block_access, compare, operator_access, operators
+from tilefold.explanation import dataflow
+from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport
+from tilefold.explanation.names import signature
+from tilefold.explanation.rules import rules_of
+from tilefold.explanation.traffic import Sizes, block_access, compare, operator_access, operators
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import TYPICAL_EXTENT

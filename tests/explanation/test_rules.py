@@ -7,13 +7,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tests.explain.fixtures import only
-from tests.explain.test_page import read
+from tests.explanation.fixtures import only
+from tests.explanation.test_page import read
 from tilefold.blockbuster.ir import Graph, Map, walk
 from tilefold.blockbuster.rules.algorithm import fuse
 from tilefold.blockbuster.verify import infer
-from tilefold.explain.block_svg import draw_program
-from tilefold.explain.rules import Rules, rules_of, section, terminal_lines
+from tilefold.explanation.block_svg import draw_program
+from tilefold.explanation.rules import Rules, rules_of, section, terminal_lines
 from tilefold.suites.blocks.examples import attention, examples
 from tilefold.tensor.text import parse
 

@@ -9,16 +9,16 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING
 
-from tilefold.explain.derivation_html import derivations
-from tilefold.explain.highlight import code
-from tilefold.explain.model import Alike, Region, RejectionReport, alike
-from tilefold.explain.names import words
-from tilefold.explain.rules import section
-from tilefold.explain.svg import draw
-from tilefold.explain.traffic import TensorTraffic, Traffic, human
+from tilefold.explanation.derivation_html import derivations
+from tilefold.explanation.highlight import code
+from tilefold.explanation.model import Alike, Region, RejectionReport, alike
+from tilefold.explanation.names import words
+from tilefold.explanation.rules import section
+from tilefold.explanation.svg import draw
+from tilefold.explanation.traffic import TensorTraffic, Traffic, human
 
 if TYPE_CHECKING:
-    from tilefold.explain.report import Explanation
+    from tilefold.explanation.report import Explanation
     from tilefold.frontend.verify import VerifyReport
 
 #: Rows of the traffic table that are shown at once.
@@ -28,7 +28,7 @@ _WHERE = {"pass": "one more pass", "kernel": "separate kernels", "fallback": "le
 
 @lru_cache(maxsize=4)
 def _template(name: str) -> str:
-    return (files("tilefold.explain") / "templates" / name).read_text(encoding="utf-8")
+    return (files("tilefold.explanation") / "templates" / name).read_text(encoding="utf-8")
 
 
 def page(x: Explanation) -> str:

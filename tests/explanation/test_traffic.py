@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.explain.fixtures import only
-from tilefold.explain.traffic import Sizes, Traffic, human, operators
+from tests.explanation.fixtures import only
+from tilefold.explanation.traffic import Sizes, Traffic, human, operators
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.text import parse
 

@@ -12,8 +12,8 @@ from tilefold.blockbuster.listing import lines_of
 from tilefold.blockbuster.rules.algorithm import fuse
 from tilefold.blockbuster.safety import make_safe
 from tilefold.errors import NotFusibleError, UnsupportedError
-from tilefold.explain.block_svg import draw_program
-from tilefold.explain.highlight import code
+from tilefold.explanation.block_svg import draw_program
+from tilefold.explanation.highlight import code
 from tilefold.tensor.ir import Program as TensorProgram
 
 #: Longer programs are not shown: statements of the tensor program, and steps with a drawing.

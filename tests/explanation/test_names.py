@@ -6,8 +6,8 @@ import pytest
 
 from tests.block.programs import SOFTMAX
 from tilefold.block.fuse import fuse
-from tilefold.explain.dataflow import choose
-from tilefold.explain.names import repeat, short_symbols, signature
+from tilefold.explanation.dataflow import choose
+from tilefold.explanation.names import repeat, short_symbols, signature
 from tilefold.tensor.text import parse
 
 

@@ -16,9 +16,9 @@ from typing import Literal
 from tilefold.algebra import text as expr_text
 from tilefold.algebra.expr import Load, tensors_read, walk
 from tilefold.block.fuse import FusedKernel
-from tilefold.explain.model import Dataflow, Edge, Node
-from tilefold.explain.names import repeat
-from tilefold.explain.traffic import Sizes, operators
+from tilefold.explanation.model import Dataflow, Edge, Node
+from tilefold.explanation.names import repeat
+from tilefold.explanation.traffic import Sizes, operators
 from tilefold.tensor.ir import Compute, Program
 
 _TIGHT = re.compile(r", (?=[^\[\]]*\])")

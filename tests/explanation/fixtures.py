@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from tests.block.programs import ALL
 from tilefold.block.fuse import fuse
-from tilefold.explain.gather import Code, region
-from tilefold.explain.model import Region
-from tilefold.explain.report import Explanation
+from tilefold.explanation.gather import Code, region
+from tilefold.explanation.model import Region
+from tilefold.explanation.report import Explanation
 from tilefold.tensor.text import parse
 
 #: 64 rows of a softmax, then a statement that needs the whole column: two kernels.

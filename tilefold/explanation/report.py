@@ -11,10 +11,10 @@ import torch
 
 from tilefold.backends.cpp.render import render
 from tilefold.errors import UnsupportedError
-from tilefold.explain import html, terminal
-from tilefold.explain.gather import Code, region
-from tilefold.explain.model import FoldReport, KernelReport, Region, RejectionReport, alike
-from tilefold.explain.traffic import Traffic
+from tilefold.explanation import html, terminal
+from tilefold.explanation.gather import Code, region
+from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport, alike
+from tilefold.explanation.traffic import Traffic
 from tilefold.frontend.fuse import Fused, own_copy, translated
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured

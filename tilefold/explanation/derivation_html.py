@@ -6,12 +6,12 @@ from html import escape
 
 from tilefold.algebra.expr import Load
 from tilefold.algebra.fold import Check, Fold, Step
-from tilefold.explain import mathml
-from tilefold.explain.gather import same_fold
-from tilefold.explain.mathml import Notation
-from tilefold.explain.model import FoldReport, Region
-from tilefold.explain.names import short_symbols
-from tilefold.explain.notes import explain_law
+from tilefold.explanation import mathml
+from tilefold.explanation.gather import same_fold
+from tilefold.explanation.mathml import Notation
+from tilefold.explanation.model import FoldReport, Region
+from tilefold.explanation.names import short_symbols
+from tilefold.explanation.notes import explain_law
 
 
 def derivations(regions: tuple[Region, ...]) -> str:

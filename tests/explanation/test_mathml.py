@@ -6,12 +6,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tests.explain.fixtures import only
+from tests.explanation.fixtures import only
 from tilefold.algebra.expr import Call, Expr
 from tilefold.algebra.ops import OPS
 from tilefold.algebra.text import Names, parse
-from tilefold.explain import mathml
-from tilefold.explain.mathml import Notation
+from tilefold.explanation import mathml
+from tilefold.explanation.mathml import Notation
 
 NAMES = Names(dims={"i", "j"}, open_tensors=True)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from tilefold.explain.model import Alike, FoldReport, RejectionReport, alike
-from tilefold.explain.notes import explain_law
-from tilefold.explain.rules import terminal_lines
-from tilefold.explain.traffic import Traffic, human
+from tilefold.explanation.model import Alike, FoldReport, RejectionReport, alike
+from tilefold.explanation.notes import explain_law
+from tilefold.explanation.rules import terminal_lines
+from tilefold.explanation.traffic import Traffic, human
 
 if TYPE_CHECKING:
-    from tilefold.explain.report import Explanation
+    from tilefold.explanation.report import Explanation
 
 WIDTH = 96
 #: Kernels, folds and tensors that are shown in full.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from tilefold.explain.layout import GAP_Y, Box, Drawing, Link, Point, place
-from tilefold.explain.model import Dataflow, Edge, Node
-from tilefold.explain.traffic import human
+from tilefold.explanation.layout import GAP_Y, Box, Drawing, Link, Point, place
+from tilefold.explanation.model import Dataflow, Edge, Node
+from tilefold.explanation.traffic import human
 
 #: Widths of a character (pixels) of the two fonts used, and the height of a line; margins of drawing and frames.
 TITLE, MONO, LINE = 7.4, 6.25, 15.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilefold.explain.layout import GAP_X, Box, Link, crossings, place, rows, spread
+from tilefold.explanation.layout import GAP_X, Box, Link, crossings, place, rows, spread
 
 
 def test_a_chain_goes_straight_down():

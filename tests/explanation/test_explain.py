@@ -7,7 +7,7 @@ import torch
 
 from tests.block.programs import SOFTMAX
 from tilefold.errors import UnsupportedError
-from tilefold.explain.report import explain, explain_compiled
+from tilefold.explanation.report import explain, explain_compiled
 from tilefold.pipeline import compile_program
 from tilefold.tensor.text import parse
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from tilefold.algebra.fold import Check, Fold, Step
 from tilefold.errors import SourceLoc
-from tilefold.explain.rules import Rules
-from tilefold.explain.traffic import Traffic
+from tilefold.explanation.rules import Rules
+from tilefold.explanation.traffic import Traffic
 from tilefold.tensor.ir import Compute
 
 Kind = Literal["fused", "library"]
