@@ -13,7 +13,7 @@ from tilefold.errors import TilefoldError
 from tilefold.plan.machine import nominal
 from tilefold.suites import bench_planner, planner_report
 from tilefold.suites.bench_planner import PlannerReport, PlannerRow, Timed, spearman, tilings
-from tilefold.suites.page import MARK, write_cpu_part, write_gpu_part
+from tilefold.suites.page import CPU, MARKS, write_part
 from tilefold.suites.planner_programs import FAMILIES
 
 
@@ -46,12 +46,12 @@ def test_a_choice_is_good_within_five_percent() -> None:
 
 def test_page_and_json(tmp_path: Path) -> None:
     page, data = tmp_path / "benchmarks.md", tmp_path / "planner.json"
-    write_cpu_part(page, "# Benchmarks\n\nfirst\n")
-    write_gpu_part(page, "last\n")
+    write_part(page, CPU, "# Benchmarks\n\nfirst\n")
+    write_part(page, "gpu", "last\n")
     planner_report.write(REPORT, json_path=data, docs_path=page)
-    write_cpu_part(page, "# Benchmarks\n\nagain\n")
+    write_part(page, CPU, "# Benchmarks\n\nagain\n")
     text = page.read_text()
-    order = [text.index(s) for s in ("again", "## The planner's predictions", MARK, "last")]
+    order = [text.index(s) for s in ("again", "## The planner's predictions", MARKS["gpu"], "last")]
     assert order == sorted(order) and "first" not in text and text.count("rank correlation") == 1
     assert json.loads(data.read_text())["within"] == 0.5
 

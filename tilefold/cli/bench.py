@@ -1,9 +1,10 @@
-"""`tilefold bench`: cpu, or a suite of GPU rows."""
+"""`tilefold bench`: cpu, planner, programs, or a suite of GPU rows."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -19,15 +20,22 @@ from tilefold.suites.gpu.bars import judge_all, judge_startup
 from tilefold.suites.gpu.cases import SUITES
 from tilefold.suites.gpu.results import Results, load_all
 from tilefold.suites.gpu.worker import Job, Study
-from tilefold.suites.page import write_gpu_part
+from tilefold.suites.page import write_part
+from tilefold.suites.programs import report as programs_report
+from tilefold.suites.programs import run as programs
+from tilefold.suites.programs.program import SUITE
 
-_GPU = "GPU suites"
+_GPU, _PROGRAMS = "GPU suites", "programs"
+#: Rounds and seconds of a repetition of a program: there are hundreds of them.
+PROGRAM_ROUNDS, PROGRAM_SECONDS = 30, 0.05
 #: A file a device.
 RESULTS = Path("bench/results")
 
 
 def bench(
-    suite: Annotated[str, typer.Argument(help="cpu, planner, redfuser, neptune, or page: what was measured")] = "cpu",
+    suite: Annotated[
+        str, typer.Argument(help="cpu, planner, programs, redfuser, neptune, or page: what was measured")
+    ] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
     budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
     json: Annotated[Path | None, typer.Option(help="where everything measured is written as JSON")] = None,
@@ -46,6 +54,15 @@ def bench(
     study: Annotated[
         str | None, typer.Option(help="numerics, ablations or startup; no rows", rich_help_panel=_GPU)
     ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="as norms,cnns; without it all", rich_help_panel=_PROGRAMS)
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="processes that compile at once; one core each", min=1, rich_help_panel=_PROGRAMS)
+    ] = 4,
+    commit: Annotated[
+        str | None, typer.Option(help="what is measured, where git cannot tell", rich_help_panel=_PROGRAMS)
+    ] = None,
     plot: Annotated[Path | None, typer.Option("--plots", help="folder for charts", rich_help_panel=_GPU)] = None,
 ) -> None:
     """Time Tilefold next to eager, torch.compile and library kernels, the contenders taking turns."""
@@ -57,6 +74,24 @@ def bench(
         return
     if suite == "page":
         _page(json, docs)
+        return
+    if suite == SUITE:
+        chosen = Job(
+            suite=SUITE,
+            results="",
+            status="",
+            device=device,
+            rows=(*(_names(classes) or ()), *(_names(rows) or ())) or None,
+            small=small,
+            cache="hot" if hot else "cold",
+            only=_names(peers),
+            autotune=autotune,
+            rounds=PROGRAM_ROUNDS,
+            seconds=min(budget, PROGRAM_SECONDS),
+            row_seconds=row_seconds,
+            deadline=None if seconds is None else time.time() + seconds,
+        )
+        _programs(chosen, json, docs, workers, resume, commit)
         return
     with friendly():
         if suite not in SUITES:
@@ -79,7 +114,7 @@ def bench(
         with console.status("starting") as status:
             results = supervise.run(job, resume=resume, progress=_progress(status))
         if docs is not None:
-            write_gpu_part(docs, report.markdown(*_all(Path(job.results), results)))
+            write_part(docs, "gpu", report.markdown(*_all(Path(job.results), results)))
         if plot is not None:
             plots.draw(results, plot)
     _show(job, results)
@@ -105,6 +140,25 @@ def _planner(only: list[str] | None, json: Path | None, docs: Path | None) -> No
         console.print(line, highlight=False)
 
 
+def _programs(job: Job, json: Path | None, docs: Path | None, workers: int, resume: bool, commit: str | None) -> None:
+    """Programs in classes, many workers at once; the table, as text, goes beside the JSON."""
+    with friendly():
+        _checked_device(job.device)
+        path = json or RESULTS / SUITE / _results_path(job.device).name
+        job = replace(job, results=str(path))
+        with console.status("starting") as status:
+            results = programs.run(job, workers=workers, resume=resume, progress=_progress(status), commit=commit)
+        path.with_suffix(".txt").write_text(programs_report.plain(results), encoding="utf-8")
+        if docs is not None:
+            write_part(docs, "programs", programs_report.markdown(results))
+    if console.is_terminal:
+        for table in programs_report.tables(results):
+            console.print(table)
+    else:
+        console.print(programs_report.plain(results), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written: {path}")
+
+
 def _page(json: Path | None, docs: Path | None) -> None:
     """The GPU part of the page again, of all files of results beside `json`; nothing is measured."""
     with friendly():
@@ -116,7 +170,7 @@ def _page(json: Path | None, docs: Path | None) -> None:
         if docs is None:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            write_gpu_part(docs, text)
+            write_part(docs, "gpu", text)
 
 
 def _all(path: Path, own: Results) -> tuple[Results, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from tilefold.suites.bench_cpu import OURS, BenchReport, BenchRow, Contender
-from tilefold.suites.page import write_cpu_part
+from tilefold.suites.page import CPU, write_part
 
 _PEERS = ("eager", "compile", "sdpa")
 _HEADS = {"eager": "eager", "compile": "torch.compile", "sdpa": "SDPA"}
@@ -129,4 +129,4 @@ def write(report: BenchReport, *, json_path: Path | None = None, docs_path: Path
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(to_json(report), encoding="utf-8")
     if docs_path is not None:
-        write_cpu_part(docs_path, markdown(report))
+        write_part(docs_path, CPU, markdown(report))

@@ -1,48 +1,37 @@
-"""`docs/benchmarks.md` has three parts, written by different runs on different machines: each replaces its own."""
+"""`docs/benchmarks.md` has parts, written by different runs on different machines: each replaces its own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 TITLE = "# Benchmarks"
-#: From this line on: how well the planner predicts.
-PLANNER_MARK = "<!-- The planner's part: written by `tilefold bench planner`; do not edit. -->"
-#: Everything from this line on is the GPU part.
-MARK = "<!-- The GPU part: written by `tilefold bench redfuser` and `tilefold bench neptune`; do not edit. -->"
+#: What a part begins with, in the order of the page; the CPU's, which has none, is first.
+MARKS: Mapping[str, str] = {
+    "planner": "<!-- The planner's part: written by `tilefold bench planner`; do not edit. -->",
+    "programs": "<!-- The programs' part: written by `tilefold bench programs`; do not edit. -->",
+    "models": "<!-- The models' part: written by `tilefold bench models`; do not edit. -->",
+    "gpu": "<!-- The GPU part: written by `tilefold bench redfuser` and `tilefold bench neptune`; do not edit. -->",
+}
+CPU = "cpu"
 
 
-def write_cpu_part(path: Path, text: str) -> None:
-    """Put the CPU part, which begins with the title, first."""
-    _, planner, gpu = _parts(path)
-    _write(path, text, planner, gpu)
-
-
-def write_planner_part(path: Path, text: str) -> None:
-    """Put the planner's part after the CPU part that the page has (if none, after a title)."""
-    cpu, _, gpu = _parts(path)
-    _write(path, cpu, text, gpu)
-
-
-def write_gpu_part(path: Path, text: str) -> None:
-    """Put the GPU part last."""
-    cpu, planner, _ = _parts(path)
-    _write(path, cpu, planner, text)
-
-
-def _parts(path: Path) -> tuple[str, str, str]:
-    """The texts of the CPU, the planner's and the GPU part of the page as it is."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    text, _, gpu = text.partition(MARK)
-    cpu, _, planner = text.partition(PLANNER_MARK)
-    return cpu, planner, gpu
-
-
-def _write(path: Path, cpu: str, planner: str, gpu: str) -> None:
-    """The parts in order, each that is there after its mark."""
-    out = cpu.strip("\n") or TITLE
-    for mark, part in ((PLANNER_MARK, planner), (MARK, gpu)):
-        if part.strip("\n"):
-            body = part.strip("\n")
-            out += f"\n\n{mark}\n\n{body}"
+def write_part(path: Path, name: str, text: str) -> None:
+    """Put a part ("cpu", or one of MARKS) in its place, the others as they are; a title where there is no CPU part."""
+    parts = _parts(path) | {name: text}
+    out = parts[CPU].strip("\n") or TITLE
+    for mark in MARKS:
+        body = parts[mark].strip("\n")
+        if body:
+            out += f"\n\n{MARKS[mark]}\n\n{body}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(out + "\n", encoding="utf-8")
+
+
+def _parts(path: Path) -> dict[str, str]:
+    """The texts of all parts of the page as it is, "" for those that it has not."""
+    left = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = {}
+    for name, mark in reversed(list(MARKS.items())):
+        left, _, found[name] = left.partition(mark)
+    return found | {CPU: left}

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from tilefold.suites.bench_planner import PlannerReport, PlannerRow
-from tilefold.suites.page import write_planner_part
+from tilefold.suites.page import write_part
 
 
 def to_json(report: PlannerReport) -> str:
@@ -85,4 +85,4 @@ def write(report: PlannerReport, *, json_path: Path | None = None, docs_path: Pa
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(to_json(report), encoding="utf-8")
     if docs_path is not None:
-        write_planner_part(docs_path, markdown(report))
+        write_part(docs_path, "planner", markdown(report))

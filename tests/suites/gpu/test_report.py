@@ -24,7 +24,7 @@ from tilefold.suites.gpu.bars import (
     judge_startup,
 )
 from tilefold.suites.gpu.results import load_all, save
-from tilefold.suites.page import MARK, write_cpu_part, write_gpu_part
+from tilefold.suites.page import CPU, MARKS, write_part
 
 RUN = results(
     record("H1", "tilefold", 10.0, over=1.0, error=1e-3, eager_error=2e-3, first_call=1.0),
@@ -202,13 +202,13 @@ def test_tables_for_a_terminal():
 
 def test_each_part_of_the_page_keeps_the_other(tmp_path):
     path = tmp_path / "docs" / "b.md"
-    write_gpu_part(path, "gpu one\n")
-    assert path.read_text() == f"# Benchmarks\n\n{MARK}\n\ngpu one\n"
-    write_cpu_part(path, "# Benchmarks\n\ncpu\n")
-    write_gpu_part(path, "gpu two\n")
-    assert path.read_text() == f"# Benchmarks\n\ncpu\n\n{MARK}\n\ngpu two\n"
-    write_cpu_part(path, "# Benchmarks\n\nnew\n")
-    assert path.read_text() == f"# Benchmarks\n\nnew\n\n{MARK}\n\ngpu two\n"
+    write_part(path, "gpu", "gpu one\n")
+    assert path.read_text() == f"# Benchmarks\n\n{MARKS['gpu']}\n\ngpu one\n"
+    write_part(path, CPU, "# Benchmarks\n\ncpu\n")
+    write_part(path, "gpu", "gpu two\n")
+    assert path.read_text() == f"# Benchmarks\n\ncpu\n\n{MARKS['gpu']}\n\ngpu two\n"
+    write_part(path, CPU, "# Benchmarks\n\nnew\n")
+    assert path.read_text() == f"# Benchmarks\n\nnew\n\n{MARKS['gpu']}\n\ngpu two\n"
 
 
 def test_plots_of_every_operator(tmp_path):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tilefold.frontend.hostile import Args
 from tilefold.suites.case import Maker
 
-Suite = Literal["redfuser", "neptune"]
+Suite = Literal["redfuser", "neptune", "programs"]
 #: Which matrix product rate bounds the operator's arithmetic; "" where none does.
 Peak = Literal["f16", "f8", ""]
 #: Elements (scores, or of an input) that a part has at most: its float64 reference then fits a GPU's memory.
@@ -68,7 +68,8 @@ class GpuCase:
 
     `parts` are what results are compared with float64 on: the whole, or slices of it where that would not
     fit. `peers` are names of `suites.gpu.peers`. `length`: the x of plots. `planned`: compiled as
-    torch.compile(backend="tilefold") does, which may leave a product to the library.
+    torch.compile(backend="tilefold") does, which may leave a product to the library. `work`: None where nobody
+    counted it. `module`: makes what is called, in place of `fn` (see `placed`).
     """
 
     suite: Suite
@@ -77,16 +78,30 @@ class GpuCase:
     shape: str
     fn: Callable[..., Any]
     make: Maker
-    work: Work
+    work: Work | None
     parts: Callable[[Args], tuple[Part, ...]]
     peers: tuple[str, ...] = ("eager", "compile")
     length: int = 0
     planned: bool = False
     attention: Attention | None = None
+    module: Callable[[], nn.Module] | None = None
+
+    def placed(self, device: torch.device | str, seed: int = 0) -> GpuCase:
+        """With its module, where it is one, made on the device with random parameters, for inference."""
+        if self.module is None:
+            return self
+        with torch.device(device), torch.random.fork_rng(_others(device)):
+            torch.manual_seed(seed)
+            return replace(self, fn=self.module().eval(), module=None)
 
     def args(self, device: torch.device | str = "cpu", seed: int = 0) -> Args:
         """Random arguments on the device."""
         return self.make(torch.Generator(device).manual_seed(seed))
+
+
+def _others(device: torch.device | str) -> list[torch.device]:
+    """Devices whose generators a seed on `device` changes, the CPU's aside."""
+    return [torch.device("cuda", torch.cuda.current_device())] if torch.device(device).type == "cuda" else []
 
 
 def normal(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Callable[[torch.Generator], Tensor]:

@@ -1,4 +1,4 @@
-"""The rows of both suites, and choosing among them by name."""
+"""The rows of all suites, and choosing among them by name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from fnmatch import fnmatch
 from tilefold.errors import TilefoldError
 from tilefold.suites.gpu import neptune, redfuser
 from tilefold.suites.gpu.case import GpuCase
+from tilefold.suites.programs.all import PROGRAMS
+from tilefold.suites.programs.program import SUITE
 
-SUITES: dict[str, tuple[GpuCase, ...]] = {"redfuser": redfuser.ROWS, "neptune": neptune.ROWS}
-SMALL: dict[str, tuple[GpuCase, ...]] = {"redfuser": redfuser.SMALL, "neptune": neptune.SMALL}
+SUITES: dict[str, tuple[GpuCase, ...]] = {
+    "redfuser": redfuser.ROWS,
+    "neptune": neptune.ROWS,
+    SUITE: tuple(p.case() for p in PROGRAMS),
+}
+SMALL: dict[str, tuple[GpuCase, ...]] = {
+    "redfuser": redfuser.SMALL,
+    "neptune": neptune.SMALL,
+    SUITE: tuple(p.case(small=True) for p in PROGRAMS),
+}
 
 
 def select(suite: str, patterns: Sequence[str] | None = None, *, small: bool = False) -> tuple[GpuCase, ...]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from tilefold.runtime.gpu_configs import device_name
+from tilefold.runtime.tuner.table import SHIPPED
 
 _PACKAGES = ("tilefold", "triton", "quack-kernels", "nvidia-cutlass-dsl")
 
@@ -25,6 +30,22 @@ def device_facts(device: str) -> dict[str, Any]:
         "multiprocessors": p.multi_processor_count,
         "memory_gib": round(p.total_memory / 2**30, 1),
     }
+
+
+def commit_here() -> str:
+    """The commit that this package is checked out at, "-dirty" with changes; "unknown" outside of a checkout."""
+    words = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def shipped_table(device: str) -> str:
+    """Whether configurations tuned for this device come with the package."""
+    if device == "cpu":
+        return "none"
+    return "shipped" if (SHIPPED / f"{device_name().lower().replace(' ', '-')}.json").is_file() else "none"
 
 
 def versions() -> dict[str, str]:

@@ -8,6 +8,8 @@ graph holds several calls, nothing is flushed, and the time is divided by the ca
 
 from __future__ import annotations
 
+import ctypes
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +26,8 @@ FLUSH_BYTES = 256 << 20
 #: Calls in a graph whose caches are hot.
 HOT_CALLS = 20
 WARMUP, CHUNK, LEAST_ROUNDS = 3, 10, 10
+#: CU_GRAPH_NODE_TYPE_KERNEL
+_KERNEL_NODE = 0
 #: Calls of a contender that is timed outside the rounds.
 APART_CALLS = 3
 
@@ -38,6 +42,10 @@ class Timer(Protocol):
 
     def ready(self, call: Thunk) -> Thunk:
         """The call in the form that is timed. RuntimeError where it cannot be captured."""
+        ...
+
+    def kernels(self, ready: Thunk) -> float:
+        """Kernels that a call launches; NaN where that is not known."""
         ...
 
     def once(self, call: Thunk) -> float:
@@ -90,11 +98,18 @@ class CudaTimer:
                 call()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(self.calls):
                 call()
+        graph.instantiate()
         return graph.replay
+
+    def kernels(self, ready: Thunk) -> float:
+        graph = getattr(ready, "__self__", None)
+        if not isinstance(graph, torch.cuda.CUDAGraph):
+            return math.nan
+        return kernels_of(graph.raw_cuda_graph()) / self.calls
 
     def once(self, call: Thunk) -> float:
         torch.cuda.synchronize()
@@ -165,6 +180,9 @@ class CpuTimer:
     def ready(self, call: Thunk) -> Thunk:
         return call
 
+    def kernels(self, ready: Thunk) -> float:
+        return math.nan
+
     def once(self, call: Thunk) -> float:
         begin = time.perf_counter()
         call()
@@ -184,6 +202,25 @@ class CpuTimer:
 
     def release(self) -> None:
         return None
+
+
+def kernels_of(graph: int) -> int:
+    """Kernel nodes of a `CUgraph`, given by its address. RuntimeError where the driver refuses."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    count = ctypes.c_size_t()
+    _accepted(driver.cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
+    nodes = (ctypes.c_void_p * count.value)()
+    _accepted(driver.cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
+    kind, found = ctypes.c_int(), 0
+    for node in nodes:
+        _accepted(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+        found += kind.value == _KERNEL_NODE
+    return found
+
+
+def _accepted(status: int) -> None:
+    if status:
+        raise RuntimeError(f"the CUDA driver answers {status}")
 
 
 def in_turn(names: tuple[str, ...], n: int) -> tuple[str, ...]:

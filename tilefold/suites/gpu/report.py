@@ -130,7 +130,7 @@ def _device(results: Results) -> list[str]:
         lines += [f"#### {suite}: geometric means", "", *_means(results, suite), ""]
         lines += [f"#### {suite}: rows", "", *_rows(results, suite)]
     for title, heads, rows in _studies(results):
-        lines += [f"#### {title}", "", *_grid(heads, rows), ""]
+        lines += [f"#### {title}", "", *grid(heads, rows), ""]
     if results.startup:
         lines += [*_bars(judge_startup(results)), "", *_how_startup_is_measured(), ""]
     return lines
@@ -138,12 +138,12 @@ def _device(results: Results) -> list[str]:
 
 def _bars(verdicts: Sequence[Verdict]) -> list[str]:
     rows = [(v.name, _number(v.value), str(v.rows), v.word + _missing(v)) for v in verdicts]
-    return _grid(("bar", "reached", "rows", ""), rows)
+    return grid(("bar", "reached", "rows", ""), rows)
 
 
 def _means(results: Results, suite: str) -> list[str]:
     rows = [(f, head(name), f"{mean:.2f}x", str(n)) for f, name, mean, n in means(results, suite)]
-    return _grid(("operator", "peer", "its time / Tilefold's", "rows"), rows)
+    return grid(("operator", "peer", "its time / Tilefold's", "rows"), rows)
 
 
 def _rows(results: Results, suite: str) -> list[str]:
@@ -155,7 +155,7 @@ def _rows(results: Results, suite: str) -> list[str]:
         names = dict.fromkeys(r.contender for records in mine for r in records if r.contender != OURS)
         heads = ("row", "shape", "Tilefold us", "floor us", "of floor", *(head(n) for n in names), "error (eager's)")
         cells = [_cells(records, tuple(names)) for records in mine]
-        lines += [f"**{family}**", "", *_grid(heads, cells), ""]
+        lines += [f"**{family}**", "", *grid(heads, cells), ""]
         notes = [f"- {records[0].row}: {note}" for records in mine for note in _notes(records)]
         lines += [*notes, ""] if notes else []
     return lines
@@ -305,7 +305,7 @@ def _number(x: float) -> str:
     return "-" if math.isnan(x) else f"{x:,.2f}"
 
 
-def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table in markdown."""
     cells = ["| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in rows]
     return ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *cells]

@@ -23,7 +23,9 @@ class Record:
     where it was not timed; `spread`: between the quartiles of its rounds, over the median. `over_ours`:
     its time over Tilefold's in each repetition (the median of the rounds' own ratios), above 1 where
     Tilefold is faster. `error` and `eager_error` are relative to float64, on the same parts. `first_call`:
-    seconds until the first result, compilation included. `why`: what went wrong, "" if nothing did.
+    seconds until the first result, compilation included; `first_cpu`: of the processor, of this process and of
+    those that it waited for, meanwhile. `peak_bytes`: allocated by a call at most; `kernels`: launches in its graph
+    (NaN where it has none). `why`: what went wrong, "" if nothing did.
     """
 
     suite: str
@@ -44,6 +46,9 @@ class Record:
     over_ours: tuple[float, ...] = ()
     ratio: float = math.nan
     first_call: float = math.nan
+    first_cpu: float = math.nan
+    peak_bytes: float = math.nan
+    kernels: float = math.nan
     how: str = ""
     why: str = ""
 

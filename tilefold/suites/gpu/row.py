@@ -6,15 +6,19 @@ same dtype, that of peers more: they are left out only where they are plainly wr
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tilefold.errors import TilefoldError
@@ -47,7 +51,9 @@ FAILURES = (
 )
 #: Told (contender, what is being done) before anything that may hang or kill the process.
 Tell = Callable[[str, str], None]
-#: The same with the row first.
+#: Makes a context in which nothing else uses the device.
+Alone = Callable[[], AbstractContextManager[None]]
+#: The same as `Tell` with the row first.
 Said = Callable[[str, str, str], None]
 
 
@@ -95,17 +101,19 @@ def measure_row(
     effort: Effort | None = None,
     known: Mapping[str, Record] | None = None,
     tell: Tell = lambda contender, doing: None,
+    alone: Alone = nullcontext,
     seed: int = 0,
 ) -> tuple[Record, ...]:
     """The records of a row. `known` contenders (they killed an earlier process) are not tried again."""
     effort = effort or Effort()
     known = known or {}
     deadline = time.monotonic() + effort.row_seconds
-    floor, bound_by = rates.floor(case.work)
+    floor, bound_by = rates.floor(case.work) if case.work is not None else (math.nan, "")
     with torch.no_grad():
         tell("", "drawing arguments and computing the reference")
         blanks = [blank_record(case, peer, floor * 1e6, bound_by) for peer in peers]
         try:
+            case = case.placed(device)
             args = case.args(device, seed)
             references = _references(case, args)
         except FAILURES as error:
@@ -118,8 +126,10 @@ def measure_row(
             elif time.monotonic() > deadline:
                 entries.append(_Entry(replace(blank, why="left out: the row's time was used up")))
             else:
-                entries.append(_prepare(peer, blank, case, args, references, timer, tell))
-        _time(entries, timer, effort, tell)
+                entries.append(_prepare(peer, blank, case, args, references, timer, tell, alone))
+        tell("", "waiting to be alone on the device")
+        with alone():
+            _time(entries, timer, effort, tell)
     records = _with_ratios([e.record for e in entries])
     del entries, references, args
     torch._dynamo.reset()
@@ -140,15 +150,17 @@ def blank_record(case: GpuCase, peer: Peer, floor_us: float = math.nan, bound_by
         kind=peer.kind,
         floor_us=floor_us,
         bound_by=bound_by,
-        flops=case.work.flops,
-        nbytes=case.work.nbytes,
+        flops=case.work.flops if case.work is not None else 0.0,
+        nbytes=case.work.nbytes if case.work is not None else 0.0,
     )
 
 
 def _references(case: GpuCase, args: Args) -> tuple[_Reference, ...]:
     found = []
+    # operators that check their operands' dtypes against each other want parameters widened beforehand
+    fn = copy.deepcopy(case.fn).double() if isinstance(case.fn, nn.Module) else case.fn
     for part in case.parts(args):
-        exact = reference(case.fn, part.args)
+        exact = reference(fn, part.args)
         found.append(_Reference(part, exact, tuple(tree_leaves(case.fn(*part.args)))))
     return tuple(found)
 
@@ -161,6 +173,7 @@ def _prepare(
     references: Sequence[_Reference],
     timer: Timer,
     tell: Tell,
+    alone: Alone,
 ) -> _Entry:
     """Built, run once, compared, and captured; or why not."""
     entry = _Entry(blank)
@@ -168,8 +181,9 @@ def _prepare(
         tell(peer.name, "compiling")
         made = peer.build(case, args)
         results: list[Any] = []
+        cpu = _processor_seconds()
         first = timer.once(lambda: results.append(made(*args)))
-        entry.record = replace(entry.record, first_call=first)
+        entry.record = replace(entry.record, first_call=first, first_cpu=_processor_seconds() - cpu)
         tell(peer.name, "checking")
         if peer.kind != "floor":
             worst = _checked(peer, references, results.pop())
@@ -181,7 +195,7 @@ def _prepare(
         results.clear()
         entry.call = lambda: made(*args)
         tell(peer.name, "capturing")
-        _make_ready(entry, timer)
+        _make_ready(entry, timer, alone)
     except FAILURES as error:
         entry.record = replace(entry.record, why=first_line(error))
         entry.call = None
@@ -190,21 +204,33 @@ def _prepare(
     return entry
 
 
-def _make_ready(entry: _Entry, timer: Timer) -> None:
+def _make_ready(entry: _Entry, timer: Timer, alone: Alone) -> None:
     """Captured; or timed by plain calls where it is slow, large, or cannot be captured."""
     assert entry.call is not None
-    large = timer.peak(entry.call) > LARGE_SHARE * timer.memory()
-    if large or timer.once(entry.call) > SLOW_SECONDS:
-        entry.apart = [timer.apart(entry.call) for _ in range(REPEATS)]
-        entry.record = replace(entry.record, how="plain calls outside the rounds: slow or large")
+    peak = timer.peak(entry.call)
+    entry.record = replace(entry.record, peak_bytes=float(peak))
+    if peak > LARGE_SHARE * timer.memory() or timer.once(entry.call) > SLOW_SECONDS:
+        _time_apart(entry, timer, alone, "slow or large")
         return
     try:
         entry.ready = timer.ready(entry.call)
-        entry.record = replace(entry.record, how=timer.policy)
+        entry.record = replace(entry.record, how=timer.policy, kernels=timer.kernels(entry.ready))
     except RuntimeError as error:
         _recover(timer)
+        _time_apart(entry, timer, alone, first_line(error))
+
+
+def _time_apart(entry: _Entry, timer: Timer, alone: Alone, why: str) -> None:
+    assert entry.call is not None
+    with alone():
         entry.apart = [timer.apart(entry.call) for _ in range(REPEATS)]
-        entry.record = replace(entry.record, how=f"plain calls outside the rounds: {first_line(error)}")
+    entry.record = replace(entry.record, how=f"plain calls outside the rounds: {why}")
+
+
+def _processor_seconds() -> float:
+    """Of this process and of those that it waited for (compilers)."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def _checked(peer: Peer, references: Sequence[_Reference], result: Any) -> Comparison:
@@ -225,7 +251,8 @@ def _checked(peer: Peer, references: Sequence[_Reference], result: Any) -> Compa
 
 def _finite(result: Any) -> bool:
     """Of the whole result: parts see a wrong tile elsewhere only if it is in them."""
-    return all(bool(y.isfinite().all()) for y in tree_leaves(result) if isinstance(y, torch.Tensor))
+    tensors = (y for y in tree_leaves(result) if isinstance(y, torch.Tensor))
+    return all(bool((y.float() if y.dtype.itemsize == 1 else y).isfinite().all()) for y in tensors)
 
 
 def _recover(timer: Timer) -> None:

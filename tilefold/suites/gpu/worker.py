@@ -7,9 +7,11 @@ job's status file, so that the supervisor knows which contender hangs, or was ru
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +26,8 @@ from tilefold.suites.gpu.floors import Rates, measure_rates
 from tilefold.suites.gpu.measure import Cache, Timer, timer_for
 from tilefold.suites.gpu.peers import Peer, contenders
 from tilefold.suites.gpu.results import Results, load, save
-from tilefold.suites.gpu.row import Effort, Said, Tell, measure_row
+from tilefold.suites.gpu.row import Alone, Effort, Said, Tell, measure_row
+from tilefold.suites.gpu.turns import Turns
 
 Study = Literal["numerics", "ablations", "startup"]
 
@@ -35,7 +38,8 @@ class Job:
 
     `rows`: patterns (None: all). `only`: peers (None: all). `seconds` and `rounds`: of a repetition;
     `row_seconds`: of a row, or of one step of it. `deadline`: no row is begun after it (seconds since the epoch).
-    `study`: done instead of the rows.
+    `study`: done instead of the rows. `turns`: a folder that workers of one device share (see `turns`), where
+    this one is called `name`.
     """
 
     suite: str
@@ -52,6 +56,8 @@ class Job:
     row_seconds: float = 120.0
     deadline: float | None = None
     study: Study | None = None
+    turns: str | None = None
+    name: str = ""
 
     def cases(self) -> tuple[GpuCase, ...]:
         """The rows, finished ones included."""
@@ -100,6 +106,11 @@ def work(job: Job, tell: Callable[[Status], None] | None = None) -> Results:
         if tell is not None:
             tell(status)
 
+    alone: Alone = nullcontext
+    if job.turns is not None:
+        turns = Turns(Path(job.turns))
+        turns.join(job.name)
+        alone = turns.alone
     said("", "", "looking at the device")
     timer = timer_for(job.device, job.cache)
     results, rates = _begun(load(path), job, timer)
@@ -121,6 +132,7 @@ def work(job: Job, tell: Callable[[Status], None] | None = None) -> Results:
             effort=Effort(job.rounds, job.seconds, job.row_seconds),
             known=known,
             tell=_teller(said, case.row),
+            alone=alone,
         )
         results = replace(results.finished((case.suite, case.row), records), date=_now())
         save(results, path)
@@ -165,9 +177,15 @@ def _begun(results: Results, job: Job, timer: Timer) -> tuple[Results, Rates]:
             f"{job.results} was measured on {results.device.get('name')}, this is {facts['name']}",
             hint="choose another --json",
         )
-    rates = Rates(**results.rates) if results.rates else measure_rates(job.device, timer)
+    if results.rates:
+        rates = Rates(**results.rates)
+    elif job.study is None and all(c.work is None for c in job.cases()):
+        rates = Rates(0.0, 0.0, math.inf)  # no row has a floor
+    else:
+        rates = measure_rates(job.device, timer)
     policy: dict[str, Any] = {"cache": job.cache, "how": timer.policy, "rounds": job.rounds, "seconds": job.seconds}
-    return replace(results, device=facts, versions=versions(), policy=policy, rates=asdict(rates), date=_now()), rates
+    known = asdict(rates) if math.isfinite(rates.memory) else {}
+    return replace(results, device=facts, versions=versions(), policy=policy, rates=known, date=_now()), rates
 
 
 def _now() -> str:

@@ -1,0 +1,36 @@
+"""All programs, and their classes."""
+
+from __future__ import annotations
+
+from tilefold.suites.programs import (
+    attentions,
+    convolutions,
+    losses,
+    networks,
+    norms,
+    pointwise,
+    products,
+    reductions,
+    routing,
+    transformers,
+)
+from tilefold.suites.programs.program import Program
+
+PROGRAMS: tuple[Program, ...] = (
+    *pointwise.PROGRAMS,
+    *reductions.PROGRAMS,
+    *norms.PROGRAMS,
+    *losses.PROGRAMS,
+    *products.PROGRAMS,
+    *convolutions.CONVOLUTIONS,
+    *convolutions.POOLING,
+    *attentions.ATTENTION,
+    *attentions.DECODING,
+    *routing.ROUTING,
+    *routing.SCANS,
+    *networks.RECURRENT,
+    *networks.PERCEPTRONS,
+    *networks.CONVOLUTIONAL,
+    *transformers.PROGRAMS,
+)
+CLASSES = tuple(dict.fromkeys(p.family for p in PROGRAMS))

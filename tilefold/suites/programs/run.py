@@ -1,0 +1,172 @@
+"""Runs programs on one device with many workers: they compile and check at once, and time alone (see `turns`).
+
+The programs are dealt out in small shares. Each share is a job of the GPU suites' supervisor with a file of its
+own, whose records go to the run's file when the share is done, so that a run that is killed keeps its rows.
+Every worker begins with empty caches and compiles with one thread: what a first call costs is counted in seconds
+of the processor, which neither the other workers nor their turns change.
+"""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tilefold.errors import TilefoldError
+from tilefold.suites.gpu import supervise
+from tilefold.suites.gpu.case import GpuCase
+from tilefold.suites.gpu.environment import commit_here, shipped_table
+from tilefold.suites.gpu.results import Results, load, save
+from tilefold.suites.gpu.turns import Turns
+from tilefold.suites.gpu.worker import Job
+
+#: Programs of a share: as many as make the start of a process (importing torch) small beside them.
+SHARE = 8
+#: Seconds beyond a program's own after which its worker is killed.
+GRACE_SECONDS = 10.0
+#: What starts a worker; tests replace it.
+Words = Callable[[Job], Sequence[str]]
+
+
+def run(
+    job: Job,
+    *,
+    workers: int,
+    resume: bool = False,
+    progress: Callable[[str], None] | None = None,
+    commit: str | None = None,
+    words: Words = supervise.command,
+) -> Results:
+    """Measure the job's programs in shares; `job.results` grows by each. resume: keep the programs that it has.
+
+    `commit`: what is measured, where this is no checkout of git's.
+
+    TilefoldError where no program is chosen, or no worker can begin.
+    """
+    path = Path(job.results)
+    chosen = job.cases()
+    results = load(path)
+    if not resume:
+        results = results.without((c.suite, c.row) for c in chosen)
+        save(results, path)
+    todo = [c for c in chosen if (c.suite, c.row) not in results.done]
+    with tempfile.TemporaryDirectory() as folder:
+        about = {"commit": commit or commit_here(), "table": shipped_table(job.device)}
+        team = _Team(job, Path(folder), words, progress or (lambda _: None), about)
+        team.measure(_shares(todo), workers)
+    if team.failures and not team.grown:
+        raise team.failures[0]
+    return load(path)
+
+
+def _shares(cases: Sequence[GpuCase]) -> list[tuple[str, ...]]:
+    """Names of programs that one process takes on, neighbours apart: the slow ones of a class stand together.
+
+    The last classes (networks) take longest and come first.
+    """
+    names = [c.row for c in reversed(cases)]
+    count = -(-len(names) // SHARE)
+    return [tuple(names[n::count]) for n in range(count)]
+
+
+@dataclass(slots=True)
+class _Team:
+    """Threads that supervise one worker each, and what they have in common.
+
+    `about`: what the results' policy says besides; `grown`: whether a program is done; `failures`: of shares in
+    which no worker could begin.
+    """
+
+    job: Job
+    folder: Path
+    words: Words
+    tell: Callable[[str], None]
+    about: dict[str, str]
+    grown: bool = False
+    failures: list[TilefoldError] = field(default_factory=list)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def turns(self) -> Turns:
+        """The workers' folder."""
+        return Turns(self.folder)
+
+    def measure(self, shares: Sequence[tuple[str, ...]], workers: int) -> None:
+        waiting: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        for share in shares:
+            waiting.put(share)
+        threads = [
+            threading.Thread(target=self._supervise, args=(f"w{n}", waiting)) for n in range(min(workers, len(shares)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _supervise(self, name: str, waiting: queue.SimpleQueue[tuple[str, ...]]) -> None:
+        """Take shares until there are none."""
+        while True:
+            try:
+                share = waiting.get_nowait()
+            except queue.Empty:
+                return
+            self._share(name, share)
+
+    def _share(self, name: str, share: tuple[str, ...]) -> None:
+        own = self.folder / f"{name}.json"
+        own.unlink(missing_ok=True)
+        job = replace(self.job, rows=share, results=str(own), turns=str(self.folder), name=name)
+        try:
+            supervise.run(job, progress=self._said(name, own), command=self._command, grace=GRACE_SECONDS)
+        except TilefoldError as error:
+            self.failures.append(error)
+        finally:
+            self.turns.leave(name)
+            self.turns.release()
+            self._keep(load(own))
+
+    def _keep(self, found: Results) -> None:
+        """Put a share's records into the run's file."""
+        with self.guard:
+            path = Path(self.job.results)
+            results = load(path)
+            for key in found.done:
+                results = results.finished(key, found.row(*key))
+                self.grown = True
+            if found.device:
+                policy = found.policy | self.about
+                results = replace(results, device=found.device, versions=found.versions, policy=policy, date=found.date)
+            save(results, path)
+
+    def _command(self, job: Job) -> Sequence[str]:
+        """A worker, in place of one that has perhaps just died while it timed."""
+        self.turns.leave(job.name)
+        self.turns.release()
+        caches = Path(tempfile.mkdtemp(dir=self.folder, prefix=f"{job.name}-"))
+        return ("env", *_settings(caches), *self.words(job))
+
+    def _said(self, name: str, own: Path) -> Callable[[str], None]:
+        """Says what is new, and keeps what is done."""
+        last = [""]
+
+        def said(text: str) -> None:
+            if text != last[0]:
+                last[0] = text
+                self._keep(load(own))
+                self.tell(f"{name}: {text}")
+
+        return said
+
+
+def _settings(caches: Path) -> tuple[str, ...]:
+    """The environment of a worker: caches of its own, one thread."""
+    return (
+        f"TORCHINDUCTOR_CACHE_DIR={caches / 'inductor'}",
+        f"TRITON_CACHE_DIR={caches / 'triton'}",
+        f"TILEFOLD_CACHE_DIR={caches / 'tilefold'}",
+        "TORCHINDUCTOR_COMPILE_THREADS=1",
+        "OMP_NUM_THREADS=1",
+    )
