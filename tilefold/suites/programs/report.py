@@ -182,7 +182,7 @@ def markdown(*found: Results) -> str:
         "Written by `tilefold bench programs --docs docs/benchmarks.md`; do not edit.",
         "",
         f"{len(PROGRAMS)} plain functions and modules (`tilefold/suites/programs/`), each eagerly, with",
-        '`torch.compile` by default (Inductor, `dynamic=False`), and with `backend="tilefold"`, in turn as CUDA graphs.',
+        '`torch.compile` (Inductor, `dynamic=False`) and with `backend="tilefold"`, in turn, as CUDA graphs.',
         "Times in microseconds, in brackets a peer's time over Tilefold's: above 1 Tilefold is faster. Failed: wrong,",
         f"raised, or out of time; lost: below {LOST} of Inductor's speed. Pairs are Tilefold's figure / Inductor's.",
         "Seconds of compilation are the processor's during the first call (one thread, empty caches). Errors are the",
