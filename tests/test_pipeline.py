@@ -7,8 +7,11 @@ import itertools
 import pytest
 import torch
 
-from tilefold.pipeline import KernelStep, compile_program
+from tilefold.pipeline import compile_program
+from tilefold.plan.library import library_call
 from tilefold.runtime.library import LibraryStep
+from tilefold.runtime.steps import KernelStep
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
 
 PRODUCT = """
@@ -61,7 +64,9 @@ def test_a_library_product_reads_parts_of_its_operands(batched: bool) -> None:
     want = x["a"][:3, :, :6] @ x["b"][:3, :6]
     if not batched:
         x, want = {n: t[0] for n, t in x.items()}, want[0]
-    LibraryStep(p.body[0], p.sizes).run(x, {})
+    call = library_call(Graph.of(p), p.body[0], frozenset())
+    assert call is not None
+    LibraryStep(call, p).run(x, {})
     torch.testing.assert_close(x["c"], want)
 
 

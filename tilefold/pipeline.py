@@ -1,52 +1,39 @@
 """The compiler from a tensor program to something that runs, as a list of named steps.
 
-    plan       which operators share a kernel, and how   plan.planner
-    fuse       tensor program -> block programs          block.fuse
-    lower      block program  -> tile kernel             tile.lower
-    load       tile kernel    -> callable                runtime.executor
-
-`CompiledProgram` runs the kernels in order and keeps everything it was made from for `explain`.
+products   which products the library computes, as what calls   plan.library, plan.gpu_library, plan.scaled
+plan       which operators share a kernel, and how              plan.planner (CPU), plan.gpu (GPUs)
+fuse       tensor program -> block programs                     block.fuse
+steps      block programs -> kernels, products -> calls         runtime.steps, runtime.library
+load       kernels        -> code                               runtime.executor (CPU; GPUs when first called)
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Literal
 
 import torch
 
-from tilefold.backends.triton.launch import TritonKernel
-from tilefold.block.canonical import canonical
-from tilefold.block.fuse import Fused, FusedKernel, fuse
+from tilefold.block.fuse import FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
-from tilefold.block.interchange import interchanged
-from tilefold.errors import BackendError, PlanError
+from tilefold.errors import PlanError
 from tilefold.plan.gpu import Given
 from tilefold.plan.gpu_library import gpu_library_products
-from tilefold.plan.hardware import H100, Machine, gpu_named
-from tilefold.plan.library import library_products
+from tilefold.plan.hardware import gpu_here
+from tilefold.plan.library import LibraryCall, library_call, library_calls, library_products
 from tilefold.plan.machine import this_machine
-from tilefold.plan.planner import Plan, plan_program
+from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
-from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.fused_programs import fused_for_gpu
-from tilefold.runtime.gpu_configs import chooser
-from tilefold.runtime.gpu_program import GpuProgram, Launch
+from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep, ScaledStep
-from tilefold.runtime.tuner.compiler import usual_units
+from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.steps import GpuStep, KernelStep, Step, load_all, refuser
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import plain_operands
-from tilefold.tensor.product import library_product
-from tilefold.tensor.sizes import shape_function
-from tilefold.tile import ir as tile
-from tilefold.tile.layout import unit_axis
-from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.text import show
-from tilefold.tile.verify import verify as verify_tile
 
 log = logging.getLogger("tilefold")
 
@@ -74,10 +61,6 @@ def compile_program(
     return compiled
 
 
-def _workers() -> int:
-    return max(ENOUGH_PARALLEL, min(MOST_WORKERS, torch.get_num_threads()))
-
-
 def _planned(p: Program) -> CompiledProgram | None:
     """As the planner has it; None where the program is too large for the search."""
     try:
@@ -86,61 +69,55 @@ def _planned(p: Program) -> CompiledProgram | None:
         log.info("%s is grouped greedily: %s", p.name, err.message)
         return None
     fused = plan.fused()
-    named = {c.name: c for c in fused.program.body}
-    steps: list[KernelStep | LibraryStep] = []
+    steps: list[Step] = []
     for k in plan.kernels:
         if k.snapshot.form is None:
-            steps.append(LibraryStep(named[k.members[0]], fused.program.sizes))
+            steps += _library_step(fused.program, k.members)
         else:
             steps += [KernelStep(f, dict(s.tiles), s.order) for f, s in zip(k.kernels, k.snapshot.shapes, strict=True)]
     return CompiledProgram(fused.program, fused, tuple(steps), plan)
 
 
 def _greedy(p: Program, goal: Goal) -> CompiledProgram:
-    apart = frozenset() if goal == "fused" else library_products(p, this_machine())
-    fused = fuse(p, apart, workers=_workers())
-    return CompiledProgram(fused.program, fused, tuple(_step(fused.program, k) for k in fused.kernels))
+    p, calls = library_calls(p, () if goal == "fused" else library_products(p, this_machine()))
+    fused = fuse(p, frozenset(chain.from_iterable(calls)), workers=_workers(), calls=calls)
+    steps: list[Step] = []
+    for k in fused.kernels:
+        steps += _alone_in_library(fused.program, k, calls) or [KernelStep(k)]
+    return CompiledProgram(fused.program, fused, tuple(steps))
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
+    machine = gpu_here()
     p = plain_operands(p)
-    scaled = {} if interpreted else {x.out: x for x in scaled_products(p)}
-    machine = _gpu_here()
-    apart = gpu_library_products(p, machine) if goal == "fast" else frozenset()
-    apart |= {n for x in scaled.values() for n in (x.out, x.product)}
-    while True:
-        fused = fused_for_gpu(p, apart, units=machine.cores, given=given)
-        steps = _gpu_steps(fused, scaled, given, interpreted=interpreted)
-        if goal != "fast":
-            break
-        unfit = {m for s in steps if isinstance(s, GpuStep) and not s.fits() for m in s.fused.plan.group.members}
-        if unfit <= apart:
-            break
-        log.info("%s: kept apart, for no kernel could be made of them together: %s", p.name, ", ".join(sorted(unfit)))
-        apart |= unfit
+    scaled: dict[tuple[str, ...], ScaledProduct] = {
+        (x.product, x.out): x for x in (() if interpreted else scaled_products(p))
+    }
+    products = gpu_library_products(p, machine) if goal == "fast" else frozenset()
+    p, calls = library_calls(p, products - frozenset(chain.from_iterable(scaled)))
+    refuse, rendered = refuser(given, interpreted=interpreted) if goal == "fast" else (None, [])
+    fused = fused_for_gpu(p, units=machine.cores, given=given, calls=(*scaled, *calls), refuse=refuse)
+    steps: list[Step] = []
+    for k in fused.kernels:
+        called = scaled.get(k.plan.group.members)
+        if called is not None:
+            steps.append(ScaledStep(called, fused.program))
+            continue
+        steps += _alone_in_library(fused.program, k, calls) or [GpuStep(k, given, interpreted=interpreted)]
+    del rendered  # kernels that were looked at and not taken
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
 
-def _gpu_steps(
-    fused: Fused, scaled: Mapping[str, ScaledProduct], given: Given | None, *, interpreted: bool
-) -> list[Step]:
-    steps: list[Step] = []
-    for k in fused.kernels:
-        (name,) = k.plan.group.members if len(k.plan.group.members) == 1 else ("",)
-        if name in scaled:
-            steps.append(ScaledStep(scaled[name], fused.program))
-        elif name not in {x.product for x in scaled.values()}:
-            step = _step(fused.program, k)
-            steps.append(step if isinstance(step, LibraryStep) else GpuStep(k, given, interpreted=interpreted))
-    return steps
+def _alone_in_library(p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], LibraryCall]) -> list[LibraryStep]:
+    """The step of a library call, or of a product that ended up alone, which then is one too; none of all else."""
+    members = k.plan.group.members
+    return _library_step(p, members) if members in calls or len(members) == 1 else []
 
 
-def _gpu_here() -> Machine:
-    """The current CUDA device; an H100 where there is none (kernels that are only looked at, or interpreted)."""
-    if not torch.cuda.is_available():
-        return H100
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return gpu_named(properties.name, properties.multi_processor_count)
+def _library_step(p: Program, members: Sequence[str]) -> list[LibraryStep]:
+    g = Graph.of(p)
+    call = library_call(g, g.by_name[members[0]], frozenset(members))
+    return [] if call is None else [LibraryStep(call, p)]
 
 
 def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:
@@ -151,144 +128,5 @@ def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:
     return GpuProgram(p.outputs, [s.launch() for s in kernels])
 
 
-def load_all(steps: Sequence[KernelStep]) -> None:
-    """Compile kernels side by side (the compiler runs in processes of its own), equal ones once."""
-    first = {show(s.kernel()): s for s in reversed(steps)}
-    with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as pool:
-        list(pool.map(KernelStep.load, first.values()))
-
-
-def _step(p: Program, k: FusedKernel) -> KernelStep | LibraryStep:
-    members = k.plan.group.members
-    if len(members) == 1:
-        c = next(c for c in p.body if c.name == members[0])
-        if library_product(c) is not None:
-            return LibraryStep(c, p.sizes)
-    return KernelStep(k)
-
-
-class KernelStep:
-    """A fused kernel. It is lowered and loaded once per pattern of unit strides.
-
-    `tiles`, `order`: by canonical dim, where the planner chose them; of the parallel loops, outermost first. Kernels
-    are compiled under canonical names: equal layers of a model share one.
-    """
-
-    def __init__(self, fused: FusedKernel, tiles: Mapping[str, int] | None = None, order: Sequence[str] = ()):
-        self.fused, self.tiles = fused, tiles
-        self.canonical = canonical(fused.block)
-        if order:
-            self.canonical = replace(self.canonical, block=interchanged(self.canonical.block, order))
-        block, named = self.canonical.block, self.canonical.tensors
-        self.name = fused.block.name
-        self.reads = tuple(named[i.name] for i in block.inputs)
-        self.results = tuple(
-            (named[r.name], r.dtype.torch_dtype, shape_function([fused.block.sizes[d] for d in dims]))
-            for r, dims in zip(block.results, [r.dims for r in fused.block.results], strict=True)
-        )
-        self._tensors = tuple(named.items())
-        self._syms = tuple(self.canonical.syms.items())
-        self._loaded: dict[tuple[int | None, ...], Callable[..., None]] = {}
-        self.kernels: dict[tuple[int | None, ...], tile.Kernel] = {}
-
-    def usual_units(self) -> tuple[int | None, ...]:
-        """Every input with its last axis contiguous."""
-        return tuple(len(i.shape) - 1 if i.shape else None for i in self.canonical.block.inputs)
-
-    def kernel(self, units: tuple[int | None, ...] | None = None) -> tile.Kernel:
-        """The tile kernel for the axes of stride 1 of `reads` (default: each last axis)."""
-        units = self.usual_units() if units is None else units
-        found = self.kernels.get(units)
-        if found is None:
-            block = self.canonical.block
-            unit = dict(zip((i.name for i in block.inputs), units, strict=True))
-            options = LowerOptions(unit=unit, tiles=self.tiles)
-            found = self.kernels[units] = verify_tile(lower(block, options))
-        return found
-
-    def load(self, units: tuple[int | None, ...] | None = None) -> Callable[..., None]:
-        """Compile (or find in the cache) the kernel for these unit axes."""
-        units = self.usual_units() if units is None else units
-        launch = self._loaded.get(units)
-        if launch is None:
-            launch = self._loaded[units] = load_kernel(self.kernel(units))
-        return launch
-
-    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        units = tuple([unit_axis(tensors[t]) for t in self.reads])
-        launch = self._loaded.get(units) or self.load(units)
-        for name, dtype, shape in self.results:
-            if name not in tensors:
-                tensors[name] = torch.empty(shape(syms), dtype=dtype)
-        launch({new: tensors[old] for new, old in self._tensors}, {new: syms[old] for new, old in self._syms})
-
-
-class GpuStep(KernelStep):
-    """A fused kernel on a CUDA device: `backends.triton` chooses tiles and compiles a shape at a time."""
-
-    def __init__(self, fused: FusedKernel, given: Given | None = None, *, interpreted: bool = False):
-        super().__init__(fused)
-        self.triton = TritonKernel(self.canonical.block, chooser(given), interpreted=interpreted)
-
-    def fits(self) -> bool:
-        """Whether the kernel can be rendered. Not asked where only a call tells the sizes, and of single operators."""
-        block = self.canonical.block
-        if block.syms or len(self.fused.plan.group.members) == 1:
-            return True
-        try:
-            self.triton.variant(usual_units(block), self.triton.sizes({}), tf32=False, interpreted=False)
-        except BackendError:
-            return False
-        return True
-
-    def launch(self) -> Launch:
-        """The kernel with the program's names of its tensors."""
-        syms = tuple((new, old) for new, old in self._syms)
-        return Launch(self.triton, tuple(old for _, old in self._tensors), syms, self.results)
-
-    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        device = tensors[self.reads[0]].device if self.reads else next(iter(tensors.values())).device
-        for name, dtype, shape in self.results:
-            if name not in tensors:
-                tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
-        self.triton.launch([tensors[old] for _, old in self._tensors], {new: syms[old] for new, old in self._syms})
-
-
-#: What a compiled program runs, in order.
-Step = KernelStep | LibraryStep | ScaledStep
-
-
-@dataclass(frozen=True)
-class CompiledProgram:
-    """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned.
-
-    `whole`: the steps for `frontend.direct`, which runs them with less work for Python.
-    """
-
-    program: Program
-    fused: Fused
-    steps: tuple[Step, ...]
-    plan: Plan | None = None
-    whole: GpuProgram | None = None
-    _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        for at, s in enumerate(self.steps):
-            self._last_use.update(dict.fromkeys(s.reads, at))
-        for name in (*self.program.outputs, *(i.name for i in self.program.inputs)):
-            self._last_use.pop(name, None)
-
-    def __call__(
-        self,
-        inputs: Mapping[str, torch.Tensor],
-        syms: Mapping[str, int],
-        out: Mapping[str, torch.Tensor] | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Outputs by name. `out` gives tensors (any strides) that named results are written into."""
-        tensors = {**inputs, **(out or {})}
-        for at, s in enumerate(self.steps):
-            s.run(tensors, syms)
-            for t in s.reads:
-                if self._last_use.get(t) == at:
-                    tensors.pop(t, None)
-        return {name: tensors[name] for name in self.program.outputs}
+def _workers() -> int:
+    return max(ENOUGH_PARALLEL, min(MOST_WORKERS, torch.get_num_threads()))

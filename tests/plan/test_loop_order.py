@@ -13,9 +13,9 @@ from tilefold.block.interchange import interchanged, parallel
 from tilefold.block.interp import run
 from tilefold.errors import ScheduleError
 from tilefold.frontend.fuse import trace
-from tilefold.pipeline import KernelStep
 from tilefold.plan.machine import nominal
 from tilefold.plan.search import shapes
+from tilefold.runtime.steps import KernelStep
 from tilefold.suites import functions as f
 from tilefold.tensor.sizes import estimate, extents
 

@@ -12,7 +12,7 @@ from tests.block.programs import ALL
 from tilefold.algebra.dtypes import DType
 from tilefold.block.group import legal
 from tilefold.errors import PlanError
-from tilefold.pipeline import KernelStep, compile_program
+from tilefold.pipeline import compile_program
 from tilefold.plan import planner
 from tilefold.plan.candidates import Kernels
 from tilefold.plan.dag import bits
@@ -24,6 +24,7 @@ from tilefold.plan.planner import describe, greedy, plan_program, unfused
 from tilefold.plan.search import shapes
 from tilefold.plan.select import is_chain
 from tilefold.runtime.library import LibraryStep
+from tilefold.runtime.steps import KernelStep
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse

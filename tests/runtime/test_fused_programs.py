@@ -24,9 +24,9 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_warned", set())
     found, fuse = [], gpu.fuse_for_gpu
 
-    def count(p, apart, **options):
+    def count(p, **options):
         found.append(p.name)
-        return fuse(p, apart, **options)
+        return fuse(p, **options)
 
     monkeypatch.setattr(gpu, "fuse_for_gpu", count)
     return found
@@ -57,12 +57,13 @@ def test_whatever_decides_the_kernels_counts(asked, monkeypatch):
     cache.fused_for_gpu(program(keys=301))
     cache.fused_for_gpu(program(o.causal))
     cache.fused_for_gpu(p, given=Given(segments=2))
-    cache.fused_for_gpu(p, frozenset({p.body[0].name}))
+    cache.fused_for_gpu(p, calls=((p.body[0].name,),))
     moved = [dataclasses.replace(c, loc=dataclasses.replace(c.loc, line=1)) if c.loc else c for c in p.body]
     cache.fused_for_gpu(dataclasses.replace(p, body=tuple(moved)))
     monkeypatch.setattr(cache, "stamp", lambda root: "another Tilefold")
     cache.fused_for_gpu(p)
-    assert len(asked) == 7
+    cache.fused_for_gpu(p, refuse=lambda k: None)
+    assert len(asked) == 8
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-3], lambda d: b"", lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:]])
@@ -122,7 +123,7 @@ def test_a_poisoned_file_is_made_again(poison, asked, tmp_path):
 
 
 def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkeypatch):
-    def refuses(p, apart, **options):
+    def refuses(p, **options):
         raise NotFusibleError("no rule")
 
     p = program()

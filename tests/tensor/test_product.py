@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tilefold.algebra.expr import Sym
+from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import library_product, product_of
 from tilefold.tensor.text import parse
@@ -23,6 +25,9 @@ program p(n)
 """
 
 
+SIZES = {"h": const(8), "r": Sym("n"), "c": const(7), "k": const(6)}
+
+
 def statement(dims: str, rdims: str, body: str) -> Compute:
     (c,) = parse(TEXT.format(dims=dims, rdims=rdims, body=body)).body
     return c
@@ -40,12 +45,19 @@ def test_heads_that_share_an_operand() -> None:
     p = product_of(c)
     assert p is not None and p.shared == {"h": 4} and p.batch == ("h",)
     assert p.packed() == (frozenset("hrk"), frozenset("kc"))
-    assert library_product(c) is None
+    assert library_product(c, SIZES) is not None
+    assert library_product(c, {**SIZES, "h": const(6)}) is None  # the last group would have two heads
+    assert library_product(c, {**SIZES, "h": Sym("n")}) is None
+
+
+def test_only_one_operand_is_shared() -> None:
+    c = statement("h, r, c", "k", "a[h // 2, r, k] * b[h // 2, k, c]")
+    assert product_of(c) is not None and library_product(c, SIZES) is None
 
 
 def test_a_library_takes_plain_operands() -> None:
-    assert library_product(statement("h, r, c", "k", "a[h, r, k] * b[h, k, c]")) is not None
-    dots = library_product(statement("h, r", "k", "a[h, r, k] * a[h, r, k]"))
+    assert library_product(statement("h, r, c", "k", "a[h, r, k] * b[h, k, c]"), SIZES) is not None
+    dots = library_product(statement("h, r", "k", "a[h, r, k] * a[h, r, k]"), SIZES)
     assert dots is not None and not dots.is_matrix()
 
 
@@ -59,7 +71,7 @@ def test_a_library_takes_plain_operands() -> None:
 )
 def test_a_library_takes_nothing_else(dims: str, rdims: str, body: str) -> None:
     c = statement(dims, rdims, body)
-    assert product_of(c) is not None and library_product(c) is None
+    assert product_of(c) is not None and library_product(c, SIZES) is None
 
 
 @pytest.mark.parametrize("body", ["x[r, k] + b[0, k, c]", "x[r, k] / b[0, k, c]", "exp(x[r, k])"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -39,14 +40,20 @@ class Fused:
     grouping: Grouping
 
 
-def fuse(p: Program, apart: frozenset[str] = frozenset(), *, workers: int = ENOUGH_PARALLEL) -> Fused:
-    """Fuse `p`. Members of `apart` become kernels of their own that the caller may replace.
+def fuse(
+    p: Program,
+    apart: frozenset[str] = frozenset(),
+    *,
+    workers: int = ENOUGH_PARALLEL,
+    calls: Iterable[tuple[str, ...]] = (),
+) -> Fused:
+    """Fuse `p`. Members of `apart` become kernels of their own that the caller may replace, those of a call together.
 
     workers: blocks that a kernel should have at least, if its parts had them.
     """
     p = prepare(p, apart)
     g = Graph.of(p)
-    grouping = group(p, apart, workers)
+    grouping = group(p, apart, workers, calls=calls)
     kernels = tuple(k for x in grouping.groups for k in fuse_group(g, x))
     return Fused(p, kernels, grouping)
 

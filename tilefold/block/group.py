@@ -80,11 +80,15 @@ def group(
     lost: Mapping[str, int] | None = None,
     both: int = 1,
     in_registers: bool = False,
+    calls: Iterable[tuple[str, ...]] = (),
 ) -> Grouping:
-    """Partition the program. Computes in `apart` (library calls) stay alone; for the rest see `Bounds`."""
+    """Partition the program. Computes in `apart` (library calls) stay alone, those of one of `calls` together; for the
+    rest see `Bounds`."""
     g = Graph.of(p)
     bounds = Bounds(apart, workers, lost or {}, both, in_registers)
     of: dict[str, Group] = {c.name: Group((c.name,), out_dims(c)) for c in p.body}
+    for call in calls:
+        of |= dict.fromkeys(call, Group(call, out_dims(g.by_name[call[-1]])))
     refusals: dict[tuple[str, str], Refusal] = {}
     changed = True
     while changed:
@@ -119,12 +123,10 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) ->
         return "a library call computes it"
     if _path_outside(g, a, b, of):
         return "another kernel stands between them"
-    parallel = parallel_dims(g, members)
-    if isinstance(parallel, str):
-        return parallel
-    crossing = _crossing(g, members, parallel) or (_moved(g, members) if bounds.in_registers else None)
-    if crossing is not None:
-        return crossing
+    whole = one_kernel(g, members, in_registers=bounds.in_registers)
+    if isinstance(whole, str):
+        return whole
+    parallel = whole.parallel
     lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
     if g.points(lost) > lost_limit(bounds.lost, members) or not all(is_static(g.program.sizes[d]) for d in lost):
         return f"the parallel dim {', '.join(sorted(lost))} would be lost"
@@ -137,12 +139,10 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) ->
 
 def legal(g: Graph, members: tuple[str, ...], workers: int = ENOUGH_PARALLEL) -> Group | str:
     """The group of a convex set of members, or the reason why it is not one kernel: `merge`'s test for a whole set."""
-    parallel = parallel_dims(g, members)
-    if isinstance(parallel, str):
-        return parallel
-    crossing = _crossing(g, members, parallel)
-    if crossing is not None:
-        return crossing
+    whole = one_kernel(g, members)
+    if isinstance(whole, str):
+        return whole
+    parallel = whole.parallel
     reduced = {d for m in members for d in g.by_name[m].rdims}
     for m in members:
         lost = {d for d in out_dims(g.by_name[m]) if d not in parallel and d not in reduced}
@@ -152,6 +152,16 @@ def legal(g: Graph, members: tuple[str, ...], workers: int = ENOUGH_PARALLEL) ->
     if g.points(parallel) < least and not splittable(g, members, parallel):
         return f"only {g.points(parallel)} independent blocks would be left"
     return Group(members, parallel)
+
+
+def one_kernel(g: Graph, members: tuple[str, ...], *, in_registers: bool = False) -> Group | str:
+    """The group of members whose values do not cross from block to block, or the one that does; whatever it costs.
+    in_registers: see `Bounds`."""
+    parallel = parallel_dims(g, members)
+    if isinstance(parallel, str):
+        return parallel
+    crossing = _crossing(g, members, parallel) or (_moved(g, members) if in_registers else None)
+    return Group(members, parallel) if crossing is None else crossing
 
 
 def _crossing(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> str | None:

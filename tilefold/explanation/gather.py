@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.context import Options
@@ -18,20 +17,11 @@ from tilefold.explanation.model import FoldReport, KernelReport, Region, Rejecti
 from tilefold.explanation.names import signature
 from tilefold.explanation.rules import rules_of
 from tilefold.explanation.traffic import Sizes, block_access, compare, operator_access, operators
+from tilefold.runtime.steps import Code
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import TYPICAL_EXTENT
 from tilefold.tensor.text import show as show_program
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """What was generated for one kernel: grid and tile kernel in text form, C++ source; empty for a library call."""
-
-    grid: str = ""
-    tile: str = ""
-    source: str = ""
-    library: bool = False
 
 
 def region(

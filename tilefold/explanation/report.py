@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilefold.backends.cpp.render import render
 from tilefold.errors import UnsupportedError
 from tilefold.explanation import html, terminal
-from tilefold.explanation.gather import Code, region
+from tilefold.explanation.gather import region
 from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport, alike
 from tilefold.explanation.traffic import Traffic
 from tilefold.frontend.fuse import Fused, own_copy, translated
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
-from tilefold.pipeline import CompiledProgram, Goal, Step, compile_program
-from tilefold.runtime.library import LibraryStep, ScaledStep
+from tilefold.pipeline import Goal, compile_program
+from tilefold.runtime.program import CompiledProgram
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
 from tilefold.tile.layout import unit_axis
-from tilefold.tile.text import show as show_tile
 
 if TYPE_CHECKING:
     from tilefold.frontend.verify import VerifyReport
@@ -199,15 +197,5 @@ def _region(
     given: Program,
     name: str,
 ) -> Region:
-    codes = tuple(_code(step, units) for step in compiled.steps)
+    codes = tuple(step.code(units) for step in compiled.steps)
     return region(given, compiled.program, compiled.fused, codes, syms, name)
-
-
-def _code(step: Step, units: Mapping[str, int | None]) -> Code:
-    """`units`: axes of stride 1 of program inputs; everything else is contiguous."""
-    if isinstance(step, LibraryStep | ScaledStep):
-        return Code(library=True)
-    rank = {i.name: len(i.shape) for i in step.fused.block.inputs}
-    kernel = step.kernel(tuple(units.get(t, rank[t] - 1 if rank[t] else None) for t in step.reads))
-    grid = " ".join(f"{t.dim}:{t.tile}" for t in kernel.grid)
-    return Code(grid, show_tile(kernel), render(kernel))

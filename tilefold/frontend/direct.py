@@ -16,8 +16,8 @@ from tilefold.backends.triton.compile import DIVISOR
 from tilefold.frontend.alike import Alike
 from tilefold.frontend.execute import Executable, Runner
 from tilefold.frontend.fx_to_tensor import Lowered, OutputBinding
-from tilefold.pipeline import CompiledProgram
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
+from tilefold.runtime.program import CompiledProgram
 from tilefold.tensor.sizes import shape_function
 
 #: Calls remembered a graph; dynamic shapes make new ones.

@@ -11,7 +11,9 @@ from tilefold.block.fuse import Fused
 from tilefold.block.group import Group, Grouping
 from tilefold.block.schedule import Schedule, ScheduledKernel
 from tilefold.errors import TilefoldError
-from tilefold.pipeline import CompiledProgram, KernelStep, compile_program, load_all
+from tilefold.pipeline import compile_program
+from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.steps import KernelStep, load_all
 from tilefold.tensor.interp import bind_syms, run
 from tilefold.tensor.ir import Program
 from tilefold.tile import ir as tile

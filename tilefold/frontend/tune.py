@@ -10,8 +10,9 @@ import torch
 from tilefold.backends.triton.space import Effort
 from tilefold.errors import BackendError
 from tilefold.frontend.fuse import trace
-from tilefold.pipeline import Goal, GpuStep, compile_program
+from tilefold.pipeline import Goal, compile_program
 from tilefold.runtime.gpu_configs import device_name, table
+from tilefold.runtime.steps import GpuStep
 from tilefold.runtime.tuner.table import Tuned, key_of
 from tilefold.runtime.tuner.tune import Progress, Trial
 from tilefold.runtime.tuner.tune import tune as tune_kernel

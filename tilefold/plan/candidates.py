@@ -21,11 +21,11 @@ from tilefold.plan.dag import Dag, bits
 from tilefold.plan.dataflow import MOVE, element_units
 from tilefold.plan.forms import Form, build_form, forms
 from tilefold.plan.hardware import Machine
+from tilefold.plan.library import LibraryCall, library_call
 from tilefold.plan.search import Shape, shapes
 from tilefold.plan.select import Problem, Variant
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import library_product
 from tilefold.tensor.sizes import estimate, extents
 
 #: Most operators of one kernel that are looked at.
@@ -37,6 +37,8 @@ LEAST_SHARE = 0.5
 #: How much better than one pass another snapshot must look to be chosen.
 DOUBT = 1.15
 Key = tuple[object, ...]
+#: What a statement costs that a library call absorbs.
+NOTHING = Cost(0.0, {"compute": 0.0}, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,10 @@ class Kernels:
         self.graph = Graph.of(p)
         self.syms, self.all_tiles = syms or {}, all_tiles
         self.sizes = extents(p.sizes, self.syms)
+        self.calls: dict[str, LibraryCall] = {}
+        for c in p.body if library else ():
+            call = library_call(self.graph, c, apart)
+            self.calls |= {} if call is None else dict.fromkeys(call.members, call)
         self.dag = Dag.of([c.name for c in p.body], self.graph.producers)
         self.partners = self._partners()
         self.inputs = {i.name: i for i in p.inputs}
@@ -227,12 +233,13 @@ class Kernels:
         """Every way to run a legal group, priced."""
         members = group.members
         out: list[Snapshot] = []
-        if len(members) == 1:
-            c = self.graph.by_name[members[0]]
-            if self.with_library and library_product(c) is not None:
-                out.append(Snapshot(None, (), self.library(c)))
-                if c.name in self.apart:
-                    return out
+        if len(members) == 1 and members[0] in self.calls:
+            (name,) = members
+            call = self.calls[name]
+            # of a product and its bias, the call is priced with the bias
+            out.append(Snapshot(None, (), self.library(call) if name == call.out else NOTHING))
+            if name in self.apart:
+                return out
         for form, kernels in forms(self.graph, group, self.machine):
             self._built[group, form] = kernels
             best = tuple(self.shapes(k)[0] for k in kernels)
@@ -250,13 +257,13 @@ class Kernels:
         syms = {new: self.syms[old] for new, old in named.syms.items() if old in self.syms}
         return shapes(named.block, extents(named.block.sizes, syms), self.machine, all_tiles=self.all_tiles)
 
-    def library(self, c: Compute) -> Cost:
+    def library(self, call: LibraryCall) -> Cost:
         """A product left to the library."""
-        points = prod(self.sizes[d] for d in (*c.dims, *c.rdims))
-        operand = next(ld.tensor for ld in loads(c.body))
-        plain = len(c.dims) == 2 and len(c.rdims) == 1
-        dtype = self.program.dtype_of(operand)
-        return library_cost(2.0 * points, self.traffic((c.name,)), dtype, self.machine, launches=1 if plain else 3)
+        p = call.product
+        points = prod(self.sizes[d] for d in (*p.dims, *p.rdims))
+        dtype = self.program.dtype_of(call.a.tensor)
+        launches = 3 if p.batch else 1
+        return library_cost(2.0 * points, self.traffic(call.members), dtype, self.machine, launches=launches)
 
     # -- names --------------------------------------------------------------------------------
 
@@ -293,11 +300,12 @@ class Kernels:
         parts.append(tuple(self._outer(name) for name in outside))
         return tuple(parts)
 
-    def _needed(self, m: str, s: int) -> tuple[bool, bool]:
+    def _needed(self, m: str, s: int) -> tuple[object, ...]:
         c = self.graph.by_name[m]
         k = self._at[m]
         used = bool(self.dag.succs[k] & ~s) or any(r in self.program.outputs for r in c.results)
-        return used, m in self.apart
+        call = self.calls.get(m)
+        return used, m in self.apart, call is not None and call.out == m, 0 if call is None else len(call.members)
 
     def _outer(self, name: str) -> tuple[str, ...]:
         found = self._outers.get(name)

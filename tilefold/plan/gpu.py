@@ -8,18 +8,19 @@ follows from the number of multiprocessors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Index, Load, dims_used, loads, substitute
 from tilefold.block.build import ROW_IN_CACHE, Loops, choose_loops, loop_dim
 from tilefold.block.fuse import UNIT, Fused, FusedKernel, build_kernels, with_unit
-from tilefold.block.group import Group, group, lost_limit
+from tilefold.block.group import Group, Grouping, Refusal, group, one_kernel
 from tilefold.block.ir import Block, Init, Let, Loop, Node
 from tilefold.block.ir import walk as walk_block
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.errors import TilefoldError
+from tilefold.plan.cut import cuts
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import divided, product_of
@@ -51,8 +52,8 @@ PACKED = 16
 MOST_HELD = 1 << 16
 #: Thread blocks that a kernel of two which have more must be left with.
 LEAST_BLOCKS = 8
-#: The bound on extents made local is not tightened below this.
-LEAST_LOST = 16
+#: Cuts of a group that does not fit whose parts are tried, the cheapest first.
+MOST_CUTS = 24
 #: Rows of a matrix product that share a thread block.
 ROWS = 64
 
@@ -72,59 +73,108 @@ class Given:
     stages: int | None = None
 
 
+#: Why a kernel cannot be made, None where it can.
+Refuse = Callable[[FusedKernel], str | None]
+
+
 def fuse_for_gpu(
-    p: Program, apart: frozenset[str] = frozenset(), *, units: int = 132, given: Given | None = None
+    p: Program,
+    *,
+    units: int = 132,
+    given: Given | None = None,
+    calls: Collection[tuple[str, ...]] = (),
+    refuse: Refuse | None = None,
 ) -> Fused:
-    """Fuse `p` for a device of `units` multiprocessors; members of `apart` become kernels of their own."""
-    p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
-    lost: dict[str, int] = {}
-    while True:
-        try:
-            fused = _fused(p, apart, units, given, lost)
-        except _NoKernel as err:
-            apart |= err.members
-            continue
-        tighter = _tighter(fused, lost)
-        if not tighter:
-            return fused
-        lost |= tighter
+    """Fuse `p` for a device of `units` multiprocessors. The statements of one of `calls` become a kernel of their own,
+    which the caller replaces by a library's.
 
-
-class _NoKernel(Exception):
-    """No kernel can be built of several operators; each of `members` then has one of its own."""
-
-    def __init__(self, members: Sequence[str]):
-        super().__init__(", ".join(members))
-        self.members = frozenset(members)
-
-
-def _fused(p: Program, apart: frozenset[str], units: int, given: Given | None, lost: Mapping[str, int]) -> Fused:
+    Groups whose kernel would hold too much, or that `refuse` gives a reason against, are cut where that adds the least
+    traffic, until what is left fits; single operators are taken as they are.
+    """
+    apart = frozenset(m for call in calls for m in call)
+    p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
     g = Graph.of(p)
-    grouping = group(p, apart, 1, lost, LEAST_BLOCKS, in_registers=True)
+    grouping = group(p, apart, 1, {}, LEAST_BLOCKS, in_registers=True, calls=calls)
     p, alone = split_contractions(p, g, grouping.groups, units)
     if alone:
         g = Graph.of(p)
-        grouping = group(p, apart | alone, 1, lost, LEAST_BLOCKS, in_registers=True)
-    kernels: list[FusedKernel] = []
-    for members in grouping.groups:
+        grouping = group(p, apart | alone, 1, {}, LEAST_BLOCKS, in_registers=True, calls=calls)
+    fitting = _Fitting(g, units, given, refuse, frozenset(calls))
+    refusals = list(grouping.refusals)
+    groups = [x for members in grouping.groups for x in fitting.parts(members, refusals)]
+    kernels = tuple(k for x in groups for k in fitting.kernels(x))
+    return Fused(p, kernels, Grouping(tuple(groups), tuple(refusals)))
+
+
+class _Fitting:
+    """Groups made to fit kernels. What was built is remembered: several cuts have the same part."""
+
+    def __init__(
+        self, g: Graph, units: int, given: Given | None, refuse: Refuse | None, calls: frozenset[tuple[str, ...]]
+    ):
+        self.g, self.units, self.given, self.refuse, self.calls = g, units, given, refuse, calls
+        self._made: dict[Group, tuple[FusedKernel, ...] | str] = {}
+
+    def kernels(self, x: Group) -> tuple[FusedKernel, ...]:
+        """Of a group that fits."""
+        made = self.made(x)
+        assert not isinstance(made, str), made
+        return made
+
+    def parts(self, x: Group, refusals: list[Refusal]) -> list[Group]:
+        """The group, or what it is cut into: the cheapest two parts that both fit; if there are none, the parts of the
+        cheapest cut."""
+        made = self.made(x)
+        if not isinstance(made, str):
+            return [x]
+        ways = cuts(self.g, x.members)
+        two = next((found for a, b in ways[:MOST_CUTS] if (found := self._fit(a, b))), None)
+        first, second = ways[0] if two is None else (two[0].members, two[1].members)
+        refusals += [
+            Refusal(a, b, made, self.g.by_name[b].loc) for a in first for b in second if a in self.g.producers[b]
+        ]
+        return two or [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
+
+    def _fit(self, *parts: tuple[str, ...]) -> list[Group]:
+        """The groups of parts that all fit; else none."""
+        found: list[Group] = []
+        for part in parts:
+            x = one_kernel(self.g, part, in_registers=True)
+            if isinstance(x, str) or isinstance(self.made(x), str):
+                return []
+            found.append(x)
+        return found
+
+    def _legal(self, members: tuple[str, ...]) -> list[Group]:
+        """The group of a part, or those of its parts where it is none: a dim that more members kept local may be
+        parallel in a kernel of less."""
+        found = one_kernel(self.g, members, in_registers=True)
+        if not isinstance(found, str):
+            return [found]
+        return [x for part in cuts(self.g, members)[0] for x in self._legal(part)]
+
+    def made(self, x: Group) -> tuple[FusedKernel, ...] | str:
+        """The kernels of a group, or why they cannot be made of several operators. TilefoldError: of a single one."""
+        if x not in self._made:
+            self._made[x] = self._make(x)
+        return self._made[x]
+
+    def _make(self, x: Group) -> tuple[FusedKernel, ...] | str:
+        g, whole = self.g, len(x.members) == 1 or x.members in self.calls
         try:
-            plan = plan_stages(g, with_unit(members))
-            kernels += build_kernels(g, plan, gpu_loops(g, plan, given), segments(g, plan, units, given))
+            plan = plan_stages(g, with_unit(x))
+            made = build_kernels(g, plan, gpu_loops(g, plan, self.given), segments(g, plan, self.units, self.given))
         except TilefoldError as err:
-            if len(members.members) == 1:
+            if whole:
                 raise
-            raise _NoKernel(members.members) from err
-    return Fused(p, tuple(kernels), grouping)
-
-
-def _tighter(fused: Fused, lost: Mapping[str, int]) -> dict[str, int]:
-    """Bounds on the extents that kernels which hold too much may make local: half of what they were."""
-    found: dict[str, int] = {}
-    for k in fused.kernels:
-        most = lost_limit(lost, k.plan.group.members)
-        if most > LEAST_LOST and held(k.block) > MOST_HELD:
-            found |= dict.fromkeys(k.plan.group.members, most // 2)
-    return found
+            return err.message
+        for k in () if whole else made:
+            if held(k.block) > MOST_HELD:
+                return f"a thread block would keep {held(k.block)} elements, of {MOST_HELD} that its registers hold"
+            reason = None if self.refuse is None else self.refuse(k)
+            if reason is not None:
+                return reason
+        return made
 
 
 def held(b: Block) -> int:

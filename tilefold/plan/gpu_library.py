@@ -47,7 +47,7 @@ def gpu_library_products(p: Program, machine: Machine = H100) -> frozenset[str]:
 
 def _of_matrices(g: Graph, c: Compute) -> bool:
     """Whether c is a product of matrices that the library can compute."""
-    return library_product(c) is not None and _multiplies(g, c)
+    return library_product(c, g.program.sizes) is not None and _multiplies(g, c)
 
 
 def _multiplies(g: Graph, c: Compute) -> bool:

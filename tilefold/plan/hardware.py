@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from tilefold.algebra.dtypes import DType
 
 TierName = Literal["register", "L1", "shared", "cluster", "L2", "L3", "global"]
@@ -110,6 +112,14 @@ H200 = Machine(
     library=H100.library,
     source="same processor as the H100; " + _SHEET,
 )
+
+
+def gpu_here() -> Machine:
+    """The current CUDA device; an H100 where there is none (kernels that are only looked at, or interpreted)."""
+    if not torch.cuda.is_available():
+        return H100
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return gpu_named(properties.name, properties.multi_processor_count)
 
 
 def gpu_named(name: str, cores: int) -> Machine:

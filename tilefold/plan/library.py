@@ -1,23 +1,84 @@
-"""Which contractions are left to the machine's matrix library.
+"""Which contractions are left to the machine's matrix library, and as what calls.
 
 A plain matrix product gains nothing from generated code that the library does not have;
 fused into a neighbour it saves the traffic of its result but runs at the generated code's
 rate. Both sides are charged with the rates of `plan.hardware`.
+
+A bias that every reader adds to a product is added by the library's own epilogue: the product is
+read once less, and rounded once, as eager's `addmm` does.
 """
 
 from __future__ import annotations
 
-from tilefold.algebra.expr import loads
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform, walk
+from tilefold.names import free
 from tilefold.plan.hardware import Machine
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import library_product, product_of
+from tilefold.tensor.product import Product, library_product, product_of
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryCall:
+    """A product of `a` and `b`, with a bias over its columns or without: the statements that it stands for, the last of
+    which is `out`. `matrices`: how dims become those of matrices."""
+
+    members: tuple[str, ...]
+    out: str
+    dtype: DType
+    a: Load
+    b: Load
+    product: Product
+    matrices: Matrices
+    bias: Load | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """How a product of dims becomes one of matrices.
+
+    split: dim -> heads that share an operand; such a dim is two axes, `d` (the groups) and `d.in`. batch (empty: one
+    product), rows, cols, depth: dims in the order in which they are flattened. swap: columns are in front in the
+    result, which is then B^T A^T. order: of the result's axes in those of batch, rows and columns; None where they are
+    the same.
+    """
+
+    split: Mapping[str, int]
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    cols: tuple[str, ...]
+    depth: tuple[str, ...]
+    swap: bool
+    order: tuple[int, ...] | None
+
+    @staticmethod
+    def of(p: Product, a: Load) -> Matrices:
+        """Of a product whose first operand is `a`."""
+        split = p.shared
+        inner = tuple(f"{d}.in" for d in p.batch if d in split)
+        first_is_shared = any(not isinstance(ix, Index) for ix in a.index)
+        rows, cols = (p.rows, (*inner, *p.cols)) if first_is_shared else ((*inner, *p.rows), p.cols)
+        depth = tuple(ix.dim for ix in a.index if isinstance(ix, Index) and ix.dim in p.rdims)
+        have = [*p.batch, *rows, *cols]
+        wanted = [x for d in p.dims for x in ((d, f"{d}.in") if d in split else (d,))]
+        swap = wanted != have and wanted == [*p.batch, *cols, *rows]
+        order = None if swap or wanted == have else tuple(have.index(d) for d in wanted)
+        return Matrices(split, p.batch, rows, cols, depth, swap, order)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the result of `mm` or `bmm` has the axes of the product's."""
+        return not self.split and len(self.batch) <= 1 and len(self.rows) == len(self.cols) == 1 and self.order is None
 
 
 def library_products(p: Program, machine: Machine) -> frozenset[str]:
     """Products that are faster as library calls than inside any fused kernel."""
     g = Graph.of(p)
-    return frozenset(c.name for c in p.body if library_product(c) is not None and _library_wins(g, c, machine))
+    return frozenset(c.name for c in p.body if library_product(c, p.sizes) is not None and _library_wins(g, c, machine))
 
 
 def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:
@@ -34,3 +95,112 @@ def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:
             moved += g.points(before.dims) * before.dtype.nbytes
     library = flops / machine.gemm_rate(dtype, library=True) + 2 * moved / machine.bandwidth + machine.launch
     return library < flops / machine.gemm_rate(dtype, library=False)
+
+
+def library_calls(p: Program, products: Iterable[str]) -> tuple[Program, dict[tuple[str, ...], LibraryCall]]:
+    """The calls for these products by the statements that they stand for, and the program in which biases are
+    statements of their own."""
+    wanted = set(products)
+    for c in p.body:
+        if c.name in wanted:
+            p = _with_bias(p, c)
+    found: dict[tuple[str, ...], LibraryCall] = {}
+    g = Graph.of(p)
+    for c in p.body:
+        if c.name in wanted:
+            call = library_call(g, c, frozenset(r for r in g.consumers[c.name]))
+            if call is not None:
+                found[call.members] = call
+    return p, found
+
+
+def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | None:
+    """The call for a product, and for the bias if its only reader, one of `apart`, adds one; None if c is no product
+    that a library computes."""
+    p = library_product(c, g.program.sizes)
+    if p is None or p.loads is None:
+        return None
+    a, b = p.loads
+    alone = LibraryCall((c.name,), c.name, c.dtype, a, b, p, Matrices.of(p, a))
+    if len(g.consumers[c.name]) != 1 or c.name in g.program.outputs:
+        return alone
+    m = g.by_name[g.consumers[c.name][0]]
+    bias = _bias(g.program, c, m.body)
+    plain = bias is not None and bias[0].index == tuple(map(Index, c.dims))
+    if (
+        m.name not in apart
+        or bias is None
+        or not plain
+        or m.reducer is not None
+        or m.dims != c.dims
+        or m.dtype is not c.dtype
+    ):
+        return alone
+    return replace(alone, members=(c.name, m.name), out=m.name, bias=bias[1])
+
+
+def _bias(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
+    """(product, bias) if `e` adds to an element of the product c the one of its columns' bias that belongs to it."""
+    match e:
+        case Call("add", (Load() as x, Load() as y)):
+            product, bias = (x, y) if x.tensor == c.name else (y, x)
+        case _:
+            return None
+    found = library_product(c, p.sizes)
+    if product.tensor != c.name or bias.tensor == c.name or found is None or found.loads is None:
+        return None
+    m = Matrices.of(found, found.loads[0])
+    if m.batch or m.swap or m.order is not None or m.split:
+        return None
+    at = dict(zip(c.dims, product.index, strict=True))
+    same_type = {c.dtype, *(p.dtype_of(ld.tensor) for ld in (bias, *found.loads))} == {c.dtype}
+    one_each = len(set(bias.index)) == len(bias.index) == len(m.cols)
+    return (product, bias) if same_type and one_each and set(bias.index) == {at[d] for d in m.cols} else None
+
+
+def _with_bias(p: Program, c: Compute) -> Program:
+    """The program in which all readers of c read a map that adds the bias, where they all add the same one."""
+    readers = [m for m in p.body if any(ld.tensor == c.name for ld in loads(m.body))]
+    if c.name in p.outputs or not readers or (len(readers) == 1 and _bias(p, c, readers[0].body)):
+        return p
+    wanted: dict[Expr, Load] = {}
+    axes: set[tuple[str, tuple[str, ...]]] = set()
+    for m in readers:
+        for e in walk(m.body):
+            found = _bias(p, c, e)
+            if found is not None:
+                product, bias = found
+                back = {ix: d for d, ix in zip(c.dims, product.index, strict=True) if ix in bias.index}
+                wanted[e] = product
+                axes.add((bias.tensor, tuple(back[ix] for ix in bias.index)))
+        inside = sum(ld.tensor == c.name for e in walk(m.body) for ld in ([e] if isinstance(e, Load) else []))
+        if inside != sum(e in wanted for e in walk(m.body)):
+            return p  # it is also read without a bias
+    if len(axes) != 1:
+        return p
+    ((tensor, dims),) = axes
+    taken = {i.name for i in p.inputs} | {r for m in p.body for r in m.results} | set(p.sizes) | set(p.syms)
+    name = free(f"{c.name.removesuffix('_mm')}_biased", taken)
+    body = Call("add", (Load(c.name, tuple(map(Index, c.dims))), Load(tensor, tuple(map(Index, dims)))))
+    biased = Compute(name, c.dims, c.dtype, body, loc=c.loc, origin=c.origin)
+
+    def read(e: Expr) -> Expr | None:
+        return Load(name, wanted[e].index) if e in wanted else None
+
+    out: list[Compute] = []
+    for m in p.body:
+        if m is readers[0]:
+            out.append(biased)
+        out.append(replace(m, body=transform(m.body, read)) if m in readers else m)
+    return replace(p, body=tuple(out))
+
+
+def axis_extent(ix: Expr, sizes: Mapping[str, Expr]) -> Expr:
+    """Extent of an axis that a dim, or d // c, or 0 indexes."""
+    match ix:
+        case Index(d):
+            return sizes[d]
+        case Call("floordiv", (Index(d), divisor)):
+            return sizes[d] // divisor
+    assert not dims_used(ix), ix
+    return Const(1, DType.I64)

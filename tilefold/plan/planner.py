@@ -11,10 +11,11 @@ bound, so nothing is lost), and programs too large for the search are grouped gr
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 
 from tilefold.block.fuse import Fused, FusedKernel, fuse, prepare
 from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, Refusal, group, legal
@@ -23,9 +24,10 @@ from tilefold.plan.candidates import Kernels, Snapshot, together
 from tilefold.plan.cost import Cost
 from tilefold.plan.forms import Form
 from tilefold.plan.hardware import Machine
-from tilefold.plan.library import library_products
+from tilefold.plan.library import library_calls, library_products
 from tilefold.plan.recompute import Choice, choices, rewritten, solve
 from tilefold.plan.select import Chosen, Selection, Variant, select
+from tilefold.tensor.analysis import out_dims
 from tilefold.tensor.ir import Program
 
 #: Different kernels that are priced in a compilation; programs of large products need fewer.
@@ -126,7 +128,8 @@ def _plan(
     budget: int | None,
     rivals: bool,
 ) -> Plan:
-    apart = library_products(p, machine) if library else frozenset()
+    p, calls = library_calls(p, library_products(p, machine) if library else ())
+    apart = frozenset(chain.from_iterable(calls))
     p = prepare(p, apart)
     if len(p.body) > MOST_OPERATORS:
         raise PlanError(f"{len(p.body)} operators are too many to plan at once")
@@ -147,7 +150,7 @@ def _plan(
         other_way = _total([(s, made.snapshots(x)) for s, x in groups.items()])
         if other_way.seconds < found.seconds:
             found = replace(found, kernels=other_way.kernels, seconds=other_way.seconds)
-    kernels = tuple(_planned(made, found, c, rivals, groups) for c in found.kernels)
+    kernels = _with_calls(made, [_planned(made, found, c, rivals, groups) for c in found.kernels], calls)
     return Plan(made.program, machine, kernels, found, _refusals(made, kernels))
 
 
@@ -156,14 +159,14 @@ def _recomputed(made: Kernels, found: Selection) -> Program | None:
     kernels = [made.dag.members(k.members) for k in found.kernels]
     if len(kernels) > MOST_RECOMPUTED:
         return None
-    ways = choices(made.program, kernels)
+    ways = choices(made.program, kernels, made.apart)
     if not any(w.again for w in ways) or len(ways) > MOST_WAYS:
         return None
 
     def cost(w: Choice) -> float:
         assert w.program is not None
         apart = made.apart & {c.name for c in w.program.body}
-        alone = Kernels(w.program, made.machine, apart, made.syms, library=made.with_library)
+        alone = Kernels(w.program, made.machine, apart, made.syms, library=bool(made.calls))
         legal_one = alone.bound(alone.dag.everything) is not None
         priced = alone.variants(alone.dag.everything) if legal_one else ()
         return priced[0].seconds if priced else 1.0  # not one kernel: as good as forbidden
@@ -178,6 +181,22 @@ def _planned(made: Kernels, found: Selection, c: Chosen, rivals: bool, groups: M
     assert members is not None
     build = partial(made.build, members, snapshot.form or Form())
     return PlannedKernel(members.members, snapshot, _rival(made, found, c, rivals), build)
+
+
+def _with_calls(
+    made: Kernels, kernels: Sequence[PlannedKernel], calls: Iterable[tuple[str, ...]]
+) -> tuple[PlannedKernel, ...]:
+    """The kernels with those that one library call computes made one, which is where its last statement was."""
+    call_of = {m: members for members in calls for m in members}
+    out = []
+    for k in kernels:
+        members = call_of.get(k.members[-1], k.members)
+        if len(members) == 1 or k.snapshot.form is not None:
+            out.append(k)
+        elif members[-1] == k.members[-1]:
+            whole = Group(members, out_dims(made.graph.by_name[members[-1]]))
+            out.append(replace(k, members=members, build=partial(made.build, whole, Form())))
+    return tuple(out)
 
 
 def _rival(made: Kernels, found: Selection, c: Chosen, rivals_known: bool) -> str:

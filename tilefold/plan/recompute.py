@@ -43,12 +43,14 @@ class Choice:
         return frozenset() if self.program is None else frozenset(i.name for i in self.program.inputs)
 
 
-def choices(p: Program, kernels: Sequence[tuple[str, ...]]) -> list[Choice]:
-    """All variants of all kernels (members in program order, kernels in the order they run)."""
+def choices(p: Program, kernels: Sequence[tuple[str, ...]], apart: frozenset[str] = frozenset()) -> list[Choice]:
+    """All variants of all kernels (members in program order, kernels in the order they run). `apart`: library calls."""
     g = Graph.of(p)
     owner = {m: k for k, members in enumerate(kernels) for m in members}
     stored = {
-        m for m in owner if g.by_name[m].reducer is None and m not in p.outputs and g.escapes(m, kernels[owner[m]])
+        m
+        for m in owner
+        if g.by_name[m].reducer is None and m not in {*p.outputs, *apart} and g.escapes(m, kernels[owner[m]])
     }
     out: list[Choice] = []
     for k, members in enumerate(kernels):

@@ -34,7 +34,7 @@ def scaled_products(p: Program) -> tuple[ScaledProduct, ...]:
     found = []
     for c in p.body:
         alone = len(g.consumers[c.name]) == 1 and c.name not in p.outputs
-        if alone and len(c.dims) == 2 and library_product(c) is not None:
+        if alone and len(c.dims) == 2 and library_product(c, p.sizes) is not None:
             scaled = _match(p, c, g.by_name[g.consumers[c.name][0]])
             if scaled is not None:
                 found.append(scaled)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from tilefold.block.stages import Rejection, Stage, StagePlan
 from tilefold.block.verify import verify
 from tilefold.errors import ParseError, SourceLoc, VerifyError
 from tilefold.files import cache_folder, put, read_trusted, stamp_of, warn_unusable
-from tilefold.plan.gpu import Given
+from tilefold.plan.gpu import Given, Refuse
 from tilefold.runtime import records
 from tilefold.tensor.ir import Compute, Input, Program
 from tilefold.tensor.text import show
@@ -46,14 +47,22 @@ _CLASSES = (
 
 
 def fused_for_gpu(
-    p: Program, apart: frozenset[str] = frozenset(), *, units: int = 132, given: Given | None = None
+    p: Program,
+    *,
+    units: int = 132,
+    given: Given | None = None,
+    calls: Collection[tuple[str, ...]] = (),
+    refuse: Refuse | None = None,
 ) -> Fused:
-    """`plan.gpu.fuse_for_gpu`, remembered. Nothing is kept of a program that cannot be fused, which raises as there."""
-    path = folder() / f"{key_of(p, apart, units, given)}.fused"
+    """`plan.gpu.fuse_for_gpu`, remembered. Nothing is kept of a program that cannot be fused, which raises as there.
+
+    refuse: the same function of kernels in all processes, or none.
+    """
+    path = folder() / f"{key_of(p, calls, units, given, refuse is not None)}.fused"
     found = _read(path)
     if found is not None:
         return replace(found, program=replace(found.program, name=p.name))
-    found = plan.fuse_for_gpu(p, apart, units=units, given=given)
+    found = plan.fuse_for_gpu(p, units=units, given=given, calls=calls, refuse=refuse)
     _write(path, found)
     return found
 
@@ -63,14 +72,14 @@ def folder() -> Path:
     return config.load().cache_dir / FOLDER
 
 
-def key_of(p: Program, apart: frozenset[str], units: int, given: Given | None) -> str:
+def key_of(p: Program, calls: Collection[tuple[str, ...]], units: int, given: Given | None, refusing: bool) -> str:
     """Name of a program's file. The program's own name, which numbers the graphs of a process, does not count."""
     from_user = [f"{c.loc} {c.origin}" for c in p.body]
     lines = [
         show(replace(p, name="program")),
         *from_user,
-        *sorted(apart),
-        f"{units} {given!r}",
+        *map(str, sorted(calls)),
+        f"{units} {given!r} {refusing}",
         stamp(PACKAGE),
         sys.version,
     ]

@@ -1,25 +1,36 @@
-"""Steps that torch's libraries compute: plain matrix products, and 8-bit ones with scales in the epilogue."""
+"""Steps that torch's libraries compute: matrix products, with a bias where one follows, and 8-bit ones with scales.
+
+A product is one call of `mm`, `bmm` or `addmm`. How its operands become matrices is chosen once, from the dims alone:
+
+    batch dims           flattened into the one of bmm
+    several rows, cols   flattened (a view where the operand is row-major, else a copy, as the library would need)
+    cols before rows     (A B)^T = B^T A^T
+    shared heads         q[h, i, k] * k[h // 4, j, k]: 4 heads of q are rows of one product, and k is read once
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Expr, Index, Load, loads
+from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
+from tilefold.plan.library import LibraryCall, Matrices, axis_extent
 from tilefold.plan.scaled import ScaledProduct
-from tilefold.tensor.ir import Compute, Program
+from tilefold.runtime.steps import LIBRARY, Code
+from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
 
-ONE = Const(1, DType.I64)
-#: From a tensor to the part of it that a step reads.
+#: From a tensor to what a step does with it.
 Part = Callable[[torch.Tensor, Mapping[str, int]], torch.Tensor]
+View = Callable[[torch.Tensor], torch.Tensor]
 
 
 def part_of(load: Load, sizes: Mapping[str, Expr]) -> Part:
     """The part that a load of plain indices and zeros reads: `x[:, :300] @ w` reads 300 columns of x."""
-    shape = shape_function([sizes[ix.dim] if isinstance(ix, Index) else ONE for ix in load.index])
+    shape = shape_function([axis_extent(ix, sizes) for ix in load.index])
 
     def part(x: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
         wanted = shape(syms)
@@ -28,46 +39,134 @@ def part_of(load: Load, sizes: Mapping[str, Expr]) -> Part:
     return part
 
 
-class LibraryStep:
-    """A matrix product that torch's library computes: mm where it is one, else einsum. sizes: of the dims."""
+def operand(m: Matrices, ld: Load, first: Sequence[str], second: Sequence[str]) -> View:
+    """What makes a matrix, or a batch of them, of an operand: axes `first` x `second`."""
+    dims: list[str] = []
+    steps: list[View] = []
+    for ix in ld.index:
+        (d,) = dims_used(ix)
+        if d in m.split and isinstance(ix, Index):
+            steps.append(partial(_unflattened, at=len(dims), inner=m.split[d]))
+            dims += [d, f"{d}.in"]
+        else:
+            dims.append(d)
+    order = [dims.index(d) for d in (*m.batch, *first, *second)]
+    if order == [1, 0]:
+        steps.append(torch.t)
+    elif order != sorted(order):
+        steps.append(partial(torch.permute, dims=order))
+    for at, group in enumerate([*([m.batch] if m.batch else []), first, second]):
+        if not group:
+            steps.append(partial(torch.unsqueeze, dim=at))
+        elif len(group) > 1:
+            steps.append(partial(torch.flatten, start_dim=at, end_dim=at + len(group) - 1))
+    return _composed(steps)
 
-    def __init__(self, c: Compute, sizes: Mapping[str, Expr]):
-        self.compute = c
-        self.name = c.name
-        self.loads = tuple(ld for ld in getattr(c.body, "args", ()) if isinstance(ld, Load))
-        self.reads = tuple(ld.tensor for ld in self.loads)
-        self._parts = tuple(part_of(ld, sizes) for ld in self.loads)
-        letters: dict[str, str] = {}
-        for d in (*c.dims, *c.rdims):
-            letters.setdefault(d, chr(ord("a") + len(letters)))
-        left, right = ("".join(letters[ix.dim] for ix in ld.index if isinstance(ix, Index)) for ld in self.loads)
-        out = "".join(letters[d] for d in c.dims)
-        self.equation = f"{left},{right}->{out}"
-        self._plain = len(left) == len(right) == len(out) == 2
-        # rows of the result come from the first operand, which may be either of the two
-        self._swap = self._plain and out[0] in right
-        first, second = (right, left) if self._swap else (left, right)
-        self._turn = (self._plain and first[0] != out[0], self._plain and second[1] != out[1])
+
+def _unflattened(x: torch.Tensor, *, at: int, inner: int) -> torch.Tensor:
+    return x.unflatten(at, (-1, inner))
+
+
+def _composed(steps: Sequence[View]) -> View:
+    if not steps:
+        return lambda x: x
+    if len(steps) == 1:
+        return steps[0]
+
+    def all_of(x: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return all_of
+
+
+class LibraryStep:
+    """A matrix product, and the bias that is added to it, as one call of torch's library."""
+
+    def __init__(self, call: LibraryCall, p: Program):
+        self.call, self.name = call, call.out
+        m = self.matrices = call.matrices
+        both = (call.a, call.b)
+        self.reads = tuple(ld.tensor for ld in (*both, *([call.bias] if call.bias else [])))
+        self.dtype = call.dtype.torch_dtype
+        self.shape = shape_function([p.sizes[d] for d in call.product.dims])
+        self.results = ((self.name, self.dtype, self.shape),)
+        self._parts = tuple(part_of(ld, p.sizes) for ld in both)
+        views = operand(m, call.a, m.rows, m.depth), operand(m, call.b, m.depth, m.cols)
+        if m.swap:
+            views = operand(m, call.b, m.cols, m.depth), operand(m, call.a, m.depth, m.rows)
+        self._views = views
+        self._bias = None if call.bias is None else self._vector(call.bias, p)
+        self._shaped = not m.plain  # the library's result has not the shape of the step's
+        self._expanded = shape_function(self._axes(p)) if m.order is not None else self.shape
+
+    def _vector(self, bias: Load, p: Program) -> Part:
+        """The bias as a row of what is computed."""
+        m, part = self.matrices, part_of(bias, p.sizes)
+        dims = [ix.dim for ix in bias.index if isinstance(ix, Index)]
+        order = [dims.index(d) for d in m.cols]
+        return part if order == [0] else lambda x, syms: part(x, syms).permute(order).flatten()
+
+    def _axes(self, p: Program) -> list[Expr]:
+        """Extents of batch, rows and columns, each dim by itself."""
+        m = self.matrices
+        out: list[Expr] = []
+        for d in (*m.batch, *m.rows, *m.cols):
+            whole = d.removesuffix(".in")
+            if d != whole:
+                out.append(Const(m.split[whole], DType.I64))
+            else:
+                out.append(p.sizes[d] // Const(m.split[d], DType.I64) if d in m.split else p.sizes[d])
+        return out
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        a, b = (part(tensors[t], syms) for part, t in zip(self._parts, self.reads, strict=True))
-        dtype = self.compute.dtype.torch_dtype
+        """Compute the result; where `tensors` has one, into that."""
+        reads, parts = self.reads, self._parts
+        a, b = parts[0](tensors[reads[0]], syms), parts[1](tensors[reads[1]], syms)
+        if self.matrices.swap:
+            a, b = b, a
+        x, y = self._views[0](a), self._views[1](b)
+        bias = None if self._bias is None else self._bias(tensors[reads[2]], syms)
         target = tensors.get(self.name)
-        if self._plain and a.dtype is b.dtype is dtype:
-            if self._swap:
-                a, b = b, a
-            x, y = a.T if self._turn[0] else a, b.T if self._turn[1] else b
-            if target is None:
-                tensors[self.name] = torch.mm(x, y)
-            else:
-                torch.mm(x, y, out=target)
+        if target is not None and not self._shaped and x.dtype is y.dtype is self.dtype:
+            self._into(target, x, y, bias)
             return
-        kind = torch.promote_types(torch.promote_types(a.dtype, b.dtype), dtype)
-        out = torch.einsum(self.equation, a.to(kind), b.to(kind)).to(dtype)
+        out = self._product(x, y, bias)
+        if self._shaped:
+            out = out.view(self._expanded(syms))
+            if self.matrices.order is not None:
+                out = out.permute(self.matrices.order).reshape(self.shape(syms)).contiguous()
         if target is None:
-            tensors[self.name] = out.contiguous()  # einsum may return a permuted view; others count on row-major
+            tensors[self.name] = out
         else:
             target.copy_(out)
+
+    def _into(self, target: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
+        if bias is not None:
+            torch.addmm(bias, x, y, out=target)
+        elif self.matrices.batch:
+            torch.bmm(x, y, out=target)
+        else:
+            torch.mm(x, y, out=target)
+
+    def _product(self, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Row-major. Operands of 16 bits and a float32 result: their products are summed in float32 anyway."""
+        dtype = self.dtype
+        if x.dtype is not dtype or y.dtype is not dtype:
+            if x.is_cuda and x.dtype is y.dtype and x.dtype.itemsize == 2 and dtype is torch.float32:
+                multiply = torch.bmm if self.matrices.batch else torch.mm
+                return multiply(x, y, out_dtype=dtype)
+            kind = torch.promote_types(torch.promote_types(x.dtype, y.dtype), dtype)
+            x, y = x.to(kind), y.to(kind)
+        if bias is not None:
+            return torch.addmm(bias, x, y)
+        out = torch.bmm(x, y) if self.matrices.batch else torch.mm(x, y)
+        return out if out.dtype is dtype else out.to(dtype)
+
+    def code(self, units: Mapping[str, int | None]) -> Code:
+        """There is none of ours."""
+        return LIBRARY
 
 
 class ScaledStep:
@@ -77,6 +176,7 @@ class ScaledStep:
         self.scaled = scaled
         self.name = scaled.out
         self.reads = (scaled.a, scaled.b, scaled.rows, scaled.columns)
+        self.results = ((self.name, scaled.dtype.torch_dtype, shape_function(p.shape_of(scaled.out))),)
         both = [ld for c in p.body if c.name in (scaled.product, scaled.out) for ld in loads(c.body)]
         self._parts = tuple(part_of(next(ld for ld in both if ld.tensor == t), p.sizes) for t in self.reads)
 
@@ -96,3 +196,7 @@ class ScaledStep:
             tensors[self.name] = out
         else:
             target.copy_(out)
+
+    def code(self, units: Mapping[str, int | None]) -> Code:
+        """There is none of ours."""
+        return LIBRARY

@@ -15,12 +15,12 @@ import torch
 
 from tilefold.block.fuse import FusedKernel, prepare
 from tilefold.errors import TilefoldError
-from tilefold.pipeline import KernelStep, load_all
 from tilefold.plan.candidates import Kernels
 from tilefold.plan.forms import Form, forms
 from tilefold.plan.hardware import Machine
 from tilefold.plan.machine import this_machine
 from tilefold.plan.search import Shape
+from tilefold.runtime.steps import KernelStep, load_all
 from tilefold.suites.planner_programs import FAMILIES, Family
 from tilefold.suites.planning_time import DECODERS, Planned, first_plan
 from tilefold.suites.timing import interleave

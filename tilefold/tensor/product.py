@@ -9,7 +9,7 @@ What more a place asks for (bare loads, plain indices, no sum over one factor al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
@@ -97,16 +97,33 @@ def product(reducer: str | None, body: Expr, dims: tuple[str, ...], rdims: tuple
     return None
 
 
-def library_product(c: Compute) -> Product | None:
+def library_product(c: Compute, sizes: Mapping[str, Expr]) -> Product | None:
     """The product that a matrix library computes without copying an operand: floats, each axis of both operands another
-    dim. Dot products of rows are products too, but not `is_matrix`."""
+    dim, but that one operand may be shared by heads (`k[h // 4]`) of a known number, a multiple of those that share.
+
+    Dot products of rows are products too, but not `is_matrix`.
+    """
     p = product_of(c)
-    if p is None or p.loads is None or not c.dtype.is_float or not p.whole:
+    if p is None or p.loads is None or not c.dtype.is_float or not p.whole or p.left | p.right != {*c.dims, *c.rdims}:
         return None
+    plain = [all(isinstance(ix, Index) for ix in ld.index) for ld in p.loads]
+    if not any(plain) or any(len(set(map(dims_used, ld.index))) != len(ld.index) for ld in p.loads):
+        return None
+    shared = p.shared
     for ld in p.loads:
-        if not all(isinstance(ix, Index) for ix in ld.index) or len(set(ld.index)) != len(ld.index):
-            return None
-    return p if p.left | p.right == {*c.dims, *c.rdims} else None
+        for ix in ld.index:
+            match ix:
+                case Index():
+                    pass
+                case Call("floordiv", (Index(d), Const(n, DType.I64))) if d in shared and _divides(int(n), sizes[d]):
+                    pass
+                case _:
+                    return None
+    return p
+
+
+def _divides(n: int, extent: Expr) -> bool:
+    return isinstance(extent, Const) and n > 0 and int(extent.value) % n == 0
 
 
 def divided(e: Expr) -> list[tuple[str, int]]:

@@ -27,7 +27,8 @@ from tilefold.block.interp import run
 from tilefold.errors import TilefoldError
 from tilefold.frontend.execute import Runner
 from tilefold.frontend.joint import Captured, capture, in_float64
-from tilefold.pipeline import CompiledProgram, KernelStep, load_all
+from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.steps import KernelStep, load_all
 from tilefold.suites.blocks.case import BlockCase, Outcome
 
 #: Largest error of block programs in float64, relative to the largest element (constants of the graph are f32).

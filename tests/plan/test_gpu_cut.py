@@ -1,0 +1,97 @@
+"""Groups that do not fit a kernel are cut at their cheapest edge; products of the library stay whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilefold.plan.cut import added_bytes, cuts
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.tensor.analysis import Graph
+from tilefold.tensor.text import parse
+
+#: Normalisation, a product with many columns, and the log of the sum of their exponentials.
+HEAD = """
+program head({syms})
+  input x: bf16[{rows}, 256]
+  input w: bf16[256, 4000]
+  dim i = {rows}
+  dim j = 256
+  dim c = 4000
+  q[i]: f32 = sum[j] x[i, j] * x[i, j]
+  n[i, j]: bf16 = x[i, j] * rsqrt(q[i])
+  l[i, c]: f32 = sum[j] n[i, j] * w[j, c]
+  m[i]: f32 = max[c] l[i, c]
+  s[i]: f32 = sum[c] exp(l[i, c] - m[i])
+  y[i]: f32 = log(s[i]) + m[i]
+  return y
+"""
+
+
+def head(rows: str = "512") -> Graph:
+    return Graph.of(parse(HEAD.format(rows=rows, syms="" if rows.isdigit() else rows)))
+
+
+def kernels(rows: str, refused: set[str]) -> list[tuple[str, ...]]:
+    """The groups if no kernel may hold all of `refused`."""
+    text = HEAD.format(rows=rows, syms="" if rows.isdigit() else rows)
+    fused = fuse_for_gpu(parse(text), refuse=lambda k: "no" if refused <= set(k.plan.group.members) else None)
+    return list(dict.fromkeys(k.plan.group.members for k in fused.kernels))
+
+
+def test_the_cheapest_edge_is_the_one_that_fewest_bytes_cross() -> None:
+    g = head()
+    members = tuple(c.name for c in g.program.body)
+    ways = cuts(g, members)
+    assert ways[0] == (members[:-1], ("y",))  # two numbers a row
+    prices = [added_bytes(g, a, b) for a, b in ways]
+    assert prices == sorted(prices) and (members[:2], members[2:]) in ways and (members[:3], members[3:]) in ways
+    assert all(a and b and set(a) | set(b) == set(members) and not set(a) & set(b) for a, b in ways)
+    assert not any(p in b for a, b in ways for m in a for p in g.producers[m])  # nothing runs back
+    assert added_bytes(g, members[:2], members[2:]) == 2 * 512 * 256 * 2  # n is written and read
+    assert added_bytes(g, members[:3], members[3:]) == 2 * 512 * 4000 * 4  # l is
+    assert added_bytes(g, ("q",), members[1:]) == 2 * 512 * 4 + 512 * 256 * 2  # q is, and x is read again
+
+
+def test_a_value_that_is_in_memory_anyway_is_only_read_again() -> None:
+    p = parse(HEAD.format(rows="512", syms="").replace("return y", "return y, n"))
+    g = Graph.of(p)
+    members = tuple(c.name for c in g.program.body)
+    assert added_bytes(g, members[:2], members[2:]) == 512 * 256 * 2
+
+
+@pytest.mark.parametrize("rows", ["512", "n"])
+def test_what_fits_stays_together(rows: str) -> None:
+    whole = kernels(rows, {"nothing"})
+    cut = kernels(rows, {"n", "l"})
+    assert any({"n", "l"} <= set(x) for x in whole)
+    assert not any({"n", "l"} <= set(x) for x in cut)
+    assert any({"q", "n"} <= set(x) for x in cut) and any({"l", "m", "s"} <= set(x) for x in cut)
+
+
+def test_single_operators_are_the_end() -> None:
+    alone = kernels("512", set())
+    assert all(len(x) == 1 for x in alone) and len(alone) == 6
+
+
+PARTIAL = """
+program partial()
+  input x: bf16[8, 64, 32]
+  input g: bf16[8, 64, 16]
+  dim b = 8
+  dim s = 64
+  dim i = 32
+  dim j = 16
+  w[i, j]: bf16 = sum[b, s] x[b, s, i] * g[b, s, j]
+  n[i]: f32 = sum[j] w[i, j] * w[i, j]
+  t[b, i]: f32 = sum[s] x[b, s, i] * n[i]
+  return w, t
+"""
+
+
+def test_products_of_the_library_are_not_split_into_partial_sums() -> None:
+    """t sums over fewer of the axes than w, which t depends on: law split would write a w for each b, rounded."""
+    p = parse(PARTIAL)
+    assert "w_in" in {c.name for c in fuse_for_gpu(p).program.body}
+    whole = fuse_for_gpu(p, calls=(("w",),))
+    assert "w_in" not in {c.name for c in whole.program.body}
+    assert ("w",) in {k.plan.group.members for k in whole.kernels}

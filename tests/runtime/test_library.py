@@ -1,0 +1,136 @@
+"""Products as one call of torch's library: every arrangement of dims against einsum in float64, and the bias."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tilefold.pipeline import compile_program
+from tilefold.plan.library import library_calls
+from tilefold.runtime.library import LibraryStep
+from tilefold.tensor.ir import Program
+from tilefold.tensor.text import parse
+
+EXTENT = {"b": 2, "h": 6, "r": 5, "s": 3, "c": 7, "k": 4, "l": 2}
+
+
+def program(a: str, b: str, out: str, dtype: str = "f32") -> Program:
+    """out = sum of a * b; a dim in capitals is divided by 3 there."""
+    over = [d for d in dict.fromkeys((a + b).lower()) if d not in out]
+
+    def shape(of: str) -> str:
+        return ", ".join(str(EXTENT[d.lower()] // (3 if d.isupper() else 1)) for d in of)
+
+    def index(of: str) -> str:
+        return ", ".join(f"{d.lower()} // 3" if d.isupper() else d for d in of)
+
+    dims = "\n".join(f"  dim {d} = {EXTENT[d]}" for d in dict.fromkeys((a + b).lower()))
+    return parse(
+        f"program p()\n  input a: {dtype}[{shape(a)}]\n  input b: {dtype}[{shape(b)}]\n{dims}\n"
+        f"  y[{', '.join(out)}]: {dtype} = sum[{', '.join(over)}] a[{index(a)}] * b[{index(b)}]\n  return y\n"
+    )
+
+
+def by_einsum(a: str, b: str, out: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    for n, d in enumerate(a):
+        x = x.repeat_interleave(3, n) if d.isupper() else x
+    for n, d in enumerate(b):
+        y = y.repeat_interleave(3, n) if d.isupper() else y
+    return torch.einsum(f"{a.lower()},{b.lower()}->{out}", x.double(), y.double())
+
+
+def step_of(p: Program) -> LibraryStep:
+    q, calls = library_calls(p, [c.name for c in p.body])
+    (call,) = calls.values()
+    return LibraryStep(call, q)
+
+
+CASES = [
+    *itertools.product(("rk", "kr"), ("kc", "ck"), ("rc", "cr")),
+    ("brk", "kc", "brc"), ("brk", "bkc", "brc"), ("brk", "bkc", "bcr"), ("brk", "bkc", "rbc"), ("rbk", "cbk", "bcr"),
+    ("bhrk", "bhck", "bhrc"), ("bhrk", "bhck", "hbcr"), ("rsk", "ck", "rsc"), ("rsk", "ck", "src"),
+    ("rkl", "clk", "rc"),
+    ("hrk", "Hkc", "hrc"), ("bhrk", "bHck", "bhrc"), ("bhrk", "bHck", "brhc"), ("Hkc", "hrk", "hrc"),
+    ("hk", "Hkc", "hc"),
+    ("bhr", "bHrc", "bhc"), ("rk", "k", "r"), ("k", "kc", "c"), ("brk", "bk", "br"), ("bk", "bk", "b"),
+    ("r", "c", "rc"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("a, b, out", CASES)
+def test_every_arrangement(a: str, b: str, out: str) -> None:
+    p = program(a, b, out)
+    step = step_of(p)
+    gen = torch.Generator().manual_seed(0)
+    x, y = (torch.randn([int(e.value) for e in i.shape], generator=gen) for i in p.inputs)  # type: ignore[attr-defined]
+    want = by_einsum(a, b, out, x, y)
+    for left, right in ((x, y), (x.mT.contiguous().mT if x.ndim > 1 else x, y.flip(0).flip(0))):
+        tensors = {"a": left, "b": right}
+        step.run(tensors, {})
+        assert tensors["y"].is_contiguous() and tensors["y"].shape == want.shape
+        torch.testing.assert_close(tensors["y"].double(), want, rtol=1e-5, atol=1e-5)
+    strided = torch.full((*want.shape, 2), 7.0)[..., 0]
+    step.run({"a": x, "b": y, "y": strided}, {})
+    torch.testing.assert_close(strided.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_narrow_operands_are_summed_in_float32() -> None:
+    p = parse(
+        "program p()\n  input a: bf16[5, 300]\n  input b: bf16[300, 7]\n  dim r = 5\n  dim c = 7\n  dim k = 300\n"
+        "  y[r, c]: f32 = sum[k] a[r, k] * b[k, c]\n  return y\n"
+    )
+    x, y = torch.randn(5, 300).bfloat16(), torch.randn(300, 7).bfloat16()
+    tensors = {"a": x, "b": y}
+    step_of(p).run(tensors, {})
+    assert tensors["y"].dtype is torch.float32
+    torch.testing.assert_close(tensors["y"].double(), x.double() @ y.double(), rtol=1e-5, atol=1e-5)
+
+
+BIASED = """
+program biased(n)
+  input x: f32[n, 6]
+  input w: f32[7, 6]
+  input b: f32[7]
+  input z: f32[n, 7]
+  dim i = n
+  dim j = 7
+  dim k = 6
+  m[i, j]: f32 = sum[k] x[i, k] * w[j, k]
+  y[i, j]: f32 = {first}
+  u[i, j]: f32 = {second}
+  return y, u
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "absorbed"),
+    [
+        ("m[i, j] + b[j]", "tanh(y[i, j])", True),
+        ("exp(b[j] + m[i, j])", "tanh(m[i, j] + b[j])", True),
+        ("m[i, j] + b[j] + z[i, j]", "z[i, j]", True),
+        ("m[i, j] + z[i, j]", "z[i, j]", False),  # no vector
+        ("m[i, j] + b[j]", "tanh(m[i, j])", False),  # also read without the bias
+        ("m[i, j] - b[j]", "z[i, j]", False),
+        ("m[i, j] + b[j]", "m[i, j] + z[0, j]", False),  # another bias
+    ],
+)
+def test_a_bias_that_all_readers_add_is_the_library_s(first: str, second: str, absorbed: bool) -> None:
+    p = parse(BIASED.format(first=first, second=second))
+    _, calls = library_calls(p, ["m"])
+    ((members, call),) = calls.items()
+    assert (call.bias is not None) == absorbed == (len(members) == 2)
+    gen = torch.Generator().manual_seed(0)
+    x, w, b, z = (torch.randn(s, generator=gen) for s in ((5, 6), (7, 6), (7,), (5, 7)))
+    md, bd, zd = x.double() @ w.double().T, b.double(), z.double()
+    for goal in ("fast", "greedy"):
+        compiled = compile_program(p, goal=goal, load=False)
+        got = compiled({"x": x, "w": w, "b": b, "z": z}, {"n": 5})
+        names = {"m[i, j]": "md", "b[j]": "bd", "z[i, j]": "zd", "z[0, j]": "zd[0]", "y[i, j]": "yd"}
+        scope = {"md": md, "bd": bd, "zd": zd, "exp": torch.exp, "tanh": torch.tanh}
+        for name, text in (("y", first), ("u", second)):
+            for old, new in names.items():
+                text = text.replace(old, new)
+            scope[f"{name}d"] = eval(text, scope)
+            torch.testing.assert_close(got[name].double(), scope[f"{name}d"], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,50 @@
+"""A compiled program: its steps in order, and everything that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from tilefold.block.fuse import Fused
+from tilefold.plan.planner import Plan
+from tilefold.runtime.gpu_program import GpuProgram
+from tilefold.runtime.steps import Step
+from tilefold.tensor.ir import Program
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned.
+
+    `whole`: the steps for `frontend.direct`, which runs them with less work for Python.
+    """
+
+    program: Program
+    fused: Fused
+    steps: tuple[Step, ...]
+    plan: Plan | None = None
+    whole: GpuProgram | None = None
+    _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for at, s in enumerate(self.steps):
+            self._last_use.update(dict.fromkeys(s.reads, at))
+        for name in (*self.program.outputs, *(i.name for i in self.program.inputs)):
+            self._last_use.pop(name, None)
+
+    def __call__(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        syms: Mapping[str, int],
+        out: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Outputs by name. `out` gives tensors (any strides) that named results are written into."""
+        tensors = {**inputs, **(out or {})}
+        for at, s in enumerate(self.steps):
+            s.run(tensors, syms)
+            for t in s.reads:
+                if self._last_use.get(t) == at:
+                    tensors.pop(t, None)
+        return {name: tensors[name] for name in self.program.outputs}

@@ -1,0 +1,217 @@
+"""What a compiled program runs, one after the other: the protocol of a step, and the steps that are kernels of ours.
+
+A step reads tensors by the program's names and adds its results under theirs. Kernels are compiled under canonical
+names: equal layers of a model share one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import torch
+
+from tilefold.backends.cpp.render import render
+from tilefold.backends.triton.launch import TritonKernel, Variant
+from tilefold.block.canonical import canonical
+from tilefold.block.fuse import FusedKernel
+from tilefold.block.interchange import interchanged
+from tilefold.block.ir import Block
+from tilefold.block.text import show as show_block
+from tilefold.errors import BackendError
+from tilefold.plan.gpu import Given, Refuse
+from tilefold.runtime.executor import load_kernel
+from tilefold.runtime.gpu_configs import chooser
+from tilefold.runtime.gpu_program import Launch
+from tilefold.runtime.tuner.compiler import usual_units
+from tilefold.tensor.sizes import TYPICAL_EXTENT, Shape, shape_function
+from tilefold.tile import ir as tile
+from tilefold.tile.layout import unit_axis
+from tilefold.tile.lower import LowerOptions, lower
+from tilefold.tile.text import show
+from tilefold.tile.verify import verify as verify_tile
+
+#: Name, dtype and shape of what a step makes.
+Result = tuple[str, torch.dtype, Shape]
+#: Axis of stride 1 of each tensor that a kernel reads; None where there is none, or it is not known.
+Units = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What was generated for a step: grid and tile kernel in text form, source; empty for a library call."""
+
+    grid: str = ""
+    tile: str = ""
+    source: str = ""
+    library: bool = False
+
+
+#: Of what a library computes.
+LIBRARY = Code(library=True)
+
+
+class Step(Protocol):
+    """One call of a compiled program. `reads`: tensors by name; `results`: what it adds to them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+    @property
+    def results(self) -> tuple[Result, ...]: ...
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        """Add the results; where `tensors` has one already (any strides), it is written into that."""
+
+    def code(self, units: Mapping[str, int | None]) -> Code:
+        """What runs, for the axes of stride 1 of these tensors (others: the last)."""
+
+
+class FusedStep:
+    """What kernels of all devices have in common: the fused block program, its canonical names, its results.
+
+    order: of the parallel loops by canonical dim, outermost first, where the planner chose it.
+    """
+
+    def __init__(self, fused: FusedKernel, order: Sequence[str] = ()):
+        self.fused = fused
+        self.canonical = canonical(fused.block)
+        if order:
+            self.canonical = replace(self.canonical, block=interchanged(self.canonical.block, order))
+        block, named = self.canonical.block, self.canonical.tensors
+        self.name = fused.block.name
+        self.reads = tuple(named[i.name] for i in block.inputs)
+        self.results: tuple[Result, ...] = tuple(
+            (named[r.name], r.dtype.torch_dtype, shape_function([fused.block.sizes[d] for d in dims]))
+            for r, dims in zip(block.results, [r.dims for r in fused.block.results], strict=True)
+        )
+        self._tensors = tuple(named.items())
+        self._syms = tuple(self.canonical.syms.items())
+
+    def usual_units(self) -> Units:
+        """Every input with its last axis contiguous."""
+        return tuple(len(i.shape) - 1 if i.shape else None for i in self.canonical.block.inputs)
+
+    def _units(self, known: Mapping[str, int | None]) -> Units:
+        return tuple(known.get(t, usual) for t, usual in zip(self.reads, self.usual_units(), strict=True))
+
+
+class KernelStep(FusedStep):
+    """A kernel of the CPU, lowered and loaded once per pattern of unit strides. tiles: by canonical dim, if chosen."""
+
+    def __init__(self, fused: FusedKernel, tiles: Mapping[str, int] | None = None, order: Sequence[str] = ()):
+        super().__init__(fused, order)
+        self.tiles = tiles
+        self._loaded: dict[Units, Callable[..., None]] = {}
+        self.kernels: dict[Units, tile.Kernel] = {}
+
+    def kernel(self, units: Units | None = None) -> tile.Kernel:
+        """The tile kernel for the axes of stride 1 of `reads` (default: each last axis)."""
+        units = self.usual_units() if units is None else units
+        found = self.kernels.get(units)
+        if found is None:
+            block = self.canonical.block
+            unit = dict(zip((i.name for i in block.inputs), units, strict=True))
+            options = LowerOptions(unit=unit, tiles=self.tiles)
+            found = self.kernels[units] = verify_tile(lower(block, options))
+        return found
+
+    def load(self, units: Units | None = None) -> Callable[..., None]:
+        """Compile (or find in the cache) the kernel for these unit axes."""
+        units = self.usual_units() if units is None else units
+        launch = self._loaded.get(units)
+        if launch is None:
+            launch = self._loaded[units] = load_kernel(self.kernel(units))
+        return launch
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        """See `Step`."""
+        units = tuple([unit_axis(tensors[t]) for t in self.reads])
+        launch = self._loaded.get(units) or self.load(units)
+        for name, dtype, shape in self.results:
+            if name not in tensors:
+                tensors[name] = torch.empty(shape(syms), dtype=dtype)
+        launch({new: tensors[old] for new, old in self._tensors}, {new: syms[old] for new, old in self._syms})
+
+    def code(self, units: Mapping[str, int | None]) -> Code:
+        """The tile kernel and its C++."""
+        kernel = self.kernel(self._units(units))
+        return Code(_grid(kernel), show(kernel), render(kernel))
+
+
+_kernels: WeakValueDictionary[tuple[str, Given | None, bool], TritonKernel] = WeakValueDictionary()
+
+
+def triton_kernel(block: Block, given: Given | None = None, *, interpreted: bool = False) -> TritonKernel:
+    """The kernel of a block program; equal ones (the layers of a model) are one, rendered and compiled once."""
+    key = (show_block(block), given, interpreted)
+    found = _kernels.get(key)
+    if found is None:
+        found = _kernels[key] = TritonKernel(block, chooser(given), interpreted=interpreted)
+    return found
+
+
+def usual_variant(k: TritonKernel, units: Units | None = None) -> Variant | str:
+    """The rendering for typical values of symbols, and these unit axes of inputs (default: the last); or why not."""
+    usual = usual_units(k.block)
+    units = usual if units is None else (*units, *usual[len(units) :])
+    try:
+        return k.variant(units, k.sizes(dict.fromkeys(k.block.syms, TYPICAL_EXTENT)))
+    except BackendError as err:
+        return err.message
+
+
+def refuser(given: Given | None, *, interpreted: bool) -> tuple[Refuse, list[TritonKernel]]:
+    """What says why a kernel cannot be rendered; and the kernels it looked at, which live as long as the list."""
+    looked_at: list[TritonKernel] = []
+
+    def refuse(k: FusedKernel) -> str | None:
+        looked_at.append(triton_kernel(canonical(k.block).block, given, interpreted=interpreted))
+        found = usual_variant(looked_at[-1])
+        return found if isinstance(found, str) else None
+
+    return refuse, looked_at
+
+
+class GpuStep(FusedStep):
+    """A kernel of a CUDA device: `backends.triton` chooses tiles and compiles a shape at a time."""
+
+    def __init__(self, fused: FusedKernel, given: Given | None = None, *, interpreted: bool = False):
+        super().__init__(fused)
+        self.triton = triton_kernel(self.canonical.block, given, interpreted=interpreted)
+
+    def launch(self) -> Launch:
+        """The kernel with the program's names of its tensors."""
+        syms = tuple((new, old) for new, old in self._syms)
+        return Launch(self.triton, tuple(old for _, old in self._tensors), syms, self.results)
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        """See `Step`."""
+        device = tensors[self.reads[0]].device if self.reads else next(iter(tensors.values())).device
+        for name, dtype, shape in self.results:
+            if name not in tensors:
+                tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
+        self.triton.launch([tensors[old] for _, old in self._tensors], {new: syms[old] for new, old in self._syms})
+
+    def code(self, units: Mapping[str, int | None]) -> Code:
+        """The tile kernel and its Triton, for typical values of symbols; why there is none where it is refused."""
+        v = usual_variant(self.triton, self._units(units))
+        return (
+            Code(source=f"# {v}\n") if isinstance(v, str) else Code(_grid(v.kernel), show(v.kernel), v.rendered.source)
+        )
+
+
+def _grid(kernel: tile.Kernel) -> str:
+    return " ".join(f"{t.dim}:{t.tile}" for t in kernel.grid)
+
+
+def load_all(steps: Sequence[KernelStep]) -> None:
+    """Compile kernels side by side (the compiler runs in processes of its own), equal ones once."""
+    first = {show(s.kernel()): s for s in reversed(steps)}
+    with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as pool:
+        list(pool.map(KernelStep.load, first.values()))
