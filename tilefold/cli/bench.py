@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, get_args
 
 import torch
@@ -20,6 +21,8 @@ from tilefold.suites.gpu.bars import judge_all, judge_startup
 from tilefold.suites.gpu.cases import SUITES
 from tilefold.suites.gpu.results import Results, load_all
 from tilefold.suites.gpu.worker import Job, Study
+from tilefold.suites.models import all as models
+from tilefold.suites.models import report as models_report
 from tilefold.suites.page import write_part
 from tilefold.suites.programs import report as programs_report
 from tilefold.suites.programs import run as programs
@@ -28,13 +31,18 @@ from tilefold.suites.programs.program import SUITE
 _GPU, _PROGRAMS = "GPU suites", "programs"
 #: Rounds and seconds of a repetition of a program: there are hundreds of them.
 PROGRAM_ROUNDS, PROGRAM_SECONDS = 30, 0.05
+#: Suites that many workers measure: rows that a process takes on, and the report.
+_TEAMS: dict[str, tuple[int, ModuleType]] = {
+    SUITE: (programs.SHARE, programs_report),
+    models.SUITE: (1, models_report),
+}
 #: A file a device.
 RESULTS = Path("bench/results")
 
 
 def bench(
     suite: Annotated[
-        str, typer.Argument(help="cpu, planner, programs, redfuser, neptune, or page: what was measured")
+        str, typer.Argument(help="cpu, planner, programs, models, redfuser, neptune, or page: what was measured")
     ] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
     budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
@@ -57,6 +65,7 @@ def bench(
     classes: Annotated[
         str | None, typer.Option(help="as norms,cnns; without it all", rich_help_panel=_PROGRAMS)
     ] = None,
+    modes: Annotated[str | None, typer.Option(help="infer, train (models)", rich_help_panel=_PROGRAMS)] = None,
     workers: Annotated[
         int, typer.Option(help="processes that compile at once; one core each", min=1, rich_help_panel=_PROGRAMS)
     ] = 4,
@@ -75,13 +84,13 @@ def bench(
     if suite == "page":
         _page(json, docs)
         return
-    if suite == SUITE:
+    if suite in _TEAMS:
         chosen = Job(
-            suite=SUITE,
+            suite=suite,
             results="",
             status="",
             device=device,
-            rows=(*(_names(classes) or ()), *(_names(rows) or ())) or None,
+            rows=_chosen(_names(classes), _names(modes), _names(rows)),
             small=small,
             cache="hot" if hot else "cold",
             only=_names(peers),
@@ -144,19 +153,28 @@ def _programs(job: Job, json: Path | None, docs: Path | None, workers: int, resu
     """Programs in classes, many workers at once; the table, as text, goes beside the JSON."""
     with friendly():
         _checked_device(job.device)
-        path = json or RESULTS / SUITE / _results_path(job.device).name
+        path = json or RESULTS / job.suite / _results_path(job.device).name
+        share, report_ = _TEAMS[job.suite]
         job = replace(job, results=str(path))
         with console.status("starting") as status:
-            results = programs.run(job, workers=workers, resume=resume, progress=_progress(status), commit=commit)
-        path.with_suffix(".txt").write_text(programs_report.plain(results), encoding="utf-8")
+            results = programs.run(
+                job, workers=workers, share=share, resume=resume, progress=_progress(status), commit=commit
+            )
+        text = report_.plain(results)
+        path.with_suffix(".txt").write_text(text, encoding="utf-8")
         if docs is not None:
-            write_part(docs, "programs", programs_report.markdown(results))
-    if console.is_terminal:
-        for table in programs_report.tables(results):
-            console.print(table)
-    else:
-        console.print(programs_report.plain(results), markup=False, highlight=False, soft_wrap=True)
+            write_part(docs, job.suite, report_.markdown(results))
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"written: {path}")
+
+
+def _chosen(
+    classes: tuple[str, ...] | None, modes: tuple[str, ...] | None, rows: tuple[str, ...] | None
+) -> tuple[str, ...] | None:
+    """Patterns of rows: classes and names beside each other, names of models in the modes asked for; None: all."""
+    if modes is not None and rows is not None:
+        return tuple(f"{row} {mode}" for row in rows for mode in modes)
+    return (*(classes or ()), *(modes or ()), *(rows or ())) or None
 
 
 def _page(json: Path | None, docs: Path | None) -> None:

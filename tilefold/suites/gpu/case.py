@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tilefold.frontend.hostile import Args
 from tilefold.suites.case import Maker
 
-Suite = Literal["redfuser", "neptune", "programs"]
+Suite = Literal["redfuser", "neptune", "programs", "models"]
 #: Which matrix product rate bounds the operator's arithmetic; "" where none does.
 Peak = Literal["f16", "f8", ""]
 #: Elements (scores, or of an input) that a part has at most: its float64 reference then fits a GPU's memory.
@@ -69,7 +69,9 @@ class GpuCase:
     `parts` are what results are compared with float64 on: the whole, or slices of it where that would not
     fit. `peers` are names of `suites.gpu.peers`. `length`: the x of plots. `planned`: compiled as
     torch.compile(backend="tilefold") does, which may leave a product to the library. `work`: None where nobody
-    counted it. `module`: makes what is called, in place of `fn` (see `placed`).
+    counted it. `module`: makes what is called, in place of `fn` (see `placed`); `exact` prepares a copy of it for
+    float64. `steps`: plain calls and the host's part of them are timed as well, of contenders that are wrong too.
+    `train`: the module gives a loss; a call includes the backward and gives the gradients as well.
     """
 
     suite: Suite
@@ -85,14 +87,17 @@ class GpuCase:
     planned: bool = False
     attention: Attention | None = None
     module: Callable[[], nn.Module] | None = None
+    exact: Callable[[nn.Module], None] | None = None
+    steps: bool = False
+    train: bool = False
 
     def placed(self, device: torch.device | str, seed: int = 0) -> GpuCase:
-        """With its module, where it is one, made on the device with random parameters, for inference."""
+        """With its module, where it is one, made on the device with random parameters."""
         if self.module is None:
             return self
         with torch.device(device), torch.random.fork_rng(_others(device)):
             torch.manual_seed(seed)
-            return replace(self, fn=self.module().eval(), module=None)
+            return replace(self, fn=self.module().train(self.train), module=None)
 
     def args(self, device: torch.device | str = "cpu", seed: int = 0) -> Args:
         """Random arguments on the device."""

@@ -8,6 +8,8 @@ from fnmatch import fnmatch
 from tilefold.errors import TilefoldError
 from tilefold.suites.gpu import neptune, redfuser
 from tilefold.suites.gpu.case import GpuCase
+from tilefold.suites.models.all import SUITE as MODELS
+from tilefold.suites.models.all import rows
 from tilefold.suites.programs.all import PROGRAMS
 from tilefold.suites.programs.program import SUITE
 
@@ -15,11 +17,13 @@ SUITES: dict[str, tuple[GpuCase, ...]] = {
     "redfuser": redfuser.ROWS,
     "neptune": neptune.ROWS,
     SUITE: tuple(p.case() for p in PROGRAMS),
+    MODELS: rows(),
 }
 SMALL: dict[str, tuple[GpuCase, ...]] = {
     "redfuser": redfuser.SMALL,
     "neptune": neptune.SMALL,
     SUITE: tuple(p.case(small=True) for p in PROGRAMS),
+    MODELS: rows(small=True),
 }
 
 

@@ -30,6 +30,7 @@ WARMUP, CHUNK, LEAST_ROUNDS = 3, 10, 10
 _KERNEL_NODE = 0
 #: Calls of a contender that is timed outside the rounds.
 APART_CALLS = 3
+HOST_CALLS = 10
 
 
 class Timer(Protocol):
@@ -54,6 +55,10 @@ class Timer(Protocol):
 
     def apart(self, call: Thunk) -> float:
         """Median seconds of a few plain calls, for a contender that is too slow or too large for the rounds."""
+        ...
+
+    def host(self, call: Thunk) -> float:
+        """Median seconds until a plain call returns, nothing being queued before it."""
         ...
 
     def rounds(self, calls: Mapping[str, Thunk], *, most: int, budget: float) -> dict[str, Series]:
@@ -120,6 +125,16 @@ class CudaTimer:
 
     def apart(self, call: Thunk) -> float:
         return statistics.median(self._turn({"": call})[""] for _ in range(APART_CALLS))
+
+    def host(self, call: Thunk) -> float:
+        seconds = []
+        for _ in range(HOST_CALLS):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - begin)
+        torch.cuda.synchronize()
+        return statistics.median(seconds)
 
     def rounds(self, calls: Mapping[str, Thunk], *, most: int, budget: float) -> dict[str, Series]:
         seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -190,6 +205,9 @@ class CpuTimer:
 
     def apart(self, call: Thunk) -> float:
         return statistics.median(self.once(call) for _ in range(APART_CALLS))
+
+    def host(self, call: Thunk) -> float:
+        return math.nan
 
     def rounds(self, calls: Mapping[str, Thunk], *, most: int, budget: float) -> dict[str, Series]:
         return interleave(calls, budget=budget, rounds=most)

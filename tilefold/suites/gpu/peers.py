@@ -28,17 +28,22 @@ from tilefold.suites.gpu.operators import quantise
 
 OURS = "tilefold"
 AUTOTUNED = "compile-max"
+#: torch.compile with CUDA graphs (mode "reduce-overhead").
+GRAPHED = "compile-cg"
 Kind = Literal["ours", "peer", "floor"]
 Call = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`build` may compile; what it returns takes the row's arguments."""
+    """`build` may compile; what it returns takes the row's arguments. `graphs`: it replays CUDA graphs of its own, in
+    which it can be timed by plain calls alone.
+    """
 
     name: str
     kind: Kind
     build: Callable[[GpuCase, Args], Call]
+    graphs: bool = False
 
 
 def contenders(case: GpuCase, *, only: frozenset[str] | None = None, autotune: bool = False) -> tuple[Peer, ...]:
@@ -57,6 +62,16 @@ def _eager(case: GpuCase, args: Args) -> Call:
 
 def _compiled(mode: str | None, case: GpuCase, args: Args) -> Call:
     return torch.compile(own_copy(case.fn), dynamic=False, mode=mode)
+
+
+def _graphed(case: GpuCase, args: Args) -> Call:
+    run = _compiled("reduce-overhead", case, args)
+
+    def call(*given: Tensor) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return run(*given)
+
+    return call
 
 
 def _sdpa(kind: SDPBackend, case: GpuCase, args: Args) -> Call:
@@ -154,6 +169,7 @@ PEERS: Mapping[str, Peer] = {
         Peer("eager", "peer", _eager),
         Peer("compile", "peer", partial(_compiled, None)),
         Peer(AUTOTUNED, "peer", partial(_compiled, "max-autotune-no-cudagraphs")),
+        Peer(GRAPHED, "peer", _graphed, graphs=True),
         Peer("cudnn", "peer", partial(_sdpa, SDPBackend.CUDNN_ATTENTION)),
         Peer("flash", "peer", partial(_sdpa, SDPBackend.FLASH_ATTENTION)),
         Peer("flex", "peer", _flex),

@@ -25,7 +25,8 @@ class Record:
     Tilefold is faster. `error` and `eager_error` are relative to float64, on the same parts. `first_call`:
     seconds until the first result, compilation included; `first_cpu`: of the processor, of this process and of
     those that it waited for, meanwhile. `peak_bytes`: allocated by a call at most; `kernels`: launches in its graph
-    (NaN where it has none). `why`: what went wrong, "" if nothing did.
+    (NaN where it has none). `step_us`: of a plain call, `host_us`: until it returns, where that is asked for.
+    `why`: what went wrong, "" if nothing did.
     """
 
     suite: str
@@ -49,6 +50,8 @@ class Record:
     first_cpu: float = math.nan
     peak_bytes: float = math.nan
     kernels: float = math.nan
+    step_us: float = math.nan
+    host_us: float = math.nan
     how: str = ""
     why: str = ""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tilefold.errors import TilefoldError
@@ -37,6 +38,9 @@ REPEATS = 2
 PEER_FACTOR = 16.0
 #: A contender slower than this, or that allocates more than this part of the memory, is timed outside the rounds.
 SLOW_SECONDS, LARGE_SHARE = 0.05, 0.2
+SLOW_TRIES = 3
+#: Relative error of eager's above which a gradient says nothing.
+HOPELESS = 0.5
 #: What a contender may raise while it is built, run or captured; anything else ends the process, which the
 #: supervisor notes and survives.
 FAILURES = (
@@ -157,12 +161,44 @@ def blank_record(case: GpuCase, peer: Peer, floor_us: float = math.nan, bound_by
 
 def _references(case: GpuCase, args: Args) -> tuple[_Reference, ...]:
     found = []
-    # operators that check their operands' dtypes against each other want parameters widened beforehand
-    fn = copy.deepcopy(case.fn).double() if isinstance(case.fn, nn.Module) else case.fn
     for part in case.parts(args):
-        exact = reference(fn, part.args)
-        found.append(_Reference(part, exact, tuple(tree_leaves(case.fn(*part.args)))))
+        own = tree_leaves(_called(case, case.fn)(*part.args))
+        found.append(_Reference(part, _exact(case, part), tuple(own)))
     return tuple(found)
+
+
+def _exact(case: GpuCase, part: Part) -> Exact:
+    """The part in float64; training, whose gradients a dispatch mode would not see, by widened parameters alone."""
+    if not isinstance(case.fn, nn.Module):
+        return reference(case.fn, part.args)
+    # operators that check their operands' dtypes against each other want parameters widened beforehand
+    module = copy.deepcopy(case.fn).double()
+    if case.exact is not None:
+        case.exact(module)
+    if not case.train:
+        return reference(module, part.args)
+    wide = (a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in part.args)
+    return Exact(_called(case, module)(*wide), ())
+
+
+def _called(case: GpuCase, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What a row's call is where `fn` is its function, or a copy of it."""
+    return training_step(fn, fn) if case.train else fn
+
+
+def training_step(run: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """Calls `run`, which gives a loss of the module's parameters, and its backward; gives both."""
+    parameters = tuple(module.parameters())
+
+    def step(*args: Any) -> tuple[torch.Tensor, ...]:
+        for p in parameters:
+            p.grad = None
+        with torch.enable_grad():
+            loss = run(*args)
+            loss.backward()
+        return loss.detach(), *(p.grad for p in parameters if p.grad is not None)
+
+    return step
 
 
 def _prepare(
@@ -179,23 +215,29 @@ def _prepare(
     entry = _Entry(blank)
     try:
         tell(peer.name, "compiling")
-        made = peer.build(case, args)
+        built = peer.build(case, args)
+        made = training_step(built, case.fn) if case.train else built
         results: list[Any] = []
         cpu = _processor_seconds()
         first = timer.once(lambda: results.append(made(*args)))
         entry.record = replace(entry.record, first_call=first, first_cpu=_processor_seconds() - cpu)
         tell(peer.name, "checking")
         if peer.kind != "floor":
-            worst = _checked(peer, references, results.pop())
+            worst = _checked(peer, references, results.pop(), hopeless=case.train)
             entry.record = replace(entry.record, error=worst.max_rel_err, eager_error=worst.eager_rel_err)
             if not worst.ok:
                 why = f"wrong: {worst.why} (error {worst.max_rel_err:.1e}, bound {worst.bound:.1e})"
                 entry.record = replace(entry.record, why=why)
-                return entry
+                if not case.steps:
+                    return entry
         results.clear()
         entry.call = lambda: made(*args)
         tell(peer.name, "capturing")
-        _make_ready(entry, timer, alone)
+        _make_ready(entry, timer, alone, captured=not peer.graphs)
+        if case.steps:
+            with alone():
+                step, host = timer.apart(entry.call), timer.host(entry.call)
+            entry.record = replace(entry.record, step_us=1e6 * step, host_us=1e6 * host)
     except FAILURES as error:
         entry.record = replace(entry.record, why=first_line(error))
         entry.call = None
@@ -204,12 +246,17 @@ def _prepare(
     return entry
 
 
-def _make_ready(entry: _Entry, timer: Timer, alone: Alone) -> None:
+def _make_ready(entry: _Entry, timer: Timer, alone: Alone, *, captured: bool = True) -> None:
     """Captured; or timed by plain calls where it is slow, large, or cannot be captured."""
     assert entry.call is not None
     peak = timer.peak(entry.call)
     entry.record = replace(entry.record, peak_bytes=float(peak))
-    if peak > LARGE_SHARE * timer.memory() or timer.once(entry.call) > SLOW_SECONDS:
+    # a worker that is stopped meanwhile looks slow: once more
+    slow = all(timer.once(entry.call) > SLOW_SECONDS for _ in range(SLOW_TRIES))
+    if not captured:
+        _time_apart(entry, timer, alone, "it has graphs of its own")
+        return
+    if peak > LARGE_SHARE * timer.memory() or slow:
         _time_apart(entry, timer, alone, "slow or large")
         return
     try:
@@ -233,8 +280,11 @@ def _processor_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
-def _checked(peer: Peer, references: Sequence[_Reference], result: Any) -> Comparison:
-    """The worst comparison of all results on all parts."""
+def _checked(peer: Peer, references: Sequence[_Reference], result: Any, *, hopeless: bool = False) -> Comparison:
+    """The worst comparison of all results on all parts.
+
+    hopeless: results of which eager has no digit right, as gradients that cancel to nothing, are left out.
+    """
     factor = FACTOR if peer.kind == "ours" else PEER_FACTOR
     found = []
     if all(_finite(r.exact.result) for r in references) and not _finite(result):
@@ -245,7 +295,9 @@ def _checked(peer: Peer, references: Sequence[_Reference], result: Any) -> Compa
         if len(results) != len(exact):
             return Comparison("", False, math.inf, 0.0, math.inf, 0.0, f"{len(results)} results, not {len(exact)}")
         for y, own, e in zip(results, r.eager, exact, strict=True):
-            found.append(judge(peer.name, y, own, e, factor, r.exact.selections))
+            comparison = judge(peer.name, y, own, e, factor, r.exact.selections)
+            if not (hopeless and comparison.eager_rel_err > HOPELESS):
+                found.append(comparison)
     return max(found, key=lambda c: (not c.ok, c.max_rel_err / c.bound if c.bound else c.max_rel_err))
 
 
@@ -302,6 +354,8 @@ def _with_ratios(records: Sequence[Record]) -> tuple[Record, ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's type and the first line of its message."""
+    """An error's type and the first line of its message; of a backend's failure, those of what failed in it."""
+    if isinstance(error, BackendCompilerFailed):
+        error = error.inner_exception
     text = next((ln.strip() for ln in str(error).splitlines() if ln.strip()), "")
     return f"{type(error).__name__}: {text}"[:300]

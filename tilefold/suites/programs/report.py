@@ -7,10 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from tilefold.suites.gpu.bars import against, geometric_mean
-from tilefold.suites.gpu.peers import OURS
+from tilefold.suites.gpu.peers import GRAPHED, OURS
 from tilefold.suites.gpu.report import grid
 from tilefold.suites.gpu.results import Record, Results
 from tilefold.suites.programs.all import CLASSES, PROGRAMS
@@ -23,11 +21,14 @@ _HEADS = ("program", "class", "us", "Inductor", "eager", "compile s", "peak MB",
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A program's records: Tilefold's, Inductor's (torch.compile, default mode) and eager's; None where unknown."""
+    """A program's records: Tilefold's, Inductor's (torch.compile, default mode), eager's, and Inductor's with CUDA
+    graphs; None where unknown.
+    """
 
     ours: Record | None
     inductor: Record | None
     eager: Record | None
+    graphed: Record | None = None
 
     @property
     def any(self) -> Record:
@@ -37,7 +38,7 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Tilefold is wrong, raises, or takes too long, where eager does not."""
-        return self.ours is None or (not self.ours.microseconds and not _fails(self.eager))
+        return not _fails(self.eager) and (_fails(self.ours) or self.ours is None or bool(self.ours.why))
 
     @property
     def speed(self) -> float:
@@ -59,12 +60,12 @@ def _over(peer: Record | None, ours: Record | None) -> float:
     return against(peer, ours)
 
 
-def outcomes(results: Results) -> list[Outcome]:
-    """Of all programs that the results have: failures, then by speed, the slowest first, then those without one."""
+def outcomes(results: Results, suite: str = SUITE) -> list[Outcome]:
+    """Of a suite's programs that the results have: failures, then by speed, the slowest first, then those without."""
     found = []
-    for row in dict.fromkeys(r.row for r in results.records if r.suite == SUITE):
-        by_name = {r.contender: r for r in results.row(SUITE, row)}
-        found.append(Outcome(by_name.get(OURS), by_name.get("compile"), by_name.get("eager")))
+    for row in dict.fromkeys(r.row for r in results.records if r.suite == suite):
+        by_name = {r.contender: r for r in results.row(suite, row)}
+        found.append(Outcome(*(by_name.get(name) for name in (OURS, "compile", "eager", GRAPHED))))
     return sorted(found, key=lambda o: (not o.failed, math.isnan(o.speed), o.speed if o.speed == o.speed else 0.0))
 
 
@@ -85,11 +86,11 @@ def means(found: Sequence[Outcome]) -> list[tuple[str, ...]]:
                 str(len(mine)),
                 str(sum(o.failed for o in mine)),
                 str(sum(o.lost for o in mine)),
-                _times(geometric_mean(speeds)),
-                _times(min(speeds, default=math.nan)),
-                _times(geometric_mean(eager)),
-                _times(_median([_part(o, "first_cpu") for o in mine])),
-                _times(_median([_part(o, "peak_bytes") for o in mine])),
+                times(geometric_mean(speeds)),
+                times(min(speeds, default=math.nan)),
+                times(geometric_mean(eager)),
+                times(_median([_part(o, "first_cpu") for o in mine])),
+                times(_median([_part(o, "peak_bytes") for o in mine])),
             )
         )
     return lines
@@ -121,17 +122,17 @@ def cells(o: Outcome) -> tuple[str, ...]:
         o.any.row.split(": ", 1)[1],
         o.any.family,
         _us(ours),
-        f"{_us(inductor)} ({_times(o.speed)})",
-        f"{_us(o.eager)} ({_times(_over(o.eager, ours))})",
-        _pair(ours, inductor, "first_cpu", 1.0, ".1f"),
-        _pair(ours, inductor, "peak_bytes", 2.0**-20, ".0f"),
-        _pair(ours, inductor, "kernels", 1.0, ".0f"),
+        f"{_us(inductor)} ({times(o.speed)})",
+        f"{_us(o.eager)} ({times(_over(o.eager, ours))})",
+        pair(ours, inductor, "first_cpu", 1.0, ".1f"),
+        pair(ours, inductor, "peak_bytes", 2.0**-20, ".0f"),
+        pair(ours, inductor, "kernels", 1.0, ".0f"),
         "-" if ours is None or math.isnan(ours.error) else f"{ours.error:.0e} / {ours.eager_error:.0e}",
-        "; ".join(f"{r.contender}: {r.why or r.how}" for r in (ours, inductor, o.eager) if r is not None and _said(r)),
+        "; ".join(f"{r.contender}: {r.why or r.how}" for r in (ours, inductor, o.eager) if r is not None and said(r)),
     )
 
 
-def _said(r: Record) -> bool:
+def said(r: Record) -> bool:
     return bool(r.why) or "outside" in r.how
 
 
@@ -139,39 +140,27 @@ def _us(r: Record | None) -> str:
     return "-" if _fails(r) or r is None else f"{r.best_us:,.1f}"
 
 
-def _pair(a: Record | None, b: Record | None, name: str, scale: float, form: str) -> str:
+def pair(a: Record | None, b: Record | None, name: str, scale: float, form: str) -> str:
     """Tilefold's figure / Inductor's."""
     values = [math.nan if r is None else getattr(r, name) * scale for r in (a, b)]
     return " / ".join("-" if math.isnan(v) else format(v, form) for v in values)
 
 
-def _times(x: float) -> str:
+def times(x: float) -> str:
     return "-" if math.isnan(x) else f"{x:.2f}x"
-
-
-def tables(results: Results) -> list[Table]:
-    """For a terminal."""
-    found = outcomes(results)
-    rows = Table(*_HEADS, title=f"programs, losers first: {_where(results)}", title_justify="left")
-    for o in found:
-        rows.add_row(*(c.replace("[", "\\[") for c in cells(o)), style="red" if o.failed or o.lost else "")
-    averages = Table(*MEAN_HEADS, title="geometric means", title_justify="left")
-    for line in means(found):
-        averages.add_row(*line)
-    return [rows, averages]
 
 
 def plain(results: Results) -> str:
     """Text for a log: the means, then a line a program."""
     found = outcomes(results)
-    lines = [_where(results), " | ".join(MEAN_HEADS), *(" | ".join(m) for m in means(found)), "", " | ".join(_HEADS)]
+    lines = [where(results), " | ".join(MEAN_HEADS), *(" | ".join(m) for m in means(found)), "", " | ".join(_HEADS)]
     return "\n".join([*lines, *(" | ".join(cells(o)) for o in found)]) + "\n"
 
 
-def _where(results: Results) -> str:
+def where(results: Results) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in results.versions.items())
-    said = "; ".join(f"{k}: {v}" for k, v in results.policy.items() if k in ("commit", "table"))
-    return f"{results.device.get('name', 'unknown device')}; {versions}; {said}; {results.date[:10]}"
+    about = "; ".join(f"{k}: {v}" for k, v in results.policy.items() if k in ("commit", "table"))
+    return f"{results.device.get('name', 'unknown device')}; {versions}; {about}; {results.date[:10]}"
 
 
 def markdown(*found: Results) -> str:
@@ -192,6 +181,6 @@ def markdown(*found: Results) -> str:
     ]
     for results in found:
         listed = outcomes(results)
-        lines += [f"### Programs on {results.device.get('name', 'an unknown device')}", "", f"{_where(results)}.", ""]
+        lines += [f"### Programs on {results.device.get('name', 'an unknown device')}", "", f"{where(results)}.", ""]
         lines += [*grid(MEAN_HEADS, means(listed)), "", *grid(_HEADS, [cells(o) for o in listed]), ""]
     return "\n".join(lines)

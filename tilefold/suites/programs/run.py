@@ -35,6 +35,7 @@ def run(
     job: Job,
     *,
     workers: int,
+    share: int = SHARE,
     resume: bool = False,
     progress: Callable[[str], None] | None = None,
     commit: str | None = None,
@@ -42,7 +43,7 @@ def run(
 ) -> Results:
     """Measure the job's programs in shares; `job.results` grows by each. resume: keep the programs that it has.
 
-    `commit`: what is measured, where this is no checkout of git's.
+    `share`: programs that one process takes on. `commit`: what is measured, where this is no checkout of git's.
 
     TilefoldError where no program is chosen, or no worker can begin.
     """
@@ -56,19 +57,19 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         about = {"commit": commit or commit_here(), "table": shipped_table(job.device)}
         team = _Team(job, Path(folder), words, progress or (lambda _: None), about)
-        team.measure(_shares(todo), workers)
+        team.measure(_shares(todo, share), workers)
     if team.failures and not team.grown:
         raise team.failures[0]
     return load(path)
 
 
-def _shares(cases: Sequence[GpuCase]) -> list[tuple[str, ...]]:
+def _shares(cases: Sequence[GpuCase], share: int = SHARE) -> list[tuple[str, ...]]:
     """Names of programs that one process takes on, neighbours apart: the slow ones of a class stand together.
 
     The last classes (networks) take longest and come first.
     """
     names = [c.row for c in reversed(cases)]
-    count = -(-len(names) // SHARE)
+    count = -(-len(names) // share)
     return [tuple(names[n::count]) for n in range(count)]
 
 
