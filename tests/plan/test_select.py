@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -170,9 +171,32 @@ def test_a_producer_after_its_consumer_is_an_error() -> None:
 
 def test_too_many_sets_make_the_kernels_smaller() -> None:
     full, poor = select(chain(9)), select(chain(9, most_sets=20))
+    forced = replace(chain(9), partners=(0,) * 9, most_sets=3)  # kernels that need no search are not counted
+    assert len(select(forced).kernels) == 9
     assert full.exact and not poor.exact
     assert poor.seconds >= full.seconds
     assert is_chain(chain(9).dag, [k.members for k in poor.kernels])
+
+
+def test_independent_work_is_tried_in_one_order() -> None:
+    """Two long chains that meet at the end: a line of ideals for each, not every pair of places in them."""
+    names = [f"{c}{k}" for c in "ab" for k in range(20)] + ["end"]
+    producers = {f"{c}{k}": [f"{c}{k - 1}"] for c in "ab" for k in range(1, 20)} | {"end": ["a19", "b19"]}
+    dag = Dag.of(names, producers)
+    links = tuple(a | b for a, b in zip(dag.preds, dag.succs, strict=True))
+    p = Problem(dag, links, lambda s: 1.0, lambda s: [Variant(1.0)], largest=3)
+    found = select(p)
+    assert found.ideals < 100 and found.seconds == 14.0 and found.exact
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_best_partition_into_small_kernels(seed: int) -> None:
+    """Small kernels wait for few others: most orders are left out."""
+    rng = random.Random(500 + seed)
+    p = random_problem(rng, rng.randint(5, 8))
+    most = rng.randint(1, 3)
+    small = replace(p, bound=lambda s: p.bound(s) if s.bit_count() <= most else None)
+    assert select(replace(p, largest=most)).seconds == pytest.approx(brute_force(small))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -303,7 +303,11 @@ program t(n)
 
 @pytest.mark.parametrize(
     "copy, why",
-    [("y[j, i]: f32 = s[i, 0]", "not every element"), ("y[i, j]: bf16 = s[i, j] + 0.0", "not a copy")],
+    [
+        ("y[j, i]: f32 = s[i, 0]", "not every element"),
+        ("y[i, few]: f32 = s[i, few]", "a slice"),
+        ("y[i, j]: bf16 = s[i, j] + 0.0", "not a copy"),
+    ],
 )
 def test_other_readers_are_not_copies(copy, why):
     p = parse(f"""
@@ -312,6 +316,7 @@ program t(n)
   dim i = n
   dim j = 4
   dim k = 5
+  dim few = 3
   s[i, j]: f32 = sum[k] x[i, j, k]
   {copy}
   return y

@@ -123,20 +123,23 @@ class Builder:
     def _panels(self) -> frozenset[str]:
         """Inner reductions that several loops need: computed once, kept over their whole extent."""
         uses: dict[str, set[int]] = {n: set() for n in self.plan.inner}
+        below: dict[str, frozenset[str]] = {}
         for name in self.members:
             if self._streams(name) and name not in self.to_write:
                 continue
             at = len(self.plan.stages) if self._streams(name) else self.plan.ready[name]
-            for n in self._inner_below(name):
+            for n in self._inner_below(name, below):
                 uses[n].add(at)
         return frozenset(n for n, at in uses.items() if len(at) > 1)
 
-    def _inner_below(self, name: str) -> set[str]:
-        found: set[str] = {name} & self.plan.inner
-        for r in self.g.producers[name]:
-            if r in self.members and self._streams(r):
-                found |= self._inner_below(r)
-        return found
+    def _inner_below(self, name: str, known: dict[str, frozenset[str]]) -> frozenset[str]:
+        """Inner reductions that a member is computed from, by way of what streams. `known`: of members asked before;
+        residual connections give a member exponentially many ways down."""
+        if name not in known:
+            above = [r for r in self.g.producers[name] if r in self.members and self._streams(r)]
+            own = frozenset({name} & self.plan.inner)
+            known[name] = own.union(*(self._inner_below(r, known) for r in above))
+        return known[name]
 
     def _streams(self, name: str) -> bool:
         """Whether a member is computed tile by tile where it is used (a map or an inner reduction)."""

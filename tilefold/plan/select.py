@@ -6,10 +6,12 @@ in one of its variants (snapshots, block shapes), and its length is the kernel's
 cost of a kernel depends on how a cut tensor was blocked by its producer, the state also carries the *shape*
 (any label) of the live cut tensors, and a step pays `transfer` for each tensor that it reads.
 
-Three things keep it small without losing exactness:
+Four things keep it small without losing exactness:
 
 - *Forced kernels.* A node none of whose partners is left can only be a kernel by itself, and where it stands
   in the order costs nothing: it runs at once. (Library calls and weight-gradient sinks have no partners.)
+- *Independent work in one order.* The kernels of a plan can be put in an order in which the first ready node's kernel
+  comes next, or one that it waits for. Others need not be tried there.
 - *Pieces.* Members of a candidate are linked: an edge, or an operand read by both. Unlinked parts of a
   kernel would save one launch and nothing else.
 - *Lazy costs* (as LazySP, Dellin and Srinivasa 2016): a candidate enters with a lower bound; only candidates of
@@ -138,6 +140,7 @@ class _Search:
         self._options: dict[int, tuple[Variant, ...]] = {}
         self._within: dict[int, list[int]] = {}
         self._near: dict[int, tuple[bool, int]] = {}
+        self._feeds: dict[int, int] = {}
         self._build()
 
     def _build(self) -> None:
@@ -160,7 +163,33 @@ class _Search:
         for k in bits(ready):
             if not self.problem.partners[k] & left:
                 return [1 << k]
-        return [s for s in self._grown(ideal, ready) if self._bound(s) is not None]
+        first = ready & -ready
+        soon = first | self._feeding(first)
+        return [s for s in self._grown(ideal, ready) if s & soon and self._looked_at(s)]
+
+    def _feeding(self, first: int) -> int:
+        found = self._feeds.get(first)
+        if found is None:
+            near, fresh = first, first
+            for _ in range(min(self.problem.largest, len(self.dag.names)) - 1):
+                fresh = self._united(self.problem.partners, fresh) & ~near
+                near |= fresh
+            found = self._feeds[first] = self._united(self.above, near)
+        return found
+
+    @staticmethod
+    def _united(masks: Sequence[int], of: int) -> int:
+        out = 0
+        for k in bits(of):
+            out |= masks[k]
+        return out
+
+    def _looked_at(self, s: int) -> bool:
+        """Whether a set is a candidate. Only sets that the search grows count, not forced kernels."""
+        most = self.problem.most_sets
+        if most is not None and s not in self.bounds and len(self.bounds) >= most:
+            raise _TooManySets
+        return self._bound(s) is not None
 
     def _grown(self, ideal: int, ready: int) -> list[int]:
         """Connected sets S such that ideal | S is an ideal.
@@ -228,8 +257,6 @@ class _Search:
 
     def _bound(self, s: int) -> float | None:
         if s not in self.bounds:
-            if self.problem.most_sets is not None and len(self.bounds) >= self.problem.most_sets:
-                raise _TooManySets
             self.bounds[s] = self.problem.bound(s)
         return self.bounds[s]
 

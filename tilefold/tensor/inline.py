@@ -19,6 +19,7 @@ from dataclasses import replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Expr, Index, Load, dims_used, loads, type_of, walk
 from tilefold.tensor.analysis import expr_flops
+from tilefold.tensor.index_simplify import same
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute_map
@@ -113,7 +114,7 @@ def _renames(e: Expr) -> bool:
 def absorb_copies(p: Program) -> Program:
     """An output that only reorders the axes of a result becomes that result, with its dims reordered.
 
-    Side conditions: the copy reads every element once, at plain indices; the result is no output
+    Side conditions: the copy reads every element once (no slice of them), at plain indices; the result is no output
     itself and is stored in the copy's dtype (or read by the copy alone, which then stores for both);
     topk keeps its slot dim last.
     """
@@ -133,6 +134,8 @@ def absorb_copies(p: Program) -> Program:
         order = [i.dim for i in source.index if isinstance(i, Index)]
         places = [order.index(d) for d in c.dims if d in order]
         if len(order) != len(source.index) or len(places) != len(order) or sorted(order) != sorted(c.dims):
+            continue
+        if not all(same(p.sizes[d], n) for d, n in zip(order, p.shape_of(source.tensor), strict=True)):
             continue
         stored = _stored_as(made, source.tensor, c, places, readers)
         if stored is None:
