@@ -22,10 +22,11 @@ from tilefold.errors import PlanError
 from tilefold.plan.gpu import Given
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import gpu_here
-from tilefold.plan.library import LibraryCall, library_call, library_calls, library_products
+from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call, library_calls, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
+from tilefold.runtime.convolution import ConvolutionStep
 from tilefold.runtime.fused_programs import fused_for_gpu
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep, ScaledStep
@@ -108,15 +109,19 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
 
-def _alone_in_library(p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], LibraryCall]) -> list[LibraryStep]:
+def _alone_in_library(
+    p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], LibraryCall | ConvolutionCall]
+) -> list[Step]:
     """The step of a library call, or of a product that ended up alone, which then is one too; none of all else."""
     members = k.plan.group.members
     return _library_step(p, members) if members in calls or len(members) == 1 else []
 
 
-def _library_step(p: Program, members: Sequence[str]) -> list[LibraryStep]:
+def _library_step(p: Program, members: Sequence[str]) -> list[Step]:
     g = Graph.of(p)
     call = library_call(g, g.by_name[members[0]], frozenset(members))
+    if isinstance(call, ConvolutionCall):
+        return [ConvolutionStep(call, p)]
     return [] if call is None else [LibraryStep(call, p)]
 
 

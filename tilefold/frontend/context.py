@@ -68,6 +68,8 @@ class Context:
     base: str = "t"
     origin: str = ""
     loc: SourceLoc | None = None
+    #: Axes of the node's result in memory order, where that is not their own order.
+    order: tuple[int, ...] | None = None
 
     # -- reading FX arguments -------------------------------------------------------------
 
@@ -158,8 +160,13 @@ class Context:
 
     def stored(self, name: str, shape: tuple[Expr, ...], dtype: DType, *, squeeze: bool = True) -> Value:
         """The value held by tensor `name`; results of statements have no axes of extent 1."""
-        kept = [n for n, s in enumerate(shape) if not (squeeze and is_one(s))]
+        kept = self._in_memory(shape) if squeeze else list(range(len(shape)))
         return Value(shape, dtype, lambda at: Load(name, tuple(self.simplify(at[n]) for n in kept)))
+
+    def _in_memory(self, shape: tuple[Expr, ...]) -> list[int]:
+        """Axes that a statement's result of that shape has, the outermost first."""
+        order = self.order if self.order is not None and len(self.order) == len(shape) else range(len(shape))
+        return [n for n in order if not is_one(shape[n])]
 
     def map(self, shape: tuple[Expr, ...], dtype: DType, at: At, name: str = "") -> Value:
         """`out[indices] = at(indices)`; lazy where it loads nothing or only renames a tensor."""
@@ -168,6 +175,14 @@ class Context:
         if _bare(e) or not (tensors_read(e) or _costly(e)):
             return self.lazy(shape, dtype, e, idx)
         return self.emit(shape, dims, dtype, e, None, (), name)
+
+    def tensor(self, v: Value, name: str) -> Value:
+        """A value as a tensor that is read at plain indices, stored if it is not one yet (a library's operand)."""
+        dims, idx = self.indices(v.shape)
+        e = v.at(idx)
+        if isinstance(e, Load) and sorted(i.dim for i in e.index if isinstance(i, Index)) == sorted(dims):
+            return v
+        return self.emit(v.shape, dims, v.dtype, self.typed(e, v.dtype), None, (), name)
 
     def lazy(self, shape: tuple[Expr, ...], dtype: DType, e: Expr, idx: Indices) -> Value:
         """A value recomputed wherever it is used."""
@@ -231,9 +246,11 @@ class Context:
         rdims: tuple[str, ...],
         name: str,
     ) -> Value:
-        """Append a statement with one result."""
+        """Append a statement with one result; `dims`: of its axes that are not of extent 1, in the axes' order."""
         out = self.fresh(name or self.base)
         self.dtypes[out] = dtype
+        places = sorted(self._in_memory(shape))
+        dims = tuple(dims[places.index(n)] for n in self._in_memory(shape))
         self.body.append(Compute(out, dims, dtype, e, reducer, rdims, loc=self.loc, origin=self.origin))
         return self.stored(out, shape, dtype)
 

@@ -109,12 +109,25 @@ def lower_node(ctx: Context, node: torch.fx.Node) -> None:
     ctx.loc = location(node)
     ctx.base = node.name.lstrip("_")
     ctx.origin = str(node.target)
+    ctx.order = _channels_last(node)
     try:
         ctx.values[node] = _lowered(ctx, node)
     except UnsupportedError as err:
         if err.loc is None and ctx.loc is not None:
             raise UnsupportedError(err.message, loc=ctx.loc, hint=err.hint) from None
         raise
+
+
+def _channels_last(node: torch.fx.Node) -> tuple[int, ...] | None:
+    """The axes of an image in memory order, where its channels (axis 1) are contiguous: what is computed stays so."""
+    fake = node.meta.get("val")
+    if not isinstance(fake, torch.Tensor) or fake.layout is not torch.strided or fake.dim() not in (4, 5):
+        return None
+    shape = fx_sizes.shape(fake.shape)
+    order, packed = _memory_order(shape, fx_sizes.shape(fake.stride()))
+    if not packed or order == sorted(order) or order[-1] != 1:
+        return None
+    return (0, *range(2, len(shape)), 1)
 
 
 def _lowered(ctx: Context, node: torch.fx.Node) -> Value | tuple[Value, ...]:
@@ -273,6 +286,7 @@ def _stored(ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBindin
         return stored[key]
     order, packed = _memory_order(shape, strides)
     ctx.loc, ctx.base, ctx.origin = location(node), node.name.lstrip("_"), str(node.target)
+    ctx.order = None
     dims: list[str] = []
     at: list[Expr] = [const(0)] * len(shape)
     for axis in order:

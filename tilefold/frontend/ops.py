@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from tilefold.frontend import ops_contract, ops_create, ops_elementwise, ops_index, ops_norm, ops_reduce, ops_view
+from tilefold.frontend import (
+    ops_contract,
+    ops_create,
+    ops_elementwise,
+    ops_index,
+    ops_norm,
+    ops_pool,
+    ops_reduce,
+    ops_view,
+)
 from tilefold.frontend.ops_elementwise import Lowerer
 
 #: ATen (or prims) overload -> lowering.
@@ -15,6 +24,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **ops_reduce.TABLE,
     **ops_contract.TABLE,
     **ops_norm.TABLE,
+    **ops_pool.TABLE,
     **ops_index.TABLE,
 }
 #: Overloads that only rename elements of their input.

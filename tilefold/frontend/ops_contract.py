@@ -108,7 +108,7 @@ def convolution(ctx: Context, node: torch.fx.Node) -> Value:
     a = attrs(node)
     if a["transposed"]:
         raise UnsupportedError("transposed convolution")
-    x, w = ctx.value(a["input"]), ctx.value(a["weight"])
+    x, w = (ctx.tensor(ctx.value(a[k]), f"{ctx.base}_{k}") for k in ("input", "weight"))
     shape, dtype = meta_of(node)
     rank = len(x.shape) - 2
     if rank < 1:

@@ -12,6 +12,7 @@ import torch
 
 from tilefold.algebra.expr import Const, Expr, call
 from tilefold.errors import UnsupportedError
+from tilefold.frontend import sizes as fx_sizes
 from tilefold.frontend.context import Context, Indices, Value, attrs, broadcast, meta_of, normal_axis
 from tilefold.frontend.ops_elementwise import Lowerer
 from tilefold.tensor.index_simplify import const, divide, is_one, nonnegative, poly, product, same
@@ -22,6 +23,18 @@ prims = torch.ops.prims
 
 def alias(ctx: Context, node: torch.fx.Node) -> Value:
     """The same elements: clone, contiguous, detach, alias."""
+    return ctx.value(node.args[0])
+
+
+def as_strided(ctx: Context, node: torch.fx.Node) -> Value:
+    """The same elements under other strides of axes of extent 1 (an image of one place, said to be channels-last)."""
+    x = node.args[0].meta["val"]  # type: ignore[union-attr]
+    size, strides = node.args[1], node.args[2]
+    offset = node.args[3] if len(node.args) > 3 else None
+    moving = [n for n, e in enumerate(fx_sizes.shape(x.shape)) if not is_one(e)]
+    same_place = offset is None or offset == x.storage_offset()
+    if not same_place or list(size) != list(x.shape) or any(strides[n] != x.stride(n) for n in moving):  # type: ignore
+        raise UnsupportedError("a view by strides")
     return ctx.value(node.args[0])
 
 
@@ -377,6 +390,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     aten.contiguous.default: alias,
     aten.detach.default: alias,
     aten.alias.default: alias,
+    aten.as_strided.default: as_strided,
     aten.lift_fresh_copy.default: alias,
     aten.view.default: reshape,
     aten.reshape.default: reshape,

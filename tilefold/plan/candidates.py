@@ -21,7 +21,7 @@ from tilefold.plan.dag import Dag, bits
 from tilefold.plan.dataflow import MOVE, element_units
 from tilefold.plan.forms import Form, build_form, forms
 from tilefold.plan.hardware import Machine
-from tilefold.plan.library import LibraryCall, library_call
+from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call
 from tilefold.plan.search import Shape, shapes
 from tilefold.plan.select import Problem, Variant
 from tilefold.tensor.analysis import Graph, out_dims
@@ -80,7 +80,7 @@ class Kernels:
         self.graph = Graph.of(p)
         self.syms, self.all_tiles = syms or {}, all_tiles
         self.sizes = extents(p.sizes, self.syms)
-        self.calls: dict[str, LibraryCall] = {}
+        self.calls: dict[str, LibraryCall | ConvolutionCall] = {}
         for c in p.body if library else ():
             call = library_call(self.graph, c, apart)
             self.calls |= {} if call is None else dict.fromkeys(call.members, call)
@@ -257,8 +257,11 @@ class Kernels:
         syms = {new: self.syms[old] for new, old in named.syms.items() if old in self.syms}
         return shapes(named.block, extents(named.block.sizes, syms), self.machine, all_tiles=self.all_tiles)
 
-    def library(self, call: LibraryCall) -> Cost:
-        """A product left to the library."""
+    def library(self, call: LibraryCall | ConvolutionCall) -> Cost:
+        """A product or convolution left to the library."""
+        if isinstance(call, ConvolutionCall):
+            points = prod(self.sizes[d] for d in (*call.compute.dims, *call.compute.rdims))
+            return library_cost(2.0 * points, self.traffic(call.members), call.form.dtype, self.machine)
         p = call.product
         points = prod(self.sizes[d] for d in (*p.dims, *p.rdims))
         dtype = self.program.dtype_of(call.a.tensor)

@@ -18,6 +18,7 @@ from tilefold.block.group import group
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.plan.gpu import ROWS, WIDE, blocks, kept_local, segments
 from tilefold.plan.hardware import H100, Machine
+from tilefold.plan.library import library_convolutions
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
@@ -42,6 +43,7 @@ def gpu_library_products(p: Program, machine: Machine = H100) -> frozenset[str]:
     """Names of the products that the library computes."""
     g = Graph.of(p)
     outside = frozenset(c.name for c in p.body if _of_matrices(g, c) and not _inside_fold(g, c.name))
+    outside |= library_convolutions(p)
     return outside | _of_wide_folds(p, outside, machine)
 
 

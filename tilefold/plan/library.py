@@ -18,6 +18,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loa
 from tilefold.names import free
 from tilefold.plan.hardware import Machine
 from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.convolution import Convolution, convolution
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, library_product, product_of
 
@@ -35,6 +36,22 @@ class LibraryCall:
     product: Product
     matrices: Matrices
     bias: Load | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionCall:
+    """A convolution, which stands for one statement. `form`: what the library has to be told."""
+
+    compute: Compute
+    form: Convolution
+
+    @property
+    def out(self) -> str:
+        return self.compute.name
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return (self.out,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +93,15 @@ class Matrices:
 
 
 def library_products(p: Program, machine: Machine) -> frozenset[str]:
-    """Products that are faster as library calls than inside any fused kernel."""
+    """Products that are faster as library calls than inside any fused kernel, and convolutions."""
     g = Graph.of(p)
-    return frozenset(c.name for c in p.body if library_product(c, p.sizes) is not None and _library_wins(g, c, machine))
+    products = (c for c in p.body if library_product(c, p.sizes) is not None and _library_wins(g, c, machine))
+    return frozenset(c.name for c in products) | library_convolutions(p)
+
+
+def library_convolutions(p: Program) -> frozenset[str]:
+    """Convolutions: a kernel of ours computes one place at a time and reads its window again for each output."""
+    return frozenset(c.name for c in p.body if convolution(c, p) is not None)
 
 
 def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:
@@ -97,14 +120,16 @@ def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:
     return library < flops / machine.gemm_rate(dtype, library=False)
 
 
-def library_calls(p: Program, products: Iterable[str]) -> tuple[Program, dict[tuple[str, ...], LibraryCall]]:
-    """The calls for these products by the statements that they stand for, and the program in which biases are
-    statements of their own."""
+def library_calls(
+    p: Program, products: Iterable[str]
+) -> tuple[Program, dict[tuple[str, ...], LibraryCall | ConvolutionCall]]:
+    """The calls for these products and convolutions by the statements that they stand for, and the program in which
+    biases are statements of their own."""
     wanted = set(products)
     for c in p.body:
         if c.name in wanted:
             p = _with_bias(p, c)
-    found: dict[tuple[str, ...], LibraryCall] = {}
+    found: dict[tuple[str, ...], LibraryCall | ConvolutionCall] = {}
     g = Graph.of(p)
     for c in p.body:
         if c.name in wanted:
@@ -114,12 +139,13 @@ def library_calls(p: Program, products: Iterable[str]) -> tuple[Program, dict[tu
     return p, found
 
 
-def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | None:
-    """The call for a product, and for the bias if its only reader, one of `apart`, adds one; None if c is no product
-    that a library computes."""
+def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | ConvolutionCall | None:
+    """The call for a convolution, or for a product, and for the bias if its only reader, one of `apart`, adds one; None
+    if c is nothing that a library computes."""
     p = library_product(c, g.program.sizes)
     if p is None or p.loads is None:
-        return None
+        form = convolution(c, g.program)
+        return None if form is None else ConvolutionCall(c, form)
     a, b = p.loads
     alone = LibraryCall((c.name,), c.name, c.dtype, a, b, p, Matrices.of(p, a))
     if len(g.consumers[c.name]) != 1 or c.name in g.program.outputs:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Expr, Index, Load, dims_used, loads, type_of, walk
 from tilefold.tensor.analysis import expr_flops
+from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import same
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
@@ -92,6 +93,8 @@ def _held(e: Expr, dtypes: dict[str, DType]) -> DType | None:
 def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter[str], c: Compute) -> bool:
     """Whether substituting map m into c repeats next to nothing."""
     cost = expr_flops(m.body)
+    if is_windowed(c):
+        return _renames(m.body) and _permutes(m)
     if _renames(m.body):
         return True
     lacking = any(set(dims_of(c)) - frozenset().union(*map(dims_used, ld.index)) for ld in at)
@@ -109,6 +112,11 @@ def _renames(e: Expr) -> bool:
     while isinstance(e, Cast):
         e = e.arg
     return isinstance(e, Load)
+
+
+def _permutes(m: Compute) -> bool:
+    """Whether a map that renames only reorders the axes of what it reads."""
+    return all(isinstance(i, Index) for ld in loads(m.body) for i in ld.index) and len(dims_used(m.body)) == len(m.dims)
 
 
 def absorb_copies(p: Program) -> Program:

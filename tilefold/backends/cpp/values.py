@@ -106,12 +106,12 @@ class Values:
         v = Value(f"tf::iota<{t}, {self.lanes}>({t}({dim}))", t, True)
         return self.keep(e, self.level(e), v, f"{dim}_lanes")
 
-    def typed(self, e: Expr, ctype: CType, vec: bool = False) -> str:
-        """Text of `e` converted to `ctype`, as one value a lane if `vec`."""
+    def typed(self, e: Expr, ctype: CType, vec: bool = False, found: Value | None = None) -> str:
+        """Text of `e` converted to `ctype`, as one value a lane if `vec`. `found`: its value, if that is known."""
         if isinstance(e, Const) and ctype in ("float", "double"):
             v = Value(literal(float(e.value), ctype), ctype, False)
         else:
-            v = self.value(e)
+            v = self.value(e) if found is None else found
         return self.convert(v, ctype, vec)
 
     def convert(self, v: Value, ctype: CType, vec: bool) -> str:
@@ -140,7 +140,7 @@ class Values:
                 return Value(text, source, v.vec)
             return Value(f"tf::round_to<{MEMORY[dtype]}>({text})", "int32_t", v.vec)
         ctype: CType = "double" if dtype is DType.F64 else "float"
-        text = self.typed(arg, ctype, v.vec)
+        text = self.typed(arg, ctype, v.vec, v)
         if dtype in (DType.F32, DType.F64):
             return Value(text, ctype, v.vec)
         return Value(f"tf::round_to<{MEMORY[dtype]}>({text})", "float", v.vec)
@@ -149,29 +149,31 @@ class Values:
         if op in ("tile_start", "tile_stop"):
             assert isinstance(args[0], Index)
             return Value(self.facts.ranges[args[0].dim][op == "tile_stop"], "int64_t", False)
-        vec = self.strip is not None and any(self.value(a).vec for a in args)
+        values = [self.value(a) for a in args]  # once: a second time for every level of nesting would be exponential
+        vec = self.strip is not None and any(v.vec for v in values)
         kind = self.operand_type(op, args)
         ctype: CType = _CTYPE.get(kind) or self.facts.int_type(*args, *(() if op in _COMPARE else (e,)))
         result: CType = "bool" if OPS[op].result == "bool" else ctype
         if op == "where":
-            cond = self.value(args[0])
+            cond = values[0]
             test = self.convert(cond, "bool", cond.vec)
-            a, b = (self.typed(x, ctype, vec) for x in args[1:])
+            a, b = (self.typed(x, ctype, vec, v) for x, v in zip(args[1:], values[1:], strict=True))
             return Value(f"tf::select({test}, {a}, {b})" if cond.vec else f"({test} ? {a} : {b})", ctype, vec)
         if op in ("and", "or", "not"):
-            parts = [self.typed(a, "bool", vec) for a in args]
+            parts = [self.typed(a, "bool", vec, v) for a, v in zip(args, values, strict=True)]
             sign = {"and": "&", "or": "|"}.get(op)
             return Value(f"({parts[0]} {sign} {parts[1]})" if sign else f"(!{parts[0]})", "bool", vec)
         integral = ctype in ("int32_t", "int64_t", "bool")
         if (integral and op in ("floor", "ceil", "trunc", "round")) or (ctype == "bool" and op == "abs"):
-            return Value(self.typed(args[0], ctype, vec), ctype, vec)
+            return Value(self.typed(args[0], ctype, vec, values[0]), ctype, vec)
         if integral and op in ("isnan", "isinf"):
             return Value(self.convert(Value("false", "bool", False), "bool", vec), "bool", vec)
         if op == "pow" and not integral:
             special = self.power(args[0], args[1], ctype, vec)
             if special is not None:
                 return special
-        return Value(self.plain(op, [self.typed(a, ctype, vec) for a in args], vec), result, vec)
+        parts = [self.typed(a, ctype, vec, v) for a, v in zip(args, values, strict=True)]
+        return Value(self.plain(op, parts, vec), result, vec)
 
     def plain(self, op: str, parts: list[str], vec: bool) -> str:
         if op in _INFIX:

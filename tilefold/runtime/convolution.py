@@ -1,0 +1,139 @@
+"""The step of a convolution that torch's library computes (`tensor.convolution`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tilefold.algebra.expr import Index, Load
+from tilefold.plan.library import ConvolutionCall
+from tilefold.runtime.library import Part
+from tilefold.runtime.steps import LIBRARY, Code, Result
+from tilefold.tensor.convolution import Convolution, Space
+from tilefold.tensor.index_simplify import const
+from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import shape_function
+
+#: Formats in which channels are contiguous, by the number of axes.
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+#: Space of one place: the library wants an axis of it at least.
+NOWHERE = Space(-1, const(1), None, None, 1, 1, 0)
+
+
+class ConvolutionStep:
+    """A convolution as one call of the library; of single taps where the result's channels are contiguous, a product.
+
+    The order of the result's dims is its memory order: x is converted where it has another one, as the library
+    converts weights. Operands and the result are viewed; nothing else is done between calls.
+    """
+
+    def __init__(self, call: ConvolutionCall, p: Program):
+        c, v = self.compute, self.form = call.compute, call.form
+        self.name = call.out
+        self.reads = (v.x.tensor, v.w.tensor)
+        outs = (*v.groups, *v.outs)
+        places = [s.out for s in v.space if s.out is not None]
+        self.last = bool(outs) and bool(places) and all(c.dims.index(d) > c.dims.index(s) for d in outs for s in places)
+        rows = tuple(d for d in c.dims if d not in outs)
+        dense = v.pointwise and not v.groups and v.spread == 1
+        self.product = dense and (not places or c.dims == (*rows, *outs))
+        sizes = {**p.sizes, "": const(1)}
+        of_x = [_axis(v.x, d) for d in v.batch], _group_axes(v), [_axis(v.x, d) for d in v.channels]
+        space = v.space or (NOWHERE,)
+        of_space = [s.axis for s in v.space]
+        taps = [s.tap or "" for s in space]
+        self._read_x, self._read_w = _part(v.x, v, p), _part(v.w, v, p)
+        if self.product:
+            by_dim = {d: _axis(v.x, d) for d in v.batch} | {s.out: s.axis for s in v.space if s.out is not None}
+            self._order_x = _all_axes([*[by_dim[d] for d in rows], *of_x[2]], v.x)
+        else:
+            self._order_x = _all_axes([*of_x[0], *of_x[1], *of_x[2], *of_space], v.x)
+        self._order_w = _all_axes([_axis(v.w, d) for d in (*outs, *v.channels, *filter(None, taps))], v.w)
+        batch, channels = [sizes[d] for d in v.batch], [sizes[d] for d in v.channels]
+        cut = [p.shape_of(v.x.tensor)[a] for a in of_x[1]]
+        self._sizes = [shape_function(e) for e in (batch, cut, channels, [s.extent for s in space])]
+        self._sizes_w = [shape_function([sizes[d] for d in ds]) for ds in (outs, v.channels)]
+        self._taps = shape_function([sizes[d] for d in taps])
+        made = (*rows, *outs) if self.product else (*v.batch, *outs, *places)
+        self._made = shape_function([sizes[d] for d in made])
+        self._turn = [made.index(d) for d in c.dims]
+        self.results: tuple[Result, ...] = ((c.name, c.dtype.torch_dtype, shape_function([sizes[d] for d in c.dims])),)
+        self._space = [[s.stride for s in space], [s.padding for s in space], [s.dilation for s in space]]
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        x, w = (tensors[t] for t in self.reads)
+        kind = self.form.dtype.torch_dtype
+        x = self._read_x(x, syms).to(kind).permute(self._order_x)
+        w = self._read_w(w, syms).to(kind).permute(self._order_w)
+        y = self._as_product(x, w, syms) if self.product else self._as_convolution(x, w, syms)
+        y = y.to(self.compute.dtype.torch_dtype)
+        target = tensors.get(self.name)
+        if target is None:
+            tensors[self.name] = y.contiguous()
+        else:
+            target.copy_(y)
+
+    def code(self, units: Mapping[str, int | None]) -> Code:
+        """There is none of ours."""
+        return LIBRARY
+
+    def _as_product(self, x: torch.Tensor, w: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
+        outs, channels = (_product(f(syms)) for f in self._sizes_w)
+        made = self._made(syms)
+        rows = _product(made) // max(1, outs)
+        return torch.mm(x.reshape(rows, channels), w.reshape(outs, channels).T).view(made).permute(self._turn)
+
+    def _as_convolution(self, x: torch.Tensor, w: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
+        batch, groups, channels, space = (f(syms) for f in self._sizes)
+        outs, inside = (_product(f(syms)) for f in self._sizes_w)
+        count = _product(groups)
+        x = x.reshape(_product(batch), count * _product(channels), *space)
+        w = w.reshape(outs, inside, *self._taps(syms))
+        form = CHANNELS_LAST.get(x.dim()) if self.last else None
+        if form is not None:
+            x = x.contiguous(memory_format=form)
+        y = torch.convolution(x, w, None, *self._space, False, [0] * len(space), count)
+        return y.reshape(self._made(syms)).permute(self._turn)
+
+
+def _axis(ld: Load, dim: str) -> int:
+    return ld.index.index(Index(dim))
+
+
+def _part(ld: Load, v: Convolution, p: Program) -> Part:
+    """The part of a tensor that is read: of every axis as much as its dim, or the guards of its space, let be seen."""
+    seen = list(p.shape_of(ld.tensor))
+    for n, i in enumerate(ld.index):
+        if isinstance(i, Index):
+            seen[n] = p.sizes[i.dim]
+    if ld is v.x:
+        for s in v.space:
+            seen[s.axis] = s.extent
+    shape = shape_function(seen)
+
+    def part(x: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
+        wanted = shape(syms)
+        return x if x.shape == wanted else x[tuple([slice(n) for n in wanted])]
+
+    return part
+
+
+def _group_axes(v: Convolution) -> list[int]:
+    """Axes of x that tell the group."""
+    if v.spread == 1:
+        return [_axis(v.x, d) for d in v.groups]
+    rest = {_axis(v.x, d) for d in (*v.batch, *v.channels)} | {s.axis for s in v.space}
+    return [n for n, i in enumerate(v.x.index) if n not in rest and i != const(0)]
+
+
+def _all_axes(order: Sequence[int], ld: Load) -> list[int]:
+    """The axes in order, and those of extent 1 that have no dim."""
+    return [*order, *(n for n in range(len(ld.index)) if n not in order)]
+
+
+def _product(extents: Sequence[int]) -> int:
+    n = 1
+    for x in extents:
+        n *= x
+    return n

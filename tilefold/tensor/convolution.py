@@ -1,0 +1,268 @@
+"""Convolutions in index notation: which statements are one, and what a library has to be told to compute it.
+
+    out[n, g, o, y..] = sum over c, k.. of x[n, g, c, s y + d k - p ..] w[g, o, c, k..]
+
+Every axis of x has one role: a batch (a dim of the result that w lacks), a group (a dim of both, or o // q of w's o), a
+channel (reduced with w), or space (stride s, dilation d, padding p; k or y may be absent). Padding is a guard: what is
+read outside counts as 0. The statement is a convolution of a library where the result's extent is the library's,
+(H + 2 p - d (K - 1) - 1) // s + 1 on every axis of space. Nothing else is assumed about where it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, walk
+from tilefold.tensor.index_simplify import Poly, const, nonnegative, poly, same, simplify
+from tilefold.tensor.ir import Compute, Program
+
+#: Most axes of space that libraries convolve.
+MOST_SPACE = 3
+#: Axes of space of an image.
+IMAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """An axis of space: of x, its extent there, the dims of the result and of the taps (None: extent 1), and how x is
+    read: at `stride` y + `dilation` k - `padding`."""
+
+    axis: int
+    extent: Expr
+    out: str | None
+    tap: str | None
+    stride: int
+    dilation: int
+    padding: int
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution. x, w: what it reads, without casts; dtype: of both as they are multiplied. batch: dims of the result that index x alone; groups: those
+    that index both; outs: those that index w alone; channels: reduced dims of both. spread: outputs a group where the
+    group is o // spread of one dim o in `outs` (1: groups are dims of their own).
+    """
+
+    x: Load
+    w: Load
+    dtype: DType
+    batch: tuple[str, ...]
+    groups: tuple[str, ...]
+    outs: tuple[str, ...]
+    channels: tuple[str, ...]
+    spread: int
+    space: tuple[Space, ...]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether every tap is one and every place is read once: a matrix product."""
+        return all(s.tap is None and s.stride == 1 and s.padding == 0 for s in self.space)
+
+    def depthwise(self, sizes: Mapping[str, Expr]) -> bool:
+        """Whether every group has one channel."""
+        return bool(self.groups or self.spread > 1) and all(same(sizes[d], const(1)) for d in self.channels)
+
+
+def convolution(c: Compute, p: Program) -> Convolution | None:
+    """The statement as a convolution of a library; None where it is none."""
+    if c.reducer != "sum" or not c.dtype.is_float or not isinstance(c.body, Call) or c.body.op != "mul":
+        return None
+    for read, weight in (c.body.args, c.body.args[::-1]):
+        found = _Reader(c, p).convolution(read, weight)
+        if found is not None:
+            return found
+    return None
+
+
+def is_windowed(c: Compute) -> bool:
+    """Whether a sum of products reads an operand through windows, s y + d k: its operands then stay tensors."""
+    if c.reducer != "sum" or not isinstance(c.body, Call) or c.body.op != "mul":
+        return False
+    inner, outer = set(c.rdims), set(c.dims)
+    return any(
+        isinstance(load := _guarded(a)[0], Load)
+        and any(not isinstance(i, Index) and dims_used(i) & inner and dims_used(i) & outer for i in load.index)
+        for a in c.body.args
+    )
+
+
+def _guarded(e: Expr) -> tuple[Expr, list[Expr]]:
+    """An operand without casts and zero padding, and the conditions under which it is read."""
+    conditions: list[Expr] = []
+    while True:
+        match e:
+            case Cast(arg, _):
+                e = arg
+            case Call("where", (condition, inside, Const(value, _))) if value == 0:
+                conditions.append(condition)
+                e = inside
+            case _:
+                return e, conditions
+
+
+def _axis(ld: Load, dim: str) -> int:
+    return ld.index.index(Index(dim))
+
+
+class _Reader:
+    """Reads one statement; every method gives None where the statement is no convolution."""
+
+    def __init__(self, c: Compute, p: Program):
+        self.c, self.p = c, p
+
+    def convolution(self, read: Expr, weight: Expr) -> Convolution | None:
+        w, unguarded = _guarded(weight)
+        x, conditions = _guarded(read)
+        if not isinstance(x, Load) or not isinstance(w, Load) or unguarded:
+            return None
+        of_w = [i.dim for i in w.index if isinstance(i, Index)]
+        units = sum(i == const(0) for i in w.index)
+        if len(set(of_w)) != len(of_w) or len(of_w) + units != len(w.index):
+            return None
+        batch, groups, channels, windows, spread = [], [], [], [], 1
+        for axis, i in enumerate(x.index):
+            match i:
+                case Const(0, _) if same(self.p.shape_of(x.tensor)[axis], const(1)):
+                    continue
+                case Index(d) if d in self.c.dims:
+                    (groups if d in of_w else batch).append(d)
+                case Index(d) if d in of_w:
+                    channels.append(d)
+                case Call("floordiv", (Index(d), Const(q, _))) if d in self.c.dims and d in of_w and spread == 1:
+                    spread = int(q)
+                case _:
+                    windows.append((axis, i))
+        guards = _Guards.of(conditions)
+        if guards is None:
+            return None
+        space = [self._space(x, axis, i, of_w, guards) for axis, i in windows]
+        found = Convolution(
+            x, w, self._dtype(read, weight), tuple(batch), tuple(d for d in of_w if d in groups),
+            tuple(d for d in of_w if d in self.c.dims and d not in groups),
+            tuple(d for d in of_w if d in channels), spread, tuple(s for s in space if s is not None),
+        )  # fmt: skip
+        return self._ordered(found, units) if None not in space and guards.done and self._covers(found, of_w) else None
+
+    def _dtype(self, *operands: Expr) -> DType:
+        """What the operands are multiplied in: the type that both are rounded to, else the wider one of the two."""
+        kinds = []
+        for e in operands:
+            load = _guarded(e)[0]
+            assert isinstance(load, Load)
+            rounded = [n.dtype for n in walk(e) if isinstance(n, Cast)]
+            kinds.append(rounded[0] if rounded else self.p.dtype_of(load.tensor))
+        return max(kinds, key=lambda k: k.nbytes)
+
+    def _covers(self, v: Convolution, of_w: Sequence[str]) -> bool:
+        """Whether each dim has its one role, and groups are cut as libraries cut them."""
+        taps = [s.tap for s in v.space if s.tap is not None]
+        places = [s.out for s in v.space if s.out is not None]
+        if sorted((*v.batch, *v.groups, *v.outs, *places)) != sorted(self.c.dims):
+            return False
+        if sorted((*v.channels, *taps)) != sorted(self.c.rdims) or not set(taps) <= set(of_w):
+            return False
+        if v.spread > 1:
+            whole = self.p.sizes[v.outs[0]] if len(v.outs) == 1 else const(1)
+            axis = next(n for n, i in enumerate(v.x.index) if isinstance(i, Call) and i.op == "floordiv")
+            return not v.groups and same(self.p.shape_of(v.x.tensor)[axis] * v.spread, whole)
+        return True
+
+    def _ordered(self, v: Convolution, units: int) -> Convolution | None:
+        """Batches but the first that have no window are space of one tap, as 1 x 5 taps have it; space is in the order
+        of the result. Without any window and tap the statement is a plain product, which is recognised elsewhere."""
+        windows = len(v.space)
+        if not windows and not units:
+            return None
+        space, batch, channels = list(v.space), v.batch, v.channels
+        # taps as many as the image has places are channels too; beside windows they are space
+        while windows and len(channels) > 1 and len(space) < IMAGE:
+            d, channels = channels[-1], channels[:-1]
+            space.append(Space(_axis(v.x, d), self.p.sizes[d], None, d, 1, 1, 0))
+        # the places of a pointwise convolution are batches; one is left, which the library calls batch
+        most = MOST_SPACE if windows else min(units, MOST_SPACE)
+        while len(batch) > 1 and len(space) < most:
+            space.append(Space(_axis(v.x, batch[-1]), self.p.sizes[batch[-1]], batch[-1], None, 1, 1, 0))
+            batch = batch[:-1]
+        place = {d: n for n, d in enumerate(self.c.dims)}
+        space.sort(key=lambda s: place.get(s.out or "", -1))
+        if len(space) > MOST_SPACE:
+            return None
+        return replace(v, batch=batch, channels=channels, space=tuple(space))
+
+    def _space(self, x: Load, axis: int, i: Expr, of_w: Sequence[str], guards: _Guards) -> Space | None:
+        """Axis of space read at s y + d k - p."""
+        out = tap = None
+        stride = dilation = 1
+        padding = 0
+        terms = poly(i, {})
+        for mono, by in terms.items():
+            match mono:
+                case ():
+                    padding = -by
+                case (Index(d),) if d in self.c.rdims and d in of_w and tap is None and by > 0:
+                    tap, dilation = d, by
+                case (Index(d),) if d in self.c.dims and d not in of_w and out is None and by > 0:
+                    out, stride = d, by
+                case _:
+                    return None
+        extent = self.p.shape_of(x.tensor)[axis]
+        low, high = guards.of_index(terms)
+        extent = extent if high is None else high
+        taps = const(1) if tap is None else self.p.sizes[tap]
+        if not isinstance(taps, Const) or padding < 0 or (padding and not low):
+            return None
+        reach = dilation * (int(taps.value) - 1)
+        places = const(1) if out is None else self.p.sizes[out]
+        if out is None:  # one place: any stride that leaves no second one
+            room = simplify(extent + (2 * padding - reach), {})
+            if not isinstance(room, Const) or room.value < 1:
+                return None
+            stride = int(room.value)
+        made = simplify(call("floordiv", extent + (2 * padding - reach - 1), const(stride)) + 1, {})
+        if not same(made, places):
+            return None
+        last = simplify((places - 1) * stride + (reach - padding), {})
+        if high is None and not nonnegative(poly(extent - 1 - last, {})):
+            return None
+        return Space(axis, extent, out, tap, stride, dilation, padding)
+
+
+class _Guards:
+    """Conditions 0 <= index and index < extent, and which of them some axis has asked for."""
+
+    def __init__(self, low: list[Poly], high: list[tuple[Poly, Expr]]):
+        self._low, self._high = low, high
+
+    @staticmethod
+    def of(conditions: Sequence[Expr]) -> _Guards | None:
+        """The conditions taken apart; None where one is of another form."""
+        low: list[Poly] = []
+        high: list[tuple[Poly, Expr]] = []
+        todo = list(conditions)
+        while todo:
+            match todo.pop():
+                case Call("and", (a, b)):
+                    todo += [a, b]
+                case Call("ge", (a, Const(0, _))):
+                    low.append(poly(a, {}))
+                case Call("lt", (a, bound)) if not dims_used(bound):
+                    high.append((poly(a, {}), bound))
+                case _:
+                    return None
+        return _Guards(low, high)
+
+    def of_index(self, index: Poly) -> tuple[bool, Expr | None]:
+        """Whether the index is known to be at least 0, and what it is known to be less than; both are used up."""
+        found = index in self._low
+        self._low = [x for x in self._low if x != index]
+        bounds = [b for x, b in self._high if x == index]
+        self._high = [(x, b) for x, b in self._high if x != index]
+        if len(bounds) > 1:
+            self._high.append((index, bounds[1]))  # two bounds: not used up
+        return found, bounds[0] if bounds else None
+
+    @property
+    def done(self) -> bool:
+        return not self._low and not self._high
