@@ -2,8 +2,8 @@
 
     out[n, c, y..] = max over k.. of x[n, c, s y + d k - p ..]
 
-A window of few elements is written out, element by element: a map, whose neighbours read the same memory at nearly the same
-time. Larger ones are reductions. What lies outside of x does not count: -inf for a maximum, 0 for a sum.
+A window of few elements is written out, element by element: a map, whose neighbours read the same memory at nearly
+the same time. Larger ones are reductions. What lies outside of x does not count: -inf for a maximum, 0 for a sum.
 """
 
 from __future__ import annotations
@@ -162,9 +162,10 @@ def adaptive_avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
     rank = 2
     windows, starts = [], []
     for n in range(len(shape) - rank, len(shape)):
-        if not isinstance(x.shape[n], Const) or not isinstance(shape[n], Const):
+        have, want = x.shape[n], shape[n]
+        if not isinstance(have, Const) or not isinstance(want, Const):
             raise UnsupportedError("adaptive pooling of symbolic extents")
-        extent, made = int(x.shape[n].value), int(shape[n].value)  # type: ignore[union-attr]
+        extent, made = int(have.value), int(want.value)
         most = max((-(-(i + 1) * extent // made) - i * extent // made for i in range(made)), default=1)
         even = extent % made == 0 if made else True
 

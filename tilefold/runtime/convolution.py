@@ -93,7 +93,7 @@ class ConvolutionStep:
         form = CHANNELS_LAST.get(x.dim()) if self.last else None
         if form is not None:
             x = x.contiguous(memory_format=form)
-        y = torch.convolution(x, w, None, *self._space, False, [0] * len(space), count)
+        y = torch.ops.aten.convolution.default(x, w, None, *self._space, False, [0] * len(space), count)
         return y.reshape(self._made(syms)).permute(self._turn)
 
 

@@ -40,9 +40,10 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution. x, w: what it reads, without casts; dtype: of both as they are multiplied. batch: dims of the result that index x alone; groups: those
-    that index both; outs: those that index w alone; channels: reduced dims of both. spread: outputs a group where the
-    group is o // spread of one dim o in `outs` (1: groups are dims of their own).
+    """A convolution. x, w: what it reads, without casts; dtype: of both as they are multiplied. batch: dims of the
+    result that index x alone; groups: those that index both; outs: those that index w alone; channels: reduced dims of
+    both. spread: outputs a group where the group is o // spread of one dim o in `outs` (1: groups are dims of their
+    own).
     """
 
     x: Load
@@ -121,7 +122,11 @@ class _Reader:
         units = sum(i == const(0) for i in w.index)
         if len(set(of_w)) != len(of_w) or len(of_w) + units != len(w.index):
             return None
-        batch, groups, channels, windows, spread = [], [], [], [], 1
+        batch: list[str] = []
+        groups: list[str] = []
+        channels: list[str] = []
+        windows: list[tuple[int, Expr]] = []
+        spread = 1
         for axis, i in enumerate(x.index):
             match i:
                 case Const(0, _) if same(self.p.shape_of(x.tensor)[axis], const(1)):

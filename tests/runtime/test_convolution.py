@@ -1,0 +1,157 @@
+"""Convolutions as steps of a program: against eager, in every form, layout and dtype; whole small CNNs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.frontend.check import randn
+from tilefold.frontend.regions import CompiledGraph, Options
+from tilefold.frontend.torch_compile import compile_captured
+from tilefold.pipeline import KernelStep, compile_program
+from tilefold.runtime.convolution import ConvolutionStep
+
+
+def compiled(module: nn.Module, found: list[CompiledGraph], dynamic: bool = False):
+    options = Options(compile_program, leftover="eager", on_compiled=found.append)
+    torch._dynamo.reset()
+    return torch.compile(module, backend=lambda gm, xs: compile_captured(gm, xs, options), dynamic=dynamic)
+
+
+def steps(found: list[CompiledGraph]):
+    return [s for g in found for r in g.regions for s in r.runner.steps]  # type: ignore[attr-defined]
+
+
+class Around(nn.Module):
+    """A convolution with something to fuse on both sides."""
+
+    def __init__(self, conv: nn.Module):
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x):
+        return F.silu(self.conv(F.relu(x)))
+
+
+def close(got: torch.Tensor, module: nn.Module, *xs: torch.Tensor) -> None:
+    """As near to float64 as eager is, up to a factor."""
+    exact = copy.deepcopy(module).double()(*(x.double() for x in xs))
+    eager = module(*xs)
+    assert got.dtype is eager.dtype and got.stride() == eager.stride()
+    top = exact.abs().max()
+    error, own = ((t.double() - exact).abs().max() / top for t in (got, eager))
+    assert error <= 3 * own + 1e-6, (error, own)
+
+
+FORMS = [
+    (8, 16, 3, {"padding": 1}),
+    (8, 16, 3, {"padding": 1, "stride": 2, "bias": False}),
+    (8, 16, 3, {"groups": 4}),
+    (8, 8, 3, {"groups": 8, "padding": 1}),
+    (8, 32, 5, {"groups": 8, "padding": 2, "stride": 2}),
+    (8, 16, 1, {}),
+    (8, 16, 1, {"stride": 2}),
+    (8, 16, (1, 5), {"padding": (0, 2)}),
+    (8, 16, 3, {"padding": 2, "dilation": 2}),
+    (8, 16, 13, {}),
+]
+
+
+@pytest.mark.parametrize("a, b, kernel, options", FORMS)
+def test_the_library_convolves_and_kernels_do_the_rest(a, b, kernel, options):
+    module = Around(nn.Conv2d(a, b, kernel, **options))
+    for dtype, last in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True)):
+        form = torch.channels_last if last else torch.contiguous_format
+        m, x = module.to(dtype).to(memory_format=form), randn(2, a, 13, 15, dtype=dtype).contiguous(memory_format=form)
+        found: list[CompiledGraph] = []
+        with torch.no_grad():
+            close(compiled(m, found)(x), m, x)
+        kinds = [type(s) for s in steps(found)]
+        assert kinds == [KernelStep, ConvolutionStep, KernelStep], kinds
+
+
+@pytest.mark.parametrize("rank, shape", [(1, (2, 4, 17)), (3, (2, 4, 7, 8, 9)), (2, (1, 4, 7, 8)), (2, (3, 4, 2, 2))])
+def test_any_number_of_axes_and_places(rank, shape):
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    m, x = Around(kind(4, 6, 3, padding=1, stride=2)), randn(*shape)
+    found: list[CompiledGraph] = []
+    with torch.no_grad():
+        close(compiled(m, found)(x), m, x)
+    assert any(isinstance(s, ConvolutionStep) for s in steps(found))
+
+
+def test_what_is_read_through_a_view_is_stored_first():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(8, 4, 3, padding=1)
+
+        def forward(self, x):
+            first, second = x.chunk(2, 1)
+            shuffled = torch.cat([second, first], 1).view(2, 2, 4, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
+            return self.conv(F.interpolate(shuffled, scale_factor=2)) + self.conv(F.interpolate(x, scale_factor=2))
+
+    m, x = Views(), randn(2, 8, 5, 6)
+    found: list[CompiledGraph] = []
+    with torch.no_grad():
+        close(compiled(m, found)(x), m, x)
+    assert sum(isinstance(s, ConvolutionStep) for s in steps(found)) == 2
+
+
+class Block(nn.Module):
+    def __init__(self, a: int, b: int, kernel: int = 3, stride: int = 1, groups: int = 1, act=F.silu):
+        super().__init__()
+        self.conv = nn.Conv2d(a, b, kernel, stride, kernel // 2, groups=groups, bias=False)
+        self.norm, self.act = nn.BatchNorm2d(b), act
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x)))
+
+
+class Small(nn.Module):
+    """The parts of ResNet, MobileNet and EfficientNet: stem, residual, depthwise, squeeze and excite, head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body = Block(3, 8, 7, 2, act=F.relu), Block(8, 8)
+        self.wide, self.deep, self.thin = Block(8, 32, 1), Block(32, 32, 5, 2, groups=32), Block(32, 16, 1)
+        self.squeeze, self.excite, self.head = nn.Conv2d(32, 4, 1), nn.Conv2d(4, 32, 1), nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(self.stem(x), 3, 2, 1)
+        x = self.deep(self.wide(F.relu(x + self.body(x))))
+        gate = torch.sigmoid(self.excite(F.silu(self.squeeze(F.adaptive_avg_pool2d(x, 1)))))
+        return self.head(F.adaptive_avg_pool2d(self.thin(x * gate), 1).flatten(1))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_cnn_is_one_region(last):
+    torch.manual_seed(0)
+    m, x = Small().eval(), randn(2, 3, 45, 37)
+    if last:
+        m, x = m.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    found: list[CompiledGraph] = []
+    with torch.no_grad():
+        close(compiled(m, found)(x), m, x)
+    (graph,) = found
+    assert not graph.fallbacks and len(graph.regions) == 1
+    assert sum(isinstance(s, ConvolutionStep) for s in steps(found)) == 7
+
+
+def test_training_has_eagers_gradients_and_statistics():
+    torch.manual_seed(0)
+    m, x = (
+        nn.Sequential(Block(3, 8, stride=2, act=F.relu), nn.MaxPool2d(3, 2, 1), Block(8, 8, groups=8)),
+        randn(2, 3, 25, 17),
+    )
+    other = copy.deepcopy(m)
+    compiled(m, [])(x).square().sum().backward()
+    other(x).square().sum().backward()
+    for (name, p), q in zip(m.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4 * float(q.grad.abs().max() + 1), msg=name)
+    for (name, p), q in zip(m.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5, msg=name)

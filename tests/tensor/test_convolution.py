@@ -1,0 +1,105 @@
+"""Which statements are convolutions of a library, and which are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilefold.tensor.convolution import convolution, is_windowed
+from tilefold.tensor.text import parse
+
+HEAD = """program f()
+  input x: f32[2, 8, 13, 15]
+  input w: f32[6, 8, 3, 3]
+  dim n = 2
+  dim o = 6
+  dim y = {y}
+  dim v = {v}
+  dim c = 8
+  dim k = 3
+  dim l = 3
+"""
+
+
+def found(body: str, y: int = 13, v: int = 15):
+    p = parse(f"{HEAD.format(y=y, v=v)}  out[n, o, y, v]: f32 = sum[c, k, l] {body}\n  return out\n")
+    return convolution(p.body[0], p)
+
+
+def guarded(y: str, v: str, conditions: str) -> str:
+    return f"where({conditions}, x[n, c, {y}, {v}], 0.0) * w[o, c, k, l]"
+
+
+PADDED = "(y + k - 1 >= 0) & (y + k - 1 < 13) & (v + l - 1 >= 0) & (v + l - 1 < 15)"
+
+
+def test_padding_is_a_guard_of_both_ends():
+    v = found(guarded("y + k - 1", "v + l - 1", PADDED))
+    assert v is not None and [(s.stride, s.dilation, s.padding) for s in v.space] == [(1, 1, 1)] * 2
+    assert (v.batch, v.outs, v.channels, v.groups) == (("n",), ("o",), ("c",), ())
+
+
+def test_strides_and_dilations_are_factors():
+    v = found("x[n, c, y * 2 + k, v + l * 3] * w[o, c, k, l]", y=6, v=9)
+    assert v is not None and [(s.stride, s.dilation, s.padding) for s in v.space] == [(2, 1, 0), (1, 3, 0)]
+
+
+@pytest.mark.parametrize(
+    "body, y, v",
+    [
+        (guarded("y + k - 1", "v + l - 1", "(y + k - 1 < 13) & (v + l - 1 >= 0) & (v + l - 1 < 15)"), 13, 15),
+        (guarded("y + k - 1", "v + l - 1", f"{PADDED} & (c < 4)"), 13, 15),  # a mask that is no padding
+        (guarded("y + k - 1", "v + l - 1", PADDED).replace("0.0", "1.0"), 13, 15),  # padding by ones
+        ("x[n, c, y * 2 + k, v + l * 3] * w[o, c, k, l]", 5, 9),  # a place less than the library makes
+        ("x[n, c, 10 - y + k, v + l] * w[o, c, k, l]", 11, 13),  # the image from its end
+        ("x[n, c, y + k, v + l] * w[o, c, k, k]", 11, 13),  # taps of the diagonal
+        ("maximum(x[n, c, y + k, v + l], 0.0) * w[o, c, k, l]", 11, 13),  # not a plain operand
+        ("x[n, c, y + k, v + k] * w[o, c, k, l]", 11, 13),
+    ],
+)
+def test_what_no_library_computes(body, y, v):
+    assert found(body, y, v) is None
+
+
+def test_groups_may_be_a_dim_or_a_quotient():
+    text = """program f()
+  input x: f32[2, 4, {c}, 9]
+  input w: f32[8, {c}, 3]
+  dim n = 2
+  dim o = 8
+  dim y = 7
+  dim c = {c}
+  dim k = 3
+  out[n, o, y]: f32 = sum[c, k] x[n, o // 2, c, y + k] * w[o, c, k]
+  return out
+"""
+    p = parse(text.format(c=5))
+    v = convolution(p.body[0], p)
+    assert v is not None and v.spread == 2 and not v.depthwise(p.sizes)
+    p = parse(text.format(c=5).replace("o // 2", "o // 3"))
+    assert convolution(p.body[0], p) is None
+    p = parse(
+        "program f()\n  input x: f32[2, 8, 9]\n  input w: f32[8, 1, 3]\n"
+        "  dim n = 2\n  dim o = 8\n  dim y = 7\n  dim k = 3\n"
+        "  out[n, o, y]: f32 = sum[k] x[n, o, y + k] * w[o, 0, k]\n  return out\n"
+    )
+    v = convolution(p.body[0], p)
+    assert v is not None and v.groups == ("o",) and v.depthwise(p.sizes) and not v.pointwise
+
+
+def test_a_matrix_product_is_none_but_single_taps_are_one():
+    text = """program f()
+  input x: f32[2, 8, 5, 5]
+  input w: f32[6, 8{unit}]
+  dim n = 2
+  dim o = 6
+  dim y = 5
+  dim v = 5
+  dim c = 8
+  out[n, o, y, v]: f32 = sum[c] x[n, c, y, v] * w[o, c{zero}]
+  return out
+"""
+    p = parse(text.format(unit=", 1, 1", zero=", 0, 0"))
+    v = convolution(p.body[0], p)
+    assert v is not None and v.pointwise and len(v.space) == 2 and not is_windowed(p.body[0])
+    p = parse(text.format(unit="", zero=""))
+    assert convolution(p.body[0], p) is None
