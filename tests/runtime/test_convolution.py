@@ -12,8 +12,9 @@ from torch import nn
 from tests.frontend.check import randn
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
-from tilefold.pipeline import KernelStep, compile_program
+from tilefold.pipeline import compile_program
 from tilefold.runtime.convolution import ConvolutionStep
+from tilefold.runtime.steps import KernelStep
 
 
 def compiled(module: nn.Module, found: list[CompiledGraph], dynamic: bool = False):
