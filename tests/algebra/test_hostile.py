@@ -10,7 +10,8 @@ import torch
 from tests.algebra import cascades as c
 from tests.algebra.cascades import cascade
 from tests.algebra.test_derive import SIZES, N, close, folded, random_tensor, run
-from tilefold.algebra.derive import derive_fold
+from tilefold.algebra.context import Options, own_load
+from tilefold.algebra.derive import build_fold, derive_fold
 
 INF = math.inf
 
@@ -129,6 +130,49 @@ def test_inertia_and_covariance_are_centred_in_f32() -> None:
     torch.testing.assert_close(got.double(), (mass.double()[:, None] * d**2).sum(0), rtol=1e-3, atol=0)
     got = folded(c.COVARIANCE, {"x": place[:, :2]}, exact=False)["q"] / (N - 1)
     torch.testing.assert_close(got.double(), torch.cov(place[:, :2].double().mT), rtol=1e-2, atol=1e-2)
+
+
+OFFSET = {
+    "variance": (c.VARIANCE, lambda x, w: ((x[:, 0] - x[:, 0].mean()) ** 2).sum(), "q"),
+    "inertia": (c.INERTIA, lambda x, w: (w[:, None] * (x - (w[:, None] * x).sum(0) / w.sum()) ** 2).sum(0), "I"),
+    "covariance": (c.COVARIANCE, lambda x, w: torch.cov(x[:, :2].mT) * (N - 1), "q"),
+}
+
+
+@pytest.mark.parametrize("offset", [1e5, 1e6])
+@pytest.mark.parametrize("name", OFFSET)
+def test_values_far_from_zero_keep_the_digits_of_their_spread_in_f32(name: str, offset: float) -> None:
+    """What the rounding of a running mean adds is kept beside the sums and taken out; without it, it is found."""
+    text, definition, result = OFFSET[name]
+    x, w = (random_tensor(N, 3) + offset).float(), random_tensor(N).abs().float() + 0.1
+    inputs = {"w": w, "x": x[:, 0] if name == "variance" else x[:, :2] if name == "covariance" else x}
+    want = definition(x.double(), w.double())
+    problem = cascade(text)
+    forms = {on: build_fold(problem, Options(residuals=on)) for on in (True, False)}
+
+    def error(on: bool, seed: int) -> float:
+        got = run(forms[on], problem, inputs, exact=False, seed=seed)[result].double()
+        return float((got - want).abs().max() / want.abs().max())
+
+    assert max(error(True, seed) for seed in range(5)) < 2e-6
+    assert max(error(False, seed) for seed in range(5)) > 1e-4
+
+
+def test_what_a_user_takes_out_is_not_taken_out_twice() -> None:
+    """torch's variance brings its own residual (`frontend.ops_reduce.centred`)."""
+    fold = derive_fold(cascade(c.VARIANCE.replace("q =", "rest = sum[l] x[l] - s / size(l)\nq =")))
+    assert dict(fold.finish)["q"] == own_load(next(v for v in fold.state if v.name == "q"))
+
+
+def test_squares_of_equal_values_are_not_negative() -> None:
+    x = torch.full((N,), 0.1, dtype=torch.float32)
+    assert all(folded(c.VARIANCE, {"x": x}, exact=False, seed=s)["q"] >= 0 for s in range(5))
+
+
+def test_a_residual_that_overflows_takes_nothing_out() -> None:
+    x = torch.full((N,), 1e25, dtype=torch.float32)
+    x[0] = -1e25
+    assert folded(c.VARIANCE, {"x": x}, exact=False)["q"] == INF
 
 
 def test_signed_weights_whose_partial_sum_vanishes() -> None:

@@ -72,7 +72,19 @@ def test_variance_is_centred_and_divides_by_the_size():
     sizes = {n for c in low.program.body for n in walk(c.body) if isinstance(n, Size)}
     assert sizes
     sums = [c for c in low.program.body if c.reducer == "sum"]
-    assert len(sums) == 2 and any(isinstance(n, Call) and n.op == "sub" for n in walk(sums[1].body))
+    assert len(sums) == 3 and all(any(isinstance(n, Call) and n.op == "sub" for n in walk(s.body)) for s in sums[1:])
+
+
+def test_variance_of_16_bits_needs_no_residual():
+    low = check(lambda x: torch.var(x, dim=-1), randn(4, 64, dtype=torch.bfloat16), tol=1e-2)
+    assert sum(c.reducer == "sum" for c in low.program.body) == 2
+
+
+@pytest.mark.parametrize("fn", [torch.var, torch.std])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_spreads_far_from_zero_keep_their_digits(fn, dim):
+    """A float32 mean of values near 1e5 is off by 0.004; eager sums in float64 on a CPU."""
+    check(lambda x: fn(x, dim), randn(7, 40) + 1e5, tol=2e-6)
 
 
 @pytest.mark.parametrize("p", [0, 1, 2, 3, math.inf, -math.inf])

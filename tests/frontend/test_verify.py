@@ -73,6 +73,29 @@ def test_hostile_inputs_find_what_random_ones_do_not(unstable, variant):
     assert variant in [c.name for c in report.hostile if not c.ok]
 
 
+def uncorrected(x):
+    """Two passes without the second's residual: what the mean's rounding adds stays."""
+    d = x - x.sum(-1, keepdim=True) / x.shape[-1]
+    return (d * d).sum(-1) / (x.shape[-1] - 1)
+
+
+def test_offsets_find_what_the_rounding_of_a_mean_adds():
+    x = torch.randn(9, 400)
+    report = verify(lambda x: x.var(-1), x, compiled=uncorrected)
+    assert report.given.ok and not report.ok
+    assert {"offset", "large offset"} <= {c.name for c in report.hostile if not c.ok}
+    report = verify(lambda x: x.var(-1), x)
+    assert report.ok, str(report)
+
+
+def test_odd_strides_find_what_takes_rows_to_be_aligned():
+    def rounded_down(x):
+        return softmax(x.as_strided(x.shape, (x.stride(0) // 4 * 4, 1)))
+
+    report = verify(softmax, torch.randn(9, 40), compiled=rounded_down)
+    assert report.given.ok and "odd strides" in [c.name for c in report.hostile if not c.ok]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -165,6 +188,10 @@ def test_variants_keep_dtypes_and_ranks():
     assert not found["non-contiguous"][3].is_contiguous() and torch.equal(found["non-contiguous"][3], args[3])
     assert found["one row"][0].shape == (1, 5, 4) and found["one row"][1].shape == (1,)
     assert found["one row"][3].shape == (7,)
+    assert found["odd strides"][0].stride(1) == 7 and found["odd strides"][0].storage_offset() == 1
+    assert torch.equal(found["odd strides"][0], args[0]) and found["odd strides"][3].data_ptr() % 16
+    apart = found["offset"][0].float()
+    assert (apart - args[0].float()).min() > 0 and 0.5 < apart.std() < 2
     assert found["nan"][0].isnan().sum() == 1 and (found["-inf entries"][0][0, 0] == -torch.inf).all()
     assert variants((torch.arange(3), 1.0)) == ()
 

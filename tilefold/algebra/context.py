@@ -42,12 +42,14 @@ class Options:
 
     `guards`: keep non-invertible H apart (RedFuser A.1). `delay`: move factors to finish where safe.
     `extremes`: an order reduction also keeps the other end, where an infinite element may become NaN.
+    `residuals`: sums that are 0 but for rounding (of x - mean) are kept, and taken out of results at the end.
     """
 
     guards: bool = True
     delay: bool = True
     ignore_rounding: bool = False
     extremes: bool = False
+    residuals: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,8 +128,8 @@ class Derivation:
 def derivation_of(cascade: Cascade, *, ignore_rounding: bool = False) -> Derivation:
     """Derive, and keep the forms that are only printed. Raises NotFusibleError as `derive_fold` does."""
     fold = derive_fold(cascade, ignore_rounding=ignore_rounding)
-    plain = build_fold(cascade, Options(guards=False, ignore_rounding=ignore_rounding))
-    paper = build_fold(cascade, Options(guards=False, delay=False, ignore_rounding=ignore_rounding))
+    plain = build_fold(cascade, Options(guards=False, residuals=False, ignore_rounding=ignore_rounding))
+    paper = build_fold(cascade, Options(guards=False, residuals=False, delay=False, ignore_rounding=ignore_rounding))
     return Derivation(cascade, fold, plain, paper)
 
 

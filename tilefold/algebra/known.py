@@ -26,9 +26,13 @@ class Raw:
 
 def known_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
     """Sum over the elements of `phi`, over state variables that exist already; 0 where it vanishes."""
-    terms = tuple(t for g in ctx.separate(phi) for t in g.terms)
-    lead, key = key_of(terms)
-    raw: list[Raw] = []
+    held = held_sum(phi, r, ctx)
+    return vanishing_sum(phi, r, ctx) if held is None else held
+
+
+def held_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
+    """Sum over the elements of `phi` where it is a state variable already, but for a factor."""
+    lead, key = key_of(tuple(t for g in ctx.separate(phi) for t in g.terms))
     for info in ctx.infos.values():
         if info.var.reducer != "sum" or info.groups is None:
             continue
@@ -39,6 +43,20 @@ def known_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
             c, other = key_of(mine)
             if other == key:
                 return sm.mul(sm.number(lead / c), load)
+    return None
+
+
+def vanishing_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
+    """0 where the sum over the elements of `phi` is that by the definition of its shifts (see `_vanishing`)."""
+    terms = tuple(t for g in ctx.separate(phi) for t in g.terms)
+    raw: list[Raw] = []
+    for info in ctx.infos.values():
+        if info.var.reducer != "sum" or info.groups is None:
+            continue
+        for dims in permutations(r.dims, len(info.var.dims)):
+            at = {a: Index(b) for a, b in zip(info.var.dims, dims, strict=True)}
+            element, load = reindex(info.element, at), reindex(info.load, at)
+            mine = tuple(t for g in ctx.separate(element) for t in g.terms)
             if len(mine) == 1 and not mine[0].d and info.var.repair is None:
                 raw.append(Raw(mine[0].x, mine[0].coef, load))
     return _vanishing(terms, raw, ctx)

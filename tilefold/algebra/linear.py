@@ -7,6 +7,13 @@ basis function is a state variable, unless it is known already. For the mean u =
 sum of x - u is s - n u = 0 and drops out: what remains is Chan's parallel variance. The
 running count n stands in for the extent of the axes, so that the u of a partial result is
 the mean of what it has seen and every sum stays centred (stable), never a raw moment.
+
+In the numbers of a machine u is s / n rounded, and the sum of x - u is not 0: with values near
+1e5 a float32 mean is off by 4e-3, and with a spread of 1 the sum of squares about it by 1e-5 of
+itself and more, at each merge. So that sum is a state variable after all, the *residual*: the sums
+are exact about whatever u was used, moved exactly from one u to the next, and `finish` moves them
+to the u at which the residual is 0. For squares, sum (x - u)^2 - (sum (x - u))^2 / n (Chan, Golub,
+LeVeque 1983, eq. 1.7, the corrected two-pass algorithm).
 """
 
 from __future__ import annotations
@@ -20,10 +27,10 @@ from functools import reduce
 from tilefold.algebra import simplify as sm
 from tilefold.algebra.cascade import Reduction
 from tilefold.algebra.context import Context, identity_const, is_exponential, key_of, used_dims
-from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, call, rebuild, substitute, walk
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, call, rebuild, substitute, tensors_read, walk
 from tilefold.algebra.fold import StateVar
 from tilefold.algebra.guard import guard_element, guard_shift, hidden_tests, ratio
-from tilefold.algebra.known import known_sum
+from tilefold.algebra.known import held_sum, vanishing_sum
 from tilefold.algebra.terms import Group, Inseparable, Mono, Term, factor, scale
 from tilefold.algebra.text import show
 
@@ -171,6 +178,7 @@ class Part:
 
     `value` is over the state, `sample` what one element adds to it. `exact`: where a guard hides
     a shift at the final D, the condition and the value moved to the shift itself (NaN, usually).
+    `settled`: the value at the end, with what the rounding of shifts added to it taken out.
     """
 
     value: Expr
@@ -178,6 +186,7 @@ class Part:
     delayed: Mono
     kept: Mono
     exact: tuple[Expr, Expr] | None = None
+    settled: Expr | None = None
 
 
 def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ctx: Context) -> Part:
@@ -198,7 +207,9 @@ def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ct
     sums: dict[int, Expr] = {}
     for i in order:
         if i:
-            known = known_sum(functions[i], r, ctx)
+            known = held_sum(functions[i], r, ctx)
+            if known is None and not (ctx.options.residuals and _slope(basis, i) is not None):
+                known = vanishing_sum(functions[i], r, ctx)
             if known is not None:
                 sums[i] = known
                 continue
@@ -210,7 +221,58 @@ def linear_part(r: Reduction, g: Group, core: Expr, delayed: Mono, name: str, ct
         ctx.add(StateVar(var, "sum", dims, dtype, identity_const("sum", dtype), ctx.new(element), repair), functions[i])
         ctx.linear.add(var)
     ctx.law("linear repair", _describe(r, functions, sums, shifts, ctx))
-    return Part(sums[0], functions[0], delayed, kept, _exact(expansions[0], sums, shifts, ctx))
+    exact = _exact(expansions[0], sums, shifts, ctx)
+    residual = {i for i in sums if i and ctx.options.residuals and _left_over(functions[i], sums[i], r, ctx)}
+    settled = _settled(basis, functions[0], expansions[0], sums, residual, ctx)
+    return Part(sums[0], functions[0], delayed, kept, exact, settled)
+
+
+def _left_over(phi: Expr, held: Expr, r: Reduction, ctx: Context) -> bool:
+    """Whether the sum of `phi` is only a residual: 0 by definition, and no result that the user asks for (and may
+    take out of others: the residual must not be taken out twice)."""
+    asked = {x.name for x in ctx.cascade.reductions}
+    return not asked & tensors_read(held) and vanishing_sum(phi, r, ctx) is not None
+
+
+def _slope(basis: Basis, i: int) -> tuple[int, Fraction, int] | None:
+    """v, c, j where function i varies with the shift u_v only, by c times function j, which has no shifts."""
+    if len(basis.diffs[i]) != 1:
+        return None
+    ((v, (c, j)),) = basis.diffs[i].items()
+    return None if basis.diffs[j] else (v, c, j)
+
+
+def _settled(
+    basis: Basis,
+    first: Expr,
+    expansion: Mapping[int, Mapping[tuple[int, ...], Fraction]],
+    sums: Mapping[int, Expr],
+    residuals: set[int],
+    ctx: Context,
+) -> Expr | None:
+    """The sum of function 0, `first`, moved to the shifts at which the residuals are 0; None without residuals.
+
+    A residual r of slope c S puts the shift itself at u - r / (c S). Nothing is moved where r overflows or S is 0.
+    """
+    deltas: dict[int, Expr] = {}
+    for i in sorted(residuals):
+        slope = _slope(basis, i)
+        if slope is None:
+            continue
+        v, c, j = slope
+        deltas[v] = sm.mul(sm.number(-1 / c), sm.div(sums[i], sums[j]))
+    powers: dict[Mono, Fraction] = {}
+    for j, row in expansion.items():
+        for a, c in row.items():
+            if any(a) and all(v in deltas for v, k in enumerate(a) if k):
+                factors = [sm.power(deltas[v], Fraction(k)) for v, k in enumerate(a) if k]
+                k, m = factor(sm.product([sums[j], *factors]), ctx.scope)
+                powers[m] = powers.get(m, Fraction(0)) + c * Fraction(k)
+    if not any(powers.values()):
+        return None
+    moved = sm.total(sm.mul(sm.number(k), m.expr()) for m, k in powers.items() if k)
+    out = call("where", call("lt", call("abs", moved), math.inf), sm.add(sums[0], moved), sums[0])
+    return call("maximum", out, 0.0) if ctx.range(first).nonneg else out
 
 
 def _without_exponents(e: Expr) -> Expr:
@@ -260,10 +322,12 @@ def _repair(
     terms = []
     for j, row in expansion.items():
         total = load if j == i else ctx.old(sums[j])
-        if sm.is_const(total, 0):
-            continue
-        terms += [_taylor_term(total, c, a, shifts, ctx) for a, c in row.items()]
-    moved = sm.total(terms)
+        if not sm.is_const(total, 0):
+            terms += [(total, c, a) for a, c in row.items()]
+    if ctx.options.residuals and len(shifts) == 1:
+        moved = _horner(terms, shifts[0], ctx)
+    else:
+        moved = sm.total(_taylor_term(total, c, a, shifts, ctx) for total, c, a in terms)
     rate, safe = sm.ONE, True  # type: tuple[Expr, bool]
     for atom, p in kept.items():
         q, ok = ratio(atom, p, g.terms, ctx, alone=len(terms) == 1)
@@ -293,6 +357,21 @@ def _exact(
                 factors = [sm.power(d, Fraction(k)) for k, d in zip(a, deltas, strict=True) if k]
                 terms.append(sm.mul(sm.number(c), sm.product([sums[j], *factors])))
     return reduce(lambda x, y: call("or", x, y), tests), sm.total(terms)
+
+
+def _horner(terms: list[tuple[Expr, Fraction, tuple[int, ...]]], s: Shift, ctx: Context) -> Expr:
+    """sum of c (u' - u)^a total, innermost the highest power: where that overflows, a residual beside it does not
+    turn it into inf - inf.
+    """
+    u = guard_shift(s.running, ctx) if ctx.options.guards else s.running
+    delta = sm.sub(ctx.new(u), ctx.old(u))
+    by_power: dict[int, list[Expr]] = {}
+    for total, c, (k,) in terms:
+        by_power.setdefault(k, []).append(sm.mul(sm.number(c), total))
+    out: Expr = sm.ZERO
+    for k in range(max(by_power), -1, -1):
+        out = sm.total([*by_power.get(k, []), sm.mul(delta, out)] if out != sm.ZERO else by_power.get(k, []))
+    return out
 
 
 def _taylor_term(total: Expr, c: Fraction, a: tuple[int, ...], shifts: list[Shift], ctx: Context) -> Expr:

@@ -107,7 +107,7 @@ def _repeated(r: Reduction, g: Group, ctx: Context) -> Part:
 
 
 def _corrected(p: Part, ctx: Context) -> Expr:
-    out = apply(p.value, p.delayed)
+    out = apply(p.value if p.settled is None else p.settled, p.delayed)
     if ctx.options.guards:
         if p.exact is not None:
             out = call("where", p.exact[0], apply(p.exact[1], p.delayed), out)

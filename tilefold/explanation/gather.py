@@ -102,8 +102,8 @@ def _folds(p: Program, kernels: Sequence[FusedKernel]) -> tuple[FoldReport, ...]
                     cascade=cascade,
                     parallel=k.plan.group.parallel,
                     fold=s.fold,
-                    delayed=build_fold(reading, Options(guards=False)),
-                    paper=build_fold(reading, Options(guards=False, delay=False)),
+                    delayed=build_fold(reading, Options(guards=False, residuals=False)),
+                    paper=build_fold(reading, Options(guards=False, residuals=False, delay=False)),
                 )
             )
     return tuple(out)

@@ -3,6 +3,9 @@
 Each variant keeps dtypes and ranks, so that what runs is the same compiled function:
 
     non-contiguous  every floating tensor with permuted strides
+    odd strides     every floating tensor inside a larger one: rows an odd number of elements apart, not aligned
+    offset          the first floating tensor plus so much that numbers there are 1/100 apart (float32: 1e5)
+    large offset    the same, 1/10 apart (float32: 1e6)
     huge            the first floating tensor times 1e4
     tiny            the first floating tensor times 1e-4
     one row         the leading axis of the first floating tensor, and of those that share it, cut to 1
@@ -34,6 +37,9 @@ def variants(args: Sequence[Any], seed: int = 0) -> tuple[tuple[str, Args], ...]
 
     changes: tuple[tuple[str, Callable[[], Args]], ...] = (
         ("non-contiguous", lambda: tuple(_restrided(a) if _is_float(a) else a for a in args)),
+        ("odd strides", lambda: tuple(_inside(a) if _is_float(a) else a for a in args)),
+        ("offset", lambda: with_first(_offset(x, 0.01))),
+        ("large offset", lambda: with_first(_offset(x, 0.1))),
         ("huge", lambda: with_first(_wide(x, lambda v: v * 1e4))),
         ("tiny", lambda: with_first(_wide(x, lambda v: v * 1e-4))),
         ("one row", lambda: _one_row(args, x.shape[0])),
@@ -60,6 +66,20 @@ def _restrided(x: torch.Tensor) -> torch.Tensor:
     if x.ndim >= 2:
         return x.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
     return x.detach().repeat_interleave(2)[::2]
+
+
+def _inside(x: torch.Tensor) -> torch.Tensor:
+    """The same values as a part of a tensor whose last axis is 3 or 4 longer."""
+    n = x.shape[-1]
+    whole = x.new_zeros((*x.shape[:-1], n + 3 + n % 2))
+    part = whole[..., 1 : n + 1]
+    part.copy_(x.detach())
+    return part
+
+
+def _offset(x: torch.Tensor, apart: float) -> torch.Tensor:
+    """x, whose values are about 1 apart, where the numbers of its dtype are `apart`: a power of 10 in float32."""
+    return _wide(x, lambda v: v + 1.19 * apart / torch.finfo(x.dtype).eps)
 
 
 def _one_row(args: Sequence[Any], rows: int) -> Args:
