@@ -122,6 +122,13 @@ class Described:
         out[tuple(slice(0, n) for n in part.shape)] = part
         return out
 
+    def write(self, at: Sequence[int], value: torch.Tensor) -> None:
+        """What lies beyond the tensor is dropped."""
+        assert value.shape == self.box and value.dtype == self.x.dtype
+        to = tuple(slice(int(a), min(int(a) + b, n)) for a, b, n in zip(at, self.box, self.x.shape, strict=True))
+        part = self.x[to]
+        part.copy_(value[tuple(slice(0, n) for n in part.shape)])
+
 
 def _where(c: Any, a: Any, b: Any) -> Any:
     if not isinstance(c, torch.Tensor):
@@ -168,13 +175,14 @@ def _language(block: threading.local) -> types.SimpleNamespace:
     types_ = {n: getattr(torch, n) for n in ("float32", "float16", "bfloat16", "int32", "int64")}
     return types.SimpleNamespace(
         **bare, **types_, constexpr=None, PropagateNan=types.SimpleNamespace(ALL=None),
-        program_id=lambda axis: block.number, num_programs=lambda axis: 1,
+        program_id=lambda axis: block.number, num_programs=lambda axis: block.programs,
         cdiv=lambda a, b: -(-a // b), where=_where, load=_load, store=_store, reduce=_reduce,
         maximum=_pick(torch.maximum, max), minimum=_pick(torch.minimum, min), fma=lambda a, b, c: a * b + c,
         sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis), min=lambda x, axis: x.amin(axis),
         arange=lambda lo, hi, layout=None: torch.arange(lo, hi),
         full=lambda shape, v, dtype, layout=None: torch.full(shape, v, dtype=dtype),
         broadcast_to=lambda x, shape: torch.broadcast_to(x, shape),
+        convert_layout=lambda x, layout: x, DotOperandLayout=lambda **k: None,
         SliceLayout=lambda *a: None, NVMMADistributedLayout=lambda **k: None,
         NVMMASharedLayout=types.SimpleNamespace(get_default_for=lambda *a: None), SwizzledSharedLayout=lambda *a: None,
     )  # fmt: skip
@@ -186,15 +194,17 @@ def _gluon(block: threading.local, groups: list[int]) -> types.SimpleNamespace:
     def allocate(dtype: torch.dtype, shape: Sequence[int], layout: object) -> Shared:
         if dtype is torch.int64:
             return Shared(torch.zeros(shape), [None] * shape[0])
+        if dtype is torch.int32:
+            return Shared(torch.full(shape, -(1 << 30), dtype=dtype))
         return Shared(torch.full(shape, float("nan"), dtype=dtype))
 
     def specialize(roles: Sequence[tuple[Callable, tuple]], warps: Sequence[int], registers: Sequence[int]) -> None:
         assert len(warps) == len(registers) == len(roles) - 1
         groups.append(len(roles))
-        number, failed = block.number, list[Exception]()
+        number, programs, failed = block.number, block.programs, list[Exception]()
 
         def run(role: Callable, args: tuple) -> None:
-            block.number = number
+            block.number, block.programs = number, programs
             try:
                 role(*args)
             except Exception as err:  # whatever it is, it is raised again below, in the thread of the test
@@ -213,9 +223,29 @@ def _gluon(block: threading.local, groups: list[int]) -> types.SimpleNamespace:
     return gl
 
 
+class Turns:
+    """Named barriers of the hardware, which one group passes and another one awaits."""
+
+    def __init__(self) -> None:
+        self.passed: dict[int, int] = {}
+        self.changed = threading.Condition()
+
+    def hand(self, group: int) -> None:
+        with self.changed:
+            self.passed[group] = self.passed.get(group, 0) + 1
+            assert self.passed[group] == 1, "a turn is passed to a group that has not taken the last one"
+            self.changed.notify_all()
+
+    def take(self, group: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.passed.get(group, 0), PATIENCE), "deadlock"
+            self.passed[group] -= 1
+
+
 def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> None:
     """Run a generated kernel: tensors as `Pointer`, tensor maps as `Described`. AssertionError: a deadlock, say."""
     block, groups = threading.local(), list[int]()
+    block.programs = blocks
     gl, tl = _gluon(block, groups), _language(block)
 
     def init(s: Shared, count: int) -> None:
@@ -228,6 +258,11 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
         to.data.copy_(part)
         bar.bar.landed(part.numel() * part.element_size())
 
+    def draw(counter: Pointer, total: int) -> int:
+        n = int(counter.x)
+        counter.x.fill_(0 if n == total - 1 else n + 1)
+        return n
+
     space: dict[str, Any] = {
         "gl": gl,
         "tl": tl,
@@ -235,8 +270,12 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
         "libdevice": types.SimpleNamespace(tanh=torch.tanh),
         "fence_async_shared": lambda: None,
         "warpgroup_mma": _product,
-        "warpgroup_mma_wait": lambda n, deps: deps[0],
-        "tma": types.SimpleNamespace(async_copy_global_to_shared=copy),
+        "warpgroup_mma_wait": lambda n, deps: deps[0] if len(deps) == 1 else tuple(deps),
+        "tma": types.SimpleNamespace(
+            async_copy_global_to_shared=copy,
+            async_copy_shared_to_global=lambda d, at, x: d.write(at, x.data),
+            store_wait=lambda n: None,
+        ),
         "mbarrier": types.SimpleNamespace(
             MBarrierLayout=lambda: None,
             init=init,
@@ -250,10 +289,17 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
     space |= {
         "tf_tanh_approx": torch.tanh,
         "tf_apart": lambda: 0,
+        "tf_put": lambda slot, value: slot.data.fill_(int(value)),
+        "tf_get": lambda slot: int(slot.data),
+        "tf_draw": draw,
+        "tf_no_sums": lambda like: torch.zeros(like.shape[0], 4),
+        "tf_by_row": lambda row, like: row[:, None],
         "tf_floordiv": operator.floordiv,
         "tf_mod": operator.mod,
     }
     for n in range(blocks):
         block.number = n
+        turns = Turns()
+        space |= {"tf_pass_turn": turns.hand, "tf_await_turn": turns.take}
         space[name](**arguments)
     assert len(groups) == blocks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +12,10 @@ import torch
 triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
 from tests.backends.triton import emulated  # noqa: E402
+from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.groups import WIDE, shared_out  # noqa: E402
 from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
-from tilefold.algebra.dtypes import DType  # noqa: E402
 from tilefold.backends.triton import compile as compile_  # noqa: E402
 from tilefold.backends.triton import launch  # noqa: E402
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
@@ -30,7 +29,6 @@ from tilefold.block.ir import Block  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.suites.gpu import operators as o  # noqa: E402
-from tilefold.tile.interp import run_kernel  # noqa: E402
 from tilefold.tile.ir import Kernel  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
 from tilefold.tile.verify import verify  # noqa: E402
@@ -156,36 +154,6 @@ def test_the_wait_for_the_kernel_ahead_comes_before_all_roles():
     assert len(re.findall(r"griddepcontrol\.\w+", ptx)) == 2
 
 
-def emulate(k: TritonKernel, change: tuple[str, str] = ("", ""), **syms: int) -> tuple[dict, dict]:
-    """The kernel's results in threads of this machine, and the tile kernel's in float64, of random arguments."""
-    sizes = k.sizes(syms)
-    v = k.variant(usual_units(k.block), sizes, hopper=True, tf32=False, interpreted=False)
-    assert v.rendered.groups == 2
-    gen = torch.Generator().manual_seed(0)
-    tensors = {}
-    for t, shape in v.params:
-        x = torch.randn(shape(syms), generator=gen)
-        tensors[t.name] = (x > 0) if t.dtype is DType.BOOL else x.to(t.dtype.torch_dtype)
-    wanted = {n: x.double() if x.is_floating_point() else x for n, x in tensors.items()}
-    run_kernel(v.kernel, wanted, syms, exact=True)
-    numbers = [s for t, _ in v.params for a, s in enumerate(tensors[t.name].stride()) if a != t.unit_axis]
-    numbers += [syms[n] for n in v.kernel.syms]
-    maps = [emulated.Described(tensors[t], box) for t, box in v.rendered.descriptors.values()]
-    given = [*(emulated.Pointer(tensors[t.name]) for t, _ in v.params), *numbers, *maps]
-    blocks = math.prod(-(-sizes[t.dim] // t.tile) for t in v.rendered.grid)
-    assert change[0] in v.rendered.source
-    source = v.rendered.source.replace(*change, 1)
-    emulated.run(source, v.rendered.name, blocks, dict(zip(v.rendered.arguments, given, strict=True)))
-    out = [t.name for t, _ in v.params if t.role == "out"]
-    return {n: tensors[n].double() for n in out}, {n: wanted[n] for n in out}
-
-
-def same(found: dict, exact: dict) -> None:
-    for n, x in exact.items():
-        size = float(x[x.isfinite()].abs().max())
-        torch.testing.assert_close(found[n], x, rtol=0, atol=2**-7 * size, equal_nan=True, msg=n)
-
-
 @pytest.mark.parametrize("name", WIDE)
 def test_roles_together_compute_the_kernel(name):
     """No deadlock, and the same result."""
@@ -207,7 +175,7 @@ def test_one_rendering_serves_all_lengths(name, lengths, tmp_path):
         ("taken.index(0), count=2", "taken.index(0), count=3"),
         ("turn = ((it // 2) & 1) ^ 1", "turn = (it // 2) & 1"),
         ("mbarrier.expect(full.index(s), ", "mbarrier.expect(full.index(s), 16 + "),
-        ("b_j_1 = 6 - 1 - b_j", "b_j_1 = b_j"),  # of the copying warp alone
+        ("b_j_2 = 6 - 1 - b_j", "b_j_2 = b_j"),  # of the copying warp alone
     ],
     ids=["a reader too many", "the wrong turn", "bytes that do not come", "blocks in another order"],
 )

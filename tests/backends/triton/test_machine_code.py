@@ -55,6 +55,24 @@ def test_a_register_of_another_group_is_found():
     assert any("HGMMA" in s and "UR8 is written by another group at 0x40" in s for s in said)
 
 
+def test_a_vote_writes_a_uniform_register():
+    assert (0x90, 8, 0x40) in found("VOTEU.ALL UR8, UPT, PT", "UMOV UR10, 0x1")
+    code = CODE.format(first="NOP", second="VOTEU.ANY UR8, UPT, PT").replace("gdesc[UR8].tnspB", "R2, UR8")
+    assert not any(s.address == 0x90 for s in strays(code))
+
+
+@pytest.mark.parametrize(
+    "first, same", [("ULEA UR8, UR4, UR6, 0x18", True), ("ULEA UR8, UR4, UR6, 0x17", False), ("R2UR UR8, R2", False)]
+)
+def test_whose_value_it_is_does_not_matter_where_all_are_one(first, same):
+    """A group computes anew what stands before the jump; another one reads it, as on its own way it has that value."""
+    before = "S2UR UR4, SR_CTAID.X ;\n        /*0004*/                   ULEA UR8, UR4, UR6, 0x18"
+    start = "UMOV UR6, 0x400 ;\n        /*0002*/                   "
+    code = CODE.replace("S2UR UR4, SR_CTAID.X", start + before).replace("UIADD3 UR6, UR4, 0x1, URZ", "NOP")
+    code = code.format(first=first, second="NOP").replace("gdesc[UR8].tnspB", "R2, UR8")
+    assert any(s.address == 0x90 and s.register == 8 for s in strays(code)) != same
+
+
 def test_what_is_kept_and_restored_is_no_use():
     code = CODE.format(first="UMOV UR8, 0x1", second="MOV R7, UR8").replace("gdesc[UR8].tnspB", "R2")
     assert strays(code) == ()

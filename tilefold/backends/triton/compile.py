@@ -15,10 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tilefold.algebra.dtypes import DType
 from tilefold.backends.triton import ahead, known
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.dependent import ALONE, supported
-from tilefold.backends.triton.gluon import WARPS
+from tilefold.backends.triton.gluon_text import WARPS
 from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
@@ -128,6 +129,8 @@ def signature(kernel: Kernel, r: Rendered, *, wide: bool) -> dict[str, str]:
     for a, (t, box) in r.descriptors.items():
         how = f",{_swizzled(box, element[t])!r}" if r.groups else ""
         types[a] = f"tensordesc<{element[t]}{list(box)}{how}>"
+    if r.draws:
+        types["counter"] = POINTER_TYPE[DType.I32]
     return {a: types.get(a, number) for a in r.arguments}
 
 

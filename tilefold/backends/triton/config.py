@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Literal
 
 from tilefold.tile.pieces import MATRIX_UNIT
 
@@ -17,8 +18,10 @@ class TritonConfig:
     `warps`, `stages`: of the kernel and of its software pipelines. `descriptors`: operands of
     products come through tensor-map copies (TMA) where strides allow it. `specialize`: producer
     and consumer warps (Hopper and later; the result has to be checked). `registers`: most a thread may use.
-    `groups`: of four warps, that share the columns of a wide state on Hopper, beside four that compute what they
-    sum and one that copies (`roles`); a kernel without such a form, and other devices, have `warps` instead.
+    `groups`: of four warps on Hopper, beside one that copies. They `own` the columns of a wide state, and four warps
+    more compute what they sum (`roles`), or 64 rows of the state each (`row_roles`). Those may take `turns` at the
+    matrix unit, and their thread blocks `draws` what to do next from a counter (else each has a fixed share). A kernel
+    without such a form, and other devices, have `warps` instead.
     """
 
     tiles: Mapping[str, int] = field(default_factory=dict)
@@ -29,6 +32,9 @@ class TritonConfig:
     specialize: bool = False
     registers: int | None = None
     groups: int = 0
+    own: Literal["columns", "rows"] = "columns"
+    turns: bool = False
+    draws: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tiles", MappingProxyType(dict(self.tiles)))
@@ -45,13 +51,20 @@ class TritonConfig:
             self.specialize,
             self.registers,
             self.groups,
+            self.own,
+            self.turns,
+            self.draws,
         )
 
     def __str__(self) -> str:
         tiles = " ".join(f"{d}:{n}" for d, n in self.tiles.items())
         extra = [f"warps {self.warps}", f"stages {self.stages}"]
         extra += ["descriptors"] * self.descriptors + ["specialized warps"] * self.specialize
-        extra += [f"{self.groups} groups"] if self.groups else []
+        extra += (
+            [f"{self.groups} groups of {self.own}{' in turn' * self.turns}{' drawing tiles' * self.draws}"]
+            if self.groups
+            else []
+        )
         extra += [f"lanes {d}:{n}" for d, n in self.lanes.items()]
         return f"{tiles}; {', '.join(extra)}"
 

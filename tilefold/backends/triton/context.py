@@ -59,7 +59,8 @@ class Context:
         self.wide: bool = wide
         self.interpreted: bool = interpreted
         self.scopes = Scopes()
-        self.matrix: tuple[str, ...] = ()  # in Gluon: rows and columns of the layout `mma`, which values have
+        self.matrix: tuple[str, ...] = ()  # in Gluon: rows and columns of the layout that values have
+        self.layout = "mma"  # its name
         self.dims: dict[str, Dim] = {}
         self.known = Known()
         self.reuse = Reuse()
@@ -262,10 +263,10 @@ class Context:
         if not self.matrix or not axes:
             return ""
         if tuple(axes) == self.matrix:
-            return ", mma"
+            return f", {self.layout}"
         if len(axes) > 1 or axes[0] not in self.matrix:
             raise BackendError(f"{self.kernel.name}: a value over {tuple(axes)} beside a matrix of {self.matrix}")
-        return f", tl.SliceLayout({1 - self.matrix.index(axes[0])}, mma)"
+        return f", tl.SliceLayout({1 - self.matrix.index(axes[0])}, {self.layout})"
 
     def assign(self, buf: str, code: str) -> None:
         """Give a buffer a new value."""

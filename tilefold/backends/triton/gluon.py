@@ -12,7 +12,6 @@ off, it was used wrongly by the assembler (`machine_code`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,10 +19,12 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
+from tilefold.backends.triton.gluon_text import COPYING, HEADER, WARPS, in_gluon, matrix_layout, mentions
 from tilefold.backends.triton.names import identifier
+from tilefold.backends.triton.parts import ROWS, Part
 from tilefold.backends.triton.prelude import PRELUDE
 from tilefold.backends.triton.render import Rendered, Renderer
-from tilefold.backends.triton.roles import ROWS, Part, Roles, readers
+from tilefold.backends.triton.roles import Roles, readers
 from tilefold.backends.triton.scalar import narrowed
 from tilefold.backends.triton.scope import Dim
 from tilefold.backends.triton.values import TRITON_TYPE
@@ -31,36 +32,11 @@ from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.uses import read_raw, rounded
 
-#: Most columns of a matrix instruction here: longer ones take more registers than a thread has at the start.
-INSTRUCTION = 128
-#: Registers of a thread of the copying warp, and of a group with columns beside those of its columns.
-COPYING, BESIDE = 24, 40
-#: Warps of a group.
-WARPS = 4
+#: Registers of a thread of a group with columns beside those of its columns.
+BESIDE = 40
 
 #: Barriers: of parts (a row of `stages` each), then one of each kind.
 _OF_PARTS, _SINGLE = ("full", "empty"), ("given", "taken", "have_rows", "done")
-
-#: What Gluon has of its own, with layouts or for them; the rest of Triton's language serves both.
-_LAID = (
-    *("NVMMADistributedLayout", "SliceLayout", "arange", "constexpr", "full", "reduce", "sum", "max", "min"),
-    *("float32", "float16", "bfloat16", "int32"),
-)
-
-_HEADER = """import triton
-from triton import language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.language.extra import libdevice
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-)
-
-
-@gluon.jit
-def tf_apart():
-    return tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], tl.int32, is_pure=False, pack=1)
-"""
 
 
 def render_groups(kernel: ir.Kernel, roles: Roles, context: Context, place: Place = ALONE) -> Rendered:
@@ -104,7 +80,7 @@ class _Groups:
         sums = _Sums(self, self._context((self.r.row, self.r.columns), self._sums_body())).lines()
         args = self._arguments()
         passed = {
-            role: [a for a in (*args, *self._shared()) if _uses("\n".join(lines), a)]
+            role: [a for a in (*args, *self._shared()) if mentions("\n".join(lines), a)]
             for role, lines in (("copies", copies), ("scores", scores), ("sums", sums))
         }
         of_a_share = ["tile", "PART: gl.constexpr", "GROUP: gl.constexpr"]
@@ -114,7 +90,7 @@ class _Groups:
             self._function("sums", [*passed["sums"], *of_a_share], sums),
             self._entry(args, passed),
         ]
-        source = _HEADER + "\n\n" + _in_gluon(PRELUDE.split("\n\n\n", 1)[1]) + "\n\n" + "\n\n\n".join(parts) + "\n"
+        source = HEADER + "\n\n" + in_gluon(PRELUDE.split("\n\n\n", 1)[1]) + "\n\n" + "\n\n\n".join(parts) + "\n"
         grid = tuple(self.kernel.grid)
         return Rendered(source, self.name, tuple(args), grid, {}, self.maps, self.place, groups=self.r.groups)
 
@@ -165,7 +141,7 @@ class _Groups:
         head = [f"@gluon.jit\ndef {self.name}_{role}({', '.join(args)}):"]
         if role == "scores":
             head += [f"    # {line}" for line in self.kernel.listing.splitlines()]
-        return "\n".join(head + ["    " + _in_gluon(line) for line in lines])
+        return "\n".join(head + ["    " + in_gluon(line) for line in lines])
 
     def _entry(self, args: Sequence[str], passed: Mapping[str, Sequence[str]]) -> str:
         """Memory and barriers, then all roles at once, each with what it uses (`passed`)."""
@@ -173,7 +149,7 @@ class _Groups:
         def given(role: str, *more: object) -> str:
             return f"    ({self.name}_{role}, ({''.join(f'{a}, ' for a in (*passed[role], *more))})),"
 
-        r, stages, kind = self.r, self.names.stages, _in_gluon(TRITON_TYPE[self.r.dtype])
+        r, stages, kind = self.r, self.names.stages, in_gluon(TRITON_TYPE[self.r.dtype])
         tile = r.loop.tile
         lines = self.place.lines()
         for n, p in enumerate(r.parts):
@@ -259,11 +235,7 @@ class _Role(Renderer):
 
     def matrix(self, columns: int) -> None:
         """The layout of the matrix unit's results."""
-        shape = [16, min(columns, INSTRUCTION), 16]
-        self.emit(
-            f"mma: tl.constexpr = tl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[{WARPS}, 1],"
-            f" instr_shape={shape})"
-        )
+        self.emit(f"mma: tl.constexpr = {matrix_layout(columns)}")
 
 
 class _Copies(_Role):
@@ -416,13 +388,3 @@ class _Sums(_Role):
 
 def _continues(s: ir.Stmt, before: ir.Gemm) -> bool:
     return isinstance(s, ir.Gemm) and s.buf == before.buf and s.accumulate
-
-
-def _in_gluon(text: str) -> str:
-    """Triton's names as Gluon's."""
-    text = text.replace("@triton.jit", "@gluon.jit")
-    return re.sub(rf"\btl\.(?=(?:{'|'.join(_LAID)})\b)", "gl.", text)
-
-
-def _uses(text: str, name: str) -> bool:
-    return re.search(rf"\b{re.escape(name)}\b", text) is not None

@@ -12,6 +12,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -27,6 +28,7 @@ from tilefold.backends.triton.compile import (
 )
 from tilefold.backends.triton.config import TritonConfig, lighter
 from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.counters import counters_of
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.gluon import render_groups
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, TooLarge, launcher_of
@@ -34,6 +36,8 @@ from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.roles import roles_of
+from tilefold.backends.triton.row_groups import render_rows
+from tilefold.backends.triton.row_roles import RowRoles, row_roles_of
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
 from tilefold.errors import BackendError
@@ -161,7 +165,7 @@ class TritonKernel:
         configurations serve all places. hopper: for a device of that architecture, whose warps can work in groups;
         tensor maps must then describe what they copy.
         """
-        config = self._config(sizes, tf32=options.get("tf32", False))
+        config = self._config(sizes, tf32=options.get("tf32", False), hopper=hopper and not wide)
         if plain or wide:
             config = replace(config, descriptors=False)
         if wide or not hopper:
@@ -176,6 +180,8 @@ class TritonKernel:
         bins = {d: n for d, n in self._coarse(sizes).items() if d in self._dynamic}
         kernel = tile_kernel(self.block, config, dict(zip(self.tensors, units, strict=True)), bins)
         rendered = grouped(kernel, config, bins, place)
+        if rendered is None and config.groups and config.own == "rows" and not self.exactly:
+            return self.variant(units, sizes, wide=wide, plain=plain, place=place, **options)
         if rendered is None:
             config = replace(config, groups=0)
             side = self._interleave(kernel, sizes)
@@ -198,12 +204,14 @@ class TritonKernel:
         """Extents with those of dynamic dims rounded up to their bins."""
         return {d: power_of_two(n) if d in self._dynamic else n for d, n in sizes.items()}
 
-    def _config(self, sizes: Mapping[str, int], *, tf32: bool) -> TritonConfig:
-        """The configuration of the extents' bin."""
+    def _config(self, sizes: Mapping[str, int], *, tf32: bool, hopper: bool = False) -> TritonConfig:
+        """The configuration of the extents' bin. hopper: for devices whose groups of warps may own rows."""
         coarse = self._coarse(sizes)
-        key = (tf32, *coarse.values())
+        key = (tf32, hopper, *coarse.values())
         if key not in self._configs:
             chosen = self.choose(self.block, coarse) if self.choose is not None else None
+            if chosen is not None and chosen.own == "rows" and not hopper:
+                chosen = None
             self._configs[key] = chosen or default_config(self.block, coarse, tf32=tf32)
         return self._configs[key]
 
@@ -218,7 +226,8 @@ class TritonKernel:
             try:
                 return self._plan(xs, syms, place)
             except BackendError as err:
-                if self.exactly or not self._simpler(self.sizes(syms), smaller=isinstance(err, TooLarge)):
+                hopper = self._groups_on(xs)
+                if self.exactly or not self._simpler(self.sizes(syms), isinstance(err, TooLarge), hopper):
                     raise
 
     def start_building(self, xs: Sequence[Like], syms: Mapping[str, int], place: Place = ALONE) -> None:
@@ -231,15 +240,22 @@ class TritonKernel:
             return  # `plan` says so, where something else can be tried
         start_building(job_of(v.kernel, v.rendered, v.config, _divisible(xs, numbers), wide=v.wide))
 
-    def _simpler(self, sizes: Mapping[str, int], *, smaller: bool) -> bool:
+    def _simpler(self, sizes: Mapping[str, int], smaller: bool, hopper: bool) -> bool:
         """Whether the bin of these extents has another configuration, with which it then runs: one without groups of
         warps, else, if that is what it takes, a smaller one."""
         tf32 = matmul_precision() == "tf32"
-        config = self._config(sizes, tf32=tf32)
-        found = replace(config, groups=0) if config.groups else lighter(config) if smaller else None
+        config = self._config(sizes, tf32=tf32, hopper=hopper)
+        if config.groups and config.own == "rows":
+            found: TritonConfig | None = self._config(sizes, tf32=tf32)
+        else:
+            found = replace(config, groups=0) if config.groups else lighter(config) if smaller else None
         if found is not None:
-            self._configs[(tf32, *self._coarse(sizes).values())] = found
+            self._configs[(tf32, hopper, *self._coarse(sizes).values())] = found
         return found is not None
+
+    def _groups_on(self, xs: Sequence[torch.Tensor | Like]) -> bool:
+        """Whether groups of warps may run on the tensors' device, with offsets of 32 bits."""
+        return not self.interpreted and is_hopper(xs[0].device) and not any(_span(x) >= NARROW_LIMIT for x in xs)
 
     def _plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place) -> Plan:
         v, grid, numbers = self._bound(xs, syms, place)
@@ -247,6 +263,8 @@ class TritonKernel:
             return Plan(Launcher(_interpreter(v, self.tensors, xs), ()), grid, tuple(numbers))
         device = xs[0].device
         divisible = _divisible(xs, numbers)
+        if v.rendered.persistent:
+            grid = min(grid, multiprocessors(device.index))
         key = (device.index, v.rendered.source, v.config.warps, v.config.stages, v.config.registers, tuple(divisible))
         with torch.cuda.device(device):
             launcher = self._compiled.get(key)
@@ -257,7 +275,10 @@ class TritonKernel:
             Described(n, tuple(xs[n].shape), xs[n].stride(), tuple(box))
             for n, (_, box) in zip(self._described(v), v.rendered.descriptors.values(), strict=True)
         )
-        return Plan(launcher, grid, tuple(numbers), described)
+        counters = counters_of(device.index) if v.rendered.draws else None
+        if counters is not None:
+            counters.reserve()
+        return Plan(launcher, grid, tuple(numbers), described, counters)
 
     def _described(self, v: Variant) -> list[int]:
         """Positions of the tensors that tensor maps describe."""
@@ -292,14 +313,20 @@ class TritonKernel:
 
 def grouped(kernel: Kernel, config: TritonConfig, bins: Mapping[str, int], place: Place) -> Rendered | None:
     """The rendering for groups of warps, if the configuration wants one and the kernel has one."""
-    roles = roles_of(kernel, config, bins)
-    if roles is None:
-        return None
     context = Context(kernel, config, bins, wide=False, interpreted=False, nvidia=True)
+    by_rows, by_columns = row_roles_of(kernel, config), roles_of(kernel, config, bins)
     try:
-        return render_groups(kernel, roles, context, place)
+        if isinstance(by_rows, RowRoles):
+            return render_rows(kernel, by_rows, context, place)
+        return None if by_columns is None else render_groups(kernel, by_columns, context, place)
     except BackendError:
         return None
+
+
+@cache
+def multiprocessors(device: int) -> int:
+    """Of a CUDA device: a persistent kernel has a thread block on each."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def is_hopper(device: torch.device) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilefold.backends.triton.counters import Counters
 from tilefold.errors import BackendError
 
 try:
@@ -102,12 +103,14 @@ class Described:
 
 @dataclass(slots=True)
 class Plan:
-    """Everything about a launch but the addresses and the stream. `grid`: thread blocks, 0 for none."""
+    """Everything about a launch but the addresses and the stream. `grid`: thread blocks, 0 for none. `counters`: what
+    the kernel takes a counter of."""
 
     launcher: Launcher
     grid: int
     numbers: tuple[int, ...]
     described: tuple[Described, ...] = ()
+    counters: Counters | None = None
     _maps: dict[tuple[int, ...], tuple[object, ...]] = field(default_factory=dict)
     _key: Callable[[Sequence[int]], tuple[int, ...]] = field(init=False)
 
@@ -120,6 +123,8 @@ class Plan:
             return
         launcher = self.launcher
         more = self._encoded(pointers) if self.described else ()
+        if self.counters is not None:
+            more = (self.counters.address(stream), *more)
         launcher.call(self.grid, 1, 1, stream, *launcher.head, *pointers, *self.numbers, *more)
 
     def _encoded(self, pointers: Sequence[int]) -> tuple[object, ...]:

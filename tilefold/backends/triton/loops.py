@@ -46,15 +46,16 @@ class Loops:
 
     def bounds(self, s: ir.For) -> tuple[str, str]:
         """First index and one past the last."""
-        lo = "0" if s.start is None else self._bound(s.start, f"{s.dim}_lo")
-        return lo, self.c.size(s.dim).code if s.stop is None else self._bound(s.stop, f"{s.dim}_hi")
+        lo = "0" if s.start is None else self.bound(s.start, f"{s.dim}_lo")
+        return lo, self.c.size(s.dim).code if s.stop is None else self.bound(s.stop, f"{s.dim}_hi")
 
     def _keeps(self, s: ir.For) -> bool:
         """Whether the loop goes over values that the block holds whole: registers cannot be sliced."""
         read = {t for e in expressions(s.body) for t in tensors_read(e)} | set(written(s.body))
         return any(s.dim in b.dims for n, b in self.c.buffers.items() if n in read and n not in allocated(s.body))
 
-    def _bound(self, e: Expr, stem: str) -> str:
+    def bound(self, e: Expr, stem: str) -> str:
+        """Code of a bound, as a variable here."""
         v = self.c.expressions.value(self.c.settled(e), ())
         return v.code if v.code.isdigit() else self.c.scopes.once(v.code, stem, self.c.scopes.here)
 
@@ -72,10 +73,10 @@ class Loops:
         """Before, in and after the stretch of tiles on which masks are settled and nothing is ragged."""
         outer = frozenset(self.c.dims) | {s.dim}
         found = certain(expressions(s.body), s.dim, outer - {s.dim})
-        starts = [self._bound(e, f"{s.dim}_from") for e in found.starts]
-        stops = [self._bound(e, f"{s.dim}_to") for e in found.stops]
+        starts = [self.bound(e, f"{s.dim}_from") for e in found.starts]
+        stops = [self.bound(e, f"{s.dim}_to") for e in found.stops]
         lanes = max(power_of_two(s.tile), self.c.config.lanes.get(s.dim, 1))
-        exact = lo == "0" and lanes == s.tile and self._divisible(s.stop or Size(s.dim), s.tile)
+        exact = lo == "0" and lanes == s.tile and self.divisible(s.stop or Size(s.dim), s.tile)
         if exact and not found.conditions:
             self._part(s, lo, hi, None, {})
             return
@@ -89,12 +90,12 @@ class Loops:
             hi = self.c.scopes.once(f"{hi} + tl.num_programs(1) - 1", f"{s.dim}_hi", here)
         first = lo
         if starts:
-            after = _nested("tl.maximum", starts)
+            after = nested("tl.maximum", starts)
             first = self.c.scopes.once(
                 f"{lo} + tl.cdiv(tl.maximum({after} - {lo}, 0), {s.tile}) * {s.tile}", f"{s.dim}_a", here
             )
             first = self.c.scopes.once(f"tl.minimum({first}, {hi})", f"{s.dim}_a", here)
-        end = _nested("tl.minimum", [hi, *stops]) if stops else hi
+        end = nested("tl.minimum", [hi, *stops]) if stops else hi
         last = self.c.scopes.once(
             f"{first} + tl.maximum({end} - {first}, 0) // {s.tile} * {s.tile}", f"{s.dim}_b", here
         )
@@ -107,7 +108,7 @@ class Loops:
         for part in reversed(parts) if self.c.reuse.writes else parts:
             self._part(s, *part)
 
-    def _divisible(self, e: Expr, n: int) -> bool:
+    def divisible(self, e: Expr, n: int) -> bool:
         """Whether a loop bound is a multiple of n for certain."""
         if n == 1:
             return True
@@ -115,9 +116,9 @@ class Loops:
             case Const(v, _):
                 return int(v) % n == 0
             case Call(("minimum" | "maximum"), (a, b)):
-                return self._divisible(a, n) and self._divisible(b, n)
+                return self.divisible(a, n) and self.divisible(b, n)
             case Call("tile_stop", (Index(d),)):
-                return self.c.hold(d).tile % n == 0 and self._divisible(Size(d), n)
+                return self.c.hold(d).tile % n == 0 and self.divisible(Size(d), n)
         return False
 
     def _part(self, s: ir.For, lo: str, hi: str, stop: str | None, facts: Mapping[Expr, bool]) -> None:
@@ -161,7 +162,8 @@ class Loops:
         return f"for {at} in tl.range({lo}, {hi}, {s.tile}{extra}):"
 
 
-def _nested(op: str, items: Sequence[str]) -> str:
+def nested(op: str, items: Sequence[str]) -> str:
+    """A function of two applied to all."""
     out = items[0]
     for i in items[1:]:
         out = f"{op}({out}, {i})"

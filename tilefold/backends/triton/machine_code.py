@@ -5,8 +5,9 @@ value that stood before the jump, and a sum that two groups make of it, it compu
 and the second multiplied whatever lay in that uniform register (half of the columns wrong, or an illegal address).
 `gluon.py` keeps such values out of the way; `strays` looks whether that was enough.
 
-What is followed is uniform registers: definitions that reach a reading, through the jumps of the disassembly. Other
-registers are not, for what is kept and restored around warp-wide loops reads them before they are written.
+What is followed is uniform registers: definitions that reach a reading, through the jumps of the disassembly. Where
+all of them compute the same from constants (the start of shared memory), it does not matter whose they are. Other
+registers are not followed, for what is kept and restored around warp-wide loops reads them before they are written.
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ _PLACES = re.compile(r"\.L_\w+")
 _GUARD = re.compile(r"^@!?U?P[T0-9]+\s+")
 _REGISTER = re.compile(r"\bUR(\d+)\b")
 #: Instructions whose first operand is a uniform register that they write, beside those of the uniform datapath.
-_WRITE = frozenset({"R2UR", "S2UR"})
+_WRITE = frozenset({"R2UR", "S2UR", "VOTEU"})
 #: Instructions of that name that write none.
 _WRITE_NOTHING = re.compile(r"UTMA|UBLKCP|UCGABAR|USETMAXREG")
+#: Instructions whose result follows from their operands, and what they may read that is the same for a thread block.
+_PURE = frozenset({"UMOV", "ULEA", "UIADD3", "USHF", "ULOP3", "UIMAD", "ULDC", "S2UR"})
+_OF_BLOCK = re.compile(r"SR_(CTAID|CgaCtaId)\b")
 #: A uniform register kept in another, to be restored: no use.
 _KEPT = re.compile(r"(MOV|IMAD\.U32|IMAD\.MOV\.U32) R\d+, (RZ, RZ, )?UR\d+$")
 #: No instruction wrote it.
@@ -198,17 +202,56 @@ class _Flow:
                     todo.append(s)
         return found
 
+    def _before(self, n: int) -> _Reaching:
+        """What reaches an instruction."""
+        b = self.block[n]
+        state = dict(self.reaching.get(b, {}))
+        for k in range(b, n):
+            state |= dict.fromkeys(self.code[k].writes, frozenset({k}))
+        return state
+
+    def _value(self, n: int, deep: int = 6) -> str | None:
+        """What an instruction writes, as an expression of constants; None where it is made of more."""
+        i = self.code[n]
+        op, _, rest = i.text.partition(" ")
+        name, special = op.split(".")[0], op.startswith("S2UR")
+        if n == _NOTHING or deep == 0 or name not in _PURE or len(i.writes) != 1 or "UP" in rest:
+            return None
+        if special and _OF_BLOCK.search(rest) is None:
+            return None
+        state, (_, *operands) = self._before(n), rest.split(",")
+        found = ",".join(operands)
+        for r in sorted(i.reads):
+            value = self._same(state.get(r, frozenset()), deep - 1)
+            if value is None:
+                return None
+            found = re.sub(rf"\bUR{r}\b", f"({value})", found)
+        return f"{op} {found}"
+
+    def _same(self, by: frozenset[int], deep: int = 6) -> str | None:
+        """The value that all of these instructions write; None where it is not one."""
+        values = {None if n == _NOTHING else self._value(n, deep) for n in by}
+        return values.pop() if len(values) == 1 else None
+
     def strays(self) -> Iterator[Stray]:
-        blocks = {n: b for b, stop in self.stop.items() for n in range(b, stop)}
-        for b, state in sorted(self._reaching().items()):
+        blocks = self.block = {n: b for b, stop in self.stop.items() for n in range(b, stop)}
+        self.reaching = self._reaching()
+        for b, state in sorted(self.reaching.items()):
             if b not in self.owner:
                 continue
             for n in range(b, self.stop[b]):
                 i = self.code[n]
                 for r in sorted(i.reads):
+                    if self._crossed(b, state.get(r, frozenset())) and self._same(state[r]) is not None:
+                        continue
                     for by in sorted(state.get(r, frozenset({_NOTHING}))):
                         if by == _NOTHING:
                             yield Stray(i.address, i.text, r, None)
                         elif not self.owner.get(blocks[by], self.owner[b]) & self.owner[b]:
                             yield Stray(i.address, i.text, r, self.code[by].address)
                 state = {**state, **dict.fromkeys(i.writes, frozenset({n}))}
+
+    def _crossed(self, b: int, by: frozenset[int]) -> bool:
+        """Whether a definition is another group's than that of block b."""
+        mine = self.owner[b]
+        return any(n != _NOTHING and not self.owner.get(self.block[n], mine) & mine for n in by)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
@@ -18,6 +19,19 @@ _REDUCE = {"max": "tf_max", "min": "tf_min", "prod": "tf_mul"}
 _COMBINE = {"sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})"}
 
 
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A value over the `dims` that are reduced, with the identity beyond the valid indices, without a factor `scale`.
+
+    bare: it is a load, and unmasked.
+    """
+
+    value: Value
+    dims: list[str]
+    scale: float
+    bare: bool
+
+
 class Reductions:
     """Sums of products go to `Products` where they are matrix products."""
 
@@ -29,6 +43,30 @@ class Reductions:
         b = self.c.buffers[s.buf]
         if s.op == "sum" and self.products.contraction(s):
             return
+        axes = self.c.axes(b)
+        x = self.masked(s)
+        v, present, scale = x.value, x.dims, x.scale
+        by_thread = s.accumulate and s.buf in self.c.entered and x.bare and not self.c.matrix  # Gluon has no such pass
+        code = v.code
+        self.c.reductions_done += bool(present)
+        left = list(v.axes)
+        for d in sorted(present, key=left.index, reverse=True):
+            if by_thread and left.index(d) == len(left) - 1 > 0:
+                code = self._turned(code, left)
+            code = self._reduced(s.op, code, left.index(d), b.dtype)
+            left.remove(d)
+        if scale != 1.0:
+            code = f"({code} * {number(scale, DType.F32)})"
+        if s.accumulate:
+            merged = fitted(Value(code, tuple(left), v.kind), axes)
+            self.c.assign(s.buf, self._combined(s.op, self.c.buffer_names[s.buf], merged, b.dtype))
+        else:
+            stored = self.c.stored(Value(code, tuple(left), b.dtype.compute), b.dtype)
+            self.c.assign(s.buf, self.c.spread(stored, left, axes, b))
+
+    def masked(self, s: ir.Reduce) -> Reduced:
+        """What is reduced."""
+        b = self.c.buffers[s.buf]
         axes = self.c.axes(b)
         rdims = [d for d in s.rdims if self.c.hold(d).vector]
         e = self.c.settled(s.expr)
@@ -50,23 +88,7 @@ class Reductions:
         if masked is not None:
             none = number(identity_of(s.op, b.dtype.compute.torch_dtype), b.dtype.compute)
             v = Value(f"tl.where({masked}, {v.code}, {none})", v.axes, v.kind, v.level)
-        code = v.code
-        self.c.reductions_done += bool(present)
-        left = list(v.axes)
-        for d in sorted(present, key=left.index, reverse=True):
-            kept = s.accumulate and s.buf in self.c.entered and isinstance(e, Load) and masked is None
-            if kept and left.index(d) == len(left) - 1 > 0:
-                code = self._turned(code, left)
-            code = self._reduced(s.op, code, left.index(d), b.dtype)
-            left.remove(d)
-        if scale != 1.0:
-            code = f"({code} * {number(scale, DType.F32)})"
-        if s.accumulate:
-            merged = fitted(Value(code, tuple(left), v.kind), axes)
-            self.c.assign(s.buf, self._combined(s.op, self.c.buffer_names[s.buf], merged, b.dtype))
-        else:
-            stored = self.c.stored(Value(code, tuple(left), b.dtype.compute), b.dtype)
-            self.c.assign(s.buf, self.c.spread(stored, left, axes, b))
+        return Reduced(v, present, scale, isinstance(e, Load) and masked is None)
 
     def _turned(self, code: str, axes: list[str]) -> str:
         """`code` with its last axis, which is reduced next, made the first one (in `axes` too).

@@ -36,7 +36,9 @@ class Rendered:
     """Source text; `arguments` in order: pointers, numbers, descriptors; the grid as tiles of dims.
 
     `covers`: dims without a loop and the most indices their vector holds: larger sizes need another rendering.
-    `place`: among the kernels of its call. `groups`: of warps that share a wide state, in Gluon (`gluon`); 0: Triton.
+    `place`: among the kernels of its call. `groups`: of warps that share a state, in Gluon (`gluon`, `row_groups`); 0:
+    Triton. `persistent`: however many thread blocks there are, they go through all tiles of the grid. `draws`: what
+    they go through next says a counter, an argument after the numbers (`counters`).
     """
 
     source: str
@@ -47,6 +49,8 @@ class Rendered:
     descriptors: Mapping[str, tuple[str, tuple[int, ...]]]
     place: Place = ALONE
     groups: int = 0
+    persistent: bool = False
+    draws: bool = False
 
 
 def render(
@@ -216,23 +220,28 @@ class Renderer:
     def store(self, s: ir.Store) -> None:
         t = self.c.tensors[s.tensor]
         frame = tuple(d for d in s.dims if self.c.hold(d).vector)
+        code = self.value_to_store(s, frame)
+        pointer, axes = self.c.memory.address(t, s.index, frame)
+        if set(axes) != set(frame):
+            raise BackendError(f"{self.c.kernel.name}: a store to {t.name} does not depend on all of {frame}")
+        masked = self.c.masks(frame, frame)
+        if masked is not None and len(frame) > 1:
+            shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
+            masked = f"tl.broadcast_to({masked}, [{shape}])"
+        last = ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
+        self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")
+
+    def value_to_store(self, s: ir.Store, frame: tuple[str, ...]) -> str:
+        """What a store writes, over all of the frame and in the tensor's type."""
+        t = self.c.tensors[s.tensor]
         self.c.check_value(f"a store to {t.name}", frame)
         e = self.c.settled(s.expr)
         if isinstance(e, Cast) and e.dtype is t.dtype and t.dtype.is_float:
             e = e.arg  # rounded once, as it is stored
         checked = self.c.expressions.checked(e, t.dtype)
         v = self.c.stored(self.c.expressions.to_be_cast(e, t.dtype, frame), t.dtype, checked=checked)
-        pointer, axes = self.c.memory.address(t, s.index, frame)
-        if set(axes) != set(frame):
-            raise BackendError(f"{self.c.kernel.name}: a store to {t.name} does not depend on all of {frame}")
         code = fitted(v, frame)
         if frame and v.axes != frame:
             shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
             code = f"tl.broadcast_to({code}, [{shape}])" if v.axes else self.c.full(frame, code, t.dtype)
-        masked = self.c.masks(frame, frame)
-        if masked is not None:
-            shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
-            if len(frame) > 1:
-                masked = f"tl.broadcast_to({masked}, [{shape}])"
-        last = ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
-        self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")
+        return code

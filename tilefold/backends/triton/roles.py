@@ -16,37 +16,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, tensors_read
+from tilefold.algebra.expr import Const
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.parts import (
+    BARRIERS,
+    ROWS,
+    SHARED,
+    STREAMED,
+    Part,
+    Reading,
+    about,
+    is_product,
+    streams,
+    writes,
+)
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two
-from tilefold.tile.uses import allocated, expressions, written
+from tilefold.tile.uses import allocated
 
-#: Rows of a Hopper matrix instruction of four warps; streamed indices a tile may have.
-ROWS, STREAMED = 64, (32, 64, 128)
 #: Least and most columns of a group: a matrix instruction's fewest, and what fits the registers of four warps.
 LEAST_COLUMNS, MOST_COLUMNS = 64, 256
-#: Bytes of shared memory of a thread block on Hopper, and of them for barriers and gaps.
-SHARED, BARRIERS = 232_448, 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Columns [start, start + width) of a tensor at a tile of one other dim: what one copy brings.
-
-    index: the tensor's index without its last axis. streamed: the tile is the loop's, else the rows'.
-    """
-
-    tensor: str
-    index: tuple[Expr, ...]
-    start: int
-    width: int
-    streamed: bool
-
-    @property
-    def stop(self) -> int:
-        """One past the last column."""
-        return self.start + self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +76,17 @@ class Roles:
 
 def roles_of(kernel: ir.Kernel, config: TritonConfig, bins: Mapping[str, int]) -> Roles | None:
     """The roles of a kernel in this configuration; None where it has no such form. bins: as for `render`."""
-    loops = [s for s in kernel.body if isinstance(s, ir.For)]
-    if config.groups < 1 or len(loops) != 1 or config.lanes or any(isinstance(s, ir.For) for s in loops[0].body):
+    loop = streams(kernel, config.groups)
+    if loop is None or config.lanes or config.own != "columns":
         return None
-    size = kernel.sizes[loops[0].dim]
-    most = int(size.value) if isinstance(size, Const) else bins.get(loops[0].dim)
-    if most is not None and most <= loops[0].tile:
+    size = kernel.sizes[loop.dim]
+    most = int(size.value) if isinstance(size, Const) else bins.get(loop.dim)
+    if most is not None and most <= loop.tile:
         return None
-    return _Finder(kernel, config, loops[0]).find()
+    return _Finder(kernel, config, loop).find()
 
 
-class _Finder:
-    def __init__(self, kernel: ir.Kernel, config: TritonConfig, loop: ir.For):
-        self.kernel, self.config, self.loop = kernel, config, loop
-        self.tensors = {t.name: t for t in kernel.tensors}
-        at = kernel.body.index(loop)
-        self.before, self.after = kernel.body[:at], kernel.body[at + 1 :]
-
+class _Finder(Reading):
     def find(self) -> Roles | None:
         tiled = [t for t in self.kernel.grid if t.tile > 1]
         sums = [s for s in self.loop.body if isinstance(s, ir.Gemm) and self.loop.dim in s.rdims]
@@ -120,27 +103,27 @@ class _Finder:
         ):
             return None
         columns = state.dims[-1]
-        value = self._part(product.b, stream, columns)
-        if value is None or self._vectors(state.dims) != [row, columns] or self._vectors_of(product.a) != [row, stream]:
+        value = self.part(product.b, stream, columns)
+        if value is None or self.vectors(state.dims) != [row, columns] or self.vectors_of(product.a) != [row, stream]:
             return None
         groups = self.config.groups
         share, rest = divmod(value.width, groups)
         if rest or not LEAST_COLUMNS <= share <= MOST_COLUMNS or power_of_two(share) != share:
             return None
-        own = tuple(s for s in self.loop.body if _writes(s) == wide)
-        scores = tuple(s for s in self.loop.body if _writes(s) != wide)
-        begun = [s for s in self.before if _about(s) == wide]
+        own = tuple(s for s in self.loop.body if writes(s) == wide)
+        scores = tuple(s for s in self.loop.body if writes(s) != wide)
+        begun = [s for s in self.before if about(s) == wide]
         if not all(isinstance(s, ir.Alloc | ir.Fill) for s in begun) or not all(
             isinstance(s, ir.Map | ir.Gemm) for s in own
         ):
             return None
-        if not self._settled(own, scores, wide) or any(isinstance(s, ir.Select) for s in scores):
+        if not self.settled(own, scores, {wide}) or any(isinstance(s, ir.Select) for s in scores):
             return None
-        factors = self._read(own, {wide, made})
-        later = self._depending(wide)
+        factors = self.read(own, {wide, made})
+        later = self.depending({wide})
         rest_after = tuple(s for s in self.after if s not in later)
-        finals = self._read(later, {wide, *allocated(later)})
-        rows_only = all(self._vectors(self._buffer(n).dims) == [row] for n in (*factors, *finals))
+        finals = self.read(later, {wide, *allocated(later)})
+        rows_only = all(self.vectors(self.buffer(n).dims) == [row] for n in (*factors, *finals))
         if not rows_only or any(isinstance(s, ir.Reduce | ir.Gemm | ir.Select) for s in later):
             return None
         operands = self._operands(scores, row, stream)
@@ -162,75 +145,21 @@ class _Finder:
         )  # fmt: skip
         return found if shared_bytes(found, self.config) <= SHARED else None
 
-    def _settled(self, own: Sequence[ir.Stmt], scores: Sequence[ir.Stmt], wide: str) -> bool:
-        """Whether what the state's statements read has, at the end of a tile, the value that they would have read."""
-        if any(wide in tensors_read(e) for e in expressions(scores)):
-            return False
-        for s in own:
-            later = self.loop.body[self.loop.body.index(s) + 1 :]
-            read = {t for e in expressions((s,)) for t in tensors_read(e)}
-            if set(written(tuple(x for x in later if x in scores))) & read:
-                return False
-        return True
-
-    def _depending(self, wide: str) -> tuple[ir.Stmt, ...]:
-        """Statements after the loop that need the state."""
-        names, found = {wide}, list[ir.Stmt]()
-        for s in self.after:
-            read = {t for e in expressions((s,)) for t in tensors_read(e)}
-            if read & names or _about(s) in names:
-                found.append(s)
-                names.add(_about(s))
-        made = {_about(s) for s in found} - {""}
-        return tuple(s for s in self.after if s in found or _about(s) in made)
-
-    def _read(self, stmts: Sequence[ir.Stmt], known: set[str]) -> tuple[str, ...]:
-        """Buffers that statements read beside those known."""
-        read = [t for e in expressions(stmts) for t in tensors_read(e)]
-        return tuple(dict.fromkeys(t for t in read if t not in known and t not in self.tensors))
-
     def _operands(self, scores: Sequence[ir.Stmt], row: str, stream: str) -> list[tuple[ir.Gemm, Part, Part]] | None:
         """The products of the scores: parts of a tensor's rows and of a streamed tensor's."""
         found = []
         for s in scores:
-            if isinstance(s, ir.Reduce) and _is_product(s.expr):
+            if isinstance(s, ir.Reduce) and is_product(s.expr):
                 return None
             if isinstance(s, ir.Gemm):
                 (k, *more) = s.rdims
-                a, b = self._part(s.a, row, k), self._part(s.b, stream, k)
+                a, b = self.part(s.a, row, k), self.part(s.b, stream, k)
                 if a is None:  # the streamed operand may come first
-                    a, b = self._part(s.b, row, k), self._part(s.a, stream, k)
-                if more or a is None or b is None or self._vectors(self._buffer(s.buf).dims) != [row, stream]:
+                    a, b = self.part(s.b, row, k), self.part(s.a, stream, k)
+                if more or a is None or b is None or self.vectors(self.buffer(s.buf).dims) != [row, stream]:
                     return None
                 found.append((s, a, b))
         return found or None
-
-    def _part(self, ld: Load, along: str, across: str) -> Part | None:
-        """A load as columns of a tile of `along`; None: it has no such form."""
-        t = self.tensors.get(ld.tensor)
-        size = self.kernel.sizes[across]
-        if t is None or t.role != "in" or t.unit_axis != len(t.shape) - 1 or not isinstance(size, Const):
-            return None
-        start = _offset(ld.index[-1], across)
-        plain = [e for e in ld.index[:-1] if dims_used(e) & {along, across}]
-        fixed = [e for e in ld.index[:-1] if e not in plain]
-        if start is None or plain != [Index(along)] or any(self._vectors(tuple(dims_used(e))) for e in fixed):
-            return None
-        return Part(ld.tensor, ld.index[:-1], start, int(size.value), along == self.loop.dim)
-
-    def _buffer(self, name: str) -> ir.Buffer:
-        every = (*self.before, *self.loop.body, *self.after)
-        return next(s.buffer for s in every if isinstance(s, ir.Alloc) and s.buffer.name == name)
-
-    def _vectors(self, dims: Sequence[str]) -> list[str]:
-        """Dims of more than one index at a time."""
-        sizes = self.kernel.sizes
-        single = {t.dim for t in self.kernel.grid if t.tile == 1}
-        single |= {d for d in dims if isinstance(e := sizes[d], Const) and int(e.value) == 1}
-        return [d for d in dims if d not in single]
-
-    def _vectors_of(self, ld: Load) -> list[str]:
-        return self._vectors([e.dim for e in ld.index if isinstance(e, Index)])
 
 
 def shared_bytes(r: Roles, config: TritonConfig) -> int:
@@ -239,31 +168,6 @@ def shared_bytes(r: Roles, config: TritonConfig) -> int:
     streamed = sum(p.width for p in r.parts) * r.loop.tile * config.stages
     lines = ROWS * DType.F32.nbytes * (len(r.factors) + len(r.finals))
     return (held + streamed) * r.dtype.nbytes + lines + BARRIERS
-
-
-def _about(s: ir.Stmt) -> str:
-    """The buffer that a statement brings to life or writes; empty: a store."""
-    return s.buffer.name if isinstance(s, ir.Alloc) else _writes(s)
-
-
-def _writes(s: ir.Stmt) -> str:
-    return next(iter(written((s,))), "")
-
-
-def _is_product(e: Expr) -> bool:
-    match e:
-        case Call("mul", (Load(), Load())):
-            return True
-    return False
-
-
-def _offset(e: Expr, d: str) -> int | None:
-    match e:
-        case Index(x) if x == d:
-            return 0
-        case Call("add", (Index(x), Const(n, DType.I64))) if x == d:
-            return int(n)
-    return None
 
 
 def _shares(p: Part, groups: int) -> list[Part]:

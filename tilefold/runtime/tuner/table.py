@@ -123,7 +123,18 @@ def to_json(c: TritonConfig) -> dict[str, Any]:
     """A configuration as plain data; what has its default value is left out."""
     plain = TritonConfig()
     data: dict[str, Any] = {"tiles": dict(c.tiles)}
-    for name in ("lanes", "warps", "stages", "descriptors", "specialize", "registers", "groups"):
+    for name in (
+        "lanes",
+        "warps",
+        "stages",
+        "descriptors",
+        "specialize",
+        "registers",
+        "groups",
+        "own",
+        "turns",
+        "draws",
+    ):
         value = getattr(c, name)
         if value != getattr(plain, name):
             data[name] = dict(value) if name == "lanes" else value

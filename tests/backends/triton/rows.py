@@ -1,0 +1,123 @@
+"""Streamed folds whose rows groups of warps own, at hostile sizes, and configurations that share them out so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from tilefold.backends.triton import tiles
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.block.ir import Block
+from tilefold.suites.gpu import operators as o
+
+H, B = torch.float16, torch.bfloat16
+_default = tiles.default_config
+
+
+def _positions(q, k):
+    return torch.arange(q.shape[-2], device=q.device).unsqueeze(-1), torch.arange(k.shape[-2], device=q.device)
+
+
+def alibi(q, k, v, slopes):
+    """A slope a head, of the queries' type; causal."""
+    i, j = _positions(q, k)
+    scores = q @ k.mT * q.shape[-1] ** -0.5 + slopes.view(-1, 1, 1) * (j - i)
+    return torch.softmax(torch.where(j <= i, scores, float("-inf")), -1) @ v
+
+
+def biased(q, k, v, bias):
+    """A bias of queries and keys."""
+    return torch.softmax(q @ k.mT * 0.1 + bias, -1) @ v
+
+
+def documents(q, k, v, doc):
+    """Tokens see those of their own document."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    same = doc.unsqueeze(-1) == doc.unsqueeze(-2)
+    return torch.softmax(torch.where(same, scores, float("-inf")), -1) @ v
+
+
+def sinks(q, k, v, sink):
+    """A logit a head that takes probability and has no value."""
+    scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
+    taken = torch.sigmoid(torch.logsumexp(scores, -1, keepdim=True) - sink.float().view(-1, 1, 1))
+    return ((torch.softmax(scores, -1).to(v.dtype) @ v).float() * taken).to(v.dtype)
+
+
+def sigmoid(q, k, v):
+    """No softmax: nothing is rescaled."""
+    return torch.sigmoid(q @ k.mT * 0.1 - 3.0) @ v
+
+
+def retention(q, k, v, decay):
+    """Scores that decay with the distance; no softmax."""
+    i, j = _positions(q, k)
+    faded = torch.exp((i - j) * decay.float().abs().view(-1, 1, 1) * -0.01)
+    return (torch.where(j <= i, (q @ k.mT).float() * faded, 0.0)).to(v.dtype) @ v
+
+
+def squared(q, k, v):
+    """Squared ReLU of scores, causal."""
+    i, j = _positions(q, k)
+    return torch.where(j <= i, torch.relu(q @ k.mT * 0.1) ** 2, 0.0) @ v
+
+
+def with_sizes(q, k, v):
+    """Attention and the logarithm of each row's sum."""
+    scores = (q @ k.mT).float() * 0.1
+    top = scores.amax(-1, keepdim=True)
+    total = torch.exp(scores - top).sum(-1, keepdim=True)
+    return (torch.exp(scores - top) / total).to(v.dtype) @ v, (top + torch.log(total)).squeeze(-1)
+
+
+def attention(queries: int, keys: int, dim: int, dtype: torch.dtype = B, kv: int = 2, heads: int = 2):
+    """Shapes and types of q, k, v: one batch."""
+    return [((1, heads, queries, dim), dtype), ((1, kv, keys, dim), dtype), ((1, kv, keys, dim), dtype)]
+
+
+#: Name -> function, shapes and types of its arguments.
+FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.dtype]]]] = {
+    "causal": (o.causal, attention(333, 333, 128)),
+    "full": (o.attention, attention(256, 384, 128, H)),
+    "heads of 64": (o.causal, attention(300, 300, 64)),
+    "heads of 96": (o.causal, attention(200, 200, 96)),
+    "heads of 80": (o.attention, attention(130, 333, 80)),
+    "soft cap, grouped heads": (o.softcap(30.0), attention(300, 300, 64, kv=2, heads=4)),
+    "window": (o.window(100), attention(500, 500, 128)),
+    "after a cache": (o.causal, attention(200, 500, 128)),
+    "rows without a key": (o.causal, attention(500, 200, 128)),
+    "alibi": (alibi, [*attention(256, 256, 64), ((2,), B)]),
+    "bias": (biased, [*attention(300, 333, 128), ((2, 300, 333), B)]),
+    "documents": (documents, [*attention(200, 200, 64), ((200,), torch.int64)]),
+    "sinks": (sinks, [*attention(200, 200, 64), ((2,), B)]),
+    "sigmoid": (sigmoid, attention(300, 333, 128)),
+    "retention": (retention, [*attention(200, 200, 64), ((2,), B)]),
+    "squared": (squared, attention(200, 200, 64)),
+    "with sizes": (with_sizes, attention(200, 300, 64)),
+}
+
+
+def by_rows(
+    groups: int = 2, tile: int = 128, stages: int = 2, *, turns: bool = True, draws: bool = False
+) -> Callable[..., TritonConfig]:
+    """A choice of configuration: groups that own 64 rows each, this many streamed indices a tile."""
+
+    def choose(block: Block, sizes: Mapping[str, int], **how: bool) -> TritonConfig:
+        base, s = _default(block, sizes, **how), tiles.Shape.of(block)
+        rows = [d for d in s.parallel if max(base.tiles.get(d, 1), base.lanes.get(d, 1)) >= 16][-1:]
+        if not any(m and n for m, n, _ in s.products) or not rows:
+            return base
+        cut = {**base.tiles, **dict.fromkeys(rows, 64), **dict.fromkeys(s.streamed, tile)}
+        shared = {
+            "groups": groups,
+            "own": "rows",
+            "turns": turns,
+            "draws": draws,
+            "stages": stages,
+            "descriptors": False,
+        }
+        return replace(base, tiles=cut, lanes={}, **shared)  # type: ignore[arg-type]
+
+    return choose

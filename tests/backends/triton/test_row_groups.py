@@ -1,0 +1,199 @@
+"""Groups of warps that own rows: which kernels have the form, that it is right, what the assembler makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton import emulated  # noqa: E402
+from tests.backends.triton.emulation import emulate, same  # noqa: E402
+from tests.backends.triton.kernels import heads, kernels, made, variant  # noqa: E402
+from tests.backends.triton.rows import FOLDS, attention, by_rows  # noqa: E402
+from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tilefold.backends.triton.config import TritonConfig  # noqa: E402
+from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
+from tilefold.backends.triton.row_roles import RowRoles, row_roles_of, shared_bytes  # noqa: E402
+from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
+from tilefold.suites.gpu import operators as o  # noqa: E402
+from tilefold.tile.text import parse  # noqa: E402
+from tilefold.tile.verify import verify  # noqa: E402
+
+B = torch.bfloat16
+
+
+def fold_of(name: str, dynamic: tuple[tuple[int, int], ...] = (), **how) -> TritonKernel:
+    """The first kernel of a program; `dynamic`: axes of arguments. how: of the configuration."""
+    fn, shapes = FOLDS[name]
+    args = [torch.empty(s, dtype=d, device="meta") for s, d in shapes]
+    for n, axis in dynamic:
+        torch._dynamo.mark_dynamic(args[n], axis)
+    (k,) = made(fn, *args, units=1 if dynamic else 132)
+    return TritonKernel(k.block, by_rows(**how))
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_groups_together_compute_the_kernel(name):
+    """No deadlock, and the same result, by fewer thread blocks than there are tiles."""
+    same(*emulate(fold_of(name), most=3))
+
+
+@pytest.mark.parametrize("how", [(3, 64, 3, True), (2, 32, 4, False), (3, 64, 2, False)], ids=str)
+@pytest.mark.parametrize("name", ["causal", "window", "sigmoid"])
+def test_other_groups_tiles_and_rings(name, how):
+    groups, tile, stages, turns = how
+    same(*emulate(fold_of(name, groups=groups, tile=tile, stages=stages, turns=turns), most=2))
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "heads of 64"])
+def test_tiles_may_be_drawn_from_a_counter(name):
+    """Blocks of the emulation run one after the other, so the first draws all tiles; it puts the counter back."""
+    same(*emulate(fold_of(name, draws=True), most=1))
+
+
+def test_one_rendering_serves_all_lengths():
+    k = fold_of("causal", ((0, 2), (1, 2), (2, 2)))
+    for n in (333, 64, 130, 1):
+        same(*emulate(k, most=2, **dict.fromkeys(k.block.syms, n)))
+    assert len(k._variants) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("early_empty.index(0), count=2", "early_empty.index(0), count=3"),
+        ("mbarrier.wait(early_empty.index(s), turn ^ 1)", "mbarrier.wait(early_empty.index(s), turn)"),
+        ("mbarrier.expect(late_full.index(s), ", "mbarrier.expect(late_full.index(s), 16 + "),
+        ("    tf_pass_turn((GROUP + 1) % 2)", "    pass"),
+        ("mbarrier.arrive(rows_empty.index(GROUP), count=1)", "pass"),
+    ],
+    ids=[
+        "a reader too many",
+        "the wrong turn",
+        "bytes that do not come",
+        "a turn not passed on",
+        "rows not given back",
+    ],
+)
+def test_what_would_hang_a_device_is_found(change, monkeypatch):
+    monkeypatch.setattr(emulated, "PATIENCE", 0.5)
+    with pytest.raises(AssertionError, match=r"deadlock|arrivals|bytes"):
+        emulate(fold_of("causal", tile=64), change, most=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("tiles - 2 - n", "tiles - 1 - n"),
+        ("early_full.index(ahead), ahead_turn", "early_full.index(s), turn"),
+        ("j_own = j0 + GROUP * 64", "j_own = j0"),
+    ],
+    ids=["the mask of another tile", "keys before they come", "rows of another group"],
+)
+def test_what_would_be_wrong_is_found(change):
+    with pytest.raises(AssertionError):
+        same(*emulate(fold_of("causal", tile=64), change, most=2))
+
+
+@pytest.mark.parametrize(
+    "dim, groups, fn", [(128, 2, o.causal), (64, 3, o.softcap(30.0))], ids=["heads of 128", "heads of 64"]
+)
+def test_nothing_spills_and_all_fits(dim, groups, fn, tmp_path):
+    (k,) = made(fn, *(x.to(B) for x in heads(2, 16, 4096, 4096, dim)))
+    k = TritonKernel(k.block, by_rows(groups, stages=2 if groups == 2 else 4, draws=True))
+    v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+    assert v.rendered.groups == groups and v.rendered.persistent
+    r, roles = built(v, HOPPER), row_roles_of(v.kernel, v.config)
+    assert isinstance(roles, RowRoles) and 0 <= shared_bytes(roles, v.config) - r.shared <= 1024
+    assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= FEW_BYTES and r.shared <= SHARED[90]
+    assert r.has("wgmma.mma_async") and r.has("cp.async.bulk.tensor") and r.has("setmaxnreg.inc")
+
+
+@pytest.mark.parametrize("name", ["attention of float32", "variance", "softmax", "routing", "performer"])
+def test_other_kernels_have_no_such_form(name):
+    for k in kernels(name):
+        v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+        assert not v.rendered.persistent
+        assert isinstance(row_roles_of(v.kernel, replace(v.config, groups=2, own="rows", lanes={})), str)
+
+
+MORE = """kernel fold()
+  dim j = 128
+  dim m = 256
+  dim l = 64
+  dim n = 64
+  in q: bf16[128, 64] unit 1
+  in k: bf16[256, 64] unit 1
+  in v: bf16[256, 64] unit 1
+  out y: f32[128, 64] unit 1
+  grid j:64
+    alloc acc: f32[j:64, l:64] tile
+    fill acc = 0.0
+    alloc t: f32[j:64] tile
+    fill t = {begin}
+    for m:64
+      alloc s: f32[j:64, m:64] tile
+      s[j, m] = gemm over n: q[j, n] * k[m, n]
+      alloc p: f32[j:64, m:64] tile
+      p[j, m] = exp(s[j, m])
+      t[j] sum= over m: p[j, m]
+      {first}
+      acc[j, l] gemm= over m: p[j, m] * v[m, l]
+      {more}
+    store y[j, l] over j, l = acc[j, l] / t[j]
+"""
+
+
+@pytest.mark.parametrize(
+    "first, more, why",
+    [
+        ("acc[j, l] = acc[j, l] * 0.5", "", ""),
+        ("", "acc[j, l] = acc[j, l] * 0.5", "changed after what a tile adds"),
+        ("", "acc[j, l] sum= over m: v[m, l] * 2.0", "not only rescaled"),
+        ("", "p[j, m] = p[j, m] * 2.0", "what a state reads changes"),
+        ("s[j, m] = s[j, m] * 2.0", "", "its result is changed"),
+        ("t[j] sum= over m: s[j, m] * p[j, m]", "", "a product that is a sum"),
+    ],
+)
+def test_what_the_loop_may_do(first, more, why):
+    kernel = verify(parse(MORE.format(first=first, more=more, begin="0.0")))
+    r = row_roles_of(kernel, TritonConfig({"j": 64, "m": 64}, stages=2, groups=2, own="rows"))
+    assert isinstance(r, str) == bool(why)
+    assert why in r if isinstance(r, str) else r.kept == ("t",)
+
+
+@pytest.mark.parametrize("begin, first, kept", [("1.0", "", ()), ("0.0", "t[j] = t[j] + 1.0", ()), ("0.0", "", ("t",))])
+def test_which_sums_are_kept_per_thread(begin, first, kept):
+    kernel = verify(parse(MORE.format(first=first, more="", begin=begin)))
+    r = row_roles_of(kernel, TritonConfig({"j": 64, "m": 64}, stages=2, groups=2, own="rows"))
+    assert isinstance(r, RowRoles) and r.kept == kept
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"groups": 4}, "4 groups"),
+        ({"stages": 1}, "1 stages"),
+        ({"stages": 4}, "bytes of shared memory"),
+        ({"own": "columns"}, "not asked for"),
+        ({"lanes": {"j": 128}}, "padded"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_configurations_without_roles(changes, why):
+    k = fold_of("causal")
+    v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+    assert isinstance(row_roles_of(v.kernel, v.config), RowRoles)
+    assert why in str(row_roles_of(v.kernel, replace(v.config, **changes)))
+
+
+def test_a_kernel_without_the_form_gets_its_usual_configuration():
+    fn, shapes = o.causal, attention(300, 300, 128, torch.float32)
+    (k,) = made(fn, *(torch.empty(s, dtype=d, device="meta") for s, d in shapes))
+    k = TritonKernel(k.block, by_rows())
+    plain = TritonKernel(k.block)
+    v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+    assert not v.rendered.groups and v.config == variant(plain).config

@@ -1,0 +1,147 @@
+"""What groups of warps read of a tile kernel with one streamed loop: columns of tensors, at rows or at the stream.
+
+Shared by the two ways to share a kernel out: a state's columns (`roles`) and its rows (`row_roles`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, tensors_read
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.tile import ir
+from tilefold.tile.pieces import power_of_two
+from tilefold.tile.uses import expressions, written
+
+#: Rows of a Hopper matrix instruction of four warps; streamed indices a tile may have.
+ROWS, STREAMED = 64, (32, 64, 128)
+#: Bytes of shared memory of a thread block on Hopper, and of them for barriers and gaps.
+SHARED, BARRIERS = 232_448, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Columns [start, start + width) of a tensor at a tile of one other dim: what one copy brings.
+
+    index: the tensor's index without its last axis. streamed: the tile is the loop's, else the rows'.
+    """
+
+    tensor: str
+    index: tuple[Expr, ...]
+    start: int
+    width: int
+    streamed: bool
+
+    @property
+    def stop(self) -> int:
+        """One past the last column."""
+        return self.start + self.width
+
+    @property
+    def lanes(self) -> int:
+        """Columns of the copy: a power of two; those beyond the tensor's last read as 0."""
+        return power_of_two(self.width)
+
+
+class Reading:
+    """A kernel with one loop, and the statements before and after it."""
+
+    def __init__(self, kernel: ir.Kernel, config: TritonConfig, loop: ir.For):
+        self.kernel, self.config, self.loop = kernel, config, loop
+        self.tensors = {t.name: t for t in kernel.tensors}
+        at = kernel.body.index(loop)
+        self.before, self.after = kernel.body[:at], kernel.body[at + 1 :]
+
+    def settled(self, own: Sequence[ir.Stmt], scores: Sequence[ir.Stmt], wide: set[str]) -> bool:
+        """Whether what the states' statements read has, at the end of a tile, the value that they would have read."""
+        if any(wide & tensors_read(e) for e in expressions(scores)):
+            return False
+        for s in own:
+            later = self.loop.body[self.loop.body.index(s) + 1 :]
+            read = {t for e in expressions((s,)) for t in tensors_read(e)}
+            if set(written(tuple(x for x in later if x in scores))) & read:
+                return False
+        return True
+
+    def depending(self, wide: set[str]) -> tuple[ir.Stmt, ...]:
+        """Statements after the loop that need the states."""
+        names, found = set(wide), list[ir.Stmt]()
+        for s in self.after:
+            read = {t for e in expressions((s,)) for t in tensors_read(e)}
+            if read & names or about(s) in names:
+                found.append(s)
+                names |= {about(s)} - {""}
+        made = {about(s) for s in found} - {""}
+        return tuple(s for s in self.after if s in found or about(s) in made)
+
+    def read(self, stmts: Sequence[ir.Stmt], known: set[str]) -> tuple[str, ...]:
+        """Buffers that statements read beside those known."""
+        found = [t for e in expressions(stmts) for t in tensors_read(e)]
+        return tuple(dict.fromkeys(t for t in found if t not in known and t not in self.tensors))
+
+    def part(self, ld: Load, along: str, across: str) -> Part | None:
+        """A load as columns of a tile of `along`; None: it has no such form."""
+        t = self.tensors.get(ld.tensor)
+        size = self.kernel.sizes[across]
+        if t is None or t.role != "in" or t.unit_axis != len(t.shape) - 1 or not isinstance(size, Const):
+            return None
+        start = offset(ld.index[-1], across)
+        plain = [e for e in ld.index[:-1] if dims_used(e) & {along, across}]
+        fixed = [e for e in ld.index[:-1] if e not in plain]
+        if start is None or plain != [Index(along)] or any(self.vectors(tuple(dims_used(e))) for e in fixed):
+            return None
+        return Part(ld.tensor, ld.index[:-1], start, int(size.value), along == self.loop.dim)
+
+    def buffer(self, name: str) -> ir.Buffer:
+        """A buffer of the kernel or of its loop."""
+        every = (*self.before, *self.loop.body, *self.after)
+        return next(s.buffer for s in every if isinstance(s, ir.Alloc) and s.buffer.name == name)
+
+    def vectors(self, dims: Sequence[str]) -> list[str]:
+        """Dims of more than one index at a time."""
+        sizes = self.kernel.sizes
+        single = {t.dim for t in self.kernel.grid if t.tile == 1}
+        single |= {d for d in dims if isinstance(e := sizes[d], Const) and int(e.value) == 1}
+        return [d for d in dims if d not in single]
+
+    def vectors_of(self, ld: Load) -> list[str]:
+        """The same of the plain indices of a load."""
+        return self.vectors([e.dim for e in ld.index if isinstance(e, Index)])
+
+
+def streams(kernel: ir.Kernel, groups: int) -> ir.For | None:
+    """The kernel's only loop, if groups are asked for and no loop is inside of it."""
+    loops = [s for s in kernel.body if isinstance(s, ir.For)]
+    if groups < 1 or len(loops) != 1 or any(isinstance(s, ir.For) for s in loops[0].body):
+        return None
+    return loops[0]
+
+
+def about(s: ir.Stmt) -> str:
+    """The buffer that a statement brings to life or writes; empty: a store."""
+    return s.buffer.name if isinstance(s, ir.Alloc) else writes(s)
+
+
+def writes(s: ir.Stmt) -> str:
+    """The buffer that a statement writes; empty: none."""
+    return next(iter(written((s,))), "")
+
+
+def is_product(e: Expr) -> bool:
+    """Whether an expression multiplies two loads."""
+    match e:
+        case Call("mul", (Load(), Load())):
+            return True
+    return False
+
+
+def offset(e: Expr, d: str) -> int | None:
+    """c of the index d + c; None: it has another form."""
+    match e:
+        case Index(x) if x == d:
+            return 0
+        case Call("add", (Index(x), Const(n, DType.I64))) if x == d:
+            return int(n)
+    return None

@@ -1,0 +1,250 @@
+"""What a group of warps does that owns rows (`row_groups`): lifts, elementwise parts, merges, one tile apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from tilefold.algebra.expr import Call, Expr, Index, Load, Size
+from tilefold.backends.triton.facts import certain
+from tilefold.backends.triton.gluon_text import in_gluon, matrix_layout
+from tilefold.backends.triton.loops import nested
+from tilefold.backends.triton.names import identifier
+from tilefold.backends.triton.parts import ROWS
+from tilefold.backends.triton.row_states import States
+from tilefold.backends.triton.row_walk import Role
+from tilefold.backends.triton.scalar import narrowed
+from tilefold.backends.triton.scope import Dim, Known
+from tilefold.backends.triton.values import TRITON_TYPE
+from tilefold.errors import BackendError
+from tilefold.tile import ir
+from tilefold.tile.uses import allocated, expressions
+
+
+class Folds(Role):
+    def lines(self) -> list[str]:
+        r = self.r
+        self.emit(f"mma: tl.constexpr = {matrix_layout(self.tile)}")
+        self.columns = {m.columns: (n, r.parts[m.part].lanes) for n, m in enumerate(r.merges)}
+        for n, lanes in self.columns.values():
+            self.emit(
+                f"mma_{n}: tl.constexpr = {matrix_layout(lanes)}",
+                f"held_{n}: tl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma_{n}, k_width=2)",
+            )
+        for d in self.c.kernel.sizes:
+            if all(d != t.dim for t in self.c.kernel.grid):
+                self.c.whole(d)
+        self.emit(f"zero = tl.full([{ROWS}, {self.tile}], 0.0, tl.float32, mma)", "s = 0", "turn = 0")
+        if self.of.turns:
+            self.emit(f"if GROUP == {r.groups - 1}:", "    tf_pass_turn(0)")
+        with self.each_tile(copying=False):
+            self._tile()
+        if r.stored:
+            self.emit("tma.store_wait(0)")
+        return self.done()
+
+    def _tile(self) -> None:
+        """One block of rows: begin, all tiles of the stream, finish."""
+        r, c = self.r, self.c
+        self.position()
+        lo, hi = self.bounds()
+        exact = lo == "0" and self.loops.divisible(r.loop.stop or Size(r.loop.dim), self.tile)
+        whole = c.hold(r.row)
+        base = c.scopes.once(f"{whole.base} + GROUP * {ROWS}", f"{r.row}_own", c.scopes.here)
+        c.dims[r.row] = Dim(r.row, base, ROWS, ROWS, c.scopes.here, whole.stop)
+        outer = frozenset(c.dims) - {r.loop.dim}
+        found = certain(expressions(r.loop.body), r.loop.dim, outer)
+        parts = self._stretches(found.starts, found.stops, lo, hi)
+        self.body(r.before)
+        self._on_states(r.begun)
+        if not r.never_empty:
+            for n, m in enumerate(r.merges):
+                i, _ = self.columns[m.columns]
+                self.emit(
+                    f"held_p{n} = gl.full([{ROWS}, {self.tile}], 0.0, {in_gluon(TRITON_TYPE[r.dtype])}, held_{i})"
+                )
+        self.emit("mbarrier.wait(rows_full.index(GROUP), r & 1)")
+        with self.some():
+            self._first(f"{lo} + (tiles - 1) * {self.tile}", None if exact else hi)
+            settled = dict(found.conditions)
+            for n, (count, last) in enumerate(parts if settled else [("tiles - 1", "tiles - 2")]):
+                facts = settled if n == 1 or not settled else {}
+                self._loop(count, f"{lo} + ({last} - n) * {self.tile}", facts)
+        self.emit("mbarrier.arrive(rows_empty.index(GROUP), count=1)")
+        with self.some():
+            self._last()
+        for name in r.kept:
+            c.assign(name, f"gl.convert_layout(gl.sum({c.buffer_names[name]}, 1), gl.SliceLayout(1, mma))")
+        self.body(r.after)
+        self._on_states(r.finish)
+
+    def _stretches(self, starts: Sequence[Expr], stops: Sequence[Expr], lo: str, hi: str) -> list[tuple[str, str]]:
+        """Numbers of tiles before the first, the last of each stretch: after, in, before what needs no mask."""
+        once, here = self.c.scopes.once, self.c.scopes.here
+        ends = [self.loops.bound(e, "clear_to") for e in stops]
+        begins = [self.loops.bound(e, "clear_from") for e in starts]
+        first = "0"
+        if begins:
+            after = nested("tl.maximum", begins)
+            first = once(f"tl.minimum(tl.cdiv(tl.maximum({after} - {lo}, 0), {self.tile}), tiles - 1)", "first", here)
+        end = nested("tl.minimum", [hi, *ends])
+        last = once(f"tl.minimum(tl.maximum({end} - {lo}, 0) // {self.tile}, tiles - 1)", "last", here)
+        if begins:
+            last = once(f"tl.maximum({last}, {first})", "last", here)
+        found = [(f"tiles - 1 - {last}", "tiles - 2"), (f"{last} - {first}", f"{last} - 1")]
+        return [*found, (first, f"{first} - 1")] if begins else found
+
+    def stmt(self, s: ir.Stmt) -> None:
+        """As usual, but sums that are kept per thread until the end have a value for each thread of a row."""
+        match s:
+            case ir.Fill(buf) if buf in self.r.kept:
+                self.c.assign(buf, "tf_no_sums(zero)")
+            case ir.Map(buf, Call("mul", (a, b))) if buf in self.r.kept:
+                own = isinstance(a, Load) and a.tensor == buf
+                v = self.c.expressions.value(self.c.settled(b if own else a), (self.r.row,))
+                name = self.c.buffer_names[buf]
+                self.c.assign(buf, f"{name} * " + (f"tf_by_row({v.code}, {name})" if v.axes else v.code))
+            case ir.Reduce(buf=buf) if buf in self.r.kept:
+                v = self.reductions.masked(s).value
+                if v.axes != (self.r.row, self.r.loop.dim):
+                    raise BackendError(f"{self.c.kernel.name}: a sum of what does not vary over rows and the stream")
+                self.c.assign(buf, f"{self.c.buffer_names[buf]} + tf_row_sums({v.code})")
+            case _:
+                super().stmt(s)
+
+    def _first(self, start: str, stop: str | None) -> None:
+        """Lift of the first tile: nothing is merged yet."""
+        with self._at(start, stop, {}):
+            self._await("early", "s", "turn")
+            if self.r.shares:
+                self._await("late", "s", "turn")
+            names = self._lift("s")
+            self._waited(names, 0)
+            self._release("early", "s")
+            self.body(self.r.elementwise)
+            self._on_states(self.r.repairs)
+            self._hold()
+
+    def _loop(self, count: str, start: str, facts: Mapping[Expr, bool]) -> None:
+        """Steps: lifts of a tile and merges of the one before, side by side with the elementwise part."""
+        self.c.scopes.open()
+        before = self.c.known
+        self.emit(f"ahead, ahead_turn = tf_advance(s, turn, {self.stages})")
+        with self._at(start, None, facts):
+            self._await("early", "ahead", "ahead_turn")
+            if self.r.shares:
+                self._await("late", "ahead", "ahead_turn")
+            if self.of.turns:
+                self.emit("tf_await_turn(GROUP)")
+            names = self._lift("ahead")
+            if not self.r.shares:
+                self._await("late", "s", "turn")
+            states = self._merge()
+            if self.of.turns:
+                self.emit(f"tf_pass_turn((GROUP + 1) % {self.r.groups})")
+            self._waited(names, len(self.r.merges))
+            self._release("early", "ahead")
+            self.body(self.r.elementwise)
+            self._waited(states, 0)
+            self._release("late", "s")
+            self._on_states(self.r.repairs)
+            self._hold()
+        self.emit("s = ahead", "turn = ahead_turn")
+        self.c.known = before
+        self.c.scopes.close(f"for n in range({count}):")
+        for n in {*allocated(self.r.loop.body), *(m.gemm.buf for m in self.r.merges), *self._narrow()}:
+            self.c.scopes.forget(self.c.buffer_names[n])
+
+    def _narrow(self) -> list[str]:
+        own = allocated((*self.r.before, *self.r.begun))
+        return [n for n in own if n in self.c.buffer_names]
+
+    @contextmanager
+    def _at(self, start: str, stop: str | None, facts: Mapping[Expr, bool]) -> Iterator[None]:
+        """The stream at the tile that starts there, with what is known of it, and fresh names for what it computes."""
+        c, stream = self.c, self.r.loop.dim
+        known, held = c.known, c.dims.get(stream)
+        c.known = Known(dict(known.scales), {**known.facts, **facts})
+        base = c.scopes.fresh(f"{stream}0")
+        self.emit(f"{base} = {start.removeprefix('0 + ')}")
+        c.dims[stream] = Dim(stream, base, self.tile, self.tile, c.scopes.here, stop)
+        for name in allocated(self.r.loop.body):
+            c.buffer_names[name] = c.scopes.fresh(identifier("v_" + name))
+        yield
+        c.known = known
+        if held is not None:
+            c.dims[stream] = held
+
+    def _await(self, which: str, s: str, turn: str) -> None:
+        if self.r.early if which == "early" else self.r.late:
+            self.emit(f"mbarrier.wait({which}_full.index({s}), {turn})")
+
+    def _release(self, which: str, s: str) -> None:
+        if self.r.early if which == "early" else self.r.late:
+            self.emit(f"mbarrier.arrive({which}_empty.index({s}), count=1)")
+
+    def _lift(self, s: str) -> list[str]:
+        """Start the lifts of the tile in stage s; names of their results."""
+        names: list[str] = []
+        for x in self.r.lifts:
+            if x.gemm.buf not in self.c.buffers:
+                self.stmt(ir.Alloc(self.of.buffer(x.gemm.buf)))
+            name = self.c.buffer_names[x.gemm.buf]
+            rows = f"{self.of.rows[x.rows]}.index(GROUP).reshape([{ROWS}, {self.r.rows[x.rows].lanes}])"
+            tile = f"{self.of.parts[x.part]}.index({s}).reshape([{self.tile}, {self.r.parts[x.part].lanes}])"
+            held = name if x.gemm.accumulate else "zero, use_acc=False"
+            self.emit(f"{name} = warpgroup_mma({rows}, {tile}.permute((1, 0)), {held}, is_async=True)")
+            self.c.layouts.wrote(x.gemm.buf, frozenset({False}))
+            names.append(name)
+        return list(dict.fromkeys(names))
+
+    def _merge(self) -> list[str]:
+        """Start the merges of the tile in stage s; names of the states."""
+        names: list[str] = []
+        for n, m in enumerate(self.r.merges):
+            name, lanes = self.c.buffer_names[m.gemm.buf], self.r.parts[m.part].lanes
+            tile = f"{self.of.parts[m.part]}.index(s).reshape([{self.tile}, {lanes}])"
+            self.emit(f"{name} = warpgroup_mma(held_p{n}, {tile}, {name}, is_async=True)")
+            names.append(name)
+        return list(dict.fromkeys(names))
+
+    def _waited(self, names: Sequence[str], running: int) -> None:
+        joined = ", ".join(names)
+        self.emit(f"{joined} = warpgroup_mma_wait({running}, deps=[{joined}])")
+        for name in names:
+            self.c.scopes.forget(name)
+
+    def _hold(self) -> None:
+        """Operands of the merges, in registers until the next step."""
+        for n, m in enumerate(self.r.merges):
+            frame = (self.r.row, self.r.loop.dim)
+            buffer = self.of.buffer(m.made)
+            v = self.c.raw_load(Load(m.made, tuple(Index(d) for d in buffer.dims)), frame)
+            if v.axes != frame:
+                raise BackendError(f"{self.c.kernel.name}: {m.made} does not vary over rows and the stream")
+            masked = self.c.masks(frame[1:], frame)
+            code = v.code if masked is None else f"tl.where({masked}, {v.code}, 0.0)"
+            code = code if v.kind is self.r.dtype else narrowed(code, v.kind, self.r.dtype)
+            self.emit(f"held_p{n} = gl.convert_layout({code}, held_{self.columns[m.columns][0]})")
+
+    def _last(self) -> None:
+        """Merges of the last tile."""
+        if not self.r.shares:
+            self._await("late", "s", "turn")
+        states = self._merge()
+        self._waited(states, 0)
+        self._release("late", "s")
+        self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
+
+    def _on_states(self, stmts: Sequence[ir.Stmt]) -> None:
+        """Statements on states, each in the layout of its columns."""
+        for columns, (n, _) in self.columns.items():
+            mine = [s for s in stmts if columns in self._dims(s)]
+            if mine:
+                States(self.of, self.c, columns, n, mine).render_all()
+
+    def _dims(self, s: ir.Stmt) -> tuple[str, ...]:
+        if isinstance(s, ir.Store):
+            return s.dims
+        name = s.buffer.name if isinstance(s, ir.Alloc) else s.buf  # type: ignore[union-attr]
+        return self.of.buffer(name).dims

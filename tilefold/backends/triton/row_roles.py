@@ -1,0 +1,339 @@
+"""A streamed fold whose rows are shared out among groups of warps.
+
+The body of the loop is cut at its two products. `lifts` multiply rows by a tile of the stream; what depends on them
+alone is the elementwise part; `merges` multiply that by a tile of the stream into states of rows and columns, which
+`repairs` rescale before. A group of four warps owns 64 rows of everything, and shares nothing but tiles of the stream.
+The lifts of a tile can then run beside the elementwise part of the one before, as merges are one tile behind.
+
+What is read decides nothing: plain attention, any score, sums without a softmax and several states have this form.
+Kernels that have none keep the usual one: `row_roles_of` says why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, tensors_read
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.parts import (
+    BARRIERS,
+    ROWS,
+    SHARED,
+    STREAMED,
+    Part,
+    Reading,
+    about,
+    is_product,
+    offset,
+    streams,
+    writes,
+)
+from tilefold.tile import ir
+from tilefold.tile.uses import allocated, expressions, written
+
+#: Groups beside the copying warp.
+GROUPS = (2, 3)
+#: Columns of a part: a matrix instruction's fewest here, and what fits the registers of four warps.
+LEAST_COLUMNS, MOST_COLUMNS = 16, 256
+#: Registers of a thread of a group, by the number of groups: what `setmaxnreg` leaves them.
+REGISTERS = {2: 240, 3: 160}
+#: Of these, what is not there for states and scores: addresses, row values, exponents on their way.
+OTHER = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """A product of rows and a tile of the stream; numbers of the parts it multiplies."""
+
+    gemm: ir.Gemm
+    rows: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A product of what the elementwise part `made` and a tile of the stream, added to a state."""
+
+    gemm: ir.Gemm
+    made: str
+    part: int
+    columns: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowRoles:
+    """Who does what.
+
+    elementwise: the loop's statements beside products and `repairs`. before, after: around the loop, on values a row;
+    begun, finish: the same on states. taken: buffers of a value a row that repairs or finish read. parts: what is
+    copied once a tile; `early`: those that lifts need. rows: what is copied once for each group.
+    stored: results that leave by tensor map, by statement. kept: sums a row, per thread until the end. never_empty:
+    every block of rows has a tile, for certain.
+    """
+
+    loop: ir.For
+    row: str
+    groups: int
+    lifts: tuple[Lift, ...]
+    merges: tuple[Merge, ...]
+    elementwise: tuple[ir.Stmt, ...]
+    repairs: tuple[ir.Stmt, ...]
+    before: tuple[ir.Stmt, ...]
+    begun: tuple[ir.Stmt, ...]
+    after: tuple[ir.Stmt, ...]
+    finish: tuple[ir.Stmt, ...]
+    taken: tuple[str, ...]
+    parts: tuple[Part, ...]
+    rows: tuple[Part, ...]
+    stored: tuple[tuple[ir.Store, Part], ...]
+    kept: tuple[str, ...]
+    never_empty: bool
+    dtype: DType
+
+    @property
+    def wide(self) -> frozenset[str]:
+        """The states."""
+        return frozenset(m.gemm.buf for m in self.merges)
+
+    @property
+    def early(self) -> tuple[int, ...]:
+        """Parts that lifts alone read: free when those are done."""
+        late = {m.part for m in self.merges}
+        return tuple(dict.fromkeys(x.part for x in self.lifts if x.part not in late))
+
+    @property
+    def late(self) -> tuple[int, ...]:
+        """Parts that merges read."""
+        return tuple(dict.fromkeys(m.part for m in self.merges))
+
+    @property
+    def shares(self) -> bool:
+        """Whether lifts read parts of the late ones too."""
+        return any(x.part in self.late for x in self.lifts)
+
+
+def row_roles_of(kernel: ir.Kernel, config: TritonConfig) -> RowRoles | str:
+    """The roles of a kernel in this configuration, or why it has none."""
+    loop = streams(kernel, config.groups)
+    if loop is None or config.own != "rows":
+        return "groups of rows are not asked for, or there is not one loop"
+    if config.lanes:
+        return "padded rows"
+    if config.groups not in GROUPS or config.stages < 2 or loop.tile not in STREAMED:
+        return f"{config.groups} groups, {config.stages} stages, tiles of {loop.tile}"
+    return _Finder(kernel, config, loop).find()
+
+
+class _Finder(Reading):
+    def find(self) -> RowRoles | str:
+        tiled = [t for t in self.kernel.grid if t.tile > 1]
+        if [t.tile for t in tiled] != [ROWS]:
+            return "rows are not in tiles of 64"
+        row, stream, body = tiled[0].dim, self.loop.dim, self.loop.body
+        gemms = [s for s in body if isinstance(s, ir.Gemm)]
+        sums = [s for s in gemms if s.rdims == (stream,)]
+        wide = {s.buf for s in sums}
+        if not sums or len(sums) == len(gemms) or any(isinstance(s, ir.Select) for s in body):
+            return "no product in the lift, or none in the merge"
+        products = [s for s in gemms if s not in sums]
+        own = [s for s in body if writes(s) in wide]
+        repairs = tuple(s for s in own if s not in sums)
+        elementwise = tuple(s for s in body if s not in own and s not in products)
+        begun = tuple(s for s in self.before if about(s) in wide)
+        why = self._orderly(own, sums, elementwise, products, wide)
+        if why or not all(isinstance(s, ir.Alloc | ir.Fill) for s in begun):
+            return why or "a state begins with a computed value"
+        lifts = self._lifts(products, row, stream)
+        merges = self._merges(sums, row, stream)
+        if isinstance(lifts, str) or isinstance(merges, str):
+            return lifts if isinstance(lifts, str) else str(merges)
+        parts = tuple(dict.fromkeys([b for _, _, b in lifts] + [p for _, p, _ in merges]))
+        rows = tuple(dict.fromkeys(a for _, a, _ in lifts))
+        dtypes = {self.tensors[p.tensor].dtype for p in (*parts, *rows)}
+        if len(dtypes) != 1 or not dtypes <= {DType.F16, DType.BF16}:
+            return "operands are not of one 16-bit type"
+        finish = self.depending(wide)
+        if any(isinstance(s, ir.Reduce | ir.Gemm | ir.Select | ir.For) for s in finish):
+            return "states are reduced or multiplied after the loop"
+        taken = self.read((*repairs, *finish), {*wide, *allocated(finish)})
+        if not all(self.vectors(self.buffer(n).dims) == [row] for n in taken):
+            return "states meet more than values a row"
+        columns = {c for _, _, c in merges}
+        if any(len(columns & set(_dims(s, self))) != 1 for s in finish):
+            return "a result is of columns of several states"
+        found = RowRoles(
+            self.loop, row, self.config.groups,
+            tuple(Lift(s, rows.index(a), parts.index(b)) for s, a, b in lifts),
+            tuple(Merge(s, s.a.tensor, parts.index(p), c) for s, p, c in merges),
+            elementwise, repairs, tuple(s for s in self.before if s not in begun), begun,
+            tuple(s for s in self.after if s not in finish), finish, taken, parts, rows,
+            tuple((s, p) for s in finish if isinstance(s, ir.Store) and (p := self._stored(s, row, columns))),
+            self._kept(elementwise, (*repairs, *own)), self._never_empty(row), next(iter(dtypes)),
+        )  # fmt: skip
+        return self._fits(found)
+
+    def _kept(self, elementwise: Sequence[ir.Stmt], others: Sequence[ir.Stmt]) -> tuple[str, ...]:
+        """Sums over the stream that begin at 0 and are only rescaled and added to: threads may add up at the end."""
+        found = []
+        for name in allocated(self.before):
+            mine = [s for s in elementwise if writes(s) == name]
+            rest = [s for s in (*elementwise, *others) if s not in mine]
+            read = {t for e in expressions(rest) for t in tensors_read(e)}
+            begun = [s for s in self.before if writes(s) == name]
+            zero = len(begun) == 1 and isinstance(begun[0], ir.Fill) and begun[0].value == Const(0.0, DType.F32)
+            sums = [s for s in mine if isinstance(s, ir.Reduce)]
+            alone = all(s.op == "sum" and s.accumulate and s.rdims == (self.loop.dim,) for s in sums)
+            scaled = all(_rescales(s, self.buffer(name)) for s in mine if s not in sums)
+            if zero and sums and alone and scaled and name not in read:
+                found.append(name)
+        return tuple(sorted(found))
+
+    def _never_empty(self, row: str) -> bool:
+        sizes = (self.kernel.sizes[row], self.kernel.sizes[self.loop.dim])
+        some = all(isinstance(e, Const) and int(e.value) > 0 for e in sizes)
+        stop = self.loop.stop
+        return some and self.loop.start is None and (stop is None or _at_least_one(stop, row, self.loop.dim))
+
+    def _orderly(
+        self,
+        own: Sequence[ir.Stmt],
+        sums: Sequence[ir.Gemm],
+        elementwise: Sequence[ir.Stmt],
+        products: Sequence[ir.Gemm],
+        wide: set[str],
+    ) -> str:
+        """Empty where products come first, and repairs before merges; else why not."""
+        body = self.loop.body
+        if not all(isinstance(s, ir.Map | ir.Gemm) for s in own) or not all(s.accumulate for s in sums):
+            return "a state is not only rescaled and added to"
+        for s in own:
+            if isinstance(s, ir.Map) and any(body.index(m) < body.index(s) for m in sums if m.buf == s.buf):
+                return "a state is changed after what a tile adds"
+        made = {n for s in products for n in (s.a.tensor, s.b.tensor)} & allocated((*self.before, *body))
+        results = {s.buf for s in products}
+        if made or results & set(written(elementwise)) or results & wide:
+            return "a product in the lift is of computed values, or its result is changed"
+        if any(isinstance(s, ir.Reduce) and is_product(s.expr) for s in elementwise):
+            return "a product that is a sum"
+        if not self.settled(own, (*elementwise, *products), wide):
+            return "what a tile computes depends on a state, or what a state reads changes"
+        return ""
+
+    def _lifts(self, products: Sequence[ir.Gemm], row: str, stream: str) -> list[tuple[ir.Gemm, Part, Part]] | str:
+        found = []
+        begun: set[str] = set()
+        for s in products:
+            (k, *more) = s.rdims
+            if more or s.accumulate != (s.buf in begun):
+                return "a product contracts several dims, or adds to what is no product"
+            begun.add(s.buf)
+            a, b = self.part(s.a, row, k), self.part(s.b, stream, k)
+            if a is None or b is None:  # the streamed operand may come first
+                a, b = self.part(s.b, row, k), self.part(s.a, stream, k)
+            if a is None or b is None or self.vectors(self.buffer(s.buf).dims) != [row, stream]:
+                return "a product in the lift is not of rows of a tensor and rows of another"
+            if not self._whole(a) or not self._whole(b):
+                return "columns that no copy brings"
+            found.append((s, a, b))
+        return found
+
+    def _merges(self, sums: Sequence[ir.Gemm], row: str, stream: str) -> list[tuple[ir.Gemm, Part, str]] | str:
+        found = []
+        inside = allocated(self.loop.body)
+        for s in sums:
+            columns = self.buffer(s.buf).dims[-1]
+            part = self.part(s.b, stream, columns)
+            if part is None or not self._whole(part) or self.vectors(self.buffer(s.buf).dims) != [row, columns]:
+                return "a product in the merge is not of rows and columns of a streamed tensor"
+            if s.a.tensor not in inside or self.vectors_of(s.a) != [row, stream]:
+                return "a product in the merge is not of what a tile computes"
+            found.append((s, part, columns))
+        return found
+
+    def _whole(self, p: Part) -> bool:
+        """Whether a copy of a power of two of columns brings these and zeros."""
+        last = self.tensors[p.tensor].shape[-1]
+        ends = isinstance(last, Const) and p.stop == int(last.value)
+        return LEAST_COLUMNS <= p.lanes <= MOST_COLUMNS and (p.lanes == p.width or ends)
+
+    def _stored(self, s: ir.Store, row: str, columns: set[str]) -> Part | None:
+        """A result that a tensor map describes, as the part that is written; None: it is not stored so."""
+        t = self.tensors[s.tensor]
+        column = next(c for c in columns if c in s.dims)
+        size = self.kernel.sizes[column]
+        start = offset(s.index[-1], column)
+        if t.unit_axis != len(t.shape) - 1 or t.dtype not in (DType.F16, DType.BF16) or start is None:
+            return None
+        plain = [e for e in s.index[:-1] if e == Index(row)]
+        others = [e for e in s.index[:-1] if e != Index(row)]
+        axis = [n for n, e in enumerate(s.index[:-1]) if e == Index(row)]
+        if len(plain) != 1 or any(_names_dim(e, (row, column)) for e in others) or not isinstance(size, Const):
+            return None
+        if t.shape[axis[0]] not in (self.kernel.sizes[row], Size(row)):
+            return None
+        p = Part(s.tensor, s.index[:-1], start, int(size.value), False)
+        return p if self._whole(p) else None
+
+    def _fits(self, r: RowRoles) -> RowRoles | str:
+        if shared_bytes(r, self.config) > SHARED:
+            return f"{shared_bytes(r, self.config)} bytes of shared memory"
+        if registers(r) > REGISTERS[r.groups]:
+            return f"{registers(r)} registers a thread"
+        return r
+
+
+def registers(r: RowRoles) -> int:
+    """Registers of a thread of a group: states, results of the lifts, operands of the merges, and the rest."""
+    states = sum({m.gemm.buf: r.parts[m.part].lanes for m in r.merges}.values()) * ROWS // 128
+    tile = r.loop.tile * ROWS // 128
+    lifted = len({x.gemm.buf for x in r.lifts}) * tile
+    made = len({m.made for m in r.merges}) * tile // 2
+    return states + lifted + made + OTHER
+
+
+def shared_bytes(r: RowRoles, config: TritonConfig) -> int:
+    """Shared memory of a thread block."""
+    held = sum(p.lanes for p in r.rows) * ROWS * r.groups * r.dtype.nbytes
+    streamed = sum(p.lanes for p in r.parts) * r.loop.tile * config.stages * r.dtype.nbytes
+    out = sum(p.lanes for _, p in r.stored) * ROWS * r.groups * r.dtype.nbytes
+    return held + streamed + out + BARRIERS
+
+
+def _rescales(s: ir.Stmt, b: ir.Buffer) -> bool:
+    """Whether a statement multiplies a buffer by something else."""
+    own = Load(b.name, tuple(Index(d) for d in b.dims))
+    match s:
+        case ir.Map(_, Call("mul", (a, x))):
+            return (a == own) != (x == own) and b.name not in tensors_read(x if a == own else a)
+    return False
+
+
+def _dims(s: ir.Stmt, k: Reading) -> tuple[str, ...]:
+    return s.dims if isinstance(s, ir.Store) else k.buffer(about(s)).dims
+
+
+def _names_dim(e: Expr, dims: Sequence[str]) -> bool:
+    match e:
+        case Index(d):
+            return d in dims
+        case Call(_, args):
+            return any(_names_dim(a, dims) for a in args)
+        case Load():
+            return True
+    return False
+
+
+def _at_least_one(e: Expr, row: str, stream: str) -> bool:
+    """Whether a bound of the stream is at least 1: minimum(size(stream), tile_stop(row) + c), c not negative."""
+    match e:
+        case Call("minimum", (a, b)):
+            return _at_least_one(a, row, stream) and _at_least_one(b, row, stream)
+        case Call("add", (a, Const(c, DType.I64))):
+            return int(c) >= 0 and _at_least_one(a, row, stream)
+        case Call("tile_stop", (Index(d),)):
+            return d == row
+        case Size(d):
+            return d == stream
+    return False

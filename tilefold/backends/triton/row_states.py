@@ -1,0 +1,73 @@
+"""Statements on the states of a group of warps that owns rows (`row_groups`), in the layout of their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilefold.algebra.expr import Index, tensors_read
+from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.dependent import ALONE
+from tilefold.backends.triton.names import identifier
+from tilefold.backends.triton.parts import ROWS
+from tilefold.backends.triton.render import Renderer
+from tilefold.backends.triton.row_walk import Shared, scalar
+from tilefold.backends.triton.scope import Scope
+from tilefold.tile import ir
+from tilefold.tile.uses import allocated, expressions
+
+
+class States(Renderer):
+    """Statements on states of the same columns, at a point of `folds`."""
+
+    def __init__(self, of: Shared, outer: Context, columns: str, number: int, stmts: Sequence[ir.Stmt]):
+        r, c = of.r, of.context((of.r.row, columns))
+        super().__init__(c, tf32=False, interleave=1, place=ALONE)
+        self.of, self.outer, self.stmts, self.number = of, outer, stmts, number
+        # quotients are many here, and their divisors are a value a row
+        c.expressions.leaves = replace(c.expressions.leaves, inverses=True)
+        c.layout = f"mma_{number}"
+        c.scopes.stack = [Scope(0, lines=outer.scopes.stack[-1].lines)]
+        c.scopes.used = outer.scopes.used
+        c.dims = {d: replace(x, level=0) for d, x in outer.dims.items() if d != r.loop.dim}
+
+    def render_all(self) -> None:
+        """All of the statements; what they read of values a row crosses over."""
+        r, outer = self.of.r, self.outer
+        inside = allocated(self.stmts)
+        read = {t for e in expressions(self.stmts) for t in tensors_read(e)}
+        for name in (*r.taken, *r.wide):
+            if name in inside or name not in outer.buffers or (name in r.taken and name not in read):
+                continue
+            self.stmt(ir.Alloc(self.of.buffer(name)))
+            self.c.buffer_names[name] = outer.buffer_names[name]
+            if name in r.taken:
+                here = self.c.scopes.fresh(f"by_row_{identifier(name)}")
+                of = f"gl.SliceLayout(1, mma_{self.number})"
+                self.c.scopes.emit(f"{here} = gl.convert_layout({outer.buffer_names[name]}, {of})")
+                self.c.buffer_names[name] = here
+        self.body(self.stmts)
+        for name in inside & r.wide:
+            outer.buffers[name] = self.c.buffers[name]
+            outer.buffer_names[name] = self.c.buffer_names[name]
+
+    def store(self, s: ir.Store) -> None:
+        """By tensor map where one describes the result: rows and columns beyond the tensor are not written."""
+        of = self.of
+        found = next((n for n, (x, _) in enumerate(of.r.stored) if x == s), None)
+        if found is None:
+            super().store(s)
+            return
+        _, p = of.r.stored[found]
+        frame = self.c.matrix
+        code = self.value_to_store(s, tuple(frame))
+        at = [
+            *(self.c.hold(of.r.row).base if e == Index(of.r.row) else scalar(self.c, e) for e in p.index),
+            str(p.start),
+        ]
+        self.c.scopes.emit("tma.store_wait(0)")
+        self.c.scopes.emit(f"{of.outs[found]}.index(GROUP).reshape([{ROWS}, {p.lanes}]).store({code})")
+        self.c.scopes.emit("fence_async_shared()")
+        self.c.scopes.emit(
+            f"tma.async_copy_shared_to_global({of.map_of(p, ROWS)}, [{', '.join(at)}], {of.outs[found]}.index(GROUP))"
+        )

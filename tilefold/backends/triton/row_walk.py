@@ -1,0 +1,241 @@
+"""How the functions of a kernel of row groups go over the grid, and the one that copies (`row_groups`).
+
+`Copies` brings each group's rows, and tiles of the stream through a ring: the last tile first, and of each what lifts
+read, then, of the one before, what merges read, which is the order of use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tilefold.algebra.expr import Expr, Index
+from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.dependent import ALONE
+from tilefold.backends.triton.names import identifier
+from tilefold.backends.triton.parts import ROWS, Part
+from tilefold.backends.triton.render import Renderer
+from tilefold.backends.triton.row_roles import RowRoles
+from tilefold.backends.triton.scope import Dim
+from tilefold.errors import BackendError
+from tilefold.tile import ir
+from tilefold.tile.uses import grows
+
+#: What a tile that is drawn is handed over in.
+DRAWN_BY = ("drawn", "drawn_full", "drawn_empty")
+#: Variables of the functions themselves.
+_TAKEN = frozenset(
+    {"r", "s", "n", "at", "turn", "tile", "tiles", "block", "rest", "zero", "before", "before_turn", "ahead"}
+    | {"ahead_turn", "mma", "following", "counter", *DRAWN_BY}
+)
+#: Bytes of streamed tensors that thread blocks at work together should share: half of the second-level cache.
+CACHED = 24 << 20
+
+
+class Shared:
+    """What the functions of a kernel have in common: roles, names of memory, tensor maps."""
+
+    def __init__(self, kernel: ir.Kernel, roles: RowRoles, context: Context):
+        self.kernel, self.r, self.c = kernel, roles, context
+        self.name = identifier(kernel.name)
+        self.stages, self.turns, self.draws = context.config.stages, context.config.turns, context.config.draws
+        self.maps: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.parts = [f"tile_{n}" for n in range(len(roles.parts))]
+        self.rows = [f"rows_{n}" for n in range(len(roles.rows))]
+        self.outs = [f"out_{n}" for n in range(len(roles.stored))]
+
+    def context(self, matrix: tuple[str, ...]) -> Context:
+        """A fresh context; matrix: rows and columns of its layout."""
+        c = Context(self.kernel, self.c.config, self.c.bins, wide=False, interpreted=False, nvidia=True)
+        c.matrix = matrix
+        c.raw |= {*self.r.taken, *(m.made for m in self.r.merges)}
+        return c
+
+    def buffer(self, name: str) -> ir.Buffer:
+        """A buffer of the whole kernel."""
+        every = (*self.kernel.body, *self.r.loop.body)
+        return next(s.buffer for s in every if isinstance(s, ir.Alloc) and s.buffer.name == name)
+
+    def map_of(self, p: Part, tile: int) -> str:
+        """The tensor map of a part: one for each tensor and shape of box."""
+        along = Index(self.r.loop.dim if p.streamed else self.r.row)
+        box = (*(tile if e == along else 1 for e in p.index), p.lanes)
+        for name, known in self.maps.items():
+            if known == (p.tensor, box):
+                return name
+        name = f"d_{self.c.names[p.tensor][2:]}_{len(self.maps)}"
+        self.maps[name] = (p.tensor, box)
+        return name
+
+
+class Role(Renderer):
+    """What both functions have in common: the walk over the grid, the loop's bounds, the ring."""
+
+    def __init__(self, of: Shared, c: Context):
+        super().__init__(c, tf32=False, interleave=1, place=ALONE)
+        c.scopes.used |= _TAKEN
+        self.of, self.r = of, of.r
+        self.tile, self.stages = of.r.loop.tile, of.stages
+        self.block = ROWS * of.r.groups
+
+    def emit(self, *lines: str) -> None:
+        for line in lines:
+            self.c.scopes.emit(line)
+
+    @contextmanager
+    def under(self, header: str) -> Iterator[None]:
+        """Lines in a block of their own."""
+        self.c.scopes.open()
+        yield
+        self.c.scopes.close(header)
+
+    @contextmanager
+    def some(self) -> Iterator[None]:
+        """Lines for blocks of rows that have a tile."""
+        if self.r.never_empty:
+            yield
+        else:
+            with self.under("if tiles > 0:"):
+                yield
+
+    def position(self) -> None:
+        """Indices of the tile of the grid at hand, in the scope at hand; rows those of the whole block."""
+        once, here = self.c.scopes.once, self.c.scopes.here
+        others = [t for t in reversed(self.c.kernel.grid) if t.tile == 1]
+        sizes = {t.dim: self.c.size(t.dim).code for t in self.c.kernel.grid}
+        row = self.r.row
+        blocks = _cdiv(sizes[row], self.block)
+        if grows(self.c.kernel.body, row):
+            width = self._side_by_side(sizes)
+            count = " * ".join(sizes[t.dim] for t in others) or "1"
+            self.emit(f"block, rest = tf_longest_first(tile, {blocks}, {count}, {width})")
+        else:
+            self.emit(f"block = tile % ({blocks})", f"rest = tile // ({blocks})")
+        left = "rest"
+        for n, t in enumerate(others):
+            at = left if n == len(others) - 1 else once(f"{left} % {sizes[t.dim]}", f"b_{t.dim}", here)
+            left = once(f"{left} // {sizes[t.dim]}", "rest", here) if n < len(others) - 1 else left
+            self.c.enter(t.dim, at, 1, sizes[t.dim], here)
+        self.c.dims[row] = Dim(row, once(f"block * {self.block}", f"{row}0", here), ROWS, self.block, here, sizes[row])
+        if _divides(self.block, sizes[row]):
+            self.c.dims[row].stop = None
+
+    def _side_by_side(self, sizes: Mapping[str, str]) -> str:
+        """Heads (or what else is parallel) whose streamed tensors a cache holds together."""
+        stream = self.r.loop.dim
+        bytes_ = sum(p.lanes for p in self.r.parts) * self.r.dtype.nbytes
+        count = self.c.size(stream).code
+        if count.isdigit():
+            return str(max(1, CACHED // max(1, bytes_ * int(count))))
+        return f"tl.maximum({CACHED // bytes_} // tl.maximum({count}, 1), 1)"
+
+    def bounds(self) -> tuple[str, str]:
+        """First index of the loop and one past the last; names the number of tiles."""
+        lo, hi = self.loops.bounds(self.r.loop)
+        self.emit(f"tiles = tl.cdiv(tl.maximum({hi} - {lo}, 0), {self.tile})")
+        return lo, hi
+
+    @contextmanager
+    def each_tile(self, *, copying: bool) -> Iterator[None]:
+        """Lines for each tile of the grid that this block goes through, `tile`, the r-th of the block."""
+        sizes = [(t, self.c.size(t.dim).code) for t in self.c.kernel.grid]
+        parts = [n if t.tile == 1 else f"({_cdiv(n, self.block)})" for t, n in sizes]
+        total = math.prod(int(p) for p in parts) if all(p.isdigit() for p in parts) else " * ".join(parts)
+        if not self.of.draws:
+            with self.under(f"for r in range(tf_rounds({total})):"):
+                self.emit("tile = tf_tile(r)")
+                yield
+            return
+        of = ", ".join(DRAWN_BY)
+        self.emit("r = 0")
+        if copying:
+            self.emit("tile = tl.program_id(0)", f"tf_give(tile, r, {of})")
+        else:
+            self.emit(f"tile = tf_take(r, {of})")
+        with self.under(f"while tile < {total}:"):
+            if copying:
+                self.emit(
+                    f"following = tf_draw(counter, {total}) + tl.num_programs(0)", f"tf_give(following, r + 1, {of})"
+                )
+            yield
+            self.emit("r += 1", "tile = following" if copying else f"tile = tf_take(r, {of})")
+
+    def done(self) -> list[str]:
+        """The function's lines."""
+        return list(self.c.scopes.stack[0].lines)
+
+
+class Copies(Role):
+    def lines(self) -> list[str]:
+        for d in self.c.kernel.sizes:
+            if all(d != t.dim for t in self.c.kernel.grid):
+                self.c.whole(d)
+        self.emit("s = 0", "turn = 0")
+        with self.each_tile(copying=True):
+            self.position()
+            lo, _ = self.bounds()
+            row = self.c.hold(self.r.row).base
+            for g in range(self.r.groups):
+                bytes_ = sum(p.lanes for p in self.r.rows) * ROWS * self.r.dtype.nbytes
+                self.emit(
+                    f"mbarrier.wait(rows_empty.index({g}), (r & 1) ^ 1)",
+                    f"mbarrier.expect(rows_full.index({g}), {bytes_})",
+                )
+                for n, p in enumerate(self.r.rows):
+                    at = f"{row} + {g * ROWS}" if g else row
+                    self._copy(p, ROWS, at, f"rows_full.index({g})", f"{self.of.rows[n]}.index({g})")
+            with self.some():
+                self._ring("" if lo == "0" else f"{lo} + ")
+        return self.done()
+
+    def _ring(self, lo: str) -> None:
+        """All tiles, the last first: of each what lifts read, of the one before what merges read."""
+        self.emit(f"at = {lo}(tiles - 1) * {self.tile}")
+        self._bring("early", "at", "s", "turn")
+        if self.r.shares:
+            self._bring("late", "at", "s", "turn")
+        with self.under("for n in range(1, tiles):"):
+            self.emit("before, before_turn = s, turn", f"s, turn = tf_advance(s, turn, {self.stages})")
+            self._bring("early", f"at - {self.tile}", "s", "turn")
+            if self.r.shares:
+                self._bring("late", f"at - {self.tile}", "s", "turn")
+            else:
+                self._bring("late", "at", "before", "before_turn")
+            self.emit(f"at -= {self.tile}")
+        if not self.r.shares:
+            self._bring("late", "at", "s", "turn")
+        self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
+
+    def _bring(self, which: str, at: str, s: str, turn: str) -> None:
+        numbers = self.r.early if which == "early" else self.r.late
+        bytes_ = sum(self.r.parts[n].lanes for n in numbers) * self.tile * self.r.dtype.nbytes
+        if not numbers:
+            return
+        self.emit(
+            f"mbarrier.wait({which}_empty.index({s}), {turn} ^ 1)",
+            f"mbarrier.expect({which}_full.index({s}), {bytes_})",
+        )
+        for n in numbers:
+            self._copy(self.r.parts[n], self.tile, at, f"{which}_full.index({s})", f"{self.of.parts[n]}.index({s})")
+
+    def _copy(self, p: Part, tile: int, start: str, bar: str, to: str) -> None:
+        along = Index(self.r.loop.dim if p.streamed else self.r.row)
+        at = [*(start if e == along else scalar(self.c, e) for e in p.index), str(p.start)]
+        self.emit(f"tma.async_copy_global_to_shared({self.of.map_of(p, tile)}, [{', '.join(at)}], {bar}, {to})")
+
+
+def scalar(c: Context, e: Expr) -> str:
+    """Code of a position; BackendError: it is no number."""
+    v = c.expressions.value(c.settled(e), ())
+    if v.axes:
+        raise BackendError(f"{c.kernel.name}: a position that is no number")
+    return v.code
+
+
+def _cdiv(n: str, by: int) -> str:
+    return str(-(-int(n) // by)) if n.isdigit() else f"tl.cdiv({n}, {by})"
+
+
+def _divides(by: int, n: str) -> bool:
+    return n.isdigit() and int(n) % by == 0
