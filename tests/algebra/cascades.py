@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilefold.algebra.cascade import Cascade
-from tilefold.tensor.formula import _from_text, cascade_of
+from tilefold.tensor.formula import cascade_of, lines_of
 
 SOFTMAX = """
     m = max[l] x[l]
@@ -183,4 +183,4 @@ DERIVABLE = {
 
 def cascade(text: str, **dtypes: str) -> Cascade:
     """The cascade of a formula; `label` is an integer input."""
-    return cascade_of(_from_text(text), {"label": "i64", **dtypes})
+    return cascade_of(lines_of(text), {"label": "i64", **dtypes})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilefold.algebra import forms
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.context import Options
+from tilefold.algebra.deep import deeply
 from tilefold.algebra.derive import build_fold, derive_fold
 from tilefold.algebra.expr import Load
 from tilefold.algebra.fold import Fold
@@ -82,6 +83,9 @@ class Derivation:
         return forms.text_of(forms.update(self.fold) + forms.finish(self.fold))
 
     def __str__(self) -> str:
+        return deeply(self._text)
+
+    def _text(self) -> str:
         sections = [
             ("cascade", "\n".join(_shown(r, self.cascade) for r in self.cascade.reductions)),
             ("derivation", self.steps),
@@ -98,7 +102,7 @@ class Derivation:
 
     def latex(self) -> str:
         """The cascade, the monoid and the papers' incremental forms as `aligned` blocks with headings."""
-        return "\n\n".join(f"\\text{{{title}}}\n{body}" for title, body in self._blocks())
+        return "\n\n".join(f"\\text{{{title}}}\n{body}" for title, body in deeply(self._blocks))
 
     def _blocks(self) -> list[tuple[str, str]]:
         p = self.plain

@@ -14,7 +14,7 @@ from fractions import Fraction
 from tilefold.algebra import simplify as sm
 from tilefold.algebra.cascade import Reduction
 from tilefold.algebra.context import Context, identity_const, is_exponential, own_load
-from tilefold.algebra.expr import Expr, Load, call
+from tilefold.algebra.expr import Call, Const, Expr, Load, Size, call, walk
 from tilefold.algebra.fold import StateVar
 from tilefold.algebra.growth import may_delay
 from tilefold.algebra.guard import correction, guard_element, ratio, removed
@@ -25,7 +25,12 @@ from tilefold.algebra.text import show
 
 
 def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
-    """State variables of a sum; its value over the state, in the loop and at the end."""
+    """State variables of a sum; its value over the state, in the loop and at the end.
+
+    sum of x / size = (sum of x) / size: an extent is the same for all elements, so the state holds the plain sum
+    (RedFuser eq. 44 divides each element, and a partial sum of those is no mean of what was seen).
+    """
+    body, over = _extents_apart(body)
     groups = ctx.separate(body)
     parts = []
     for n, g in enumerate(groups):
@@ -37,10 +42,32 @@ def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
         c = sm.number(coef)
         parts.append(replace(part, value=sm.mul(part.value, c), sample=sm.mul(part.sample, c)))
         _explain(r, g, delayed, ctx)
-    ctx.samples[r.name] = sm.total(apply(p.sample, p.delayed) for p in parts)
+    sample = sm.total(apply(p.sample, p.delayed) for p in parts)
     value = sm.total(apply(p.value, p.delayed) for p in parts)
     final = sm.total(_corrected(p, ctx) for p in parts)
+    if over is not None:
+        ctx.law("extent", f"the elements of {r.name} share the divisor {show(over)}: it divides their sum")
+        sample, value, final = (sm.div(e, over) for e in (sample, value, final))
+    ctx.samples[r.name] = sample
     return value, final
+
+
+def _extents_apart(body: Expr) -> tuple[Expr, Expr | None]:
+    """The body without the extents that divide it, and their product; None: there are none."""
+    match body:
+        case Call("div", (a, b)) if _of_extents(b):
+            core, over = _extents_apart(a)
+            return core, b if over is None else sm.mul(over, b)
+        case Call("mul", (Call("div", (c, b)), a)) | Call("mul", (a, Call("div", (c, b)))) if _of_extents(b):
+            core, over = _extents_apart(sm.mul(c, a))
+            return core, b if over is None else sm.mul(over, b)
+    return body, None
+
+
+def _of_extents(e: Expr) -> bool:
+    """Whether a value follows from the program's extents alone."""
+    nodes = list(walk(e))
+    return any(isinstance(n, Size) for n in nodes) and all(isinstance(n, Size | Const | Call) for n in nodes)
 
 
 def _constant(core: Expr) -> tuple[Fraction, Expr]:

@@ -27,7 +27,7 @@ Args = Annotated[
         "without it, the file's <function>_inputs() or example_inputs() is called"
     ),
 ]
-Seed = Annotated[int, typer.Option(help="of the random arguments")]
+Seed = Annotated[int, typer.Option(help="of the random arguments", min=0, max=2**63 - 1)]
 
 
 def run(
@@ -123,12 +123,15 @@ def derive(
 
 
 def _formula(text: str) -> str:
-    """The text itself (`;` ends a line as well), or that of a file or of standard input."""
+    """The text itself, or that of a file or of standard input."""
     if text == "-":
         return sys.stdin.read()
     if "=" not in text:
         path = Path(text)
         if not path.is_file():
             raise TilefoldError(f"neither a formula nor a file: {text!r}", hint='for example "s = sum[l] x[l]"')
-        return path.read_text(encoding="utf-8")
-    return text.replace(";", "\n")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise TilefoldError(f"{text} is no text", hint="a file of statements such as s = sum[l] x[l]") from None
+    return text

@@ -20,7 +20,7 @@ from tilefold.tensor.ir import Program
 def plan(
     function: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")],
     args: Annotated[str | None, typer.Option(help="what to call it with, as in `tilefold explain`")] = None,
-    seed: Annotated[int, typer.Option(help="of the random arguments")] = 0,
+    seed: Annotated[int, typer.Option(help="of the random arguments", min=0, max=2**63 - 1)] = 0,
     machine: Annotated[str, typer.Option(help="this, nominal, h100 or h200 (GPUs are described, not fitted)")] = "this",
 ) -> None:
     """Which operators share a kernel, predicted bytes and time, and why the best plan without each kernel lost."""

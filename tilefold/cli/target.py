@@ -13,18 +13,21 @@ Arguments come from `--args`, or from a function of the same file, `<function>_i
 from __future__ import annotations
 
 import importlib.util
-import inspect
+import math
+import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from tilefold.algebra.dtypes import DType
-from tilefold.errors import ParseError, TilefoldError
+from tilefold.errors import ParseError, SourceLoc, TilefoldError
+from tilefold.frontend.fuse import signature_of
 
 Function = Callable[..., Any]
 _TENSOR = re.compile(r"(\w+)\s*\[([\d\s,]*)\]\s*(?:<\s*(\d+))?")
@@ -47,13 +50,34 @@ def load(target: str) -> tuple[Function, ModuleType]:
     sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` would, for the file's own imports
     try:
         spec.loader.exec_module(module)
+    except SyntaxError as err:
+        where = SourceLoc(str(err.filename or file), err.lineno or 0, (err.text or "").strip())
+        raise TilefoldError(f"{file} is no Python: {err.msg}", loc=where) from None
+    except UnicodeDecodeError:
+        raise TilefoldError(f"{file} is no text") from None
+    except SystemExit:
+        raise TilefoldError(
+            f"{file} ends the program when it is imported", hint="put that under `if __name__ == '__main__':`"
+        ) from None
+    # Hidden: whatever the user's file raises. Its line and message are what helps, not our frames above it.
+    except Exception as err:
+        raise _raised(err, f"{file} cannot be imported", path) from err
     finally:
         sys.path.pop(0)
     fn = getattr(module, name, None)
+    if isinstance(fn, type):
+        raise TilefoldError(f"{name} is a class", hint=f"name an instance of it, as `model = {name}()` in {file}")
     if not callable(fn):
-        known = ", ".join(sorted(n for n, v in vars(module).items() if inspect.isfunction(v))) or "none"
+        known = ", ".join(sorted(n for n, v in vars(module).items() if isinstance(v, FunctionType))) or "none"
         raise TilefoldError(f"{file} has no function {name}", hint=f"its functions: {known}")
     return fn, module
+
+
+def _raised(err: Exception, what: str, path: Path) -> TilefoldError:
+    """An error of the user's file, with the innermost of its lines."""
+    mine = [f for f in traceback.extract_tb(err.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+    loc = SourceLoc(mine[-1].filename, mine[-1].lineno or 0, mine[-1].line or "") if mine else None
+    return TilefoldError(f"{what}: {type(err).__name__}: {err}", loc=loc)
 
 
 def arguments(fn: Function, module: ModuleType, spec: str | None, *, seed: int = 0) -> tuple[Any, ...]:
@@ -62,11 +86,15 @@ def arguments(fn: Function, module: ModuleType, spec: str | None, *, seed: int =
     if spec is not None:
         positional, named = parse(spec)
         return _bind(fn, positional, named)
-    name = getattr(fn, "__name__", "")
+    name = getattr(fn, "__name__", None) or next((n for n, v in vars(module).items() if v is fn), type(fn).__name__)
     for convention in (f"{name}_inputs", "example_inputs"):
         make = getattr(module, convention, None)
         if callable(make):
-            made = make()
+            try:
+                made = make()
+            # Hidden: whatever the user's function raises, as in `load`.
+            except Exception as err:
+                raise _raised(err, f"{convention}() fails", Path(str(module.__file__))) from err
             if isinstance(made, Mapping):
                 return _bind(fn, (), dict(made))
             return _bind(fn, tuple(made) if isinstance(made, (tuple, list)) else (made,), {})
@@ -110,15 +138,28 @@ def _value(text: str) -> Any:
     except ValueError:
         raise ParseError(f"unknown dtype in {text!r}", hint="one of " + ", ".join(d.value for d in DType)) from None
     shape = [int(s) for s in m[2].split(",") if s.strip()]
+    _check_memory(shape, text)
     if dtype.is_int:
         if m[3] is None or int(m[3]) == 0:
             raise ParseError(f"an integer tensor needs a positive bound: {text!r}", hint=f"write {text} < 1000")
+        most = torch.iinfo(dtype.torch_dtype).max
+        if int(m[3]) - 1 > most:
+            raise ParseError(f"{dtype.value} holds no number beyond {most}: {text!r}")
         return torch.randint(int(m[3]), shape).to(dtype.torch_dtype)
     if m[3] is not None:
         raise ParseError(f"only integer tensors take a bound: {text!r}")
     if dtype is DType.BOOL:
         return torch.rand(shape) < 0.5
     return torch.randn(shape, dtype=torch.float64).to(dtype.torch_dtype)
+
+
+def _check_memory(shape: list[int], text: str) -> None:
+    """ParseError for a tensor (8 bytes an element while it is made) that this machine has no memory for."""
+    need = 8 * math.prod(shape)
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > have:
+        sizes = f"{need / 2**30:.3g} GiB" if need < 2**80 else "more than 2^80 bytes"
+        raise ParseError(f"{text} takes {sizes} to make; this machine has {have / 2**30:.3g} GiB")
 
 
 def _number(text: str) -> int | float:
@@ -133,11 +174,18 @@ def _number(text: str) -> int | float:
 
 
 def _bind(fn: Function, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    name = getattr(fn, "__name__", repr(fn))
+    name = getattr(fn, "__name__", type(fn).__name__)
+    signature = signature_of(fn)
+    if signature is None:
+        if named:
+            raise TilefoldError(
+                f"{name} has no signature to find {', '.join(named)} in", hint="give values by position"
+            )
+        return positional
     try:
-        bound = inspect.signature(fn).bind(*positional, **named)
+        bound = signature.bind(*positional, **named)
     except TypeError as err:
-        raise TilefoldError(f"the arguments do not fit {name}{inspect.signature(fn)}: {err}") from None
+        raise TilefoldError(f"the arguments do not fit {name}{signature}: {err}") from None
     if bound.kwargs:
         raise TilefoldError(f"{name} takes {', '.join(bound.kwargs)} by name only", hint="give them a default")
     return bound.args

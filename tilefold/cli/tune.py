@@ -21,7 +21,7 @@ _EFFORTS: dict[str, Effort] = {"quick": "quick", "full": "full"}
 def tune(
     function: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")],
     args: Annotated[str | None, typer.Option(help="what to call it with, as in `tilefold explain`")] = None,
-    seed: Annotated[int, typer.Option(help="of the random arguments")] = 0,
+    seed: Annotated[int, typer.Option(help="of the random arguments", min=0, max=2**63 - 1)] = 0,
     effort: Annotated[str, typer.Option(help="quick (some twenty candidates) or full (hundreds)")] = "quick",
     again: Annotated[bool, typer.Option(help="also kernels that the table has already")] = False,
 ) -> None:

@@ -14,7 +14,7 @@ from tilefold.explanation import html, terminal
 from tilefold.explanation.gather import region
 from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport, alike
 from tilefold.explanation.traffic import Traffic
-from tilefold.frontend.fuse import Fused, own_copy, translated
+from tilefold.frontend.fuse import check_arguments, check_function, own_copy, plain, translated
 from tilefold.frontend.regions import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import Goal, compile_program
@@ -118,7 +118,9 @@ def explain(
     among the rejections. `dynamic`: all sizes are symbolic (True), or those given are used.
     UnsupportedError: nothing was captured at all.
     """
-    target = fn.fn if isinstance(fn, Fused) else fn
+    target = plain(fn)
+    check_function(target, "explain")
+    check_arguments(target, args, kwargs)
     name = getattr(target, "__name__", type(target).__name__)
     goal = goal or ("fast" if isinstance(target, torch.nn.Module) else "fused")
     try:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import TilefoldError, UnsupportedError
 from tilefold.frontend.direct import executable
-from tilefold.frontend.fuse import Fn, Fused, own_copy, translated
+from tilefold.frontend.fuse import Fn, check_arguments, check_function, own_copy, plain, translated
 from tilefold.frontend.fx_to_tensor import Lowered, SymBinding, lower
 from tilefold.frontend.operator import Checked, Operator, name_of, operator_of
 from tilefold.frontend.torch_compile import aot
@@ -63,7 +63,10 @@ def custom_op(fn: Fn, *examples: torch.Tensor, name: str | None = None, dynamic:
     """
     if not examples or not all(isinstance(x, torch.Tensor) for x in examples):
         raise TilefoldError("an operator takes tensors", hint="bind other arguments: functools.partial(fn, scale=0.5)")
-    captured = _capture(fn.fn if isinstance(fn, Fused) else fn, _distinct(examples), dynamic)
+    fn = plain(fn)
+    check_function(fn, "custom_op")
+    check_arguments(fn, examples, {})
+    captured = _capture(fn, _distinct(examples), dynamic)
     kinds = {v.device.type for v in captured.vals}
     if len(kinds) > 1:
         raise UnsupportedError(f"arguments on {' and '.join(sorted(kinds))}", hint="move them to one device")

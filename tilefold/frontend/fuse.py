@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
+import re
 import types
-from collections.abc import Callable, Hashable, Sequence
-from typing import Literal, overload
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError, Unsupported
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
@@ -20,41 +24,148 @@ from tilefold.frontend.torch_compile import aot, compile_captured
 from tilefold.pipeline import compile_program
 from tilefold.plan.gpu import Given
 
-Fn = Callable[..., object]
+Fn = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=torch.nn.Module)
 
 
-class Fused:
-    """A function or module compiled whole by Tilefold on its first call for each combination of
-    dtypes and ranks. `graphs` holds what was compiled. Raises TilefoldError (with the user's line
-    and the way out) where a graph break, an operator or a fold stands in the way; the backward pass
-    may leave parts to other compilers. `given`: what a study decides for the GPU's kernels.
+class Fused(Generic[P, R]):
+    """A function compiled whole by Tilefold on its first call for each combination of dtypes and ranks.
+
+    `graphs` holds what was compiled. Raises TilefoldError (with the user's line and the way out) where a graph
+    break, an operator or a fold stands in the way; the backward pass may leave parts to other compilers. Under
+    `torch.func.vmap`, `grad`, `jvp` and the like, which transform operators one by one, the function itself runs.
+    `given`: what a study decides for the GPU's kernels.
     """
 
-    def __init__(self, fn: Fn, *, dynamic: bool | None = None, runner: str = "pipeline", given: Given | None = None):
+    def __init__(
+        self, fn: Callable[P, R], *, dynamic: bool | None = None, runner: str = "pipeline", given: Given | None = None
+    ):
         if runner not in RUNNERS:
             raise TilefoldError(f"unknown runner {runner!r}", hint=f"one of {', '.join(RUNNERS)}")
         functools.update_wrapper(self, fn, updated=())
-        self.fn, self.dynamic = fn, dynamic
+        self.fn, self.dynamic, self.runner, self.given = fn, dynamic, runner, given
         self.graphs: list[CompiledGraph] = []
         compile_fused = functools.partial(compile_program, goal="fused", given=given)
         compiler = compile_fused if runner == "pipeline" else RUNNERS[runner]
         self._options = Options(compiler, strict=True, on_compiled=self.graphs.append)
-        self._compiled: dict[Hashable, Fn] = {}
+        self._compiled: dict[Hashable, Callable[P, R]] = {}
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if transformed():
+            return self.fn(*args, **kwargs)
         key = signature(args, kwargs)
         run = self._compiled.get(key)
         if run is None:
-            run = self._compiled[key] = self._compile()
-        return translated(run, *args, **kwargs)
+            check_arguments(self.fn, args, kwargs)
+            run = self._compiled[key] = self._compile(self.dynamic)
+        try:
+            return cast(R, translated(run, *args, **kwargs))
+        except FailOnRecompileLimitHit:  # Dynamo counts what it compiles for one code object
+            run = self._compiled[key] = self._compile(True if self.dynamic is None else self.dynamic)
+            return cast(R, translated(run, *args, **kwargs))
 
-    def _compile(self) -> Fn:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A method of the class that it is defined in."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fused[P, R]:
+        """Compiled code is not copied: a copied module has other parameters."""
+        return Fused(copy.deepcopy(self.fn, memo), dynamic=self.dynamic, runner=self.runner, given=self.given)
+
+    def _compile(self, dynamic: bool | None) -> Callable[P, R]:
         return torch.compile(
             own_copy(self.fn),
             backend=functools.partial(_strict, options=self._options),
             fullgraph=True,
-            dynamic=self.dynamic,
+            dynamic=dynamic,
         )
+
+
+class FusedModule:
+    """What `fuse` makes of a module, besides the module's own class: the same parameters, called through `Fused`.
+
+    It shares everything with a plain view of itself, the module that is compiled; with the module that was given it
+    shares parameters, buffers and children.
+    """
+
+    _fused: Fused[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fused(*args, **kwargs)
+
+    @property
+    def graphs(self) -> list[CompiledGraph]:
+        """What was compiled."""
+        return self._fused.graphs
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are made of the module, and fused anew."""
+        f = self._fused
+        plain = object.__new__(type(f.fn))
+        plain.__dict__ = {k: v for k, v in self.__dict__.items() if k != "_fused"}
+        return _fused_module, (plain, f.dynamic, f.runner)
+
+
+@functools.cache
+def _module_class(plain: Hashable) -> type:
+    assert isinstance(plain, type)
+    return type(plain.__name__, (FusedModule, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
+
+
+def _fused_module(module: M, dynamic: bool | None, runner: str) -> M:
+    view = object.__new__(type(module))
+    view.__dict__ = dict(module.__dict__)
+    made: Any = object.__new__(_module_class(cast(Hashable, type(module))))
+    made.__dict__ = view.__dict__  # one dictionary: train() on one is train() on the other
+    made.__dict__["_fused"] = Fused(view, dynamic=dynamic, runner=runner)
+    return cast(M, made)
+
+
+def plain(fn: Any) -> Any:
+    """The function or module itself, where it is one that was fused."""
+    if isinstance(fn, FusedModule):
+        fn = fn._fused
+    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Fused):
+        return types.MethodType(fn.__func__.fn, fn.__self__)
+    return fn.fn if isinstance(fn, Fused) else fn
+
+
+def transformed() -> bool:
+    """Whether a transformation of functions (vmap, grad, jvp ...) or forward differentiation is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def signature_of(fn: Fn) -> inspect.Signature | None:
+    """A function's signature; None where it has none, as builtins."""
+    try:
+        return inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_arguments(fn: Fn, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """TilefoldError where a function cannot be called with these: said before Dynamo says it at length."""
+    wanted = signature_of(fn)
+    if wanted is None:
+        return
+    try:
+        wanted.bind(*args, **kwargs)
+    except TypeError as err:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        hint = None if args or kwargs else "call it with the arguments that the function takes"
+        raise TilefoldError(f"the arguments do not fit {name}{wanted}: {err}", hint=hint) from None
+
+
+def check_function(fn: object, taker: str) -> None:
+    """TilefoldError where `fn` is nothing that can be compiled; `taker`: the public function that was given it."""
+    if isinstance(fn, type):
+        raise TilefoldError(f"{taker} takes a function or a module, not the class {fn.__name__}", hint="an instance")
+    if isinstance(fn, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise TilefoldError(f"{taker} takes what Python runs, not TorchScript", hint="give what was scripted")
+    if not callable(fn):
+        raise TilefoldError(f"{taker} takes a function or a module, not {type(fn).__name__}")
 
 
 def _strict(gm: torch.fx.GraphModule, example_inputs: Sequence[object], *, options: Options) -> Fn:
@@ -62,22 +173,31 @@ def _strict(gm: torch.fx.GraphModule, example_inputs: Sequence[object], *, optio
 
 
 @overload
-def fuse(fn: Fn, *, dynamic: bool | None = ..., runner: str = ...) -> Fused: ...
+def fuse(  # type: ignore[overload-overlap]
+    fn: M, *, dynamic: bool | None = ..., runner: str = ...
+) -> M: ...
 @overload
-def fuse(fn: None = ..., *, dynamic: bool | None = ..., runner: str = ...) -> Callable[[Fn], Fused]: ...
-
-
+def fuse(fn: Callable[P, R], *, dynamic: bool | None = ..., runner: str = ...) -> Fused[P, R]: ...
+@overload
 def fuse(
-    fn: Fn | None = None, *, dynamic: bool | None = None, runner: str = "pipeline"
-) -> Fused | Callable[[Fn], Fused]:
-    """Compile a function or module whole: `@fuse`, `@fuse(dynamic=False)` or `fuse(model)`.
+    fn: None = ..., *, dynamic: bool | None = ..., runner: str = ...
+) -> Callable[[Callable[P, R]], Fused[P, R]]: ...
+
+
+def fuse(fn: Any = None, *, dynamic: bool | None = None, runner: str = "pipeline") -> Any:
+    """Compile a function, method or module whole: `@fuse`, `@fuse(dynamic=False)` or `fuse(model)`.
 
     dynamic: sizes that were seen to change become symbolic, and one kernel serves them all (None,
     as torch.compile does); all are from the start (True); none ever is (False). runner:
-    "pipeline", or "interpreter" for the slow defining semantics.
+    "pipeline", or "interpreter" for the slow defining semantics. A module comes back as one of its own class with
+    the same parameters.
     """
     if fn is None:
-        return lambda f: Fused(f, dynamic=dynamic, runner=runner)
+        return functools.partial(fuse, dynamic=dynamic, runner=runner)
+    check_function(fn, "fuse")
+    fn = plain(fn)
+    if isinstance(fn, torch.nn.Module):
+        return _fused_module(fn, dynamic, runner)
     return Fused(fn, dynamic=dynamic, runner=runner)
 
 
@@ -88,9 +208,14 @@ def signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable:
 
 
 def own_copy(fn: Fn) -> Fn:
-    """A copy of a plain function with its own code object: Dynamo keys its caches and limits on it."""
+    """A function that does the same, with its own code object: Dynamo keys its caches and limits on that."""
     if not isinstance(fn, types.FunctionType):
-        return fn
+        target = fn
+
+        def fn(*args: Any, **kwargs: Any) -> Any:
+            return target(*args, **kwargs)
+
+    assert isinstance(fn, types.FunctionType)
     code = fn.__code__.replace(co_name=fn.__code__.co_name)
     copy = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
     copy.__kwdefaults__ = fn.__kwdefaults__
@@ -105,6 +230,10 @@ def translated(run: Fn, *args: object, **kwargs: object) -> object:
         if isinstance(err.inner_exception, TilefoldError):
             raise err.inner_exception from None
         raise
+    except TorchRuntimeError as err:
+        got = re.search(r"\bgot (\w*(?:Error|Exception)\b.*)", str(err))  # behind what Dynamo did when it happened
+        what = got[1] if got else _first_line(err)
+        raise TilefoldError(f"the function fails on these arguments: {what}", loc=_user_line(err)) from err
     except Unsupported as err:
         raise UnsupportedError(
             f"the function cannot be captured whole: {_first_line(err)}", loc=_user_line(err), hint=STRICT_HINT
@@ -115,9 +244,9 @@ def _first_line(err: Exception) -> str:
     return next((ln.strip() for ln in str(err).splitlines() if ln.strip()), type(err).__name__)
 
 
-def _user_line(err: Unsupported) -> SourceLoc | None:
+def _user_line(err: Unsupported | TorchRuntimeError) -> SourceLoc | None:
     """The innermost frame of the user's code at a graph break."""
-    frames = [f for f in err.real_stack or () if f.filename and "/torch/" not in f.filename]
+    frames = [f for f in getattr(err, "real_stack", None) or () if f.filename and "/torch/" not in f.filename]
     if not frames:
         return None
     last = frames[-1]
@@ -142,7 +271,9 @@ def trace(
     def capture(gm: torch.fx.GraphModule, example_inputs: Sequence[object]) -> Fn:
         return aot(gm, example_inputs, inference)
 
-    target = fn.fn if isinstance(fn, Fused) else fn
+    target = plain(fn)
+    check_function(target, "trace")
+    check_arguments(target, args, kwargs)
     run = torch.compile(
         own_copy(target), backend=capture, fullgraph=True, dynamic=None if dynamic == "auto" else dynamic
     )

@@ -24,6 +24,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from tilefold.frontend.fuse import fuse
+from tilefold.frontend.fuse import plain as underlying
 from tilefold.frontend.hostile import variants
 from tilefold.frontend.reference import Selection, reference
 
@@ -92,7 +93,7 @@ def verify(
     the compiled function. `hostile`: False for none, or the named argument lists to use instead of
     those of `frontend.hostile`. Raises what `tilefold.fuse` raises for a function that it refuses.
     """
-    plain = inspect.unwrap(fn)
+    plain = inspect.unwrap(underlying(fn))
     fast = compiled if compiled is not None else fn if plain is not fn else fuse(fn)
     given = compare("given", plain, fast, args)
     pairs = variants(args) if hostile is True else tuple(hostile or ())

@@ -12,7 +12,7 @@
         o=lambda p, v, m, t, l, e: sum_[l](exp(p[l] - m) / t * v[l, e]),
     )
 
-Text: one statement a line, `name[dims] = reducer[axes] expression`, or without a reducer a
+Text: one statement a line (or between semicolons), `name[dims] = reducer[axes] expression`, or without a reducer a
 map, which is substituted into what follows. `size(l)` is the extent of a dim; top-k is
 `s[r], i[r] = topk[l; r] x[l]`, argmax `v, i = argmax[l] x[l]`. Names in index brackets are
 dims, names on earlier left sides results, everything else inputs.
@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.context import reindex
+from tilefold.algebra.deep import deeply
 from tilefold.algebra.derivation import Derivation, derivation_of
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Expr, Index, Load, Size, call, lit, loads, transform, walk
@@ -38,6 +39,8 @@ from tilefold.algebra.ops import INDEX_REDUCERS, OPS, REDUCERS
 from tilefold.algebra.text import Names, parse
 from tilefold.errors import ParseError
 
+#: Operations that a statement may grow to when maps are substituted.
+MOST_NODES = 20_000
 _LEFT = re.compile(r"(\w+)(?:\[([^\]]*)\])?$")
 _RIGHT = re.compile(rf"({'|'.join(REDUCERS)})\s*\[([^\]]*)\]\s*(.*)$")
 
@@ -58,19 +61,35 @@ def derive(
     """
     if (formula is None) == (not functions):
         raise ParseError("derive takes either a formula or functions", hint="derive('m = max[l] x[l]')")
-    lines = _from_text(formula) if formula is not None else _from_functions(functions)
-    return derivation_of(cascade_of(lines, dtypes or {}), ignore_rounding=ignore_rounding)
+    if formula is not None and not isinstance(formula, str):
+        raise ParseError(f"a formula is a text, not {type(formula).__name__}", hint="derive('m = max[l] x[l]')")
+    if wrong := [name for name, f in functions.items() if not callable(f)]:
+        raise ParseError(f"{wrong[0]} is no function", hint="derive(t=lambda x, l: sum_[l](x[l]))")
+    rows = rows_of(formula) if formula is not None else ()
+    dims = dims_of(rows)
+
+    def work() -> Derivation:
+        lines = [_line(row, dims) for row in rows] if formula is not None else _from_functions(functions)
+        return derivation_of(cascade_of(lines, dtypes or {}), ignore_rounding=ignore_rounding)
+
+    return deeply(work)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One statement: `names[0][dims] = reducer[axes] body`; reducer None: a map."""
+    """One statement: `names[0][dims] = reducer[axes] body`; reducer None: a map. `row`: its text, for messages."""
 
     names: tuple[str, ...]
     dims: tuple[str, ...]
     reducer: str | None
     axes: tuple[str, ...]
     body: Expr
+    row: str = ""
+
+    @property
+    def where(self) -> str:
+        """For the end of a message."""
+        return f": {self.row!r}" if self.row else ""
 
 
 def cascade_of(lines: list[Line], dtypes: Mapping[str, str]) -> Cascade:
@@ -78,10 +97,17 @@ def cascade_of(lines: list[Line], dtypes: Mapping[str, str]) -> Cascade:
     maps: dict[str, tuple[tuple[str, ...], Expr]] = {}
     reductions: list[Reduction] = []
     axes: tuple[str, ...] | None = None
+    _check_names(lines)
+    sizes: dict[str, int] = {}
     for line in lines:
+        nodes = sum(sizes.get(n.tensor, 1) if isinstance(n, Load) else 1 for n in walk(line.body))
+        if nodes > MOST_NODES:
+            raise ParseError(
+                f"{line.names[0]} grows beyond {MOST_NODES} operations once maps are substituted{line.where}"
+            )
         body = _inline(line.body, maps)
         if line.reducer is None:
-            maps[line.names[0]] = (line.dims, body)
+            maps[line.names[0]], sizes[line.names[0]] = (line.dims, body), nodes
             continue
         if axes is not None and line.axes != axes:
             raise ParseError(
@@ -101,6 +127,25 @@ def cascade_of(lines: list[Line], dtypes: Mapping[str, str]) -> Cascade:
     results = {r.name for r in reductions}
     names = sorted({n.tensor for r in reductions for n in loads(r.body)} - results)
     return Cascade(axes, tuple(reductions), tuple((n, _dtype(n, dtypes)) for n in names))
+
+
+def _check_names(lines: list[Line]) -> None:
+    """Every name is defined once, and before it is used; ParseError with the statement."""
+    dims = {d for line in lines for d in (*line.dims, *line.axes)}
+    later = {n for line in lines for n in line.names}
+    seen: set[str] = set()
+    for line in lines:
+        for n, name in enumerate(line.names):
+            if name in seen or name in line.names[:n]:
+                raise ParseError(f"{name} is defined twice{line.where}", hint="give the second another name")
+            if name in dims:
+                raise ParseError(f"{name} is a dim and a result{line.where}", hint="give the result another name")
+        for x in loads(line.body):
+            if x.tensor in line.names:
+                raise ParseError(f"{x.tensor} is defined by itself{line.where}", hint="a reducer says what adds up")
+            if x.tensor in later - seen:
+                raise ParseError(f"{x.tensor} is used before it is defined{line.where}")
+        seen |= set(line.names)
 
 
 def _dtype(name: str, dtypes: Mapping[str, str]) -> DType:
@@ -126,11 +171,23 @@ def _inline(e: Expr, maps: Mapping[str, tuple[tuple[str, ...], Expr]]) -> Expr:
 # -- text ------------------------------------------------------------------------------------
 
 
-def _from_text(formula: str) -> list[Line]:
-    rows = [row.partition("#")[0].strip() for row in formula.replace(";\n", "\n").splitlines()]
-    rows = [r for r in rows if r]
-    dims = {d for r in rows for d in _dims_in(r)}
-    return [_line(r, dims) for r in rows]
+def lines_of(formula: str) -> list[Line]:
+    """The statements of a text."""
+    rows = rows_of(formula)
+    dims = dims_of(rows)
+    return [_line(row, dims) for row in rows]
+
+
+def dims_of(rows: tuple[str, ...]) -> set[str]:
+    """Names that some statement uses as dims."""
+    return {d for row in rows for d in _dims_in(row)}
+
+
+def rows_of(formula: str) -> tuple[str, ...]:
+    """The statements of a text: its lines without comments, also cut at semicolons outside of brackets."""
+    lines = (line.partition("#")[0] for line in formula.splitlines())
+    rows = (row.strip() for line in lines for row in re.split(r";(?![^\[]*\])", line))
+    return tuple(row for row in rows if row)
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -149,7 +206,9 @@ def _dims_in(row: str) -> set[str]:
     try:
         tree = ast.parse(right.strip(), mode="eval")
     except SyntaxError as err:
-        raise ParseError(f"not an expression: {right.strip()!r}: {err.msg}") from None
+        raise ParseError(f"not an expression: {right.strip()[:200]!r}: {err.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as err:  # null characters; Python's parser has no more room
+        raise ParseError(f"not an expression: {right.strip()[:200]!r}: {err}") from None
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript):
             out |= {n.id for n in ast.walk(node.slice) if isinstance(n, ast.Name)}
@@ -164,17 +223,23 @@ def _line(row: str, dims: set[str]) -> Line:
     if not all(heads):
         raise ParseError(f"left of `=` must be `name` or `name[dims]`: {row!r}")
     names = tuple(h[1] for h in heads if h)
+    if wrong := [n for n in names if not n.isidentifier()]:
+        raise ParseError(f"{wrong[0]} is no name: {row!r}")
     own = _split((heads[0][2] or "") if heads[0] else "")
     m = _RIGHT.match(right.strip())
     body = parse(m[3] if m else right, Names(dims=dims, open_tensors=True))
     if m is None:
-        return Line(names, own, None, (), body)
+        if len(names) > 1:
+            raise ParseError(f"a map has one result: {row!r}")
+        return Line(names, own, None, (), body, row)
     axes, _, slot = m[2].partition(";")
-    if (m[1] == "topk") != bool(slot):
+    if not _split(axes) or not all(a.isidentifier() for a in _split(axes)):
+        raise ParseError(f"{m[1]} names the dims that it reduces, as {m[1]}[l]: {row!r}")
+    if (m[1] == "topk") != bool(slot.strip()):
         raise ParseError(f"top-k is written `s[r], i[r] = topk[l; r] x[l]`: {row!r}")
-    if len(names) > 1 and m[1] not in INDEX_REDUCERS:
-        raise ParseError(f"{m[1]} has one result: {row!r}")
-    return Line(names, own, m[1], _split(axes), body)
+    if len(names) > 1 + (m[1] in INDEX_REDUCERS):
+        raise ParseError(f"{m[1]} has {'two results' if m[1] in INDEX_REDUCERS else 'one result'}: {row!r}")
+    return Line(names, own, m[1], _split(axes), body, row)
 
 
 # -- functions -------------------------------------------------------------------------------
