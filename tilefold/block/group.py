@@ -12,6 +12,7 @@ test stays.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from tilefold.algebra.expr import tensors_read
 from tilefold.errors import SourceLoc
 from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
 from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import estimate
 
 #: Most elements, over one index of the parallel dims, that a block may keep of one value.
 LOCAL_LIMIT = 2048
@@ -26,6 +28,8 @@ LOCAL_LIMIT = 2048
 LOST_LIMIT = 512
 #: Repeated work is accepted up to this share of the work it sits beside.
 REPEAT_SHARE = 1 / 16
+#: Bytes between kernels that are not worth fewer thread blocks, as a share of what the first kernel reads.
+LITTLE = 1 / 16
 #: Block length along a parallel dim that repeated members are charged for.
 REPEAT_BLOCK = 128
 #: By default a merge must leave this many independent blocks, if one of its parts had them.
@@ -130,11 +134,30 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) ->
     lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
     if g.points(lost) > lost_limit(bounds.lost, members) or not all(is_static(g.program.sizes[d]) for d in lost):
         return f"the parallel dim {', '.join(sorted(lost))} would be lost"
+    left = g.points(parallel)
+    if left < bounds.both and left * bounds.both <= g.points(a.parallel) and _little_between(g, a, b):
+        return f"only {g.points(parallel)} independent blocks would be left, to save little"
     least = min(bounds.workers, max(g.points(a.parallel), g.points(b.parallel)))
     few = g.points(parallel) < least and not splittable(g, members, parallel)
     if few or g.points(parallel) < min(bounds.both, g.points(a.parallel), g.points(b.parallel)):
         return f"only {g.points(parallel)} independent blocks would be left"
     return Group(members, parallel)
+
+
+def _little_between(g: Graph, a: Group, b: Group) -> bool:
+    """Whether what goes from one group to the other is little beside what the first reads: a row's log-sum-exp, which
+    a sum over rows takes. Such a sum is a kernel of its own, so that rows have thread blocks of their own."""
+    if not any(g.by_name[m].reducer for m in a.members):
+        return False
+    between = {r for m in b.members for r in g.producers[m] if r in a.members}
+    if not between:
+        return False
+    read = {t for m in a.members for t in tensors_read(g.by_name[m].body)} - set(a.members)
+    return _nbytes(g, between) <= LITTLE * _nbytes(g, read)
+
+
+def _nbytes(g: Graph, tensors: Iterable[str]) -> float:
+    return sum(math.prod(map(estimate, g.program.shape_of(t))) * g.program.dtype_of(t).nbytes for t in tensors)
 
 
 def legal(g: Graph, members: tuple[str, ...], workers: int = ENOUGH_PARALLEL) -> Group | str:

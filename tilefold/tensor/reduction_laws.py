@@ -2,7 +2,9 @@
 
 split: for an associative and commutative reducer, R over (A, B) = R over A of R over B. A
 reduction over more axes than a later one that depends on it is cut into an inner part and one
-over the later one's axes (the maximum over keys and features, in front of sums over keys).
+over the later one's axes (the maximum over keys and features, in front of sums over keys). One over more
+axes than an earlier one that it depends on is cut into a part over the earlier one's axes, which joins
+its cascade, and one over the rest (a loss over all rows, made of the log-sum-exp of each). Parts are not rounded.
 
 exchange: sum over K of w[k] * (sum over J of f[k, j]) = sum over J of (sum over K of w[k] * f[k, j]),
 for a short J, where f depends on a reduction over K: the inner sum would keep the outer one from
@@ -16,8 +18,9 @@ from dataclasses import replace
 from tilefold.algebra.expr import Call, Expr, Index, Load, loads, substitute, tensors_read
 from tilefold.algebra.ops import VALUE_REDUCERS
 from tilefold.names import free
-from tilefold.tensor.analysis import Graph, is_static
+from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import product_of
 
 #: Longest inner sum that is kept as separate outer sums.
 SHORT = 16
@@ -29,29 +32,38 @@ def align_reductions(p: Program, keep: frozenset[str] = frozenset()) -> Program:
 
 
 def split_axes(p: Program, keep_whole: frozenset[str] = frozenset()) -> Program:
-    """Law split, for reductions that a later one over fewer of their axes depends on."""
+    """Law split, for reductions that depend on one over fewer of their axes, or that such a one depends on."""
     g = Graph.of(p)
     body: list[Compute] = []
     for c in p.body:
-        keep = None if c.name in keep_whole else _later_axes(g, c)
+        keep = None if c.name in keep_whole else _outer_axes(g, c)
         if keep is None:
             body.append(c)
             continue
         inner = tuple(d for d in c.rdims if d not in keep)
-        part = replace(c, name=free(f"{c.name}_in", p.names), dims=(*c.dims, *keep), rdims=inner)
+        name = free(f"{c.name}_in", p.names)
+        part = replace(c, name=name, dims=(*c.dims, *keep), rdims=inner, dtype=c.dtype.compute)
         whole = replace(c, rdims=keep, body=Load(part.name, tuple(Index(d) for d in part.dims)))
         body += [part, whole]
     return replace(p, body=tuple(body))
 
 
-def _later_axes(g: Graph, c: Compute) -> tuple[str, ...] | None:
-    """Axes of `c` that a dependent reduction over strictly fewer of them has."""
+def _outer_axes(g: Graph, c: Compute) -> tuple[str, ...] | None:
+    """Axes of `c` that are reduced last: those that a dependent reduction over strictly fewer of them has, or those
+    that a reduction over strictly fewer of them, which `c` depends on, has not."""
     if c.reducer not in VALUE_REDUCERS or len(c.rdims) < 2:
         return None
     for later in g.reached(c.name, g.consumers, lambda _: True):
         common = tuple(d for d in c.rdims if d in later.rdims)
         if later.reducer is not None and common and len(common) < len(c.rdims):
             return common
+    product = product_of(c)
+    if product is not None and product.is_matrix():
+        return None
+    for earlier in g.reached(c.name, g.producers, lambda _: True):
+        rest = tuple(d for d in c.rdims if d not in earlier.rdims)
+        if earlier.reducer is not None and rest and len(rest) < len(c.rdims) and set(rest) <= set(out_dims(earlier)):
+            return rest
     return None
 
 

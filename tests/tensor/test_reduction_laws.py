@@ -1,0 +1,99 @@
+"""The laws split and exchange: the same results, and reductions over common axes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.tensor.interp import run
+from tilefold.tensor.ir import Program
+from tilefold.tensor.reduction_laws import split_axes
+from tilefold.tensor.text import parse
+
+#: A loss over all rows and columns, made of each row's softmax.
+LOSS = """
+program loss()
+  input x: f32[5, 7]
+  input y: f32[5, 7]
+  dim i = 5
+  dim j = 7
+  m[i]: f32 = max[j] x[i, j]
+  t[i]: f32 = sum[j] exp(x[i, j] - m[i])
+  s[]: f32 = sum[i, j] y[i, j] * (x[i, j] - m[i] - log(t[i]))
+  return s
+"""
+#: The maximum over all, in front of sums of rows.
+SCALED = """
+program scaled()
+  input x: bf16[5, 7]
+  dim i = 5
+  dim j = 7
+  m[]: bf16 = max[i, j] x[i, j]
+  t[i]: f32 = sum[j] exp(x[i, j] - m)
+  return t
+"""
+#: Heads normalised, then a product over all of them.
+PRODUCT = """
+program product()
+  input x: f32[5, 2, 7]
+  input w: f32[2, 7, 3]
+  dim i = 5
+  dim h = 2
+  dim j = 7
+  dim k = 3
+  m[i, h]: f32 = sum[j] x[i, h, j]
+  n[i, h, j]: f32 = x[i, h, j] / m[i, h]
+  o[i, k]: f32 = sum[h, j] n[i, h, j] * w[h, j, k]
+  return o
+"""
+#: No reduction over fewer axes is in sight.
+WHOLE = """
+program whole()
+  input x: f32[5, 7]
+  dim i = 5
+  dim j = 7
+  s[]: f32 = sum[i, j] x[i, j]
+  q[]: f32 = sum[i, j] (x[i, j] - s) * (x[i, j] - s)
+  return q
+"""
+
+
+def reduced(p: Program) -> dict[str, tuple[str, ...]]:
+    return {c.name: c.rdims for c in p.body if c.reducer}
+
+
+def same(before: Program, after: Program) -> None:
+    gen = torch.Generator().manual_seed(0)
+    inputs = {
+        i.name: torch.randn([int(e.value) for e in i.shape], generator=gen, dtype=torch.float64).to(i.dtype.torch_dtype)
+        for i in before.inputs
+    }
+    for name, x in run(before, inputs, syms={}).items():
+        if name in before.outputs:
+            torch.testing.assert_close(run(after, inputs, syms={})[name], x, rtol=1e-6, atol=1e-6)
+
+
+def test_a_loss_joins_the_cascade_of_its_rows():
+    before = parse(LOSS)
+    after = split_axes(before)
+    assert reduced(after) == {"m": ("j",), "t": ("j",), "s_in": ("j",), "s": ("i",)}
+    same(before, after)
+
+
+def test_a_maximum_over_all_is_cut_in_front_of_rows_and_not_rounded_between():
+    before = parse(SCALED)
+    after = split_axes(before)
+    assert reduced(after) == {"m_in": ("i",), "m": ("j",), "t": ("j",)}
+    assert after.dtype_of("m_in").value == "f32"
+    same(before, after)
+
+
+@pytest.mark.parametrize("text", [PRODUCT, WHOLE], ids=["a product", "equal axes"])
+def test_what_stays_whole(text):
+    before = parse(text)
+    assert split_axes(before) == before
+
+
+def test_what_is_kept_whole_on_demand():
+    before = parse(LOSS)
+    assert split_axes(before, frozenset({"s"})) == before
