@@ -35,9 +35,9 @@ def test_one_kernel_reads_the_rows_and_is_parallel_over_them(fn, args):
     assert {i.name for i in p.inputs if len(i.shape) == 2} <= {i.name for i in kernel.block.inputs}
 
 
-def test_scores_are_not_kept_apart_from_what_reduces_them():
-    """What is between is as much as what is read."""
+@pytest.mark.parametrize("heads", [1, 8])
+def test_scores_are_not_kept_apart_from_what_reduces_them(heads):
     torch._dynamo.reset()
-    q, k = like(1, 8, 1, 64), like(1, 8, 4096, 64)
+    q, k = like(1, heads, 1, 64), like(1, heads, 4096, 64)
     p = trace(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, q, k, k).program
     assert len({k.plan.group.members for k in fuse_for_gpu(p).kernels}) == 1

@@ -20,6 +20,7 @@ from tilefold.algebra.expr import tensors_read
 from tilefold.errors import SourceLoc
 from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
 from tilefold.tensor.ir import Program
+from tilefold.tensor.product import product_of
 from tilefold.tensor.sizes import estimate
 
 #: Most elements, over one index of the parallel dims, that a block may keep of one value.
@@ -146,14 +147,20 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) ->
 
 def _little_between(g: Graph, a: Group, b: Group) -> bool:
     """Whether what goes from one group to the other is little beside what the first reads: a row's log-sum-exp, which
-    a sum over rows takes. Such a sum is a kernel of its own, so that rows have thread blocks of their own."""
-    if not any(g.by_name[m].reducer for m in a.members):
+    a sum over rows takes. Such a sum is a kernel of its own, so that rows have thread blocks of their own. (Products of
+    vectors, the scores of decoding, are folded in the loop that reads their operands.)"""
+    if not any(g.by_name[m].reducer and not _of_vectors(g, m) for m in a.members):
         return False
     between = {r for m in b.members for r in g.producers[m] if r in a.members}
     if not between:
         return False
     read = {t for m in a.members for t in tensors_read(g.by_name[m].body)} - set(a.members)
     return _nbytes(g, between) <= LITTLE * _nbytes(g, read)
+
+
+def _of_vectors(g: Graph, m: str) -> bool:
+    product = product_of(g.by_name[m])
+    return product is not None and bool(product.of_one_side)
 
 
 def _nbytes(g: Graph, tensors: Iterable[str]) -> float:

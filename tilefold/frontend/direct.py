@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tilefold.backends.triton.compile import DIVISOR
+from tilefold.backends.triton.launch import Like
 from tilefold.frontend.alike import Alike
 from tilefold.frontend.execute import Executable, Runner
 from tilefold.frontend.fx_to_tensor import Lowered, OutputBinding
@@ -30,6 +31,17 @@ def executable(lowered: Lowered, runner: Runner) -> Executable:
     if whole is not None and any(b.position is not None for b in lowered.inputs):
         return Direct(lowered, runner, whole)
     return Executable(lowered, runner)
+
+
+def start_building(run: Executable, values: Sequence[object]) -> None:
+    """Have the kernels of a graph compiled by other processes while the rest of a model is planned.
+
+    values: its arguments, fake ones. Nothing where sizes are only known when it is called.
+    """
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    sizes = [n for v in tensors for n in (*v.shape, *v.stride())]
+    if isinstance(run.runner, CompiledProgram) and not run.lowered.syms and all(isinstance(n, int) for n in sizes):
+        run.runner.start_building({name: Like.of(read(values, {})) for name, read in run.inputs}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +143,7 @@ class Direct(Executable):
 
     def _planned(self, args: Sequence[object]) -> GpuCall:
         syms = self.symbols(args)
-        inputs = {name: read(args, syms) for name, read in self._inputs}
+        inputs = {name: read(args, syms) for name, read in self.inputs}
         slots = {b.name: self._positions.index(b.position) for b in self.lowered.inputs if b.position is not None}
         fixed = [b.name for b in self.lowered.inputs if b.position is None]
         slots |= {n: len(self._positions) + k for k, n in enumerate((*fixed, *self._made))}

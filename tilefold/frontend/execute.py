@@ -36,12 +36,12 @@ class Executable:
 
     def __init__(self, lowered: Lowered, runner: Runner):
         self.lowered, self.runner = lowered, runner
-        self._inputs = [_input_reader(b) for b in lowered.inputs]
+        self.inputs = [_input_reader(b) for b in lowered.inputs]
         self._outputs = [_output_view(lowered, o) for o in lowered.outputs]
 
     def __call__(self, *args: object) -> tuple[torch.Tensor | None, ...]:
         syms = self.symbols(args)
-        inputs = {name: read(args, syms) for name, read in self._inputs}
+        inputs = {name: read(args, syms) for name, read in self.inputs}
         results = self.runner(inputs, syms) if self.lowered.program.outputs else {}
         return tuple([view(args, results, syms) for view in self._outputs])
 

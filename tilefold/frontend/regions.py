@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.errors import SourceLoc, UnsupportedError
-from tilefold.frontend.direct import executable
+from tilefold.frontend.direct import executable, start_building
 from tilefold.frontend.execute import Runner
 from tilefold.frontend.fx_to_tensor import Lowered
 from tilefold.frontend.guard import Fallback, Guarded, Part
@@ -234,7 +234,9 @@ class _Assembler:
         with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
             runner = self.options.compile_program(lowered.program, device=device_of(extracted))
         self.regions.append(Region(name, lowered, runner))
-        return executable(lowered, runner)
+        run = executable(lowered, runner)
+        start_building(run, [n.meta.get("val") for n in extracted.inputs])
+        return run
 
     def _halves(self, extracted: Extracted, sizes: Sizes | None) -> Callable[..., object]:
         """The group as two regions. `sizes`: None where guards can no longer be added, for the graph runs already."""

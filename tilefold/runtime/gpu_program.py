@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu, _empty_strided_cuda  # type: ignore[attr-defined]
 
-from tilefold.backends.triton.dependent import ALONE, enabled, places
-from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.dependent import ALONE, Place, enabled, places
+from tilefold.backends.triton.launch import Like, TritonKernel
 from tilefold.backends.triton.launcher import Plan, picker
 
 #: Bytes that starts of scratch values are multiples of.
@@ -110,15 +110,25 @@ class GpuProgram:
             else:
                 tensors[n] = torch.empty(shapes[n], dtype=dtype, device=device)
         at = {**slots, **{n: len(slots) + k for k, n in enumerate(self.between)}}
-        launched = [any(0 not in shapes[n] for n, _, _ in k.results) for k in self.launches]
-        where = places(launched) if enabled(device) else [ALONE] * len(launched)
         launches = []
-        for k, place in zip(self.launches, where, strict=True):
+        for k, place in zip(self.launches, self._places(shapes, device), strict=True):
             own = {new: syms[old] for new, old in k.syms}
             plan = k.kernel.plan([tensors[n] for n in k.tensors], own, place)
             launches.append((plan, tuple(at[n] for n in k.tensors)))
         order = tuple(offsets[n] for n in self.between)
         return GpuCall(tuple(constants), tuple(made.values()), total, order, tuple(launches))
+
+    def start_building(self, inputs: Mapping[str, Like], syms: Mapping[str, int], device: torch.device) -> None:
+        """Have compiled meanwhile, by other processes, what a call on such tensors needs."""
+        shapes = {n: shape(syms) for n, (_, shape) in self.results.items()}
+        tensors = dict(inputs) | {n: Like.packed(shapes[n], self.results[n][0], device) for n in self.results}
+        for k, place in zip(self.launches, self._places(shapes, device), strict=True):
+            own = {new: syms[old] for new, old in k.syms}
+            k.kernel.start_building([tensors[n] for n in k.tensors], own, place)
+
+    def _places(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> Sequence[Place]:
+        launched = [any(0 not in shapes[n] for n, _, _ in k.results) for k in self.launches]
+        return places(launched) if enabled(device) else [ALONE] * len(launched)
 
     def _lifetimes(self) -> dict[str, tuple[int, int]]:
         """First and last kernel that has each scratch value."""

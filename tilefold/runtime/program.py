@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tilefold.backends.triton.launch import Like
 from tilefold.block.fuse import Fused
 from tilefold.plan.planner import Plan
 from tilefold.runtime.gpu_program import GpuProgram
-from tilefold.runtime.steps import Step
+from tilefold.runtime.steps import GpuStep, Step
 from tilefold.tensor.ir import Program
 
 
@@ -48,3 +49,17 @@ class CompiledProgram:
                 if self._last_use.get(t) == at:
                     tensors.pop(t, None)
         return {name: tensors[name] for name in self.program.outputs}
+
+    def start_building(self, inputs: Mapping[str, Like], syms: Mapping[str, int]) -> None:
+        """Have the kernels that a call on such tensors needs compiled meanwhile, by other processes (GPUs)."""
+        device = next((x.device for x in inputs.values()), None)
+        if device is None or device.type != "cuda":
+            return
+        if self.whole is not None:
+            self.whole.start_building(inputs, syms, device)
+            return
+        tensors = dict(inputs)
+        for s in self.steps:
+            tensors |= {name: Like.packed(shape(syms), dtype, device) for name, dtype, shape in s.results}
+            if isinstance(s, GpuStep):
+                s.start_building(tensors, syms)

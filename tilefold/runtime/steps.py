@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from tilefold.backends.cpp.render import render
-from tilefold.backends.triton.launch import TritonKernel, Variant
+from tilefold.backends.triton.launch import Like, TritonKernel, Variant
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import FusedKernel
 from tilefold.block.interchange import interchanged
@@ -197,6 +197,11 @@ class GpuStep(FusedStep):
             if name not in tensors:
                 tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
         self.triton.launch([tensors[old] for _, old in self._tensors], {new: syms[old] for new, old in self._syms})
+
+    def start_building(self, tensors: Mapping[str, Like], syms: Mapping[str, int]) -> None:
+        """Have compiled meanwhile, by another process, what `run` needs for such tensors, its results among them."""
+        own = {new: syms[old] for new, old in self._syms}
+        self.triton.start_building([tensors[old] for _, old in self._tensors], own)
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """The tile kernel and its Triton, for typical values of symbols; why there is none where it is refused."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -47,11 +49,18 @@ def key(j: Job) -> str:
     return found
 
 
+def begun(*keys: str) -> None:
+    """Wait until the server has begun these jobs."""
+    with ahead._server._lock:
+        assert ahead._server._lock.wait_for(lambda: ahead._server._begun.issuperset(keys), timeout=120)
+
+
 def test_others_compile_what_is_then_only_loaded(monkeypatch):
     jobs = [job(n) for n in ("softmax", "routing", "grouped decode")]
     broken = Job("broken", BROKEN, {"x": "*fp32", "n": "i32"}, (0,), {"num_warps": 4, "num_stages": 3})
     for j in (*jobs, jobs[0], broken):
         start_building(j, HOPPER)
+    begun(*map(key, (*jobs, broken)))
     with monkeypatch.context() as m:
         m.setattr(triton, "compile", lambda *a, **k: pytest.fail("compiled here"))
         for j in jobs:
@@ -99,6 +108,7 @@ def test_a_kernel_is_compiled_for_tensors_that_do_not_exist(monkeypatch):
     v = k.variant((1, 1), k.sizes({}), tf32=False, interpreted=False)
     wanted = key_of(job_of(v.kernel, v.rendered, v.config, [True] * len(v.rendered.arguments), wide=False), HOPPER)
     assert wanted is not None
+    begun(wanted)
     assert ahead.waited(wanted)
     assert known.exists(wanted)
 
@@ -107,3 +117,13 @@ def test_nothing_is_compiled_for_results_without_elements(monkeypatch):
     k = kernels("softmax")[0]
     monkeypatch.setattr(ahead, "submit", lambda *a: pytest.fail("submitted"))
     k.start_building([Like((0, 32768), (32768, 1), torch.bfloat16, torch.device("cpu")) for _ in range(2)], {})
+
+
+def test_what_no_child_has_begun_is_taken_back_and_compiled_here(monkeypatch):
+    """The server says that it begins a job when it does; until then whoever needs the kernel does not wait."""
+    start = ahead.subprocess.Popen
+    silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    monkeypatch.setattr(ahead.subprocess, "Popen", lambda _, **how: start(silent, **how))
+    for n in range(ahead.FEW + 3):
+        ahead.submit(f"key {n}", {"job": {}, "target": []})
+    assert not ahead.waited("key 0")

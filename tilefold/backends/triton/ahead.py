@@ -3,7 +3,8 @@
 Triton compiles under Python's lock, so threads gain nothing. One server process a program imports Triton once and
 forks for every job (`serve`): a fork starts in milliseconds, where a fresh interpreter takes seconds. What a child
 compiles lands in Triton's own cache; the parent waits for the kernels that it needs and loads them from there, so that
-a server that dies, or cannot be started, costs time and nothing else.
+a server that dies, or cannot be started, costs time and nothing else. What no child has begun when it is needed, the
+parent compiles itself: while the server starts, and at the other end of the list from where the server works.
 
 Considered: `multiprocessing` (its children import the user's main module again) and Inductor's pool of compiling
 processes (private to torch, and different in each of its versions).
@@ -34,6 +35,7 @@ class Server:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._open: set[str] = set()
+        self._begun: set[str] = set()
         self._waiting: list[tuple[str, Mapping[str, Any]]] = []
         self._process: subprocess.Popen[str] | None = None
         self._dead = False
@@ -50,10 +52,15 @@ class Server:
                 self._send()
 
     def waited(self, key: str) -> bool:
-        """Wait until a job that was submitted is done; False, at once, for one that no process has."""
+        """Wait until a job that was submitted is done; False, at once, for one that no process has begun, and none
+        will."""
         with self._lock:
             self._waiting = [(k, j) for k, j in self._waiting if k != key]
             if key not in self._open:
+                return key in self._begun
+            if key not in self._begun:
+                self._open.discard(key)
+                self._say({"key": key})
                 return False
             done = self._lock.wait_for(lambda: self._dead or key not in self._open, timeout=LONGEST)
             return done and not self._dead
@@ -85,21 +92,30 @@ class Server:
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
 
     def _send(self) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        for key, job in self._waiting:
+            self._open.add(key)
+            self._say({"key": key, **job})
+        self._waiting.clear()
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        """A job, or a key alone to take one back."""
+        if self._process is None or self._process.stdin is None:
+            return
         try:
-            for key, job in self._waiting:
-                self._process.stdin.write(json.dumps({"key": key, **job}) + "\n")
-                self._open.add(key)
+            self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except OSError:
             self._dead = True
-        self._waiting.clear()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
+            what, key = line.split()
             with self._lock:
-                self._open.discard(line.strip())
+                if what == "begun":
+                    self._begun.add(key)
+                else:
+                    self._open.discard(key)
                 self._lock.notify_all()
         with self._lock:
             self._dead = True

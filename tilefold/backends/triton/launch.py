@@ -83,6 +83,19 @@ class Like:
     dtype: torch.dtype
     device: torch.device
 
+    @staticmethod
+    def of(x: torch.Tensor) -> Like:
+        """What is known of a tensor, also of a fake one."""
+        return Like(tuple(x.shape), x.stride(), x.dtype, x.device)
+
+    @staticmethod
+    def packed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Like:
+        """A result: row-major, without gaps."""
+        strides = [1]
+        for n in reversed(shape[1:]):
+            strides.append(strides[-1] * max(n, 1))
+        return Like(shape, tuple(reversed(strides[: len(shape)])), dtype, device)
+
     def stride(self) -> tuple[int, ...]:
         return self.strides
 

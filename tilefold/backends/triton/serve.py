@@ -1,4 +1,7 @@
-"""The server of `ahead`: a line of JSON a job on standard input, its key on standard output when a child is done."""
+"""The server of `ahead`: a line of JSON a job on standard input; its key on standard output, once `begun` and `done`.
+
+The latest jobs come first: those that came earlier are needed earlier, and may be taken back (a line of a key alone).
+"""
 
 from __future__ import annotations
 
@@ -47,11 +50,16 @@ def main(processes: int) -> None:
             text += chunk
         ended = chunk == b""
         *lines, text = text.split(b"\n")
-        jobs += [json.loads(x) for x in lines]
+        for line in map(json.loads, lines):
+            if "job" in line:
+                jobs.append(line)
+            else:
+                jobs = [j for j in jobs if j["key"] != line["key"]]
         while running and (done := os.waitpid(-1, os.WNOHANG)[0]):
-            print(running.pop(done), flush=True)
+            print("done", running.pop(done), flush=True)
         while jobs and len(running) < processes:
-            line = jobs.pop(0)
+            line = jobs.pop()
+            print("begun", line["key"], flush=True)
             running[compile_in_child(line)] = line["key"]
 
 
