@@ -123,19 +123,23 @@ def measure_row(
         except FAILURES as error:
             _recover(timer)
             return tuple(replace(b, why=f"no reference: {first_line(error)}") for b in blanks)
-        entries = []
-        for peer, blank in zip(peers, blanks, strict=True):
+        found: dict[str, _Entry] = {}
+        # a contender with graphs of its own frees the libraries' workspaces, which graphs captured before it would use
+        for peer, blank in sorted(zip(peers, blanks, strict=True), key=lambda pair: not pair[0].graphs):
             if peer.name in known:
-                entries.append(_Entry(replace(blank, why=known[peer.name].why)))
+                found[peer.name] = _Entry(replace(blank, why=known[peer.name].why))
             elif time.monotonic() > deadline:
-                entries.append(_Entry(replace(blank, why="left out: the row's time was used up")))
+                found[peer.name] = _Entry(replace(blank, why="left out: the row's time was used up"))
             else:
-                entries.append(_prepare(peer, blank, case, args, references, timer, tell, alone))
+                found[peer.name] = _prepare(peer, blank, case, args, references, timer, tell, alone)
+                if peer.graphs:
+                    torch._dynamo.reset()
+        entries = [found[peer.name] for peer in peers]
         tell("", "waiting to be alone on the device")
         with alone():
             _time(entries, timer, effort, tell)
     records = _with_ratios([e.record for e in entries])
-    del entries, references, args
+    del entries, found, references, args
     torch._dynamo.reset()
     gc.collect()
     timer.release()

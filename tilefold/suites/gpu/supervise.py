@@ -82,7 +82,9 @@ def _watch(words: Sequence[str], job: Job, log: Path, tell: Callable[[str], None
                 process.wait()
     if process.returncode == 0:
         return None
-    lines = [ln.strip() for ln in log.read_text(errors="replace").splitlines() if ln.strip()]
+    lines = [
+        ln.strip() for ln in log.read_text(errors="replace").splitlines() if ln.strip() and not ln.startswith("[W")
+    ]
     last = " | ".join(lines[-LAST_LINES:])[-300:] or "no message"
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"status {process.returncode}"
     return f"the process died ({how}): {last}"
