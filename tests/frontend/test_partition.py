@@ -34,13 +34,23 @@ def test_a_covered_graph_is_one_region():
 
 def test_an_uncovered_operator_in_the_middle_gives_two_regions_and_a_reason():
     def f(x):
-        return torch.cumsum((x * 2).relu(), 0).exp().sum(1)
+        return torch.sort((x * 2).relu(), 0)[0].exp().sum(1)
 
     p = partition(graph_of(f, randn(3, 4)))
     assert [g.covered for g in p.groups] == [True, False, True]
     assert [g.level for g in p.groups] == [0, 1, 2]
     (why,) = p.fallbacks
-    assert "cumsum" in why.reason and why.loc is not None and "cumsum" in why.loc.text
+    assert "sort" in why.reason and why.loc is not None and "sort" in why.loc.text
+
+
+def test_a_scan_takes_what_is_elementwise_around_it_along():
+    def f(x):
+        return torch.cumsum((x.softmax(1) * 2).relu(), 0).exp().sum(1)
+
+    p = partition(graph_of(f, randn(3, 4)))
+    assert [g.covered for g in p.groups] == [True, False, True] and len(p.fallbacks) == 1
+    names = [{str(n.target).split(".")[1] for n in g.nodes} for g in p.groups]
+    assert names[1] == {"mul", "relu", "cumsum", "exp"} and names[2] == {"sum"}
 
 
 def test_independent_work_does_not_wait_for_an_uncovered_operator():

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.guard import Guarded, Part
 from tilefold.frontend.partition import Extracted, Group
+from tilefold.frontend.scans import SCANS
 
 #: Leftovers of fewer nodes than this run op by op: compiling them costs more than it gives.
 WORTH_INDUCTOR = 2
@@ -20,7 +21,7 @@ def compile_leftover(
     group: Group, extracted: Extracted, part: Part, config: Mapping[str, object]
 ) -> Callable[..., object] | None:
     """The group as a callable; None where op by op is better or the only way. config: Inductor's, for this alone."""
-    if len(group.nodes) < WORTH_INDUCTOR or _draws_numbers(group):
+    if _draws_numbers(group) or (len(group.nodes) < WORTH_INDUCTOR and not _generated(group)):
         return None
     run = part.attempt(lambda: _compiled(extracted, config))
     return None if run is None else Guarded(part, run, extracted.module)
@@ -54,6 +55,11 @@ def _no_strides_reported() -> Iterator[None]:
         yield
     finally:
         context.output_strides = reported
+
+
+def _generated(group: Group) -> bool:
+    """Whether a single operator is not left to eager: on a GPU, its kernels of scans take twice Inductor's time."""
+    return any(n.target in SCANS and n.all_input_nodes[0].meta["val"].device.type == "cuda" for n in group.nodes)
 
 
 def _draws_numbers(group: Group) -> bool:

@@ -19,6 +19,7 @@ import torch
 from tilefold.frontend.fx_to_tensor import free_symbols, is_scalar, supports
 from tilefold.frontend.guard import Fallback, Part
 from tilefold.frontend.ops import VIEWS
+from tilefold.frontend.scans import carried
 from tilefold.frontend.source import location
 
 Node = torch.fx.Node
@@ -51,6 +52,7 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
     scalars: list[tuple[int, Node]] = []
     fallbacks: list[Fallback] = []
     refused: set[Node] = set()
+    with_scans = carried(gm)
     for node in gm.graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
@@ -61,6 +63,8 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
             continue
         parent = _tuple_source(node)
         reason = _reason(node, covers, fallbacks) if parent is None else (None if parent not in refused else "")
+        if reason is None and node in with_scans:
+            reason = ""
         parity = 0 if reason is None else 1
         level = max((_next_level(levels[n], is_scalar(n), parity) for n in inputs), default=parity)
         if reason is not None:

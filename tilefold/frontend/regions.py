@@ -18,6 +18,7 @@ from tilefold.frontend.fx_to_tensor import Lowered
 from tilefold.frontend.guard import Fallback, Guarded, Part
 from tilefold.frontend.leftover import compile_leftover
 from tilefold.frontend.partition import Extracted, Group, Partition, extract, halves, is_trivial, partition
+from tilefold.frontend.scans import fold_scans
 from tilefold.frontend.source import location
 from tilefold.frontend.specialise import Sizes, lower_specialised
 from tilefold.tensor.ir import Program
@@ -105,6 +106,7 @@ def compile_graph(
 def _compiled_graph(
     gm: torch.fx.GraphModule, options: Options, name: str, titles: Sequence[str] | None
 ) -> Callable[..., Sequence[object]]:
+    fold_scans(gm)
     parts = partition(gm)
     if options.strict and parts.fallbacks:
         first = parts.fallbacks[0]
