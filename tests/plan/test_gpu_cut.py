@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tilefold.plan.cut import added_bytes, cuts
@@ -95,3 +97,31 @@ def test_products_of_the_library_are_not_split_into_partial_sums() -> None:
     whole = fuse_for_gpu(p, calls=(("w",),))
     assert "w_in" not in {c.name for c in whole.program.body}
     assert ("w",) in {k.plan.group.members for k in whole.kernels}
+
+
+MASKED = """
+program masked()
+  input s: f32[2, 4, 64, 64]
+  input t: f32[2, 4, 64, 64]
+  input seen: bool[2, 64]
+  dim b = 2
+  dim h = 4
+  dim i = 64
+  dim j = 64
+  dim u = {other}
+  m[b, i, j]: bool = (j <= i) & seen[b, j] & (exp(s[b, 0, i, j]) > 0.5)
+  x[b, h, i, j]: f32 = where(m[b, i, j], s[b, h, i, j], 0.0)
+  a[b, h, i]: f32 = max[j] x[b, h, i, j]
+  y[b, {u}, i, j]: f32 = where(m[b, i, j], t[b, {u}, i, j], 1.0)
+  return a, y
+"""
+
+
+def test_a_map_that_goes_to_memory_takes_no_parallel_dim_from_its_readers() -> None:
+    """The mask has no heads: with it, a thread block would have all heads of a row."""
+    p = parse(MASKED.format(other=4, u="u"))
+    of = {m: k.plan.group for k in fuse_for_gpu(p).kernels for m in k.plan.group.members}
+    assert of["m"].members == ("m",) and {"b", "h", "i"} <= set(of["a"].parallel) and "x" in of["a"].members
+    alone = replace(p, outputs=("a",), body=p.body[:3])  # read once, it is computed where it is read
+    (k,) = fuse_for_gpu(alone).kernels
+    assert k.plan.group.members == ("m", "x", "a")

@@ -130,3 +130,22 @@ def test_a_sum_of_products_that_uses_each_element_once_is_fused(fn, shapes) -> N
 def test_the_description_of_a_device_has_its_multiprocessors() -> None:
     assert gpu_named("NVIDIA H200", 130) == replace(H200, cores=130)
     assert gpu_named("NVIDIA A100-SXM4-80GB", 108) == replace(H100, cores=108)
+
+
+def normalised_rows(readers: int) -> Program:
+    """Rows over their root mean square times `readers` matrices of 64 columns."""
+
+    def fn(x, *ws):
+        n = x * torch.rsqrt((x.float() ** 2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)
+        return tuple(n @ w for w in ws)
+
+    x = torch.empty(4096, 2048, dtype=torch.bfloat16, device="meta")
+    ws = [torch.empty(2048, 64, dtype=torch.bfloat16, device="meta") for _ in range(readers)]
+    torch._dynamo.reset()
+    return trace(fn, x, *ws).program
+
+
+def test_a_product_of_rows_that_are_in_memory_anyway_is_the_library_s() -> None:
+    """Of three projections of normalised rows, none saves those rows' way through memory."""
+    assert len(gpu_library_products(normalised_rows(3))) == 3
+    assert not gpu_library_products(normalised_rows(1))

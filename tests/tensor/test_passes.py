@@ -429,3 +429,37 @@ def test_normalise_is_stable():
     twice, _ = normalise(once)
     assert once == twice
     unchanged(p, once)
+
+
+SPREAD = """
+program spread()
+  input x: f32[5, 7]
+  input y: f32[5, 7]
+  input a: bool[7]
+  input b: f32[5, 7]
+  dim i = 5
+  dim j = 7
+  m[i, j]: bool = {mask}
+  u[i, j]: f32 = where(m[i, j], x[i, j], 0.0)
+  v[i, j]: f32 = where(m[i, j], y[i, j], 1.0)
+  return u, v
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "inlined"),
+    [
+        ("(j <= i) & a[j]", True),
+        ("(j <= i) & (b[i, j] > 0.5)", False),
+        ("(exp(b[0, j]) > 0.5) & (exp(b[i, 0]) > 2.0)", False),
+    ],
+)
+def test_masks_of_rows_and_columns_are_computed_where_they_are_read(mask: str, inlined: bool) -> None:
+    """Unless they are as large as what they are computed from, or expensive."""
+    p = parse(SPREAD.format(mask=mask))
+    q = inline(p)
+    assert ("m" not in {c.name for c in q.body}) == inlined
+    args = {"x": torch.randn(5, 7), "y": torch.randn(5, 7), "a": torch.rand(7) > 0.5, "b": torch.randn(5, 7)}
+    for name, want in run(p, args).items():
+        if name != "m":
+            assert torch.equal(run(q, args)[name], want)

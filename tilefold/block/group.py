@@ -133,6 +133,11 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) ->
         return whole
     parallel = whole.parallel
     lost = {d for x in (a, b) for d in x.parallel if d not in parallel and d not in reduced}
+    if bounds.in_registers and lost:
+        kept = [m for m in members if g.by_name[m].reducer is None and g.escapes(m, members)]
+        shorter = next((m for m in kept if lost & _wider(g, a, b, m)), None)
+        if shorter is not None:
+            return f"{shorter} goes to memory, and its kernel would not be parallel over {', '.join(sorted(lost))}"
     if g.points(lost) > lost_limit(bounds.lost, members) or not all(is_static(g.program.sizes[d]) for d in lost):
         return f"the parallel dim {', '.join(sorted(lost))} would be lost"
     left = g.points(parallel)
@@ -165,6 +170,12 @@ def _of_vectors(g: Graph, m: str) -> bool:
 
 def _nbytes(g: Graph, tensors: Iterable[str]) -> float:
     return sum(math.prod(map(estimate, g.program.shape_of(t))) * g.program.dtype_of(t).nbytes for t in tensors)
+
+
+def _wider(g: Graph, a: Group, b: Group, m: str) -> set[str]:
+    """Dims that the partner of m's group is parallel over and m does not have."""
+    partner = b if m in a.members else a
+    return set(partner.parallel) - set(out_dims(g.by_name[m]))
 
 
 def legal(g: Graph, members: tuple[str, ...], workers: int = ENOUGH_PARALLEL) -> Group | str:

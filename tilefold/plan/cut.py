@@ -70,3 +70,20 @@ def _bytes(g: Graph, tensor: str) -> float:
     for e in g.program.shape_of(tensor):
         n *= max(1, estimate(e))
     return n * g.program.dtype_of(tensor).nbytes
+
+
+def components(g: Graph, members: Members) -> list[Members]:
+    """Members that have nothing to do with each other apart: neither uses the other's result, nor do both read one
+    tensor from outside."""
+    made = {r: m for m in members for r in g.by_name[m].results}
+    of = {m: {m} for m in members}
+    owner: dict[str, str] = {}
+    for m in members:
+        for t in tensors_read(g.by_name[m].body):
+            other = made.get(t) or owner.setdefault(t, m)
+            if of[other] is not of[m]:
+                of[other] |= of[m]
+                for x in of[m]:
+                    of[x] = of[other]
+    parts = list({id(of[m]): of[m] for m in members}.values())
+    return [tuple(m for m in members if m in part) for part in parts]

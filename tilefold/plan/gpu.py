@@ -20,7 +20,7 @@ from tilefold.block.ir import Block, Init, Let, Loop, Node
 from tilefold.block.ir import walk as walk_block
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.errors import TilefoldError
-from tilefold.plan.cut import cuts
+from tilefold.plan.cut import components, cuts
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import divided, product_of
@@ -128,17 +128,17 @@ class _Fitting:
         if not isinstance(made, str):
             return [x]
         ways = cuts(self.g, x.members)
-        two = next((found for a, b in ways[:MOST_CUTS] if (found := self._fit(a, b))), None)
-        first, second = ways[0] if two is None else (two[0].members, two[1].members)
+        fit = next(((way, found) for way in ways[:MOST_CUTS] if (found := self._fit(*way))), None)
+        (first, second), found = fit or (ways[0], [])
         refusals += [
             Refusal(a, b, made, self.g.by_name[b].loc) for a in first for b in second if a in self.g.producers[b]
         ]
-        return two or [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
+        return found or [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
 
     def _fit(self, *parts: tuple[str, ...]) -> list[Group]:
         """The groups of parts that all fit; else none."""
         found: list[Group] = []
-        for part in parts:
+        for part in (x for p in parts for x in components(self.g, p)):
             x = one_kernel(self.g, part, in_registers=True)
             if isinstance(x, str) or isinstance(self.made(x), str):
                 return []
@@ -148,10 +148,13 @@ class _Fitting:
     def _legal(self, members: tuple[str, ...]) -> list[Group]:
         """The group of a part, or those of its parts where it is none: a dim that more members kept local may be
         parallel in a kernel of less."""
-        found = one_kernel(self.g, members, in_registers=True)
-        if not isinstance(found, str):
-            return [found]
-        return [x for part in cuts(self.g, members)[0] for x in self._legal(part)]
+        apart = components(self.g, members)
+        if len(apart) == 1:
+            found = one_kernel(self.g, members, in_registers=True)
+            if not isinstance(found, str):
+                return [found]
+            apart = list(cuts(self.g, members)[0])
+        return [x for part in apart for x in self._legal(part)]
 
     def made(self, x: Group) -> tuple[FusedKernel, ...] | str:
         """The kernels of a group, or why they cannot be made of several operators. TilefoldError: of a single one."""

@@ -128,7 +128,7 @@ def _inside_fold(g: Graph, name: str) -> bool:
     Two products in a chain (scores and values), if tiles of both can be held and what is between them is not written to
     memory anyway (probabilities that a backward pass needs); a product whose result is reduced and not
     needed afterwards (logits, routing), or whose rows are short; the last product, of what a reduction makes of rows in
-    memory (normalisation), if its columns fit in one tile.
+    memory (normalisation), if its columns fit in one tile and nothing else needs those rows in memory.
     """
     c = g.by_name[name]
     after, before = (list(g.reached(name, step, _is_map)) for step in (g.consumers, g.producers))
@@ -137,13 +137,21 @@ def _inside_fold(g: Graph, name: str) -> bool:
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
     if reduced and (g.points(reduced) <= SHORT_ROW or not _needed_again(g, name, reduced)):
         return True
-    return not any(_multiplies(g, d) for d in after) and any(
+    if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
+        return False
+    return any(
         d.reducer
         and not _multiplies(g, d)
         and set(c.rdims) & set(d.rdims)
         and g.points(set(out_dims(c)) - set(out_dims(d))) <= WIDE
         for d in before
     )
+
+
+def _in_memory_anyway(g: Graph, c: Compute) -> bool:
+    """Whether an operand that the program computes has another reader: fusion then saves no more than reading it."""
+    made = [g.by_name[ld.tensor] for ld in loads(c.body) if ld.tensor in g.by_name]
+    return any(g.escapes(m.name, (m.name, c.name)) for m in made)
 
 
 def _chained(g: Graph, first: Compute, second: Compute) -> bool:

@@ -4,8 +4,9 @@ Law: out[i] = f(i) read at e is f(e). A map's result is converted to its dtype, 
 body keeps a cast where that is more than a precision hint (`DType.rounds`) or changes the
 arithmetic type.
 
-Kept as statements: outputs; maps with several readers, unless they are next to free; and maps
-that a reader would repeat along a dim that they do not have (a per-row factor), unless next to
+Kept as statements: outputs; maps with several readers, unless they are next to free or spread smaller tensors
+(a mask that all layers of a model read is computed in each: its kernel then knows what it discards);
+and maps that a reader would repeat along a dim that they do not have (a per-row factor), unless next to
 free; operands of a sum of products are never repeated so (a normalised row, a bias). The block
 layer fuses those without repetition.
 """
@@ -29,6 +30,8 @@ from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute
 FREE = 1
 #: Arithmetic a single reader may repeat along dims that the map lacks.
 CHEAP = 2
+#: Arithmetic of a map that spreads smaller tensors over its dims: reading its result would cost more than computing it.
+SPREAD = 4
 #: Most nodes of a body after substitution; larger ones stay statements.
 BODY_LIMIT = 400
 
@@ -102,9 +105,16 @@ def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter
         return False  # operands stay plain loads, so that it is a matrix product to every back end
     if cost <= FREE and len(loads(m.body)) <= 1:
         return True
+    if cost <= SPREAD and _spreads(m) and product_of(c) is None:
+        return True
     if readers[m.name] > 1 or (count[m.name] > 1 and cost > CHEAP):
         return False
     return not lacking or cost <= CHEAP
+
+
+def _spreads(m: Compute) -> bool:
+    """Whether each tensor that a map reads lacks one of its dims: a mask of rows and columns, an outer sum."""
+    return len(m.dims) > 1 and all(dims_used(ld) < set(m.dims) for ld in loads(m.body))
 
 
 def _renames(e: Expr) -> bool:
