@@ -103,13 +103,35 @@ def test_what_would_be_wrong_is_found(change):
 )
 def test_nothing_spills_and_all_fits(dim, groups, fn, tmp_path):
     (k,) = made(fn, *(x.to(B) for x in heads(2, 16, 4096, 4096, dim)))
-    k = TritonKernel(k.block, by_rows(groups, stages=2 if groups == 2 else 4, draws=True))
+    k = TritonKernel(k.block)
     v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
     assert v.rendered.groups == groups and v.rendered.persistent
     r, roles = built(v, HOPPER), row_roles_of(v.kernel, v.config)
     assert isinstance(roles, RowRoles) and 0 <= shared_bytes(roles, v.config) - r.shared <= 1024
     assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= FEW_BYTES and r.shared <= SHARED[90]
     assert r.has("wgmma.mma_async") and r.has("cp.async.bulk.tensor") and r.has("setmaxnreg.inc")
+
+
+def test_attention_has_the_form_by_default_on_hopper_alone():
+    (k,) = kernels("causal")
+    assert k.variant(usual_units(k.block), k.sizes({}), hopper=True).rendered.persistent
+    assert not variant(k).rendered.groups
+    assert not k.variant(usual_units(k.block), k.sizes({}), hopper=True, wide=True).rendered.groups
+
+
+@pytest.mark.parametrize("queries, why", [(64, "one tile of rows"), (256, "two thread blocks a head of two")])
+def test_few_rows_have_their_usual_form(queries, why):
+    shapes = [(1, 2, queries, 128), (1, 2, 4096, 128), (1, 2, 4096, 128)]
+    for k in made(o.causal, *(torch.empty(s, dtype=B, device="meta") for s in shapes)):
+        assert not k.variant(usual_units(k.block), k.sizes({}), hopper=True).rendered.persistent, why
+
+
+def test_what_is_read_for_each_row_and_streamed_index_has_its_usual_form():
+    q, k, v = (torch.empty(1, 32, 2048, 64, dtype=B, device="meta") for _ in range(3))
+    (kernel,) = made(FOLDS["bias"][0], q, k, v, torch.empty(32, 2048, 2048, dtype=B, device="meta"))
+    assert not kernel.variant(usual_units(kernel.block), kernel.sizes({}), hopper=True).rendered.persistent
+    (kernel,) = made(FOLDS["alibi"][0], q, k, v, torch.empty(32, dtype=B, device="meta"))
+    assert kernel.variant(usual_units(kernel.block), kernel.sizes({}), hopper=True).rendered.persistent
 
 
 @pytest.mark.parametrize("name", ["attention of float32", "variance", "softmax", "routing", "performer"])

@@ -38,6 +38,7 @@ from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.roles import roles_of
 from tilefold.backends.triton.row_groups import render_rows
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of
+from tilefold.backends.triton.row_tiles import owning_rows
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
 from tilefold.errors import BackendError
@@ -225,8 +226,12 @@ class TritonKernel:
             chosen = self.choose(self.block, coarse) if self.choose is not None else None
             if chosen is not None and chosen.own == "rows" and not hopper:
                 chosen = None
-            self._configs[key] = chosen or default_config(self.block, coarse, tf32=tf32)
+            self._configs[key] = chosen or self._default(coarse, tf32=tf32, hopper=hopper)
         return self._configs[key]
+
+    def _default(self, sizes: Mapping[str, int], *, tf32: bool, hopper: bool) -> TritonConfig:
+        usual = default_config(self.block, sizes, tf32=tf32)
+        return owning_rows(self.block, sizes, usual) if hopper else usual
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> Plan:
         """The launch for tensors of these shapes, strides and alignments, compiled. ValueError: other than declared.

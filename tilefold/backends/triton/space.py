@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.row_tiles import owning_rows
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
 from tilefold.tile.pieces import power_of_two
@@ -44,8 +45,10 @@ def space(block: Block, sizes: Mapping[str, int], effort: Effort) -> tuple[Trito
     s = Shape.of(block)
     seen = s.seen(sizes)
     products = any(m and n for m, n, _ in s.products)
+    rows = owning_rows(block, sizes, base)
     found = _with_products(base, s, seen, effort) if products else _without(base, s, seen, effort)
-    unique = {c.key(): c for c in (base, *found)}
+    owned = [*_owning(rows)] if rows is not base else []
+    unique = {c.key(): c for c in (base, *owned, *found)}
     return tuple(unique.values())
 
 
@@ -69,6 +72,12 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
         yield made
         if effort == "full" and warps == 4 and described:
             yield replace(made, specialize=True)
+
+
+def _owning(rows: TritonConfig) -> Iterator[TritonConfig]:
+    """Groups of warps that own rows: how many, whether in turn, whether they draw their tiles."""
+    for groups, turns, draws in itertools.product((2, 3), (False, True), (False, True)):
+        yield replace(rows, groups=groups, turns=turns, draws=draws)
 
 
 def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:

@@ -1,0 +1,66 @@
+"""When groups of warps own rows (`row_roles`), and in which tiles: the default on Hopper.
+
+The form pays where the matrix unit is what a kernel waits for: many rows meet a long stream. A thread block has two
+groups or three, one ring, and a multiprocessor to itself, so there must be enough blocks of rows to fill the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tilefold.algebra.expr import Load, dims_used, loads
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.parts import ROWS
+from tilefold.backends.triton.tiles import FULL, Shape
+from tilefold.block.ir import Block, exprs_of, walk
+from tilefold.tile.pieces import power_of_two
+
+#: Columns of the states, most of them: groups, streamed indices a tile, stages of the ring.
+SHAPES = ((64, 3, 128, 4), (128, 2, 128, 2))
+#: Of the multiprocessors, the part that has a thread block.
+BUSY = 0.5
+
+
+def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig) -> TritonConfig:
+    """The configuration for groups of warps that own rows; the usual one where they would gain nothing.
+
+    sizes: extents of all dims. What is read for each row and streamed index (a bias) comes by pointers, which the
+    scheme does not hide: not measured to gain.
+    """
+    s = Shape.of(b)
+    sizes = s.seen(sizes)
+    if len(s.streamed) != 1 or s.exact or s.segments:
+        return usual
+    (stream,) = s.streamed
+    lifts = [(m | n, k) for m, n, k in s.products if stream not in k and stream in m | n]
+    merges = [(m | n, k) for m, n, k in s.products if k == {stream}]
+    rows = [d for d in s.parallel if usual.tiles.get(d, 1) >= ROWS and usual.lanes.get(d, 1) <= usual.tiles[d]]
+    if len(lifts) != 1 or len(merges) != 1 or len(rows) != 1 or usual.lanes:
+        return usual
+    (row,), (lifted, held), (merged, _) = rows, lifts[0], merges[0]
+    columns = merged - {row} - {d for d in s.parallel if d != row}
+    if any({row, stream} <= set(dims_used(ld)) for ld in _loads(b)):
+        return usual
+    if row not in lifted or row not in merged or len(columns) != 1 or stream in columns or held & {*s.parallel}:
+        return usual
+    wide = max(power_of_two(sizes[d]) for d in (*columns, *held))
+    found = next((x for most, *x in SHAPES if wide <= most), None)
+    if found is None:
+        return usual
+    groups, tile, stages = found
+    blocks = math.prod(sizes[d] for d in s.parallel if d != row)
+    if groups > 2 and -(-sizes[row] // (ROWS * groups)) * blocks < FULL:
+        groups = 2
+    if -(-sizes[row] // (ROWS * groups)) * blocks < BUSY * FULL or sizes[stream] <= tile or sizes[row] <= ROWS:
+        return usual
+    tiles = {**usual.tiles, row: ROWS, stream: tile}
+    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", turns=True, descriptors=False)
+
+
+def _loads(b: Block) -> Iterator[Load]:
+    """Of arguments, by anything that the block computes."""
+    inputs = {i.name for i in b.inputs}
+    for n in walk(b.body):
+        yield from (ld for e in exprs_of(n) for ld in loads(e) if ld.tensor in inputs)
