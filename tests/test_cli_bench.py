@@ -25,12 +25,25 @@ def test_a_dry_run_writes_results_page_and_plots(tmp_path):
     assert (charts / "redfuser-variance.png").is_file()
 
 
+def test_programs_run_dry(tmp_path):
+    out, docs = tmp_path / "r.json", tmp_path / "b.md"
+    words = ["bench", "programs", "--device", "cpu", "--small", "--rows", "pointwise: one small tensor"]
+    done = invoke(
+        [*words, "--peers", "eager", "--workers", "1", "--commit", "abc", "--json", str(out), "--docs", str(docs)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "one small tensor | pointwise" in done.stdout and "commit: abc" in docs.read_text()
+    assert MARKS["programs"] in docs.read_text() and "one small tensor | pointwise" in (tmp_path / "r.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["nothing"], "no benchmarks for 'nothing'"),
         (["redfuser", "--device", "tpu"], "no benchmarks on 'tpu'"),
         (["redfuser", "--device", "cpu", "--rows", "Z9"], "no row of redfuser is called Z9"),
+        (["programs", "--device", "cpu", "--classes", "nothing"], "no row of programs is called nothing"),
+        (["models", "--device", "tpu"], "no benchmarks on 'tpu'"),
         (["neptune", "--device", "cpu", "--study", "luck"], "no study 'luck'"),
     ],
 )

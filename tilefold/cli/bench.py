@@ -163,7 +163,7 @@ def _programs(job: Job, json: Path | None, docs: Path | None, workers: int, resu
         text = report_.plain(results)
         path.with_suffix(".txt").write_text(text, encoding="utf-8")
         if docs is not None:
-            write_part(docs, job.suite, report_.markdown(results))
+            write_part(docs, job.suite, report_.markdown(*_all(path, results)))
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(f"written: {path}")
 
@@ -178,22 +178,25 @@ def _chosen(
 
 
 def _page(json: Path | None, docs: Path | None) -> None:
-    """The GPU part of the page again, of all files of results beside `json`; nothing is measured."""
+    """The GPUs' parts of the page again, of all files of results beside `json` and below; nothing is measured."""
     with friendly():
         folder = RESULTS if json is None else json.parent
-        found = load_all(folder)
-        if not found:
+        makers = {"gpu": report.markdown} | {suite: maker.markdown for suite, (_, maker) in _TEAMS.items()}
+        files = {name: load_all(folder if name == "gpu" else folder / name) for name in makers}
+        if not any(files.values()):
             raise TilefoldError(f"there are no results of a GPU in {folder}")
-        text = report.markdown(*found)
-        if docs is None:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            write_part(docs, "gpu", text)
+        for name, found in files.items():
+            text = makers[name](*found) if found else ""
+            if docs is None:
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+            elif text:
+                write_part(docs, name, text)
 
 
 def _all(path: Path, own: Results) -> tuple[Results, ...]:
     """What is known of every device, where this run's file lies with the others."""
-    return load_all(RESULTS) if path.resolve().parent == RESULTS.resolve() else (own,)
+    inside = path.resolve().is_relative_to(RESULTS.resolve())
+    return load_all(path.parent) if inside else (own,)
 
 
 def _progress(status: Status) -> Callable[[str], None]:

@@ -169,5 +169,6 @@ def _settings(caches: Path) -> tuple[str, ...]:
         f"TRITON_CACHE_DIR={caches / 'triton'}",
         f"TILEFOLD_CACHE_DIR={caches / 'tilefold'}",
         "TORCHINDUCTOR_COMPILE_THREADS=1",
+        "TILEFOLD_COMPILE_PROCESSES=0",
         "OMP_NUM_THREADS=1",
     )
