@@ -10,6 +10,7 @@ from tests.frontend.check import check, randn, same
 from tilefold.frontend.decompose import attention, decompositions
 from tilefold.frontend.fuse import trace
 from tilefold.frontend.ops import TABLE
+from tilefold.frontend.regions import compilations
 
 CASES = [
     dict(),
@@ -46,6 +47,37 @@ def test_a_fully_masked_row_is_zero():
 def test_a_call_in_a_model_is_replaced():
     low = trace(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), randn(1, 2, 5, 4))
     assert [c.reducer for c in low.program.body] == ["sum", None, "max", None, "sum", None, "sum"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_attention_of_modules_is_replaced_too(training):
+    """Its gradients were wrong: torch takes the CPU's fused forward apart into what its backward does not expect."""
+    torch.manual_seed(0)
+    m, x = torch.nn.MultiheadAttention(8, 2), randn(5, 2, 8)
+    torch._dynamo.reset()
+    fast = torch.compile(m, backend="tilefold", options={"runner": "interpreter", "leftover": "eager"})
+    gradients = []
+    compilations.clear()
+    for run in (m, fast):
+        leaf = x.clone().requires_grad_(training)
+        with torch.set_grad_enabled(training):
+            y = run(leaf, leaf, leaf, need_weights=False)[0]
+        gradients.append([y, *torch.autograd.grad(y.cos().sum(), [leaf, *m.parameters()])] if training else [y])
+    for got, want in zip(*reversed(gradients), strict=True):
+        same(got, want, 1e-5)
+    assert not any(record.fallbacks for record in compilations)
+
+
+def test_the_fused_attention_of_the_cpu_stays_whole():
+    q = randn(1, 2, 5, 4)
+    table, fused = decompositions(), torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert fused not in table
+
+    def f(q):
+        return fused(q, q, q)[0]
+
+    fast = torch.compile(f, backend="tilefold", options={"runner": "interpreter", "leftover": "eager"})
+    same(fast(q), f(q), 1e-6)
 
 
 def test_covered_operators_stay_whole():

@@ -8,6 +8,7 @@ graph, before autograd sees it: its backward is then derived from the parts, on 
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,8 +19,12 @@ from torch._decomp import _core_aten_decompositions_post_autograd, get_decomposi
 from tilefold.frontend.ops import TABLE
 
 _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
-#: Decompositions that end in scatters: better left to the library kernel.
-_KEEP_WHOLE = (torch.ops.aten.embedding_dense_backward.default,)
+#: Left to the library: decompositions that end in scatters, and one that is for inference alone (the CPU's flash
+#: attention comes apart into probabilities where its backward reads the logarithms of their sums).
+_KEEP_WHOLE = (
+    torch.ops.aten.embedding_dense_backward.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
 
 #: Taken apart although they are core ATen.
 _BEYOND_CORE = (
@@ -48,9 +53,11 @@ def decompositions() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
 
 def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
     """Replace fused attention calls by `attention`, in place. What is returned puts them back."""
-    fused = [(n, n.target) for n in gm.graph.nodes if n.op == "call_function" and n.target in _SDPA]
-    for node, _ in fused:
-        node.target = attention
+    parts: dict[object, Callable[..., object]] = dict.fromkeys(_SDPA, attention)
+    parts[F.multi_head_attention_forward] = multi_head_attention
+    fused = [(n, n.target) for n in gm.graph.nodes if n.op == "call_function" and n.target in parts]
+    for node, target in fused:
+        node.target = parts[target]
     gm.recompile()
 
     def undo() -> None:
@@ -94,3 +101,12 @@ def attention(
     if dropout_p > 0:
         p = F.dropout(p, dropout_p)
     return (p @ value.to(wide)).to(query.dtype)
+
+
+#: torch's function (one call in a captured graph) with `attention` where its global name is the fused one. It does not
+#: ask again whether a tensor has a function of its own in its place: while AOTAutograd traces, some have.
+multi_head_attention = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "scaled_dot_product_attention": attention, "has_torch_function": lambda _: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
