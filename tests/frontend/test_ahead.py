@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilefold.backends.triton.launch import Like, TritonKernel
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.views import Like
 from tilefold.frontend.direct import executable, start_building
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program

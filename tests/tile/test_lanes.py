@@ -30,12 +30,20 @@ def extremes(x):
     return x.amax(-1), x.amin(-1), (x > 0).any(-1), (x > -3).all(-1), (x * 0.01 + 1).prod(-1)
 
 
+def images(x, w):
+    return torch.var_mean(x, (0, 2)), (x * w).sum((0, 2)), x.abs().amax((0, 2))
+
+
 FOLDS = [
     c
     for c in CASCADES
     if "attention" not in c.name and "MLA" not in c.name and "GEMM" not in c.name and c.name != "Performer"
 ]
-CASES = [*FOLDS, Case("extremes", extremes, together(normal(5, 301)), "")]
+CASES = [
+    *FOLDS,
+    Case("extremes", extremes, together(normal(5, 301)), ""),
+    Case("images", images, together(normal(301, 3, 9), normal(9)), ""),
+]
 #: Left as they are: index reducers, matrix products, a sum that is rescaled by division.
 LEFT = {"argmax", "argmin", "MoE routing", "L2 norm"}
 #: A few folds of each kind suffice for segments: plain, moved by exponentials, by counts, by sums of weights.
@@ -120,6 +128,11 @@ def turn_of(text: str) -> str:
 def test_no_reduction_in_the_loop_of_a_variance():
     turn = turn_of(shown("variance"))
     assert "sum" in turn and " over " not in turn
+
+
+def test_what_is_held_beside_the_loop_is_reduced_after_it():
+    turn = turn_of(shown("images"))
+    assert "max" in turn and " over " not in turn
 
 
 def test_sums_of_weights_are_those_of_all_lanes():

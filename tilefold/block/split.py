@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Index, Load, Size, call, lit, transform
+from tilefold.algebra.expr import Expr, Index, Load, Size, call, dims_used, lit, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
 from tilefold.block.group import LONG_AXIS, splittable
@@ -142,10 +142,27 @@ def _part(g: Graph, name: str) -> str:
     return free(f"{name}_part", g.program.names)
 
 
+def column_dim(g: Graph, plan: StagePlan) -> str | None:
+    """The parallel dim along which elements that the first stage reads are neighbours in memory, if what is reduced is
+    not: the fold runs down columns. Tensors count by their elements, as if their last axis was contiguous."""
+    members, axes = plan.group.members, set(plan.stages[0].axes)
+    mine = {r for m in members for r in g.by_name[m].results}
+    found: dict[str | None, float] = {}
+    for ld in {ld for m in members for ld in loads(g.by_name[m].body)}:
+        if ld.tensor in mine or not axes & set(dims_used(ld)):
+            continue
+        last = dims_used(ld.index[-1])
+        along = None if axes & set(last) else next((d for d in plan.group.parallel if d in last), None)
+        found[along] = found.get(along, 0.0) + g.points(set(dims_used(ld)))
+    return max(found, key=lambda d: found[d]) if found and not plan.inner else None
+
+
 def _part_dims(g: Graph, plan: StagePlan, v: StateVar, segment: str) -> tuple[str, ...]:
-    """Axes of a partial state in memory: parallel dims, segment, then what else it has.
+    """Axes of a partial state in memory: parallel dims and segment, then what else it has; segments first where blocks
+    hold columns, so that they write rows.
 
     A state that is the same for all blocks of a parallel dim (a count) is written by each of them.
     """
-    head = (*plan.group.parallel, segment)
+    parallel = plan.group.parallel
+    head = (*parallel, segment) if column_dim(g, plan) is None else (segment, *parallel)
     return (*head, *[d for d in v.dims if d not in head])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tilefold.backends.triton.compile import DIVISOR
-from tilefold.backends.triton.launch import Like
+from tilefold.backends.triton.views import Like
 from tilefold.frontend.alike import Alike
 from tilefold.frontend.execute import Executable, Runner
 from tilefold.frontend.fx_to_tensor import Lowered, OutputBinding

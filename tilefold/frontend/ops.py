@@ -34,3 +34,12 @@ VIEWS = frozenset(ops_view.TABLE) - {
     torch.ops.aten.constant_pad_nd.default,
     torch.ops.aten.slice_scatter.default,
 }
+#: Those among them that write what they rename.
+COPIES = frozenset(
+    {
+        torch.ops.aten.clone.default,
+        torch.ops.aten.repeat.default,
+        torch.ops.aten.flip.default,
+        torch.ops.aten.roll.default,
+    }
+)

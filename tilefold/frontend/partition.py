@@ -18,7 +18,7 @@ import torch
 
 from tilefold.frontend.fx_to_tensor import free_symbols, is_scalar, supports
 from tilefold.frontend.guard import Fallback, Part
-from tilefold.frontend.ops import VIEWS
+from tilefold.frontend.ops import COPIES, VIEWS
 from tilefold.frontend.scans import carried
 from tilefold.frontend.source import location
 
@@ -105,7 +105,7 @@ def _aliases(gm: torch.fx.GraphModule) -> tuple[Node, ...]:
         if node not in chain:
             chain[node] = node.op == "placeholder" or (
                 node.op == "call_function"
-                and node.target in VIEWS
+                and is_free(node)
                 and not isinstance(node.meta["val"], tuple | list)
                 and all(is_alias(n) for n in node.all_input_nodes if not is_scalar(n))
             )
@@ -120,7 +120,18 @@ def _aliases(gm: torch.fx.GraphModule) -> tuple[Node, ...]:
 
 def is_trivial(group: Group) -> bool:
     """Whether a group only views tensors or makes constants: nothing to compile."""
-    return all(n.target in VIEWS or _tuple_source(n) is not None or not _tensor_inputs(n) for n in group.nodes)
+    return all(is_free(n) or _tuple_source(n) is not None or not _tensor_inputs(n) for n in group.nodes)
+
+
+def is_free(node: Node) -> bool:
+    """Whether a node only renames elements. Copies are left to torch too, but on a GPU, where torch's own between
+    layouts read or write single elements."""
+    return node.target in VIEWS and not (node.target in COPIES and _on_gpu(node))
+
+
+def _on_gpu(node: Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and val.device.type == "cuda"
 
 
 def _tensor_inputs(node: Node) -> list[Node]:

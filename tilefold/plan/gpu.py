@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Index, Load, dims_used, loads, substitute
-from tilefold.block.build import ROW_IN_CACHE, Loops, choose_loops, loop_dim
+from tilefold.algebra.expr import Const, Index, Load, substitute
+from tilefold.block.build import Loops, choose_loops
 from tilefold.block.fuse import UNIT, Fused, FusedKernel, build_kernels, with_unit
 from tilefold.block.group import Group, Grouping, Refusal, group, one_kernel
 from tilefold.block.ir import Block, Init, Let, Loop, Node
@@ -21,31 +21,29 @@ from tilefold.block.ir import walk as walk_block
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.errors import TilefoldError
 from tilefold.plan.cut import components, cuts
+from tilefold.plan.gpu_folds import (
+    BLOCKS_PER_UNIT,
+    LEAST_SEGMENT,
+    MOST_SEGMENTS,
+    ONE_TILE,
+    columns_fit,
+    equal,
+    segments_of_reads,
+    separated,
+    streamed_axis,
+)
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import divided, product_of
 from tilefold.tensor.reduction_laws import align_reductions
 from tilefold.tile.pieces import MATRIX_UNIT
 
-#: Thread blocks wanted for each multiprocessor before a fold is left whole.
-BLOCKS_PER_UNIT = 2
+#: Elements of the axis that a segment has at least where wide states would else leave multiprocessors without a block.
+LEAST_WIDE_SEGMENT = 64
 #: A state of this many columns fills a multiprocessor: one block each.
 WIDE = 512
-#: Elements of the axis that a segment has at least; where wide states would else leave multiprocessors without a block.
-LEAST_SEGMENT, LEAST_WIDE_SEGMENT = 256, 64
-MOST_SEGMENTS = 64
-#: Bytes a second that one thread block can read of a row that it holds: some 32 KB in flight, over 0.8 us.
-BLOCK_RATE = 40e9
-#: The same for a row that it streams, with reductions between the tiles.
-STREAM_RATE = 20e9
-#: Bytes a second that a multiprocessor reads when all of them do (3.3 TB/s over 132).
-UNIT_RATE = 25e9
-#: Seconds that a second kernel costs in a CUDA graph: its start, and the partial states through memory.
-SECOND_KERNEL = 2e-6
 #: Elements of a contraction that one step of a split product has at least.
 LEAST_STEP = 256
-#: Keys (or what else a fold of products runs over) that one tile holds.
-ONE_TILE = 64
 #: Heads that share operands are packed into one tile where each has fewer rows than this.
 PACKED = 16
 #: Most elements of values that a thread block keeps for all of its life: the registers of a multiprocessor.
@@ -99,11 +97,15 @@ def fuse_for_gpu(
     if alone:
         g = Graph.of(p)
         grouping = group(p, apart | alone, 1, {}, LEAST_BLOCKS, in_registers=True, calls=calls)
+    groups = list(grouping.groups)
+    if given is None:
+        p, groups = separated(p, g, groups, units, frozenset(calls))
+        g = Graph.of(p)
     fitting = _Fitting(g, units, given, refuse, frozenset(calls))
     refusals = list(grouping.refusals)
-    groups = [x for members in grouping.groups for x in fitting.parts(members, refusals)]
-    kernels = tuple(k for x in groups for k in fitting.kernels(x))
-    return Fused(p, kernels, Grouping(tuple(groups), tuple(refusals)))
+    fitted = [x for members in groups for x in fitting.parts(members, refusals)]
+    kernels = tuple(k for x in fitted for k in fitting.kernels(x))
+    return Fused(p, kernels, Grouping(tuple(fitted), tuple(refusals)))
 
 
 class _Fitting:
@@ -209,7 +211,11 @@ def gpu_loops(g: Graph, plan: StagePlan, given: Given | None = None) -> Loops:
         sizes = g.program.sizes
         whole = (s.axes for d, s in zip(loops.stages, plan.stages, strict=True) if d is None)
         dynamic = not all(is_static(sizes[d]) for axes in whole for d in axes)
-        return _streamed(g, plan) if dynamic or (given is not None and given.stream is not None) else loops
+        if dynamic or (given is not None and given.stream is not None) or not columns_fit(g, plan):
+            return _streamed(g, plan)
+        outer = tuple(None if d is None else streamed_axis(g, plan, k) for k, d in enumerate(loops.stages))
+        rows = {m: d and next((x for x in outer if x in out_dims(g.by_name[m])), d) for m, d in loops.rows.items()}
+        return Loops(outer, rows)
     stages = tuple(
         d if d is not None or g.points(s.axes) <= ONE_TILE else max(s.axes, key=g.extent)
         for d, s in zip(loops.stages, plan.stages, strict=True)
@@ -230,15 +236,12 @@ def _streamed(g: Graph, plan: StagePlan) -> Loops:
 def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) -> int | None:
     """Segments that the axis of a fold is worth being cut into, or is to be; None for one kernel.
 
-    As many as fill the machine. A fold without products inside is cut only if the time that it saves is more than the
-    combining kernel costs. The time is that of reading: a block reads its share at `BLOCK_RATE` or `STREAM_RATE` at
-    most, all blocks at `UNIT_RATE` a multiprocessor, so that cutting gains nothing where the blocks already use
-    the memory. A row of 8192 float32 is read in 0.8 us by one block, less than a second kernel costs; one of 32768
-    in 3.3 us, which 64 segments save. Folds over products (decoding) spend their time on more than reading.
+    As many as fill the machine. A fold without products inside is cut only if that saves time (`gpu_folds`); folds over
+    products (decoding) spend their time on more than reading.
     """
     if not plan.stages:
         return None
-    axis = loop_dim(g, plan.stages[0])
+    axis = streamed_axis(g, plan, 0)
     if any(axis in s.axes for s in plan.stages[1:]):
         return None
     members = plan.group.members
@@ -246,41 +249,21 @@ def segments(g: Graph, plan: StagePlan, units: int, given: Given | None = None) 
         return None
     if given is not None and given.segments is not None:
         return given.segments if given.segments > 1 else None
-    wide = any(g.extent(d) >= WIDE for m in members for d in kept_local(g, plan, m))
-    wanted = units * (1 if wide else BLOCKS_PER_UNIT) // max(1, blocks(g, plan.group))
+    if not plan.inner:
+        return segments_of_reads(g, plan, axis, units)
+    n = _segments_of_products(g, plan, axis, units)
+    return n if n > 1 else None
+
+
+def _segments_of_products(g: Graph, plan: StagePlan, axis: str, units: int) -> int:
+    """Segments that fill the machine, of a fold over products."""
+    have = max(1, blocks(g, plan.group))
+    wide = any(g.extent(d) >= WIDE for m in plan.group.members for d in kept_local(g, plan, m))
     most = g.extent(axis) // LEAST_SEGMENT
     if wide:
         most = max(most, min(g.extent(axis) // LEAST_WIDE_SEGMENT, units // max(1, blocks(g, plan.group, MATRIX_UNIT))))
-    n = min(wanted, most, MOST_SEGMENTS)
-    # equal segments have no ragged ends
-    n = next((k for k in range(n, n // 2, -1) if g.extent(axis) % (k * ONE_TILE) == 0), n)
-    return n if n > 1 and (plan.inner or _saved(g, plan, axis, n, units) > SECOND_KERNEL) else None
-
-
-def _saved(g: Graph, plan: StagePlan, axis: str, n: int, units: int) -> float:
-    """Seconds of reading that n segments of the axis save."""
-    read = _read_along(g, plan, axis)
-    elements = sum(read.values())
-    each = sum(k * g.program.dtype_of(t).nbytes for t, k in read.items())
-    together = each * blocks(g, plan.group) / (units * UNIT_RATE)
-
-    def seconds(k: int) -> float:
-        return max(together, each / k / (BLOCK_RATE if elements / k <= ROW_IN_CACHE else STREAM_RATE))
-
-    return seconds(1) - seconds(n)
-
-
-def _read_along(g: Graph, plan: StagePlan, axis: str) -> dict[str, float]:
-    """Elements that one block reads along the axis, of each tensor that no member computes."""
-    members = plan.group.members
-    mine = {r for m in members for r in g.by_name[m].results}
-    found: dict[str, float] = {}
-    for ld in {ld for m in members for ld in loads(g.by_name[m].body)}:
-        dims = dims_used(ld)
-        if ld.tensor not in mine and axis in dims:
-            elements = math.prod(g.extent(d) for d in dims if d not in plan.group.parallel)
-            found[ld.tensor] = max(elements, found.get(ld.tensor, 0.0))
-    return found
+    n = int(min(units * (1 if wide else BLOCKS_PER_UNIT) // have, most, MOST_SEGMENTS))
+    return equal(n, lambda k: g.extent(axis) % (k * ONE_TILE) == 0)
 
 
 def kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:

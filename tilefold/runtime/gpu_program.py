@@ -15,8 +15,9 @@ import torch
 from torch._C._dynamo.guards import _empty_strided_cpu, _empty_strided_cuda  # type: ignore[attr-defined]
 
 from tilefold.backends.triton.dependent import ALONE, Place, enabled, places
-from tilefold.backends.triton.launch import Like, TritonKernel
+from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Plan, picker
+from tilefold.backends.triton.views import Like
 
 #: Bytes that starts of scratch values are multiples of.
 ALIGNED = 256

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tilefold.backends.triton.launch import Like
+from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
 from tilefold.plan.planner import Plan
 from tilefold.runtime.gpu_program import GpuProgram

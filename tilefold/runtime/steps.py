@@ -16,7 +16,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from tilefold.backends.cpp.render import render
-from tilefold.backends.triton.launch import Like, TritonKernel, Variant
+from tilefold.backends.triton.launch import TritonKernel, Variant
+from tilefold.backends.triton.views import Like
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import FusedKernel
 from tilefold.block.interchange import interchanged

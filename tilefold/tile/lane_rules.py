@@ -12,15 +12,15 @@ from tilefold.tile.uses import written
 SINGULAR = frozenset({"div", "floordiv", "mod", "rsqrt", "log", "log2", "log1p"})
 
 
-def across_lanes(d: str, body: Sequence[ir.Stmt], elements: frozenset[str]) -> frozenset[str]:
-    """Buffers whose values differ from lane to lane."""
+def across_lanes(dims: frozenset[str], body: Sequence[ir.Stmt], elements: frozenset[str]) -> frozenset[str]:
+    """Buffers whose values differ from lane to lane, which lie along `dims`."""
     found = set(elements)
     while True:
         before = len(found)
         for s in body:
             if isinstance(s, ir.Map | ir.Reduce):
                 power = isinstance(s, ir.Reduce) and s.op == "prod"
-                if power or d in dims_used(s.expr) or found & tensors_read(s.expr):
+                if power or dims & dims_used(s.expr) or found & tensors_read(s.expr):
                     found.add(s.buf)
         if len(found) == before:
             return frozenset(found)

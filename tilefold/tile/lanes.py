@@ -8,6 +8,9 @@ of each lane after its repair, and elements do not occur,
 
     v = R over lanes of repair(v_lane, D_lane, D).
 
+What is reduced beside the loop's axis and held whole (images in a loop over a batch) has lanes of its own: a state then
+has these dims too, and they are combined at the end with the others.
+
 Indices that do not fill a tile are folded afterwards by the loop as it was.
 
 A fold that divides by a state (a weighted mean, by the sum of the weights) is not kept so: the few elements of a
@@ -69,7 +72,8 @@ class _Loop:
     """A loop whose states can be kept per lane: its statements, states with what they start as, and local buffers.
 
     elements: local buffers that have the loop's dim. varying: states that differ from lane to lane (a count does not).
-    shared: states that are accumulated over all lanes in every tile.
+    shared: states that are accumulated over all lanes in every tile. beside: dims that every reduction of the loop also
+    runs over, whose indices are lanes.
     """
 
     at: ir.For
@@ -79,6 +83,7 @@ class _Loop:
     elements: frozenset[str]
     varying: frozenset[str]
     shared: frozenset[str] = frozenset()
+    beside: tuple[str, ...] = ()
 
 
 class _Pass:
@@ -159,9 +164,10 @@ class _Pass:
                 return None
         if not states or any(d in self.buffers[n].dims for n in states):
             return None
-        varying = across_lanes(d, body, elements)
+        beside = self.beside(d, body)
+        varying = across_lanes(frozenset({d, *beside}), body, elements)
         if not singular(body, varying & states.keys()):
-            return _Loop(s, body, states, local, elements, varying & states.keys())
+            return _Loop(s, body, states, local, elements, varying & states.keys(), beside=beside)
         computed = [x for x in body if isinstance(x, ir.Map | ir.Reduce)]
         read = {ld.tensor for x in computed for ld in loads(x.expr) if ld.tensor != x.buf}
         shared = frozenset(states) & read
@@ -171,6 +177,12 @@ class _Pass:
             if x.buf in states.keys() - shared
         )
         return _Loop(s, body, states, local, elements, frozenset(states), shared) if additive else None
+
+    def beside(self, d: str, body: Sequence[ir.Stmt]) -> tuple[str, ...]:
+        """Fixed dims that all reductions run over beside d."""
+        found = {tuple(x for x in s.rdims if x != d) for s in body if isinstance(s, ir.Reduce)}
+        dims = found.pop() if len(found) == 1 else ()
+        return dims if all(isinstance(self.kernel.sizes[x], Const) for x in dims) else ()
 
     def readable(self, ld: Load, d: str, local: Mapping[str, ir.Buffer]) -> bool:
         """Whether lanes find what a load reads: elements of the loop at their own place, nothing held along its dim."""
@@ -192,7 +204,8 @@ class _Pass:
             turns = call("floordiv", call("sub", f.at.stop or Size(d), f.at.start or lit(0)), tile)
         out: list[ir.Stmt] = []
         own = [n for n in f.states if n not in f.shared]
-        held = {n: self.state(self.buffers[n], lane, lanes if n in f.varying else None) for n in own}
+        more = {lane: lit(lanes)} | {x: self.kernel.sizes[x] for x in f.beside}
+        held = {n: self.state(self.buffers[n], more if n in f.varying else {}) for n in own}
         for n in own:
             out += [ir.Alloc(held[n]), replace(f.states[n], buf=held[n].name)]
         first = plus(start, call("mul", Index(turn), tile))
@@ -211,10 +224,10 @@ class _Pass:
             out.append(replace(f.at, start=plus(f.at.start or lit(0), done)))
         return out
 
-    def state(self, b: ir.Buffer, lane: str, lanes: int | None) -> ir.Buffer:
-        """The buffer that holds a state of each lane; None: of all, they have the same."""
-        more = ((lane,), (lit(lanes),)) if lanes is not None else ((), ())
-        made = replace(b, name=self.fresh(f"{b.name}_lane"), dims=b.dims + more[0], extents=b.extents + more[1])
+    def state(self, b: ir.Buffer, more: Mapping[str, Expr]) -> ir.Buffer:
+        """The buffer that holds a state of each lane along these dims; none: of all, they have the same."""
+        dims, extents = (*b.dims, *more), (*b.extents, *more.values())
+        made = replace(b, name=self.fresh(f"{b.name}_lane"), dims=dims, extents=extents)
         self.buffers[made.name] = made
         return made
 
@@ -225,6 +238,7 @@ class _Body:
     def __init__(self, p: _Pass, f: _Loop, lane: str, lanes: int, held: Mapping[str, ir.Buffer]):
         self.p, self.f, self.lane, self.lanes = p, f, lane, lanes
         self.held = held
+        self.along = {lane: lit(lanes)} | {x: p.kernel.sizes[x] for x in f.beside}
         self.names: dict[str, str] = {} if f.shared else {n: b.name for n, b in held.items()}
         self.out: list[ir.Stmt] = []
         self.elements: list[dict[str, str]] = []
@@ -243,7 +257,7 @@ class _Body:
                 case ir.Map(buf, e):
                     self.out.append(ir.Map(self.names.get(buf, buf), self.at(e, None, {})))
                 case ir.Reduce(buf, op, rdims, e, _):
-                    rest = tuple(x for x in rdims if x != d)
+                    rest = tuple(x for x in rdims if x != d and x not in self.along)
                     values = [self.at(e, at, names) for names, at in zip(self.elements, places, strict=True)]
                     if buf in self.f.shared:
                         self.over_lanes(buf, op, rest, values)
@@ -253,7 +267,7 @@ class _Body:
 
     def over_lanes(self, buf: str, op: str, rdims: tuple[str, ...], values: Sequence[Expr]) -> None:
         """Accumulation over all lanes: first the elements of each lane, then the lanes."""
-        tile = self.p.state(self.p.buffers[buf], self.lane, self.lanes)
+        tile = self.p.state(self.p.buffers[buf], {self.lane: lit(self.lanes)})
         first = ir.Reduce(tile.name, op, rdims, values[0], False) if rdims else ir.Map(tile.name, values[0])
         self.out += [ir.Alloc(tile), first, *(self.accumulated(tile.name, op, rdims, v) for v in values[1:])]
         value = Load(tile.name, tuple(Index(x) for x in tile.dims))
@@ -279,7 +293,7 @@ class _Body:
                 case ir.Reduce(buf, op):
                     mine = self.names.pop(buf)
                     value = Load(mine, tuple(Index(x) for x in self.p.buffers[mine].dims))
-                    self.out.append(ir.Reduce(buf, op, (self.lane,), value, False))
+                    self.out.append(ir.Reduce(buf, op, tuple(self.along), value, False))
         return tuple(self.out)
 
     def local(self, buf: str, e: Expr, names: dict[str, str]) -> None:
@@ -289,9 +303,10 @@ class _Body:
         if self.f.at.dim in dims:
             at = dims.index(self.f.at.dim)
             dims[at], extents[at] = self.lane, lit(self.lanes)
-        elif self.lane in dims_used(e):
-            dims.append(self.lane)
-            extents.append(lit(self.lanes))
+        for x, n in self.along.items():
+            if x in dims_used(e) and x not in dims:
+                dims.append(x)
+                extents.append(n)
         name = self.p.fresh(f"{buf}_lane" if self.lane in dims else buf)
         made = replace(b, name=name, dims=tuple(dims), extents=tuple(extents))
         names[buf] = made.name
@@ -306,8 +321,8 @@ class _Body:
                 case Load(t, index) if t in elements:
                     return Load(elements[t], tuple(Index(self.lane) if x == place else x for x in index))
                 case Load(t, index) if t in self.names:
-                    laned = self.lane in self.p.buffers[self.names[t]].dims
-                    return Load(self.names[t], (*index, Index(self.lane)) if laned else index)
+                    laned = self.p.buffers[self.names[t]].dims[len(index) :]
+                    return Load(self.names[t], (*index, *(Index(x) for x in laned)))
                 case Index(d) if d == self.f.at.dim and place is not None:
                     return place
             return None

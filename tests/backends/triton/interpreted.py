@@ -23,7 +23,7 @@ from tilefold.errors import TilefoldError
 from tilefold.frontend.regions import compilations
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
-from tilefold.plan import gpu
+from tilefold.plan import gpu, gpu_folds
 from tilefold.suites.gpu import operators as o
 from tilefold.suites.gpu.cases import SMALL
 
@@ -74,6 +74,25 @@ def lengths(dynamic: bool) -> str:
         found = compare(f"length {n}", o.causal, run, args)
         wrong += [] if found.ok else [str(found)]
     return "\n".join([*wrong, *([] if len(run.graphs) == 1 else [f"{len(run.graphs)} compilations"])])
+
+
+def down_columns(x):
+    return x.var(0), torch.logsumexp(x, 0), (x > 2.5).any(0)
+
+
+def of_images(x):
+    return torch.var_mean(x, (0, 2, 3)), x.abs().amax((0, 2, 3))
+
+
+def cut(fn, *args) -> str:
+    """Folds cut into segments at sizes that are not worth it."""
+    small = {"LEAST_READ": 64, "LEAST_SEGMENT": 16, "SECOND_KERNEL": 0.0, "COLUMNS": 16}
+    before = {k: getattr(gpu_folds, k) for k in small}
+    try:
+        vars(gpu_folds).update(small)
+        return right(fn, *args)
+    finally:
+        vars(gpu_folds).update(before)
 
 
 def sliced() -> str:
@@ -351,6 +370,17 @@ CHECKS: dict[str, Check] = {
     "a wide layer and its gradients": lambda: whole_layer(768),
     "a gather": lambda: right(lambda w, i: w[i] * 2.0, rand(11, 8, dtype=F), torch.tensor([3, 0, 10, 10, 7])),
     "reads outside of memory": unmasked,
+    "folds down columns": lambda: cut(down_columns, rand(300, 70, dtype=F)),
+    "folds down a middle dim": lambda: right(lambda x: (x.amax(1), x.argmax(1)), rand(3, 300, 37, dtype=F)),
+    "sums of images": lambda: cut(of_images, rand(9, 5, 13, 24, dtype=F)),
+    "sums of images, channels last": lambda: cut(
+        of_images, rand(9, 40, 13, 7, dtype=F).contiguous(memory_format=torch.channels_last)
+    ),
+    "sums of everything": lambda: cut(lambda x: (x.sum(), x.argmax()), rand(300, 300, dtype=F)),
+    "a softmax down long columns": lambda: cut(lambda x: x.softmax(0), rand(3000, 40, dtype=F)),
+    "a softmax down short columns": lambda: right(lambda x: x.softmax(1), rand(3, 60, 70, dtype=F)),
+    "a row times a matrix": lambda: cut(lambda x, w: torch.relu(x @ w), rand(1, 300, dtype=F), rand(300, 70, dtype=F)),
+    "transposed": lambda: right(lambda x, y: (x.T + y).relu(), rand(300, 70), rand(70, 300, seed=1)),
 }
 
 

@@ -13,7 +13,7 @@ from tests.backends.triton.kernels import kernels, variant  # noqa: E402
 from tilefold.backends.triton import ahead, known  # noqa: E402
 from tilefold.backends.triton import compile as compile_module  # noqa: E402
 from tilefold.backends.triton.compile import Job, Target, built, job_of, key_of, start_building  # noqa: E402
-from tilefold.backends.triton.launch import Like  # noqa: E402
+from tilefold.backends.triton.views import Like  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 
 HOPPER = Target("cuda", 90)

@@ -9,7 +9,6 @@ is started with addresses as well.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -40,11 +39,13 @@ from tilefold.backends.triton.row_groups import render_rows
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of
 from tilefold.backends.triton.row_tiles import owning_rows
 from tilefold.backends.triton.tiles import Shape, default_config
+from tilefold.backends.triton.views import Seen, merged, neighbours
+from tilefold.block.collapse import Merge, collapsed
 from tilefold.block.ir import Block
 from tilefold.errors import BackendError
 from tilefold.tensor.sizes import shape_function
 from tilefold.tile.ir import Kernel, TensorParam
-from tilefold.tile.layout import unit_axis
+from tilefold.tile.layout import UnitAxes, unit_axis
 from tilefold.tile.pieces import power_of_two
 
 try:
@@ -59,6 +60,8 @@ PLANS = 4096
 
 #: (block program, extents of its dims) to a configuration, or None for the default.
 Chooser = Callable[[Block, Mapping[str, int]], TritonConfig | None]
+#: The axis of stride 1 of each tensor of a kernel, None where there is none.
+Units = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +73,6 @@ class Variant:
     config: TritonConfig
     wide: bool
     params: tuple[tuple[TensorParam, Callable[[Mapping[str, int]], tuple[int, ...]]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Like:
-    """A tensor that does not exist yet, as far as it decides which kernel reads it; its address is a multiple of 16.
-
-    strides in elements.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @staticmethod
-    def of(x: torch.Tensor) -> Like:
-        """What is known of a tensor, also of a fake one."""
-        return Like(tuple(x.shape), x.stride(), x.dtype, x.device)
-
-    @staticmethod
-    def packed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Like:
-        """A result: row-major, without gaps."""
-        strides = [1]
-        for n in reversed(shape[1:]):
-            strides.append(strides[-1] * max(n, 1))
-        return Like(shape, tuple(reversed(strides[: len(shape)])), dtype, device)
-
-    def stride(self) -> tuple[int, ...]:
-        return self.strides
-
-    def data_ptr(self) -> int:
-        return 0
-
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    def element_size(self) -> int:
-        return self.dtype.itemsize
 
 
 class TritonKernel:
@@ -127,10 +92,11 @@ class TritonKernel:
         self.tensors = tuple(i.name for i in block.inputs) + tuple(r.name for r in block.results)
         self._sizes = shape_function(list(block.sizes.values()))
         self._dynamic = frozenset(d for d, e in block.sizes.items() if not isinstance(e, Const))
-        self._configs: dict[tuple[int, ...], TritonConfig] = {}
+        self._configs: dict[tuple[object, ...], TritonConfig] = {}
         self._variants: dict[tuple[object, ...], list[Variant]] = {}
         self._compiled: dict[tuple[object, ...], Launcher] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._joined: dict[tuple[object, ...], tuple[TritonKernel, tuple[Merge, ...]]] = {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Run on tensors of one CUDA device; results are written in place. BackendError: it does not compile."""
@@ -164,7 +130,7 @@ class TritonKernel:
 
     def variant(
         self,
-        units: tuple[int | None, ...],
+        units: Units,
         sizes: Mapping[str, int],
         *,
         wide: bool = False,
@@ -179,7 +145,7 @@ class TritonKernel:
         configurations serve all places. hopper: for a device of that architecture, whose warps can work in groups;
         tensor maps must then describe what they copy.
         """
-        config = self._config(sizes, tf32=options.get("tf32", False), hopper=hopper and not wide)
+        config = self._config(sizes, units, tf32=options.get("tf32", False), hopper=hopper and not wide)
         if plain or wide:
             config = replace(config, descriptors=False)
         if wide or not hopper:
@@ -218,19 +184,21 @@ class TritonKernel:
         """Extents with those of dynamic dims rounded up to their bins."""
         return {d: power_of_two(n) if d in self._dynamic else n for d, n in sizes.items()}
 
-    def _config(self, sizes: Mapping[str, int], *, tf32: bool, hopper: bool = False) -> TritonConfig:
-        """The configuration of the extents' bin. hopper: for devices whose groups of warps may own rows."""
+    def _config(self, sizes: Mapping[str, int], units: Units, *, tf32: bool, hopper: bool = False) -> TritonConfig:
+        """The configuration of the extents' bin, for tensors with these axes of stride 1. hopper: for devices whose
+        groups of warps may own rows."""
         coarse = self._coarse(sizes)
-        key = (tf32, hopper, *coarse.values())
+        key = (tf32, hopper, units, *coarse.values())
         if key not in self._configs:
             chosen = self.choose(self.block, coarse) if self.choose is not None else None
             if chosen is not None and chosen.own == "rows" and not hopper:
                 chosen = None
-            self._configs[key] = chosen or self._default(coarse, tf32=tf32, hopper=hopper)
+            unit = dict(zip(self.tensors, units, strict=True))
+            self._configs[key] = chosen or self._default(coarse, unit, tf32=tf32, hopper=hopper)
         return self._configs[key]
 
-    def _default(self, sizes: Mapping[str, int], *, tf32: bool, hopper: bool) -> TritonConfig:
-        usual = default_config(self.block, sizes, tf32=tf32)
+    def _default(self, sizes: Mapping[str, int], unit: UnitAxes, *, tf32: bool, hopper: bool) -> TritonConfig:
+        usual = default_config(self.block, sizes, unit, tf32=tf32)
         return owning_rows(self.block, sizes, usual) if hopper else usual
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> Plan:
@@ -240,38 +208,60 @@ class TritonKernel:
         """
         if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
             return Plan(Launcher(_nothing, ()), 0, ())
+        joined, merges = self.joined(xs, syms)
+        if merges:
+            return joined.plan(
+                [x for x in merged(xs, self.tensors, merges) if isinstance(x, torch.Tensor)], syms, place
+            )
         while True:
             try:
                 return self._plan(xs, syms, place)
             except BackendError as err:
-                hopper = self._groups_on(xs)
-                if self.exactly or not self._simpler(self.sizes(syms), isinstance(err, TooLarge), hopper):
+                if self.exactly or not self._simpler(xs, syms, smaller=isinstance(err, TooLarge)):
                     raise
 
-    def start_building(self, xs: Sequence[Like], syms: Mapping[str, int], place: Place = ALONE) -> None:
+    def start_building(self, xs: Sequence[Seen], syms: Mapping[str, int], place: Place = ALONE) -> None:
         """Have the kernel that `plan` will want for such tensors compiled meanwhile, by another process."""
         if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
             return
+        joined, merges = self.joined(xs, syms)
+        if merges:
+            return joined.start_building(merged(xs, self.tensors, merges), syms, place)
         try:
             v, _, numbers = self._bound(xs, syms, place)
         except BackendError:
             return  # `plan` says so, where something else can be tried
         start_building(job_of(v.kernel, v.rendered, v.config, _divisible(xs, numbers), wide=v.wide))
 
-    def _simpler(self, sizes: Mapping[str, int], smaller: bool, hopper: bool) -> bool:
-        """Whether the bin of these extents has another configuration, with which it then runs: one without groups of
+    def joined(self, xs: Sequence[Seen], syms: Mapping[str, int]) -> tuple[TritonKernel, tuple[Merge, ...]]:
+        """The kernel with dims joined that these tensors have side by side, and how; not of products, nor where a
+        configuration is given."""
+        near = {n: neighbours(x) for n, x in zip(self.tensors, xs, strict=True)}
+        key = tuple(near.values())
+        if key not in self._joined:
+            given = self.exactly or (
+                self.choose is not None and self.choose(self.block, self._coarse(self.sizes(syms)))
+            )
+            plain = not given and not any(m and n for m, n, _ in Shape.of(self.block).products)
+            block, merges = collapsed(self.block, near) if plain else (self.block, ())
+            self._joined[key] = (TritonKernel(block, interpreted=self.interpreted) if merges else self, merges)
+        return self._joined[key]
+
+    def _simpler(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], *, smaller: bool) -> bool:
+        """Whether the bin of such tensors has another configuration, with which it then runs: one without groups of
         warps, else, if that is what it takes, a smaller one."""
-        tf32 = matmul_precision() == "tf32"
-        config = self._config(sizes, tf32=tf32, hopper=hopper)
+        sizes, units = self.sizes(syms), tuple(unit_axis(x) for x in xs)
+        tf32, hopper = matmul_precision() == "tf32", self._groups_on(xs)
+        config = self._config(sizes, units, tf32=tf32, hopper=hopper)
         if config.groups and config.own == "rows":
-            found: TritonConfig | None = self._config(sizes, tf32=tf32)
+            found: TritonConfig | None = self._config(sizes, units, tf32=tf32)
         else:
             found = replace(config, groups=0) if config.groups else lighter(config) if smaller else None
         if found is not None:
-            self._configs[(tf32, hopper, *self._coarse(sizes).values())] = found
+            self._configs[(tf32, hopper, units, *self._coarse(sizes).values())] = found
         return found is not None
 
-    def _groups_on(self, xs: Sequence[torch.Tensor | Like]) -> bool:
+    def _groups_on(self, xs: Sequence[Seen]) -> bool:
         """Whether groups of warps may run on the tensors' device, with offsets of 32 bits."""
         return not self.interpreted and is_hopper(xs[0].device) and not any(_span(x) >= NARROW_LIMIT for x in xs)
 
@@ -303,7 +293,7 @@ class TritonKernel:
         return [self.tensors.index(t) for t, _ in v.rendered.descriptors.values()]
 
     def _bound(
-        self, xs: Sequence[torch.Tensor | Like], syms: Mapping[str, int], place: Place = ALONE
+        self, xs: Sequence[Seen], syms: Mapping[str, int], place: Place = ALONE
     ) -> tuple[Variant, int, list[int]]:
         """The variant for these tensors, thread blocks, and the integer arguments."""
         sizes = self.sizes(syms)
@@ -387,12 +377,12 @@ def memory_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
     return flat.view(dtype).as_strided(shape, strides)
 
 
-def _divisible(xs: Sequence[torch.Tensor | Like], numbers: Sequence[int]) -> list[bool]:
+def _divisible(xs: Sequence[Seen], numbers: Sequence[int]) -> list[bool]:
     """Which arguments are multiples of 16: addresses, then integers."""
     return [*(x.data_ptr() % DIVISOR == 0 for x in xs), *(n % DIVISOR == 0 for n in numbers)]
 
 
-def _describable(x: torch.Tensor | Like) -> bool:
+def _describable(x: Seen) -> bool:
     """Whether a tensor map can describe it: aligned, rows at multiples of 16 bytes, not empty."""
     n = x.element_size()
     return (
@@ -400,6 +390,6 @@ def _describable(x: torch.Tensor | Like) -> bool:
     )
 
 
-def _span(x: torch.Tensor | Like) -> int:
+def _span(x: Seen) -> int:
     """Elements from the first to the last address."""
     return sum(abs(s) * (n - 1) for s, n in zip(x.stride(), x.shape, strict=True) if n > 0) + 1

@@ -117,6 +117,8 @@ class Loops:
                 return int(v) % n == 0
             case Call(("minimum" | "maximum"), (a, b)):
                 return self.divisible(a, n) and self.divisible(b, n)
+            case Call("mul", (a, b)):
+                return self.divisible(a, n) or self.divisible(b, n)
             case Call("tile_stop", (Index(d),)):
                 return self.c.hold(d).tile % n == 0 and self.divisible(Size(d), n)
         return False

@@ -9,7 +9,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.tile.again import recomputed
-from tilefold.tile.ir import For, Gemm, Kernel, Select, Stmt
+from tilefold.tile.ir import For, Gemm, Kernel, Reduce, Select, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import cut, lengths, power_of_two, product_dims, singles
@@ -42,7 +42,8 @@ def tile_kernel(
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})
     dims = product_dims(kernel)
     if not dims:
-        kernel = cut(singles(kernel), _wasteful(kernel))
+        beside = {d for s in kernel.body if isinstance(s, For) for d in _beside(s)}
+        kernel = cut(singles(kernel), [d for d in _wasteful(kernel) if d not in beside])
         if packed(kernel, config):
             kernel = recomputed(kernel, [d for d in kernel.sizes if d not in loops and _padded(kernel, d) >= LONG])
         return verify(per_lane(kernel, lambda s: lanes_of(kernel, s, config.warps, bins or {})))
@@ -82,23 +83,35 @@ def lanes_of(kernel: Kernel, s: For, warps: int, bins: Mapping[str, int]) -> int
     size = int(e.value) if isinstance(e, Const) else bins.get(s.dim)
     if (size is not None and size <= s.tile) or s.tile & (s.tile - 1):
         return None
-    rows = math.prod(power_of_two(t.tile) for t in kernel.grid)
+    tiles = {t.dim: t.tile for t in kernel.grid} | {d: _padded(kernel, d) for d in _beside(s)}
+    rows = math.prod(power_of_two(n) // _wide(kernel, s, d, n) for d, n in tiles.items())
     threads = max(1, THREADS * warps // rows)
     n = min(s.tile, max(threads * _at_once(kernel, s), s.tile // MOST_STEPS))
-    return n if n > 1 else None
+    return n if n > 1 or _beside(s) else None
 
 
-def _at_once(kernel: Kernel, s: For) -> int:
-    """Elements along the loop that one load of a thread covers for every tensor it reads."""
-    tensors = {t.name: t for t in kernel.tensors}
-    read = {ld for e in expressions(s.body) for ld in loads(e) if ld.tensor in tensors and s.dim in dims_used(ld)}
+def _beside(s: For) -> frozenset[str]:
+    """Dims that a loop's reductions run over beside the loop's own."""
+    rdims = (x.rdims for x in s.body if isinstance(x, Reduce | Gemm) and s.dim in x.rdims)
+    return frozenset(d for dims in rdims for d in dims) - {s.dim}
+
+
+def _at_once(kernel: Kernel, s: For, dim: str | None = None) -> int:
+    """Elements along the loop (or along `dim`) that one load of a thread covers for every tensor it reads there."""
+    tensors, d = {t.name: t for t in kernel.tensors}, dim or s.dim
+    read = {ld for e in expressions(s.body) for ld in loads(e) if ld.tensor in tensors and {s.dim, d} <= dims_used(ld)}
     least = AT_ONCE
     for ld in read:
         t = tensors[ld.tensor]
-        along = [axis for axis, e in enumerate(ld.index) if s.dim in dims_used(e)]
-        contiguous = along == [t.unit_axis] and _plain(ld.index[along[0]], s.dim)
+        along = [axis for axis, e in enumerate(ld.index) if d in dims_used(e)]
+        contiguous = along == [t.unit_axis] and _plain(ld.index[along[0]], d)
         least = min(least, AT_ONCE // t.dtype.nbytes if contiguous else 1)
-    return least
+    return least if read else 1
+
+
+def _wide(kernel: Kernel, s: For, dim: str, tile: int) -> int:
+    """Elements of a parallel dim that a thread has side by side, as it loads them."""
+    return min(power_of_two(tile), _at_once(kernel, s, dim))
 
 
 def _plain(e: Expr, d: str) -> bool:

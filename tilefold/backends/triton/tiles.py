@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.tilings import cheapest
+from tilefold.backends.triton.traffic import Traffic, accesses
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
 from tilefold.tensor.product import divided, product
+from tilefold.tile.layout import UnitAxes
 from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, power_of_two
 
 #: Elements of the largest value of a kernel without products, a thread block.
@@ -139,17 +142,26 @@ def _operands(n: Node) -> tuple[frozenset[str], frozenset[str]] | None:
     return p.packed()
 
 
-def default_config(b: Block, sizes: Mapping[str, int], *, tf32: bool = False) -> TritonConfig:
+def default_config(
+    b: Block, sizes: Mapping[str, int], unit: UnitAxes | None = None, *, tf32: bool = False
+) -> TritonConfig:
     """A configuration for extents about as `sizes` (all dims; dynamic ones as at this call).
 
-    tf32: products of float32 may be rounded to what matrix units take.
+    unit: tensor -> axis of stride 1 (absent: the last). tf32: products of float32 may be rounded to what matrix units
+    take.
     """
     s = Shape.of(b)
     s = replace(s, exact=s.exact and not tf32)
-    sizes = s.seen(sizes)
+    cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return _with_products(s, sizes)
-    return _without(s, sizes)
+    rule = _without(s, sizes)
+    if any(k - frozenset(s.streamed) for _, _, k in s.products):
+        return rule
+    grid = tuple(d for d in s.parallel if d not in s.segments)
+    at_least = {d: max(1, n) for d, n in sizes.items()}
+    traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
+    return cheapest(s, rule, traffic, _held_lanes(s, sizes))
 
 
 def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
@@ -264,7 +276,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     multiprocessor, so that the rows at work at one time (132 of 256 KB on an H100) stay in the second-level cache.
     Of 16-bit elements twice as many are on their way at a time, if no ragged end is left that would be held as float32.
     """
-    local = {d: _width(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
+    local = _held_lanes(s, sizes)
     tiles: dict[str, int] = {}
     inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
     most = AREA if s.products else HELD
@@ -308,6 +320,11 @@ def _spread(s: Shape, sizes: Mapping[str, int], tiles: dict[str, int]) -> None:
         if tiles[large] <= least[large]:
             return
         tiles[large] //= 2
+
+
+def _held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Lanes of the dims that no loop runs over."""
+    return {d: _width(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
 
 
 def _width(n: int) -> int:

@@ -1,0 +1,85 @@
+"""Tiles along what is contiguous: columns, copies between layouts; and rows, whose rule stands."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton.kernels import made, meta, variant
+from tilefold.backends.triton.compile import Target, resources
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.tiles import default_config
+from tilefold.suites.gpu import operators as o
+
+HOPPER = Target("cuda", 90)
+B, F = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+
+
+def widths(k: TritonKernel, **unit: int | None) -> dict[int, int]:
+    """Extent -> tile, for tensors with these axes of stride 1."""
+    sizes = k.sizes({})
+    config = default_config(k.block, sizes, {k.tensors[0]: unit["first"]} if unit else None)
+    return {sizes[d]: n for d, n in config.tiles.items()}
+
+
+def down(x):
+    return x.float().amax(1)
+
+
+def flipped(x):
+    return (x.mT + 1.0).contiguous()
+
+
+def softmax_down(x):
+    return x.softmax(1)
+
+
+def test_columns_have_neighbours_and_long_tiles():
+    (k,) = made(down, meta(64, 1000, 1024, dtype=B))
+    tiles = widths(k)
+    assert tiles[64] == 1 and tiles[1024] >= 32 and tiles[1000] >= 16
+
+
+def test_the_contiguous_dim_has_the_lanes_whichever_it_is():
+    (k,) = made(down, meta(64, 1000, 1024, dtype=B))
+    assert widths(k)[1000] < widths(k, first=1)[1000]  # rows of the transposed argument
+    assert widths(k, first=0)[64] >= 16
+
+
+def test_copies_between_layouts_are_wide_both_ways():
+    (k,) = made(flipped, meta(2000, 4096, dtype=B))
+    assert min(widths(k).values()) >= 16
+
+
+def test_rows_keep_their_rule():
+    (k,) = made(o.softmax, meta(8192, 4096, dtype=B))
+    assert widths(k) == {8192: 1}
+    (rows,) = made(lambda x: x.float().amax(2), meta(64, 1000, 1024, dtype=B))
+    assert max(widths(rows).values()) == 1024
+
+
+def test_whole_columns_are_held_if_they_fit():
+    (k,) = made(softmax_down, meta(32, 512, 1024, dtype=B))
+    assert 512 not in widths(k) and widths(k)[1024] >= 16
+
+
+@pytest.mark.parametrize(("fn", "shape"), [(down, (64, 1000, 1024)), (flipped, (2048, 4096))])
+def test_loads_and_stores_of_sixteen_bytes(fn, shape):
+    (k,) = made(fn, meta(*shape, dtype=B))
+    r = resources((v := variant(k)).kernel, v.rendered, v.config, HOPPER)
+    assert r.has("ld.global.v4") and (fn is down or r.has("st.global.v4"))
+
+
+def test_no_reduction_across_threads_in_a_loop_down_columns():
+    (k,) = made(lambda x: x.float().sum(1), meta(64, 1000, 1024, dtype=B))
+    source = variant(k).rendered.source
+    loop = source[source.index("for ") : source.index("tl.sum(")]
+    assert "tl.load(" in loop

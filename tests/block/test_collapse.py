@@ -1,0 +1,102 @@
+"""Dims joined where tensors have them side by side: the same values on views of the same memory, or left apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.backends.triton.views import Like, merged, neighbours
+from tilefold.block import interp
+from tilefold.block.collapse import collapsed
+from tilefold.block.ir import Block
+from tilefold.block.verify import verify
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+
+CPU = torch.device("cpu")
+
+
+def whole(x):
+    return (x * x).sum((1, 2)), torch.logsumexp(x, (1, 2))
+
+
+def positions(x):
+    return x.flatten(1).argmax(1)
+
+
+def halves(x):
+    return torch.nn.functional.relu(x) * 0.5
+
+
+def of_channels(x):
+    return torch.var_mean(x, (0, 2, 3))
+
+
+def biased(x, b):
+    return x + b
+
+
+def lower_half(x):
+    return torch.tril(x).sum((-1, -2))
+
+
+def blocks(fn, *args: torch.Tensor) -> tuple[Block, ...]:
+    torch._dynamo.reset()
+    return tuple(k.block for k in fuse_for_gpu(trace(fn, *args).program).kernels)
+
+
+def tensors(b: Block, given: dict[str, torch.Tensor]) -> list[torch.Tensor | Like]:
+    results = [torch.empty([int(b.sizes[d].value) for d in r.dims]) for r in b.results]
+    return [*(given[i.name] for i in b.inputs), *results]
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape", "memory", "joined"),
+    [
+        (whole, (3, 5, 7), None, 1),
+        (halves, (3, 5, 7), None, 2),
+        (of_channels, (4, 3, 5, 7), None, 1),
+        (of_channels, (4, 3, 5, 7), torch.channels_last, 2),
+        (positions, (3, 5, 7), None, 1),
+    ],
+)
+def test_the_same_on_joined_views(fn, shape, memory, joined):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = x.contiguous(memory_format=memory) if memory else x
+    (b,) = blocks(fn, x.float())
+    given = {b.inputs[0].name: x}
+    xs = tensors(b, given)
+    names = [*(i.name for i in b.inputs), *(r.name for r in b.results)]
+    after, merges = collapsed(b, {n: neighbours(t) for n, t in zip(names, xs, strict=True)})
+    assert len(merges) == joined and len(after.sizes) <= len(b.sizes)
+    verify(after)
+    views = dict(zip(names, merged(xs, names, merges), strict=True))
+    before = interp.run(b, given, {}, block_sizes=dict.fromkeys(b.sizes, 4), exact=True)
+    mine = {i.name: views[i.name] for i in after.inputs}
+    now = interp.run(after, mine, {}, block_sizes=dict.fromkeys(after.sizes, 8), exact=True)
+    for r in b.results:
+        torch.testing.assert_close(now[r.name].reshape(before[r.name].shape), before[r.name])
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (biased, (torch.zeros(5, 7), torch.zeros(7))),  # the bias has columns alone
+        (lower_half, (torch.zeros(3, 8, 8),)),  # a mask has rows and columns
+        (biased, (torch.zeros(7, 5).T, torch.zeros(5, 7))),  # two orders in memory
+    ],
+)
+def test_dims_that_something_has_alone_are_left(fn, args):
+    for b in blocks(fn, *args):
+        names = [*(i.name for i in b.inputs), *(r.name for r in b.results)]
+        xs = tensors(b, {i.name: x for i, x in zip(b.inputs, args, strict=True)})
+        near = {n: neighbours(x) for n, x in zip(names, xs, strict=True)}
+        assert not collapsed(b, near)[1]
+
+
+def test_neighbours_follow_strides():
+    packed = Like((2, 3, 4), (12, 4, 1), torch.float32, CPU)
+    assert neighbours(packed) == {(0, 1), (1, 2)}
+    assert neighbours(Like((2, 3, 4), (12, 1, 3), torch.float32, CPU)) == {(0, 2), (2, 1)}
+    assert neighbours(Like((2, 3, 4), (16, 4, 1), torch.float32, CPU)) == {(1, 2)}
+    assert neighbours(Like((2, 1, 4), (4, 99, 1), torch.float32, CPU)) == {(0, 2)}

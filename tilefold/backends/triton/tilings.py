@@ -1,0 +1,96 @@
+"""Tiles for kernels without matrix products whose rows do not lie along what is contiguous in memory.
+
+Sums over columns, copies between layouts, softmax along a middle dim: a tile is as wide as loads and stores need along
+each dim that is contiguous for some tensor, and as long along what is reduced as a thread block holds. Which widths is
+the choice of least estimated time (`traffic`); the rule of rows (`tiles`) stands where it is as cheap.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.traffic import WARP, Traffic
+from tilefold.tile.pieces import power_of_two
+
+if TYPE_CHECKING:
+    from tilefold.backends.triton.tiles import Shape
+
+#: Least and largest width of a tile along a contiguous dim.
+NARROWEST, WIDEST = 8, 1024
+#: Elements of the largest value of a kernel that computes each element once, of one that reduces, of one whose rows or
+#: columns are held whole.
+ONCE, REDUCED, HELD = 1 << 12, 1 << 13, 1 << 15
+#: Elements of the largest value for each thread.
+EACH = 32
+#: Most contiguous dims that widths are tried for.
+MOST_DIMS = 3
+#: Share of a kernel's bytes that a dim must be contiguous for.
+SHARE = 1 / 16
+#: Share of the rule's time below which another choice is taken: estimates are no better.
+CLEAR = 0.95
+#: The same of a smaller tile's time beside a larger one's.
+SMALLER = 0.97
+#: Thread blocks of so many warps are the largest.
+MOST_WARPS = 32
+
+
+def cheapest(s: Shape, rule: TritonConfig, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
+    """The configuration of least estimated time; local: lanes of the dims that a thread block holds whole."""
+    lanes = _contiguous(s, t)
+    if not lanes or all(d not in s.parallel for d in lanes) or t.sectors(rule.tiles) <= _least(t):
+        return rule
+    best, price = rule, CLEAR * t.seconds(rule.tiles, rule.warps, s.area({**local, **rule.tiles}))
+    of_area: dict[int, tuple[float, TritonConfig]] = {}
+    for tiles in _candidates(s, t, lanes, local):
+        area = s.area({**local, **tiles})
+        warps = max(1, min(MOST_WARPS, area // (WARP * EACH)))
+        seconds = t.seconds(tiles, warps, area)
+        if area not in of_area or seconds < of_area[area][0]:
+            of_area[area] = seconds, replace(rule, tiles=tiles, warps=warps)
+    for _, (seconds, config) in sorted(of_area.items(), reverse=True):
+        if seconds < price:
+            best, price = config, SMALLER * seconds
+    return best
+
+
+def _least(t: Traffic) -> float:
+    """Bytes of sectors and requests where every access has whole tiles of the widest kind."""
+    return t.sectors(dict.fromkeys(t.sizes, WIDEST))
+
+
+def _contiguous(s: Shape, t: Traffic) -> list[str]:
+    """Dims in loops along which elements of some tensor are neighbours, those of most bytes first."""
+    bytes_of: dict[str, float] = {}
+    for a in t.accesses:
+        near = {d: abs(c) for d, c in (a.axes[0] or {}).items() if c} if a.axes else {}
+        for d in sorted(near, key=lambda d: near[d])[:1]:
+            if d in s.parallel or d in s.streamed:
+                bytes_of[d] = bytes_of.get(d, 0.0) + a.nbytes * t.points(a)
+    all_of_them = sum(a.nbytes * t.points(a) for a in t.accesses)
+    worth = [d for d in bytes_of if bytes_of[d] >= SHARE * all_of_them]
+    return sorted(worth, key=lambda d: -bytes_of[d])[:MOST_DIMS]
+
+
+def _candidates(s: Shape, t: Traffic, lanes: list[str], local: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Tiles of every width along the contiguous dims; what is reduced fills the thread block."""
+    most = REDUCED if s.reduces else ONCE
+    for widths in itertools.product(*(_widths(t.sizes[d]) for d in lanes)):
+        tiles = {d: 1 for d in (*s.streamed, *s.parallel)} | dict(zip(lanes, widths, strict=True))
+        area = s.area({**local, **tiles})
+        if area > (HELD if local or s.streamed else most):
+            continue
+        for d in (*(d for d in s.streamed if d not in lanes), *(d for d in reversed(s.parallel) if d not in lanes)):
+            whole, longest = power_of_two(t.sizes[d]), 1
+            while longest < whole and s.area({**local, **tiles, d: 2 * longest}) <= most:
+                longest *= 2
+            tiles[d] = max(2, longest) if d in s.streamed else longest
+        yield tiles
+
+
+def _widths(extent: int) -> list[int]:
+    most = min(WIDEST, power_of_two(extent))
+    return [n for n in (1 << k for k in range(11)) if min(NARROWEST, most) <= n <= most]

@@ -1,0 +1,151 @@
+"""What a kernel without matrix products moves, and an estimate of its time: the price of a choice of tiles.
+
+A tile of an access is made of runs of neighbouring elements. Memory and the second-level cache deal in sectors of 32
+bytes, so that a run costs its sectors, and something beside them: its request. What several thread blocks read is moved
+once by the memory and each time by the cache. Little is on its way where blocks are few or small: the time is then that
+of their loops, a latency of the memory a turn. Rates are those of an H100; they rank tiles, they predict no times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Expr, dims_used, loads
+from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
+from tilefold.plan.hardware import H100, Machine
+from tilefold.tile.affine import coefficients
+from tilefold.tile.layout import UnitAxes
+
+#: Bytes that memory and cache deal in, and what a run costs beside its sectors, in bytes.
+SECTOR, REQUEST = 32, 32
+#: Share of the nominal bandwidth of the second-level cache that kernels reach.
+REACHED = 0.75
+#: Seconds of a turn of a loop whose loads are not ahead of their use: the memory's latency, and what is done with them.
+TURN = 0.8e-6
+#: Bytes a second that one multiprocessor reads at most.
+UNIT_RATE = 40e9
+#: Limits of a multiprocessor: threads, registers, thread blocks.
+THREADS, REGISTERS, BLOCKS = 2048, 1 << 16, 32
+#: Registers of a thread beside its share of the largest value, and for each element of that.
+OWN_REGISTERS, EACH_ELEMENT = 32, 2
+WARP = 32
+#: Seconds of an empty kernel.
+LAUNCH = 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Bytes of an element; for each axis, fastest first, its coefficients by dim (None: a computed position); the dims
+    that the address varies with; the serial loops around it, outermost first."""
+
+    nbytes: int
+    axes: tuple[Mapping[str, int] | None, ...]
+    dims: frozenset[str]
+    loops: tuple[str, ...]
+
+    def run(self, tiles: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Elements of a run of neighbours in a tile, and elements from its first to its last."""
+        count = span = 1
+        for axis in self.axes:
+            if axis is None:
+                break
+            for d, c in sorted(axis.items(), key=lambda x: abs(x[1])):
+                near = abs(c) <= span or (span == 1 and abs(c) * self.nbytes < SECTOR)
+                if not near:
+                    return count, span
+                count, span = count * tiles.get(d, sizes[d]), max(span, abs(c) * tiles.get(d, sizes[d]))
+            if any(tiles.get(d, sizes[d]) < sizes[d] for d in axis) or not axis:
+                break
+        return count, span
+
+
+def accesses(b: Block, unit: UnitAxes) -> tuple[Access, ...]:
+    """How the statements of a block program read and write tensors; the same element twice in a loop is read once."""
+    kinds = {i.name: (i.dtype, len(i.shape)) for i in b.inputs} | {r.name: (r.dtype, len(r.dims)) for r in b.results}
+    found: dict[tuple[object, ...], Access] = {}
+    for loops, tensor, index in _touched(b.body, ()):
+        if tensor in kinds:
+            dtype, rank = kinds[tensor]
+            found[loops, tensor, index] = _access(dtype, index, unit.get(tensor, rank - 1), loops)
+    return tuple(found.values())
+
+
+def _touched(nodes: Sequence[Node], loops: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, tuple[Expr, ...]]]:
+    for n in nodes:
+        if isinstance(n, Loop):
+            yield from _touched(n.body, (*loops, n.dim) if n.kind == "for" else loops)
+        if isinstance(n, Store):
+            yield loops, n.tensor, n.index
+        if isinstance(n, Let | Accumulate | Update | Store):
+            for e in exprs_of(n):
+                for ld in loads(e):
+                    yield loops, ld.tensor, ld.index
+
+
+def _access(dtype: DType, index: tuple[Expr, ...], unit: int | None, loops: tuple[str, ...]) -> Access:
+    order = [len(index) - 1 - k for k in range(len(index))]
+    if unit is not None and unit in order:
+        order = [unit, *(a for a in order if a != unit)]
+    axes = tuple(coefficients(index[a]) for a in order)
+    dims = frozenset(d for e in index for d in dims_used(e))
+    return Access(dtype.nbytes, ((None, *axes) if unit is None else axes), dims, tuple(d for d in loops if d in dims))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Accesses of a kernel; `grid`: its parallel dims; `streamed`: dims of serial loops, each with its turns a block.
+
+    sizes: extents as one thread block meets them; `segments`: thread blocks for each of those.
+    """
+
+    accesses: tuple[Access, ...]
+    grid: tuple[str, ...]
+    sizes: Mapping[str, int]
+    segments: int
+
+    def points(self, a: Access) -> int:
+        """Elements that an access reads or writes in a segment, each counted once."""
+        return math.prod(self.sizes[d] for d in a.dims)
+
+    def sectors(self, tiles: Mapping[str, int]) -> float:
+        """Bytes of the sectors and requests that the caches serve."""
+        return sum(self._of(a, tiles) * self._times(a, tiles) for a in self.accesses)
+
+    def _of(self, a: Access, tiles: Mapping[str, int]) -> float:
+        """Bytes of the sectors of one tile."""
+        count, span = a.run(tiles, self.sizes)
+        runs = max(1.0, self._elements(a, tiles) / count)
+        return runs * (-(-span * a.nbytes // SECTOR) * SECTOR + REQUEST)
+
+    def _elements(self, a: Access, tiles: Mapping[str, int]) -> float:
+        return math.prod(min(tiles.get(d, self.sizes[d]), self.sizes[d]) for d in a.dims)
+
+    def _times(self, a: Access, tiles: Mapping[str, int]) -> float:
+        return self.blocks(tiles) * math.prod(self._turns(d, tiles) for d in a.loops)
+
+    def _turns(self, d: str, tiles: Mapping[str, int]) -> int:
+        return -(-self.sizes[d] // tiles.get(d, self.sizes[d]))
+
+    def blocks(self, tiles: Mapping[str, int]) -> int:
+        """Thread blocks."""
+        return self.segments * math.prod(self._turns(d, tiles) for d in self.grid)
+
+    def seconds(self, tiles: Mapping[str, int], warps: int, area: int, machine: Machine = H100) -> float:
+        """Estimate for tiles of so many elements in the largest value, and so many warps a thread block."""
+        memory = self.segments * sum(a.nbytes * self.points(a) for a in self.accesses)
+        sectors = self.sectors(tiles)
+        moved, served = memory / machine.bandwidth, sectors / (REACHED * machine.last_cache.bandwidth)
+        served = max(served, sectors / (min(machine.cores, self.blocks(tiles)) * UNIT_RATE))
+        threads = warps * WARP
+        registers = threads * (OWN_REGISTERS + EACH_ELEMENT * area / threads)
+        resident = max(1, min(BLOCKS, THREADS // threads, int(REGISTERS // registers)))
+        loops = {a.loops for a in self.accesses if a.loops}
+        turns = 0.5 + max(1, sum(math.prod(self._turns(d, tiles) for d in p) for p in loops))
+        running = max(1.0, min(resident, self.blocks(tiles) / machine.cores))
+        waves = max(1.0, self.blocks(tiles) / (resident * machine.cores))
+        # one block's waiting is hidden by those beside it
+        waiting = waves * turns * TURN
+        return LAUNCH + max(moved, served, waiting) + waiting / running + (moved + served) / 10
