@@ -36,6 +36,7 @@ class Config:
     dependent_launch: bool
     compile_processes: int
     strict: bool
+    index_checks: bool
 
 
 def triton_settings() -> list[tuple[str, str]]:
@@ -55,6 +56,7 @@ def load() -> Config:
         dependent_launch=os.environ.get("TILEFOLD_PDL") != "0",
         compile_processes=_processes(os.environ.get("TILEFOLD_COMPILE_PROCESSES", "")),
         strict=os.environ.get("TILEFOLD_STRICT", "0") not in ("", "0"),
+        index_checks=os.environ.get("TILEFOLD_INDEX_CHECKS") != "0",
     )
 
 

@@ -31,6 +31,10 @@ def _where(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(c.bool(), a, b)
 
 
+def _within(i: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    return torch.minimum(i, n - 1).clamp(min=0)
+
+
 def _floordiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="floor")
 
@@ -77,6 +81,9 @@ _TABLE = (
     OpSpec("isnan", 1, "bool", torch.isnan),
     OpSpec("isinf", 1, "bool", torch.isinf),
     OpSpec("where", 3, "same", _where),  # where(cond, a, b); type from a and b
+    # within(i, n): an index that data chose, i where 0 <= i < n. Elsewhere it is an error, which compiled CPU kernels
+    # report after the launch (IndexError); the value is then the nearest index that exists.
+    OpSpec("within", 2, "same", _within),
     # Bounds of the tile of a dim that the enclosing loop is at (its whole range where no loop
     # encloses). Argument: Index(dim). Only legal in loop bounds of block and tile programs.
     OpSpec("tile_start", 1, "int", lambda x: x),

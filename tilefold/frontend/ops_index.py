@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from tilefold import config
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, call
 from tilefold.errors import UnsupportedError
@@ -13,6 +16,25 @@ from tilefold.frontend.ops_reduce import reduce_value
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = 0, 1, 2
+#: An index that data chose and the extent of its axis, to the index that is read.
+Check = Callable[[Expr, Expr], Expr]
+
+
+def unchecked(e: Expr, extent: Expr) -> Expr:
+    """The index as it is: back ends clamp what they cannot prove to be inside."""
+    return e
+
+
+def checked(e: Expr, extent: Expr) -> Expr:
+    """The index, an error where it does not exist, as eager's."""
+    return call("within", e, extent)
+
+
+def checker(node: torch.fx.Node) -> Check:
+    """`checked` on a CPU, unless the user left it out; kernels for GPUs have no checks yet."""
+    fake = node.meta["val"]
+    fake = fake[0] if isinstance(fake, tuple | list) else fake
+    return checked if fake.device.type == "cpu" and config.load().index_checks else unchecked
 
 
 def embedding(ctx: Context, node: torch.fx.Node) -> Value:
@@ -20,7 +42,8 @@ def embedding(ctx: Context, node: torch.fx.Node) -> Value:
     a = attrs(node)
     w, ids = ctx.value(a["weight"]), ctx.value(a["indices"])
     shape, dtype = meta_of(node)
-    return ctx.map(shape, dtype, lambda i: w.at((ids.at(i[:-1]), i[-1])))
+    check = checker(node)
+    return ctx.map(shape, dtype, lambda i: w.at((check(ids.at(i[:-1]), w.shape[0]), i[-1])))
 
 
 def gather(ctx: Context, node: torch.fx.Node) -> Value:
@@ -28,10 +51,11 @@ def gather(ctx: Context, node: torch.fx.Node) -> Value:
     a = attrs(node)
     x, index = ctx.value(a["self"]), ctx.value(a["index"])
     shape, dtype = meta_of(node)
+    check = checker(node)
     if not shape:
-        return ctx.map(shape, dtype, lambda i: x.at(()) if not x.shape else x.at((index.at(()),)))
+        return ctx.map(shape, dtype, lambda i: x.at(()) if not x.shape else x.at((check(index.at(()), x.shape[0]),)))
     axis = normal_axis(int(a["dim"]), len(shape))  # type: ignore[call-overload]
-    return ctx.map(shape, dtype, lambda i: x.at((*i[:axis], index.at(i), *i[axis + 1 :])))
+    return ctx.map(shape, dtype, lambda i: x.at((*i[:axis], check(index.at(i), x.shape[axis]), *i[axis + 1 :])))
 
 
 def index_select(ctx: Context, node: torch.fx.Node) -> Value:
@@ -42,10 +66,11 @@ def index_select(ctx: Context, node: torch.fx.Node) -> Value:
     if not shape:
         return x
     axis = normal_axis(int(a["dim"]), len(shape))  # type: ignore[call-overload]
+    check = checker(node)
 
     def at(i: Indices) -> Expr:
         pick = index.at((i[axis],)) if index.shape else index.at(())
-        return x.at((*i[:axis], pick, *i[axis + 1 :]))
+        return x.at((*i[:axis], check(pick, x.shape[axis]), *i[axis + 1 :]))
 
     return ctx.map(shape, dtype, at)
 
@@ -65,11 +90,15 @@ def index(ctx: Context, node: torch.fx.Node) -> Value:
     axes = sorted(picks)
     adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
     first = axes[0] if adjacent else 0
+    check = checker(node)
 
     def at(i: Indices) -> Expr:
         chosen = i[first : first + rank]
         rest = list((*i[:first], *i[first + rank :]))
-        where = [_wrapped(broadcast(picks[n], chosen), s) if n in picks else rest.pop(0) for n, s in enumerate(x.shape)]
+        where = [
+            check(_wrapped(broadcast(picks[n], chosen), s), s) if n in picks else rest.pop(0)
+            for n, s in enumerate(x.shape)
+        ]
         return x.at(tuple(where))
 
     return ctx.map(shape, dtype, at)
@@ -89,15 +118,21 @@ def nll_loss(ctx: Context, node: torch.fx.Node) -> tuple[Value, ...]:
     dtype = meta_of(node, 0)[1]
     ct = dtype.compute
 
+    check = checker(node)
+
     def kept(i: Indices) -> Expr:
         return call("ne", target.at(i), ignore)
 
+    def label(i: Indices) -> Expr:
+        t = target.at(i)
+        return t if check is unchecked else check(call("where", kept(i), t, 0), x.shape[-1])
+
     def weight(i: Indices) -> Expr:
-        return call("where", kept(i), 1.0 if w is None else w.at((target.at(i),)), 0.0)
+        return call("where", kept(i), 1.0 if w is None else w.at((label(i),)), 0.0)
 
     def loss(i: Indices) -> Expr:
-        e = -x.at((*i, target.at(i)))
-        e = e if w is None else e * w.at((target.at(i),))
+        e = -x.at((*i, label(i)))
+        e = e if w is None else e * w.at((label(i),))
         return call("where", kept(i), e, 0.0)
 
     if reduction == _NONE:

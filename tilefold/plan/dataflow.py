@@ -339,7 +339,7 @@ class Analysis:
 _UNITS = {
     "exp": 10.0, "exp2": 9.0, "expm1": 12.0, "log": 10.0, "log2": 10.0, "log1p": 12.0, "tanh": 14.0, "sigmoid": 13.0,
     "erf": 28.0, "sin": 14.0, "cos": 14.0, "pow": 24.0, "sqrt": 3.0, "rsqrt": 4.0, "div": 4.0, "floordiv": 4.0,
-    "mod": 4.0,
+    "mod": 4.0, "within": 2.0,
 }  # fmt: skip
 #: Units of an addition, and of moving one element.
 SIMPLE = MOVE = 0.5

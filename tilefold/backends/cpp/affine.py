@@ -60,6 +60,8 @@ def _add(x: Linear, y: Linear, factor: int) -> Linear:
 
 def in_range(e: Expr, extent: Expr, sizes: Mapping[str, Expr]) -> bool:
     """Whether 0 <= e < extent is certain, for indices inside their dims."""
+    if isinstance(e, Call) and e.op == "within":
+        return linear(e.args[1], sizes) == linear(extent, sizes)
     form, limit = linear(e, sizes), linear(extent, sizes)
     low: Linear = {None: form.get(None, 0)}
     high: Linear = {None: form.get(None, 0)}
@@ -123,6 +125,8 @@ def interval(e: Expr, dtype_of: Callable[[str], DType], limit: int) -> tuple[int
         case Call("floordiv" | "mod", (a, b)):
             n = max(abs(x) for x in (*bounds(a), *bounds(b)))
             return _clip(-n, n)
+        case Call("within", (a, n)):
+            return 0, max(0, min(bounds(a)[1], bounds(n)[1] - 1))
         case Call("abs", (a,)):
             return _clip(0, max(abs(x) for x in bounds(a)))
         case Call("maximum" | "minimum", (a, b)) | Call("where", (_, a, b)):

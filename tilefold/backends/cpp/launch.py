@@ -16,7 +16,7 @@ import torch
 from tilefold.backends.cpp.affine import SIZE_LIMIT
 from tilefold.backends.cpp.compile import build, toolchain
 from tilefold.backends.cpp.contract import GEMM_ENTRY, gemm_name, gemm_source
-from tilefold.backends.cpp.render import ENTRY, render, render_linked
+from tilefold.backends.cpp.render import ENTRY, OUTSIDE, TAKE_OUTSIDE, render, render_linked
 from tilefold.errors import BackendError
 from tilefold.tensor.sizes import extent
 from tilefold.tile.ir import Kernel
@@ -63,6 +63,20 @@ class _Entry:
 _Layout = tuple[Callable[[bytes, int], None], struct.Struct, tuple[int, ...]]
 
 
+def _checking(
+    entry: Callable[[bytes, int], None], outside: Callable[[], int], name: str
+) -> Callable[[bytes, int], None]:
+    """`entry`, after which an index that does not exist is an error. Another thread that runs the kernel at the same
+    time may be told instead."""
+
+    def run(arguments: bytes, threads: int) -> None:
+        entry(arguments, threads)
+        if outside():
+            raise IndexError(f"index out of range in {name} (TILEFOLD_INDEX_CHECKS=0 leaves the check out)")
+
+    return run
+
+
 class CppKernel:
     """A tile kernel compiled for this machine. Compiles at construction; BackendError if it cannot."""
 
@@ -77,8 +91,11 @@ class CppKernel:
 
     def _load(self, wide: bool) -> _Entry:
         rendered = render_linked(self.kernel, wide)
-        entry = getattr(_library(self._builder(rendered.source, self.kernel.name)), ENTRY)
+        library = _library(self._builder(rendered.source, self.kernel.name))
+        entry = getattr(library, ENTRY)
         entry.argtypes, entry.restype = (ctypes.c_char_p, ctypes.c_int64), None
+        if TAKE_OUTSIDE in rendered.source:
+            entry = _checking(entry, getattr(library, OUTSIDE), self.kernel.name)
         gemms = []
         for types in rendered.gemms:
             function = getattr(_library(self._builder(gemm_source(types), gemm_name(types))), GEMM_ENTRY)

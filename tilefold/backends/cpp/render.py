@@ -17,6 +17,11 @@ from tilefold.tile.ir import Alloc, For, Gemm, Kernel, Select, Stmt
 #: Bytes of tiles that a thread keeps on its stack; larger and dynamic ones go to its arena.
 STACK_BYTES = 256 * 1024
 ENTRY = "tilefold_kernel"
+#: What tells, once, that data chose an index that does not exist.
+OUTSIDE = "tilefold_outside"
+TAKE_OUTSIDE = (
+    f'extern "C" TF_EXPORT int32_t {OUTSIDE}() {{ return __atomic_exchange_n(&tf::outside, 0, __ATOMIC_RELAXED); }}'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class _Renderer:
                 f'extern "C" TF_EXPORT void {ENTRY}(const int64_t* args, int64_t threads) {{',
                 *(f"  {x}" for x in head + gemms + self.head + body),
                 "}",
+                *([TAKE_OUTSIDE] if any("tf::within(" in x for x in self.head + body) else []),
                 "",
             ]
         )

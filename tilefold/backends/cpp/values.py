@@ -173,6 +173,8 @@ class Values:
             if special is not None:
                 return special
         parts = [self.typed(a, ctype, vec, v) for a, v in zip(args, values, strict=True)]
+        if op == "within" and vec:
+            parts.append("w")  # lanes that hold an element
         return Value(self.plain(op, parts, vec), result, vec)
 
     def plain(self, op: str, parts: list[str], vec: bool) -> str:

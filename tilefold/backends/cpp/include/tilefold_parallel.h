@@ -65,6 +65,20 @@ template <int N> TF_INLINE V<int64_t, N> clamp_index(V<int64_t, N> i, int64_t ex
   const V<int64_t, N> last = splat<N>(max64(extent - 1, 0)), zero = splat<N>(int64_t(0));
   return select(lt(i, zero), zero, select(gt(i, last), last, i));
 }
+// set where data chose an index that does not exist; the launcher takes it after each launch
+static int32_t outside = 0;
+TF_INLINE void report_outside() { __atomic_store_n(&outside, 1, __ATOMIC_RELAXED); }
+template <class T> TF_INLINE T within(T i, T extent) {
+  if (i < 0 || i >= extent) report_outside();
+  return i < 0 ? 0 : i < extent ? i : extent > 0 ? extent - 1 : 0;
+}
+template <class T, int N, bool B, class W> TF_INLINE V<T, N> within(V<T, N, B> i, V<T, N, B> extent, W w) {
+  V<T, N> out = splat<N>(T(0));
+  TF_UNROLL
+  for (int l = 0; l < N; ++l)
+    if (W::full || l < w.n) set_lane(out, l, within(T(lane(i, l)), T(lane(extent, l))));
+  return out;
+}
 // matrix multiplication, compiled once for each combination of element types (tilefold_gemm.h)
 typedef void (*gemm_fn)(int64_t M, int64_t N, int64_t K, const void* a, int64_t sam, int64_t sak, const void* b, int64_t sbk,
                         int64_t sbn, void* c, int64_t scm, int64_t scn, bool accumulate);
