@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
+from importlib import metadata
 from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import tilefold
+from tilefold.runtime import cache
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
@@ -74,8 +80,56 @@ def test_torch_is_pinned_within_what_the_package_accepts():
     assert [int(n) for n in pinned.split(".")] >= [int(n) for n in least.split(".")]
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout, made as `python -m build` makes it, from a copy (building leaves folders)."""
+    pytest.importorskip("setuptools")
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "tilefold", source / "tilefold", ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
+    (made,) = out.glob("*.whl")
+    return made
+
+
+def test_a_wheel_holds_what_is_not_python_too(wheel):
+    """Headers, tables of tuned kernels, the page's parts: all that git knows of the package, and nothing else."""
+    listed = subprocess.run(["git", "ls-files", "tilefold"], cwd=ROOT, capture_output=True, text=True, check=False)
+    known = {name for name in listed.stdout.split() if (ROOT / name).exists()}
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
+    assert {"tilefold/backends/cpp/include/tilefold_math.h", "tilefold/runtime/tables/nvidia-h200.json"} <= held
+    assert {Path(name).suffix for name in held} == {".py", ".h", ".json", ".html", ".css", ".js", ".typed"}
+    assert not known or held >= known
+
+
+def test_a_wheel_installs_and_derives_without_the_checkout(wheel, tmp_path):
+    options = ["--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "site")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
+    code = "import tilefold; print(tilefold.__file__, tilefold.__version__); tilefold.derive('s = sum[l] x[l]')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    where, version = done.stdout.split()
+    assert Path(where).is_relative_to(tmp_path) and version == metadata.version("tilefold")
+
+
+def test_the_version_is_written_once():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert tilefold.__version__ == version == cache.version()
+    written = [p for p in (ROOT / "tilefold").rglob("*.py") if f'"{version}"' in p.read_text()]
+    assert written == []
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def _pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", _pages(), ids=lambda p: str(p.relative_to(ROOT)))
