@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.fx_to_tensor import Lowered
+from tilefold.frontend.nested import in_graph, named, simple
 from tilefold.frontend.options import RUNNERS
 from tilefold.frontend.regions import STRICT_HINT, CompiledGraph, Options
 from tilefold.frontend.specialise import Sizes, lower_specialised
@@ -40,7 +41,13 @@ class Fused(Generic[P, R]):
     """
 
     def __init__(
-        self, fn: Callable[P, R], *, dynamic: bool | None = None, runner: str = "pipeline", given: Given | None = None
+        self,
+        fn: Callable[P, R],
+        *,
+        dynamic: bool | None = None,
+        runner: str = "pipeline",
+        given: Given | None = None,
+        strict: bool = True,
     ):
         if runner not in RUNNERS:
             raise TilefoldError(f"unknown runner {runner!r}", hint=f"one of {', '.join(RUNNERS)}")
@@ -49,12 +56,18 @@ class Fused(Generic[P, R]):
         self.graphs: list[CompiledGraph] = []
         compile_fused = functools.partial(compile_program, goal="fused", given=given)
         compiler = compile_fused if runner == "pipeline" else RUNNERS[runner]
-        self._options = Options(compiler, strict=True, on_compiled=self.graphs.append)
+        self._options = Options(compiler, strict=strict, on_compiled=self.graphs.append)
         self._compiled: dict[Hashable, Callable[P, R]] = {}
+        self._gradients: dict[str, Fused[..., Any]] = {}
+        self.name = named(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if transformed():
-            return self.fn(*args, **kwargs)
+        if torch.compiler.is_compiling():  # in a graph of somebody else's
+            return in_graph(self.name, args, kwargs) if simple(args, kwargs) else self.fn(*args, **kwargs)
+        return self.fn(*args, **kwargs) if transformed() else self.run(*args, **kwargs)
+
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The compiled function."""
         key = signature(args, kwargs)
         run = self._compiled.get(key)
         if run is None:
@@ -66,9 +79,19 @@ class Fused(Generic[P, R]):
             run = self._compiled[key] = self._compile(True if self.dynamic is None else self.dynamic)
             return cast(R, translated(run, *args, **kwargs))
 
+    def gradient(self, call: str, make: Callable[[], Fn]) -> Fn:
+        """The compiled gradient of a call, made of the function that `make` gives if there is none."""
+        if call not in self._gradients:
+            self._gradients[call] = Fused(make(), dynamic=self.dynamic, runner=self.runner, strict=False)
+        return self._gradients[call].run
+
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """A method of the class that it is defined in."""
-        return self if instance is None else types.MethodType(self, instance)
+        if instance is None:
+            return self
+        if torch.compiler.is_compiling():  # Dynamo knows of methods of functions only
+            return functools.partial(cast(Fn, self), instance)
+        return types.MethodType(self, instance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused[P, R]:
         """Compiled code is not copied: a copied module has other parameters."""

@@ -18,7 +18,10 @@ import torch
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from tilefold.frontend import first_use  # noqa: F401 (for what it imports)
+from tilefold.frontend import (
+    first_use,  # noqa: F401 (for what it imports)
+    nested,
+)
 from tilefold.frontend.decompose import decompositions, rewrite_attention
 from tilefold.frontend.guard import Part
 from tilefold.frontend.options import read_options
@@ -90,15 +93,16 @@ def aot(
     def boxed(compiler: GraphCompiler, names: Sequence[str] | None) -> Callable[..., object]:
         return lambda graph, inputs: make_boxed_func(compiler(graph, names))
 
-    return aot_module_simplified(
-        gm,
-        example_inputs,
-        fw_compiler=boxed(forward or inference, titles),
-        bw_compiler=boxed(backward or inference, None),
-        inference_compiler=boxed(inference, titles),
-        decompositions=dict(_table()),
-        partition_fn=min_cut_rematerialization_partition,
-    )
+    with nested.taken_apart():
+        return aot_module_simplified(
+            gm,
+            example_inputs,
+            fw_compiler=boxed(forward or inference, titles),
+            bw_compiler=boxed(backward or inference, None),
+            inference_compiler=boxed(inference, titles),
+            decompositions=dict(_table()),
+            partition_fn=min_cut_rematerialization_partition,
+        )
 
 
 @functools.cache
