@@ -120,8 +120,8 @@ def lower_node(ctx: Context, node: torch.fx.Node) -> None:
 
 def _channels_last(node: torch.fx.Node) -> tuple[int, ...] | None:
     """The axes of an image in memory order, where its channels (axis 1) are contiguous: what is computed stays so."""
-    fake = node.meta.get("val")
-    if not isinstance(fake, torch.Tensor) or fake.layout is not torch.strided or fake.dim() not in (4, 5):
+    fake = next(iter(_tensors_of(node)), None)
+    if fake is None or fake.layout is not torch.strided or fake.dim() not in (4, 5):
         return None
     shape = fx_sizes.shape(fake.shape)
     order, packed = _memory_order(shape, fx_sizes.shape(fake.stride()))

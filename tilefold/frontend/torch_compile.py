@@ -24,6 +24,7 @@ from tilefold.frontend import (
 )
 from tilefold.frontend.decompose import decompositions, rewrite_attention
 from tilefold.frontend.guard import Part
+from tilefold.frontend.layouts import channels_last
 from tilefold.frontend.options import read_options
 from tilefold.frontend.regions import CompiledGraph, Options, compilations, compile_graph
 
@@ -66,6 +67,8 @@ def compile_captured(
 
     def compiler(kind: str, how: Options) -> GraphCompiler:
         def run(graph: torch.fx.GraphModule, titles: Sequence[str] | None) -> Callable[..., object]:
+            if kind == "inference":
+                channels_last(graph)
             return compile_graph(graph, how, name=f"{name}_{kind}", titles=titles)
 
         return run

@@ -1,7 +1,7 @@
 """Operands of products stored as the products read them.
 
-`bf16(s) * v`, where nothing else reads s: s is stored in bf16, and the product reads plain tensors, which is what a
-matrix library takes. A matrix unit rounds its operands so anyway.
+`bf16(s) * v`, where nothing reads s but rounded to bf16: s is stored in bf16, and the product reads plain tensors,
+which is what a matrix library takes. A matrix unit rounds its operands so anyway.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Expr, Load, walk
+from tilefold.algebra.expr import Cast, Expr, Load, transform, walk
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 
@@ -18,13 +18,15 @@ _SHORT = (DType.F16, DType.BF16)
 
 
 def plain_operands(p: Program) -> Program:
-    """The program in which float32 results that only products read, rounded to one type of 16 bits, have that type."""
+    """The program in which float32 results that products read, and that all their readers round to one type of 16 bits,
+    have that type."""
     reads = Counter(n.tensor for c in p.body for n in walk(c.body) if isinstance(n, Load))
+    operands = {x.tensor for c in p.body for x in _operands(c)}
     rounded: dict[str, Counter[DType]] = {}
     for c in p.body:
-        for x in _operands(c):
+        for x in walk(c.body):
             match x:
-                case Cast(Load(tensor, _), dtype) if dtype in _SHORT:
+                case Cast(Load(tensor, _), dtype) if tensor in operands and dtype in _SHORT:
                     rounded.setdefault(tensor, Counter())[dtype] += 1
     stored: dict[str, DType] = {}
     for c in p.body:
@@ -34,22 +36,18 @@ def plain_operands(p: Program) -> Program:
             if n == reads[c.name]:
                 stored[c.name] = dtype
 
-    def plain(x: Expr) -> Expr:
+    def plain(x: Expr) -> Expr | None:
         match x:
             case Cast(Load(tensor, _) as ld, dtype) if stored.get(tensor) is dtype:
                 return ld
-        return x
+        return None
 
-    body = []
-    for c in p.body:
-        if c.name in stored:
-            c = replace(c, dtype=stored[c.name])
-        if _operands(c) and isinstance(c.body, Call):
-            c = replace(c, body=replace(c.body, args=tuple(map(plain, c.body.args))))
-        body.append(c)
+    body = [replace(c, dtype=stored.get(c.name, c.dtype), body=transform(c.body, plain)) for c in p.body]
     return replace(p, body=tuple(body)) if stored else p
 
 
-def _operands(c: Compute) -> tuple[Expr, ...]:
+def _operands(c: Compute) -> list[Load]:
+    """What a product reads rounded, also through a guard (the padding of a convolution)."""
     p = product_of(c)
-    return () if p is None else (p.a, p.b)
+    found = [] if p is None else [x for side in (p.a, p.b) for x in walk(side)]
+    return [x.arg for x in found if isinstance(x, Cast) and isinstance(x.arg, Load)]

@@ -1,0 +1,109 @@
+"""Channels-last memory between the convolutions of an inference graph on a GPU.
+
+Matrix units read images with contiguous channels; the library converts every operand and result of a convolution
+that has them otherwise. With two convolutions or more it is cheaper to convert at the entrance and where the graph's
+results must be as they were traced. Only metadata change: the strides that each node of the graph would have if images
+came to convolutions in channels-last memory. Kernels and library steps store what the strides say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+#: Convolutions from which converting pays.
+LEAST_CONVOLUTIONS = 2
+#: Channels a group from which a convolution runs on matrix units.
+MATRIX_CHANNELS = 8
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+
+
+def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
+    """Give the nodes of a traced inference graph on such a device channels-last strides, in place; whether that was
+    done.
+
+    Not where sizes are symbolic, strides are asked for or something is changed in place: then the graph stays as it is.
+    """
+    if sum(1 for n in gm.graph.nodes if _wants(n, device)) < LEAST_CONVOLUTIONS or any(map(_fixed, gm.graph.nodes)):
+        return False
+    mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
+    if mode is None:
+        return False
+    made: dict[Node, Any] = {}
+    reshaped: list[Node] = []
+    with mode:
+        for n in gm.graph.nodes:
+            if n.op != "call_function" or "val" not in n.meta:
+                made[n] = n.meta.get("val")
+                continue
+            args, kwargs = torch.fx.map_arg((n.args, n.kwargs), made.__getitem__)
+            if _wants(n, device):
+                args = (args[0].contiguous(memory_format=torch.channels_last), *args[1:])
+            try:
+                made[n] = n.target(*args, **kwargs)
+            except (RuntimeError, ValueError):  # of views: what was adjacent in memory is so no longer
+                if n.target not in _VIEWS:
+                    return False
+                made[n] = aten.reshape.default(*args)
+                reshaped.append(n)
+    _apply(gm, made, reshaped)
+    return True
+
+
+def _apply(gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node]) -> None:
+    """Write the metadata; results of the graph keep theirs through copies."""
+    for n in reshaped:
+        n.target = aten.reshape.default
+    output = gm.graph.output_node()
+    for n in list(output.all_input_nodes):
+        old, new = n.meta.get("val"), made[n]
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.stride() != new.stride():
+            with gm.graph.inserting_before(output):
+                form = torch.contiguous_format if old.is_contiguous() else torch.channels_last
+                copy = gm.graph.call_function(aten.clone.default, (n,), {"memory_format": form})
+            copy.meta = dict(n.meta)
+            output.replace_input_with(n, copy)
+    for n, val in made.items():
+        if n.op == "call_function" and "val" in n.meta:
+            n.meta = {**n.meta, "val": val}
+    gm.recompile()
+
+
+def _wants(n: Node, device: str) -> bool:
+    """Whether a node is a convolution of images that runs on matrix units."""
+    if n.target is not aten.convolution.default:
+        return False
+    x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in n.args[:2])
+    if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor) or x.dim() != 4 or x.device.type != device:
+        return False
+    units = x.dtype in (torch.float16, torch.bfloat16)
+    units = units or (x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
+    return bool(units and not n.args[6] and (n.args[8] == 1 or w.shape[1] >= MATRIX_CHANNELS))
+
+
+def _fixed(n: Node) -> bool:
+    """Whether a node cannot take other strides."""
+    if n.target is aten.as_strided.default or any(map(_symbolic, _tensors(n))):
+        return True
+    if n.op == "output":
+        results = [a.meta.get("val") for a in n.all_input_nodes]
+        return any(isinstance(v, torch.Tensor) and not _packed(v) for v in results)
+    return isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
+
+
+def _packed(v: torch.Tensor) -> bool:
+    return v.is_contiguous() or (v.dim() == 4 and v.is_contiguous(memory_format=torch.channels_last))
+
+
+def _symbolic(v: torch.Tensor) -> bool:
+    return any(isinstance(s, torch.SymInt) for s in (*v.shape, *v.stride()))
+
+
+def _tensors(n: Node) -> Iterator[torch.Tensor]:
+    val = n.meta.get("val")
+    yield from (v for v in (val if isinstance(val, tuple | list) else [val]) if isinstance(v, torch.Tensor))
