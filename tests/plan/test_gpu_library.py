@@ -98,7 +98,6 @@ def test_a_row_that_is_needed_after_its_reduction_is_the_library_s_unless_short(
 
     assert products(normalised, (4096, 512), (512, 2048))
     assert not products(normalised, (4096, 512), (512, 128))
-    assert not products(lambda x, w: torch.logsumexp((x @ w).float(), -1), (4096, 512), (512, 32000))
 
 
 def test_a_chain_of_products_is_fused_while_its_tiles_can_be_held() -> None:
@@ -149,3 +148,24 @@ def test_a_product_of_rows_that_are_in_memory_anyway_is_the_library_s() -> None:
     """Of three projections of normalised rows, none saves those rows' way through memory."""
     assert len(gpu_library_products(normalised_rows(3))) == 3
     assert not gpu_library_products(normalised_rows(1))
+
+
+def test_logits_that_are_only_reduced_are_folded_where_their_way_through_memory_costs_more():
+    """Arithmetic grows with the contraction, what is saved does not."""
+
+    def head(x, w):
+        return torch.logsumexp((x @ w).float(), -1)
+
+    assert not products(head, (4096, 64), (64, 32000))
+    assert products(head, (4096, 2048), (2048, 32000))
+
+
+def test_heads_that_are_normalised_come_from_the_library():
+    """Queries and keys, each head divided by its root mean square: short rows of a long contraction."""
+
+    def heads(x, w):
+        y = (x @ w).view(4096, 16, 128).float()
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True))).to(x.dtype)
+
+    assert products(heads, (4096, 2048), (2048, 2048))
+    assert not products(heads, (4096, 64), (64, 2048))

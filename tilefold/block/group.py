@@ -12,7 +12,6 @@ test stays.)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -21,7 +20,6 @@ from tilefold.errors import SourceLoc
 from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
 from tilefold.tensor.ir import Program
 from tilefold.tensor.product import product_of
-from tilefold.tensor.sizes import estimate
 
 #: Most elements, over one index of the parallel dims, that a block may keep of one value.
 LOCAL_LIMIT = 2048
@@ -160,16 +158,12 @@ def _little_between(g: Graph, a: Group, b: Group) -> bool:
     if not between:
         return False
     read = {t for m in a.members for t in tensors_read(g.by_name[m].body)} - set(a.members)
-    return _nbytes(g, between) <= LITTLE * _nbytes(g, read)
+    return g.nbytes(between) <= LITTLE * g.nbytes(read)
 
 
 def _of_vectors(g: Graph, m: str) -> bool:
     product = product_of(g.by_name[m])
     return product is not None and bool(product.of_one_side)
-
-
-def _nbytes(g: Graph, tensors: Iterable[str]) -> float:
-    return sum(math.prod(map(estimate, g.program.shape_of(t))) * g.program.dtype_of(t).nbytes for t in tensors)
 
 
 def _wider(g: Graph, a: Group, b: Group, m: str) -> set[str]:

@@ -42,7 +42,7 @@ CALL, REACHED = 4e-6, 0.85
 def gpu_library_products(p: Program, machine: Machine = H100) -> frozenset[str]:
     """Names of the products that the library computes."""
     g = Graph.of(p)
-    outside = frozenset(c.name for c in p.body if _of_matrices(g, c) and not _inside_fold(g, c.name))
+    outside = frozenset(c.name for c in p.body if _of_matrices(g, c) and not _inside_fold(g, c.name, machine))
     outside |= library_convolutions(p)
     return outside | _of_wide_folds(p, outside, machine)
 
@@ -122,13 +122,14 @@ def _flops(g: Graph, m: str) -> float:
     return 2.0 * g.points({*out_dims(c), *c.rdims})
 
 
-def _inside_fold(g: Graph, name: str) -> bool:
+def _inside_fold(g: Graph, name: str, machine: Machine) -> bool:
     """Whether a product is worth keeping in a kernel with a reduction: that saves its result's way through memory.
 
     Two products in a chain (scores and values), if tiles of both can be held and what is between them is not written to
     memory anyway (probabilities that a backward pass needs); a product whose result is reduced and not
     needed afterwards (logits, routing), or whose rows are short; the last product, of what a reduction makes of rows in
-    memory (normalisation), if its columns fit in one tile and nothing else needs those rows in memory.
+    memory (normalisation), if its columns fit in one tile and nothing else needs those rows in memory. The latter two
+    where that is estimated faster than the library's main loop and a pass over what is between.
     """
     c = g.by_name[name]
     after, before = (list(g.reached(name, step, _is_map)) for step in (g.consumers, g.producers))
@@ -136,16 +137,29 @@ def _inside_fold(g: Graph, name: str) -> bool:
         return not any(_written(g, d) for d in (c, *before) if _multiplies(g, d))
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
     if reduced and (g.points(reduced) <= SHORT_ROW or not _needed_again(g, name, reduced)):
-        return True
+        return _folded_faster(g, c, g.nbytes([name]), machine)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
+    made = g.nbytes([ld.tensor for ld in loads(c.body) if ld.tensor in g.by_name])
     return any(
         d.reducer
         and not _multiplies(g, d)
         and set(c.rdims) & set(d.rdims)
         and g.points(set(out_dims(c)) - set(out_dims(d))) <= WIDE
         for d in before
-    )
+    ) and _folded_faster(g, c, 2 * made, machine)
+
+
+def _folded_faster(g: Graph, c: Compute, passed: float, machine: Machine) -> bool:
+    """Whether a product in one kernel with a reduction is estimated faster than the library's, which is a call more and
+    passes so many bytes more through memory than its own operands and result."""
+    operands = {ld.tensor for ld in loads(c.body)}
+    read, made = g.nbytes(operands), g.nbytes([c.name])
+    library = machine.gemm_rate(g.program.dtype_of(min(operands)), library=True)
+    memory = REACHED * machine.bandwidth
+    folded = max(_flops(g, c.name) / (machine.folded * library), read / memory)
+    apart = max(_flops(g, c.name) / library, (read + made) / memory) + CALL + passed / memory
+    return folded < apart
 
 
 def _in_memory_anyway(g: Graph, c: Compute) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -71,6 +72,11 @@ class Graph:
         """Arithmetic of one Compute over its whole domain."""
         c = self.by_name[name]
         return self.points((*out_dims(c), *c.rdims)) * max(1, expr_flops(c.body) + (c.reducer is not None))
+
+    def nbytes(self, tensors: Iterable[str]) -> float:
+        """Bytes of inputs or results."""
+        p = self.program
+        return sum(math.prod(map(estimate, p.shape_of(t))) * p.dtype_of(t).nbytes for t in tensors)
 
     def reached(
         self, name: str, step: Mapping[str, tuple[str, ...]], through: Callable[[Compute], bool]
