@@ -55,13 +55,37 @@ def test_a_scan_takes_what_is_elementwise_around_it_along():
 
 def test_independent_work_does_not_wait_for_an_uncovered_operator():
     def f(x, y):
-        a = torch.cumsum(x, 0).exp()
+        a = torch.sort(x.softmax(0), 0)[0].exp()
         b = (y @ y.t()).softmax(-1)
         return a, b
 
     p = partition(graph_of(f, randn(3, 4), randn(5, 5)))
     first = {str(n.target) for n in p.groups[0].nodes}
-    assert p.groups[0].covered and any("softmax" in t for t in first) and not any("exp" in t for t in first)
+    assert p.groups[0].covered and sum("softmax" in t for t in first) == 1 and not any("exp" in t for t in first)
+    assert sum("softmax" in str(n.target) for n in p.groups[0].nodes) == 2
+
+
+def test_what_waits_for_no_region_comes_before_the_first_and_cuts_nothing():
+    def f(x, i):
+        order = torch.sort(i)[1]
+        y = (x.softmax(-1) * torch.rand(4)).sum(0)
+        return y[order] + torch.nn.functional.dropout(y, 0.5)
+
+    p = partition(graph_of(f, randn(3, 4), torch.arange(4)))
+    assert [(g.level, g.covered) for g in p.groups] == [(-3, False), (-1, False), (0, True)]
+    assert {str(n.target).split(".")[1] for n in p.groups[0].nodes} == {"rand", "empty", "bernoulli"}
+
+
+def test_sizes_read_off_early_results_come_after_them():
+    def f(x, i):
+        n = torch.sort(i)[0][0].item()
+        return x.softmax(0) * n
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        p = partition(graph_of(f, randn(3), torch.arange(4)))
+    level = {n: g.level for g in p.groups for n in g.nodes}
+    assert p.scalars and all(level.get(a, -1) <= at for at, n in p.scalars for a in n.all_input_nodes)
+    assert all(at >= 0 for at, n in p.scalars if any(a in level for a in n.all_input_nodes))
 
 
 def test_no_edge_leaves_a_region_and_returns():

@@ -48,7 +48,18 @@ def decompositions() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
     }
     for op in (*TABLE, *_KEEP_WHOLE):
         table.pop(op, None)
-    return table
+    return table | {torch.ops.aten.native_dropout.default: _dropout}
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mask that depends on nothing but the shape, and a product: drawing it cuts no region in two.
+
+    The backward reads the same mask. The numbers are not eager's.
+    """
+    if train is False or p == 0.0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = torch.ops.aten.bernoulli.p(torch.empty(x.shape, dtype=torch.bool, device=x.device), 1.0 - p)
+    return x * kept * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), kept
 
 
 def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:

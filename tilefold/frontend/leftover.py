@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
-import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.guard import Guarded, Part
-from tilefold.frontend.partition import Extracted, Group
+from tilefold.frontend.partition import Extracted, Group, draws_numbers
 from tilefold.frontend.scans import SCANS
 
 #: Leftovers of fewer nodes than this run op by op: compiling them costs more than it gives.
@@ -64,5 +63,4 @@ def _generated(group: Group) -> bool:
 
 def _draws_numbers(group: Group) -> bool:
     """Whether a random operator is in the group: op by op it draws eager's numbers."""
-    tag = torch.Tag.nondeterministic_seeded
-    return any(isinstance(n.target, torch._ops.OpOverload) and tag in n.target.tags for n in group.nodes)
+    return any(draws_numbers(n) for n in group.nodes)

@@ -5,6 +5,9 @@ inputs', one more where coverage changes. All covered nodes of one level form a 
 lead to a lower level, and never leave a level and return, so regions can run in level order, and
 each is as large as the uncovered nodes allow.
 
+Uncovered nodes that wait for no covered one come first of all, at negative levels, and cut nothing: random numbers
+(the masks of dropout) at -3, others at -1.
+
 Size computations have no group: they run between groups, as early as their inputs allow. A user of
 a size that was read off a computed tensor comes at a later level than that tensor.
 """
@@ -23,6 +26,10 @@ from tilefold.frontend.scans import carried
 from tilefold.frontend.source import location
 
 Node = torch.fx.Node
+#: Levels of uncovered nodes before the first region: random numbers, which run op by op, and the rest.
+_DRAWN, _EARLY = -3, -1
+#: Level of what is computed from arguments' sizes alone.
+_AT_ONCE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +65,19 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
             continue
         inputs = [n for n in node.all_input_nodes if n in levels]
         if is_scalar(node):
-            levels[node] = max((levels[n] for n in inputs), default=-1)
+            levels[node] = max((levels[n] for n in inputs), default=_AT_ONCE)
             scalars.append((levels[node], node))
             continue
         parent = _tuple_source(node)
         reason = _reason(node, covers, fallbacks) if parent is None else (None if parent not in refused else "")
-        if reason is None and node in with_scans:
+        if reason is None and (node in with_scans or _only_drawn_with(node)):
             reason = ""
         parity = 0 if reason is None else 1
-        level = max((_next_level(levels[n], is_scalar(n), parity) for n in inputs), default=parity)
+        if parent is not None:
+            level = levels[parent]
+        else:
+            first = parity if reason is None else _first_level(node)
+            level = max((first, *(_next_level(levels[n], is_scalar(n), parity) for n in inputs)))
         if reason is not None:
             refused.add(node)
             if reason:
@@ -85,8 +96,28 @@ def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fa
 
 def _next_level(of: int, scalar: bool, parity: int) -> int:
     """Lowest level of that parity at which the result of a node of level `of` can be used."""
+    if of < 0 and (scalar or parity == 1):
+        return _DRAWN if scalar else of
     at = max(0, of + 1 if scalar else of)
     return at + (at + parity) % 2
+
+
+def _first_level(node: Node) -> int:
+    """Of an uncovered node that waits for nothing. Sizes read off its results are not there before level 0."""
+    users = [u for n in node.users for u in (n, *(n.users if _tuple_source(n) is node else ()))]
+    if any(is_scalar(u) for u in users):
+        return 1
+    return _DRAWN if draws_numbers(node) or _only_drawn_with(node) else _EARLY
+
+
+def draws_numbers(node: Node) -> bool:
+    """Whether a node is a random operator."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _only_drawn_with(node: Node) -> bool:
+    """Whether a node makes a tensor that nothing but random operators fill."""
+    return node.op == "call_function" and not _tensor_inputs(node) and all(draws_numbers(u) for u in node.users)
 
 
 def _tuple_source(node: Node) -> Node | None:
