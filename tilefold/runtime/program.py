@@ -28,12 +28,16 @@ class CompiledProgram:
     plan: Plan | None = None
     whole: GpuProgram | None = None
     _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    _over: dict[int, list[tuple[str, str]]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for at, s in enumerate(self.steps):
             self._last_use.update(dict.fromkeys(s.reads, at))
         for name in (*self.program.outputs, *(i.name for i in self.program.inputs)):
             self._last_use.pop(name, None)
+        for at, s in enumerate(self.steps):
+            pairs = s.over if isinstance(s, GpuStep) else ()
+            self._over[at] = [(new, old) for new, old in pairs if self._last_use.get(old) == at]
 
     def __call__(
         self,
@@ -44,6 +48,7 @@ class CompiledProgram:
         """Outputs by name. `out` gives tensors (any strides) that named results are written into."""
         tensors = {**inputs, **(out or {})}
         for at, s in enumerate(self.steps):
+            self._write_over(at, tensors, syms)
             s.run(tensors, syms)
             for t in s.reads:
                 if self._last_use.get(t) == at:
@@ -63,3 +68,11 @@ class CompiledProgram:
             tensors |= {name: Like.packed(shape(syms), dtype, device) for name, dtype, shape in s.results}
             if isinstance(s, GpuStep):
                 s.start_building(tensors, syms)
+
+    def _write_over(self, at: int, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        """Let a step's result have the memory of what it reads last (`runtime.reuse`)."""
+        for new, old in self._over[at]:
+            (_, dtype, shape), x = self.steps[at].results[0], tensors[old]
+            if new not in tensors and x.dtype is dtype and x.shape == shape(syms) and x.is_contiguous():
+                tensors[new] = x
+                return

@@ -28,6 +28,7 @@ from tilefold.plan.gpu import Given, Refuse
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch
+from tilefold.runtime.reuse import overwritable
 from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.tensor.sizes import TYPICAL_EXTENT, Shape, shape_function
 from tilefold.tile import ir as tile
@@ -184,6 +185,8 @@ class GpuStep(FusedStep):
 
     def __init__(self, fused: FusedKernel, given: Given | None = None, *, interpreted: bool = False):
         super().__init__(fused)
+        #: (result, what it may be written over): `runtime.program` knows what is needed no more.
+        self.over = overwritable(fused.block)
         self.triton = triton_kernel(self.canonical.block, given, interpreted=interpreted)
 
     def launch(self) -> Launch:
