@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tilefold.block.fuse import fuse
+from tilefold.pipeline import compile_program
+from tilefold.runtime.convolution import ConvolutionStep
 from tilefold.runtime.reuse import overwritable
+from tilefold.runtime.steps import GpuStep
 from tilefold.tensor.text import parse
 
 HEAD = """program f()
@@ -39,3 +43,31 @@ def test_maps_may_be_written_over_what_they_read_at_the_same_element():
 )
 def test_nothing_else_may(body):
     assert pairs(body) == ()
+
+
+CONVOLVED = """program f()
+  input x: f32[2, 4, 9]
+  input w: f32[6, 4, 3]
+  dim n = 2
+  dim o = 6
+  dim i = 7
+  dim c = 4
+  dim k = 3
+  y[n, o, i]: f32 = sum[c, k] x[n, c, i + k] * w[o, c, k]
+  z[n, o, i]: f32 = maximum(y[n, o, i], 0)
+  return z{more}
+"""
+
+
+@pytest.mark.parametrize("more, over", [("", [("z", "y")]), (", y", [])])
+def test_only_what_nobody_needs_again_is_written_over(more, over):
+    compiled = compile_program(parse(CONVOLVED.format(more=more)), device="cuda")
+    assert [type(s) for s in compiled.steps] == [ConvolutionStep, GpuStep]
+    assert compiled._over[1] == over
+
+    tensors = {"y": torch.zeros(2, 6, 7)}
+    compiled._write_over(1, tensors, {})
+    assert (tensors.get("z") is tensors["y"]) is bool(over)
+    turned = {"y": torch.zeros(7, 6, 2).permute(2, 1, 0)}
+    compiled._write_over(1, turned, {})
+    assert "z" not in turned
