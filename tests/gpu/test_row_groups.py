@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.backends.triton.rows import FOLDS, by_rows
+from tests.backends.triton.rows import FOLDS, TILES, by_rows
 from tests.gpu.test_groups import filled
 from tilefold import fuse
 from tilefold.backends.triton import launch
@@ -36,8 +36,9 @@ def rendered(cuda, monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FOLDS)
-def test_right(name, rendered, device):
+def test_right(name, rendered, device, monkeypatch):
     fn, shapes = FOLDS[name]
+    monkeypatch.setattr(launch, "default_config", by_rows(tile=TILES.get(name, 128)))
     args = filled(shapes, device)
     run = fuse(fn)
     report = verify(fn, *args, compiled=run, hostile=False)

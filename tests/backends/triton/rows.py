@@ -51,6 +51,17 @@ def sigmoid(q, k, v):
     return torch.sigmoid(q @ k.mT * 0.1 - 3.0) @ v
 
 
+def scaled_before(q, k, v):
+    """Queries are scaled, not scores."""
+    return torch.softmax((q * q.shape[-1] ** -0.5) @ k.mT, -1) @ v
+
+
+def two_softmaxes(q, k, q2, k2, v):
+    """The difference of two attentions over the same values."""
+    one, other = (torch.softmax(a @ b.mT * a.shape[-1] ** -0.5, -1) @ v for a, b in ((q, k), (q2, k2)))
+    return one - 0.3 * other
+
+
 def retention(q, k, v, decay):
     """Scores that decay with the distance; no softmax."""
     i, j = _positions(q, k)
@@ -95,8 +106,14 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "sigmoid": (sigmoid, attention(300, 333, 128)),
     "retention": (retention, [*attention(200, 200, 64), ((2,), B)]),
     "squared": (squared, attention(200, 200, 64)),
+    "scaled before": (scaled_before, attention(200, 300, 128)),
+    "two softmaxes": (two_softmaxes, [*attention(130, 200, 64)[:2], *attention(130, 200, 64)]),
     "with sizes": (with_sizes, attention(200, 300, 64)),
 }
+
+
+#: Streamed indices a tile, where 128 take more registers than there are.
+TILES = {"two softmaxes": 64}
 
 
 def by_rows(

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.kernels import heads, kernels, made, variant  # noqa: E402
-from tests.backends.triton.rows import FOLDS, attention, by_rows  # noqa: E402
+from tests.backends.triton.rows import FOLDS, TILES, attention, by_rows  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
@@ -38,7 +38,7 @@ def fold_of(name: str, dynamic: tuple[tuple[int, int], ...] = (), **how) -> Trit
 @pytest.mark.parametrize("name", FOLDS)
 def test_groups_together_compute_the_kernel(name):
     """No deadlock, and the same result, by fewer thread blocks than there are tiles."""
-    same(*emulate(fold_of(name), most=3))
+    same(*emulate(fold_of(name, tile=TILES.get(name, 128)), most=3))
 
 
 @pytest.mark.parametrize("how", [(3, 64, 3, True), (2, 32, 4, False), (3, 64, 2, False)], ids=str)
@@ -185,6 +185,26 @@ def test_what_the_loop_may_do(first, more, why):
     r = row_roles_of(kernel, TritonConfig({"j": 64, "m": 64}, stages=2, groups=2, own="rows"))
     assert isinstance(r, str) == bool(why)
     assert why in r if isinstance(r, str) else r.kept == ("t",)
+
+
+@pytest.mark.parametrize(
+    "queries, more, why",
+    [
+        ("x[j, n] = q[j, n] * 0.5", "", ""),
+        ("x[j, n] = q[j, n] * q[j, n] + 1.0", "", ""),
+        ("x[j, n] = q[j, n] * q2[j, n]", "", "of computed values"),  # of two tensors
+        ("x[j, n] = q[j, n] * 0.5", "t[j] sum= over n: x[j, n]", "of computed values"),  # something else reads it
+    ],
+)
+def test_rows_may_be_computed_before_they_are_lifted(queries, more, why):
+    text = MORE.replace("    for m:64", "    alloc x: f32[j:64, n:64] tile\n    {queries}\n    for m:64")
+    text = text.replace("over n: q[j, n]", "over n: x[j, n]").replace(
+        "  in k:", "  in q2: bf16[128, 64] unit 1\n  in k:"
+    )
+    kernel = verify(parse(text.format(queries=queries, first=more, more="", begin="0.0")))
+    r = row_roles_of(kernel, TritonConfig({"j": 64, "m": 64}, stages=2, groups=2, own="rows"))
+    assert isinstance(r, str) == bool(why)
+    assert why in r if isinstance(r, str) else [made.buf for _, made in r.prepared] == ["x"]
 
 
 @pytest.mark.parametrize("begin, first, kept", [("1.0", "", ()), ("0.0", "t[j] = t[j] + 1.0", ()), ("0.0", "", ("t",))])

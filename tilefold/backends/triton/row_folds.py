@@ -11,7 +11,7 @@ from tilefold.backends.triton.gluon_text import in_gluon, matrix_layout
 from tilefold.backends.triton.loops import nested
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS
-from tilefold.backends.triton.row_states import States
+from tilefold.backends.triton.row_states import States, prepare
 from tilefold.backends.triton.row_walk import Role
 from tilefold.backends.triton.scalar import narrowed
 from tilefold.backends.triton.scope import Dim, Known
@@ -64,6 +64,8 @@ class Folds(Role):
                     f"held_p{n} = gl.full([{ROWS}, {self.tile}], 0.0, {in_gluon(TRITON_TYPE[r.dtype])}, held_{i})"
                 )
         self.emit("mbarrier.wait(rows_full.index(GROUP), r & 1)")
+        for n, made in r.prepared:
+            prepare(self.of, c, n, made)
         with self.some():
             self._first(f"{lo} + (tiles - 1) * {self.tile}", None if exact else hi)
             settled = dict(found.conditions)

@@ -11,11 +11,11 @@ Kernels that have none keep the usual one: `row_roles_of` says why not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, tensors_read
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, loads, tensors_read
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.parts import (
     BARRIERS,
@@ -78,6 +78,7 @@ class RowRoles:
     groups: int
     lifts: tuple[Lift, ...]
     merges: tuple[Merge, ...]
+    prepared: tuple[tuple[int, ir.Map], ...]
     elementwise: tuple[ir.Stmt, ...]
     repairs: tuple[ir.Stmt, ...]
     before: tuple[ir.Stmt, ...]
@@ -138,19 +139,25 @@ class _Finder(Reading):
         if not sums or len(sums) == len(gemms) or any(isinstance(s, ir.Select) for s in body):
             return "no product in the lift, or none in the merge"
         products = [s for s in gemms if s not in sums]
+        computed = self._computed(products)
         own = [s for s in body if writes(s) in wide]
         repairs = tuple(s for s in own if s not in sums)
         elementwise = tuple(s for s in body if s not in own and s not in products)
         begun = tuple(s for s in self.before if about(s) in wide)
-        why = self._orderly(own, sums, elementwise, products, wide)
+        why = self._orderly(own, sums, elementwise, products, wide, set(computed))
         if why or not all(isinstance(s, ir.Alloc | ir.Fill) for s in begun):
             return why or "a state begins with a computed value"
-        lifts = self._lifts(products, row, stream)
+        lifts = self._lifts(products, row, stream, computed)
         merges = self._merges(sums, row, stream)
         if isinstance(lifts, str) or isinstance(merges, str):
             return lifts if isinstance(lifts, str) else str(merges)
         parts = tuple(dict.fromkeys([b for _, _, b in lifts] + [p for _, p, _ in merges]))
         rows = tuple(dict.fromkeys(a for _, a, _ in lifts))
+        prepared = tuple(
+            dict.fromkeys(
+                (rows.index(a), computed[x.tensor][0]) for s, a, _ in lifts for x in (s.a, s.b) if x.tensor in computed
+            )
+        )
         dtypes = {self.tensors[p.tensor].dtype for p in (*parts, *rows)}
         if len(dtypes) != 1 or not dtypes <= {DType.F16, DType.BF16}:
             return "operands are not of one 16-bit type"
@@ -167,7 +174,8 @@ class _Finder(Reading):
             self.loop, row, self.config.groups,
             tuple(Lift(s, rows.index(a), parts.index(b)) for s, a, b in lifts),
             tuple(Merge(s, s.a.tensor, parts.index(p), c) for s, p, c in merges),
-            elementwise, repairs, tuple(s for s in self.before if s not in begun), begun,
+            prepared, elementwise, repairs,
+            tuple(s for s in self.before if s not in begun and about(s) not in computed), begun,
             tuple(s for s in self.after if s not in finish), finish, taken, parts, rows,
             tuple((s, p) for s in finish if isinstance(s, ir.Store) and (p := self._stored(s, row, columns))),
             self._kept(elementwise, (*repairs, *own)), self._never_empty(row), next(iter(dtypes)),
@@ -203,6 +211,7 @@ class _Finder(Reading):
         elementwise: Sequence[ir.Stmt],
         products: Sequence[ir.Gemm],
         wide: set[str],
+        computed: set[str],
     ) -> str:
         """Empty where products come first, and repairs before merges; else why not."""
         body = self.loop.body
@@ -211,7 +220,7 @@ class _Finder(Reading):
         for s in own:
             if isinstance(s, ir.Map) and any(body.index(m) < body.index(s) for m in sums if m.buf == s.buf):
                 return "a state is changed after what a tile adds"
-        made = {n for s in products for n in (s.a.tensor, s.b.tensor)} & allocated((*self.before, *body))
+        made = {n for s in products for n in (s.a.tensor, s.b.tensor)} & (allocated((*self.before, *body)) - computed)
         results = {s.buf for s in products}
         if made or results & set(written(elementwise)) or results & wide:
             return "a product in the lift is of computed values, or its result is changed"
@@ -221,21 +230,40 @@ class _Finder(Reading):
             return "what a tile computes depends on a state, or what a state reads changes"
         return ""
 
-    def _lifts(self, products: Sequence[ir.Gemm], row: str, stream: str) -> list[tuple[ir.Gemm, Part, Part]] | str:
+    def _computed(self, products: Sequence[ir.Gemm]) -> dict[str, tuple[ir.Map, Load]]:
+        """Operands of lifts that are computed before the loop, each element of one of a tensor's: scaled queries."""
+        found = {}
+        others = [s for s in (*self.before, *self.loop.body, *self.after) if s not in products]
+        for name in {x.tensor for s in products for x in (s.a, s.b)} & allocated(self.before):
+            made = [s for s in self.before if writes(s) == name]
+            read = {t for e in expressions(others) for t in tensors_read(e)}
+            of = set(loads(made[0].expr)) if len(made) == 1 and isinstance(made[0], ir.Map) else set()
+            if len(of) == 1 and name not in read and isinstance(made[0], ir.Map):
+                found[name] = (made[0], of.pop())
+        return found
+
+    def _lifts(
+        self, products: Sequence[ir.Gemm], row: str, stream: str, computed: Mapping[str, tuple[ir.Map, Load]]
+    ) -> list[tuple[ir.Gemm, Part, Part]] | str:
         found = []
+        made: dict[Part, str] = {}
         begun: set[str] = set()
         for s in products:
             (k, *more) = s.rdims
             if more or s.accumulate != (s.buf in begun):
                 return "a product contracts several dims, or adds to what is no product"
             begun.add(s.buf)
-            a, b = self.part(s.a, row, k), self.part(s.b, stream, k)
+            x, y = (computed[v.tensor][1] if v.tensor in computed else v for v in (s.a, s.b))
+            a, b = self.part(x, row, k), self.part(s.b, stream, k)
+            own = s.a.tensor
             if a is None or b is None:  # the streamed operand may come first
-                a, b = self.part(s.b, row, k), self.part(s.a, stream, k)
+                a, b, own = self.part(y, row, k), self.part(s.a, stream, k), s.b.tensor
             if a is None or b is None or self.vectors(self.buffer(s.buf).dims) != [row, stream]:
                 return "a product in the lift is not of rows of a tensor and rows of another"
             if not self._whole(a) or not self._whole(b):
                 return "columns that no copy brings"
+            if made.setdefault(a, own) != own:
+                return "rows are read as they are and computed, or computed twice"
             found.append((s, a, b))
         return found
 

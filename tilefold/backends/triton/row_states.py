@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilefold.algebra.expr import Index, tensors_read
+from tilefold.algebra.expr import Index, Load, loads, tensors_read, transform
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE
+from tilefold.backends.triton.gluon_text import matrix_layout
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.render import Renderer
 from tilefold.backends.triton.row_walk import Shared, scalar
+from tilefold.backends.triton.scalar import narrowed
 from tilefold.backends.triton.scope import Scope
+from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.uses import allocated, expressions
 
@@ -71,3 +74,28 @@ class States(Renderer):
         self.c.scopes.emit(
             f"tma.async_copy_shared_to_global({of.map_of(p, ROWS)}, [{', '.join(at)}], {of.outs[found]}.index(GROUP))"
         )
+
+
+def prepare(of: Shared, outer: Context, number: int, made: ir.Map) -> None:
+    """What is computed of a group's rows once they are there, in place: each thread rewrites what it has read."""
+    r, p = of.r, of.r.rows[number]
+    (read,) = set(loads(made.expr))
+    columns = of.buffer(made.buf).dims[-1]
+    c = of.context((r.row, columns))
+    c.scopes.stack = [Scope(0, lines=outer.scopes.stack[-1].lines)]
+    c.scopes.used = outer.scopes.used
+    c.dims = {d: replace(x, level=0) for d, x in outer.dims.items() if d != r.loop.dim}
+    c.layout = c.scopes.fresh("mma_rows")
+    here, there = c.scopes.fresh("raw"), f"{of.rows[number]}.index(GROUP).reshape([{ROWS}, {p.lanes}])"
+    b = of.buffer(made.buf)
+    c.buffers[here] = replace(b, name=here, dtype=r.dtype)
+    c.held[here] = tuple(c.hold(d).lanes for d in b.dims)
+    c.buffer_names[here] = here
+    c.scopes.emit(f"{c.layout}: tl.constexpr = {matrix_layout(p.lanes)}")
+    c.scopes.emit(f"{here} = {there}.load({c.layout})")
+    own = Load(here, tuple(Index(d) for d in b.dims))
+    v = c.expressions.value(c.settled(transform(made.expr, lambda x: own if x == read else None)), c.matrix)
+    if v.axes != c.matrix:
+        raise BackendError(f"{c.kernel.name}: {made.buf} does not vary over rows and columns")
+    c.scopes.emit(f"{there}.store({v.code if v.kind is r.dtype else narrowed(v.code, v.kind, r.dtype)})")
+    c.scopes.emit("fence_async_shared()")
