@@ -223,25 +223,6 @@ def _gluon(block: threading.local, groups: list[int]) -> types.SimpleNamespace:
     return gl
 
 
-class Turns:
-    """Named barriers of the hardware, which one group passes and another one awaits."""
-
-    def __init__(self) -> None:
-        self.passed: dict[int, int] = {}
-        self.changed = threading.Condition()
-
-    def hand(self, group: int) -> None:
-        with self.changed:
-            self.passed[group] = self.passed.get(group, 0) + 1
-            assert self.passed[group] == 1, "a turn is passed to a group that has not taken the last one"
-            self.changed.notify_all()
-
-    def take(self, group: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.passed.get(group, 0), PATIENCE), "deadlock"
-            self.passed[group] -= 1
-
-
 def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> None:
     """Run a generated kernel: tensors as `Pointer`, tensor maps as `Described`. AssertionError: a deadlock, say."""
     block, groups = threading.local(), list[int]()
@@ -299,7 +280,5 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
     }
     for n in range(blocks):
         block.number = n
-        turns = Turns()
-        space |= {"tf_pass_turn": turns.hand, "tf_await_turn": turns.take}
         space[name](**arguments)
     assert len(groups) == blocks

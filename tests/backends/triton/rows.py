@@ -116,9 +116,7 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
 TILES = {"two softmaxes": 64}
 
 
-def by_rows(
-    groups: int = 2, tile: int = 128, stages: int = 2, *, turns: bool = True, draws: bool = False
-) -> Callable[..., TritonConfig]:
+def by_rows(groups: int = 2, tile: int = 128, stages: int = 2, *, draws: bool = False) -> Callable[..., TritonConfig]:
     """A choice of configuration: groups that own 64 rows each, this many streamed indices a tile."""
 
     def choose(block: Block, sizes: Mapping[str, int], **how: bool) -> TritonConfig:
@@ -130,7 +128,6 @@ def by_rows(
         shared = {
             "groups": groups,
             "own": "rows",
-            "turns": turns,
             "draws": draws,
             "stages": stages,
             "descriptors": False,

@@ -19,9 +19,9 @@ class TritonConfig:
     products come through tensor-map copies (TMA) where strides allow it. `specialize`: producer
     and consumer warps (Hopper and later; the result has to be checked). `registers`: most a thread may use.
     `groups`: of four warps on Hopper, beside one that copies. They `own` the columns of a wide state, and four warps
-    more compute what they sum (`roles`), or 64 rows of the state each (`row_roles`). Those may take `turns` at the
-    matrix unit, and their thread blocks `draws` what to do next from a counter (else each has a fixed share). A kernel
-    without such a form, and other devices, have `warps` instead.
+    more compute what they sum (`roles`), or 64 rows of the state each (`row_roles`). Of those,
+    a thread block draws what to do next from a counter (`draws`), else it has a fixed share. A kernel without such a
+    form, and other devices, have `warps` instead.
     """
 
     tiles: Mapping[str, int] = field(default_factory=dict)
@@ -33,7 +33,6 @@ class TritonConfig:
     registers: int | None = None
     groups: int = 0
     own: Literal["columns", "rows"] = "columns"
-    turns: bool = False
     draws: bool = False
 
     def __post_init__(self) -> None:
@@ -52,7 +51,6 @@ class TritonConfig:
             self.registers,
             self.groups,
             self.own,
-            self.turns,
             self.draws,
         )
 
@@ -60,11 +58,7 @@ class TritonConfig:
         tiles = " ".join(f"{d}:{n}" for d, n in self.tiles.items())
         extra = [f"warps {self.warps}", f"stages {self.stages}"]
         extra += ["descriptors"] * self.descriptors + ["specialized warps"] * self.specialize
-        extra += (
-            [f"{self.groups} groups of {self.own}{' in turn' * self.turns}{' drawing tiles' * self.draws}"]
-            if self.groups
-            else []
-        )
+        extra += [f"{self.groups} groups of {self.own}{' drawing tiles' * self.draws}"] if self.groups else []
         extra += [f"lanes {d}:{n}" for d, n in self.lanes.items()]
         return f"{tiles}; {', '.join(extra)}"
 

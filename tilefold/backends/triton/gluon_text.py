@@ -122,28 +122,6 @@ def tf_by_row(row, like):
     return gl.convert_layout(row, gl.SliceLayout(1, like.type.layout))[:, None]
 """
 
-#: Groups take turns at the matrix unit by named barriers of the hardware: who passes the turn on does not wait.
-TURNS = """
-@gluon.jit
-def tf_await_turn(G: gl.constexpr):
-    if G == 0:
-        gl.inline_asm_elementwise("bar.sync 9, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
-    elif G == 1:
-        gl.inline_asm_elementwise("bar.sync 10, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
-    else:
-        gl.inline_asm_elementwise("bar.sync 11, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def tf_pass_turn(G: gl.constexpr):
-    if G == 0:
-        gl.inline_asm_elementwise("bar.arrive 9, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
-    elif G == 1:
-        gl.inline_asm_elementwise("bar.arrive 10, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
-    else:
-        gl.inline_asm_elementwise("bar.arrive 11, 256; mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
-"""
-
 
 def matrix_layout(columns: int) -> str:
     """The layout of results of the matrix unit, for four warps of 16 rows each."""

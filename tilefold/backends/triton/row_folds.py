@@ -35,8 +35,6 @@ class Folds(Role):
             if all(d != t.dim for t in self.c.kernel.grid):
                 self.c.whole(d)
         self.emit(f"zero = tl.full([{ROWS}, {self.tile}], 0.0, tl.float32, mma)", "s = 0", "turn = 0")
-        if self.of.turns:
-            self.emit(f"if GROUP == {r.groups - 1}:", "    tf_pass_turn(0)")
         with self.each_tile(copying=False):
             self._tile()
         if r.stored:
@@ -136,14 +134,10 @@ class Folds(Role):
             self._await("early", "ahead", "ahead_turn")
             if self.r.shares:
                 self._await("late", "ahead", "ahead_turn")
-            if self.of.turns:
-                self.emit("tf_await_turn(GROUP)")
             names = self._lift("ahead")
             if not self.r.shares:
                 self._await("late", "s", "turn")
             states = self._merge()
-            if self.of.turns:
-                self.emit(f"tf_pass_turn((GROUP + 1) % {self.r.groups})")
             self._waited(names, len(self.r.merges))
             self._release("early", "ahead")
             self.body(self.r.elementwise)

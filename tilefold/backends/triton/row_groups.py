@@ -5,7 +5,7 @@ through a ring; what lifts read and what merges read has barriers of its own, fu
 `folds`, once a group, goes through the stream from its end, so that a last ragged tile and those at the edge of a mask
 come first. The first tile is lifted; then each step starts the lifts of a tile and the merges of the one before, and
 while those run computes the elementwise part; the last merges follow the loop. Only tiles that need a mask have one.
-Groups may take turns at the matrix unit. Blocks are persistent: each goes through its share of the tiles of the grid.
+Thread blocks are persistent: each goes through its share of the tiles of the grid.
 Sums of a row are kept per thread until the end.
 
 Expressions, masks, addresses and stores come from the usual renderer: values of [row, stream] lie in the layout `mma`,
@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
-from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, SUMS, TURNS, WALK, WARPS, in_gluon, mentions
+from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, SUMS, WALK, WARPS, in_gluon, mentions
 from tilefold.backends.triton.parts import ROWS, Part
 from tilefold.backends.triton.prelude import PRELUDE
 from tilefold.backends.triton.render import Rendered
@@ -61,7 +61,7 @@ class _Rows:
             self._entry(args, passed),
         ]
         text = in_gluon(PRELUDE.split("\n\n\n", 1)[1])
-        some = [t for t, on in ((SUMS, self.r.kept), (TURNS, self.of.turns), (DRAWN, self.of.draws)) if on]
+        some = [t for t, on in ((SUMS, self.r.kept), (DRAWN, self.of.draws)) if on]
         source = "\n".join([HEADER, "", WALK, "", *(t + "\n" for t in some), text, ""])
         source += "\n\n\n".join(parts) + "\n"
         grid = tuple(replace(t, tile=t.tile * self.r.groups) if t.tile > 1 else t for t in self.kernel.grid)

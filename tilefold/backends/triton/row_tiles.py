@@ -14,7 +14,7 @@ from tilefold.algebra.expr import Load, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.tiles import FULL, Shape
-from tilefold.block.ir import Block, exprs_of, walk
+from tilefold.block.ir import Accumulate, Block, Let, exprs_of, walk
 from tilefold.tile.pieces import power_of_two
 
 #: Columns of the states, most of them: groups, streamed indices a tile, stages of the ring.
@@ -27,7 +27,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig) -> Trit
     """The configuration for groups of warps that own rows; the usual one where they would gain nothing.
 
     sizes: extents of all dims. What is read for each row and streamed index (a bias) comes by pointers, which the
-    scheme does not hide: not measured to gain.
+    scheme does not hide; what a lift multiplies and is computed was not measured either.
     """
     s = Shape.of(b)
     sizes = s.seen(sizes)
@@ -41,7 +41,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig) -> Trit
         return usual
     (row,), (lifted, held), (merged, _) = rows, lifts[0], merges[0]
     columns = merged - {row} - {d for d in s.parallel if d != row}
-    if any({row, stream} <= set(dims_used(ld)) for ld in _loads(b)):
+    if any({row, stream} <= set(dims_used(ld)) for ld in _loads(b)) or not _of_arguments(b, held):
         return usual
     if row not in lifted or row not in merged or len(columns) != 1 or stream in columns or held & {*s.parallel}:
         return usual
@@ -56,7 +56,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig) -> Trit
     if -(-sizes[row] // (ROWS * groups)) * blocks < BUSY * FULL or sizes[stream] <= tile or sizes[row] <= ROWS:
         return usual
     tiles = {**usual.tiles, row: ROWS, stream: tile}
-    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", turns=True, descriptors=False)
+    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", descriptors=False)
 
 
 def _loads(b: Block) -> Iterator[Load]:
@@ -64,3 +64,10 @@ def _loads(b: Block) -> Iterator[Load]:
     inputs = {i.name for i in b.inputs}
     for n in walk(b.body):
         yield from (ld for e in exprs_of(n) for ld in loads(e) if ld.tensor in inputs)
+
+
+def _of_arguments(b: Block, contracted: frozenset[str]) -> bool:
+    """Whether products over these dims multiply arguments as they are."""
+    inputs = {i.name for i in b.inputs}
+    sums = [n for n in walk(b.body) if isinstance(n, Let | Accumulate) and frozenset(n.rdims) == contracted]
+    return all({ld.tensor for ld in loads(n.expr)} <= inputs for n in sums)

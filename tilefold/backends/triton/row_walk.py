@@ -39,7 +39,7 @@ class Shared:
     def __init__(self, kernel: ir.Kernel, roles: RowRoles, context: Context):
         self.kernel, self.r, self.c = kernel, roles, context
         self.name = identifier(kernel.name)
-        self.stages, self.turns, self.draws = context.config.stages, context.config.turns, context.config.draws
+        self.stages, self.draws = context.config.stages, context.config.draws
         self.maps: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.parts = [f"tile_{n}" for n in range(len(roles.parts))]
         self.rows = [f"rows_{n}" for n in range(len(roles.rows))]

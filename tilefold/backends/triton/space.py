@@ -75,9 +75,9 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
 
 
 def _owning(rows: TritonConfig) -> Iterator[TritonConfig]:
-    """Groups of warps that own rows: how many, whether in turn, whether they draw their tiles."""
-    for groups, turns, draws in itertools.product((2, 3), (False, True), (False, True)):
-        yield replace(rows, groups=groups, turns=turns, draws=draws)
+    """Groups of warps that own rows: how many, whether they draw their tiles."""
+    for groups, draws in itertools.product((2, 3), (False, True)):
+        yield replace(rows, groups=groups, draws=draws)
 
 
 def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:

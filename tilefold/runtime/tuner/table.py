@@ -132,7 +132,6 @@ def to_json(c: TritonConfig) -> dict[str, Any]:
         "registers",
         "groups",
         "own",
-        "turns",
         "draws",
     ):
         value = getattr(c, name)
