@@ -5,6 +5,7 @@
 #   make run FILE=notes.txt       the same for the lines of another text file
 #   make test                     the test suite            make lint types   ruff, mypy
 #   make bench                    tilefold bench cpu        make clean        remove what make made
+#   make mutants                  break 20 places on purpose, list what the nearest tests do not notice
 #
 # PYTHON       an interpreter, 3.11 or later
 # TORCH        the PyTorch requirement, installed first and alone
@@ -12,6 +13,7 @@
 #              and you want the (much smaller) CPU one, name PyTorch's CPU index here
 # PIP_ARGS     options for every pip installation (an index, a proxy, a folder of wheels)
 # PYTEST_ARGS  options for pytest
+# MUTANTS_ARGS options and places of bench/mutants.py, as in MUTANTS_ARGS=algebra/linear.py:close
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,11 +21,12 @@ TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?=
 FILE ?= README.md
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: run test lint types examples bench venv clean
+.PHONY: run test lint types examples bench mutants venv clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.package
@@ -44,6 +47,9 @@ examples: $(VENV)/.package
 
 bench: $(VENV)/.package
 	$(BIN)/tilefold bench cpu
+
+mutants: $(VENV)/.package
+	$(BIN)/python bench/mutants.py $(MUTANTS_ARGS)
 
 venv: $(VENV)/.package
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from tests.block.programs import ATTENTION, inputs
 from tests.block.test_fuse import run_blocks
 from tilefold.algebra import text as expr_text
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const
+from tilefold.algebra.text import Names
+from tilefold.block.bounds import _settled
 from tilefold.block.fuse import fuse
 from tilefold.block.ir import Loop, walk
 from tilefold.tensor import interp as tensor_interp
@@ -52,3 +58,44 @@ def test_bounds(text: str, start: str | None, stop: str | None) -> None:
     want = tensor_interp.run(p, x, exact=True)
     got = run_blocks(fuse(p), x, 23, {"i": 4, "j": 3}, exact=True)
     torch.testing.assert_close(got["o"], want["o"], equal_nan=True, rtol=1e-9, atol=1e-9)
+
+
+NAMES = Names(dims=set("ij"), tensors=set("xywsm"))
+
+
+def parsed(text):
+    return expr_text.parse(text, NAMES)
+
+
+MASK = parsed("j <= i")
+NONE = Const(-math.inf, DType.F32)
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("where(j <= i, x[i, j], -inf)", "x[i, j]", "-inf"),
+        ("where(j <= i, x[i, j], -inf) * 2.0", "x[i, j] * 2.0", "-inf"),
+        ("where(j <= i, x[i, j], -inf) * -2.0", "x[i, j] * -2.0", "-inf * -2.0"),
+        ("where(j <= i, x[i, j], -inf) / 2.0", "x[i, j] / 2.0", "-inf"),
+        ("where(j <= i, x[i, j], -inf) / -2.0", "x[i, j] / -2.0", "-inf / -2.0"),
+        ("where(j <= i, x[i, j], -inf) + y[j]", "x[i, j] + y[j]", "-inf"),
+        ("y[j] + where(j <= i, x[i, j], -inf)", "y[j] + x[i, j]", "-inf"),
+        ("where(j <= i, x[i, j], -inf) - y[j]", "x[i, j] - y[j]", "-inf"),
+        ("y[j] - where(j <= i, x[i, j], -inf)", "y[j] - x[i, j]", "y[j] - -inf"),
+        ("exp(where(j <= i, x[i, j], -inf) - y[j]) * w[j]", "exp(x[i, j] - y[j]) * w[j]", "0.0"),
+        ("w[j] * exp2(where(j <= i, x[i, j], -inf))", "w[j] * exp2(x[i, j])", "0.0"),
+        ("where(j <= i, x[i, j], 0.0) / y[j]", "x[i, j] / y[j]", "0.0"),
+        ("where(j <= i, x[i, j], 0.0) + y[j]", "x[i, j] + y[j]", "0.0 + y[j]"),
+        ("f32(where(j <= i, x[i, j], -inf))", "f32(x[i, j])", "-inf"),
+        ("where(j <= i + 1, x[i, j], -inf)", "where(j <= i + 1, x[i, j], -inf)", "where(j <= i + 1, x[i, j], -inf)"),
+    ],
+)
+def test_what_an_element_is_where_the_mask_is_known(text, inside, outside):
+    for truth, want in ((True, inside), (False, outside)):
+        assert _settled(parsed(text), MASK, truth, {}) == parsed(want)
+
+
+def test_values_settled_before_are_used():
+    assert _settled(parsed("exp(s[i, j] - m[i])"), MASK, False, {"s": NONE}) == Const(0.0, DType.F32)
+    assert _settled(parsed("s[i, j]"), MASK, False, {"t": NONE}) == parsed("s[i, j]")

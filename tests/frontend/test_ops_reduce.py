@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from tests.frontend.check import check, randn
-from tilefold.algebra.expr import Call, Size, walk
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import Env, Grid, evaluate
+from tilefold.algebra.expr import Call, Const, Size, Sym, walk
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.fuse import fuse
+from tilefold.frontend.ops_reduce import _corrected
 
 VALUES = [
     torch.sum, torch.mean, torch.amax, torch.amin, torch.prod, torch.var, torch.std, torch.logsumexp,
@@ -142,3 +145,17 @@ def test_topk_with_k_in_the_data_is_refused():
         pytest.raises(UnsupportedError, match="depends on data"),
     ):
         run(randn(3, 17), torch.tensor(3))
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2, 3, 5, 0.5, 2.5])
+@pytest.mark.parametrize("known", [(4,), (2, 2), (1,), (2,), None])
+def test_the_corrected_count_is_not_negative(known, correction):
+    """max(0, n - correction), and no max where n is known to be larger."""
+    over = (Sym("n"),) if known is None else tuple(Const(k, DType.I64) for k in known)
+    e = _corrected(Sym("n"), over, correction)
+    sizes = (0, 1, 2, 4, 9) if known is None else (math.prod(known),)
+    for n in sizes:
+        at = evaluate(e, Grid({}), Env(lambda *_: torch.tensor(0), {}, {"n": n}, exact=True))
+        assert float(at) == max(0, n - correction)
+    clamped = any(isinstance(x, Call) and x.op == "maximum" for x in walk(e))
+    assert clamped == (correction != 0 and (known is None or math.prod(known) <= correction))

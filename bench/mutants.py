@@ -1,0 +1,175 @@
+"""Break a sample of places on purpose, run the nearest tests, and list what survives.
+
+    python bench/mutants.py [--sample 20] [--seed 0] [module[:function] ...]       (or: make mutants)
+
+A place is a comparison (flipped), a number (off by one), a truth value, `and` / `or`, `+` / `-`, `min` / `max`,
+a negation (dropped), or a branch (never taken). Only one is broken at a time, in a copy of the package. The nearest
+tests of `tilefold/a/b.py` are those that import it, tests/a first; `--tests` names others. Each is stopped
+after `--limit` seconds, which counts as noticed: so does a mutation that does not end.
+
+mutmut and cosmic-ray were considered: both run one given suite for each mutant (here 40 minutes of it), or want the
+nearest tests written down for each module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+_SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One broken place: the module's path in the package, the source with it broken, and what was done where."""
+
+    path: Path
+    source: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.what}"
+
+
+def mutants(path: Path, source: str, function: str | None = None) -> list[Mutant]:
+    """Every mutant of a module, or of one of its functions or classes."""
+    count = sum(1 for _ in _changes(ast.parse(source), function))
+    found = []
+    for n in range(count):
+        tree = ast.parse(source)
+        for k, (node, change) in enumerate(_changes(tree, function)):
+            if k == n:
+                line, before = node.lineno, ast.unparse(node).splitlines()[0]
+                change()
+                after = ast.unparse(node).splitlines()[0]
+                found.append(Mutant(path, ast.unparse(tree), f"{line}: {before}  ->  {after}"))
+                break
+    return found
+
+
+def _changes(tree: ast.Module, function: str | None) -> Iterator[tuple[ast.expr | ast.stmt, _Change]]:
+    """Places of a tree, each with what breaks it in place."""
+    roots: list[ast.AST] = [tree]
+    if function is not None:
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        roots = [n for n in ast.walk(tree) if isinstance(n, kinds) and n.name == function]
+    for root in roots:
+        for node in ast.walk(root):
+            if isinstance(node, ast.expr | ast.stmt):
+                for change in _of(node):
+                    yield node, change
+
+
+class _Change:
+    """Sets an attribute of a node."""
+
+    def __init__(self, node: ast.AST, name: str, value: object):
+        self.node, self.name, self.value = node, name, value
+
+    def __call__(self) -> None:
+        setattr(self.node, self.name, self.value)
+
+
+def _of(node: ast.AST) -> Iterator[_Change]:
+    match node:
+        case ast.Compare(ops=[op, *rest]) if type(op) in _COMPARISONS:
+            yield _Change(node, "ops", [_COMPARISONS[type(op)](), *rest])
+        case ast.Constant(bool() as value):
+            yield _Change(node, "value", not value)
+        case ast.Constant(int() | float() as value):
+            yield _Change(node, "value", value + 1)
+        case ast.BoolOp(op=op):
+            yield _Change(node, "op", ast.Or() if isinstance(op, ast.And) else ast.And())
+        case ast.BinOp(op=ast.Add() | ast.Sub() as op):
+            yield _Change(node, "op", ast.Sub() if isinstance(op, ast.Add) else ast.Add())
+        case ast.Call(func=ast.Name(name)) if name in _SWAPPED:
+            yield _Change(node.func, "id", _SWAPPED[name])
+        case ast.If() | ast.IfExp():
+            yield _Change(node, "test", ast.Constant(False))
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            yield _Change(node, "op", ast.Not())
+            yield _Change(node, "operand", ast.UnaryOp(ast.Not(), inner))
+
+
+def nearest(path: Path, most: int) -> list[str]:
+    """Test files that import a module of the package, those of its own folder first."""
+    dotted = ".".join(("tilefold", *path.with_suffix("").parts))
+    package, name = dotted.rpartition(".")[::2]
+    own = ROOT / "tests" / path.parent
+    found = []
+    for f in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = f.read_text()
+        if f"from {dotted} import" in text or f"from {package} import {name}" in text or f"import {dotted}" in text:
+            found.append(f)
+    mirror = own / f"test_{name}.py"
+    found += [f for f in (mirror, *sorted(own.glob("test_*.py"))) if f.exists() and f not in found]
+    found = sorted(dict.fromkeys(found), key=lambda f: (f != mirror, f.parent != own))
+    return [str(f.relative_to(ROOT)) for f in found if "gpu" not in f.parts][:most]
+
+
+def noticed(m: Mutant, tests: list[str], limit: float, copy: Path) -> bool:
+    """Whether a test fails with this mutant in the copy."""
+    file = copy / "tilefold" / m.path
+    whole = file.read_text()
+    file.write_text(m.source)
+    settings = {"PYTHONPATH": str(copy), "TILEFOLD_CACHE_DIR": str(copy / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(command, cwd=copy, env=os.environ | settings, capture_output=True, timeout=limit)
+        return done.returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        file.write_text(whole)
+
+
+def main() -> int:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("places", nargs="*", help="modules under tilefold/, with :function for a part")
+    ask.add_argument("--sample", type=int, default=20, help="mutants tried")
+    ask.add_argument("--seed", type=int, default=0)
+    ask.add_argument("--limit", type=float, default=300.0, help="seconds a mutant")
+    ask.add_argument("--files", type=int, default=3, help="test files a mutant")
+    ask.add_argument("--tests", nargs="*", default=None, help="these instead of the nearest")
+    a = ask.parse_args()
+    package = ROOT / "tilefold"
+    places = a.places or [str(p.relative_to(package)) for p in sorted(package.rglob("*.py"))]
+    every: list[Mutant] = []
+    for place in places:
+        name, _, function = place.removeprefix("tilefold/").partition(":")
+        every += mutants(Path(name), (package / name).read_text(), function or None)
+    chosen = random.Random(a.seed).sample(every, min(a.sample, len(every)))
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="tilefold-mutants-") as folder:
+        copy = Path(folder)
+        for name in ("tilefold", "tests", "pyproject.toml"):
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy / name)
+        for m in chosen:
+            tests = a.tests or nearest(m.path, a.files)
+            fine = bool(tests) and noticed(m, tests, a.limit, copy)
+            survivors += [] if fine else [m]
+            print("noticed " if fine else "SURVIVED", m, flush=True)
+    print(f"{len(survivors)} of {len(chosen)} survived")
+    return bool(survivors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
