@@ -169,3 +169,13 @@ def test_heads_that_are_normalised_come_from_the_library():
 
     assert products(heads, (4096, 2048), (2048, 2048))
     assert not products(heads, (4096, 64), (64, 2048))
+
+
+def test_a_chain_of_products_is_fused_only_where_what_is_between_costs_more_than_the_library_gains():
+    """A feed-forward part of few features: between are four times as many, and the arithmetic is the library's."""
+
+    def mlp(x, w, v):
+        return torch.relu(x @ w) @ v
+
+    assert len(products(mlp, (4096, 512), (512, 2048), (2048, 512))) == 2
+    assert not products(mlp, (65536, 64), (64, 256), (256, 64))

@@ -9,6 +9,7 @@ estimated, with rates measured on an H100 and an H200.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -133,11 +134,14 @@ def _inside_fold(g: Graph, name: str, machine: Machine) -> bool:
     """
     c = g.by_name[name]
     after, before = (list(g.reached(name, step, _is_map)) for step in (g.consumers, g.producers))
-    if any(_chained(g, c, d) for d in after) or any(_chained(g, d, c) for d in before):
-        return not any(_written(g, d) for d in (c, *before) if _multiplies(g, d))
+    chains = [(c, d) for d in after if _chained(g, c, d)] + [(d, c) for d in before if _chained(g, d, c)]
+    if chains and any(_written(g, d) for d in (c, *before) if _multiplies(g, d)):
+        return False
+    if chains:
+        return any(_folded_faster(g, chain, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
     if reduced and (g.points(reduced) <= SHORT_ROW or not _needed_again(g, name, reduced)):
-        return _folded_faster(g, c, g.nbytes([name]), machine)
+        return _folded_faster(g, [c], g.nbytes([name]), machine)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
     made = g.nbytes([ld.tensor for ld in loads(c.body) if ld.tensor in g.by_name])
@@ -147,18 +151,22 @@ def _inside_fold(g: Graph, name: str, machine: Machine) -> bool:
         and set(c.rdims) & set(d.rdims)
         and g.points(set(out_dims(c)) - set(out_dims(d))) <= WIDE
         for d in before
-    ) and _folded_faster(g, c, 2 * made, machine)
+    ) and _folded_faster(g, [c], 2 * made, machine)
 
 
-def _folded_faster(g: Graph, c: Compute, passed: float, machine: Machine) -> bool:
-    """Whether a product in one kernel with a reduction is estimated faster than the library's, which is a call more and
-    passes so many bytes more through memory than its own operands and result."""
-    operands = {ld.tensor for ld in loads(c.body)}
-    read, made = g.nbytes(operands), g.nbytes([c.name])
-    library = machine.gemm_rate(g.program.dtype_of(min(operands)), library=True)
+def _folded_faster(g: Graph, products: Sequence[Compute], passed: float, machine: Machine) -> bool:
+    """Whether products in one kernel with a reduction, or with each other, are estimated faster than the library's.
+
+    That is a call more for each, and passes so many bytes more through memory than its own operands and results.
+    """
     memory = REACHED * machine.bandwidth
-    folded = max(_flops(g, c.name) / (machine.folded * library), read / memory)
-    apart = max(_flops(g, c.name) / library, (read + made) / memory) + CALL + passed / memory
+    folded, apart = 0.0, passed / memory
+    for c in products:
+        operands = {ld.tensor for ld in loads(c.body)}
+        read, made = g.nbytes(operands), g.nbytes([c.name])
+        rate = machine.gemm_rate(g.program.dtype_of(min(operands)), library=True)
+        folded += max(_flops(g, c.name) / (machine.folded * rate), read / memory)
+        apart += max(_flops(g, c.name) / rate, (read + made) / memory) + CALL
     return folded < apart
 
 
