@@ -207,6 +207,15 @@ def test_rows_may_be_computed_before_they_are_lifted(queries, more, why):
     assert why in r if isinstance(r, str) else [made.buf for _, made in r.prepared] == ["x"]
 
 
+@pytest.mark.parametrize("ones, why", [(3, ""), (4, "not of rows of a tensor")])
+def test_tensor_maps_have_at_most_five_axes(ones, why):
+    text = MORE.replace("k: bf16[256, 64] unit 1", f"k: bf16[{'1, ' * ones}256, 64] unit {ones + 1}")
+    text = text.replace("k[m, n]", f"k[{'0, ' * ones}m, n]")
+    kernel = verify(parse(text.format(first="", more="", begin="0.0")))
+    r = row_roles_of(kernel, TritonConfig({"j": 64, "m": 64}, stages=2, groups=2, own="rows"))
+    assert isinstance(r, str) == bool(why) and why in str(r)
+
+
 @pytest.mark.parametrize("begin, first, kept", [("1.0", "", ()), ("0.0", "t[j] = t[j] + 1.0", ()), ("0.0", "", ("t",))])
 def test_which_sums_are_kept_per_thread(begin, first, kept):
     kernel = verify(parse(MORE.format(first=first, more="", begin=begin)))

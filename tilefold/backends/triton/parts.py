@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, tensors_read
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.memory import MOST_AXES
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two
 from tilefold.tile.uses import expressions, written
@@ -85,7 +86,7 @@ class Reading:
         """A load as columns of a tile of `along`; None: it has no such form."""
         t = self.tensors.get(ld.tensor)
         size = self.kernel.sizes[across]
-        if t is None or t.role != "in" or t.unit_axis != len(t.shape) - 1 or not isinstance(size, Const):
+        if t is None or t.role != "in" or not described(t) or not isinstance(size, Const):
             return None
         start = offset(ld.index[-1], across)
         plain = [e for e in ld.index[:-1] if dims_used(e) & {along, across}]
@@ -109,6 +110,11 @@ class Reading:
     def vectors_of(self, ld: Load) -> list[str]:
         """The same of the plain indices of a load."""
         return self.vectors([e.dim for e in ld.index if isinstance(e, Index)])
+
+
+def described(t: ir.TensorParam) -> bool:
+    """Whether a tensor map may describe a tensor, by its axes: their strides are known at a call."""
+    return t.unit_axis == len(t.shape) - 1 and 2 <= len(t.shape) <= MOST_AXES
 
 
 def streams(kernel: ir.Kernel, groups: int) -> ir.For | None:

@@ -25,6 +25,7 @@ from tilefold.backends.triton.parts import (
     Part,
     Reading,
     about,
+    described,
     is_product,
     offset,
     streams,
@@ -292,7 +293,7 @@ class _Finder(Reading):
         column = next(c for c in columns if c in s.dims)
         size = self.kernel.sizes[column]
         start = offset(s.index[-1], column)
-        if t.unit_axis != len(t.shape) - 1 or t.dtype not in (DType.F16, DType.BF16) or start is None:
+        if not described(t) or t.dtype not in (DType.F16, DType.BF16) or start is None:
             return None
         plain = [e for e in s.index[:-1] if e == Index(row)]
         others = [e for e in s.index[:-1] if e != Index(row)]
