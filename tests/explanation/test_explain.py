@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from tests.block.programs import SOFTMAX
-from tilefold.errors import UnsupportedError
+from tilefold.errors import TilefoldError, UnsupportedError
+from tilefold.explanation import html
 from tilefold.explanation.report import explain, explain_compiled
+from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
 from tilefold.tensor.text import parse
 
@@ -37,6 +39,52 @@ def test_what_is_not_covered_is_listed(tmp_path):
     assert len(x.kernels) == 1
     x.to_html(tmp_path / "page.html")
     assert "left to PyTorch" in (tmp_path / "page.html").read_text()
+
+
+def several_results(x: torch.Tensor) -> torch.Tensor:
+    a, b = x.split(4, -1)
+    values, at = a.topk(2, -1)
+    best, _ = b.max(-1)
+    return torch.softmax(a * best[:, None], -1), values, at
+
+
+def test_operators_with_several_results_are_named():
+    x = explain(several_results, torch.randn(8, 8))
+    shown = str(x) + html.page(x)
+    assert "built-in function" not in shown
+    origins = {c.origin for c in trace(several_results, torch.randn(8, 8)).program.body}
+    assert "aten.topk.default" in origins and not any("built-in" in o for o in origins)
+
+
+def test_significands_that_come_before_their_exponents_are_listed():
+    def weighed(x):
+        a, b = x.split(4, -1)
+        return torch.softmax(a * b.amax(-1, keepdim=True), -1).sum(-1)
+
+    assert "pair(" in html.page(explain(weighed, torch.randn(8, 8)))
+
+
+@pytest.mark.parametrize("fn", [softmax, lambda x: torch.softmax(x @ x.mT, -1) @ x])
+def test_kernels_are_those_of_the_device_asked_for(fn):
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+    cpu, gpu = (explain(fn, torch.randn(64, 64), device=d) for d in ("cpu", "cuda"))
+    assert "#include" in cpu.source and "triton" not in cpu.source
+    assert "@triton.jit" in gpu.source and "#include" not in gpu.source
+    assert "@triton.jit" in gpu.text(code=True) and "@triton.jit" not in str(gpu)
+    assert "Generated Triton" in html.page(gpu) and "Generated C++" in html.page(cpu)
+    assert explain(fn, torch.randn(64, 64)).source == cpu.source
+
+
+def test_library_calls_of_a_gpu_are_shown_as_such():
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 512)).half()
+    x = explain(model, torch.randn(4096, 512).half(), device="cuda")
+    assert any(k.kind == "library" for k in x.kernels) and "library" in x.text(code=True)
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(TilefoldError, match="no kernels are made for 'tpu'"):
+        explain(softmax, torch.randn(3, 4), device="tpu")
 
 
 def test_a_graph_break_gives_two_regions():

@@ -240,6 +240,7 @@ class _Loop:
     def __init__(self, scope: _Scope, n: Map):
         self.outer, self.n = scope, n
         self.totals = {o.name: scope.pr.local() for o in n.results if o.reduce}
+        self.added: set[str] = set()
 
     def show(self) -> None:
         outer, n = self.outer, self.n
@@ -283,15 +284,23 @@ class _Loop:
         uses = [o for o, v in self.n.pairs if v == m.out]
         if len(uses) != 1 or uses[0].reduce is None or inner.used[m.out] != [-1] or m.out in inner.sinks:
             return False
-        return not any(o.exponent == uses[0].name for o in self.n.results)
+        z = self.exponent(uses[0])
+        return (z is None or z in inner.at) and not any(o.exponent == uses[0].name for o in self.n.results)
+
+    def exponent(self, o: Out) -> str | None:
+        """The value in the body that is the exponent of a significand; None where the result is no pair's."""
+        return next((v for out, v in self.n.pairs if out.name == o.exponent), None)
 
     def accumulate(self, inner: _Scope, v: str) -> None:
+        """Sums of `v`, and of a significand whose exponent it is: a pair is added when both are there."""
         for o, inside in self.n.pairs:
-            if inside == v and o.reduce:
-                inner.say(self.statement(o, inner.local(v), inner))
+            needs = {inside, self.exponent(o)} - {None}
+            if o.reduce and v in needs and o.name not in self.added and needs <= inner.at.keys():
+                self.added.add(o.name)
+                inner.say(self.statement(o, inner.local(inside), inner))
 
     def statement(self, o: Out, text: str, inner: _Scope) -> str:
-        if o.exponent is not None:
-            (z,) = (v for out, v in self.n.pairs if out.name == o.exponent)
+        z = self.exponent(o)
+        if z is not None:
             text = f"pair({text},{inner.local(z)})"
         return f"{self.totals[o.name].name} {ACCUMULATE[str(o.reduce)]} {text}"

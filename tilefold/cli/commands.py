@@ -45,14 +45,16 @@ def explain(
     args: Args = None,
     seed: Seed = 0,
     html: Annotated[Path | None, typer.Option(help="also write the explanation as a web page")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda: whose kernels are shown; no GPU is needed")] = None,
+    code: Annotated[bool, typer.Option(help="also print the generated code")] = False,
 ) -> None:
     """What is fused in a function, why, and what it saves."""
     with friendly("compiling"):
         fn, module = target.load(function)
-        page = explain_function(fn, *target.arguments(fn, module, args, seed=seed))
+        page = explain_function(fn, *target.arguments(fn, module, args, seed=seed), device=device)
         if html is not None:
             page.to_html(html)
-    console.print(str(page), markup=False, highlight=False, soft_wrap=True)
+    console.print(page.text(code=code), markup=False, highlight=False, soft_wrap=True)
     if html is not None:
         console.print(f"written: {html}")
 

@@ -31,8 +31,10 @@ def region(
     code: Sequence[Code],
     syms: Mapping[str, int] | None = None,
     name: str = "",
+    language: str = "C++",
 ) -> Region:
-    """Everything about one program. `code`: for each kernel of `fused`; `syms`: values for sizes and traffic."""
+    """Everything about one program. `code`: for each kernel of `fused`, in `language`; `syms`: values for sizes and
+    traffic."""
     values = {s: (syms or {}).get(s, TYPICAL_EXTENT) for s in program.syms}
     blocks = [k.block for k in fused.kernels]
     given = Sizes(program, values)
@@ -56,6 +58,7 @@ def region(
             source=c.source,
             signature=sig,
             renaming=names,
+            language=language,
         )
         for k, c, a, (sig, names) in zip(fused.kernels, code, moved, signed, strict=True)
     )

@@ -139,7 +139,11 @@ def kernel(a: Alike) -> str:
         return f'<details class="card">{summary}<div class="inside">{text}</div></details>'
     names = words(k.listing)
     left = f"<div><h4>Loop listing</h4><pre>{code(k.listing, names)}</pre></div>"
-    right = f"<div><h4>Generated C++</h4><pre>{code(_without_header(k.source), names)}</pre></div>" if k.source else ""
+    right = (
+        f"<div><h4>Generated {k.language}</h4><pre>{code(_without_header(k.source), names)}</pre></div>"
+        if k.source
+        else ""
+    )
     tile = _plain("tile kernel", code(k.tile, names)) if k.tile else ""
     return (
         f'<details class="card"{" open" if len(k.listing) < 4000 else ""}>{summary}<div class="inside codes-of">'
@@ -152,9 +156,9 @@ def _plain(title: str, text: str) -> str:
 
 
 def _without_header(source: str) -> str:
-    """The C++ without the listing that it starts with, which the page shows beside it."""
+    """The code without the listing that it starts with, which the page shows beside it."""
     lines = source.splitlines()
-    start = next((n for n, ln in enumerate(lines) if not ln.startswith("//")), len(lines))
+    start = next((n for n, ln in enumerate(lines) if not ln.startswith(("//", "#  ", "# block"))), len(lines))
     return "\n".join(lines[start:]).strip("\n")
 
 

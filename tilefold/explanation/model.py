@@ -20,8 +20,8 @@ class KernelReport:
     """One launch. `bytes` is what it is predicted to read and write.
 
     `members`: the statements of the program (after simplification) that it computes. `grid`: tiles
-    of its parallel dims, `i:64`. `listing`, `tile`, `source`: its block program, tile kernel and C++,
-    empty for a library call. `signature`: equal for kernels that differ in names only.
+    of its parallel dims, `i:64`. `listing`, `tile`, `source`: its block program, tile kernel and code
+    (in `language`), empty for a library call. `signature`: equal for kernels that differ in names only.
     """
 
     name: str
@@ -34,6 +34,7 @@ class KernelReport:
     source: str
     signature: str
     renaming: Mapping[str, str]
+    language: str = "C++"
 
 
 @dataclass(frozen=True, slots=True)

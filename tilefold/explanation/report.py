@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilefold.errors import UnsupportedError
+from tilefold.errors import TilefoldError, UnsupportedError
 from tilefold.explanation import html, terminal
 from tilefold.explanation.gather import region
 from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport, alike
 from tilefold.explanation.traffic import Traffic
 from tilefold.frontend.fuse import check_arguments, check_function, own_copy, plain, translated
-from tilefold.frontend.regions import CompiledGraph, Options
+from tilefold.frontend.regions import CompiledGraph, Options, Runner
 from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import Goal, compile_program
 from tilefold.runtime.program import CompiledProgram
@@ -62,7 +62,7 @@ class Explanation:
 
     @property
     def source(self) -> str:
-        """The generated C++ of all kernels; of kernels that differ in names only, the first."""
+        """The generated code of all kernels; of kernels that differ in names only, the first."""
         return "\n".join(a.first.source for a in alike(self.regions) if a.first.source)
 
     @property
@@ -72,6 +72,10 @@ class Explanation:
 
     def __str__(self) -> str:
         return terminal.text(self)
+
+    def text(self, *, code: bool = False) -> str:
+        """What `print` shows; code: also the generated code of each kernel."""
+        return terminal.text(self, code=code)
 
     def to_html(self, path: str | Path) -> None:
         """Write the page: one file, no external resources."""
@@ -84,12 +88,12 @@ class Explanation:
 class _Recorded:
     """A compiled program that remembers what it was called with: values of symbols, unit strides of inputs.
 
-    It computes only where `real()` holds; otherwise its results are zeros, which the caller of
+    It computes only where `real()` gives what does; otherwise its results are zeros, which the caller of
     `explain` never sees, and no C++ is compiled.
     """
 
-    def __init__(self, compiled: CompiledProgram, real: Callable[[], bool]):
-        self.compiled, self.real = compiled, real
+    def __init__(self, compiled: CompiledProgram, device: str, real: Callable[[], Runner | None]):
+        self.compiled, self.device, self.real = compiled, device, real
         self.syms: Mapping[str, int] = {}
         self.units: dict[str, int | None] = {}
 
@@ -97,10 +101,16 @@ class _Recorded:
         self.syms = dict(syms)
         for name, x in inputs.items():
             self.units[name] = unit_axis(x)
-        if self.real():
-            return self.compiled(inputs, syms)
+        run = self.real()
+        if run is not None:
+            return run(inputs, syms)
         p = self.compiled.program
-        return {t: torch.zeros(shape_function(p.shape_of(t))(syms), dtype=p.dtype_of(t).torch_dtype) for t in p.outputs}
+        here = next((x.device for x in inputs.values()), None)
+
+        def zeros(t: str) -> torch.Tensor:
+            return torch.zeros(shape_function(p.shape_of(t))(syms), dtype=p.dtype_of(t).torch_dtype, device=here)
+
+        return {t: zeros(t) for t in p.outputs}
 
 
 def explain(
@@ -108,6 +118,7 @@ def explain(
     *args: Any,
     dynamic: bool | None = None,
     goal: Goal | None = None,
+    device: str | None = None,
     verification: VerifyReport | None = None,
     **kwargs: Any,
 ) -> Explanation:
@@ -115,18 +126,21 @@ def explain(
 
     goal: "fused" as `tilefold.fuse` compiles (default for functions), or "fast" as
     `torch.compile(backend="tilefold")` does (default for modules). What is not covered is listed
-    among the rejections. `dynamic`: all sizes are symbolic (True), or those given are used.
+    among the rejections. `dynamic`: all sizes are symbolic (True), or those given are used. device: "cpu" or "cuda",
+    whose kernels are shown (by default the arguments' own); no GPU is needed to look at its kernels.
     UnsupportedError: nothing was captured at all.
     """
     target = plain(fn)
     check_function(target, "explain")
     check_arguments(target, args, kwargs)
+    if device not in (None, "cpu", "cuda"):
+        raise TilefoldError(f"no kernels are made for {device!r}", hint="cpu or cuda")
     name = getattr(target, "__name__", type(target).__name__)
     goal = goal or ("fast" if isinstance(target, torch.nn.Module) else "fused")
     try:
-        graphs = _captured(target, args, kwargs, dynamic, goal, whole=True)
+        graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=True)
     except UnsupportedError:  # a graph break: the parts need each other's values
-        graphs = _captured(target, args, kwargs, dynamic, goal, whole=False)
+        graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=False)
     if not graphs:
         raise UnsupportedError(f"{name} computes nothing on tensors", hint="it must take and return tensors")
     return explain_graphs(graphs, name, verification)
@@ -138,18 +152,23 @@ def _captured(
     kwargs: Mapping[str, Any],
     dynamic: bool | None,
     goal: Goal,
+    shown: str | None,
     *,
     whole: bool,
 ) -> list[CompiledGraph]:
     """The graphs that one call compiles. Nothing is computed if the function is captured and covered whole."""
     graphs: list[CompiledGraph] = []
 
-    def real() -> bool:
-        return not whole or any(g.fallbacks for g in graphs)
-
     def compiled(p: Program, /, *, device: str) -> _Recorded:
-        del device  # reports are about the CPU's kernels
-        return _Recorded(compile_program(p, goal=goal, load=False), real)
+        looked_at = shown or device
+        program = compile_program(p, goal=goal, load=False, device=looked_at)
+
+        def real() -> Runner | None:
+            if whole and not any(g.fallbacks for g in graphs):
+                return None
+            return program if looked_at == device else compile_program(p, goal=goal, load=False, device=device)
+
+        return _Recorded(program, looked_at, real)
 
     options = Options(compiled, leftover="eager", on_compiled=graphs.append)
 
@@ -173,7 +192,7 @@ def explain_graphs(graphs: Iterable[CompiledGraph], name: str, verification: Ver
         for r in g.regions:
             if isinstance(r.runner, _Recorded):
                 x = r.runner
-                regions.append(_region(x.compiled, x.syms, x.units, r.lowered.raw, r.name))
+                regions.append(_region(x.compiled, x.syms, x.units, r.lowered.raw, r.name, x.device))
             elif isinstance(r.runner, CompiledProgram):
                 regions.append(_region(r.runner, None, {}, r.lowered.raw, r.name))
         fallbacks += [RejectionReport("fallback", f.node, f.reason, f.loc) for f in g.fallbacks]
@@ -198,6 +217,7 @@ def _region(
     units: Mapping[str, int | None],
     given: Program,
     name: str,
+    device: str = "cpu",
 ) -> Region:
     codes = tuple(step.code(units) for step in compiled.steps)
-    return region(given, compiled.program, compiled.fused, codes, syms, name)
+    return region(given, compiled.program, compiled.fused, codes, syms, name, "C++" if device == "cpu" else "Triton")

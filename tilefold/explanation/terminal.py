@@ -19,8 +19,8 @@ MOST_KERNELS, MOST_FOLDS, MOST_TENSORS, MOST_REASONS = 16, 2, 10, 8
 _WHERE = {"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"}
 
 
-def text(x: Explanation) -> str:
-    """The whole report."""
+def text(x: Explanation, *, code: bool = False) -> str:
+    """The whole report. code: also what was generated for each kernel."""
     n, t = len(x.kernels), x.traffic
     parts = [
         [
@@ -33,6 +33,7 @@ def text(x: Explanation) -> str:
         [line for r in x.regions for line in terminal_lines(r.rules)],
         _traffic(t),
         _rejections(x.rejections),
+        *(_code(a) for a in alike(x.regions) if code),
     ]
     if x.verification is not None:
         v = x.verification
@@ -60,6 +61,13 @@ def _kernels(found: tuple[Alike, ...]) -> list[str]:
     if len(found) > MOST_KERNELS:
         lines.append(f"  ... {len(found) - MOST_KERNELS} more")
     return lines
+
+
+def _code(a: Alike) -> list[str]:
+    """What was generated for a kernel; a library call says so."""
+    k = a.first
+    body = k.source.rstrip("\n").splitlines() if k.source else ["  computed by PyTorch's library"]
+    return [f"{k.name}: {k.language}" if k.source else k.name, *body]
 
 
 def _folds(found: tuple[FoldReport, ...]) -> list[str]:

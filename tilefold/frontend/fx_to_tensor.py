@@ -108,7 +108,7 @@ def lower_node(ctx: Context, node: torch.fx.Node) -> None:
     """Append one node's meaning; UnsupportedError (with the user's line) where it has none."""
     ctx.loc = location(node)
     ctx.base = node.name.lstrip("_")
-    ctx.origin = str(node.target)
+    ctx.origin = _origin(node)
     ctx.order = _channels_last(node)
     try:
         ctx.values[node] = _lowered(ctx, node)
@@ -116,6 +116,13 @@ def lower_node(ctx: Context, node: torch.fx.Node) -> None:
         if err.loc is None and ctx.loc is not None:
             raise UnsupportedError(err.message, loc=ctx.loc, hint=err.hint) from None
         raise
+
+
+def _origin(node: torch.fx.Node) -> str:
+    """The operator that a value comes from: of one of several results, the operator that has them."""
+    while getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return str(node.target)
 
 
 def _channels_last(node: torch.fx.Node) -> tuple[int, ...] | None:
@@ -285,7 +292,7 @@ def _stored(ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBindin
     if key in stored:
         return stored[key]
     order, packed = _memory_order(shape, strides)
-    ctx.loc, ctx.base, ctx.origin = location(node), node.name.lstrip("_"), str(node.target)
+    ctx.loc, ctx.base, ctx.origin = location(node), node.name.lstrip("_"), _origin(node)
     ctx.order = None
     dims: list[str] = []
     at: list[Expr] = [const(0)] * len(shape)
