@@ -100,3 +100,12 @@ def test_separated_maps_are_the_same_maps():
     from_groups = interp.run(small.program, {i.name: v for i, v in zip(program.inputs, (x, w), strict=True)})
     for name, want in zip(program.outputs, normed(x, w), strict=True):
         torch.testing.assert_close(from_groups[name], want)
+
+
+def test_maps_of_the_same_elements_are_one_kernel():
+    _, f = fused(lambda x: (x + 1, x * 2, x.relu()), meta(1024, 1024))
+    assert len(f.kernels) == 1 and len(f.kernels[0].block.results) == 3
+    _, apart = fused(lambda x, y: (x + 1, y * 2), meta(1024, 1024), meta(1024, 1024))
+    assert len(apart.kernels) == 2
+    _, broadcast = fused(lambda x, y, b: (x + b, y * b), meta(1024, 1024), meta(1024, 1024), meta(1024))
+    assert len(broadcast.kernels) == 2  # a bias is read from the cache anyway

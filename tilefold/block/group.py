@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tilefold.algebra.expr import tensors_read
+from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
 from tilefold.errors import SourceLoc
 from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
 from tilefold.tensor.ir import Program
@@ -288,11 +288,13 @@ def _path_outside(g: Graph, a: Group, b: Group, of: dict[str, Group]) -> bool:
 
 
 def _merge_siblings(g: Graph, of: dict[str, Group], bounds: Bounds) -> bool:
-    """Join groups that reduce the same input over the same dims, so that it is read once."""
+    """Join groups that read the same, so that it is read once: reductions over the same dims; on a GPU, where a kernel
+    waits for memory, also maps of the same elements."""
     groups = list(dict.fromkeys(of.values()))
+    read = [_reads(g, x, maps=bounds.in_registers) for x in groups]
     for i, a in enumerate(groups):
-        for b in groups[i + 1 :]:
-            if set(a.parallel) != set(b.parallel) or not _shared_reads(g, a, b):
+        for j, b in enumerate(groups[i + 1 :], i + 1):
+            if set(a.parallel) != set(b.parallel) or not read[i] & read[j]:
                 continue
             if _path_outside(g, a, b, of) or _path_outside(g, b, a, of):
                 continue
@@ -303,18 +305,24 @@ def _merge_siblings(g: Graph, of: dict[str, Group], bounds: Bounds) -> bool:
     return False
 
 
-def _shared_reads(g: Graph, a: Group, b: Group) -> bool:
-    def reads(group: Group) -> set[tuple[str, tuple[str, ...]]]:
-        from_outside = set()
-        for m in group.members:
-            c = g.by_name[m]
-            if c.reducer is None:
-                continue
-            for t in _external_tensors(g, m):
-                from_outside.add((t, c.rdims))
-        return from_outside
-
-    return bool(reads(a) & reads(b))
+def _reads(g: Graph, group: Group, *, maps: bool) -> set[tuple[str, tuple[str, ...]] | Load]:
+    """Tensors that the group reduces, and over what; of one that only maps, which elements it reads for each of its
+    own."""
+    computes = [g.by_name[m] for m in group.members]
+    found: set[tuple[str, tuple[str, ...]] | Load] = set()
+    for c in computes:
+        if c.reducer is not None:
+            found |= {(t, c.rdims) for t in _external_tensors(g, c.name)}
+    if not maps or found or any(c.reducer is not None for c in computes):
+        return found
+    mine = {r for c in computes for r in c.results}
+    found.update(
+        ld
+        for c in computes
+        for ld in loads(c.body)
+        if ld.tensor not in mine and dims_used(ld).issuperset(group.parallel)
+    )
+    return found
 
 
 def _external_tensors(g: Graph, name: str) -> set[str]:

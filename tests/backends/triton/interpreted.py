@@ -76,6 +76,20 @@ def lengths(dynamic: bool) -> str:
     return "\n".join([*wrong, *([] if len(run.graphs) == 1 else [f"{len(run.graphs)} compilations"])])
 
 
+def repeated_heads(n: int, spread: bool):
+    """Attention whose keys and values are repeated for n heads each."""
+
+    def attend(q, k, v):
+        b, h, t, d = k.shape
+        if spread:
+            k, v = (x[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d) for x in (k, v))
+        else:
+            k, v = (x.repeat_interleave(n, 1) for x in (k, v))
+        return torch.softmax((q @ k.mT).float() * d**-0.5, -1).to(q.dtype) @ v
+
+    return attend
+
+
 def down_columns(x):
     return x.var(0), torch.logsumexp(x, 0), (x > 2.5).any(0)
 
@@ -370,6 +384,8 @@ CHECKS: dict[str, Check] = {
     "a wide layer and its gradients": lambda: whole_layer(768),
     "a gather": lambda: right(lambda w, i: w[i] * 2.0, rand(11, 8, dtype=F), torch.tensor([3, 0, 10, 10, 7])),
     "reads outside of memory": unmasked,
+    "five heads a key": lambda: right(repeated_heads(5, spread=False), *heads(2, 10, 1, 70, 32, kv=2)),
+    "three heads a key, several rows": lambda: right(repeated_heads(3, spread=True), *heads(1, 6, 5, 70, 32, kv=2)),
     "folds down columns": lambda: cut(down_columns, rand(300, 70, dtype=F)),
     "folds down a middle dim": lambda: right(lambda x: (x.amax(1), x.argmax(1)), rand(3, 300, 37, dtype=F)),
     "sums of images": lambda: cut(of_images, rand(9, 5, 13, 24, dtype=F)),

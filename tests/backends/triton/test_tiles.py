@@ -112,3 +112,17 @@ def test_a_streamed_dim_is_never_a_single_element():
             sizes = dict.fromkeys(k.block.sizes, one)
             c = default_config(k.block, sizes)
             assert all(c.tiles[d] >= 2 for d in Shape.of(k.block).streamed)
+
+
+@pytest.mark.parametrize(
+    ("queries", "kv", "tile", "lanes"), [(40, 8, 5, 16), (32, 8, 4, 16), (24, 8, 3, 16), (8, 8, 1, 0)]
+)
+def test_heads_that_share_keys_are_rows_of_one_tile(queries, kv, tile, lanes):
+    def attend(q, k, v):
+        k, v = (x.repeat_interleave(queries // kv, 1) for x in (k, v))
+        return torch.softmax((q @ k.mT).float(), -1).to(q.dtype) @ v
+
+    part = made(attend, *heads(2, queries, 1, 4096, 128, kv=kv))[0]
+    c = config(part)
+    (d,) = [d for d, n in part.sizes({}).items() if n == queries]
+    assert c.tiles[d] == tile and c.lanes.get(d, 0) == lanes

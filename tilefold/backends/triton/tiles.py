@@ -188,10 +188,11 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         tiles[d] = max(16, min(most, power_of_two(sizes[d])))
     few = all(tiles[d] <= 16 and sizes[d] < 16 for d in rows)
     for d, c in s.shared.items():
-        if d in tiles and few and c & (c - 1) == 0 and c > 1:
-            tiles[d] = min(c, 64)
-            if not rows and tiles[d] < 16:
-                lanes[d] = 16
+        packed = max(n for n in range(1, min(c, 64) + 1) if c % n == 0)
+        if d in tiles and few and packed > 1:
+            tiles[d] = packed
+            if (not rows and packed < MATRIX_UNIT) or packed & (packed - 1):
+                lanes[d] = power_of_two(packed if rows else max(packed, MATRIX_UNIT))
     for d in rows:
         if sizes[d] < 16:
             lanes[d] = 16
