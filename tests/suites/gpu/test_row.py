@@ -168,3 +168,10 @@ def test_each_contender_has_each_place_equally_often():
     for place in range(3):
         assert sorted(o[place] for o in orders) == ["a", "a", "b", "b", "c", "c"]
     assert in_turn((), 3) == ()
+
+
+def test_what_is_left_to_others_is_said():
+    scan = replace(CASES["X-small"], fn=lambda x: x.cumsum(-1).sort(-1)[0], planned=True)
+    ours = measured(scan, *contenders(scan, only=frozenset()))[OURS]
+    assert ours.left == "aten.cumsum.default, aten.sort.default" and not ours.why
+    assert measured(CASES["X-small"], *contenders(CASES["X-small"], only=frozenset()))[OURS].left == ""

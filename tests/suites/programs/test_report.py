@@ -17,7 +17,7 @@ FOUND = results(
     rec("norm: good", "tilefold", 10.0, peak_bytes=2.0**20, first_cpu=1.0),
     rec("norm: good", "compile", 20.0, over=2.0, peak_bytes=2.0**21, first_cpu=2.0),
     rec("norm: good", "eager", 40.0, over=4.0),
-    rec("norm: slow", "tilefold", 10.0),
+    rec("norm: slow", "tilefold", 10.0, left="aten.sort.default"),
     rec("norm: slow", "compile", 5.0, over=0.5),
     rec("norm: slow", "eager", 10.0, over=1.0),
     rec("norm: wrong", "tilefold", why="wrong: error 1"),
@@ -45,7 +45,7 @@ def test_means_of_a_class():
 def test_cells_say_what_went_wrong():
     wrong, slow, good, _ = (report.cells(o) for o in report.outcomes(FOUND))
     assert wrong[:4] == ("wrong", "norms", "-", "5.0 (-)") and wrong[-1] == "tilefold: wrong: error 1"
-    assert slow[3] == "5.0 (0.50x)" and slow[-1] == ""
+    assert slow[3] == "5.0 (0.50x)" and slow[-1] == "left to others: aten.sort.default"
     assert good[5:8] == ("1.0 / 2.0", "1 / 2", "- / -")
 
 

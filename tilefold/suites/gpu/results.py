@@ -26,7 +26,7 @@ class Record:
     seconds until the first result, compilation included; `first_cpu`: of the processor, of this process and of
     those that it waited for, meanwhile. `peak_bytes`: allocated by a call at most; `kernels`: launches in its graph
     (NaN where it has none). `step_us`: of a plain call, `host_us`: until it returns, where that is asked for.
-    `why`: what went wrong, "" if nothing did.
+    `why`: what went wrong, "" if nothing did. `left`: operators that Tilefold left to others, "" if none.
     """
 
     suite: str
@@ -54,6 +54,7 @@ class Record:
     host_us: float = math.nan
     how: str = ""
     why: str = ""
+    left: str = ""
 
     @property
     def key(self) -> tuple[str, str]:

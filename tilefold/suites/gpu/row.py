@@ -23,6 +23,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tilefold.errors import TilefoldError
+from tilefold.frontend import regions
 from tilefold.frontend.hostile import Args
 from tilefold.frontend.reference import Exact, reference
 from tilefold.frontend.verify import FACTOR, Comparison, judge
@@ -224,12 +225,15 @@ def _prepare(
     entry = _Entry(blank)
     try:
         tell(peer.name, "compiling")
+        regions.compilations.clear()
         built = peer.build(case, args)
         made = training_step(built, case.fn) if case.train else built
         results: list[Any] = []
         cpu = _processor_seconds()
         first = timer.once(lambda: results.append(made(*args)))
         entry.record = replace(entry.record, first_call=first, first_cpu=_processor_seconds() - cpu)
+        if peer.kind == "ours":
+            entry.record = replace(entry.record, left=_left_over())
         tell(peer.name, "checking")
         if peer.kind != "floor":
             worst = _checked(peer, references, results.pop(), hopeless=case.train)
@@ -281,6 +285,12 @@ def _time_apart(entry: _Entry, timer: Timer, alone: Alone, why: str) -> None:
     with alone():
         entry.apart = [timer.apart(entry.call) for _ in range(REPEATS)]
     entry.record = replace(entry.record, how=f"plain calls outside the rounds: {why}")
+
+
+def _left_over() -> str:
+    """The operators that the last compilations left to others, each once."""
+    nodes = dict.fromkeys(f.node for c in regions.compilations for f in c.fallbacks)
+    return ", ".join(nodes)
 
 
 def _processor_seconds() -> float:

@@ -8,7 +8,7 @@ from tilefold.suites.gpu.bars import geometric_mean
 from tilefold.suites.gpu.report import grid
 from tilefold.suites.gpu.results import Record, Results
 from tilefold.suites.models.all import LAYERS, MODES, SUITE
-from tilefold.suites.programs.report import Outcome, outcomes, pair, said, times, where
+from tilefold.suites.programs.report import Outcome, notes, outcomes, pair, times, where
 
 _HEADS = (
     "model", "GPU ms", "Inductor", "eager", "step ms", "Inductor", "with graphs", "host ms", "peak MB", "kernels",
@@ -19,7 +19,7 @@ _HEADS = (
 def cells(o: Outcome) -> tuple[str, ...]:
     """One line."""
     ours, inductor = o.ours, o.inductor
-    everyone = [r for r in (ours, inductor, o.eager, o.graphed) if r is not None]
+    graphed = o.graphed if o.graphed is not None and o.graphed.why else None
     return (
         o.any.row,
         _ms(_graph(ours)),
@@ -33,7 +33,7 @@ def cells(o: Outcome) -> tuple[str, ...]:
         pair(ours, inductor, "kernels", 1.0, ".0f"),
         pair(ours, inductor, "first_cpu", 1.0, ".0f"),
         "-" if ours is None or ours.error != ours.error else f"{ours.error:.1e} / {ours.eager_error:.1e}",
-        "; ".join(f"{r.contender}: {r.why or r.how}" for r in everyone if said(r) and (r.why or r is not o.graphed)),
+        notes(o, (ours, inductor, o.eager, graphed)),
     )
 
 

@@ -128,8 +128,14 @@ def cells(o: Outcome) -> tuple[str, ...]:
         pair(ours, inductor, "peak_bytes", 2.0**-20, ".0f"),
         pair(ours, inductor, "kernels", 1.0, ".0f"),
         "-" if ours is None or math.isnan(ours.error) else f"{ours.error:.0e} / {ours.eager_error:.0e}",
-        "; ".join(f"{r.contender}: {r.why or r.how}" for r in (ours, inductor, o.eager) if r is not None and said(r)),
+        notes(o, (ours, inductor, o.eager)),
     )
+
+
+def notes(o: Outcome, told: Sequence[Record | None]) -> str:
+    """What Tilefold left to others, what went wrong, and who was timed in another way than the rest."""
+    left = [f"left to others: {o.ours.left}"] if o.ours is not None and o.ours.left else []
+    return "; ".join(left + [f"{r.contender}: {r.why or r.how}" for r in told if r is not None and said(r)])
 
 
 def said(r: Record) -> bool:
