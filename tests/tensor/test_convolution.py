@@ -103,3 +103,16 @@ def test_a_matrix_product_is_none_but_single_taps_are_one():
     assert v is not None and v.pointwise and len(v.space) == 2 and not is_windowed(p.body[0])
     p = parse(text.format(unit="", zero=""))
     assert convolution(p.body[0], p) is None
+
+
+def test_a_matrix_and_a_vector_are_none():
+    """`x @ v[:, None]`: an axis of extent 1, but not several outputs of a place."""
+    p = parse("""program f()
+  input x: f32[8, 5]
+  input v: f32[5, 1]
+  dim i = 8
+  dim k = 5
+  out[i]: f32 = sum[k] x[i, k] * v[k, 0]
+  return out
+""")
+    assert convolution(p.body[0], p) is None

@@ -176,9 +176,10 @@ class _Reader:
 
     def _ordered(self, v: Convolution, units: int) -> Convolution | None:
         """Batches but the first that have no window are space of one tap, as 1 x 5 taps have it; space is in the order
-        of the result. Without any window and tap the statement is a plain product, which is recognised elsewhere."""
+        of the result. Without any window and tap the statement is a plain product, which is recognised elsewhere, and
+        with one output of a place that of a matrix and a vector, which memory bounds."""
         windows = len(v.space)
-        if not windows and not units:
+        if not windows and not (units and v.outs):
             return None
         space, batch, channels = list(v.space), v.batch, v.channels
         # taps as many as the image has places are channels too; beside windows they are space
