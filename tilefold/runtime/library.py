@@ -28,9 +28,13 @@ Part = Callable[[torch.Tensor, Mapping[str, int]], torch.Tensor]
 View = Callable[[torch.Tensor], torch.Tensor]
 
 
-def part_of(load: Load, sizes: Mapping[str, Expr]) -> Part:
-    """The part that a load of plain indices and zeros reads: `x[:, :300] @ w` reads 300 columns of x."""
-    shape = shape_function([axis_extent(ix, sizes) for ix in load.index])
+def part_of(load: Load, sizes: Mapping[str, Expr], whole: Sequence[Expr] | None = None) -> Part:
+    """The part that a load of plain indices and zeros reads: `x[:, :300] @ w` reads 300 columns of x. whole: what the
+    tensor's extents are known to be."""
+    wanted_shape = [axis_extent(ix, sizes) for ix in load.index]
+    if whole is not None and list(whole) == wanted_shape:
+        return lambda x, syms: x
+    shape = shape_function(wanted_shape)
 
     def part(x: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
         wanted = shape(syms)
@@ -67,18 +71,46 @@ def _unflattened(x: torch.Tensor, *, at: int, inner: int) -> torch.Tensor:
     return x.unflatten(at, (-1, inner))
 
 
+class _Viewed:
+    """Views in a row, as one of the same kind where the last tensor had the same extents and strides and none was a
+    copy: a step costs the host less than what it calls."""
+
+    def __init__(self, steps: Sequence[View]):
+        self.steps = steps
+        self._last: tuple[torch.Size, tuple[int, ...], torch.Size, tuple[int, ...]] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        last = self._last
+        if last is not None and x.shape == last[0] and x.stride() == last[1]:
+            return x.as_strided(last[2], last[3])
+        y = x
+        for step in self.steps:
+            y = step(y)
+        if y.data_ptr() == x.data_ptr() and x.numel() and y.storage_offset() == x.storage_offset():
+            self._last = x.shape, x.stride(), y.shape, y.stride()  # one assignment: other threads may be here too
+        return y
+
+
 def _composed(steps: Sequence[View]) -> View:
     if not steps:
-        return lambda x: x
-    if len(steps) == 1:
-        return steps[0]
+        return _same
+    return steps[0] if len(steps) == 1 and steps[0] is torch.t else _Viewed(steps)
 
-    def all_of(x: torch.Tensor) -> torch.Tensor:
-        for step in steps:
-            x = step(x)
-        return x
 
-    return all_of
+def _as_linear(call: LibraryCall) -> View | None:
+    """What makes the second operand the weight of torch's `linear`, which takes rows of several axes as they are and so
+    costs the host a view less at each end; None where the product is no such one."""
+    m = call.matrices
+    mine, other = (tuple(ix.dim for ix in ld.index if isinstance(ix, Index)) for ld in (call.a, call.b))
+    if m.batch or m.swap or m.order is not None or len(m.rows) < 2 or len(m.cols) != 1 or len(m.depth) != 1:
+        return None
+    if mine != (*m.rows, *m.depth):
+        return None
+    return torch.t if other == (*m.depth, *m.cols) else _same
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 class LibraryStep:
@@ -92,18 +124,19 @@ class LibraryStep:
         self.dtype = call.dtype.torch_dtype
         self.shape = shape_function([p.sizes[d] for d in call.product.dims])
         self.results = ((self.name, self.dtype, self.shape),)
-        self._parts = tuple(part_of(ld, p.sizes) for ld in both)
+        self._parts = tuple(part_of(ld, p.sizes, p.shape_of(ld.tensor)) for ld in both)
         views = operand(m, call.a, m.rows, m.depth), operand(m, call.b, m.depth, m.cols)
         if m.swap:
             views = operand(m, call.b, m.cols, m.depth), operand(m, call.a, m.depth, m.rows)
         self._views = views
         self._bias = None if call.bias is None else self._vector(call.bias, p)
+        self._weight = _as_linear(call)
         self._shaped = not m.plain  # the library's result has not the shape of the step's
         self._expanded = shape_function(self._axes(p)) if m.order is not None else self.shape
 
     def _vector(self, bias: Load, p: Program) -> Part:
         """The bias as a row of what is computed."""
-        m, part = self.matrices, part_of(bias, p.sizes)
+        m, part = self.matrices, part_of(bias, p.sizes, p.shape_of(bias.tensor))
         dims = [ix.dim for ix in bias.index if isinstance(ix, Index)]
         order = [dims.index(d) for d in m.cols]
         return part if order == [0] else lambda x, syms: part(x, syms).permute(order).flatten()
@@ -124,6 +157,15 @@ class LibraryStep:
         """Compute the result; where `tensors` has one, into that."""
         reads, parts = self.reads, self._parts
         a, b = parts[0](tensors[reads[0]], syms), parts[1](tensors[reads[1]], syms)
+        if self._weight is not None and a.dtype is b.dtype is self.dtype and a.is_contiguous():
+            bias = None if self._bias is None else self._bias(tensors[reads[2]], syms)
+            out = torch.nn.functional.linear(a, self._weight(b), bias)
+            target = tensors.get(self.name)
+            if target is None:
+                tensors[self.name] = out
+            else:
+                target.copy_(out)
+            return
         if self.matrices.swap:
             a, b = b, a
         x, y = self._views[0](a), self._views[1](b)
