@@ -15,6 +15,7 @@ from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, H200, Machine, gpu_named
 from tilefold.suites.gpu import operators as o
 from tilefold.tensor.ir import Program
+from tilefold.tensor.product import product_of
 
 
 def program(batch: int, heads: int, keys: int, values: int, positions: int = 64) -> Program:
@@ -179,3 +180,38 @@ def test_a_chain_of_products_is_fused_only_where_what_is_between_costs_more_than
 
     assert len(products(mlp, (4096, 512), (512, 2048), (2048, 512))) == 2
     assert not products(mlp, (65536, 64), (64, 256), (256, 64))
+
+
+def lowered(fn, *shapes: tuple[int, ...]) -> Program:
+    """A function of bf16 tensors."""
+    torch._dynamo.reset()
+    return trace(fn, *(torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes)).program
+
+
+def projected(x, wq, wk, wv):
+    q, k, v = (torch.einsum("bil,hdl->bhid", x, w) for w in (wq, wk, wv))
+    return torch.softmax(q @ k.mT, -1) @ v
+
+
+def test_projections_in_front_of_scores_are_the_library_s() -> None:
+    """Their results are no larger than what they are made of; scores and values stay one kernel."""
+    w = (8, 64, 512)
+    p = lowered(projected, (4, 256, 512), w, w, w)
+    assert gpu_library_products(p) == {"bmm", "bmm_1", "bmm_2"}
+    assert [c.name for c in p.body if product_of(c)] == ["bmm", "bmm_1", "bmm_2", "bmm_3", "view_14_out"]
+
+
+@pytest.mark.parametrize("rows, kernel", [(256, False), (1 << 16, True)])
+def test_two_products_without_a_fold_are_a_kernel_where_rows_fill_the_machine(rows: int, kernel: bool) -> None:
+    p = lowered(lambda x, a, b: torch.relu(x @ a) @ b, (rows, 256), (256, 2048), (2048, 256))
+    assert gpu_library_products(p) == (set() if kernel else {c.name for c in p.body if c.reducer})
+
+
+def test_a_residual_between_two_products_is_in_memory_anyway() -> None:
+    def block(x, y, a, b):
+        r = y + x @ a
+        n = r * torch.rsqrt((r.float() ** 2).mean(-1, keepdim=True) + 1e-6).to(r.dtype)
+        return torch.tanh(r) + n @ b
+
+    p = lowered(block, (1 << 14, 512), (1 << 14, 512), (512, 512), (512, 512))
+    assert "mm" in gpu_library_products(p)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
-from tilefold.block.group import group
+from tilefold.block.group import Group, group
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.plan.gpu import ROWS, WIDE, blocks, kept_local, segments
 from tilefold.plan.hardware import H100, Machine
@@ -126,7 +126,7 @@ def _flops(g: Graph, m: str) -> float:
 def _inside_fold(g: Graph, name: str, machine: Machine) -> bool:
     """Whether a product is worth keeping in a kernel with a reduction: that saves its result's way through memory.
 
-    Two products in a chain (scores and values), if tiles of both can be held and what is between them is not written to
+    Two products in a chain (scores and values), if tiles of both can be held, what is between them is not written to
     memory anyway (probabilities that a backward pass needs); a product whose result is reduced and not
     needed afterwards (logits, routing), or whose rows are short; the last product, of what a reduction makes of rows in
     memory (normalisation), if its columns fit in one tile and nothing else needs those rows in memory. The latter two
@@ -137,6 +137,7 @@ def _inside_fold(g: Graph, name: str, machine: Machine) -> bool:
     chains = [(c, d) for d in after if _chained(g, c, d)] + [(d, c) for d in before if _chained(g, d, c)]
     if chains and any(_written(g, d) for d in (c, *before) if _multiplies(g, d)):
         return False
+    chains = [chain for chain in chains if _folded_between(g, *chain) or _grows(g, *chain, machine)]
     if chains:
         return any(_folded_faster(g, chain, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
@@ -182,11 +183,35 @@ def _chained(g: Graph, first: Compute, second: Compute) -> bool:
     if not (_multiplies(g, first) and _multiplies(g, second)):
         return False
     columns = set(out_dims(second)) - set(out_dims(first))
-    return (
+    held = (
         set(second.rdims) <= _of_one_side(first)
         and g.points(first.rdims) <= HELD_CONTRACTION
         and g.points(columns) <= WIDE
     )
+    return held and not _stored_between(g, first, second)
+
+
+def _stored_between(g: Graph, first: Compute, second: Compute) -> bool:
+    """Whether the first product's elements, or what maps make of them on the way to the second one, go to memory for
+    something else (a residual): then one kernel saves no more than reading them."""
+    above = {x.name for x in g.reached(second.name, g.producers, lambda _: True)} | {second.name}
+    both = _of_one_side(first)
+    way = [first, *(d for d in g.reached(first.name, g.consumers, _is_map) if _is_map(d) and both <= set(d.dims))]
+    return any(not above.issuperset(g.consumers[d.name]) or d.name in g.program.outputs for d in way if d.name in above)
+
+
+def _folded_between(g: Graph, first: Compute, second: Compute) -> bool:
+    """Whether a reduction over what the second product sums needs the first one's result too (softmax)."""
+    between = g.reached(first.name, g.consumers, _is_map)
+    return any(x.reducer and not _multiplies(g, x) and set(x.rdims) & set(second.rdims) for x in between)
+
+
+def _grows(g: Graph, first: Compute, second: Compute, machine: Machine) -> bool:
+    """Whether the first of two products makes more than it reads, and the second has rows for all multiprocessors: a
+    projection in front of scores is no such one, nor are layers of few rows."""
+    read = {ld.tensor: g.points({d for ix in ld.index for d in dims_used(ix)}) for ld in loads(first.body)}
+    rows = blocks(g, Group((second.name,), out_dims(second)))
+    return g.points(out_dims(first)) > sum(read.values()) and rows >= machine.cores
 
 
 def _written(g: Graph, c: Compute) -> bool:
