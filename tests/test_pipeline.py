@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -13,35 +11,6 @@ from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.steps import KernelStep
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
-
-PRODUCT = """
-program product(n)
-  input a: f32[{a}]
-  input b: f32[{b}]
-  dim i = 5
-  dim j = 7
-  dim k = 6
-  c[{c}]: f32 = sum[k] {left} * {right}
-  return c
-"""
-EXTENT = {"i": 5, "j": 7, "k": 6}
-
-
-@pytest.mark.parametrize("a,b,c,swap", list(itertools.product(("ik", "ki"), ("kj", "jk"), ("ij", "ji"), (False, True))))
-def test_every_orientation_of_a_library_product(a: str, b: str, c: str, swap: bool) -> None:
-    sides = [f"a[{', '.join(a)}]", f"b[{', '.join(b)}]"]
-    left, right = reversed(sides) if swap else sides
-    shape = {n: ", ".join(str(EXTENT[d]) for d in dims) for n, dims in (("a", a), ("b", b))}
-    p = parse(PRODUCT.format(a=shape["a"], b=shape["b"], c=", ".join(c), left=left, right=right))
-    compiled = compile_program(p)
-    assert [type(s) for s in compiled.steps] == [LibraryStep]
-    x = {n: torch.randn([EXTENT[d] for d in dims]) for n, dims in (("a", a), ("b", b))}
-    want = torch.einsum(f"{a},{b}->{c}", x["a"], x["b"])
-    torch.testing.assert_close(compiled(x, {})["c"], want)
-    out = torch.empty([EXTENT[d] for d in c])
-    compiled(x, {}, out={"c": out})
-    torch.testing.assert_close(out, want)
-
 
 SLICED = """
 program sliced()

@@ -49,6 +49,7 @@ def step_of(p: Program) -> LibraryStep:
 
 CASES = [
     *itertools.product(("rk", "kr"), ("kc", "ck"), ("rc", "cr")),
+    *itertools.product(("kc", "ck"), ("rk", "kr"), ("rc", "cr")),
     ("brk", "kc", "brc"), ("brk", "bkc", "brc"), ("brk", "bkc", "bcr"), ("brk", "bkc", "rbc"), ("rbk", "cbk", "bcr"),
     ("bhrk", "bhck", "bhrc"), ("bhrk", "bhck", "hbcr"), ("rsk", "ck", "rsc"), ("rsk", "ck", "src"),
     ("rkl", "clk", "rc"),
