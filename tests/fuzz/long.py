@@ -1,0 +1,130 @@
+"""The fuzzers' long mode: random programs compiled and run, with hostile inputs.
+
+    python -m tests.fuzz.long 1000 [--device cpu|interpreter] [--goal fast|fused] [--seed 0]
+
+Each program of `tests.fuzz.programs` runs with inputs in float32, bfloat16 or float16, near zero or far from it,
+contiguous, permuted, or inside larger tensors, and is compared with the reference interpreter in float64; the bound is
+a multiple of that interpreter's own error in float32. Failures are printed as programs that can be parsed again.
+(`--device interpreter` wants TRITON_INTERPRET=1.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from tests.block.programs import inputs
+from tests.fuzz.programs import programs, unlucky
+from tilefold.algebra.dtypes import DType
+from tilefold.pipeline import compile_program
+from tilefold.tensor import interp
+from tilefold.tensor.ir import Program
+from tilefold.tensor.rewrite import drop_dead
+from tilefold.tensor.text import show
+
+#: An error may be so many times the reference's own in float32, and so much of the largest element more; kernels for
+#: GPUs round computed operands of products to 16 bits where all inputs have 16.
+FACTOR, FLOOR, NARROW_FLOOR = 16.0, 4e-6, 2.0**-7
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program, what its inputs are like, and its symbol's value."""
+
+    program: Program
+    n: int
+    dtype: DType
+    offset: float
+    stored: str
+    number: int
+
+    def __str__(self) -> str:
+        like = f"n={self.n} {self.dtype.value} + {self.offset:g} {self.stored} seed={self.number}"
+        return f"{like}\n{show(self.program)}"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found = inputs(self.program, self.n, self.number)
+        return {name: stored((x + self.offset).to(x.dtype), self.stored) for name, x in found.items()}
+
+
+def stored(x: torch.Tensor, how: str) -> torch.Tensor:
+    """The same values, stored otherwise."""
+    match how:
+        case "permuted":
+            return x.mT.contiguous().mT if x.ndim > 1 else x.repeat_interleave(3)[::3]
+        case "inside":
+            whole = x.new_full((*x.shape[:-1], x.shape[-1] + 4), torch.nan)
+            whole[..., 1:-3] = x
+            return whole[..., 1:-3]
+    return x
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    p = draw(programs() | unlucky())
+    dtype = draw(st.sampled_from((DType.F32, DType.F32, DType.BF16, DType.F16)))
+    p = replace(drop_dead(p), inputs=tuple(replace(i, dtype=dtype) for i in p.inputs))
+    offset = draw(st.sampled_from((0.0, 0.0, 100.0, 1e4) if dtype is DType.F32 else (0.0, 8.0)))
+    how = draw(st.sampled_from(("contiguous", "permuted", "inside")))
+    return Case(p, draw(st.sampled_from((1, 2, 13, 70))), dtype, offset, how, draw(st.integers(0, 1 << 16)))
+
+
+def wrong(c: Case, device: str, goal: str) -> str:
+    """What is wrong with the compiled program; empty: nothing."""
+    tensors, syms = c.tensors(), {"n": c.n}
+    exact = interp.run(c.program, tensors, exact=True)
+    plain = interp.run(c.program, tensors)
+    narrow = device != "cpu" and c.dtype is not DType.F32
+    got = compile_program(c.program, goal=goal, device=device)(tensors, syms)  # type: ignore[arg-type]
+    for name in c.program.outputs:
+        want, own, y = (v[name].double() for v in (exact, plain, got))
+        bad = ~torch.isfinite(y) & torch.isfinite(want) & torch.isfinite(own)
+        if bad.any():
+            return f"{name} is not finite"
+        fine = torch.isfinite(want) & torch.isfinite(own)
+        top = float(want[fine].abs().max()) if fine.any() else 0.0
+        error, reference = (float((v - want)[fine].abs().max()) if fine.any() else 0.0 for v in (y, own))
+        if error > FACTOR * reference + (NARROW_FLOOR if narrow else FLOOR) * top:
+            return f"{name} is off by {error:.2g} of {top:.2g}; the reference in float32 by {reference:.2g}"
+    return ""
+
+
+def main() -> int:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("count", type=int)
+    ask.add_argument("--device", choices=("cpu", "interpreter"), default="cpu")
+    ask.add_argument("--goal", choices=("fast", "fused"), default="fused")
+    ask.add_argument("--seed", type=int, default=0)
+    a = ask.parse_args()
+    found: list[str] = []
+
+    @seed(a.seed)
+    @settings(
+        max_examples=a.count,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
+    def every(c: Case) -> None:
+        try:
+            why = wrong(c, a.device, a.goal)
+        except Exception as err:  # hidden: nothing, every error of a program is printed with it
+            why = f"{type(err).__name__}: {err}"
+        if why:
+            found.append(why)
+            print(f"{why}\n{c}", flush=True)
+
+    every()
+    print(f"{len(found)} of {a.count} programs are wrong")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The long mode finds what is wrong, accepts what is right, and means the same program by every way to store inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fuzz import long
+from tests.fuzz.long import Case, stored, wrong
+from tilefold.algebra.dtypes import DType
+from tilefold.tensor import interp
+from tilefold.tensor.text import parse
+
+PROGRAM = parse(
+    "program p(n)\n  input x: f32[3, n]\n  dim i = 3\n  dim j = n\n  v[i]: f32 = sum[j] x[i, j] * x[i, j]\n  return v\n"
+)
+CASE = Case(PROGRAM, 13, DType.F32, 100.0, "inside", 0)
+
+
+def compiled(change):
+    return lambda p, **_: lambda x, syms: {k: change(v) for k, v in interp.run(p, x).items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda v: v, ""),
+        (lambda v: v * (1 + 1e-4), "v is off"),
+        (lambda v: v * torch.nan, "v is not finite"),
+    ],
+)
+def test_a_wrong_result_is_told(change, why, monkeypatch):
+    monkeypatch.setattr(long, "compile_program", compiled(change))
+    assert wrong(CASE, "cpu", "fused").startswith(why) and bool(wrong(CASE, "cpu", "fused")) == bool(why)
+
+
+@pytest.mark.parametrize("how", ["contiguous", "permuted", "inside"])
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (1, 1)])
+def test_values_are_the_same_however_they_are_stored(how, shape):
+    x = torch.randn(shape)
+    y = stored(x, how)
+    assert torch.equal(x, y) and (how != "inside" or y.storage_offset() == 1)
+
+
+def test_a_program_runs_compiled():
+    assert wrong(CASE, "cpu", "fused") == ""
