@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from tests.frontend.check import randn
 from tilefold.errors import TilefoldError
@@ -156,6 +157,32 @@ def test_distributed_data_parallel_wraps_it(tmp_path):
             close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_fully_sharded_data_parallel_wraps_it(tmp_path):
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this PyTorch has no gloo")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        plain, x = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)), randn(3, 4)
+        f = fuse(copy.deepcopy(plain), runner="interpreter")
+        fully_shard(f, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        f(x).square().sum().backward()
+        plain(x).square().sum().backward()
+        for a, b in zip(f.parameters(), plain.parameters(), strict=True):
+            close(a.grad.full_tensor(), b.grad, atol=1e-4, rtol=1e-4)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_hooks_run_around_a_fused_module():
+    f, seen, x = fuse(nn.LayerNorm(4), runner="interpreter"), [], randn(2, 4)
+    f.register_forward_pre_hook(lambda m, args: seen.append("before"))
+    f.register_forward_hook(lambda m, args, out: out * 2)
+    close(f(x), 2 * nn.functional.layer_norm(x, (4,)))
+    close(f(x), 2 * nn.functional.layer_norm(x, (4,)))
+    assert seen == ["before", "before"]
 
 
 def soft(x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:

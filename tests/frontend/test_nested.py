@@ -119,6 +119,19 @@ def test_tilefolds_own_graphs_fuse_what_is_in_it():
     )
 
 
+def test_modules_and_functions_with_tensors_of_their_own_are_taken_apart():
+    torch.manual_seed(0)
+    plain, x, w = torch.nn.LayerNorm(5), randn(3, 5), randn(5, 5, seed=1).requires_grad_()
+    norm = fuse(plain, runner="interpreter")
+    product = fuse(lambda x: torch.softmax(x @ w, -1), runner="interpreter")
+    y, graphs = graph_of(lambda x: product(norm(x)), x)
+    assert "tilefold.fused.default" not in [str(t) for t in targets(graphs[0])]
+    y[:, 0].sum().backward()
+    want = torch.autograd.grad(torch.softmax(plain(x) @ w, -1)[:, 0].sum(), [w, *plain.parameters()])
+    for g, p in zip(want, [w, *plain.parameters()], strict=True):
+        close(p.grad, g, atol=1e-5, rtol=1e-5)
+
+
 def test_calls_with_other_things_than_tensors_and_numbers_are_taken_apart():
     class Holder:
         @fuse(runner="interpreter")

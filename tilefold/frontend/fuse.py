@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.fx_to_tensor import Lowered
-from tilefold.frontend.nested import in_graph, named, simple
+from tilefold.frontend.nested import alone, in_graph, named, simple
 from tilefold.frontend.options import RUNNERS
 from tilefold.frontend.regions import STRICT_HINT, CompiledGraph, Options
 from tilefold.frontend.specialise import Sizes, lower_specialised
@@ -63,7 +63,8 @@ class Fused(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():  # in a graph of somebody else's
-            return in_graph(self.name, args, kwargs) if simple(args, kwargs) else self.fn(*args, **kwargs)
+            whole = simple(args, kwargs) and alone(self.name)
+            return in_graph(self.name, args, kwargs) if whole else self.fn(*args, **kwargs)
         return self.fn(*args, **kwargs) if transformed() else self.run(*args, **kwargs)
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -99,7 +100,7 @@ class Fused(Generic[P, R]):
 
     def _compile(self, dynamic: bool | None) -> Callable[P, R]:
         return torch.compile(
-            own_copy(self.fn),
+            own_copy(self.fn.forward if isinstance(self.fn, torch.nn.Module) else self.fn),
             backend=functools.partial(_strict, options=self._options),
             fullgraph=True,
             dynamic=dynamic,
@@ -115,7 +116,8 @@ class FusedModule:
 
     _fused: Fused[..., Any]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compiled; hooks run around it, as around any module."""
         return self._fused(*args, **kwargs)
 
     @property

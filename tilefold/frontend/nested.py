@@ -10,11 +10,13 @@ function, so that the forward values are computed again rather than kept. Tilefo
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
+from types import FunctionType
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -72,6 +74,17 @@ def find(name: str) -> Compiled:
             raise TilefoldError(f"{name} is not fused", hint="decorate it with tilefold.fuse")
     _in_graphs[name] = found
     return found
+
+
+@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+def alone(name: str) -> bool:
+    """Whether a function works on its arguments alone: tensors that it finds elsewhere belong to the graph."""
+    fn = find(name).fn
+    if not isinstance(fn, FunctionType):
+        return False
+    around = inspect.getclosurevars(fn)
+    found = (*around.nonlocals.values(), *around.globals.values())
+    return not any(isinstance(v, torch.Tensor | torch.nn.Module) for v in found)
 
 
 def simple(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
