@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.frontend.check import randn
+from tilefold.frontend.ops import VIEWS
 from tilefold.frontend.partition import Partition, extract, partition
 from tilefold.frontend.torch_compile import aot
 
@@ -53,16 +54,66 @@ def test_a_scan_takes_what_is_elementwise_around_it_along():
     assert names[1] == {"mul", "relu", "cumsum", "exp"} and names[2] == {"sum"}
 
 
-def test_independent_work_does_not_wait_for_an_uncovered_operator():
+def test_independent_work_is_no_region_of_its_own():
     def f(x, y):
         a = torch.sort(x.softmax(0), 0)[0].exp()
         b = (y @ y.t()).softmax(-1)
         return a, b
 
     p = partition(graph_of(f, randn(3, 4), randn(5, 5)))
-    first = {str(n.target) for n in p.groups[0].nodes}
-    assert p.groups[0].covered and sum("softmax" in t for t in first) == 1 and not any("exp" in t for t in first)
-    assert sum("softmax" in str(n.target) for n in p.groups[0].nodes) == 2
+    assert [g.covered for g in p.groups] == [True, False, True]
+    assert [sum("softmax" in str(n.target) for n in g.nodes) for g in p.groups] == [1, 0, 1]
+
+
+def test_what_only_a_later_region_needs_is_computed_there():
+    """A mask of 40 x 40 is made of two vectors of 40, which cross in its place."""
+
+    def f(x, a, b):
+        mask = (a.exp()[:, None] < b.exp()) & (a[:, None] > 0)
+        return torch.where(mask, torch.sort(x * 2)[0], 0.0)
+
+    p = partition(graph_of(f, randn(40, 40), randn(40), randn(40)))
+    assert [str(n.target) for n in p.groups[0].results] == ["aten.mul.Tensor"]
+    assert not any("exp" in str(n.target) for n in p.groups[0].nodes)
+
+
+def test_what_shrinks_is_computed_before_it_crosses():
+    def f(x, y):
+        s = (y @ y).sum(1)  # 40 numbers of 1,600, which the sort has to wait for anyway
+        return torch.sort(y @ y)[0] * s
+
+    p = partition(graph_of(f, randn(40, 40), randn(40, 40)))
+    assert [g.covered for g in p.groups] == [True, False, True]
+    assert any(str(n.target) == "aten.sum.dim_IntList" for n in p.groups[0].nodes)
+
+
+def test_views_and_constants_go_with_their_readers():
+    def f(x, w):
+        zero = torch.zeros(4, 4)
+        t = w.t()
+        y = torch.sort(x @ t)[0]
+        return y @ t + zero, torch.sort(y + zero)[0] @ t
+
+    p = partition(graph_of(f, randn(4, 4), randn(4, 4)))
+    assert not any(n.target in VIEWS or not n.all_input_nodes for g in p.groups for n in g.results)
+    made = [str(n.target) for g in p.groups for n in g.nodes]
+    assert made.count("aten.t.default") > 1  # once a region that reads it
+
+
+def test_a_small_part_of_a_tensor_crosses_instead_of_it():
+    p = partition(graph_of(lambda x: torch.sort((x * 2).exp()[:, :2].t())[0], randn(40, 40)))
+    (region,) = [g for g in p.groups if g.covered]
+    assert all(n.meta["val"].numel() == 80 for n in region.results)
+
+
+def test_results_are_what_others_read():
+    gm = graph_of(lambda x: ((y := torch.sort(x * 2)[0]).exp(), y[0], y.shape[0], x.t()), randn(3, 4))
+    p = partition(gm)
+    for g in p.groups:
+        part = extract(gm, g)
+        for n in part.results:
+            assert any(u not in g.nodes or u.op == "output" for u in n.users)
+        assert not set(part.results) & set(p.aliases)
 
 
 def test_what_waits_for_no_region_comes_before_the_first_and_cuts_nothing():
@@ -110,7 +161,7 @@ def test_results_of_an_uncovered_operator_with_several_stay_with_it():
 def test_returned_views_of_arguments_are_made_outside():
     gm = graph_of(lambda x: (x * 2, x.t()), randn(3, 4))
     p = partition(gm)
-    part = extract(gm, p.groups[0], p.aliases)
+    part = extract(gm, p.groups[0])
     assert [n.target for n in p.aliases] and all(r not in p.aliases for r in part.results)
 
 

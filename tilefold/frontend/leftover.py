@@ -9,10 +9,10 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.guard import Guarded, Part
-from tilefold.frontend.partition import Extracted, Group, draws_numbers
+from tilefold.frontend.partition import Extracted, Group, draws_numbers, operators
 from tilefold.frontend.scans import SCANS
 
-#: Leftovers of fewer nodes than this run op by op: compiling them costs more than it gives.
+#: Leftovers of fewer operators than this run op by op: compiling them costs more than it gives.
 WORTH_INDUCTOR = 2
 
 
@@ -20,7 +20,7 @@ def compile_leftover(
     group: Group, extracted: Extracted, part: Part, config: Mapping[str, object]
 ) -> Callable[..., object] | None:
     """The group as a callable; None where op by op is better or the only way. config: Inductor's, for this alone."""
-    if _draws_numbers(group) or (len(group.nodes) < WORTH_INDUCTOR and not _generated(group)):
+    if _draws_numbers(group) or (operators(group) < WORTH_INDUCTOR and not _generated(group)):
         return None
     run = part.attempt(lambda: _compiled(extracted, config))
     return None if run is None else Guarded(part, run, extracted.module)

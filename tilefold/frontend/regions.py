@@ -193,13 +193,15 @@ class _Assembler:
 
     def _copy(self, n: torch.fx.Node) -> None:
         if n not in self.made:
+            for a in n.all_input_nodes:  # a size of a view of an argument, say
+                self._copy(a)
             self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
 
     def _group(self, group: Group) -> None:
         if is_trivial(group):
             self._eager(group)
             return
-        part = extract(self.gm, group, self.parts.aliases)
+        part = extract(self.gm, group)
         if not part.results:
             return
         run = self._region(part) if group.covered else self._leftover(group, part)
