@@ -6,7 +6,7 @@ import torch
 
 from tests.frontend.check import randn
 from tilefold.frontend.ops import VIEWS
-from tilefold.frontend.partition import Partition, extract, partition
+from tilefold.frontend.partition import Partition, extract, halves, partition
 from tilefold.frontend.torch_compile import aot
 
 
@@ -169,3 +169,16 @@ def test_covers_is_asked_for_every_operator():
     gm = graph_of(lambda x: (x * 2).exp(), randn(3))
     p = partition(gm, covers=lambda n: "no" if "exp" in str(n.target) else None)
     assert [g.covered for g in p.groups] == [True, False] and [f.reason for f in p.fallbacks] == ["no"]
+
+
+def test_halves_end_at_single_operators():
+    gm = graph_of(lambda x, w: torch.softmax(x @ w.t() + 1, -1).sum(0), randn(4, 4), randn(4, 4))
+    sizes, todo = [], [gm]
+    while todo:
+        gm = todo.pop()
+        parts = halves(gm)
+        if parts is None:
+            sizes.append(sum(n.op == "call_function" and n.target not in VIEWS for n in gm.graph.nodes))
+        else:
+            todo += [extract(gm, g).module for g in parts.groups]
+    assert len(sizes) == 4 and set(sizes) == {1}

@@ -351,19 +351,24 @@ def halves(gm: torch.fx.GraphModule) -> Partition | None:
 
     Results of an operator that has several stay with it.
     """
-    nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
+    light = _light(gm, ())
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and n not in light]
     at = {n: k for k, n in enumerate(nodes)}
     together = [(at.get(source, 0), k) for k, n in enumerate(nodes) if (source := _tuple_source(n)) is not None]
     cuts = [k for k in range(1, len(nodes)) if not any(a < k <= b for a, b in together)]
     if not cuts:
         return None
 
+    def last_reader(n: Node) -> int:
+        return max((last_reader(u) if u in light else at.get(u, -1) for u in n.users), default=-1)
+
+    last = {n: last_reader(n) for n in nodes}
+
     def crossing(k: int) -> tuple[bool, int]:
         """Whether a cut before node k is near an end, and the bytes that cross it."""
-        crosses = (n for n in nodes[:k] if any(at.get(u, -1) >= k for u in n.users))
+        crosses = (n for n in nodes[:k] if last[n] >= k)
         return not len(nodes) <= 4 * k <= 3 * len(nodes), sum(map(nbytes, crosses))
 
     best = min(cuts, key=crossing)
-    light = _light(gm, ())
-    owners = {n: 2 * (at[n] >= best) for n in nodes if n not in light}
+    owners = {n: 2 * (at[n] >= best) for n in nodes}
     return Partition(_groups(gm, owners, {}, light, ()), (), (), ())
