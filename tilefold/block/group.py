@@ -12,8 +12,8 @@ test stays.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
 from tilefold.errors import SourceLoc
@@ -64,14 +64,12 @@ class Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What merging keeps to. apart: computes that stay alone. workers: independent blocks to be left. lost: member ->
-    extent that may change from parallel to local in its kernel, where less than `LOST_LIMIT`. both: blocks to be left
-    where each of two kernels has so many (sums over rows and sums over columns have none in common). in_registers: what
-    a kernel computes is read where it was computed, as values in registers are."""
+    """What merging keeps to. apart: computes that stay alone. workers: independent blocks to be left. both: blocks to
+    be left where each of two kernels has so many (sums over rows and sums over columns have none in common).
+    in_registers: what a kernel computes is read where it was computed, as values in registers are."""
 
     apart: frozenset[str] = frozenset()
     workers: int = ENOUGH_PARALLEL
-    lost: Mapping[str, int] = field(default_factory=dict)
     both: int = 1
     in_registers: bool = False
 
@@ -80,7 +78,6 @@ def group(
     p: Program,
     apart: frozenset[str] = frozenset(),
     workers: int = ENOUGH_PARALLEL,
-    lost: Mapping[str, int] | None = None,
     both: int = 1,
     in_registers: bool = False,
     calls: Iterable[tuple[str, ...]] = (),
@@ -88,7 +85,7 @@ def group(
     """Partition the program. Computes in `apart` (library calls) stay alone, those of one of `calls` together; for the
     rest see `Bounds`."""
     g = Graph.of(p)
-    bounds = Bounds(apart, workers, lost or {}, both, in_registers)
+    bounds = Bounds(apart, workers, both, in_registers)
     of: dict[str, Group] = {c.name: Group((c.name,), out_dims(c)) for c in p.body}
     for call in calls:
         of |= dict.fromkeys(call, Group(call, out_dims(g.by_name[call[-1]])))
@@ -113,11 +110,6 @@ def group(
     return Grouping(_ordered(g, list(unique), of), tuple(refusals.values()))
 
 
-def lost_limit(lost: Mapping[str, int], members: Iterable[str]) -> int:
-    """Extent that may change from parallel to local in a kernel of these members."""
-    return min(lost.get(m, LOST_LIMIT) for m in members)
-
-
 def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) -> Group | str:
     """The union of two groups, or the reason why it is not one kernel."""
     members = tuple(c.name for c in g.program.body if c.name in a.members or c.name in b.members)
@@ -136,7 +128,7 @@ def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], bounds: Bounds) ->
         shorter = next((m for m in kept if lost & _wider(g, a, b, m)), None)
         if shorter is not None:
             return f"{shorter} goes to memory, and its kernel would not be parallel over {', '.join(sorted(lost))}"
-    if g.points(lost) > lost_limit(bounds.lost, members) or not all(is_static(g.program.sizes[d]) for d in lost):
+    if g.points(lost) > LOST_LIMIT or not all(is_static(g.program.sizes[d]) for d in lost):
         return f"the parallel dim {', '.join(sorted(lost))} would be lost"
     left = g.points(parallel)
     if left < bounds.both and left * bounds.both <= g.points(a.parallel) and _little_between(g, a, b):

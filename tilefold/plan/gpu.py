@@ -92,11 +92,11 @@ def fuse_for_gpu(
     apart = frozenset(m for call in calls for m in call)
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
     g = Graph.of(p)
-    grouping = group(p, apart, 1, {}, LEAST_BLOCKS, in_registers=True, calls=calls)
+    grouping = group(p, apart, 1, LEAST_BLOCKS, in_registers=True, calls=calls)
     p, alone = split_contractions(p, g, grouping.groups, units)
     if alone:
         g = Graph.of(p)
-        grouping = group(p, apart | alone, 1, {}, LEAST_BLOCKS, in_registers=True, calls=calls)
+        grouping = group(p, apart | alone, 1, LEAST_BLOCKS, in_registers=True, calls=calls)
     groups = list(grouping.groups)
     if given is None:
         p, groups = separated(p, g, groups, units, frozenset(calls))
