@@ -61,7 +61,8 @@ def eager_is_right(problem: Cascade, tensors: dict[str, torch.Tensor]) -> dict[s
     return {k: bool(ok) for k, ok in trusted(problem.reductions, ("l",), env, 1, want).items()}
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same cascades in every run: which folds are drawn does not decide whether a change is good.
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(formulas(), st.integers(0, 99))
 def test_random_cascades(text: str, seed: int) -> None:
     problem = cascade(text)
