@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tilefold.backends.triton import launch
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.views import Like
 from tilefold.frontend.direct import executable, start_building
@@ -48,3 +50,20 @@ def test_nothing_where_sizes_are_not_known(monkeypatch):
     x = meta(64, 300)
     torch._dynamo.mark_dynamic(x, 0)
     assert asked(monkeypatch, lambda x: torch.softmax(x, -1), x) == []
+
+
+def test_kernels_are_rendered_although_a_trace_makes_all_tensors_fake(monkeypatch):
+    """As AOTAutograd calls a compiler; a sum of columns has lanes, whose identities are read off real tensors."""
+    found: list[object] = []
+    monkeypatch.setattr(launch, "start_building", found.append)
+    monkeypatch.setattr(gpu_program, "enabled", lambda device: True)
+    monkeypatch.setattr(launch, "is_hopper", lambda device: False)
+    torch._dynamo.reset()
+    lowered = trace(lambda x: x.float().square().sum(0).sqrt(), meta(8192, 4096))
+    run = executable(lowered, compile_program(lowered.program, device="cuda"))
+    with FakeTensorMode() as mode:
+        start_building(run, [mode.from_tensor(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta"))])
+    assert found == []  # a tensor of no GPU
+    with FakeTensorMode():
+        start_building(run, [torch.empty(8192, 4096, dtype=torch.bfloat16, device="cuda")])
+    assert found

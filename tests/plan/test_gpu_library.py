@@ -215,3 +215,16 @@ def test_a_residual_between_two_products_is_in_memory_anyway() -> None:
 
     p = lowered(block, (1 << 14, 512), (1 << 14, 512), (512, 512), (512, 512))
     assert "mm" in gpu_library_products(p)
+
+
+@pytest.mark.parametrize("machine", [H100, H200], ids=lambda m: m.name)
+@pytest.mark.parametrize("dim", [64, 80, 128])
+def test_attention_is_priced_by_the_type_that_its_products_have(dim, machine):
+    """Probabilities are float32 by name, and are multiplied in the type of the values."""
+
+    def attention(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    torch._dynamo.reset()
+    x = torch.empty(4, 16, 1024, dim, dtype=torch.bfloat16, device="meta")
+    assert not gpu_library_products(trace(attention, x, x, x).program, machine)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.backends.triton.compile import DIVISOR
 from tilefold.backends.triton.views import Like
@@ -41,7 +42,9 @@ def start_building(run: Executable, values: Sequence[object]) -> None:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     sizes = [n for v in tensors for n in (*v.shape, *v.stride())]
     if isinstance(run.runner, CompiledProgram) and not run.lowered.syms and all(isinstance(n, int) for n in sizes):
-        run.runner.start_building({name: Like.of(read(values, {})) for name, read in run.inputs}, {})
+        like = {name: Like.of(read(values, {})) for name, read in run.inputs}
+        with _disable_current_modes():  # rendering evaluates real tensors: not under AOT's fake mode
+            run.runner.start_building(like, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,8 @@ def _folded_faster(g: Graph, products: Sequence[Compute], passed: float, machine
     for c in products:
         operands = {ld.tensor for ld in loads(c.body)}
         read, made = g.nbytes(operands), g.nbytes([c.name])
-        rate = machine.gemm_rate(g.program.dtype_of(min(operands)), library=True)
+        narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
+        rate = machine.gemm_rate(narrowest, library=True)  # probabilities are rounded to the type of values
         folded += max(_flops(g, c.name) / (machine.folded * rate), read / memory)
         apart += max(_flops(g, c.name) / rate, (read + made) / memory) + CALL
     return folded < apart

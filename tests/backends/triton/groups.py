@@ -57,9 +57,9 @@ WIDE: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[tuple[int, ...], t
 }
 
 
-def shared_out(block: Block, sizes: Mapping[str, int], **how: bool) -> TritonConfig:
+def shared_out(block: Block, sizes: Mapping[str, int], unit: tiles.UnitAxes | None = None, **how: bool) -> TritonConfig:
     """The default, in tiles of 64 rows and 64 streamed indices, for two groups."""
-    base, s = _default(block, sizes, **how), tiles.Shape.of(block)
+    base, s = _default(block, sizes, unit, **how), tiles.Shape.of(block)
     if not any(m and n for m, n, _ in s.products):
         return base
     rows = [d for d in s.parallel if max(base.tiles.get(d, 1), base.lanes.get(d, 1)) >= 16][-1:]
