@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,66 @@ def dotted(path: Path) -> str:
 def test_module_keeps_the_rules(path):
     found = violations(path.read_text(), dotted(path), path.name == "__init__.py")
     assert not found, "\n".join(found)
+
+
+def file_imports(sources: Mapping[str, str], packages: Collection[str]) -> dict[str, set[str]]:
+    """Module -> modules of `sources` that it imports when it runs, names of a package's modules resolved. Imports for
+    types alone do not count."""
+    found: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        tree = ast.parse(source)
+        typing = {id(x) for n in ast.walk(tree) if _for_types(n) for x in ast.walk(n)}
+        names = {n for at, n in imported(tree, module, module in packages) if id(at) not in typing}
+        names |= {n.rpartition(".")[0] for n in names}
+        found[module] = (names & set(sources)) - {module}
+    return found
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of files each of which reaches every other (Tarjan's components of more than one)."""
+    graph = {m: sorted(targets) for m, targets in imports.items()}
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(m: str) -> None:
+        order[m] = low[m] = len(order)
+        stack.append(m)
+        for t in graph[m]:
+            if t not in order:
+                visit(t)
+            if t in stack:
+                low[m] = min(low[m], low[t])
+        if low[m] == order[m]:
+            at = stack.index(m)
+            group = sorted(stack[at:])
+            del stack[at:]
+            if len(group) > 1:
+                found.append(group)
+
+    for m in graph:
+        if m not in order:
+            visit(m)
+    return found
+
+
+def test_files_import_without_circles():
+    paths = {dotted(p): p for p in modules()}
+    packages = {m for m, p in paths.items() if p.name == "__init__.py"}
+    found = circles(file_imports({m: p.read_text() for m, p in paths.items() if m != "tilefold"}, packages))
+    assert not found, "\n".join(" <-> ".join(group) for group in found)
+
+
+def test_circles_are_found():
+    sources = {"a.x": "from a import y", "a.y": "from a.z import f", "a.z": "import a.x", "a.w": "import a.x"}
+    assert circles(file_imports(sources, ())) == [["a.x", "a.y", "a.z"]]
+    assert not circles(file_imports(sources | {"a.z": ""}, ()))
+    assert not circles(file_imports(sources | {"a.z": "if TYPE_CHECKING:\n    import a.x"}, ()))
+
+
+def _for_types(n: ast.AST) -> bool:
+    return isinstance(n, ast.If) and isinstance(n.test, ast.Name) and n.test.id == "TYPE_CHECKING"
 
 
 @pytest.mark.parametrize(

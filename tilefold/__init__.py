@@ -29,9 +29,9 @@ from tilefold.errors import (
 
 if TYPE_CHECKING:
     from tilefold.explanation.report import Explanation, explain
-    from tilefold.frontend import te
-    from tilefold.frontend.custom_op import CustomOp, custom_op
+    from tilefold.frontend.expressions import te
     from tilefold.frontend.fuse import fuse
+    from tilefold.frontend.registered.custom_op import CustomOp, custom_op
     from tilefold.frontend.tune import tune
     from tilefold.frontend.verify import VerifyReport, verify
     from tilefold.tensor.formula import derive
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "Explanation": "tilefold.explanation.report",
     "explain": "tilefold.explanation.report",
-    "te": "tilefold.frontend.te",
-    "CustomOp": "tilefold.frontend.custom_op",
-    "custom_op": "tilefold.frontend.custom_op",
+    "te": "tilefold.frontend.expressions.te",
+    "CustomOp": "tilefold.frontend.registered.custom_op",
+    "custom_op": "tilefold.frontend.registered.custom_op",
     "fuse": "tilefold.frontend.fuse",
     "tune": "tilefold.frontend.tune",
     "VerifyReport": "tilefold.frontend.verify",

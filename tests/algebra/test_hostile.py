@@ -159,7 +159,7 @@ def test_values_far_from_zero_keep_the_digits_of_their_spread_in_f32(name: str, 
 
 
 def test_what_a_user_takes_out_is_not_taken_out_twice() -> None:
-    """torch's variance brings its own residual (`frontend.ops_reduce.centred`)."""
+    """torch's variance brings its own residual (`frontend.operators.reduce.centred`)."""
     fold = derive_fold(cascade(c.VARIANCE.replace("q =", "rest = sum[l] x[l] - s / size(l)\nq =")))
     assert dict(fold.finish)["q"] == own_load(next(v for v in fold.state if v.name == "q"))
 

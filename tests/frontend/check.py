@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
-from tilefold.frontend.decompose import decompositions
-from tilefold.frontend.execute import Executable, interpreted
-from tilefold.frontend.fx_to_tensor import Lowered, lower
+from tilefold.frontend.capture.decompose import decompositions
+from tilefold.frontend.operators.fx_to_tensor import Lowered, lower
+from tilefold.frontend.regions.execute import Executable, interpreted
 from tilefold.tensor.text import parse, show
 
 TABLE = decompositions()

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tilefold.frontend import regions, torch_compile
+from tilefold.frontend import torch_compile
+from tilefold.frontend.regions import assemble as regions
 
 
 def compiled(fn):

@@ -9,7 +9,7 @@ from tests.frontend.check import randn
 from tilefold.algebra.expr import Sym
 from tilefold.errors import NotFusibleError, TilefoldError, UnsupportedError
 from tilefold.frontend.fuse import Fused, fuse, own_copy, trace
-from tilefold.frontend.regions import Options
+from tilefold.frontend.regions.assemble import Options
 
 
 @fuse(runner="interpreter")

@@ -10,7 +10,7 @@ from tests.frontend.programs.layers import LAYERS, LOSSES
 from tests.frontend.programs.run import difference
 from tilefold.errors import BackendError
 from tilefold.frontend import torch_compile
-from tilefold.frontend.options import RUNNERS
+from tilefold.frontend.capture.options import RUNNERS
 
 HOW = {"backend": torch_compile.backend, "options": {"runner": "interpreter", "leftover": "eager"}}
 #: Layers that do something else in inference.

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from tests.frontend.check import randn
 from tilefold.errors import BackendError
-from tilefold.frontend import regions, torch_compile
-from tilefold.frontend.regions import Options, compilations
+from tilefold.frontend import torch_compile
+from tilefold.frontend.regions import assemble as regions
+from tilefold.frontend.regions.assemble import Options, compilations
 
 INTERPRETED = {"runner": "interpreter", "leftover": "eager"}
 

@@ -28,7 +28,9 @@ def device(request, monkeypatch):
     dry = request.config.getoption("--dry-device", default=None)
     if dry == "interpreter":
         monkeypatch.setattr(importlib.import_module("tilefold.frontend.fuse"), "compile_program", _interpreted)
-        monkeypatch.setattr(importlib.import_module("tilefold.frontend.options"), "RUNNERS", {"pipeline": _interpreted})
+        monkeypatch.setattr(
+            importlib.import_module("tilefold.frontend.capture.options"), "RUNNERS", {"pipeline": _interpreted}
+        )
         return "cpu"
     if dry is not None:
         return dry

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.frontend.check import randn
-from tilefold.frontend.regions import CompiledGraph, Options
+from tilefold.frontend.regions.assemble import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import compile_program
 from tilefold.runtime.convolution import ConvolutionStep

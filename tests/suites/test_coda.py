@@ -10,7 +10,7 @@ import torch
 from tilefold.block.epilogue.cost import Target
 from tilefold.block.epilogue.search import rewrite
 from tilefold.errors import TilefoldError
-from tilefold.frontend.joint import capture, in_float64
+from tilefold.frontend.capture.joint import capture, in_float64
 from tilefold.suites.blocks.coda import BLOCKS, TILE, cases, check, show, worst
 from tilefold.tensor.interp import run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilefold.frontend import te
+from tilefold.frontend.expressions import te
 from tilefold.suites.blocks import schedules
 from tilefold.suites.blocks.schedules import VARIANTS, cases, decode, rolling, same_kernels, split_k
 

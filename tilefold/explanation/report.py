@@ -15,7 +15,7 @@ from tilefold.explanation.gather import region
 from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport, alike
 from tilefold.explanation.traffic import Traffic
 from tilefold.frontend.fuse import check_arguments, check_function, own_copy, plain, translated
-from tilefold.frontend.regions import CompiledGraph, Options, Runner
+from tilefold.frontend.regions.assemble import CompiledGraph, Options, Runner
 from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import Goal, compile_program
 from tilefold.runtime.program import CompiledProgram
@@ -182,7 +182,7 @@ def _captured(
 
 
 def explain_graphs(graphs: Iterable[CompiledGraph], name: str, verification: VerifyReport | None = None) -> Explanation:
-    """Report what the torch.compile back end recorded, e.g. `frontend.regions.compilations`.
+    """Report what the torch.compile back end recorded, e.g. `frontend.regions.assemble.compilations`.
 
     Regions that something else than the pipeline runs are left out.
     """

@@ -16,11 +16,11 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
-from tilefold.frontend.fx_to_tensor import Lowered
-from tilefold.frontend.nested import alone, in_graph, named, simple
-from tilefold.frontend.options import RUNNERS
-from tilefold.frontend.regions import STRICT_HINT, CompiledGraph, Options
-from tilefold.frontend.specialise import Sizes, lower_specialised
+from tilefold.frontend.capture.options import RUNNERS
+from tilefold.frontend.operators.fx_to_tensor import Lowered
+from tilefold.frontend.regions.assemble import STRICT_HINT, CompiledGraph, Options
+from tilefold.frontend.regions.specialise import Sizes, lower_specialised
+from tilefold.frontend.registered.nested import alone, in_graph, named, simple
 from tilefold.frontend.torch_compile import aot, compile_captured
 from tilefold.pipeline import compile_program
 from tilefold.plan.gpu import Given

@@ -18,15 +18,13 @@ import torch
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from tilefold.frontend import (
-    first_use,  # noqa: F401 (for what it imports)
-    nested,
-)
-from tilefold.frontend.decompose import decompositions, rewrite_attention
-from tilefold.frontend.guard import Part
-from tilefold.frontend.layouts import channels_last
-from tilefold.frontend.options import read_options
-from tilefold.frontend.regions import CompiledGraph, Options, compilations, compile_graph
+from tilefold.frontend.capture import first_use  # noqa: F401 (for what it imports)
+from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
+from tilefold.frontend.capture.options import read_options
+from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
+from tilefold.frontend.regions.guard import Part
+from tilefold.frontend.regions.layouts import channels_last
+from tilefold.frontend.registered import nested
 
 #: (ATen graph, names for its placeholders) -> a callable with the graph's signature.
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[str] | None], Callable[..., object]]
@@ -44,7 +42,7 @@ def backend(
     """Entry point for Dynamo.
 
     mode: one of Inductor's. options: `runner` ("pipeline" or "interpreter"), `leftover` ("inductor" or "eager"), and
-    those of Inductor (`frontend.options`). TilefoldError on an unknown one.
+    those of Inductor (`frontend.capture.options`). TilefoldError on an unknown one.
     """
     how = read_options(mode, options)
     undo = rewrite_attention(gm)

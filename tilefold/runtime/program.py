@@ -19,7 +19,7 @@ from tilefold.tensor.ir import Program
 class CompiledProgram:
     """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned.
 
-    `whole`: the steps for `frontend.direct`, which runs them with less work for Python.
+    `whole`: the steps for `frontend.regions.direct`, which runs them with less work for Python.
     """
 
     program: Program

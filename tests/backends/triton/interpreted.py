@@ -20,7 +20,7 @@ from tests.layers import Layer, gradients, rotated
 from tilefold import fuse
 from tilefold.backends.triton import launch, memory, order
 from tilefold.errors import TilefoldError
-from tilefold.frontend.regions import compilations
+from tilefold.frontend.regions.assemble import compilations
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
 from tilefold.plan import gpu, gpu_folds

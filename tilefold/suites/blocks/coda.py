@@ -25,8 +25,8 @@ from tilefold.block.epilogue.search import Rewritten, rewrite
 from tilefold.block.fuse import Fused
 from tilefold.block.interp import run
 from tilefold.errors import TilefoldError
-from tilefold.frontend.execute import Runner
-from tilefold.frontend.joint import Captured, capture, in_float64
+from tilefold.frontend.capture.joint import Captured, capture, in_float64
+from tilefold.frontend.regions.execute import Runner
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.steps import KernelStep, load_all
 from tilefold.suites.blocks.case import BlockCase, Outcome

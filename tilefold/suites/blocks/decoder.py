@@ -10,9 +10,9 @@ from torch import Tensor
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch.nn import functional
 
-from tilefold.frontend.decompose import attention, decompositions
+from tilefold.frontend.capture.decompose import attention, decompositions
 from tilefold.frontend.fuse import trace
-from tilefold.frontend.fx_to_tensor import lower
+from tilefold.frontend.operators.fx_to_tensor import lower
 from tilefold.suites.functions import rms_norm
 from tilefold.tensor.ir import Program
 

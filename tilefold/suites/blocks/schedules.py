@@ -20,7 +20,7 @@ from tilefold.block.fuse import fuse
 from tilefold.block.interp import run
 from tilefold.block.ir import Block
 from tilefold.errors import ScheduleError
-from tilefold.frontend import te
+from tilefold.frontend.expressions import te
 from tilefold.frontend.fuse import trace
 from tilefold.frontend.verify import compare
 from tilefold.suites import functions as f

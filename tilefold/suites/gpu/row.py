@@ -23,9 +23,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tilefold.errors import TilefoldError
-from tilefold.frontend import regions
 from tilefold.frontend.hostile import Args
 from tilefold.frontend.reference import Exact, reference
+from tilefold.frontend.regions import assemble as regions
 from tilefold.frontend.verify import FACTOR, Comparison, judge
 from tilefold.suites.gpu.case import GpuCase, Part
 from tilefold.suites.gpu.floors import Rates

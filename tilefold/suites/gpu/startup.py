@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from tilefold.frontend.custom_op import custom_op
 from tilefold.frontend.fuse import fuse, own_copy
+from tilefold.frontend.registered.custom_op import custom_op
 from tilefold.frontend.tune import tune
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.gpu.cases import select

@@ -1,0 +1,86 @@
+"""Fused attention taken apart equals torch's, and its structure is the plain one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.frontend.check import check, randn, same
+from tilefold.frontend.capture.decompose import attention, decompositions
+from tilefold.frontend.fuse import trace
+from tilefold.frontend.operators.table import TABLE
+from tilefold.frontend.regions.assemble import compilations
+
+CASES = [
+    dict(),
+    dict(is_causal=True),
+    dict(scale=0.3),
+    dict(attn_mask=randn(6, 7) > 0),
+    dict(attn_mask=randn(2, 1, 6, 7)),
+]
+
+
+@pytest.mark.parametrize("options", CASES, ids=lambda o: ",".join(o))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_equals_torch(options, dtype):
+    q, k, v = randn(2, 3, 6, 8, dtype=dtype), randn(2, 3, 7, 8, dtype=dtype), randn(2, 3, 7, 5, dtype=dtype)
+    options = {n: x.to(dtype) if n == "attn_mask" and x.dtype is not torch.bool else x for n, x in options.items()}
+    got, want = attention(q, k, v, **options), F.scaled_dot_product_attention(q, k, v, **options)
+    assert got.dtype is want.dtype
+    same(got, want, 2e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
+def test_grouped_heads():
+    q, k, v = randn(2, 4, 6, 8), randn(2, 2, 7, 8), randn(2, 2, 7, 8, seed=1)
+    same(attention(q, k, v, enable_gqa=True), F.scaled_dot_product_attention(q, k, v, enable_gqa=True), 1e-5)
+
+
+def test_a_fully_masked_row_is_zero():
+    q = randn(1, 1, 3, 4)
+    mask = torch.tensor([[True, True, False], [False, False, False], [True, False, True]])
+    out = check(lambda a, m: attention(a, a, a, attn_mask=m), q, mask)
+    assert out is not None
+    assert attention(q, q, q, attn_mask=mask)[0, 0, 1].abs().sum() == 0
+
+
+def test_a_call_in_a_model_is_replaced():
+    low = trace(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), randn(1, 2, 5, 4))
+    assert [c.reducer for c in low.program.body] == ["sum", None, "max", None, "sum", None, "sum"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_attention_of_modules_is_replaced_too(training):
+    """Its gradients were wrong: torch takes the CPU's fused forward apart into what its backward does not expect."""
+    torch.manual_seed(0)
+    m, x = torch.nn.MultiheadAttention(8, 2), randn(5, 2, 8)
+    torch._dynamo.reset()
+    fast = torch.compile(m, backend="tilefold", options={"runner": "interpreter", "leftover": "eager"})
+    gradients = []
+    compilations.clear()
+    for run in (m, fast):
+        leaf = x.clone().requires_grad_(training)
+        with torch.set_grad_enabled(training):
+            y = run(leaf, leaf, leaf, need_weights=False)[0]
+        gradients.append([y, *torch.autograd.grad(y.cos().sum(), [leaf, *m.parameters()])] if training else [y])
+    for got, want in zip(*reversed(gradients), strict=True):
+        same(got, want, 1e-5)
+    assert not any(record.fallbacks for record in compilations)
+
+
+def test_the_fused_attention_of_the_cpu_stays_whole():
+    q = randn(1, 2, 5, 4)
+    table, fused = decompositions(), torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert fused not in table
+
+    def f(q):
+        return fused(q, q, q)[0]
+
+    fast = torch.compile(f, backend="tilefold", options={"runner": "interpreter", "leftover": "eager"})
+    same(fast(q), f(q), 1e-6)
+
+
+def test_covered_operators_stay_whole():
+    table = decompositions()
+    assert not set(table) & set(TABLE)
+    assert torch.ops.aten.hardswish.default in table

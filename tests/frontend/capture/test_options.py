@@ -1,0 +1,64 @@
+"""Keyword arguments of torch.compile: Tilefold's own, Inductor's, and unknown ones."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+
+import pytest
+import torch
+
+from tests.frontend.check import randn
+from tilefold.errors import TilefoldError
+from tilefold.frontend.capture import options
+from tilefold.frontend.capture.options import read_options
+
+
+@pytest.mark.parametrize("mode", [None, "default", "max-autotune-no-cudagraphs", "max-autotune", "reduce-overhead"])
+def test_all_modes_of_inductor_are_accepted(mode):
+    torch._dynamo.reset()
+    x = randn(3, 4)
+    got = torch.compile(lambda v: torch.softmax(v, -1), backend="tilefold", mode=mode)(x)
+    torch.testing.assert_close(got, torch.softmax(x, -1))
+
+
+def test_options_of_inductor_go_to_inductor_but_for_cuda_graphs(caplog):
+    options._no_graphs.cache_clear()
+    given = {"triton.cudagraphs": True, "max-autotune": True, "leftover": "inductor"}
+    with caplog.at_level(logging.WARNING, logger="tilefold"):
+        for _ in range(2):
+            assert read_options(None, given).inductor == {"max_autotune": True}
+        read_options("reduce-overhead", {"cudagraphs": True})
+    assert caplog.text.count("CUDA graphs are not built") == 1
+
+
+def test_leftovers_are_compiled_with_inductors_options(monkeypatch):
+    seen = []
+    real = importlib.import_module("torch._inductor.compile_fx").compile_fx_inner
+
+    def looks(*args, **how):
+        seen.append(torch._inductor.config.epilogue_fusion)
+        return real(*args, **how)
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", looks)
+    torch._dynamo.reset()
+    fast = torch.compile(
+        lambda v: torch.cumsum(v, 0).sort(-1)[0], backend="tilefold", options={"epilogue_fusion": False}
+    )
+    fast(randn(5, 5))
+    assert seen == [False] and torch._inductor.config.epilogue_fusion
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "match"),
+    [
+        (None, {"runners": 1}, "unknown option 'runners'(?s:.)*did you mean runner"),
+        (None, {"leftover": "gpu"}, "unknown leftover 'gpu'"),
+        (None, {"runner": "gpu"}, "unknown runner 'gpu'"),
+        (None, {"zzzzzz": 1}, "unknown option 'zzzzzz'(?s:.)*known: runner"),
+        ("fastest", {}, "unknown mode 'fastest'(?s:.)*reduce-overhead"),
+    ],
+)
+def test_what_is_unknown_is_an_error_with_the_way_out(mode, given, match):
+    with pytest.raises(TilefoldError, match=match):
+        read_options(mode, given)

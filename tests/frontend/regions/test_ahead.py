@@ -1,0 +1,69 @@
+"""A region's kernels are asked for while it is compiled, for the tensors that it will be called with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tilefold.backends.triton import launch
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.views import Like
+from tilefold.frontend.fuse import trace
+from tilefold.frontend.regions.direct import executable, start_building
+from tilefold.pipeline import compile_program
+from tilefold.runtime import gpu_program
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+
+def asked(monkeypatch, fn, *args: torch.Tensor) -> list[list[Like]]:
+    found: list[list[Like]] = []
+    monkeypatch.setattr(TritonKernel, "start_building", lambda self, xs, syms, place=None: found.append(list(xs)))
+    torch._dynamo.reset()
+    lowered = trace(fn, *args)
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(Like, "of", staticmethod(lambda x: Like(tuple(x.shape), x.stride(), x.dtype, device)))
+    monkeypatch.setattr(gpu_program, "enabled", lambda device: True)
+    run = executable(lowered, compile_program(lowered.program, device="cuda"))
+    start_building(run, args)
+    return found
+
+
+def meta(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta", dtype=torch.bfloat16)
+
+
+def test_kernels_alone(monkeypatch):
+    (xs,) = asked(monkeypatch, lambda x: torch.softmax(x, -1), meta(64, 300).mT.contiguous().mT)
+    assert [x.strides for x in xs] == [(1, 64), (300, 1)]
+    assert {x.device.type for x in xs} == {"cuda"}
+
+
+def test_kernels_beside_library_calls(monkeypatch):
+    found = asked(monkeypatch, lambda x, w: torch.relu(x @ w).square() + 1, meta(512, 512), meta(512, 512))
+    assert found
+    assert all(x.shape == (512, 512) for xs in found for x in xs)
+
+
+def test_nothing_where_sizes_are_not_known(monkeypatch):
+    x = meta(64, 300)
+    torch._dynamo.mark_dynamic(x, 0)
+    assert asked(monkeypatch, lambda x: torch.softmax(x, -1), x) == []
+
+
+def test_kernels_are_rendered_although_a_trace_makes_all_tensors_fake(monkeypatch):
+    """As AOTAutograd calls a compiler; a sum of columns has lanes, whose identities are read off real tensors."""
+    found: list[object] = []
+    monkeypatch.setattr(launch, "start_building", found.append)
+    monkeypatch.setattr(gpu_program, "enabled", lambda device: True)
+    monkeypatch.setattr(launch, "is_hopper", lambda device: False)
+    torch._dynamo.reset()
+    lowered = trace(lambda x: x.float().square().sum(0).sqrt(), meta(8192, 4096))
+    run = executable(lowered, compile_program(lowered.program, device="cuda"))
+    with FakeTensorMode() as mode:
+        start_building(run, [mode.from_tensor(torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta"))])
+    assert found == []  # a tensor of no GPU
+    with FakeTensorMode():
+        start_building(run, [torch.empty(8192, 4096, dtype=torch.bfloat16, device="cuda")])
+    assert found

@@ -1,0 +1,58 @@
+"""Graphs given channels-last strides compute what they did, in one region, and return what was traced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.frontend.check import randn
+from tilefold.frontend import torch_compile
+from tilefold.frontend.regions.assemble import CompiledGraph, Options
+from tilefold.frontend.regions.layouts import channels_last
+from tilefold.pipeline import compile_program
+from tilefold.runtime.convolution import ConvolutionStep
+
+
+class Net(nn.Module):
+    def __init__(self, end):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+        self.end = end
+
+    def forward(self, x):
+        y = F.max_pool2d(F.relu(self.norm(self.first(x))), 2)
+        return self.end(self.second(y) + y[..., 1:-1, 1:-1])
+
+
+@pytest.mark.parametrize(
+    "end", [lambda y: y, lambda y: y.flatten(1), lambda y: (y, y.mean((2, 3))), lambda y: y.view(2, -1, 4) + 1]
+)
+def test_results_are_as_traced(end, monkeypatch):
+    done: list[bool] = []
+    monkeypatch.setattr(torch_compile, "channels_last", lambda gm: done.append(channels_last(gm, "cpu")))
+    module, x = Net(end).eval(), randn(2, 3, 12, 16)
+    found: list[CompiledGraph] = []
+    options = Options(compile_program, leftover="eager", on_compiled=found.append)
+    torch._dynamo.reset()
+    run = torch.compile(module, backend=lambda gm, xs: torch_compile.compile_captured(gm, xs, options), dynamic=False)
+    with torch.no_grad():
+        got, want = run(x), module(x)
+    assert done == [True] and not found[0].fallbacks
+    for g, w in zip(*(t if isinstance(t, tuple) else (t,) for t in (got, want)), strict=True):
+        assert g.stride() == w.stride()
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+    calls = [s for r in found[0].regions for s in r.runner.steps if isinstance(s, ConvolutionStep)]  # type: ignore
+    assert len(calls) == 2 and all(s.last for s in calls)
+
+
+def test_one_convolution_alone_is_left_as_it_is(monkeypatch):
+    done: list[bool] = []
+    monkeypatch.setattr(torch_compile, "channels_last", lambda gm: done.append(channels_last(gm, "cpu")))
+    options = Options(compile_program, leftover="eager")
+    torch._dynamo.reset()
+    conv = nn.Conv2d(3, 8, 3)
+    with torch.no_grad():
+        torch.compile(conv, backend=lambda gm, xs: torch_compile.compile_captured(gm, xs, options))(randn(1, 3, 8, 8))
+    assert done == [False]

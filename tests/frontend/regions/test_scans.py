@@ -1,0 +1,108 @@
+"""Running sums of constants are constants; other scans take what is elementwise around them along, and stay right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilefold.frontend import torch_compile
+from tilefold.frontend.regions import assemble as regions
+from tilefold.frontend.regions.scans import SCANS, carried, fold_scans
+
+ATEN = torch.ops.aten
+
+
+def graph(fn, *args):
+    return make_fx(fn, tracing_mode="fake")(*args)
+
+
+def packed(x):
+    """Numbers of packed sequences, as Hugging Face's decoders find them."""
+    at = torch.arange(x.shape[1]).unsqueeze(0).expand(x.shape[0], -1)
+    steps = torch.diff(at, prepend=at[:, :1] - 1, dim=-1)
+    return (steps != 1).cumsum(-1)
+
+
+def test_sequences_that_are_not_packed_are_found_out():
+    gm = graph(lambda x: x + packed(x), torch.randn(3, 7))
+    assert fold_scans(gm) == 1
+    targets = [n.target for n in gm.graph.nodes if n.op == "call_function"]
+    assert targets == [ATEN.full.default, ATEN.add.Tensor]
+    x = torch.randn(3, 7)
+    assert torch.equal(gm(x), x) and gm.graph.find_nodes(op="call_function", target=ATEN.full.default)[0].args[1] == 0
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x + torch.arange(7).cumsum(-1),  # not all equal
+        lambda x: x + (x > 0).cumsum(-1),  # of an argument
+        lambda x: x + (torch.rand(7) > 2).cumsum(-1),  # random, whatever comes of it
+        lambda x: x[0] + torch.zeros(2**20 + 1).cumsum(-1)[:7],  # large
+        lambda x: x.sum() + torch.zeros(0).cumsum(-1).sum(),  # nothing
+    ],
+)
+def test_scans_that_stay(fn):
+    gm = graph(fn, torch.randn(3, 7))
+    before = str(gm.graph)
+    assert fold_scans(gm) == 0 and str(gm.graph) == before
+
+
+def test_sizes_that_are_not_known_are_left_alone():
+    gm = make_fx(packed, tracing_mode="symbolic")(torch.randn(3, 7))
+    assert fold_scans(gm) == 0
+
+
+def names(nodes):
+    return {n.target for n in nodes}
+
+
+def test_what_goes_with_a_scan():
+    gm = graph(lambda x: (torch.exp(x * 2).cumsum(-1) - 1).relu(), torch.randn(3, 7))
+    assert names(carried(gm)) == {ATEN.mul.Tensor, ATEN.exp.default, ATEN.sub.Tensor, ATEN.relu.default}
+
+
+def test_what_does_not_go_with_a_scan():
+    def fn(x, w):
+        y = torch.exp(x)
+        c = y.cumsum(-1)
+        wide = c[:, :, None] * torch.ones(5)  # larger than what was left over
+        return y + c.sum(), wide, torch.tanh(c) @ w, (x @ w).cumsum(0), c + y.sum()
+
+    gm = graph(fn, torch.randn(3, 7), torch.randn(7, 7))
+    assert names(carried(gm)) - {ATEN.unsqueeze.default} == {ATEN.tanh.default}
+
+
+def linear(x, a):
+    la = torch.nn.functional.logsigmoid(a).cumsum(1)
+    return torch.exp(la) * (x * torch.exp(-la)).cumsum(1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (linear, ((2, 5, 4), (2, 5, 4))),
+        (lambda x: (x.cumsum(-1) - 1).softmax(-1), ((3, 9),)),
+        (lambda x: torch.sin(x).cummax(-1).values * 2, ((3, 9),)),
+        (lambda x: (1 + 0.01 * x).cumprod(0).sum(0), ((5, 4),)),
+        (lambda x: x.logcumsumexp(-1) @ x.t(), ((4, 6),)),
+        (lambda x: x + packed(x), ((3, 7),)),
+    ],
+)
+def test_compiled_programs_are_right(fn, shapes):
+    torch._dynamo.reset()
+    regions.compilations.clear()
+    args = [torch.randn(s) for s in shapes]
+    with torch.no_grad():
+        found = torch.compile(lambda *a: fn(*a), backend=torch_compile.backend)(*args)
+        torch.testing.assert_close(found, fn(*args))
+    (record,) = regions.compilations
+    assert [f.node for f in record.fallbacks] == [str(s) for s in _scans(fn, args)]
+
+
+def _scans(fn, args):
+    """Scans that are left over, in the order of the program."""
+    gm = graph(fn, *args)
+    fold_scans(gm)
+    return [n.target for n in gm.graph.nodes if n.target in SCANS]

@@ -1,0 +1,144 @@
+"""A fused function in graphs of other compilers stays one operator, with a gradient; Tilefold's own fuse it too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.frontend.check import randn
+from tests.frontend.fused_functions import moments, soft
+from tilefold.errors import TilefoldError
+from tilefold.frontend.fuse import fuse
+from tilefold.frontend.registered import nested
+
+close = torch.testing.assert_close
+
+
+def graph_of(fn, *args):
+    """The ATen graph that another compiler gets, and what the compiled function returns."""
+    found = []
+
+    def compiler(gm, inputs):
+        found.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    return torch.compile(fn, backend=backend, fullgraph=True)(*args), found
+
+
+def targets(gm):
+    return [n.target for n in gm.graph.nodes if n.op == "call_function"]
+
+
+def test_it_is_one_operator_in_the_graph_of_another_compiler():
+    x = randn(3, 5)
+    y, graphs = graph_of(lambda x: soft(x + 1, scale=2.0) * 3, x)
+    close(y, torch.softmax((x + 1) * 2, -1) * 3)
+    names = [str(t) for t in targets(graphs[0])]
+    assert "tilefold.fused.default" in names and not any("softmax" in n for n in names)
+
+
+def test_it_has_a_gradient_there_and_dynamic_sizes():
+    torch._dynamo.reset()
+    f = torch.compile(lambda x: (soft(x.sin(), scale=2.0) * x).sum(), backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (3, 4, 9):
+        x = randn(n, 5).requires_grad_()
+        f(x).backward()
+        want = torch.func.grad(lambda x: (torch.softmax(x.sin() * 2.0, -1) * x).sum())(x.detach())
+        close(x.grad, want, atol=1e-5, rtol=1e-5)
+
+
+def test_results_of_any_structure():
+    x, shift = randn(3, 5), randn(5, seed=1).requires_grad_()
+    made, _ = graph_of(lambda x, s: moments(x, shift=s), x, shift)
+    y = x - shift
+    close(made, {"mean": y.mean(-1), "best": y.argmax(-1), "square": y.square().sum(-1)})
+    made["square"].sum().backward()
+    close(shift.grad, -2 * (x - shift.detach()).sum(0), atol=1e-5, rtol=1e-5)
+
+
+def test_the_operator_keeps_torchs_rules():
+    call = '[[{"tensor": null}, 2.0], {}]'
+    for x in (randn(3, 5), randn(3, 5).requires_grad_(), randn(5, 3).t()):
+        torch.library.opcheck(nested.fused, (soft.name, call, [x]))
+    close(
+        torch.vmap(lambda x: nested.fused(soft.name, call, [x])[0])(randn(4, 3, 5)),
+        torch.softmax(randn(4, 3, 5) * 2, -1),
+    )
+
+
+def test_an_exported_program_keeps_it_for_another_process(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return soft(x, scale=2.0) + 1
+
+    x = randn(3, 5)
+    program = torch.export.export(Model(), (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+    assert "tilefold.fused.default" in [str(t) for t in targets(program.graph_module)]
+    torch.export.save(program, tmp_path / "model.pt2")
+    torch.save((x, program.module()(x)), tmp_path / "values.pt")
+    code = """
+import sys, torch
+import tilefold.frontend.registered.nested
+program, (x, want) = torch.export.load(sys.argv[1]), torch.load(sys.argv[2])
+torch.testing.assert_close(program.module()(x), want)
+assert program.module()(torch.cat([x, x])).shape == (6, 5)
+print("same")
+"""
+    words = [sys.executable, "-c", code, str(tmp_path / "model.pt2"), str(tmp_path / "values.pt")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "same", done.stderr
+
+
+def test_what_is_no_module_s_is_not_found_elsewhere():
+    with pytest.raises(TilefoldError, match="not to be found"):
+        nested.find("tests.frontend.fused_functions:absent")
+    with pytest.raises(TilefoldError, match="not to be found"):
+        nested.find("no_such_module:f")
+    with pytest.raises(TilefoldError, match="is not fused"):
+        nested.find("tests.frontend.fused_functions:fuse")
+
+
+def test_tilefolds_own_graphs_fuse_what_is_in_it():
+    outer = fuse(lambda x: soft(x.exp()) * 2, runner="interpreter")
+    x = randn(3, 5)
+    close(outer(x), torch.softmax(x.exp(), -1) * 2)
+    (graph,) = outer.graphs
+    assert len(graph.regions) == 1 and not graph.fallbacks
+    x.requires_grad_()
+    outer(x).square().sum().backward()
+    close(
+        x.grad,
+        torch.func.grad(lambda x: (torch.softmax(x.exp(), -1) * 2).square().sum())(x.detach()),
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+def test_modules_and_functions_with_tensors_of_their_own_are_taken_apart():
+    torch.manual_seed(0)
+    plain, x, w = torch.nn.LayerNorm(5), randn(3, 5), randn(5, 5, seed=1).requires_grad_()
+    norm = fuse(plain, runner="interpreter")
+    product = fuse(lambda x: torch.softmax(x @ w, -1), runner="interpreter")
+    y, graphs = graph_of(lambda x: product(norm(x)), x)
+    assert "tilefold.fused.default" not in [str(t) for t in targets(graphs[0])]
+    y[:, 0].sum().backward()
+    want = torch.autograd.grad(torch.softmax(plain(x) @ w, -1)[:, 0].sum(), [w, *plain.parameters()])
+    for g, p in zip(want, [w, *plain.parameters()], strict=True):
+        close(p.grad, g, atol=1e-5, rtol=1e-5)
+
+
+def test_calls_with_other_things_than_tensors_and_numbers_are_taken_apart():
+    class Holder:
+        @fuse(runner="interpreter")
+        def double(self, x):
+            return x.exp() * 2
+
+    x = randn(3)
+    y, graphs = graph_of(lambda x: Holder().double(x), x)
+    close(y, x.exp() * 2)
+    assert "aten.exp.default" in [str(t) for t in targets(graphs[0])]

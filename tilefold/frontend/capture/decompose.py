@@ -1,0 +1,123 @@
+"""What operators are taken apart before lowering, and how.
+
+Operators that the lowering table covers stay whole, so that their structure is chosen there. All
+others use torch's decompositions. `scaled_dot_product_attention` is replaced in the captured
+graph, before autograd sees it: its backward is then derived from the parts, on every device.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
+
+from tilefold.frontend.operators.table import TABLE
+
+_SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
+#: Left to the library: decompositions that end in scatters, and one that is for inference alone (the CPU's flash
+#: attention comes apart into probabilities where its backward reads the logarithms of their sums).
+_KEEP_WHOLE = (
+    torch.ops.aten.embedding_dense_backward.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+
+#: Taken apart although they are core ATen.
+_BEYOND_CORE = (
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten.native_batch_norm.default,
+)
+
+
+def decompositions() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
+    """The table for AOTAutograd.
+
+    Only what reaches it: composite operators are taken apart by the dispatcher. (`core_aten_decompositions` lists those
+    too, which takes a tenth of a second of every process.)
+    """
+    table: dict[Any, Callable[..., object]] = {
+        **_core_aten_decompositions_post_autograd(),
+        **get_decompositions(_BEYOND_CORE),
+    }
+    for op in (*TABLE, *_KEEP_WHOLE):
+        table.pop(op, None)
+    return table | {torch.ops.aten.native_dropout.default: _dropout}
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mask that depends on nothing but the shape, and a product: drawing it cuts no region in two.
+
+    The backward reads the same mask. The numbers are not eager's.
+    """
+    if train is False or p == 0.0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = torch.ops.aten.bernoulli.p(torch.empty(x.shape, dtype=torch.bool, device=x.device), 1.0 - p)
+    return x * kept * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), kept
+
+
+def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
+    """Replace fused attention calls by `attention`, in place. What is returned puts them back."""
+    parts: dict[object, Callable[..., object]] = dict.fromkeys(_SDPA, attention)
+    parts[F.multi_head_attention_forward] = multi_head_attention
+    fused = [(n, n.target) for n in gm.graph.nodes if n.op == "call_function" and n.target in parts]
+    for node, target in fused:
+        node.target = parts[target]
+    gm.recompile()
+
+    def undo() -> None:
+        for node, target in fused:
+            node.target = target
+        gm.recompile()
+
+    return undo
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """softmax(q k^T scale + mask) v with scores in at least f32.
+
+    query: [..., Hq, L, E], key: [..., H, S, E], value: [..., H, S, Ev]; Hq a multiple of H with
+    `enable_gqa`. is_causal aligns the mask to the upper left, as torch does. A row with every
+    position masked is 0.
+    """
+    wide = query.dtype if query.dtype is torch.float64 else torch.float32
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (t.repeat_interleave(groups, -3) for t in (key, value))
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * factor
+    if is_causal:
+        rows = torch.arange(query.shape[-2], device=query.device)
+        columns = torch.arange(key.shape[-2], device=query.device)
+        scores = torch.where(columns <= rows[:, None], scores, -math.inf)
+    if attn_mask is not None:
+        scores = torch.where(attn_mask, scores, -math.inf) if attn_mask.dtype is torch.bool else scores + attn_mask
+    masked = is_causal or attn_mask is not None
+    p = torch.ops.aten._safe_softmax(scores, -1) if masked else torch.softmax(scores, -1)
+    if dropout_p > 0:
+        p = F.dropout(p, dropout_p)
+    return (p @ value.to(wide)).to(query.dtype)
+
+
+#: torch's function (one call in a captured graph) with `attention` where its global name is the fused one. It does not
+#: ask again whether a tensor has a function of its own in its place: while AOTAutograd traces, some have.
+multi_head_attention = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "scaled_dot_product_attention": attention, "has_torch_function": lambda _: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)

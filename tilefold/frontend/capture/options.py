@@ -1,0 +1,73 @@
+"""What `mode=` and `options=` of `torch.compile(model, backend="tilefold")` mean.
+
+Three options are Tilefold's own (`OWN`). All modes and options of Inductor are accepted as well, so that a user changes
+the backend's name and nothing else: they hold for the parts that Inductor compiles.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import logging
+from collections.abc import Mapping
+from typing import Literal
+
+from tilefold.errors import TilefoldError
+from tilefold.frontend.regions.assemble import CompileProgram, Options
+from tilefold.frontend.regions.execute import interpreted
+from tilefold.pipeline import compile_program
+
+log = logging.getLogger("tilefold")
+
+#: Ways to run a program, by the name that `options={"runner": ...}` takes.
+RUNNERS: Mapping[str, CompileProgram] = {
+    "pipeline": compile_program,
+    "interpreter": interpreted,
+}
+LEFTOVERS = ("inductor", "eager")
+#: Tilefold's own options.
+OWN = ("runner", "leftover", "cudagraphs")
+#: Begins the options of Inductor for CUDA graphs, which are for whole models: here it gets parts.
+_GRAPHS = "triton.cudagraph"
+
+
+def read_options(mode: str | None, options: Mapping[str, object] | None) -> Options:
+    """The options of a compilation. TilefoldError on an unknown mode or option."""
+    given = dict(options or {})
+    runner, leftover = str(given.pop("runner", "pipeline")), str(given.pop("leftover", "inductor"))
+    if runner not in RUNNERS:
+        raise TilefoldError(f"unknown runner {runner!r}", hint=f"runner: {' or '.join(RUNNERS)}")
+    if leftover not in LEFTOVERS:
+        raise TilefoldError(f"unknown leftover {leftover!r}", hint=f"leftover: {' or '.join(LEFTOVERS)}")
+    if given.pop("cudagraphs", False):
+        _no_graphs()
+    left: Literal["inductor", "eager"] = "eager" if leftover == "eager" else "inductor"
+    return Options(RUNNERS[runner], leftover=left, inductor=_inductors(mode, given))
+
+
+def _inductors(mode: str | None, given: Mapping[str, object]) -> Mapping[str, object]:
+    """Inductor's configuration for a mode and options, without CUDA graphs."""
+    if mode in (None, "default") and not given:
+        return {}
+    inductor = importlib.import_module("torch._inductor")  # a second to load: only where it is asked for
+    modes = inductor.list_mode_options()
+    if mode is not None and mode not in modes:
+        raise TilefoldError(f"unknown mode {mode!r}", hint=f"mode: {', '.join(modes)}")
+    known = inductor.list_options()
+    wanted = {**modes.get(mode or "default", {}), **{name.replace("-", "_"): v for name, v in given.items()}}
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*OWN, *known], 3)
+            raise TilefoldError(
+                f"unknown option {name!r} of the tilefold backend",
+                hint=f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(OWN)}, and Inductor's",
+            )
+    if wanted.get(f"{_GRAPHS}s"):
+        _no_graphs()
+    return {name: v for name, v in wanted.items() if not name.startswith(_GRAPHS)}
+
+
+@functools.cache
+def _no_graphs() -> None:
+    log.warning("CUDA graphs are not built by the tilefold backend: kernels are launched one by one")

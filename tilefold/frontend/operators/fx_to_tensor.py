@@ -1,0 +1,374 @@
+"""Lower a functional ATen graph to the tensor IR.
+
+`lower` visits the nodes once, in order: each becomes lazy values (views) or statements (everything
+else). What comes out is normalised (`tensor.passes`) and carries the bindings between the graph's
+arguments and results and the program's: inputs may be viewed with split axes, results are stored
+in the memory order that the graph's metadata asks for.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const, Expr, Index, Sym, walk
+from tilefold.errors import SourceLoc, UnsupportedError
+from tilefold.frontend.operators import sizes as fx_sizes
+from tilefold.frontend.operators.context import Context, Value, dtype_of, meta_of
+from tilefold.frontend.operators.create import as_constant
+from tilefold.frontend.operators.source import location
+from tilefold.frontend.operators.table import TABLE
+from tilefold.tensor.index_simplify import const, is_one, nonnegative, poly, same, simplify
+from tilefold.tensor.ir import Program
+from tilefold.tensor.passes import normalise
+
+
+@dataclass(frozen=True, slots=True)
+class InputBinding:
+    """Program input `name` is argument `position` (None: `constant`), its axis n cut into extents `axes[n]`."""
+
+    name: str
+    position: int | None
+    axes: tuple[tuple[Expr, ...], ...]
+    constant: torch.Tensor | None = None
+
+    @property
+    def is_split(self) -> bool:
+        return any(len(group) != 1 for group in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class SymBinding:
+    """Symbol `name` is integer argument `position`, or (axis given) an extent of tensor argument `position`."""
+
+    name: str
+    position: int
+    axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBinding:
+    """One result of the graph.
+
+    Either argument `position`, or program result `name`, whose elements lie in memory order:
+    the graph's tensor is that memory with `shape` and `strides` (elements). `gaps`: the strides are
+    not those of packed memory, so the result has to be copied into them. Neither: None.
+    """
+
+    name: str | None
+    position: int | None = None
+    shape: tuple[Expr, ...] = ()
+    strides: tuple[Expr, ...] = ()
+    gaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A lowered graph. `placeholders` counts its arguments; `raw` is the program before normalisation."""
+
+    program: Program
+    raw: Program
+    inputs: tuple[InputBinding, ...]
+    syms: tuple[SymBinding, ...]
+    outputs: tuple[OutputBinding, ...]
+    placeholders: int
+    single: bool = field(default=False)
+
+
+def supports(node: torch.fx.Node) -> str | None:
+    """None if the node can be lowered, else the reason. Decided by lowering it alone."""
+    if node.op in ("placeholder", "output", "get_attr"):
+        return None
+    ctx = Context()
+    try:
+        for n in node.all_input_nodes:
+            if isinstance(n.meta.get("val"), torch.Tensor):
+                ctx.values[n] = ctx.input(n.name, *meta_of(n))
+            elif isinstance(n.meta.get("val"), tuple | list):
+                ctx.values[n] = _parts(ctx, n)
+        lower_node(ctx, node)
+    except UnsupportedError as err:
+        return err.message
+    return None
+
+
+def _parts(ctx: Context, n: torch.fx.Node) -> tuple[Value, ...]:
+    """Stand-ins for the results of a node with several."""
+    return tuple(
+        ctx.input(f"{n.name}_{k}", *meta_of(n, k)) for k, v in enumerate(n.meta["val"]) if isinstance(v, torch.Tensor)
+    )
+
+
+def lower_node(ctx: Context, node: torch.fx.Node) -> None:
+    """Append one node's meaning; UnsupportedError (with the user's line) where it has none."""
+    ctx.loc = location(node)
+    ctx.base = node.name.lstrip("_")
+    ctx.origin = _origin(node)
+    ctx.order = _channels_last(node)
+    try:
+        ctx.values[node] = _lowered(ctx, node)
+    except UnsupportedError as err:
+        if err.loc is None and ctx.loc is not None:
+            raise UnsupportedError(err.message, loc=ctx.loc, hint=err.hint) from None
+        raise
+
+
+def _origin(node: torch.fx.Node) -> str:
+    """The operator that a value comes from: of one of several results, the operator that has them."""
+    while getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return str(node.target)
+
+
+def _channels_last(node: torch.fx.Node) -> tuple[int, ...] | None:
+    """The axes of an image in memory order, where its channels (axis 1) are contiguous: what is computed stays so."""
+    fake = next(iter(_tensors_of(node)), None)
+    if fake is None or fake.layout is not torch.strided or fake.dim() not in (4, 5):
+        return None
+    shape = fx_sizes.shape(fake.shape)
+    order, packed = _memory_order(shape, fx_sizes.shape(fake.stride()))
+    if not packed or order == sorted(order) or order[-1] != 1:
+        return None
+    return (0, *range(2, len(shape)), 1)
+
+
+def _lowered(ctx: Context, node: torch.fx.Node) -> Value | tuple[Value, ...]:
+    if getattr(node.target, "__name__", "") == "getitem" and len(node.args) == 2:
+        whole = ctx.values.get(node.args[0])  # type: ignore[arg-type]
+        if isinstance(whole, tuple) and isinstance(node.args[1], int):
+            return whole[node.args[1]]
+    rule = TABLE.get(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+    if rule is None:
+        raise UnsupportedError(f"operator {node.target} is not covered")
+    for out in _tensors_of(node):
+        dtype_of(out.dtype)
+        if out.layout is not torch.strided:
+            raise UnsupportedError(f"layout {out.layout} is not covered")
+    made = rule(ctx, node)
+    if isinstance(made, tuple):
+        return tuple(_as_declared(ctx, v, meta_of(node, k)[1]) for k, v in enumerate(made))
+    return made
+
+
+def _as_declared(ctx: Context, v: Value, dtype: DType) -> Value:
+    """One of several results in the dtype that the graph declares: statistics of a norm are stored in bf16 where eager
+    does, although the norm itself keeps them in f32."""
+    return v if v.dtype is dtype else Value(v.shape, dtype, lambda i: ctx.typed(v.at(i), dtype))
+
+
+def _tensors_of(node: torch.fx.Node) -> list[torch.Tensor]:
+    val = node.meta.get("val")
+    vals = val if isinstance(val, tuple | list) else [val]
+    return [v for v in vals if isinstance(v, torch.Tensor)]
+
+
+def is_scalar(node: torch.fx.Node) -> bool:
+    """Whether a node computes a size or another scalar, not a tensor."""
+    val = node.meta.get("val")
+    return isinstance(val, int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[str] | None = None) -> Lowered:
+    """Lower a whole graph whose nodes carry fake values in `meta["val"]`.
+
+    names: what to call the placeholders (default: their own names). UnsupportedError names the
+    operator and the user's line.
+    """
+    ctx = Context()
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    titles = list(names) if names is not None else [n.name for n in placeholders]
+    # symbols are named by the shape environment: keep them free
+    ctx.taken |= {str(s) for n in gm.graph.nodes for s in free_symbols(n)}
+    bound: list[InputBinding] = []
+    for position, (node, title) in enumerate(zip(placeholders, titles, strict=True)):
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            shape, dtype = meta_of(node)
+            ctx.values[node] = ctx.input(title, shape, dtype)
+            bound.append(InputBinding(ctx.inputs[-1].name, position, ()))
+    results: Sequence[object] = ()
+    single = False
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            bound += _attribute(ctx, gm, node)
+        elif node.op == "call_function" and not is_scalar(node):
+            lower_node(ctx, node)
+        elif node.op == "output":
+            single = not isinstance(node.args[0], tuple | list)
+            results = [node.args[0]] if single else list(node.args[0])
+        elif node.op not in ("placeholder", "call_function"):
+            raise UnsupportedError(f"a {node.op} node ({node.target}) is not covered")
+    outputs = _outputs(ctx, placeholders, results)
+    raw = _program(ctx, name, outputs)
+    program, layouts = normalise(raw)
+    program = replace(program, syms=_symbols(program))
+    bound = [replace(b, axes=layouts[b.name]) for b in bound]
+    used = {t for c in program.body for t in _reads(c.body)}
+    program = replace(program, inputs=tuple(i for i in program.inputs if i.name in used))
+    bound = [b for b in bound if b.name in used]
+    return Lowered(
+        program, raw, tuple(bound), _bind(program, outputs, placeholders), outputs, len(placeholders), single
+    )
+
+
+def _reads(e: Expr) -> set[str]:
+    return {getattr(n, "tensor", "") for n in walk(e)}
+
+
+def free_symbols(node: torch.fx.Node) -> set[object]:
+    found: set[object] = set()
+    for v in [*_tensors_of(node), node.meta.get("val")]:
+        sizes = [*v.shape, *v.stride()] if isinstance(v, torch.Tensor) and v.layout is torch.strided else [v]
+        for s in sizes:
+            if isinstance(s, torch.SymInt):
+                found |= s.node.expr.free_symbols
+    return found
+
+
+def _attribute(ctx: Context, gm: torch.fx.GraphModule, node: torch.fx.Node) -> list[InputBinding]:
+    """A tensor held by the graph module: a literal if it is a scalar, else an extra input."""
+    tensor = getattr(gm, str(node.target))
+    if not isinstance(tensor, torch.Tensor):
+        raise UnsupportedError(f"attribute {node.target} is not a tensor")
+    literal = as_constant(ctx, tensor)
+    if literal is not None:
+        ctx.values[node] = literal
+        return []
+    ctx.values[node] = ctx.input(str(node.target).strip("_"), fx_sizes.shape(tensor.shape), dtype_of(tensor.dtype))
+    return [InputBinding(ctx.inputs[-1].name, None, (), tensor)]
+
+
+def _program(ctx: Context, name: str, outputs: Sequence[OutputBinding]) -> Program:
+    names = tuple(dict.fromkeys(o.name for o in outputs if o.name is not None))
+    p = Program(re.sub(r"\W", "_", name), tuple(ctx.inputs), ctx.sizes, tuple(ctx.body), names)
+    return replace(p, syms=_symbols(p))
+
+
+def _symbols(p: Program) -> tuple[str, ...]:
+    found: set[str] = set()
+    for e in (*p.sizes.values(), *(s for i in p.inputs for s in i.shape), *(c.body for c in p.body)):
+        found |= {n.name for n in walk(e) if isinstance(n, Sym)}
+    return tuple(sorted(found))
+
+
+# -- results ----------------------------------------------------------------------------------
+
+
+def _outputs(
+    ctx: Context, placeholders: Sequence[torch.fx.Node], results: Sequence[object]
+) -> tuple[OutputBinding, ...]:
+    position = {n: k for k, n in enumerate(placeholders)}
+    done: dict[torch.fx.Node, OutputBinding] = {}
+    stored: dict[object, OutputBinding] = {}
+    out: list[OutputBinding] = []
+    for r in results:
+        if r is None:
+            out.append(OutputBinding(None))
+            continue
+        if not isinstance(r, torch.fx.Node):
+            raise UnsupportedError(f"a graph result that is a {type(r).__name__}")
+        if r not in done:
+            done[r] = OutputBinding(None, position[r]) if r in position else _stored(ctx, r, stored)
+        out.append(done[r])
+    return tuple(out)
+
+
+def _stored(ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBinding]) -> OutputBinding:
+    """A statement that stores the node's value in the memory order of its metadata.
+
+    `stored` has the results so far by shape, strides and element: equal ones share memory.
+    """
+    value = ctx.values.get(node)
+    if not isinstance(value, Value):
+        raise UnsupportedError(f"result {node.name} is not a tensor")
+    fake = node.meta["val"]
+    shape, dtype = value.shape, value.dtype
+    strides = fx_sizes.shape(fake.stride())
+    key = (shape, strides, dtype, value.at(tuple(Index(f"@{n}") for n in range(len(shape)))))
+    if key in stored:
+        return stored[key]
+    order, packed = _memory_order(shape, strides)
+    ctx.loc, ctx.base, ctx.origin = location(node), node.name.lstrip("_"), _origin(node)
+    ctx.order = None
+    dims: list[str] = []
+    at: list[Expr] = [const(0)] * len(shape)
+    for axis in order:
+        names, index = ctx.indices((shape[axis],))
+        dims += names
+        at[axis] = index[0]
+    e = ctx.typed(value.at(tuple(at)), dtype)
+    name = ctx.emit_output(tuple(dims), dtype, e)
+    stored[key] = OutputBinding(name, None, shape, strides, gaps=not packed)
+    return stored[key]
+
+
+def _memory_order(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[list[int], bool]:
+    """Axes from the largest stride to the smallest, and whether memory is packed in that order.
+
+    Axes of stride 0 (expanded) are left out: their elements are one.
+    """
+    live = [n for n, s in enumerate(shape) if not is_one(s)]
+    moving = [n for n in live if not (isinstance(strides[n], Const) and strides[n] == const(0))]
+
+    def larger(a: int, b: int) -> int:
+        if same(strides[a], strides[b]):
+            return a - b
+        return -1 if nonnegative(poly(strides[a] - strides[b], {})) else 1
+
+    if any(isinstance(shape[n], Const) and shape[n] == const(0) for n in live):
+        return live, True
+    order = sorted(moving, key=functools.cmp_to_key(larger))
+    if _packed(order, shape, strides):
+        return order, True
+    return (live, True) if _packed(live, shape, strides) else (live, False)
+
+
+def _packed(order: Sequence[int], shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
+    expected: Expr = const(1)
+    for n in reversed(order):
+        if not same(strides[n], expected):
+            return False
+        expected = simplify(expected * shape[n], {})
+    return True
+
+
+# -- symbols ----------------------------------------------------------------------------------
+
+
+def _bind(
+    p: Program, outputs: Sequence[OutputBinding], placeholders: Sequence[torch.fx.Node]
+) -> tuple[SymBinding, ...]:
+    """Where the value of every symbol is read; UnsupportedError where it is not an argument."""
+    needed = set(p.syms)
+    for o in outputs:
+        needed |= {n.name for e in (*o.shape, *o.strides) for n in walk(e) if isinstance(n, Sym)}
+    sources: dict[str, SymBinding] = {}
+    for position, node in enumerate(placeholders):
+        val = node.meta.get("val")
+        if isinstance(val, torch.SymInt):
+            _offer(sources, val, SymBinding("", position))
+    for position, node in enumerate(placeholders):
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            for axis, s in enumerate(val.shape):
+                if isinstance(s, torch.SymInt):
+                    _offer(sources, s, SymBinding("", position, axis))
+    missing = sorted(needed - set(sources))
+    if missing:
+        raise UnsupportedError(f"the size {missing[0]} is not an argument or an extent of one")
+    return tuple(sources[s] for s in sorted(needed))
+
+
+def _offer(sources: dict[str, SymBinding], s: torch.SymInt, binding: SymBinding) -> None:
+    if s.node.expr.is_Symbol:
+        name = str(s.node.expr)
+        sources.setdefault(name, replace(binding, name=name))
+
+
+def loc_of(lowered: Lowered, tensor: str) -> SourceLoc | None:
+    """The user's line that a program result came from."""
+    return next((c.loc for c in lowered.program.body if tensor in c.results), None)

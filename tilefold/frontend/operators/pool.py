@@ -1,0 +1,205 @@
+"""Pooling: a maximum or a mean over windows.
+
+    out[n, c, y..] = max over k.. of x[n, c, s y + d k - p ..]
+
+A window of few elements is written out, element by element: a map, whose neighbours read the same memory at nearly
+the same time. Larger ones are reductions. What lies outside of x does not count: -inf for a maximum, 0 for a sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Cast, Const, Expr, call
+from tilefold.errors import UnsupportedError
+from tilefold.frontend.operators.context import Context, Indices, Value, attrs, meta_of
+from tilefold.frontend.operators.elementwise import Lowerer
+from tilefold.tensor.index_simplify import const
+
+aten = torch.ops.aten
+#: Windows of at most this many elements are written out (5 x 5).
+WRITTEN_OUT = 25
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The window of a result's index along one axis of x: `count` elements from `start`, `step` apart, those in
+    [0, extent) only, and only below `stop`, if that is given."""
+
+    extent: Expr
+    count: int
+    step: int
+    start: Callable[[Expr], Expr]
+    stop: Callable[[Expr], Expr] | None = None
+    low: bool = True
+    high: bool = True
+
+    def at(self, ctx: Context, i: Expr, k: Expr) -> tuple[Expr, list[Expr]]:
+        """Position of element k, and the conditions under which it counts."""
+        place = ctx.simplify(self.start(i) + k * self.step)
+        inside = [call("ge", place, 0)] if self.low else []
+        inside += [call("lt", place, self.extent)] if self.high else []
+        if self.stop is not None:
+            inside.append(call("lt", place, ctx.simplify(self.stop(i))))
+        return place, inside
+
+
+def _regular(ctx: Context, a: object, x: Value, rank: int, kernel: Sequence[int]) -> list[_Window]:
+    """Windows of `stride`, `padding` and `dilation`, as a node's arguments `a` have them."""
+    get = a.get  # type: ignore[attr-defined]
+    stride = _per_axis(ctx, get("stride") or kernel, rank)
+    padding, dilation = _per_axis(ctx, get("padding") or 0, rank), _per_axis(ctx, get("dilation") or 1, rank)
+    out = []
+    for n, (k, s, p, d) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
+        extent = x.shape[len(x.shape) - rank + n]
+
+        def start(i: Expr, s: int = s, p: int = p) -> Expr:
+            return i * s - p
+
+        out.append(_Window(extent, k, d, start, low=p > 0, high=p > 0 or bool(get("ceil_mode"))))
+    return out
+
+
+def _elements(ctx: Context, x: Value, windows: Sequence[_Window], outside: float) -> Callable[[Indices, Indices], Expr]:
+    """Element k of the window of result i, by (i, k); `outside` where it does not count."""
+    if not x.dtype.is_float:
+        raise UnsupportedError(f"pooling of {x.dtype.value}")
+    rank, fill = len(windows), Const(outside, x.dtype.compute)
+
+    def element(i: Indices, k: Indices) -> Expr:
+        places, inside = zip(*(w.at(ctx, j, n) for w, j, n in zip(windows, i[-rank:], k, strict=True)), strict=True)
+        e = x.at((*i[:-rank], *places))
+        for condition in itertools.chain(*inside):
+            e = call("where", condition, e, fill)
+        return e
+
+    return element
+
+
+def _pooled(
+    ctx: Context, x: Value, windows: Sequence[_Window], shape: tuple[Expr, ...], dtype: DType, reducer: str, name: str
+) -> Value:
+    """The reducer (max or sum) over the windows of x's last axes."""
+    element = _elements(ctx, x, windows, -math.inf if reducer == "max" else 0.0)
+    if math.prod(w.count for w in windows) > WRITTEN_OUT:
+        return ctx.reduce(reducer, shape, tuple(const(w.count) for w in windows), dtype, element, name)
+
+    def at(i: Indices) -> Expr:
+        found: Expr | None = None
+        for k in itertools.product(*(range(w.count) for w in windows)):
+            e = element(i, tuple(map(const, k)))
+            found = e if found is None else call("maximum" if reducer == "max" else "add", found, e)
+        assert found is not None
+        return found
+
+    return ctx.map(shape, dtype, at, name)
+
+
+def max_pool(ctx: Context, node: torch.fx.Node) -> tuple[Value, ...]:
+    """Values, and the flat positions of the maxima among the places of x."""
+    a = attrs(node)
+    x = ctx.value(a["self"])
+    (shape, dtype), (_, position) = meta_of(node, 0), meta_of(node, 1)
+    rank = 2 if node.target is aten.max_pool2d_with_indices.default else 3
+    kernel = _per_axis(ctx, a["kernel_size"], rank)
+    windows = _regular(ctx, a, x, rank, kernel)
+    values = _pooled(ctx, x, windows, shape, dtype, "max", ctx.base)
+    element = _elements(ctx, x, windows, -math.inf)
+    over = tuple(const(n) for n in kernel)
+    best = ctx.reduce("argmax", shape, over, DType.I64, element, f"{ctx.base}_best")
+
+    def flat(i: Indices) -> Expr:
+        rest, taps = best.at(i), []
+        for n in reversed(kernel):
+            taps.append(call("mod", rest, const(n)))
+            rest = call("floordiv", rest, const(n))
+        e: Expr = const(0)
+        for w, j, k in zip(windows, i[-rank:], reversed(taps), strict=True):
+            e = e * w.extent + (w.start(j) + k * w.step)
+        return e
+
+    return values, ctx.map(shape, position, flat, f"{ctx.base}_at")
+
+
+def avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
+    """Means over windows; padding counts where `count_include_pad` says so, what ceil_mode adds never does."""
+    a = attrs(node)
+    x = ctx.value(a["self"])
+    shape, dtype = meta_of(node)
+    rank = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}[node.target]  # type: ignore
+    kernel = _per_axis(ctx, a["kernel_size"], rank)
+    windows = _regular(ctx, a, x, rank, kernel)
+    padding = _per_axis(ctx, a["padding"] or 0, rank)
+    total = _pooled(ctx, x, windows, shape, dtype.compute, "sum", f"{ctx.base}_sum")
+    whole, given = bool(a["count_include_pad"]), a.get("divisor_override")
+    plain = not a["ceil_mode"] and (whole or not any(padding))
+
+    def at(i: Indices) -> Expr:
+        if given is not None or plain:
+            n = math.prod(kernel) if given is None else ctx.static_int(given, "a divisor")
+            return call("div", total.at(i), Const(float(n), total.dtype.compute))
+        count: Expr = const(1)
+        for w, j, k, p in zip(windows, i[-rank:], kernel, padding, strict=True):
+            first = w.start(j)
+            last = call("minimum", first + k, w.extent + (p if whole else 0))
+            count = count * (last - (first if whole else call("maximum", first, const(0))))
+        return call("div", total.at(i), Cast(count, total.dtype.compute))
+
+    return ctx.map(shape, dtype, at)
+
+
+def adaptive_avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
+    """Means over windows [i H // O, ((i + 1) H + O - 1) // O), which differ in length where O does not divide H."""
+    a = attrs(node)
+    x = ctx.value(a["self"])
+    shape, dtype = meta_of(node)
+    rank = 2
+    windows, starts = [], []
+    for n in range(len(shape) - rank, len(shape)):
+        have, want = x.shape[n], shape[n]
+        if not isinstance(have, Const) or not isinstance(want, Const):
+            raise UnsupportedError("adaptive pooling of symbolic extents")
+        extent, made = int(have.value), int(want.value)
+        most = max((-(-(i + 1) * extent // made) - i * extent // made for i in range(made)), default=1)
+        even = extent % made == 0 if made else True
+
+        def start(i: Expr, extent: int = extent, made: int = made, even: bool = even) -> Expr:
+            return i * (extent // made) if even else call("floordiv", i * extent, const(made))
+
+        def stop(i: Expr, extent: int = extent, made: int = made) -> Expr:
+            return call("floordiv", i * extent + (extent + made - 1), const(made))
+
+        windows.append(_Window(x.shape[n], most, 1, start, None if even else stop, low=False, high=False))
+        starts.append((start, stop, most if even else None))
+    total = _pooled(ctx, x, windows, shape, dtype.compute, "sum", f"{ctx.base}_sum")
+
+    def at(i: Indices) -> Expr:
+        count: Expr = const(1)
+        for (start, stop, fixed), j in zip(starts, i[-rank:], strict=True):
+            count = ctx.simplify(count * (const(fixed) if fixed is not None else stop(j) - start(j)))
+        if isinstance(count, Const):
+            return call("div", total.at(i), Const(float(count.value), total.dtype.compute))
+        return call("div", total.at(i), Cast(count, total.dtype.compute))
+
+    return ctx.map(shape, dtype, at)
+
+
+def _per_axis(ctx: Context, values: object, rank: int) -> list[int]:
+    out = [ctx.static_int(v, "a pooling parameter") for v in (values if isinstance(values, list | tuple) else [values])]
+    return out * rank if len(out) == 1 else out
+
+
+TABLE: dict[torch._ops.OpOverload, Lowerer] = {
+    aten.max_pool2d_with_indices.default: max_pool,
+    aten.max_pool3d_with_indices.default: max_pool,
+    aten.avg_pool1d.default: avg_pool,
+    aten.avg_pool2d.default: avg_pool,
+    aten.avg_pool3d.default: avg_pool,
+    aten._adaptive_avg_pool2d.default: adaptive_avg_pool,
+}

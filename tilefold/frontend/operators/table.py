@@ -1,0 +1,36 @@
+"""The lowering table: which ATen overloads Tilefold covers, one family a module."""
+
+from __future__ import annotations
+
+import torch
+
+from tilefold.frontend.operators import contract, create, elementwise, index, norm, pool, reduce, view
+from tilefold.frontend.operators.elementwise import Lowerer
+
+#: ATen (or prims) overload -> lowering.
+TABLE: dict[torch._ops.OpOverload, Lowerer] = {
+    **elementwise.TABLE,
+    **create.TABLE,
+    **view.TABLE,
+    **reduce.TABLE,
+    **contract.TABLE,
+    **norm.TABLE,
+    **pool.TABLE,
+    **index.TABLE,
+}
+#: Overloads that only rename elements of their input.
+VIEWS = frozenset(view.TABLE) - {
+    torch.ops.aten.cat.default,
+    torch.ops.aten.stack.default,
+    torch.ops.aten.constant_pad_nd.default,
+    torch.ops.aten.slice_scatter.default,
+}
+#: Those among them that write what they rename.
+COPIES = frozenset(
+    {
+        torch.ops.aten.clone.default,
+        torch.ops.aten.repeat.default,
+        torch.ops.aten.flip.default,
+        torch.ops.aten.roll.default,
+    }
+)

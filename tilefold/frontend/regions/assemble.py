@@ -1,0 +1,282 @@
+"""Compile the groups of a partitioned graph and put the graph together again."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tilefold.errors import SourceLoc, UnsupportedError
+from tilefold.frontend.operators.fx_to_tensor import Lowered
+from tilefold.frontend.operators.source import location
+from tilefold.frontend.regions.direct import executable, start_building
+from tilefold.frontend.regions.execute import Runner
+from tilefold.frontend.regions.guard import Fallback, Guarded, Part
+from tilefold.frontend.regions.leftover import compile_leftover
+from tilefold.frontend.regions.partition import Extracted, Group, Partition, extract, halves, is_trivial, partition
+from tilefold.frontend.regions.scans import fold_scans
+from tilefold.frontend.regions.specialise import Sizes, lower_specialised
+from tilefold.tensor.ir import Program
+
+log = logging.getLogger("tilefold")
+
+
+class CompileProgram(Protocol):
+    """`pipeline.compile_program`, or a stand-in. `device`: type of the device that the tensors are on."""
+
+    def __call__(self, program: Program, /, *, device: str) -> Runner: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a graph is compiled.
+
+    strict: anything Tilefold cannot compile is an error (`fuse`), not a fallback.
+    leftover: what runs the rest. on_compiled: called with the record of every compiled graph.
+    specialise: guards may be added, so that head counts and head sizes may become numbers. inductor: what leftovers
+    are compiled with.
+    """
+
+    compile_program: CompileProgram
+    strict: bool = False
+    leftover: Literal["inductor", "eager"] = "inductor"
+    on_compiled: Callable[[CompiledGraph], None] | None = None
+    specialise: bool = True
+    inductor: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A compiled region: its lowering and what runs it."""
+
+    name: str
+    lowered: Lowered
+    runner: Runner = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """The record of one compiled graph: regions that Tilefold runs, and what it left to others and why.
+
+    A kernel that only fails to build when it is first run adds to `fallbacks` then, and what takes its place to
+    `regions`.
+    """
+
+    name: str
+    regions: list[Region]
+    fallbacks: list[Fallback]
+
+
+#: Records of the latest compilations of this process, oldest first.
+compilations: deque[CompiledGraph] = deque(maxlen=64)
+
+
+class _Call(torch.nn.Module):
+    """A callable as a module, so that a graph can hold it."""
+
+    def __init__(self, run: Callable[..., object]):
+        super().__init__()
+        self.run = run
+
+    def forward(self, *args: object) -> Sequence[object]:
+        return self.run(*args)  # type: ignore[return-value]
+
+
+def compile_graph(
+    gm: torch.fx.GraphModule, options: Options, *, name: str, titles: Sequence[str] | None = None
+) -> Callable[..., Sequence[object]]:
+    """A callable with the graph's signature, made of regions and leftovers; the graph itself where that fails.
+
+    titles: names for the placeholders. With `options.strict` raises the first TilefoldError.
+    """
+    if options.strict:
+        return _compiled_graph(gm, options, name, titles)
+    fallbacks: list[Fallback] = []
+    found = Part(name, fallbacks).attempt(lambda: _compiled_graph(gm, options, name, titles))
+    if found is None:
+        compilations.append(CompiledGraph(name, [], fallbacks))
+    return found or gm.forward
+
+
+def _compiled_graph(
+    gm: torch.fx.GraphModule, options: Options, name: str, titles: Sequence[str] | None
+) -> Callable[..., Sequence[object]]:
+    fold_scans(gm)
+    parts = partition(gm)
+    if options.strict and parts.fallbacks:
+        first = parts.fallbacks[0]
+        raise UnsupportedError(first.reason, loc=first.loc, hint=STRICT_HINT)
+    build = _Assembler(gm, parts, options, name, titles)
+    whole = build.assemble()
+    record = CompiledGraph(name, build.regions, build.fallbacks)
+    for f in record.fallbacks:
+        log.info("%s: left to %s: %s", name, options.leftover, f)
+    compilations.append(record)
+    if options.on_compiled is not None:
+        options.on_compiled(record)
+    return whole
+
+
+STRICT_HINT = "use torch.compile(backend='tilefold'), which leaves such parts to another compiler"
+
+
+class _Assembler:
+    """Emits the outer graph, group by group."""
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        parts: Partition,
+        options: Options,
+        name: str,
+        titles: Sequence[str] | None,
+    ):
+        self.gm, self.parts, self.options, self.name = gm, parts, options, name
+        self.graph = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.made: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.regions: list[Region] = []
+        self.fallbacks = list(parts.fallbacks)
+        self.sizes = Sizes.of(gm) if options.specialise else None
+        nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self.titles = dict(zip(nodes, titles, strict=True)) if titles and len(titles) == len(nodes) else {}
+
+    def assemble(self) -> Callable[..., Sequence[object]]:
+        for n in self.gm.graph.nodes:
+            if n.op == "placeholder":
+                self.made[n] = self.graph.node_copy(n)
+            elif n.op == "get_attr":
+                setattr(self.root, str(n.target), getattr(self.gm, str(n.target)))
+                self.made[n] = self.graph.node_copy(n)
+        self._scalars(-1)
+        for n in self.parts.aliases:
+            self._copy(n)
+        for group in self.parts.groups:
+            self._scalars(group.level - 1)
+            self._group(group)
+            self._scalars(group.level)
+        output = self.gm.graph.output_node()
+        self.graph.output(torch.fx.map_arg(output.args[0], self.made.__getitem__))
+        return self._alone() or torch.fx.GraphModule(self.root, self.graph).forward
+
+    def _alone(self) -> Callable[..., Sequence[object]] | None:
+        """The only part itself, if the outer graph hands it arguments and returns its results as they are."""
+        calls = [n for n in self.graph.nodes if n.op == "call_module"]
+        placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
+        results = self.graph.output_node().args[0]
+        if len(calls) != 1 or not isinstance(results, tuple | list):
+            return None
+        call = calls[0]
+        if any(not isinstance(r, torch.fx.Node) or r.target is not _item or r.args[0] is not call for r in results):
+            return None
+        if any(a not in placeholders for a in call.args):
+            return None
+        run = getattr(self.root, str(call.target)).run
+        given = [placeholders.index(a) for a in call.args]
+        wanted = [r.args[1] for r in results if isinstance(r, torch.fx.Node)]
+
+        def alone(*args: object) -> Sequence[object]:
+            out = run(*[args[k] for k in given])
+            return [out[k] for k in wanted]
+
+        return alone
+
+    def _scalars(self, upto: int) -> None:
+        for level, n in self.parts.scalars:
+            if level <= upto and n not in self.made:
+                self._copy(n)
+
+    def _copy(self, n: torch.fx.Node) -> None:
+        if n not in self.made:
+            for a in n.all_input_nodes:  # a size of a view of an argument, say
+                self._copy(a)
+            self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
+
+    def _group(self, group: Group) -> None:
+        if is_trivial(group):
+            self._eager(group)
+            return
+        part = extract(self.gm, group)
+        if not part.results:
+            return
+        run = self._region(part) if group.covered else self._leftover(group, part)
+        if run is None:
+            self._eager(group)
+        else:
+            self._call(part, run)
+
+    def _eager(self, group: Group) -> None:
+        for n in group.nodes:
+            self._copy(n)
+
+    def _call(self, part: Extracted, run: Callable[..., object]) -> None:
+        target = f"part_{len(list(self.root.children()))}"
+        self.root.add_module(target, _Call(run))
+        call = self.graph.call_module(target, tuple(self.made[n] for n in part.inputs))
+        for k, n in enumerate(part.results):
+            self.made[n] = self.graph.call_function(_item, (call, k))
+
+    def _region(self, extracted: Extracted) -> Callable[..., object]:
+        """The group compiled by Tilefold, in smaller parts where that fails, at last op by op."""
+        name = f"{self.name}_{len(self.regions)}"
+        if self.options.strict:
+            return self._compiled(extracted, name)
+        part = Part(name, self.fallbacks, _first_line(extracted))
+        run = part.attempt(lambda: self._compiled(extracted, name))
+        if run is None:
+            return self._halves(extracted, self.sizes)
+        return Guarded(part, run, extracted.module, lambda: self._halves(extracted, None))
+
+    def _compiled(self, extracted: Extracted, name: str) -> Callable[..., object]:
+        names = [self.titles.get(n, n.name) for n in extracted.inputs]
+        lowered = lower_specialised(extracted.module, self.sizes, name=name, names=names)
+        with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
+            runner = self.options.compile_program(lowered.program, device=device_of(extracted))
+        self.regions.append(Region(name, lowered, runner))
+        run = executable(lowered, runner)
+        start_building(run, [n.meta.get("val") for n in extracted.inputs])
+        return run
+
+    def _halves(self, extracted: Extracted, sizes: Sizes | None) -> Callable[..., object]:
+        """The group as two regions. `sizes`: None where guards can no longer be added, for the graph runs already."""
+        parts = halves(extracted.module)
+        if parts is None:
+            return extracted.module
+        titles = [self.titles.get(n, n.name) for n in extracted.inputs]
+        build = _Assembler(extracted.module, parts, self.options, self.name, titles)
+        build.regions, build.fallbacks, build.sizes = self.regions, self.fallbacks, sizes
+        return build.assemble()
+
+    def _leftover(self, group: Group, extracted: Extracted) -> Callable[..., object] | None:
+        """The group compiled by Inductor; None where op by op is better or the only way."""
+        if self.options.leftover == "eager":
+            return None
+        part = Part(f"{self.name} leftover", self.fallbacks, _first_line(extracted), by="Inductor")
+        return compile_leftover(group, extracted, part, self.options.inductor)
+
+
+def device_of(part: Extracted) -> str:
+    """The one kind of device that a region computes on. UnsupportedError: several, or one without a back end."""
+    values = [n.meta.get("val") for n in (*part.inputs, *part.results)]
+    found = {v.device for v in values if isinstance(v, torch.Tensor)}
+    if len(found) > 1:
+        raise UnsupportedError(f"tensors of {', '.join(sorted(map(str, found)))} in one region", hint="move them first")
+    kind = next(iter(found)).type if found else "cpu"
+    if kind not in ("cpu", "cuda"):
+        raise UnsupportedError(f"there is no back end for {kind}")
+    return kind
+
+
+def _item(results: Sequence[object], k: int) -> object:
+    return results[k]
+
+
+def _first_line(extracted: Extracted) -> SourceLoc | None:
+    """The user's line of the first operator that has one."""
+    found = (location(n) for n in extracted.module.graph.nodes if n.op == "call_function")
+    return next((loc for loc in found if loc is not None), None)

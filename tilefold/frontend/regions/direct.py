@@ -1,0 +1,165 @@
+"""Calls of graphs that are GPU kernels alone: planned once for arguments of a kind, then allocations and launches.
+
+A view of an argument or a result costs as much as a launch, and only moves extents and strides. Views are
+made when a call is planned; results are allocated in the shape that the graph returns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tilefold.backends.triton.compile import DIVISOR
+from tilefold.backends.triton.views import Like
+from tilefold.frontend.operators.fx_to_tensor import Lowered, OutputBinding
+from tilefold.frontend.regions.alike import Alike
+from tilefold.frontend.regions.execute import Executable, Runner
+from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
+from tilefold.runtime.program import CompiledProgram
+from tilefold.tensor.sizes import shape_function
+
+#: Calls remembered a graph; dynamic shapes make new ones.
+CALLS = 4096
+
+
+def executable(lowered: Lowered, runner: Runner) -> Executable:
+    """The graph as a callable: the direct one where its program runs as one call."""
+    whole = runner.whole if isinstance(runner, CompiledProgram) else None
+    if whole is not None and any(b.position is not None for b in lowered.inputs):
+        return Direct(lowered, runner, whole)
+    return Executable(lowered, runner)
+
+
+def start_building(run: Executable, values: Sequence[object]) -> None:
+    """Have the kernels of a graph compiled by other processes while the rest of a model is planned.
+
+    values: its arguments, fake ones. Nothing where sizes are only known when it is called.
+    """
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    sizes = [n for v in tensors for n in (*v.shape, *v.stride())]
+    if isinstance(run.runner, CompiledProgram) and not run.lowered.syms and all(isinstance(n, int) for n in sizes):
+        like = {name: Like.of(read(values, {})) for name, read in run.inputs}
+        with _disable_current_modes():  # rendering evaluates real tensors: not under AOT's fake mode
+            run.runner.start_building(like, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A planned call, and the tensors that it is for: alignments of their addresses, and all else."""
+
+    call: GpuCall
+    aligned: list[int]
+    alike: Alike
+
+
+class Direct(Executable):
+    """An `Executable` whose program is one planned call."""
+
+    def __init__(self, lowered: Lowered, runner: Runner, whole: GpuProgram):
+        super().__init__(lowered, runner)
+        self.whole = whole
+        self._positions = tuple(dict.fromkeys(b.position for b in lowered.inputs if b.position is not None))
+        self._straight = self._positions == tuple(range(len(self._positions)))
+        self._numbers = tuple(b.position for b in lowered.syms if b.axis is None)
+        self._extents = tuple(
+            dict.fromkeys(b.position for b in lowered.syms if b.axis is not None and b.position not in self._positions)
+        )
+        self._made = {n: self._alone(n) for n in dict.fromkeys(lowered.program.outputs)}
+        returned = [o.name for o in lowered.outputs]
+        self._plain = returned == list(self._made) and all(o is not None for o in self._made.values())
+        self._calls: dict[tuple[object, ...], _Known] = {}
+        self._last: _Known | None = None
+
+    def _alone(self, name: str) -> OutputBinding | None:
+        """The only result of the graph that is a program's result, if it may be allocated as it is returned."""
+        counts = Counter(o.name for o in self.lowered.outputs)
+        (first, *_) = [o for o in self.lowered.outputs if o.name == name]
+        return first if counts[name] == 1 and not first.gaps else None
+
+    def __call__(self, *args: object) -> tuple[torch.Tensor | None, ...]:
+        made = self.again(args)
+        if made is not None:
+            return made
+        xs: list[torch.Tensor] = [args[n] for n in self._positions]  # type: ignore[misc]
+        pointers = [x.data_ptr() for x in xs]
+        return self._made_by(self._looked_up(args, xs, [p % DIVISOR for p in pointers]), args, xs, pointers)
+
+    def again(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...] | None:
+        """The results, if all tensors are like those of the last call; else None, and nothing has happened."""
+        last = self._last
+        if last is None:
+            return None
+        straight = self._straight and len(args) == len(self._positions)
+        xs: Sequence[torch.Tensor] = args if straight else [args[n] for n in self._positions]  # type: ignore
+        if not last.alike(xs):
+            return None
+        pointers = [x.data_ptr() for x in xs]
+        if [p % DIVISOR for p in pointers] != last.aligned:
+            return None
+        return self._made_by(last.call, args, xs, pointers)
+
+    def reads(self, n: int) -> bool:
+        """Whether the graph's arguments are n tensors, all of which the program reads."""
+        return sorted(self._positions) == list(range(n))
+
+    def _made_by(
+        self, call: GpuCall, args: Sequence[object], xs: Sequence[torch.Tensor], pointers: list[int]
+    ) -> tuple[torch.Tensor | None, ...]:
+        device = xs[0].get_device()
+        if device < 0:
+            made = call.run(None, pointers)
+        elif device == torch._C._cuda_getDevice():
+            made = call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
+        else:
+            with torch.cuda.device(device):
+                made = call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
+        return tuple(made) if self._plain else self._viewed(args, made)
+
+    def _looked_up(self, args: Sequence[object], xs: Sequence[torch.Tensor], aligned: list[int]) -> GpuCall:
+        """The call for such arguments, which becomes the last one where tensors alone decide."""
+        shapes, strides, kinds = [x.shape for x in xs], [x.stride() for x in xs], [x.dtype for x in xs]
+        key = (xs[0].get_device(), *aligned, *shapes, *strides, *kinds)
+        if self._numbers or self._extents:
+            key += (*[args[n] for n in self._numbers], *[args[n].shape for n in self._extents])  # type: ignore[attr-defined]
+        found = self._calls.get(key)
+        if found is None:
+            found = _Known(self._planned(args), aligned, Alike(xs))
+            if len(self._calls) >= CALLS:
+                self._calls.clear()
+            self._calls[key] = found
+        if not (self._numbers or self._extents):
+            self._last = found  # one assignment: other threads may be here too
+        return found.call
+
+    def _viewed(self, args: Sequence[object], made: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        """Results that are arguments, copies into other strides, or several views of one memory."""
+        syms = self.symbols(args)
+        results = dict(zip(self._made, made, strict=True))
+        return tuple(
+            results[o.name] if o.name is not None and self._made[o.name] is not None else view(args, results, syms)
+            for o, view in zip(self.lowered.outputs, self._outputs, strict=True)
+        )
+
+    def _planned(self, args: Sequence[object]) -> GpuCall:
+        syms = self.symbols(args)
+        inputs = {name: read(args, syms) for name, read in self.inputs}
+        slots = {b.name: self._positions.index(b.position) for b in self.lowered.inputs if b.position is not None}
+        fixed = [b.name for b in self.lowered.inputs if b.position is None]
+        slots |= {n: len(self._positions) + k for k, n in enumerate((*fixed, *self._made))}
+        made = {n: self._allocation(n, syms) for n in self._made}
+        return self.whole.plan(inputs, syms, made, slots, [inputs[n].data_ptr() for n in fixed])
+
+    def _allocation(self, name: str, syms: dict[str, int]) -> Made:
+        dtype, shape = self.whole.results[name]
+        o = self._made[name]
+        if o is not None:
+            return Made(shape_function(o.shape)(syms), shape_function(o.strides)(syms), dtype)
+        packed = shape(syms)
+        strides = [1]
+        for n in reversed(packed[1:]):
+            strides.append(strides[-1] * n)
+        return Made(packed, tuple(reversed(strides[: len(packed)])), dtype)

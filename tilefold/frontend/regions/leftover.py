@@ -1,0 +1,66 @@
+"""What Tilefold does not cover, compiled by Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+from torch._guards import TracingContext, detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilefold.frontend.regions.guard import Guarded, Part
+from tilefold.frontend.regions.partition import Extracted, Group, draws_numbers, operators
+from tilefold.frontend.regions.scans import SCANS
+
+#: Leftovers of fewer operators than this run op by op: compiling them costs more than it gives.
+WORTH_INDUCTOR = 2
+
+
+def compile_leftover(
+    group: Group, extracted: Extracted, part: Part, config: Mapping[str, object]
+) -> Callable[..., object] | None:
+    """The group as a callable; None where op by op is better or the only way. config: Inductor's, for this alone."""
+    if _draws_numbers(group) or (operators(group) < WORTH_INDUCTOR and not _generated(group)):
+        return None
+    run = part.attempt(lambda: _compiled(extracted, config))
+    return None if run is None else Guarded(part, run, extracted.module)
+
+
+def _compiled(extracted: Extracted, config: Mapping[str, object]) -> Callable[..., object]:
+    import torch._inductor.config as inductor_config  # noqa: PLC0415 (a second to load)
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
+
+    fakes = [n.meta["val"] for n in extracted.inputs]
+    # a tensor that the part itself makes must be fake too; no mode is on while a backward graph is compiled
+    mode = detect_fake_mode([n.meta.get("val") for n in extracted.module.graph.nodes])
+    with mode or nullcontext():
+        module = make_fx(extracted.module, decomposition_table=select_decomp_table())(*fakes)
+    module.graph.output_node().meta["user_visible_output_idxs"] = list(range(len(extracted.results)))
+    with _no_strides_reported(), inductor_config.patch(dict(config)):
+        compiled = compile_fx_inner(module, fakes)
+    return lambda *args: compiled(list(args))
+
+
+@contextmanager
+def _no_strides_reported() -> Iterator[None]:
+    """Inductor tells AOTAutograd the strides of what it compiled, which takes them for those of the whole forward."""
+    context = TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    reported, context.output_strides = context.output_strides, None
+    try:
+        yield
+    finally:
+        context.output_strides = reported
+
+
+def _generated(group: Group) -> bool:
+    """Whether a single operator is not left to eager: on a GPU, its kernels of scans take twice Inductor's time."""
+    return any(n.target in SCANS and n.all_input_nodes[0].meta["val"].device.type == "cuda" for n in group.nodes)
+
+
+def _draws_numbers(group: Group) -> bool:
+    """Whether a random operator is in the group: op by op it draws eager's numbers."""
+    return any(draws_numbers(n) for n in group.nodes)

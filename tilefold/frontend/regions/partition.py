@@ -1,0 +1,374 @@
+"""Cut a graph into regions that Tilefold covers and what is left over.
+
+All operators of one level (`levels`) and kind are a region or a leftover. What costs next to nothing is no part of a
+level but goes with whatever reads it, several times if need be: constants, and views that do not leave most of a
+tensor out. So neither crosses between regions, and no argument (a parameter) is ever copied by one.
+
+Uncovered operators that wait for no region come first of all, at negative levels, and cut nothing: random numbers
+(the masks of dropout) at -3, others at -1.
+
+Size computations have no group: they run between groups, as early as their inputs allow. A user of
+a size that was read off a computed tensor comes at a later level than that tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from tilefold.frontend.operators.fx_to_tensor import free_symbols, is_scalar, supports
+from tilefold.frontend.operators.source import location
+from tilefold.frontend.operators.table import VIEWS
+from tilefold.frontend.regions.guard import Fallback, Part
+from tilefold.frontend.regions.levels import Unit, earliest, settled
+from tilefold.frontend.regions.scans import carried
+
+Node = torch.fx.Node
+#: Levels of uncovered operators before the first region: random numbers, which run op by op, and the rest.
+_DRAWN, _EARLY = -3, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes of one level, in graph order. `covered`: a region for Tilefold. `results`: those that something outside
+    reads; the others may be computed in several groups."""
+
+    level: int
+    covered: bool
+    nodes: tuple[Node, ...]
+    results: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Groups in level order; `aliases`: views of arguments that the graph returns or reads sizes of (run as they are);
+    `scalars`: size computations with the level after whose groups they can run."""
+
+    groups: tuple[Group, ...]
+    aliases: tuple[Node, ...]
+    scalars: tuple[tuple[int, Node], ...]
+    fallbacks: tuple[Fallback, ...]
+
+
+def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = supports) -> Partition:
+    """Group the nodes of a functional ATen graph. `covers` gives the reason against a node, or None."""
+    fallbacks: list[Fallback] = []
+    refused: set[Node] = set()
+    with_scans = carried(gm)
+    for node in _operators(gm):
+        source = _tuple_source(node)
+        reason = _reason(node, covers, fallbacks) if source is None else (None if source not in refused else "")
+        if reason is None and (node in with_scans or _only_drawn_with(node)):
+            reason = ""
+        if reason is not None:
+            refused.add(node)
+            if reason:
+                fallbacks.append(Fallback(str(node.target), reason, location(node)))
+    aliases = _aliases(gm)
+    light = _light(gm, refused)
+    given = set(aliases) - light
+    units, levels = _units(gm, refused, light, given)
+    sizes = {n: at for n, at in levels.items() if is_scalar(n)}
+    arguments = {n: nbytes(n) for u in units for n in u.arguments}
+    found = settled(units, {u.node: levels[u.node] for u in units}, arguments)
+    owners = {n: found[_unit_of(n)] for n in _operators(gm) if n not in light and n not in given}
+    groups = _groups(gm, owners, sizes, light, aliases)
+    return Partition(groups, aliases, tuple((at, n) for n, at in sizes.items()), tuple(fallbacks))
+
+
+def _operators(gm: torch.fx.GraphModule) -> list[Node]:
+    """The nodes that compute tensors."""
+    return [n for n in gm.graph.nodes if n.op not in ("placeholder", "get_attr", "output") and not is_scalar(n)]
+
+
+def _light(gm: torch.fx.GraphModule, refused: Collection[Node]) -> set[Node]:
+    """What goes with its readers: constants, and views with at least as many bytes as what is in memory, or of
+    something that is there in any case."""
+    root: dict[Node, Node | None] = {}  # None: an argument or a constant
+    for n in _operators(gm):
+        source, inputs = _tuple_source(n), _tensor_inputs(n)
+        if n in refused:
+            continue
+        if not inputs:
+            root[n] = None
+        elif source is not None:
+            if source in root:
+                root[n] = root[source]
+        elif n.target in VIEWS and len(inputs) == 1:
+            (base,) = inputs
+            below = root.get(base, base if base.op == "call_function" else None)
+            if below is None or (not isinstance(n.meta["val"], tuple | list) and nbytes(n) >= nbytes(below)):
+                root[n] = below
+    return set(root)
+
+
+def _units(
+    gm: torch.fx.GraphModule, refused: Collection[Node], light: Collection[Node], given: Collection[Node]
+) -> tuple[list[Unit], dict[Node, int]]:
+    """The operators that have a level, and the first levels of them and of sizes. What a light node reads is read by
+    its readers."""
+    behind: dict[Node, frozenset[Node]] = {}
+    units: dict[Node, Unit] = {}
+    levels: dict[Node, int] = {}
+    returned, sized = set(gm.graph.output_node().all_input_nodes), _sized(gm, light)
+    for n in gm.graph.nodes:
+        if n.op in ("placeholder", "get_attr") or n in given:
+            behind[n] = frozenset({n} if isinstance(n.meta.get("val"), torch.Tensor) else ())
+        if n in behind or n.op == "output":
+            continue
+        reads = frozenset[Node]().union(*(behind.get(a, frozenset()) for a in n.all_input_nodes))
+        computed = tuple(a for a in reads if a in units)
+        arguments = tuple(a for a in reads if a not in levels)
+        source = _tuple_source(n)
+        if is_scalar(n):
+            levels[n] = max((levels[a] for a in reads if a in levels), default=-1)
+            behind[n] = frozenset({n})
+        elif n in light:
+            behind[n] = reads
+        elif source is not None and source in units:
+            u = units[source]
+            behind[n] = frozenset({source})
+            units[source] = replace(u, nbytes=u.nbytes + nbytes(n), returned=u.returned or n in returned)
+        else:
+            after = max((levels[a] for a in reads if a in levels and a not in units), default=-1)
+            size = 0 if isinstance(n.meta.get("val"), tuple | list) else nbytes(n)
+            first = _first_level(n, n not in refused, n in sized)
+            unit = Unit(n, n not in refused, computed, arguments, after, first, size, n in sized, n in returned)
+            units[n], behind[n] = unit, frozenset({n})
+            levels[n] = earliest(unit, levels)
+    return list(units.values()), levels
+
+
+def _first_level(n: Node, covered: bool, sized: bool) -> int:
+    """The lowest level that an operator may have. Sizes read off its results are not there before level 0."""
+    if covered or sized:
+        return 0 if covered else 1
+    return _DRAWN if draws_numbers(n) or _only_drawn_with(n) else _EARLY
+
+
+def _sized(gm: torch.fx.GraphModule, light: Collection[Node]) -> set[Node]:
+    """The operators that sizes are read off."""
+    found: set[Node] = set()
+    todo = [a for n in gm.graph.nodes if n.op == "call_function" and is_scalar(n) for a in n.all_input_nodes]
+    while todo:
+        n = todo.pop()
+        if n.op == "call_function" and n not in found:
+            found.add(n)
+            if n in light or _tuple_source(n) is not None:
+                todo += n.all_input_nodes
+    return found
+
+
+def draws_numbers(node: Node) -> bool:
+    """Whether a node is a random operator."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _only_drawn_with(node: Node) -> bool:
+    """Whether a node makes a tensor that nothing but random operators fill."""
+    return node.op == "call_function" and not _tensor_inputs(node) and all(draws_numbers(u) for u in node.users)
+
+
+def _unit_of(node: Node) -> Node:
+    """The operator that computes a node: itself, or what it is picked from."""
+    source = _tuple_source(node)
+    return node if source is None else _unit_of(source)
+
+
+def _groups(
+    gm: torch.fx.GraphModule,
+    owners: Mapping[Node, int],
+    sizes: Mapping[Node, int],
+    light: Collection[Node],
+    aliases: Collection[Node],
+) -> tuple[Group, ...]:
+    """A group a level, with the light nodes that its own read. `owners`: levels of all that is not light; `sizes`: the
+    levels after which they are known."""
+    place = {n: k for k, n in enumerate(gm.graph.nodes)}
+    outer = [n for n in gm.graph.nodes if n.op == "output" or is_scalar(n)]
+    read = {a for o in outer for a in o.all_input_nodes}
+    owners = {**owners, **{n: _ready(n, owners, sizes) for n in read if n in light and n not in aliases}}
+    inside: dict[int, set[Node]] = {}
+    for n, level in owners.items():
+        inside.setdefault(level, set()).add(n)
+    for nodes in inside.values():
+        todo = list(nodes)
+        while todo:
+            for a in todo.pop().all_input_nodes:
+                if a in light and a not in nodes:
+                    nodes.add(a)
+                    todo.append(a)
+                elif a not in nodes:
+                    read.add(a)
+    return tuple(
+        Group(
+            level,
+            level % 2 == 0,
+            tuple(sorted(nodes, key=place.__getitem__)),
+            tuple(sorted((n for n in nodes & read if owners.get(n) == level), key=place.__getitem__)),
+        )
+        for level, nodes in sorted(inside.items())
+    )
+
+
+def _ready(n: Node, owners: Mapping[Node, int], sizes: Mapping[Node, int]) -> int:
+    """The level at which all is there that a light node reads."""
+    found = [0]
+    for a in n.all_input_nodes:
+        if a in sizes:
+            found.append(sizes[a] + 1)
+        elif a.op == "call_function":
+            found.append(owners[a] if a in owners else _ready(a, owners, sizes))
+    return max(found)
+
+
+def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
+    """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
+    asked = Part(str(node.target), fallbacks, location(node)).attempt(lambda: (covers(node),))
+    return "" if asked is None else asked[0]
+
+
+def _tuple_source(node: Node) -> Node | None:
+    """The node whose result tuple this one picks from."""
+    if getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], Node):
+        return node.args[0]
+    return None
+
+
+def _aliases(gm: torch.fx.GraphModule) -> tuple[Node, ...]:
+    """Views of arguments that are results of the graph or tell a size, and the views they are made from."""
+    readers = [gm.graph.output_node(), *(n for n in gm.graph.nodes if n.op == "call_function" and is_scalar(n))]
+    chain: dict[Node, bool] = {}
+
+    def is_alias(node: Node) -> bool:
+        if node not in chain:
+            chain[node] = node.op == "placeholder" or (
+                node.op == "call_function"
+                and node.target in VIEWS
+                and not isinstance(node.meta["val"], tuple | list)
+                and all(is_alias(n) for n in node.all_input_nodes if not is_scalar(n))
+            )
+        return chain[node]
+
+    read = {a for n in readers for a in n.all_input_nodes}
+    wanted = {n for n in read if n.op == "call_function" and not is_scalar(n) and is_alias(n)}
+    for node in reversed(gm.graph.nodes):
+        if node in wanted:
+            wanted |= {n for n in node.all_input_nodes if n.op == "call_function" and not is_scalar(n)}
+    return tuple(n for n in gm.graph.nodes if n in wanted)
+
+
+def is_trivial(group: Group) -> bool:
+    """Whether a group only views tensors or makes constants: nothing to compile."""
+    return not operators(group)
+
+
+def operators(group: Group) -> int:
+    """How many nodes of a group compute something: neither views nor constants."""
+    return sum(n.target not in VIEWS and _tuple_source(n) is None and bool(_tensor_inputs(n)) for n in group.nodes)
+
+
+def _tensor_inputs(node: Node) -> list[Node]:
+    return [n for n in node.all_input_nodes if not is_scalar(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """A group as a graph module of its own; `inputs` and `results` are nodes of the original graph."""
+
+    module: torch.fx.GraphModule
+    inputs: tuple[Node, ...]
+    results: tuple[Node, ...]
+
+
+def extract(gm: torch.fx.GraphModule, group: Group) -> Extracted:
+    """The group as a module."""
+    inside = set(group.nodes)
+    results = [n for n in group.results if not isinstance(n.meta.get("val"), tuple | list)]
+    graph = torch.fx.Graph()
+    copies: dict[Node, Node] = {}
+    inputs = list(_outside(group, inside))
+    for n in inputs + [s for s in _symbol_sources(gm, group) if s not in inputs]:
+        copies[n] = graph.placeholder(n.name)
+        copies[n].meta = dict(n.meta)
+    for n in group.nodes:
+        for a in n.all_input_nodes:
+            if a.op == "get_attr" and a not in copies:
+                copies[a] = graph.node_copy(a)
+        copies[n] = graph.node_copy(n, copies.__getitem__)
+    graph.output(tuple(copies[n] for n in results))
+    given = tuple(n for n in copies if copies[n].op == "placeholder")
+    return Extracted(torch.fx.GraphModule(gm, graph), given, tuple(results))
+
+
+def _outside(group: Group, inside: set[Node]) -> list[Node]:
+    """Nodes that the group reads."""
+    return list(
+        dict.fromkeys(a for n in group.nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr")
+    )
+
+
+def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:
+    """Arguments of the graph that give the symbols in the group's sizes."""
+    needed = {str(s) for n in group.nodes for s in free_symbols(n)}
+    found: list[Node] = []
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for n in placeholders:
+        val = n.meta.get("val")
+        if isinstance(val, torch.SymInt) and val.node.expr.is_Symbol and str(val.node.expr) in needed:
+            needed.discard(str(val.node.expr))
+            found.append(n)
+    for n in placeholders:
+        val = n.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            extents: list[int | torch.SymInt] = list(val.shape)
+            own = {str(s.node.expr) for s in extents if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol}
+            if own & needed:
+                needed -= own
+                found.append(n)
+    return found
+
+
+#: Elements along an axis whose extent only a call tells.
+UNKNOWN_EXTENT = 64
+
+
+def nbytes(node: Node) -> int:
+    """Bytes of a node's (first) tensor, at the sizes that it was captured with."""
+    val = node.meta.get("val")
+    tensors = [v for v in (val if isinstance(val, tuple | list) else [val]) if isinstance(v, torch.Tensor)]
+    total = tensors[0].element_size() if tensors else 0
+    for n in tensors[0].shape if tensors else ():
+        hint = n.node.hint if isinstance(n, torch.SymInt) and n.node.has_hint() else None
+        total *= n if isinstance(n, int) else hint or UNKNOWN_EXTENT
+    return total
+
+
+def halves(gm: torch.fx.GraphModule) -> Partition | None:
+    """A covered graph as two regions, cut in its middle half where the fewest bytes cross; None: one operator.
+
+    Results of an operator that has several stay with it.
+    """
+    light = _light(gm, ())
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and n not in light]
+    at = {n: k for k, n in enumerate(nodes)}
+    together = [(at.get(source, 0), k) for k, n in enumerate(nodes) if (source := _tuple_source(n)) is not None]
+    cuts = [k for k in range(1, len(nodes)) if not any(a < k <= b for a, b in together)]
+    if not cuts:
+        return None
+
+    def last_reader(n: Node) -> int:
+        return max((last_reader(u) if u in light else at.get(u, -1) for u in n.users), default=-1)
+
+    last = {n: last_reader(n) for n in nodes}
+
+    def crossing(k: int) -> tuple[bool, int]:
+        """Whether a cut before node k is near an end, and the bytes that cross it."""
+        crosses = (n for n in nodes[:k] if last[n] >= k)
+        return not len(nodes) <= 4 * k <= 3 * len(nodes), sum(map(nbytes, crosses))
+
+    best = min(cuts, key=crossing)
+    owners = {n: 2 * (at[n] >= best) for n in nodes}
+    return Partition(_groups(gm, owners, {}, light, ()), (), (), ())

@@ -1,0 +1,166 @@
+"""Running sums and the like: those of constants become constants, the others take what is around them along.
+
+Hugging Face's decoders number the packed sequences of a row by a running sum over the positions where its position
+ids do not go up by one. They make the position ids themselves (`arange`), so that this is a running sum of nothing
+but False. Evaluated once, it is a full tensor, which regions take in, where a running sum would cut the model in two.
+
+A scan that is left over is compiled by Inductor, which computes what is elementwise before and after it in the same
+kernel. Those nodes go with it where no tensor more is written for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tilefold.frontend.operators.table import VIEWS
+
+Node = torch.fx.Node
+_ATEN = torch.ops.aten
+#: Operators whose results are prefixes of a reduction along a dim.
+SCANS = frozenset(
+    {
+        _ATEN.cumsum.default,
+        _ATEN.cumprod.default,
+        _ATEN.logcumsumexp.default,
+        _ATEN.cummax.default,
+        _ATEN.cummin.default,
+    }
+)
+_CASTS = frozenset({_ATEN._to_copy.default, _ATEN.clone.default})
+#: Elements of a tensor that is evaluated at most.
+MOST_ELEMENTS = 1 << 20
+#: Operators on the way to one result.
+MOST_NODES = 64
+
+
+def fold_scans(gm: torch.fx.GraphModule) -> int:
+    """Replace scans that depend on no argument and whose elements are all equal; gives how many there were."""
+    folded = 0
+    for node in list(gm.graph.nodes):
+        fill = _uniform(node) if node.target in SCANS else None
+        if fill is None:
+            continue
+        like: torch.Tensor = node.meta["val"]
+        with gm.graph.inserting_before(node):
+            full = gm.graph.call_function(
+                _ATEN.full.default, (list(like.shape), fill), {"dtype": like.dtype, "device": like.device}
+            )
+        full.meta = dict(node.meta)
+        node.replace_all_uses_with(full)
+        _erase(gm, node)
+        folded += 1
+    if folded:
+        gm.recompile()
+    return folded
+
+
+def carried(gm: torch.fx.GraphModule) -> set[Node]:
+    """Elementwise nodes that go with the scans of a graph: those that only scans use, and those that use nothing but
+    what is left over already and write no more than it.
+    """
+    found: set[Node] = set()
+    for scan in (n for n in gm.graph.nodes if n.target in SCANS):
+        stack = list(scan.all_input_nodes)
+        while stack:
+            n = stack.pop()
+            if n not in found and _movable(n) and all(u in found or u is scan for u in n.users):
+                found.add(n)
+                stack += n.all_input_nodes
+    left = {n for n in gm.graph.nodes if n.target in SCANS}
+    for n in gm.graph.nodes:
+        inputs = [i for i in n.all_input_nodes if i.op == "call_function"]
+        from_left = [i for i in inputs if i in left]
+        if from_left and _picks(n):
+            left.add(n)
+        elif (
+            from_left
+            and _movable(n)
+            and all(i in left or i in found or _made(i) for i in inputs)
+            and _nbytes(n) <= max(_nbytes(i) for i in from_left)
+        ):
+            left.add(n)
+            found |= {n, *(i for i in inputs if _made(i))}
+    return found
+
+
+def _movable(n: Node) -> bool:
+    """Elementwise, a view, or made of nothing."""
+    if n.op != "call_function" or not isinstance(n.target, torch._ops.OpOverload):
+        return False
+    if not isinstance(n.meta.get("val"), torch.Tensor) or torch.Tag.nondeterministic_seeded in n.target.tags:
+        return False
+    return torch.Tag.pointwise in n.target.tags or n.target in VIEWS or n.target in _CASTS or _made(n)
+
+
+def _made(n: Node) -> bool:
+    return n.op == "call_function" and not n.all_input_nodes
+
+
+def _picks(n: Node) -> bool:
+    return getattr(n.target, "__name__", "") == "getitem"
+
+
+def _nbytes(n: Node) -> int:
+    """Of a result, of the first of several; none where it is a size."""
+    value = n.meta.get("val")
+    first = value[0] if isinstance(value, tuple | list) and value else value
+    return int(first.numel()) * first.element_size() if isinstance(first, torch.Tensor) else 0
+
+
+def _uniform(node: Node) -> float | int | None:
+    """The value of every element; None where they differ, or where that is not known."""
+    order = _ancestors(node)
+    like = node.meta.get("val")
+    if order is None or not isinstance(like, torch.Tensor):
+        return None
+    with torch.no_grad(), _disable_current_modes():
+        values: dict[Node, Any] = {}
+        for n in order:
+            args: Any = map_arg(n.args, values.__getitem__)
+            named: Any = map_arg(n.kwargs, values.__getitem__)
+            run: Any = n.target
+            values[n] = run(*args, **({**named, "device": "cpu"} if "device" in named else named))
+        elements = set(values[node].unique().tolist())
+    return elements.pop() if len(elements) == 1 else None
+
+
+def _ancestors(node: Node) -> list[Node] | None:
+    """What a node is computed from, itself last; None where that is an argument, random, large, or of unknown size."""
+    seen: dict[Node, None] = {}
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in seen:
+            continue
+        if not _computable(n) or len(seen) == MOST_NODES:
+            return None
+        seen[n] = None
+        stack += n.all_input_nodes
+    return [n for n in node.graph.nodes if n in seen]
+
+
+def _computable(n: Node) -> bool:
+    value = n.meta.get("val")
+    if (
+        n.op != "call_function"
+        or not isinstance(n.target, torch._ops.OpOverload)
+        or not isinstance(value, torch.Tensor)
+    ):
+        return False
+    if torch.Tag.nondeterministic_seeded in n.target.tags or n.target._schema.is_mutable:
+        return False
+    return all(isinstance(s, int) for s in value.shape) and value.numel() <= MOST_ELEMENTS
+
+
+def _erase(gm: torch.fx.GraphModule, node: Node) -> None:
+    """The node and what only it used."""
+    before: Sequence[Node] = node.all_input_nodes
+    gm.graph.erase_node(node)
+    for n in before:
+        if n.op == "call_function" and not n.users and not n._erased:
+            _erase(gm, n)
