@@ -30,6 +30,7 @@ from tilefold.errors import BackendError  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.suites.gpu import operators as o  # noqa: E402
 from tilefold.tile.ir import Kernel  # noqa: E402
+from tilefold.tile.layout import unit_axis  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
 from tilefold.tile.verify import verify  # noqa: E402
 
@@ -192,7 +193,8 @@ def test_a_device_that_refuses_the_groups_gets_the_usual_form(exactly, monkeypat
     tried = []
 
     def plan(self, xs, syms, place):
-        tried.append(self._config(self.sizes(syms), tf32=False).groups)
+        units = tuple(unit_axis(x) for x in xs)
+        tried.append(self._config(self.sizes(syms), units, tf32=False).groups)
         if tried[-1]:
             raise BackendError("no such instruction")
         return "planned"

@@ -21,8 +21,8 @@ def decoded(source: str, pid: int) -> tuple[int, int]:
         if name == "j0":
             break
         known[name] = eval(code.replace("tl.where", "where"), {"where": lambda c, a, b: a if c else b}, known)
-    last = max(n for n in known if n.startswith("b_j"))
-    return known[last], known["pid_1"]
+    row, head = ([n for n in known if n.startswith(start)][-1] for start in ("b_j", "pid"))
+    return known[row], known[head]
 
 
 def rendered(interleave: int) -> str:

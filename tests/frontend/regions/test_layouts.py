@@ -47,12 +47,26 @@ def test_results_are_as_traced(end, monkeypatch):
     assert len(calls) == 2 and all(s.last for s in calls)
 
 
-def test_one_convolution_alone_is_left_as_it_is(monkeypatch):
+@pytest.mark.parametrize(
+    ("conv", "dtype", "wanted"),
+    [
+        (nn.Conv2d(3, 8, 3), torch.float32, True),
+        (nn.Conv2d(8, 8, 3, groups=8), torch.bfloat16, True),
+        (nn.Conv2d(8, 8, 3, groups=8), torch.float32, False),
+        (nn.Conv2d(8, 16, 3, groups=4), torch.bfloat16, False),  # two channels a group
+        (nn.Conv2d(8, 8, 1), torch.bfloat16, False),
+        (nn.Conv1d(8, 8, 3), torch.bfloat16, False),
+    ],
+)
+def test_which_convolutions_want_it(conv, dtype, wanted, monkeypatch):
     done: list[bool] = []
     monkeypatch.setattr(torch_compile, "channels_last", lambda gm: done.append(channels_last(gm, "cpu")))
     options = Options(compile_program, leftover="eager")
     torch._dynamo.reset()
-    conv = nn.Conv2d(3, 8, 3)
+    conv = conv.to(dtype)
+    x = randn(1, conv.in_channels, *(8,) * (conv.weight.dim() - 2)).to(dtype)
     with torch.no_grad():
-        torch.compile(conv, backend=lambda gm, xs: torch_compile.compile_captured(gm, xs, options))(randn(1, 3, 8, 8))
-    assert done == [False]
+        got = torch.compile(conv, backend=lambda gm, xs: torch_compile.compile_captured(gm, xs, options))(x)
+        want = conv(x)
+    assert done == [wanted] and got.stride() == want.stride()
+    torch.testing.assert_close(got, want, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-2)
