@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.frontend.check import randn
 from tilefold.frontend.regions.assemble import CompiledGraph, Options
@@ -83,6 +84,60 @@ def test_any_number_of_axes_and_places(rank, shape):
     with torch.no_grad():
         close(compiled(m, found)(x), m, x)
     assert any(isinstance(s, ConvolutionStep) for s in steps(found))
+
+
+class Called(TorchDispatchMode):
+    """The operators that run, with their last argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.each: list[tuple[str, object]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.each.append((func.overloadpacket.__name__, args[-1] if args else None))
+        return func(*args, **(kwargs or {}))
+
+
+class Windows(nn.Module):
+    """Windows of three places as a product of matrices; `Around` has the same sum as a convolution."""
+
+    def forward(self, x, w):
+        return F.silu(torch.einsum("bctk,ock->bot", x.unfold(2, 3, 1), w))
+
+
+def called(module: nn.Module, *xs: torch.Tensor) -> list[tuple[str, object]]:
+    found: list[CompiledGraph] = []
+    with torch.no_grad():
+        close(compiled(module, found)(*xs), module, *xs)
+        (step,) = (s for s in steps(found) if isinstance(s, ConvolutionStep))
+        names = (step.form.x.tensor, step.form.w.tensor)
+        with Called() as ran:
+            step.run(dict(zip(names, (*xs, *module.parameters()), strict=True)), {})
+    return ran.each
+
+
+def test_float32_is_rounded_as_torch_lets_products_and_convolutions_be(monkeypatch):
+    """By default convolutions may take TF32 and products may not: windows of a product are no convolution there."""
+    x, w = randn(4, 8, 17), randn(6, 8, 3)
+    assert ("_convolution", False) in called(Windows(), x, w)
+    monkeypatch.setattr("tilefold.runtime.convolution.matmul_precision", lambda: "tf32")
+    assert ("_convolution", True) in called(Windows(), x, w)
+    ran = [name for name, _ in called(Around(nn.Conv1d(8, 6, 3, bias=False)), x)]
+    assert "convolution" in ran
+
+
+def test_one_place_of_an_axis_is_a_product():
+    """The first token's head is no convolution with a long stride: torch's settings for convolutions do not hold."""
+
+    class First(nn.Module):
+        def forward(self, x, w):
+            return x[:, 0] @ w
+
+    found: list[CompiledGraph] = []
+    m, x, w = First(), randn(5, 7, 16), randn(16, 8)
+    with torch.no_grad():
+        close(compiled(m, found)(x, w), m, x, w)
+    assert all(s.product for s in steps(found) if isinstance(s, ConvolutionStep))
 
 
 def test_what_is_read_through_a_view_is_stored_first():

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.backends import cudnn
 
 from tilefold.algebra.expr import Index, Load
+from tilefold.backends.triton.launch import matmul_precision
 from tilefold.plan.library import ConvolutionCall
 from tilefold.runtime.library import Part
 from tilefold.runtime.steps import LIBRARY, Code, Result
@@ -93,8 +95,17 @@ class ConvolutionStep:
         form = CHANNELS_LAST.get(x.dim()) if self.last else None
         if form is not None:
             x = x.contiguous(memory_format=form)
-        y = torch.ops.aten.convolution.default(x, w, None, *self._space, False, [0] * len(space), count)
+        y = self._convolve(x, w, count)
         return y.reshape(self._made(syms)).permute(self._turn)
+
+    def _convolve(self, x: torch.Tensor, w: torch.Tensor, groups: int) -> torch.Tensor:
+        """Float32 may be rounded to TF32 where torch lets convolutions be, which it does by default. A sum over windows
+        that the program computes as a product is rounded where torch lets products be, which by default it does not."""
+        settings = (None, *self._space, False, [0] * len(self._space[0]), groups)
+        if "conv" in self.compute.origin:
+            return torch.ops.aten.convolution.default(x, w, *settings)
+        how = (cudnn.benchmark, cudnn.deterministic, cudnn.enabled, matmul_precision() == "tf32")
+        return torch.ops.aten._convolution.default(x, w, *settings, *how)
 
 
 def _axis(ld: Load, dim: str) -> int:

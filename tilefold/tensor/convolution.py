@@ -215,6 +215,8 @@ class _Reader:
                     return None
         extent = self.p.shape_of(x.tensor)[axis]
         low, high = guards.of_index(terms)
+        if out is None and tap is None:  # one place of the axis, the first: no window, so nothing but a product
+            return None if padding else Space(axis, const(1), None, None, 1, 1, 0)
         extent = extent if high is None else high
         taps = const(1) if tap is None else self.p.sizes[tap]
         if not isinstance(taps, Const) or padding < 0 or (padding and not low):
