@@ -73,7 +73,10 @@ def test_the_library_convolves_and_kernels_do_the_rest(a, b, kernel, options):
         with torch.no_grad():
             close(compiled(m, found)(x), m, x)
         kinds = [type(s) for s in steps(found)]
-        assert kinds == [KernelStep, ConvolutionStep, KernelStep], kinds
+        if last and kernel == 1 and "stride" not in options:  # channels behind places: a plain product, and a small one
+            assert ConvolutionStep not in kinds, kinds
+        else:
+            assert kinds == [KernelStep, ConvolutionStep, KernelStep], kinds
 
 
 @pytest.mark.parametrize("rank, shape", [(1, (2, 4, 17)), (3, (2, 4, 7, 8, 9)), (2, (1, 4, 7, 8)), (2, (3, 4, 2, 2))])
@@ -195,7 +198,8 @@ def test_a_cnn_is_one_region(last):
         close(compiled(m, found)(x), m, x)
     (graph,) = found
     assert not graph.fallbacks and len(graph.regions) == 1
-    assert sum(isinstance(s, ConvolutionStep) for s in steps(found)) == 7
+    # images of one place (squeeze and excite), and single taps with channels behind places, are plain products
+    assert sum(isinstance(s, ConvolutionStep) for s in steps(found)) == (3 if last else 5)
 
 
 def test_training_has_eagers_gradients_and_statistics():

@@ -77,6 +77,38 @@ def test_every_arrangement(a: str, b: str, out: str) -> None:
     torch.testing.assert_close(strided.double(), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "a, b, dims, out",
+    [
+        ("[0, r, k]", "[2, k, c]", "r, c", (5, 7)),
+        ("[b, r, 1, k]", "[c, k, 0]", "b, r, c", (3, 5, 7)),  # rows of two axes
+        ("[1, b, r, k]", "[b, 0, c, k]", "b, c, r", (3, 7, 5)),
+    ],
+)
+def test_one_place_of_an_axis_is_a_view(a: str, b: str, dims: str, out: tuple[int, ...]) -> None:
+    extent = {"b": 3, "r": 5, "c": 7, "k": 4}
+    shapes = [[extent.get(ix, 3) for ix in ld.strip("[]").split(", ")] for ld in (a, b)]
+    used = "\n".join(f"  dim {d} = {n}" for d, n in extent.items() if d in a + b)
+    p = parse(
+        f"program p()\n  input a: f32{shapes[0]}\n  input b: f32{shapes[1]}\n{used}\n"
+        f"  y[{dims}]: f32 = sum[k] a{a} * b{b}\n  return y\n"
+    )
+    gen = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(s, generator=gen) for s in shapes)
+    parts, letters = [], []
+    for t, ld in ((x, a), (y, b)):
+        at = ld.strip("[]").split(", ")
+        parts.append(t[tuple(int(ix) if ix.isdigit() else slice(None) for ix in at)].double())
+        letters.append("".join(ix for ix in at if not ix.isdigit()))
+    want = torch.einsum(f"{','.join(letters)}->{dims.replace(', ', '')}", *parts)
+    step = step_of(p)
+    for _ in range(2):  # views are remembered
+        tensors = {"a": x, "b": y}
+        step.run(tensors, {})
+        assert tensors["y"].shape == out
+        torch.testing.assert_close(tensors["y"].double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_narrow_operands_are_summed_in_float32() -> None:
     p = parse(
         "program p()\n  input a: bf16[5, 300]\n  input b: bf16[300, 7]\n  dim r = 5\n  dim c = 7\n  dim k = 300\n"

@@ -106,6 +106,28 @@ def test_a_matrix_product_is_none_but_single_taps_are_one():
     assert convolution(p.body[0], p) is None
 
 
+@pytest.mark.parametrize(
+    "x, w",
+    [
+        ("[0, h, j, c]", "[0, h, o, c]"),  # scores of one sequence
+        ("[n, j, 0, h, c]", "[n, 0, h, o, c]"),  # a part of packed queries, keys and values
+        ("[0, j, c]", "[o, c]"),
+        ("[o, c]", "[0, j, c]"),
+    ],
+)
+def test_places_of_axes_make_no_convolution_of_a_product(x: str, w: str):
+    extent = {"n": 2, "h": 4, "j": 9, "o": 6, "c": 8}
+    for other in (1, 3):
+        shapes = [", ".join(str(extent.get(ix, other)) for ix in ld.strip("[]").split(", ")) for ld in (x, w)]
+        used = [d for d in extent if d in x + w]
+        dims = "\n".join(f"  dim {d} = {extent[d]}" for d in used)
+        p = parse(
+            f"program f()\n  input x: f32[{shapes[0]}]\n  input w: f32[{shapes[1]}]\n{dims}\n"
+            f"  out[{', '.join(used[:-1])}]: f32 = sum[c] x{x} * w{w}\n  return out\n"
+        )
+        assert convolution(p.body[0], p) is None
+
+
 def test_a_matrix_and_a_vector_are_none():
     """`x @ v[:, None]`: an axis of extent 1, but not several outputs of a place."""
     p = parse("""program f()

@@ -57,6 +57,7 @@ def test_only_one_operand_is_shared() -> None:
 
 def test_a_library_takes_plain_operands() -> None:
     assert library_product(statement("h, r, c", "k", "a[h, r, k] * b[h, k, c]"), SIZES) is not None
+    assert library_product(statement("r, c", "k", "x[r, k] * b[1, k, c]"), SIZES) is not None  # one place: a view
     dots = library_product(statement("h, r", "k", "a[h, r, k] * a[h, r, k]"), SIZES)
     assert dots is not None and not dots.is_matrix()
 
@@ -64,7 +65,7 @@ def test_a_library_takes_plain_operands() -> None:
 @pytest.mark.parametrize(
     ("dims", "rdims", "body"),
     [
-        ("r, c", "k", "x[r, k] * b[0, k, c]"),  # an axis at a constant
+        ("r, c", "k", "x[r, k] * b[r // 2, k, c]"),  # a place that is neither a dim's nor shared in a batch
         ("r, c", "k", "x[r, k] * b[1, i[k], c]"),  # an index that is loaded
         ("r, c", "h, k", "x[r, k] * b[h, k, c]"),  # a sum over one factor alone
     ],

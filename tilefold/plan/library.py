@@ -77,7 +77,7 @@ class Matrices:
         """Of a product whose first operand is `a`."""
         split = p.shared
         inner = tuple(f"{d}.in" for d in p.batch if d in split)
-        first_is_shared = any(not isinstance(ix, Index) for ix in a.index)
+        first_is_shared = any(isinstance(ix, Call) for ix in a.index)
         rows, cols = (p.rows, (*inner, *p.cols)) if first_is_shared else ((*inner, *p.rows), p.cols)
         depth = tuple(ix.dim for ix in a.index if isinstance(ix, Index) and ix.dim in p.rdims)
         have = [*p.batch, *rows, *cols]
@@ -142,10 +142,12 @@ def library_calls(
 def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | ConvolutionCall | None:
     """The call for a convolution, or for a product, and for the bias if its only reader, one of `apart`, adds one; None
     if c is nothing that a library computes."""
+    form = convolution(c, g.program)
+    if form is not None:
+        return ConvolutionCall(c, form)
     p = library_product(c, g.program.sizes)
     if p is None or p.loads is None:
-        form = convolution(c, g.program)
-        return None if form is None else ConvolutionCall(c, form)
+        return None
     a, b = p.loads
     alone = LibraryCall((c.name,), c.name, c.dtype, a, b, p, Matrices.of(p, a))
     if len(g.consumers[c.name]) != 1 or c.name in g.program.outputs:
@@ -222,7 +224,7 @@ def _with_bias(p: Program, c: Compute) -> Program:
 
 
 def axis_extent(ix: Expr, sizes: Mapping[str, Expr]) -> Expr:
-    """Extent of an axis that a dim, or d // c, or 0 indexes."""
+    """Extent of what a dim, or d // c, or a place reads of an axis."""
     match ix:
         case Index(d):
             return sizes[d]

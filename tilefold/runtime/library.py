@@ -29,16 +29,18 @@ View = Callable[[torch.Tensor], torch.Tensor]
 
 
 def part_of(load: Load, sizes: Mapping[str, Expr], whole: Sequence[Expr] | None = None) -> Part:
-    """The part that a load of plain indices and zeros reads: `x[:, :300] @ w` reads 300 columns of x. whole: what the
-    tensor's extents are known to be."""
+    """The part that a load of dims and places reads, with all axes: `x[:, :300] @ w` reads 300 columns of x.
+
+    whole: what the tensor's extents are known to be."""
     wanted_shape = [axis_extent(ix, sizes) for ix in load.index]
     if whole is not None and list(whole) == wanted_shape:
         return lambda x, syms: x
     shape = shape_function(wanted_shape)
+    first = [int(ix.value) if isinstance(ix, Const) else 0 for ix in load.index]
 
     def part(x: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
         wanted = shape(syms)
-        return x if x.shape == wanted else x[tuple([slice(n) for n in wanted])]
+        return x if x.shape == wanted else x[tuple([slice(at, at + n) for at, n in zip(first, wanted, strict=True)])]
 
     return part
 
@@ -48,6 +50,9 @@ def operand(m: Matrices, ld: Load, first: Sequence[str], second: Sequence[str]) 
     dims: list[str] = []
     steps: list[View] = []
     for ix in ld.index:
+        if isinstance(ix, Const):  # one place
+            steps.append(partial(torch.squeeze, dim=len(dims)))
+            continue
         (d,) = dims_used(ix)
         if d in m.split and isinstance(ix, Index):
             steps.append(partial(_unflattened, at=len(dims), inner=m.split[d]))
@@ -104,7 +109,7 @@ def _as_linear(call: LibraryCall) -> View | None:
     mine, other = (tuple(ix.dim for ix in ld.index if isinstance(ix, Index)) for ld in (call.a, call.b))
     if m.batch or m.swap or m.order is not None or len(m.rows) < 2 or len(m.cols) != 1 or len(m.depth) != 1:
         return None
-    if mine != (*m.rows, *m.depth):
+    if mine != (*m.rows, *m.depth) or any(isinstance(ix, Const) for ld in (call.a, call.b) for ix in ld.index):
         return None
     return torch.t if other == (*m.depth, *m.cols) else _same
 

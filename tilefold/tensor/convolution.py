@@ -176,10 +176,11 @@ class _Reader:
 
     def _ordered(self, v: Convolution, units: int) -> Convolution | None:
         """Batches but the first that have no window are space of one tap, as 1 x 5 taps have it; space is in the order
-        of the result. Without any window and tap the statement is a plain product, which is recognised elsewhere, and
-        with one output of a place that of a matrix and a vector, which memory bounds."""
+        of the result. Without any window and tap the statement is a plain product, which is recognised elsewhere, but
+        for images, whose channels are in front of their places; with one output of a place it is that of a matrix and
+        a vector, which memory bounds."""
         windows = len(v.space)
-        if not windows and not (units and v.outs):
+        if not any(s.tap or s.out for s in v.space) and not (units and v.outs and self._of_images(v)):
             return None
         space, batch, channels = list(v.space), v.batch, v.channels
         # taps as many as the image has places are channels too; beside windows they are space
@@ -196,6 +197,12 @@ class _Reader:
         if len(space) > MOST_SPACE:
             return None
         return replace(v, batch=batch, channels=channels, space=tuple(space))
+
+    def _of_images(self, v: Convolution) -> bool:
+        """Whether the weight's taps of extent 1 are its last axes, and x has places behind its channels."""
+        places = [_axis(v.x, d) for d in v.batch]
+        behind = bool(places) and all(_axis(v.x, d) < max(places) for d in v.channels)
+        return not v.space and isinstance(v.w.index[-1], Const) and behind
 
     def _space(self, x: Load, axis: int, i: Expr, of_w: Sequence[str], guards: _Guards) -> Space | None:
         """Axis of space read at s y + d k - p."""

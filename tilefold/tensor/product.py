@@ -99,21 +99,25 @@ def product(reducer: str | None, body: Expr, dims: tuple[str, ...], rdims: tuple
 
 def library_product(c: Compute, sizes: Mapping[str, Expr]) -> Product | None:
     """The product that a matrix library computes without copying an operand: floats, each axis of both operands another
-    dim, but that one operand may be shared by heads (`k[h // 4]`) of a known number, a multiple of those that share.
+    dim or one place (a view: `x[0, i, k]`), but that one operand may be shared by heads (`k[h // 4]`) of a known
+    number, a multiple of those that share.
 
     Dot products of rows are products too, but not `is_matrix`.
     """
     p = product_of(c)
     if p is None or p.loads is None or not c.dtype.is_float or not p.whole or p.left | p.right != {*c.dims, *c.rdims}:
         return None
-    plain = [all(isinstance(ix, Index) for ix in ld.index) for ld in p.loads]
-    if not any(plain) or any(len(set(map(dims_used, ld.index))) != len(ld.index) for ld in p.loads):
+    plain = [not any(isinstance(ix, Call) for ix in ld.index) for ld in p.loads]
+    used = [[dims_used(ix) for ix in ld.index if not isinstance(ix, Const)] for ld in p.loads]
+    if not any(plain) or any(len(set(dims)) != len(dims) for dims in used):
         return None
     shared = p.shared
     for ld in p.loads:
         for ix in ld.index:
             match ix:
                 case Index():
+                    pass
+                case Const(n, DType.I64) if n >= 0:
                     pass
                 case Call("floordiv", (Index(d), Const(n, DType.I64))) if d in shared and _divides(int(n), sizes[d]):
                     pass
