@@ -13,6 +13,7 @@ from tilefold.frontend.fuse import trace
 from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.pipeline import compile_program
 from tilefold.runtime import gpu_program
+from tilefold.runtime.program import CompiledProgram
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
@@ -67,3 +68,20 @@ def test_kernels_are_rendered_although_a_trace_makes_all_tensors_fake(monkeypatc
     with FakeTensorMode():
         start_building(run, [torch.empty(8192, 4096, dtype=torch.bfloat16, device="cuda")])
     assert found
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_a_region_is_not_given_up_for_a_kernel_that_is_not_compiled_ahead(strict, monkeypatch):
+    def fails(*args, **how):
+        raise KeyError("a bug")
+
+    monkeypatch.setenv("TILEFOLD_STRICT", strict)
+    monkeypatch.setattr(CompiledProgram, "start_building", fails)
+    torch._dynamo.reset()
+    lowered = trace(lambda x: torch.softmax(x, -1), meta(64, 300))
+    run = executable(lowered, compile_program(lowered.program, device="cuda"))
+    if strict == "1":
+        with pytest.raises(KeyError, match="a bug"):
+            start_building(run, [meta(64, 300)])
+    else:
+        start_building(run, [meta(64, 300)])
