@@ -78,3 +78,21 @@ def test_wrong_shapes_are_refused() -> None:
     compiled = compile_program(parse(LAYERS))
     with pytest.raises(ValueError, match="shape"):
         compiled({"x": torch.randn(9, 32)}, {"n": 9})
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dims", ["", "n"])
+def test_dot_products_that_end_up_alone_are_no_library_calls(device: str, dims: str) -> None:
+    """They would be matrix products with one row and one column, whose long sums are far less right."""
+    text = f"""program f()
+  input a: f32[3, 50]
+  input b: f32[3, 50]
+  dim n = 3
+  dim k = 50
+  c[{dims}]: f32 = sum[{"k" if dims else "n, k"}] a[n, k] * b[n, k]
+  return c
+"""
+    made = compile_program(parse(text), goal="greedy", device=device, load=False)
+    assert not any(isinstance(s, LibraryStep) for s in made.steps)
+    whole = compile_program(parse(SLICED), goal="greedy", device=device, load=False)
+    assert any(isinstance(s, LibraryStep) for s in whole.steps)

@@ -35,6 +35,7 @@ from tilefold.runtime.steps import GpuStep, KernelStep, Step, load_all, refuser
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import plain_operands
+from tilefold.tensor.product import product_of
 
 log = logging.getLogger("tilefold")
 
@@ -112,9 +113,16 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
 def _alone_in_library(
     p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], LibraryCall | ConvolutionCall]
 ) -> list[Step]:
-    """The step of a library call, or of a product that ended up alone, which then is one too; none of all else."""
+    """The step of a library call, or of a product that ended up alone, which then is one too; none of all else.
+
+    Dot products of rows stay kernels: the library's is a matrix product with one row and one column, which sums 33
+    million products with 100 times the error of a tree of sums.
+    """
     members = k.plan.group.members
-    return _library_step(p, members) if members in calls or len(members) == 1 else []
+    if members in calls:
+        return _library_step(p, members)
+    alone = product_of(Graph.of(p).by_name[members[0]]) if len(members) == 1 else None
+    return [] if alone is None or alone.left == alone.right else _library_step(p, members)
 
 
 def _library_step(p: Program, members: Sequence[str]) -> list[Step]:
