@@ -7,10 +7,11 @@ either side. An operand that is not a plain load becomes a block value first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, dims_used, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, dims_used, type_of, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,17 @@ class Contraction:
     b: Expr
 
 
-def factors(e: Expr) -> list[Expr]:
-    """Multiplicative factors; precision casts are transparent."""
+def factors(e: Expr, keep: Callable[[Cast], bool] = lambda e: False) -> list[Expr]:
+    """Multiplicative factors; precision casts are transparent, but those to `keep`."""
     match e:
         case Call("mul", (a, b)):
-            return factors(a) + factors(b)
+            return factors(a, keep) + factors(b, keep)
         case Call("div", (a, b)):
-            return [*factors(a), Call("div", (Const(1.0, DType.F32), b))]
+            return [*factors(a, keep), Call("div", (Const(1.0, DType.F32), b))]
         case Call("neg", (a,)):
-            return [Const(-1.0, DType.F32), *factors(a)]
-        case Cast(arg, dtype) if not dtype.rounds and isinstance(arg, Call | Load):
-            return factors(arg)
+            return [Const(-1.0, DType.F32), *factors(a, keep)]
+        case Cast(arg, dtype) if not dtype.rounds and isinstance(arg, Call | Load) and not keep(e):
+            return factors(arg, keep)
         case _:
             return [e]
 
@@ -48,9 +49,19 @@ def product(items: list[Expr]) -> Expr:
     return out
 
 
-def as_contraction(e: Expr, dims: tuple[str, ...], rdims: tuple[str, ...]) -> Contraction | None:
-    """The two sides of a sum of products over `rdims` kept over `dims`, None if it is no contraction."""
-    parts = factors(e)
+def as_contraction(
+    e: Expr, dims: tuple[str, ...], rdims: tuple[str, ...], dtype_of: Callable[[str], DType] | None = None
+) -> Contraction | None:
+    """The two sides of a sum of products over `rdims` kept over `dims`, None if it is no contraction.
+
+    Where the tensors' types are known, integers keep the type of 16 bits that the program multiplies them in: a matrix
+    unit takes no integers and floats together.
+    """
+
+    def of_integers(x: Cast) -> bool:
+        return dtype_of is not None and x.dtype.nbytes == 2 and not type_of(x.arg, dtype_of).is_float
+
+    parts = factors(e, of_integers)
     used = [dims_used(f) for f in parts]
     heavy = [n for n, d in enumerate(used) if d & set(rdims)]
     if len(heavy) < 2:

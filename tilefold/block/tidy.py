@@ -233,7 +233,7 @@ class _Tidy:
         out: list[Node] = []
         for n in nodes:
             if isinstance(n, Let | Accumulate) and n.reducer == "sum":
-                c = as_contraction(n.expr, self.dims[n.name], n.rdims)
+                c = as_contraction(n.expr, self.dims[n.name], n.rdims, self.dtypes.__getitem__)
                 if c is not None:
                     a, b = self._operand(c.a, n, out), self._operand(c.b, n, out)
                     n = replace(n, expr=Call("mul", (a, b)))

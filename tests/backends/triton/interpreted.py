@@ -42,6 +42,11 @@ def rand(*shape: int, dtype: torch.dtype = H, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def whole(most: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Integers [96, 80] of at most this magnitude."""
+    return torch.randint(-most, most + 1, (96, 80), generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
 def right(fn, *args, compiled=None, hostile: bool = False) -> str:
     report = verify(fn, *args, compiled=compiled or fuse(fn), hostile=hostile)
     return "" if report.ok else str(report)
@@ -245,7 +250,7 @@ def whole_layer(width: int) -> str:
     """A decoder layer and its gradients through torch.compile, every covered part in kernels."""
     torch.manual_seed(0)
     layer, x = Layer(width, 4, 2, 3 * width), rand(2, 24, width, dtype=F)
-    ways, entry = (importlib.import_module(f"tilefold.frontend.{m}") for m in ("options", "torch_compile"))
+    ways, entry = (importlib.import_module(f"tilefold.frontend.{m}") for m in ("capture.options", "torch_compile"))
 
     def interpreted(p, *, device, **options):
         return compile_program(p, device="interpreter", **options)
@@ -395,6 +400,17 @@ CHECKS: dict[str, Check] = {
     "sums of everything": lambda: cut(lambda x: (x.sum(), x.argmax()), rand(300, 300, dtype=F)),
     "a softmax down long columns": lambda: cut(lambda x: x.softmax(0), rand(3000, 40, dtype=F)),
     "a softmax down short columns": lambda: right(lambda x: x.softmax(1), rand(3, 60, 70, dtype=F)),
+    "scaled weights of 8 bits": lambda: right(
+        lambda x, w, s: (x @ w.to(x.dtype)) * s, rand(40, 96, dtype=B), whole(127, torch.int8), rand(80, dtype=B)
+    ),
+    "integers multiplied in float32": lambda: right(
+        lambda x, w: (x.float() @ w.float()).relu(), rand(40, 96, dtype=B), whole(100_000, torch.int32)
+    ),
+    "one-hot rows times a matrix": lambda: right(
+        lambda t, w: (t[:, None] == torch.arange(w.shape[0])).long().to(w.dtype) @ w,
+        whole(50)[0],
+        rand(60, 80, dtype=B),
+    ),
     "a row times a matrix": lambda: cut(lambda x, w: torch.relu(x @ w), rand(1, 300, dtype=F), rand(300, 70, dtype=F)),
     "transposed": lambda: right(lambda x, y: (x.T + y).relu(), rand(300, 70), rand(70, 300, seed=1)),
 }

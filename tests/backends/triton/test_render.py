@@ -19,7 +19,10 @@ from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.scope import Scopes
 from tilefold.backends.triton.simplify import pull_scale, settle, terms
 from tilefold.backends.triton.values import Value, converted, fitted
+from tilefold.block.canonical import canonical
 from tilefold.errors import BackendError
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.tensor.text import parse as parse_tensor
 from tilefold.tile.pieces import cut, lengths, product_dims
 from tilefold.tile.text import parse
 from tilefold.tile.text import show as show_kernel
@@ -196,6 +199,36 @@ def test_no_product_has_the_transpose_of_a_product_as_operand(axes, over, a, b):
 
 def test_plain_products_are_not_turned():
     assert dots(chain("i, l", "j", "p[i, j]", "z[j, l]"))[-1].startswith("v_r = tl.dot(")
+
+
+INTEGERS = """program f()
+  input x: {x}[64, 128]
+  input w: {w}[128, 64]
+  dim i = 64
+  dim j = 64
+  dim k = 128
+  y[i, j]: f32 = sum[k] {a} * {b}
+  return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "a", "b", "precision"),
+    [
+        ("bf16", "i8", "x[i, k]", "bf16(w[k, j])", ""),
+        ("bf16", "i32", "f32(x[i, k])", "f32(w[k, j])", "ieee"),  # not rounded to what the other operand has
+        ("f32", "i8", "x[i, k]", "f32(w[k, j])", "ieee"),
+        ("i8", "i8", "x[i, k]", "w[k, j]", None),
+    ],
+)
+def test_integers_are_multiplied_in_the_type_that_the_program_gives_them(x, w, a, b, precision):
+    (fused,) = fuse_for_gpu(parse_tensor(INTEGERS.format(x=x, w=w, a=a, b=b))).kernels
+    found = dots(body(variant(TritonKernel(canonical(fused.block).block)).rendered))
+    if precision is None:
+        assert not found
+    else:
+        (dot,) = found
+        assert (f'"{precision}"' if precision else "bfloat16") in dot and (precision == "") == ("precision" not in dot)
 
 
 def test_a_product_of_a_result_and_a_transposed_result_is_refused():

@@ -62,7 +62,8 @@ class Products:
 
     def _sides(self, buf: str, a: Load, b: Load, rdims: Sequence[str]) -> _Sides | None:
         c = self.c
-        if any(self._dtype(x) is DType.F64 or not self._dtype(x).is_float for x in (a, b)):
+        types = [self._dtype(x) for x in (a, b)]
+        if DType.F64 in types or not any(t.is_float for t in types):
             return None  # exact in element-wise code
         out = c.axes(c.buffers[buf])
         da, db = self._dims(a), self._dims(b)
@@ -110,7 +111,8 @@ class Products:
         flat = len(s.m) == 1 and len(s.n) == 1
         precision = ""
         if kind is DType.F32:
-            precision = f', input_precision="{"tf32" if self.tf32 else "ieee"}"'
+            rounded = self.tf32 and all(self._dtype(x).is_float for x in (s.a, s.b))
+            precision = f', input_precision="{"tf32" if rounded else "ieee"}"'
         elif kind.nbytes == 1:
             precision = f", max_num_imprecise_acc={min(MOST_COARSE, self._lanes(s.k))}"
         before = ""
@@ -186,6 +188,8 @@ class Products:
         bits, but not to 8: then to the 16 bits of another argument, if there is one. What the program rounds has
         the type that it is rounded to."""
         kinds = {self.c.rounded.get(x.tensor) or self._dtype(x) for x in (a, b)}
+        if not all(k.is_float for k in kinds):
+            return DType.F32  # integers that the program multiplies in float32
         made = DType.F32 in kinds and not any(
             x.tensor in self.c.tensors and self._dtype(x) is DType.F32 for x in (a, b)
         )

@@ -302,7 +302,10 @@ class Expressions:
 
 
 def narrowed(code: str, kind: DType, dtype: DType, *, checked: bool = True) -> str:
-    """`code` rounded to a narrow float as torch does (e4m3: beyond the range is NaN; unchecked, it is not beyond)."""
+    """`code` rounded to a narrow float as torch does (integers by way of float32; e4m3: beyond the range is NaN;
+    unchecked, it is not beyond)."""
+    if not kind.is_float:
+        code = f"({code}).to(tl.float32)"
     if dtype is DType.E4M3 and checked:
         return f"tf_in_e4m3({code}).to(tl.float8e4nv)"
     return f"({code}).to({TRITON_TYPE[dtype]})"
