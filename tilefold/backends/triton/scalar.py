@@ -262,8 +262,16 @@ class Expressions:
         return converted(Value(code, v.axes, v.kind, v.level), dtype)
 
     def _exp(self, arg: Expr, frame: Sequence[str]) -> Value:
-        """exp as exp2, its scale folded into the factors of the argument where that rounds no more than it did."""
+        """exp as exp2, its scale folded into the factors of the argument where that rounds no more than it did.
+
+        An argument of one term, of which nothing is subtracted, may be large: x log2(e) is off by |x| 2^-25 or so, and
+        by as much the result, relatively. In float32 such a one is computed with the rest of that product.
+        """
         parts = terms(arg)
+        if len(parts) == 1 and not self.leaves.narrow and not self.leaves.interpreted:
+            v = self.value(arg, frame)
+            if v.kind is DType.F32 and not is_number(v.code):
+                return Value(f"libdevice.exp({v.code})", v.axes, v.kind, v.level)
         wide = [(k, x) for k, x in parts if len(dims_used(x)) > 1 or isinstance(x, Call)]
         folds = self.leaves.narrow or any(abs(k) != 1.0 for k, _ in parts)
         if not folds or not wide or len(parts) > 3:
