@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from tilefold.algebra.cascade import Cascade, Reduction
-from tilefold.algebra.definition import Defined, define, trusted
+from tilefold.algebra.definition import Defined, define, trusted, uncertainty
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env
 from tilefold.algebra.expr import Index, Size, Sym, tensors_read, walk
@@ -153,6 +153,13 @@ class Problem:
         return {name: (ok & self.moved) | every for name, ok in found.items()}
 
     @cached_property
+    def uncertainty(self) -> dict[str, torch.Tensor]:
+        """What rounding in the definition decides of the sums of each result."""
+        sums = {r.name for r in self.bodies if r.reducer == "sum"}
+        found = uncertainty(self.bodies, self.cascade.axes, self.env, self.cases, self.want)
+        return {name: noise for name, noise in found.items() if name in sums}
+
+    @cached_property
     def moved(self) -> torch.Tensor:
         """Scaled cases in which what moves is results: those of moderate inputs, and where a result that others read
         is beyond the inputs. A maximum of an input is as large as that is; it may be all that bounds another input,
@@ -198,6 +205,10 @@ class Problem:
         same = (want == got) | (want.isnan() & got.isnan()) | (want.isfinite() & got.isfinite() & close)
         overflow = CASES.index("huge")  # of the original: which non-finite value comes out is not specified
         same[:, overflow] |= ~want[overflow].isfinite()
+        if not same.all() and name in self.uncertainty:
+            noise = self.uncertainty[name].clone()
+            noise[len(NAMED) :] = 0  # of the scaled cases, those that rounding decides are not judged
+            same |= want.isfinite() & got.isfinite() & ((want - got).abs() <= noise)
         right = same.reshape(len(bad), self.cases, -1).all(2) | ~self.judged[r.name]
         for way, case in (~right).nonzero().tolist():
             if CASES[case] not in skip:

@@ -144,3 +144,12 @@ def trusted(
             ok = ok & out[name]
         out[r.name] = ok
     return out
+
+
+def uncertainty(
+    bodies: tuple[Reduction, ...], axes: tuple[str, ...], inputs: Env, cases: int, want: Mapping[str, Defined]
+) -> dict[str, torch.Tensor]:
+    """How far noise on every operation moves each result [case, dims]: what is smaller is rounding, not a value. (The
+    moment of one mass about its own centre, x - m x / m, is 0 but for that.)"""
+    again = define(bodies, axes, inputs, cases, _Disturbed(cases).evaluate)
+    return {r.name: (want[r.name].value.double() - again[r.name].value.double()).abs().nan_to_num(0.0) for r in bodies}

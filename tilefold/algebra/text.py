@@ -13,6 +13,7 @@ A bare name is a dim index, a symbol or a 0-d tensor, whichever `Names` says.
 from __future__ import annotations
 
 import ast
+import re
 import math
 from dataclasses import dataclass, field
 
@@ -92,8 +93,15 @@ def _show(e: Expr) -> tuple[str, int]:
     raise AssertionError(e)
 
 
+#: Signs or parentheses in a row: more are nobody's formula, and Python's own limit depends on who raised it before.
+DEEPEST = 200
+_DEEP = re.compile(rf"[-+~(\s]{{{DEEPEST},}}")
+
+
 def parse(text: str, names: Names) -> Expr:
     """The expression that `text` shows; ParseError with the place otherwise."""
+    if (run := _DEEP.search(text)) is not None:
+        raise ParseError(f"not an expression: {run[0][:20]!r}... nests more than {DEEPEST} deep")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as err:
