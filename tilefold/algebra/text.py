@@ -13,8 +13,8 @@ A bare name is a dim index, a symbol or a 0-d tensor, whichever `Names` says.
 from __future__ import annotations
 
 import ast
-import re
 import math
+import re
 from dataclasses import dataclass, field
 
 from tilefold.algebra.dtypes import DType
