@@ -34,7 +34,7 @@ from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.steps import GpuStep, KernelStep, Step, load_all, refuser
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
-from tilefold.tensor.operands import plain_operands
+from tilefold.tensor.operands import plain_operands, unchecked
 from tilefold.tensor.product import product_of
 
 log = logging.getLogger("tilefold")
@@ -91,7 +91,7 @@ def _greedy(p: Program, goal: Goal) -> CompiledProgram:
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
     machine = gpu_here()
-    p = plain_operands(p)
+    p = unchecked(plain_operands(p))
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (() if interpreted else scaled_products(p))
     }

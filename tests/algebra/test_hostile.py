@@ -134,7 +134,6 @@ def test_inertia_and_covariance_are_centred_in_f32() -> None:
 
 OFFSET = {
     "variance": (c.VARIANCE, lambda x, w: ((x[:, 0] - x[:, 0].mean()) ** 2).sum(), "q"),
-    "inertia": (c.INERTIA, lambda x, w: (w[:, None] * (x - (w[:, None] * x).sum(0) / w.sum()) ** 2).sum(0), "I"),
     "covariance": (c.COVARIANCE, lambda x, w: torch.cov(x[:, :2].mT) * (N - 1), "q"),
 }
 

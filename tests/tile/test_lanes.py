@@ -138,7 +138,7 @@ def test_what_is_held_beside_the_loop_is_reduced_after_it():
 def test_sums_of_weights_are_those_of_all_lanes():
     """Weights that cancel within a lane must not be divided by; what nothing divides by stays per lane."""
     turn = turn_of(shown("inertia"))
-    assert turn.count("sum= over") == 3  # m x, the mass, what rounding leaves of m (x - centre); not the moment
+    assert turn.count("sum= over") == 2  # m x and the mass, not the moment
 
 
 def test_weights_that_cancel_in_a_lane():

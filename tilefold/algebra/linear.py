@@ -235,11 +235,14 @@ def _left_over(phi: Expr, held: Expr, r: Reduction, ctx: Context) -> bool:
 
 
 def _slope(basis: Basis, i: int) -> tuple[int, Fraction, int] | None:
-    """v, c, j where function i varies with the shift u_v only, by c times function j, which has no shifts."""
+    """v, c, j where function i varies with the shift u_v only, by c times function j, which counts elements.
+
+    Sums with weights of their own keep no residual: it would be a sum a weight and tile more, and weights may cancel.
+    """
     if len(basis.diffs[i]) != 1:
         return None
     ((v, (c, j)),) = basis.diffs[i].items()
-    return None if basis.diffs[j] else (v, c, j)
+    return None if basis.diffs[j] or tensors_read(basis.functions[j]) else (v, c, j)
 
 
 def _settled(

@@ -43,9 +43,10 @@ class Stage:
         rounding of D does is what it does in the user's own formula.
         """
         plain = build_fold(self.cascade, Options(guards=False, residuals=False))
-        guarded = build_fold(self.cascade, Options(residuals=False))
-        same = [(v.name, v.reducer) for v in plain.state] == [(v.name, v.reducer) for v in guarded.state]
-        return plain if same else self.fold
+        with_residuals, without = (build_fold(self.cascade, Options(residuals=r)) for r in (True, False))
+        residuals = {v.name for v in with_residuals.state} - {v.name for v in without.state}
+        kept = [(v.name, v.reducer) for v in self.fold.state if v.name not in residuals]
+        return plain if [(v.name, v.reducer) for v in plain.state] == kept else self.fold
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
         "gl": gl,
         "tl": tl,
         "gluon": types.SimpleNamespace(jit=lambda fn: fn),
-        "libdevice": types.SimpleNamespace(tanh=torch.tanh),
+        "libdevice": types.SimpleNamespace(tanh=torch.tanh, exp=torch.exp),
         "fence_async_shared": lambda: None,
         "warpgroup_mma": _product,
         "warpgroup_mma_wait": lambda n, deps: deps[0] if len(deps) == 1 else tuple(deps),
