@@ -97,7 +97,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
     }
     products = gpu_library_products(p, machine) if goal == "fast" else frozenset()
     p, calls = library_calls(p, products - frozenset(chain.from_iterable(scaled)))
-    refuse, rendered = refuser(given, interpreted=interpreted) if goal == "fast" else (None, [])
+    refuse, rendered = refuser(given, interpreted=interpreted)
     fused = fused_for_gpu(p, units=machine.cores, given=given, calls=(*scaled, *calls), refuse=refuse)
     steps: list[Step] = []
     for k in fused.kernels:
