@@ -92,8 +92,16 @@ def test_what_would_hang_a_device_is_found(change, monkeypatch):
     ids=["the mask of another tile", "keys before they come", "rows of another group"],
 )
 def test_what_would_be_wrong_is_found(change):
-    with pytest.raises(AssertionError):
-        same(*emulate(fold_of("causal", tile=64), change, most=2))
+    """Threads race as they do on a device: what comes too early may be there in time on a busy machine, once."""
+
+    def found() -> bool:
+        try:
+            same(*emulate(fold_of("causal", tile=64), change, most=2))
+        except AssertionError:
+            return True
+        return False
+
+    assert any(found() for _ in range(5))
 
 
 @pytest.mark.parametrize(
