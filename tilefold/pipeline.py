@@ -31,6 +31,7 @@ from tilefold.runtime.fused_programs import fused_for_gpu
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep, ScaledStep
 from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.spans import titles
 from tilefold.runtime.steps import GpuStep, KernelStep, Step, load_all, refuser
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
@@ -138,7 +139,7 @@ def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:
     kernels = [s for s in steps if isinstance(s, GpuStep)]
     if len(kernels) != len(steps) or not set(p.outputs) <= {name for s in kernels for name, _, _ in s.results}:
         return None
-    return GpuProgram(p.outputs, [s.launch() for s in kernels])
+    return GpuProgram(p.outputs, [s.launch() for s in kernels], titles(p, kernels))
 
 
 def _workers() -> int:

@@ -32,7 +32,7 @@ class ConvolutionStep:
 
     def __init__(self, call: ConvolutionCall, p: Program):
         c, v = self.compute, self.form = call.compute, call.form
-        self.name = call.out
+        self.name, self.members = call.out, call.members
         self.reads = (v.x.tensor, v.w.tensor)
         outs = (*v.groups, *v.outs)
         places = [s.out for s in v.space if s.out is not None]

@@ -18,6 +18,7 @@ from tilefold.backends.triton.dependent import ALONE, Place, enabled, places
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Plan, picker
 from tilefold.backends.triton.views import Like
+from tilefold.runtime.spans import profiled, span
 
 #: Bytes that starts of scratch values are multiples of.
 ALIGNED = 256
@@ -51,7 +52,7 @@ class GpuCall:
     """A planned call: plans, each with the slots of its arguments.
 
     Slots: inputs and constants as the caller gives them, then `made`, then scratch values, which lie at `offsets`
-    of `scratch` bytes.
+    of `scratch` bytes. `titles`: of the plans, in a profiler.
     """
 
     constants: tuple[int, ...]
@@ -59,6 +60,7 @@ class GpuCall:
     scratch: int
     offsets: tuple[int, ...]
     launches: tuple[tuple[Plan, tuple[int, ...]], ...]
+    titles: tuple[str, ...] = ()
     _starts: tuple[tuple[Start, Pick], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,16 +76,22 @@ class GpuCall:
             scratch = empty((self.scratch,), (1,), torch.uint8)
             base = scratch.data_ptr()
             pointers += [base + n for n in self.offsets]
+        if self.titles and profiled():
+            for title, (start, pick) in zip(self.titles, self._starts, strict=True):
+                with span(title):
+                    start(stream or 0, pick(pointers))
+            return made
         for start, pick in self._starts:
             start(stream or 0, pick(pointers))
         return made
 
 
 class GpuProgram:
-    """Kernels in order. `outputs`: what the program returns; other results are kept between kernels only."""
+    """Kernels in order. `outputs`: what the program returns; other results are kept between kernels only. `titles`: of
+    the kernels, in a profiler."""
 
-    def __init__(self, outputs: Sequence[str], launches: Sequence[Launch]):
-        self.launches = tuple(launches)
+    def __init__(self, outputs: Sequence[str], launches: Sequence[Launch], titles: Sequence[str] = ()):
+        self.launches, self.titles = tuple(launches), tuple(titles)
         self.results = {name: (dtype, shape) for k in launches for name, dtype, shape in k.results}
         self.between = tuple(n for n in self.results if n not in outputs)
 
@@ -117,7 +125,7 @@ class GpuProgram:
             plan = k.kernel.plan([tensors[n] for n in k.tensors], own, place)
             launches.append((plan, tuple(at[n] for n in k.tensors)))
         order = tuple(offsets[n] for n in self.between)
-        return GpuCall(tuple(constants), tuple(made.values()), total, order, tuple(launches))
+        return GpuCall(tuple(constants), tuple(made.values()), total, order, tuple(launches), self.titles)
 
     def start_building(self, inputs: Mapping[str, Like], syms: Mapping[str, int], device: torch.device) -> None:
         """Have compiled meanwhile, by other processes, what a call on such tensors needs."""

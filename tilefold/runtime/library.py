@@ -122,7 +122,7 @@ class LibraryStep:
     """A matrix product, and the bias that is added to it, as one call of torch's library."""
 
     def __init__(self, call: LibraryCall, p: Program):
-        self.call, self.name = call, call.out
+        self.call, self.name, self.members = call, call.out, call.members
         m = self.matrices = call.matrices
         both = (call.a, call.b)
         self.reads = tuple(ld.tensor for ld in (*both, *([call.bias] if call.bias else [])))
@@ -222,6 +222,7 @@ class ScaledStep:
     def __init__(self, scaled: ScaledProduct, p: Program):
         self.scaled = scaled
         self.name = scaled.out
+        self.members = (scaled.product, scaled.out)
         self.reads = (scaled.a, scaled.b, scaled.rows, scaled.columns)
         self.results = ((self.name, scaled.dtype.torch_dtype, shape_function(p.shape_of(scaled.out))),)
         both = [ld for c in p.body if c.name in (scaled.product, scaled.out) for ld in loads(c.body)]

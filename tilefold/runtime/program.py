@@ -11,6 +11,7 @@ from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
 from tilefold.plan.planner import Plan
 from tilefold.runtime.gpu_program import GpuProgram
+from tilefold.runtime.spans import profiled, span, titles
 from tilefold.runtime.steps import GpuStep, Step
 from tilefold.tensor.ir import Program
 
@@ -19,7 +20,8 @@ from tilefold.tensor.ir import Program
 class CompiledProgram:
     """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned.
 
-    `whole`: the steps for `frontend.regions.direct`, which runs them with less work for Python.
+    `whole`: the steps for `frontend.regions.direct`, which runs them with less work for Python. `titles`: of the steps,
+    in a profiler.
     """
 
     program: Program
@@ -27,10 +29,12 @@ class CompiledProgram:
     steps: tuple[Step, ...]
     plan: Plan | None = None
     whole: GpuProgram | None = None
+    titles: tuple[str, ...] = field(default=(), init=False)
     _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _over: dict[int, list[tuple[str, str]]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "titles", titles(self.fused.program, self.steps))
         for at, s in enumerate(self.steps):
             self._last_use.update(dict.fromkeys(s.reads, at))
         for name in (*self.program.outputs, *(i.name for i in self.program.inputs)):
@@ -47,9 +51,14 @@ class CompiledProgram:
     ) -> dict[str, torch.Tensor]:
         """Outputs by name. `out` gives tensors (any strides) that named results are written into."""
         tensors = {**inputs, **(out or {})}
+        named = profiled()
         for at, s in enumerate(self.steps):
             self._write_over(at, tensors, syms)
-            s.run(tensors, syms)
+            if named:
+                with span(self.titles[at]):
+                    s.run(tensors, syms)
+            else:
+                s.run(tensors, syms)
             for t in s.reads:
                 if self._last_use.get(t) == at:
                     tensors.pop(t, None)

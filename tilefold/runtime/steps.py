@@ -58,10 +58,13 @@ LIBRARY = Code(library=True)
 
 
 class Step(Protocol):
-    """One call of a compiled program. `reads`: tensors by name; `results`: what it adds to them."""
+    """One call of a compiled program. `reads`: tensors by name; `results`: what it adds to them; `members`: the
+    program's statements that it computes."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def members(self) -> tuple[str, ...]: ...
     @property
     def reads(self) -> tuple[str, ...]: ...
     @property
@@ -87,6 +90,7 @@ class FusedStep:
             self.canonical = replace(self.canonical, block=interchanged(self.canonical.block, order))
         block, named = self.canonical.block, self.canonical.tensors
         self.name = fused.block.name
+        self.members = fused.plan.group.members
         self.reads = tuple(named[i.name] for i in block.inputs)
         self.results: tuple[Result, ...] = tuple(
             (named[r.name], r.dtype.torch_dtype, shape_function([fused.block.sizes[d] for d in dims]))
