@@ -21,13 +21,13 @@ from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.errors import PlanError
 from tilefold.plan.gpu import Given
 from tilefold.plan.gpu_library import gpu_library_products
-from tilefold.plan.hardware import gpu_here
+from tilefold.plan.hardware import Machine, gpu_here
 from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call, library_calls, library_products
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.runtime.convolution import ConvolutionStep
-from tilefold.runtime.fused_programs import fused_for_gpu
+from tilefold.runtime.fused_programs import Part, Settled, fused_for_gpu, settled_for_cpu
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep, ScaledStep
 from tilefold.runtime.program import CompiledProgram
@@ -58,36 +58,56 @@ def compile_program(
     """
     if device != "cpu":
         return _for_gpu(p, goal, interpreted=device == "interpreter", given=given)
-    compiled = (_planned(p) if goal == "fast" else None) or _greedy(p, goal)
+    compiled = _for_cpu(p, goal)
     if load:
         load_all([s for s in compiled.steps if isinstance(s, KernelStep)])
     return compiled
 
 
-def _planned(p: Program) -> CompiledProgram | None:
+def _for_cpu(p: Program, goal: Goal) -> CompiledProgram:
+    machine, workers = this_machine(), _workers()
+
+    def settle(p: Program) -> Settled:
+        return (_planned(p, machine, workers) if goal == "fast" else None) or _greedy(p, goal, machine, workers)
+
+    settled = settled_for_cpu(p, (goal, str(workers), repr(machine)), settle)
+    fused, steps = settled.fused, list[Step]()
+    for part in settled.parts:
+        if part.kernel is None:
+            steps += _library_step(fused.program, part.members)
+        else:
+            tiles = None if part.tiles is None else dict(part.tiles)
+            steps.append(KernelStep(fused.kernels[part.kernel], tiles, part.order))
+    return CompiledProgram(fused.program, fused, tuple(steps), settled.planned)
+
+
+def _planned(p: Program, machine: Machine, workers: int) -> Settled | None:
     """As the planner has it; None where the program is too large for the search."""
     try:
-        plan = plan_program(p, this_machine(), workers=_workers())
+        plan = plan_program(p, machine, workers=workers)
     except PlanError as err:
         log.info("%s is grouped greedily: %s", p.name, err.message)
         return None
     fused = plan.fused()
-    steps: list[Step] = []
+    parts, number = list[Part](), 0
     for k in plan.kernels:
         if k.snapshot.form is None:
-            steps += _library_step(fused.program, k.members)
+            parts.append(Part(k.members))
         else:
-            steps += [KernelStep(f, dict(s.tiles), s.order) for f, s in zip(k.kernels, k.snapshot.shapes, strict=True)]
-    return CompiledProgram(fused.program, fused, tuple(steps), plan)
+            shapes = enumerate(k.snapshot.shapes, number)
+            parts += [Part(k.members, n, tuple(s.tiles), tuple(s.order)) for n, s in shapes]
+        number += len(k.kernels)
+    return Settled(fused, tuple(parts), planned=True)
 
 
-def _greedy(p: Program, goal: Goal) -> CompiledProgram:
-    p, calls = library_calls(p, () if goal == "fused" else library_products(p, this_machine()))
-    fused = fuse(p, frozenset(chain.from_iterable(calls)), workers=_workers(), calls=calls)
-    steps: list[Step] = []
-    for k in fused.kernels:
-        steps += _alone_in_library(fused.program, k, calls) or [KernelStep(k)]
-    return CompiledProgram(fused.program, fused, tuple(steps))
+def _greedy(p: Program, goal: Goal, machine: Machine, workers: int) -> Settled:
+    p, calls = library_calls(p, () if goal == "fused" else library_products(p, machine))
+    fused = fuse(p, frozenset(chain.from_iterable(calls)), workers=workers, calls=calls)
+    parts = []
+    for number, k in enumerate(fused.kernels):
+        in_library = bool(_alone_in_library(fused.program, k, calls))
+        parts.append(Part(k.plan.group.members, None if in_library else number))
+    return Settled(fused, tuple(parts), planned=False)
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:

@@ -14,6 +14,7 @@ from tilefold.frontend.fuse import trace
 from tilefold.plan import gpu
 from tilefold.plan.gpu import Given
 from tilefold.runtime import fused_programs as cache
+from tilefold.runtime import kept
 from tilefold.suites.gpu import operators as o
 
 
@@ -60,7 +61,7 @@ def test_whatever_decides_the_kernels_counts(asked, monkeypatch):
     cache.fused_for_gpu(p, calls=((p.body[0].name,),))
     moved = [dataclasses.replace(c, loc=dataclasses.replace(c.loc, line=1)) if c.loc else c for c in p.body]
     cache.fused_for_gpu(dataclasses.replace(p, body=tuple(moved)))
-    monkeypatch.setattr(cache, "stamp", lambda root: "another Tilefold")
+    monkeypatch.setattr(kept, "stamp", lambda root: "another Tilefold")
     cache.fused_for_gpu(p)
     cache.fused_for_gpu(p, refuse=lambda k: None)
     assert len(asked) == 8
@@ -80,13 +81,13 @@ def test_a_damaged_file_is_made_again(damage, asked, tmp_path):
 def other_name(file):
     """A sound file, of another program."""
     other = file.with_name(f"{'0' * 32}.fused")
-    cache._write(other, cache.fused_for_gpu(program(o.causal)))
+    cache.FUSED.write(other, cache.fused_for_gpu(program(o.causal)))
     file.write_bytes(other.read_bytes())
 
 
 def with_text(file, text):
     """A file whose checksum is right."""
-    file.write_bytes(cache._checksum(file, text).encode() + text)
+    file.write_bytes(kept.checksum(file, text).encode() + text)
 
 
 def other_class(file):
@@ -99,7 +100,7 @@ def other_value(file):
 
 def unsound(file):
     """A block that writes to a tensor that there is not."""
-    text = file.read_bytes()[cache._DIGEST :]
+    text = file.read_bytes()[kept.DIGEST :]
     assert b'"Store","' in text
     with_text(file, text.replace(b'"Store","', b'"Store","nowhere_', 1))
 
@@ -139,8 +140,8 @@ def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkey
 
 def test_stamps_follow_files(tmp_path):
     (tmp_path / "a.py").write_text("1")
-    first = cache.stamp(tmp_path)
-    cache.stamp.cache_clear()
+    first = kept.stamp(tmp_path)
+    kept.stamp.cache_clear()
     (tmp_path / "a.py").write_text("12")
-    assert cache.stamp(tmp_path) != first
-    cache.stamp.cache_clear()
+    assert kept.stamp(tmp_path) != first
+    kept.stamp.cache_clear()

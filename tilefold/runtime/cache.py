@@ -166,6 +166,7 @@ _FILES = {
     "kernels": (".json", ".so", ".tmp", ".lock"),
     "triton": (".py", ".known", ".tmp"),
     "fused": (".fused", ".tmp"),
+    "plans": (".plans", ".tmp"),
 }
 
 

@@ -9,7 +9,6 @@ import torch
 
 from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
-from tilefold.plan.planner import Plan
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.spans import profiled, span, titles
 from tilefold.runtime.steps import GpuStep, Step
@@ -18,7 +17,7 @@ from tilefold.tensor.ir import Program
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A program ready to run: what it was made from, and the steps in order. `plan`: if it was planned.
+    """A program ready to run: what it was made from, and the steps in order. `planned`: by prices, not greedily.
 
     `whole`: the steps for `frontend.regions.direct`, which runs them with less work for Python. `titles`: of the steps,
     in a profiler.
@@ -27,7 +26,7 @@ class CompiledProgram:
     program: Program
     fused: Fused
     steps: tuple[Step, ...]
-    plan: Plan | None = None
+    planned: bool = False
     whole: GpuProgram | None = None
     titles: tuple[str, ...] = field(default=(), init=False)
     _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
