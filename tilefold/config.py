@@ -8,6 +8,8 @@
 | `TILEFOLD_ARCH` | `-march` value of generated code (default: native) |
 | `TILEFOLD_COMPILE_PROCESSES` | processes that compile kernels for GPUs (default: one a core, at most 32; 0: none) |
 | `TILEFOLD_STRICT` | 1: `torch.compile` raises what it would leave to eager: failures of Tilefold (default: 0) |
+| `TILEFOLD_INDEX_CHECKS` | 0: kernels of the CPU do not check indices that data choose (default: 1) |
+| `TILEFOLD_QUIET` | 1: neither a summary a model nor a line of progress; warnings stay (default: 0) |
 | `TILEFOLD_PDL` | 0: no programmatic dependent launch on GPUs (default: where there is one) |
 """
 
@@ -37,6 +39,7 @@ class Config:
     compile_processes: int
     strict: bool
     index_checks: bool
+    quiet: bool
 
 
 def triton_settings() -> list[tuple[str, str]]:
@@ -57,6 +60,7 @@ def load() -> Config:
         compile_processes=_processes(os.environ.get("TILEFOLD_COMPILE_PROCESSES", "")),
         strict=os.environ.get("TILEFOLD_STRICT", "0") not in ("", "0"),
         index_checks=os.environ.get("TILEFOLD_INDEX_CHECKS") != "0",
+        quiet=os.environ.get("TILEFOLD_QUIET", "0") not in ("", "0"),
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from tilefold.block.fuse import FusedKernel, fuse
 from tilefold.block.group import ENOUGH_PARALLEL
 from tilefold.errors import PlanError
+from tilefold.log import at_step
 from tilefold.plan.gpu import Given
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import Machine, gpu_here
@@ -56,10 +57,12 @@ def compile_program(
     tensors are on; on "cuda", kernels are always compiled when a shape first needs them. "interpreter": the GPU's
     kernels in Triton's interpreter, on CPU tensors (tests). given: what studies decide for the GPU's kernels.
     """
+    at_step("planning")
     if device != "cpu":
         return _for_gpu(p, goal, interpreted=device == "interpreter", given=given)
     compiled = _for_cpu(p, goal)
     if load:
+        at_step("compiling kernels")
         load_all([s for s in compiled.steps if isinstance(s, KernelStep)])
     return compiled
 

@@ -24,7 +24,9 @@ from tilefold.frontend.capture.options import read_options
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.layouts import channels_last
+from tilefold.frontend.regions.summary import Told
 from tilefold.frontend.registered import nested
+from tilefold.log import progress
 
 #: (ATen graph, names for its placeholders) -> a callable with the graph's signature.
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[str] | None], Callable[..., object]]
@@ -46,22 +48,28 @@ def backend(
     """
     how = read_options(mode, options)
     undo = rewrite_attention(gm)
-    part = Part("the graph", [])
-    made = part.attempt(lambda: compile_captured(gm, example_inputs, how))
+    part, title = Part("the graph", []), f"graph{next(_numbers)}"
+    told = Told(title)
+    how = replace(how, on_compiled=told.add)
+    with progress(title):
+        made = part.attempt(lambda: compile_captured(gm, example_inputs, how, title))
     if made is None:  # AOTAutograd failed, with our decompositions or without
-        compilations.append(CompiledGraph(part.name, [], part.fallbacks))
+        calls = [n for n in gm.graph.nodes if n.op.startswith("call_")]
+        told.records[:] = [CompiledGraph(part.name, [], part.fallbacks, len(calls))]
+        compilations.append(told.records[0])
         undo()
+    told.tell()
     return made or gm.forward
 
 
 def compile_captured(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[object], options: Options
+    gm: torch.fx.GraphModule, example_inputs: Sequence[object], options: Options, title: str | None = None
 ) -> Callable[..., object]:
     """Compile a Dynamo graph: fused attention taken apart, AOTAutograd, then region by region.
 
     With `options.strict` the forward must be covered whole; the backward may fall back.
     """
-    name = f"graph{next(_numbers)}"
+    name = title or f"graph{next(_numbers)}"
 
     def compiler(kind: str, how: Options) -> GraphCompiler:
         def run(graph: torch.fx.GraphModule, titles: Sequence[str] | None) -> Callable[..., object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,22 @@ from tilefold.frontend.operators.fx_to_tensor import Lowered
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.execute import Runner
-from tilefold.frontend.regions.guard import Fallback, Guarded, Part
+from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
 from tilefold.frontend.regions.leftover import compile_leftover
-from tilefold.frontend.regions.partition import Extracted, Group, Partition, extract, halves, is_trivial, partition
+from tilefold.frontend.regions.partition import (
+    Extracted,
+    Group,
+    Partition,
+    count_operators,
+    extract,
+    halves,
+    is_trivial,
+    operators,
+    partition,
+)
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
+from tilefold.log import at_part, progress
 from tilefold.tensor.ir import Program
 
 log = logging.getLogger("tilefold")
@@ -61,7 +73,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """The record of one compiled graph: regions that Tilefold runs, and what it left to others and why.
+    """The record of one compiled graph: regions that Tilefold runs, and what it left to others and why. `left`: how
+    many operators that is, with those that are better off in their company. `seconds`: of compilation.
 
     A kernel that only fails to build when it is first run adds to `fallbacks` then, and what takes its place to
     `regions`.
@@ -70,6 +83,8 @@ class CompiledGraph:
     name: str
     regions: list[Region]
     fallbacks: list[Fallback]
+    left: int = 0
+    seconds: float = 0.0
 
 
 #: Records of the latest compilations of this process, oldest first.
@@ -94,18 +109,26 @@ def compile_graph(
 
     titles: names for the placeholders. With `options.strict` raises the first TilefoldError.
     """
-    if options.strict:
-        return _compiled_graph(gm, options, name, titles)
-    fallbacks: list[Fallback] = []
-    found = Part(name, fallbacks).attempt(lambda: _compiled_graph(gm, options, name, titles))
+    with progress(name):
+        if options.strict:
+            return _compiled_graph(gm, options, name, titles)
+        fallbacks: list[Fallback] = []
+        found = Part(name, fallbacks).attempt(lambda: _compiled_graph(gm, options, name, titles))
     if found is None:
-        compilations.append(CompiledGraph(name, [], fallbacks))
+        _record(CompiledGraph(name, [], fallbacks, count_operators(gm.graph.nodes)), options)
     return found or gm.forward
+
+
+def _record(found: CompiledGraph, options: Options) -> None:
+    compilations.append(found)
+    if options.on_compiled is not None:
+        options.on_compiled(found)
 
 
 def _compiled_graph(
     gm: torch.fx.GraphModule, options: Options, name: str, titles: Sequence[str] | None
 ) -> Callable[..., Sequence[object]]:
+    began = time.monotonic()
     fold_scans(gm)
     parts = partition(gm)
     if options.strict and parts.fallbacks:
@@ -113,12 +136,11 @@ def _compiled_graph(
         raise UnsupportedError(first.reason, loc=first.loc, hint=STRICT_HINT)
     build = _Assembler(gm, parts, options, name, titles)
     whole = build.assemble()
-    record = CompiledGraph(name, build.regions, build.fallbacks)
+    left = sum(operators(g) for g in parts.groups if not g.covered)
+    record = CompiledGraph(name, build.regions, build.fallbacks, left + build.alone[0], time.monotonic() - began)
     for f in record.fallbacks:
         log.info("%s: left to %s: %s", name, options.leftover, f)
-    compilations.append(record)
-    if options.on_compiled is not None:
-        options.on_compiled(record)
+    _record(record, options)
     return whole
 
 
@@ -142,6 +164,7 @@ class _Assembler:
         self.made: dict[torch.fx.Node, torch.fx.Node] = {}
         self.regions: list[Region] = []
         self.fallbacks = list(parts.fallbacks)
+        self.alone = [0]  # operators that no compiler takes; of the parts of parts as well
         self.sizes = Sizes.of(gm) if options.specialise else None
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self.titles = dict(zip(nodes, titles, strict=True)) if titles and len(titles) == len(nodes) else {}
@@ -156,7 +179,8 @@ class _Assembler:
         self._scalars(-1)
         for n in self.parts.aliases:
             self._copy(n)
-        for group in self.parts.groups:
+        for at, group in enumerate(self.parts.groups):
+            at_part(f"part {at + 1} of {len(self.parts.groups)}")
             self._scalars(group.level - 1)
             self._group(group)
             self._scalars(group.level)
@@ -226,7 +250,7 @@ class _Assembler:
         name = f"{self.name}_{len(self.regions)}"
         if self.options.strict:
             return self._compiled(extracted, name)
-        part = Part(name, self.fallbacks, _first_line(extracted))
+        part = Part(name, self.fallbacks, _first_line(extracted), instead="in smaller parts")
         run = part.attempt(lambda: self._compiled(extracted, name))
         if run is None:
             return self._halves(extracted, self.sizes)
@@ -246,11 +270,20 @@ class _Assembler:
         """The group as two regions. `sizes`: None where guards can no longer be added, for the graph runs already."""
         parts = halves(extracted.module)
         if parts is None:
+            self._by_itself(extracted)
             return extracted.module
         titles = [self.titles.get(n, n.name) for n in extracted.inputs]
         build = _Assembler(extracted.module, parts, self.options, self.name, titles)
-        build.regions, build.fallbacks, build.sizes = self.regions, self.fallbacks, sizes
+        build.regions, build.fallbacks, build.sizes, build.alone = self.regions, self.fallbacks, sizes, self.alone
         return build.assemble()
+
+    def _by_itself(self, extracted: Extracted) -> None:
+        """Count an operator that cannot be compiled even alone, and say that it runs in eager mode."""
+        self.alone[0] += 1
+        if self.fallbacks:
+            why, loc = self.fallbacks[-1], _first_line(extracted)
+            names = [str(n.target) for n in extracted.module.graph.nodes if n.op == "call_function"]
+            say_once(logging.WARNING, f"{' and '.join(names)} runs in eager mode", why.reason, why.loc or loc)
 
     def _leftover(self, group: Group, extracted: Extracted) -> Callable[..., object] | None:
         """The group compiled by Inductor; None where op by op is better or the only way."""

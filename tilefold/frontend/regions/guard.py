@@ -43,12 +43,14 @@ class Fallback:
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a graph that may run elsewhere if it fails. `loc`: its line, for errors that know none. `fallbacks`:
-    where failures are recorded. `by`: who compiles it; strictness is about Tilefold's failures alone."""
+    where failures are recorded. `by`: who compiles it; strictness is about Tilefold's failures alone. `instead`: what
+    runs where it fails; eager is worth a warning, whatever the reason."""
 
     name: str
     fallbacks: list[Fallback]
     loc: SourceLoc | None = None
     by: Literal["Tilefold", "Inductor"] = "Tilefold"
+    instead: Literal["in smaller parts", "by another compiler", "in eager mode"] = "in eager mode"
 
     def attempt(self, make: Callable[[], T]) -> T | None:
         """What `make` returns; None, and a record, where it fails."""
@@ -74,20 +76,27 @@ class Part:
 
     def note(self, err: Exception) -> None:
         """Record a failure, and log it if it is new."""
-        level, reason, loc = logging.WARNING, f"{type(err).__name__}: {first_line(err)}", self.loc
+        reason, loc = f"{type(err).__name__}: {first_line(err)}", self.loc
         if self.by != "Tilefold":
-            level, reason = logging.INFO, f"{self.by} failed: {reason}"
+            reason = f"{self.by} failed: {reason}"
         elif isinstance(err, TilefoldError):
-            level = logging.INFO if isinstance(err, UnsupportedError) else level
             reason, loc = f"{type(err).__name__}: {err.message}", err.loc or loc
         else:
             reason = f"internal error: {reason}"
         self.fallbacks.append(Fallback(self.name, reason, loc))
-        if (said := f"{reason} {loc}") not in _said:
-            _said.add(said)
-            why = f"{reason} at {loc}" if loc else reason
-            log.log(level, "%s runs in smaller parts or op by op: %s", self.name, why)
+        usual = self.instead != "in eager mode" and isinstance(err, UnsupportedError)
+        if say_once(logging.INFO if usual else logging.WARNING, f"{self.name} runs {self.instead}", reason, loc):
             log.debug("where it happened", exc_info=err)
+
+
+def say_once(level: int, what: str, reason: str, loc: SourceLoc | None) -> bool:
+    """Log what happened and why, unless the same reason was given for the same line; whether it was new."""
+    said = f"{reason} {loc}"
+    if said in _said:
+        return False
+    _said.add(said)
+    log.log(level, "%s: %s", what, f"{reason} at {loc}" if loc else reason)
+    return True
 
 
 def first_line(err: Exception) -> str:

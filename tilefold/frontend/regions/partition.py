@@ -13,7 +13,7 @@ a size that was read off a computed tensor comes at a later level than that tens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -226,7 +226,8 @@ def _ready(n: Node, owners: Mapping[Node, int], sizes: Mapping[Node, int]) -> in
 
 def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
     """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
-    asked = Part(str(node.target), fallbacks, location(node)).attempt(lambda: (covers(node),))
+    part = Part(str(node.target), fallbacks, location(node), instead="by another compiler")
+    asked = part.attempt(lambda: (covers(node),))
     return "" if asked is None else asked[0]
 
 
@@ -267,7 +268,13 @@ def is_trivial(group: Group) -> bool:
 
 def operators(group: Group) -> int:
     """How many nodes of a group compute something: neither views nor constants."""
-    return sum(n.target not in VIEWS and _tuple_source(n) is None and bool(_tensor_inputs(n)) for n in group.nodes)
+    return count_operators(group.nodes)
+
+
+def count_operators(nodes: Iterable[Node]) -> int:
+    """How many nodes compute something of tensors."""
+    calls = (n for n in nodes if n.op == "call_function" and not is_scalar(n))
+    return sum(n.target not in VIEWS and _tuple_source(n) is None and bool(_tensor_inputs(n)) for n in calls)
 
 
 def _tensor_inputs(node: Node) -> list[Node]:
