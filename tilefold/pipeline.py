@@ -33,7 +33,8 @@ from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep, ScaledStep
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.spans import titles
-from tilefold.runtime.steps import GpuStep, KernelStep, Step, load_all, refuser
+from tilefold.runtime.step import Step
+from tilefold.runtime.steps import GpuStep, KernelStep, load_all, refuser
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import plain_operands, unchecked

@@ -8,7 +8,8 @@ import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 
 from tilefold.frontend.capture.decompose import decompositions
-from tilefold.frontend.operators.fx_to_tensor import Lowered, lower
+from tilefold.frontend.operators.bindings import Lowered
+from tilefold.frontend.operators.fx_to_tensor import lower
 from tilefold.frontend.regions.execute import Executable, interpreted
 from tilefold.tensor.text import parse, show
 

@@ -17,7 +17,7 @@ from tilefold.explanation.model import FoldReport, KernelReport, Region, Rejecti
 from tilefold.explanation.names import signature
 from tilefold.explanation.rules import rules_of
 from tilefold.explanation.traffic import Sizes, block_access, compare, operator_access, operators
-from tilefold.runtime.steps import Code
+from tilefold.runtime.step import Code
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import TYPICAL_EXTENT

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.capture.options import RUNNERS
-from tilefold.frontend.operators.fx_to_tensor import Lowered
+from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.assemble import STRICT_HINT, CompiledGraph, Options
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.frontend.registered.nested import alone, in_graph, named, simple

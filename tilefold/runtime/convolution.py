@@ -8,10 +8,10 @@ import torch
 from torch.backends import cudnn
 
 from tilefold.algebra.expr import Index, Load
-from tilefold.backends.triton.launch import matmul_precision
+from tilefold.backends.triton.precision import matmul_precision
 from tilefold.plan.library import ConvolutionCall
 from tilefold.runtime.library import Part
-from tilefold.runtime.steps import LIBRARY, Code, Result
+from tilefold.runtime.step import LIBRARY, Code, Result
 from tilefold.tensor.convolution import Convolution, Space
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Program

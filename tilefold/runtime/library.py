@@ -19,7 +19,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
 from tilefold.plan.library import LibraryCall, Matrices, axis_extent
 from tilefold.plan.scaled import ScaledProduct
-from tilefold.runtime.steps import LIBRARY, Code
+from tilefold.runtime.step import LIBRARY, Code
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
 

@@ -11,7 +11,8 @@ from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.spans import profiled, span, titles
-from tilefold.runtime.steps import GpuStep, Step
+from tilefold.runtime.step import Step
+from tilefold.runtime.steps import GpuStep
 from tilefold.tensor.ir import Program
 
 

@@ -1,6 +1,6 @@
-"""What a compiled program runs, one after the other: the protocol of a step, and the steps that are kernels of ours.
+"""Of what a compiled program runs one after the other (`runtime.step`), the steps that are kernels of ours.
 
-A step reads tensors by the program's names and adds its results under theirs. Kernels are compiled under canonical
+Kernels are compiled under canonical
 names: equal layers of a model share one.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import torch
@@ -29,52 +28,14 @@ from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch
 from tilefold.runtime.reuse import overwritable
+from tilefold.runtime.step import Code, Result, Units
 from tilefold.runtime.tuner.compiler import usual_units
-from tilefold.tensor.sizes import TYPICAL_EXTENT, Shape, shape_function
+from tilefold.tensor.sizes import TYPICAL_EXTENT, shape_function
 from tilefold.tile import ir as tile
 from tilefold.tile.layout import unit_axis
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.text import show
 from tilefold.tile.verify import verify as verify_tile
-
-#: Name, dtype and shape of what a step makes.
-Result = tuple[str, torch.dtype, Shape]
-#: Axis of stride 1 of each tensor that a kernel reads; None where there is none, or it is not known.
-Units = tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """What was generated for a step: grid and tile kernel in text form, source; empty for a library call."""
-
-    grid: str = ""
-    tile: str = ""
-    source: str = ""
-    library: bool = False
-
-
-#: Of what a library computes.
-LIBRARY = Code(library=True)
-
-
-class Step(Protocol):
-    """One call of a compiled program. `reads`: tensors by name; `results`: what it adds to them; `members`: the
-    program's statements that it computes."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def members(self) -> tuple[str, ...]: ...
-    @property
-    def reads(self) -> tuple[str, ...]: ...
-    @property
-    def results(self) -> tuple[Result, ...]: ...
-
-    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        """Add the results; where `tensors` has one already (any strides), it is written into that."""
-
-    def code(self, units: Mapping[str, int | None]) -> Code:
-        """What runs, for the axes of stride 1 of these tensors (others: the last)."""
 
 
 class FusedStep:

@@ -32,6 +32,7 @@ from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.gluon import render_groups
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, TooLarge, launcher_of
 from tilefold.backends.triton.order import interleaved
+from tilefold.backends.triton.precision import matmul_precision
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.roles import roles_of
@@ -343,11 +344,6 @@ def is_hopper(device: torch.device) -> bool:
         return False
     major, minor = torch.cuda.get_device_capability(device)
     return has_groups(Target("cuda", 10 * major + minor))
-
-
-def matmul_precision() -> str:
-    """What torch allows products of float32 on CUDA, read when a call is planned: "tf32" where that is allowed."""
-    return str(torch.backends.cuda.matmul.fp32_precision)
 
 
 def _nothing(*arguments: object) -> None:

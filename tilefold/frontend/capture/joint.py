@@ -19,7 +19,8 @@ from torch._functorch.partitioners import default_partition
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
 from tilefold.frontend.fuse import own_copy, translated
-from tilefold.frontend.operators.fx_to_tensor import Lowered, lower
+from tilefold.frontend.operators.bindings import Lowered
+from tilefold.frontend.operators.fx_to_tensor import lower
 from tilefold.frontend.regions.execute import Executable, Runner
 from tilefold.tensor.ir import Program
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +19,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Sym, walk
 from tilefold.errors import SourceLoc, UnsupportedError
 from tilefold.frontend.operators import sizes as fx_sizes
+from tilefold.frontend.operators.bindings import InputBinding, Lowered, OutputBinding, SymBinding
 from tilefold.frontend.operators.context import Context, Value, dtype_of, meta_of
 from tilefold.frontend.operators.create import as_constant
 from tilefold.frontend.operators.source import location
@@ -26,58 +27,6 @@ from tilefold.frontend.operators.table import TABLE
 from tilefold.tensor.index_simplify import const, is_one, nonnegative, poly, same, simplify
 from tilefold.tensor.ir import Program
 from tilefold.tensor.passes import normalise
-
-
-@dataclass(frozen=True, slots=True)
-class InputBinding:
-    """Program input `name` is argument `position` (None: `constant`), its axis n cut into extents `axes[n]`."""
-
-    name: str
-    position: int | None
-    axes: tuple[tuple[Expr, ...], ...]
-    constant: torch.Tensor | None = None
-
-    @property
-    def is_split(self) -> bool:
-        return any(len(group) != 1 for group in self.axes)
-
-
-@dataclass(frozen=True, slots=True)
-class SymBinding:
-    """Symbol `name` is integer argument `position`, or (axis given) an extent of tensor argument `position`."""
-
-    name: str
-    position: int
-    axis: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OutputBinding:
-    """One result of the graph.
-
-    Either argument `position`, or program result `name`, whose elements lie in memory order:
-    the graph's tensor is that memory with `shape` and `strides` (elements). `gaps`: the strides are
-    not those of packed memory, so the result has to be copied into them. Neither: None.
-    """
-
-    name: str | None
-    position: int | None = None
-    shape: tuple[Expr, ...] = ()
-    strides: tuple[Expr, ...] = ()
-    gaps: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A lowered graph. `placeholders` counts its arguments; `raw` is the program before normalisation."""
-
-    program: Program
-    raw: Program
-    inputs: tuple[InputBinding, ...]
-    syms: tuple[SymBinding, ...]
-    outputs: tuple[OutputBinding, ...]
-    placeholders: int
-    single: bool = field(default=False)
 
 
 def supports(node: torch.fx.Node) -> str | None:

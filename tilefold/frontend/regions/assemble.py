@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.errors import SourceLoc, UnsupportedError
-from tilefold.frontend.operators.fx_to_tensor import Lowered
+from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.execute import Runner

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tilefold import config
 from tilefold.backends.triton.compile import DIVISOR
 from tilefold.backends.triton.views import Like
-from tilefold.frontend.operators.fx_to_tensor import Lowered, OutputBinding
+from tilefold.frontend.operators.bindings import Lowered, OutputBinding
 from tilefold.frontend.regions.alike import Alike
 from tilefold.frontend.regions.execute import Executable, Runner
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made

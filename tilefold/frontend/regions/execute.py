@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from tilefold.algebra.expr import Expr
-from tilefold.frontend.operators.fx_to_tensor import InputBinding, Lowered, OutputBinding
+from tilefold.frontend.operators.bindings import InputBinding, Lowered, OutputBinding
 from tilefold.tensor.index_simplify import const, is_one, same, simplify
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program

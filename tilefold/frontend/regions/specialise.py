@@ -24,7 +24,8 @@ from torch._guards import CompileContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from tilefold.algebra.expr import Call, Cast, Expr, Index, Sym, dims_used, loads, walk
-from tilefold.frontend.operators.fx_to_tensor import Lowered, lower
+from tilefold.frontend.operators.bindings import Lowered
+from tilefold.frontend.operators.fx_to_tensor import lower
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, product
 from tilefold.tensor.sizes import extent

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import TilefoldError, UnsupportedError
 from tilefold.frontend.fuse import Fn, check_arguments, check_function, own_copy, plain, translated
-from tilefold.frontend.operators.fx_to_tensor import Lowered, SymBinding, lower
+from tilefold.frontend.operators.bindings import Lowered, SymBinding
+from tilefold.frontend.operators.fx_to_tensor import lower
 from tilefold.frontend.regions.direct import executable
 from tilefold.frontend.registered.operator import Checked, Operator, name_of, operator_of
 from tilefold.frontend.torch_compile import aot

@@ -19,7 +19,7 @@ import torch
 from tilefold.algebra.expr import Const, Expr, Sym
 from tilefold.errors import TilefoldError
 from tilefold.frontend.operators import sizes as fx_sizes
-from tilefold.frontend.operators.fx_to_tensor import Lowered
+from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.alike import Alike
 from tilefold.frontend.regions.direct import Direct
 from tilefold.frontend.regions.execute import Executable
