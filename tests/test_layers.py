@@ -26,6 +26,7 @@ LAYERS = (
     ("frontend",),
     ("suites",),
     ("explanation",),
+    ("integrations",),
     ("demo",),
     ("cli",),
 )
