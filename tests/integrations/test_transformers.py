@@ -222,12 +222,11 @@ def test_a_module_that_is_none_of_transformers():
 def test_compiled():
     """One family through the compiler, at two lengths with one compilation: the other tests are of functions alone."""
     model = model_of("llama")
-    done = apply(model)
+    done, counts = apply(model), []
     for length, seed in ((10, 0), (13, 1)):
         inputs = inputs_of("llama", length, seed)
         plain = model_of("llama")
         _close(results(model, inputs), results(plain, inputs), doubled(plain, inputs))
-        compiled = {k: len(f.graphs) for k, f in swap._fused.items()}
-        assert seed == 0 or compiled == before
-        before = compiled
+        counts.append({k: len(f.graphs) for k, f in swap._fused.items()})
+    assert counts[0] == counts[1]
     assert Counter(r.kind for r in done.rows if r.state == "fused") == PARTS["llama"], str(done)
