@@ -28,7 +28,7 @@ from tilefold.tensor.rewrite import drop_dead
 from tilefold.tensor.text import show
 
 #: An error may be so many times the reference's own in float32, and so much of the largest element more; kernels for
-#: GPUs round computed operands of products to 16 bits where all inputs have 16.
+#: GPUs round computed operands of products to 16 bits where all inputs have 16 and they are between -1 and 1.
 FACTOR, FLOOR, NARROW_FLOOR = 16.0, 4e-6, 2.0**-7
 
 

@@ -16,6 +16,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.ir import Accumulate, Init, Let, Loop, Node, Store, Update
+from tilefold.block.kept import kept_of
 from tilefold.block.stages import Stage, StagePlan, rounded
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, is_static, out_dims
@@ -207,7 +208,8 @@ class Builder:
         self.need(c.body, target)
         body = self.localise(rounded(c), target)
         target.values[name] = self.own_name(name, "_b")
-        target.nodes.append(Let(target.values[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc))
+        let = Let(target.values[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc)
+        target.nodes.append(replace(let, kept=kept_of(self.g, c)))
 
     # -- stages ---------------------------------------------------------------------------
 
@@ -261,14 +263,26 @@ class Builder:
         element = self.in_fold(fold, v.element, scope)
         payload = self._flat_index(stage.axes) if v.index_name else None
         if not looped:
-            return [Let(name, v.dims, v.dtype, element, v.reducer, stage.axes, index, payload)]
+            return [Let(name, v.dims, v.dtype, element, v.reducer, stage.axes, index, payload, self.kept(stage, v))]
         nodes: list[Node] = []
         if any(w.repair is not None and _loads(w.repair, v.name + OLD) for w in fold.state):
             nodes.append(Let(self.old(fold, v.name), v.dims, v.dtype, Load(name, plain(v.dims))))
         if v.repair is not None:
             nodes.append(Update(name, self.in_fold(fold, v.repair, scope)))
-        nodes.append(Accumulate(name, v.reducer, stage.axes, element, payload))
+        nodes.append(Accumulate(name, v.reducer, stage.axes, element, payload, self.kept(stage, v)))
         return nodes
+
+    def kept(self, stage: Stage, v: StateVar) -> DType | None:
+        """What the sum of a state keeps of what it multiplies (`block.kept`); a state with no sum of its own in the
+        program, that of the sums it is for."""
+        ends = dict(stage.fold.finish)
+        own = [r for r in stage.reductions if r == v.name] or list(stage.reductions)
+        found = [
+            kept_of(self.g, self.g.by_name[r], delayed=v.repair is not None or not isinstance(ends.get(r), Load))
+            for r in own
+            if v.reducer == "sum"
+        ]
+        return DType.F32 if DType.F32 in found else next((k for k in found if k is not None), None)
 
     def _flat_index(self, axes: tuple[str, ...]) -> Expr:
         """Position in the reduced dims, flattened in their order."""

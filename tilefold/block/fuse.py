@@ -11,6 +11,7 @@ from tilefold.block.bounds import bound_loops
 from tilefold.block.build import Loops, build_nest, choose_loops
 from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, group
 from tilefold.block.ir import Block, Result, exprs_of, walk
+from tilefold.block.kept import settled
 from tilefold.block.split import SEGMENTS, split, worth_splitting
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.block.tidy import tidy
@@ -100,8 +101,8 @@ def build_kernels(g: Graph, plan: StagePlan, loops: Loops, segments: int | None)
 
 
 def _polish(b: Block) -> Block:
-    """Tidy, narrow the loops, and drop inputs that nothing reads."""
-    done = bound_loops(tidy(verify(b)))
+    """Tidy, settle what products keep, narrow the loops, and drop inputs that nothing reads."""
+    done = bound_loops(settled(tidy(verify(b))))
     read = {t for n in walk(done.body) for e in exprs_of(n) for t in tensors_read(e)}
     return verify(replace(done, inputs=tuple(i for i in done.inputs if i.name in read)))
 

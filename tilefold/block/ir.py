@@ -48,7 +48,7 @@ class Let:
     """`name[dims] = expr`, or a reduction of expr over the current ranges of `rdims`.
 
     Index reducers (argmax, argmin, topk) define `name` (values) and `index_name` (i64); the
-    index of an element is `payload`. topk's `dims` end with the slot dim.
+    index of an element is `payload`. topk's `dims` end with the slot dim. `kept`: see `block.kept`.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Let:
     rdims: tuple[str, ...] = ()
     index_name: str | None = None
     payload: Expr | None = None
+    kept: DType | None = None
     loc: SourceLoc | None = field(default=None, compare=False)
 
 
@@ -83,13 +84,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """`name = name (+) reduction over the current ranges of rdims of expr`."""
+    """`name = name (+) reduction over the current ranges of rdims of expr`. `kept`: see `block.kept`."""
 
     name: str
     reducer: str
     rdims: tuple[str, ...]
     expr: Expr
     payload: Expr | None = None
+    kept: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ _LET = re.compile(r"(let|init) (\w+)\[([^\]]*)\]: (\w+)(?:, (\w+))? = (.*)")
 _ACCUM = re.compile(r"accum (\w+) = (.*)")
 _UPDATE = re.compile(r"update (\w+) = (.*)")
 _STORE = re.compile(r"store (\w+)\[(.*)\] over \(([^)]*)\) = (.*)")
-_REDUCE = re.compile(rf"({'|'.join(REDUCERS)})\[([^\]]*)\] (.*)")
+_REDUCE = re.compile(rf"({'|'.join(REDUCERS)})(?:\.(\w+))?\[([^\]]*)\] (.*)")
 
 
 def show(b: Block) -> str:
@@ -79,21 +79,21 @@ def show_head(n: Node) -> str:
         case Let():
             second = f", {n.index_name}" if n.index_name else ""
             head = f"let {n.name}[{', '.join(n.dims)}]: {n.dtype.value}{second} = "
-            return head + _reduction(n.reducer, n.rdims, n.expr, n.payload)
+            return head + _reduction(n.reducer, n.rdims, n.expr, n.payload, n.kept)
         case Init():
             second = f", {n.index_name}" if n.index_name else ""
             return f"init {n.name}[{', '.join(n.dims)}]: {n.dtype.value}{second} = {show_e(n.value)}"
         case Update(name, e):
             return f"update {name} = {show_e(e)}"
-        case Accumulate(name, reducer, rdims, e, payload):
-            return f"accum {name} = {_reduction(reducer, rdims, e, payload)}"
+        case Accumulate(name, reducer, rdims, e, payload, kept):
+            return f"accum {name} = {_reduction(reducer, rdims, e, payload, kept)}"
         case Store(tensor, index, dims, e):
             return f"store {tensor}[{', '.join(map(show_e, index))}] over ({', '.join(dims)}) = {show_e(e)}"
     raise AssertionError(n)
 
 
-def _reduction(reducer: str | None, rdims: tuple[str, ...], e: Expr, payload: Expr | None) -> str:
-    head = f"{reducer}[{', '.join(rdims)}] " if reducer else ""
+def _reduction(reducer: str | None, rdims: tuple[str, ...], e: Expr, payload: Expr | None, kept: DType | None) -> str:
+    head = f"{reducer}{'' if kept is None else '.' + kept.value}[{', '.join(rdims)}] " if reducer else ""
     tail = f" at {expr_text.show(payload)}" if payload is not None else ""
     return head + expr_text.show(e) + tail
 
@@ -163,13 +163,13 @@ class _Parser:
                 if not isinstance(value, Const):
                     raise ParseError(f"a state starts from a constant: {line!r}")
                 return Init(m[2], dims, dtype, replace(value, dtype=dtype.compute), m[5])
-            reducer, rdims, expr, payload = self.reduction(m[6])
-            return Let(m[2], dims, dtype, expr, reducer, rdims, m[5], payload)
+            reducer, rdims, expr, payload, kept = self.reduction(m[6])
+            return Let(m[2], dims, dtype, expr, reducer, rdims, m[5], payload, kept)
         if m := _ACCUM.fullmatch(line):
-            reducer, rdims, expr, payload = self.reduction(m[2])
+            reducer, rdims, expr, payload, kept = self.reduction(m[2])
             if reducer is None:
                 raise ParseError(f"accum needs a reducer: {line!r}")
-            return Accumulate(m[1], reducer, rdims, expr, payload)
+            return Accumulate(m[1], reducer, rdims, expr, payload, kept)
         if m := _UPDATE.fullmatch(line):
             return Update(m[1], e(m[2]))
         if m := _STORE.fullmatch(line):
@@ -179,10 +179,11 @@ class _Parser:
     def expr(self, text: str) -> Expr:
         return expr_text.parse(text, self.names)
 
-    def reduction(self, text: str) -> tuple[str | None, tuple[str, ...], Expr, Expr | None]:
+    def reduction(self, text: str) -> tuple[str | None, tuple[str, ...], Expr, Expr | None, DType | None]:
         reducer: str | None = None
+        kept: DType | None = None
         rdims: tuple[str, ...] = ()
         if m := _REDUCE.fullmatch(text):
-            reducer, rdims, text = m[1], parse_names(m[2]), m[3]
+            reducer, kept, rdims, text = m[1], DType(m[2]) if m[2] else None, parse_names(m[3]), m[4]
         body, sep, payload = text.partition(" at ")
-        return reducer, rdims, self.expr(body), self.expr(payload) if sep else None
+        return reducer, rdims, self.expr(body), self.expr(payload) if sep else None, kept

@@ -5,8 +5,8 @@
              | For(dim, tile, start, stop, body)                sequential loop over tiles of a dim
              | Fill(buf, value)                                 every element = a constant
              | Map(buf, expr)                                   buf[dims] = expr
-             | Reduce(buf, op, rdims, expr, accumulate)         buf[dims] (op)= reduction over rdims of expr
-             | Gemm(buf, a, b, rdims, accumulate)               buf[dims] (+)= sum over rdims of a * b
+             | Reduce(buf, op, rdims, expr, accumulate, kept)   buf[dims] (op)= reduction over rdims of expr
+             | Gemm(buf, a, b, rdims, accumulate, kept)         buf[dims] (+)= sum over rdims of a * b
              | Select(buf, index_buf, op, rdims, expr, payload, accumulate)   argmax, argmin, topk
              | Store(tensor, index, dims, expr)                 tensor[index] = expr for all dims
 
@@ -111,24 +111,30 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """`op` of `ops.VALUE_REDUCERS`; accumulate combines with the old value of `buf`."""
+    """`op` of `ops.VALUE_REDUCERS`; accumulate combines with the old value of `buf`. `kept`: as in `Gemm`."""
 
     buf: str
     op: str
     rdims: tuple[str, ...]
     expr: Expr
     accumulate: bool
+    kept: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """Contraction of two plain loads (tensor or buffer); dims of `buf` come from a, b or both (batch)."""
+    """Contraction of two plain loads (tensor or buffer); dims of `buf` come from a, b or both (batch).
+
+    `kept`: what computed operands keep where the other has 16 bits: None, back ends may round them to its type; f32:
+    all; f16: the range of float32, with the precision of fp16.
+    """
 
     buf: str
     a: Load
     b: Load
     rdims: tuple[str, ...]
     accumulate: bool
+    kept: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)

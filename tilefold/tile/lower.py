@@ -105,8 +105,8 @@ class _Lowering:
             return ir.Select(n.name, self.index[n.name], op, n.rdims, n.expr, n.payload, accumulate)
         p = product_of(n, self.dims[n.name])
         if p is not None and p.loads is not None:
-            return ir.Gemm(n.name, *p.loads, p.rdims, accumulate)
-        return ir.Reduce(n.name, op, n.rdims, n.expr, accumulate)
+            return ir.Gemm(n.name, *p.loads, p.rdims, accumulate, n.kept)
+        return ir.Reduce(n.name, op, n.rdims, n.expr, accumulate, n.kept)
 
     def alloc(self, name: str, dims: tuple[str, ...], dtype: DType, loops: frozenset[str]) -> ir.Alloc:
         extents = tuple(self.extent(d, loops) for d in dims)

@@ -151,10 +151,10 @@ class _Cutter:
                 return [ir.Map(n, self.expr(e, p)) for n, p in self.targets(buf)]
             case ir.Reduce(rdims=rdims) | ir.Gemm(rdims=rdims) | ir.Select(rdims=rdims) if d in rdims:
                 return [self.reduced(s, p, first=n == 0) for n, p in enumerate(self.pieces)]
-            case ir.Reduce(buf, op, rdims, e, acc):
-                return [ir.Reduce(n, op, rdims, self.expr(e, p), acc) for n, p in self.targets(buf)]
-            case ir.Gemm(buf, a, b2, rdims, acc):
-                return [ir.Gemm(n, self.load(a, p), self.load(b2, p), rdims, acc) for n, p in self.targets(buf)]
+            case ir.Reduce(buf, expr=e):
+                return [replace(s, buf=n, expr=self.expr(e, p)) for n, p in self.targets(buf)]
+            case ir.Gemm(buf, a, b2):
+                return [replace(s, buf=n, a=self.load(a, p), b=self.load(b2, p)) for n, p in self.targets(buf)]
             case ir.Select():
                 if s.buf in self.buffers:
                     raise _Computed

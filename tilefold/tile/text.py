@@ -80,7 +80,8 @@ def show_stmt(s: Stmt, buffers: Mapping[str, Buffer]) -> str:
         b = buffers.get(name)
         return f"{name}[{', '.join(b.dims)}]" if b is not None and b.dims else name
 
-    def over(left: str, op: str, rdims: tuple[str, ...], accumulate: bool) -> str:
+    def over(left: str, op: str, rdims: tuple[str, ...], accumulate: bool, kept: DType | None = None) -> str:
+        op = op if kept is None else f"{op}.{kept.value}"
         head = f"{left} {op}=" if accumulate else f"{left} = {op}"
         return f"{head} over {', '.join(rdims)}:"
 
@@ -99,10 +100,10 @@ def show_stmt(s: Stmt, buffers: Mapping[str, Buffer]) -> str:
             return f"fill {buf} = {e(value)}"
         case Map(buf, expr):
             return f"{dest(buf)} = {e(expr)}"
-        case Reduce(buf, op, rdims, expr, accumulate):
-            return f"{over(dest(buf), op, rdims, accumulate)} {e(expr)}"
-        case Gemm(buf, a, b, rdims, accumulate):
-            return f"{over(dest(buf), 'gemm', rdims, accumulate)} {e(a)} * {e(b)}"
+        case Reduce(buf, op, rdims, expr, accumulate, kept):
+            return f"{over(dest(buf), op, rdims, accumulate, kept)} {e(expr)}"
+        case Gemm(buf, a, b, rdims, accumulate, kept):
+            return f"{over(dest(buf), 'gemm', rdims, accumulate, kept)} {e(a)} * {e(b)}"
         case Select(buf, index_buf, op, rdims, expr, payload, accumulate):
             left = f"{dest(buf)}, {dest(index_buf)}"
             return f"{over(left, op, rdims, accumulate)} {e(expr)} -> {e(payload)}"
@@ -121,7 +122,7 @@ _FOR = re.compile(r"for (\w+):(\d+)(?: in(?: (.+?))? \.\.(?: (.+))?)?")
 _FILL = re.compile(r"fill (\w+) = (.*)")
 _STORE = re.compile(r"store (\w+)\[(.*)\] over ([\w, ]*?) ?= (.*)")
 _DEST = r"(\w+)(?:\[([\w, ]*)\])?"
-_OVER = re.compile(rf"{_DEST}(?:, {_DEST})? (?:= (\w+)|(\w+)=) over ([\w, ]*): (.*)")
+_OVER = re.compile(rf"{_DEST}(?:, {_DEST})? (?:= ([\w.]+)|([\w.]+)=) over ([\w, ]*): (.*)")
 _MAP = re.compile(rf"{_DEST} = (.*)")
 
 
@@ -225,7 +226,8 @@ def _statement(r: _Reader, text: str, buffers: Mapping[str, Buffer]) -> Stmt:
 def _over(r: _Reader, m: re.Match[str], text: str, buffers: Mapping[str, Buffer]) -> Stmt:
     """Reduce, Gemm or Select: `dest[, dest] = op over rdims: ...`."""
     buf, index_buf, rdims, accumulate = m[1], m[3], _words(m[7]), m[6] is not None
-    op = m[6] if accumulate else m[5]
+    op, _, kind = (m[6] if accumulate else m[5]).partition(".")
+    kept = _dtype(kind, text) if kind else None
     _check_dims(buf, m[2], text, buffers)
     if index_buf is not None:
         _check_dims(index_buf, m[4], text, buffers)
@@ -234,13 +236,13 @@ def _over(r: _Reader, m: re.Match[str], text: str, buffers: Mapping[str, Buffer]
             raise ParseError(f"a selection ends with `-> payload`: {text!r}")
         return Select(buf, index_buf, op, rdims, r.expr(value), r.expr(payload), accumulate)
     if op != "gemm":
-        return Reduce(buf, op, rdims, r.expr(m[8]), accumulate)
+        return Reduce(buf, op, rdims, r.expr(m[8]), accumulate, kept)
     for split in re.finditer(r" \* ", m[8]):  # the product at the top, not one inside an index
         left, right = m[8][: split.start()], m[8][split.end() :]
         if left.count("[") == left.count("]") and left.count("(") == left.count(")"):
             a, b = r.expr(left), r.expr(right)
             if isinstance(a, Load) and isinstance(b, Load):
-                return Gemm(buf, a, b, rdims, accumulate)
+                return Gemm(buf, a, b, rdims, accumulate, kept)
     raise ParseError(f"gemm multiplies two loads: {text!r}")
 
 

@@ -52,6 +52,17 @@ def right(fn, *args, compiled=None, hostile: bool = False) -> str:
     return "" if report.ok else str(report)
 
 
+def squares(x, w):
+    """Elements of up to 1e9, which fp16 does not hold and bf16 rounds."""
+    return (x.float() - 30.0).square() @ w.float()
+
+
+def large_norm(x, g, w):
+    """RMSNorm divides at the end of its fold: until then x g is larger than fp16's largest number."""
+    r = x.float().square().mean(-1, keepdim=True).sqrt()
+    return ((x.float() / r * 1e-3 * g).half() @ w).float()
+
+
 def heads(b: int, h: int, queries: int, keys: int, dim: int, *, kv: int | None = None, value: int | None = None):
     """q, k, v."""
     kv, value = kv or h, value or dim
@@ -321,6 +332,8 @@ CHECKS: dict[str, Check] = {
     "attention of e5m2 in float16": lambda: of_8_bits(E5, H),
     "attention of e4m3 in float32": lambda: of_8_bits(E4, F),
     "weights of 8 bits": weights_of_8_bits,
+    "a product in float32 of fp16": lambda: right(squares, rand(40, 64) * 100, rand(64, 48)),
+    "a product of what fp16 does not hold": lambda: right(large_norm, rand(40, 64) * 999, rand(64) * 300, rand(64, 48)),
     "head dim 80": lambda: case("H-small-80"),
     "head dims 192 and 128": lambda: right(o.attention, *heads(1, 1, 20, 70, 192, value=128)),
     "head dim 90": lambda: right(o.attention, *heads(1, 1, 20, 70, 90)),

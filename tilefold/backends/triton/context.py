@@ -58,6 +58,7 @@ class Context:
         self.bins: Mapping[str, int] = bins
         self.wide: bool = wide
         self.interpreted: bool = interpreted
+        self.nvidia: bool = nvidia
         self.scopes = Scopes()
         self.matrix: tuple[str, ...] = ()  # in Gluon: rows and columns of the layout that values have
         self.layout = "mma"  # its name

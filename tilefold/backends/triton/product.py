@@ -3,8 +3,8 @@
 A reduction sum over K of a * b is a matrix product when each side keeps dims that the other
 lacks: M and N. Several dims on a side (heads that share their keys, and rows) are flattened.
 Operands are taken in the wider type of two tensors; a value computed in the kernel is rounded to the 16 bits
-of the other, as the program it came from rounds it. What is float32 in memory is not rounded, and nothing
-is rounded to 8 bits but where the program says so.
+of the other, as the program it came from rounds it, unless the product keeps it (`block.kept`). What is float32 in
+memory is not rounded, and nothing is rounded to 8 bits but where the program says so.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class _Sides:
     m: tuple[str, ...]
     n: tuple[str, ...]
     k: tuple[str, ...]
+    kept: DType | None
 
 
 class Products:
@@ -46,7 +47,7 @@ class Products:
         """Render a sum as a product where it is one; False leaves it to element-wise code."""
         match self.c.settled(s.expr):
             case Call("mul", (Load() as a, Load() as b)):
-                sides = self._sides(s.buf, a, b, s.rdims)
+                sides = self._sides(s, a, b)
                 if sides is not None:
                     self._emit(s.buf, sides, s.accumulate)
                     return True
@@ -54,20 +55,20 @@ class Products:
 
     def gemm(self, s: ir.Gemm) -> bool:
         """Render a contraction as a product where it is one; False leaves it to element-wise code."""
-        sides = self._sides(s.buf, s.a, s.b, s.rdims)
+        sides = self._sides(s, s.a, s.b)
         if sides is None:
             return False
         self._emit(s.buf, sides, s.accumulate)
         return True
 
-    def _sides(self, buf: str, a: Load, b: Load, rdims: Sequence[str]) -> _Sides | None:
+    def _sides(self, s: ir.Reduce | ir.Gemm, a: Load, b: Load) -> _Sides | None:
         c = self.c
         types = [self._dtype(x) for x in (a, b)]
         if DType.F64 in types or not any(t.is_float for t in types):
             return None  # exact in element-wise code
-        out = c.axes(c.buffers[buf])
+        out = c.axes(c.buffers[s.buf])
         da, db = self._dims(a), self._dims(b)
-        k = tuple(d for d in rdims if c.hold(d).vector)
+        k = tuple(d for d in s.rdims if c.hold(d).vector)
         if not k or not (set(k) <= da and set(k) <= db) or da & db & set(out):
             return None
         m, n = tuple(d for d in out if d in da), tuple(d for d in out if d in db)
@@ -77,7 +78,7 @@ class Products:
             a, b, m, n = b, a, n, m
         if out != (*m, *n) or any(self._lanes(x) < MATRIX_UNIT for x in (m, n, k)):
             return None
-        return _Sides(a, b, m, n, k)
+        return _Sides(a, b, m, n, k, s.kept)
 
     def _lanes(self, dims: Sequence[str]) -> int:
         n = 1
@@ -101,17 +102,18 @@ class Products:
         out = c.buffers[buf]
         turned = self._turned(s)
         if turned:  # (A B)^T = B^T A^T
-            s = _Sides(s.b, s.a, s.n, s.m, s.k)
+            s = _Sides(s.b, s.a, s.n, s.m, s.k, s.kept)
         zeros = s.a.tensor in c.buffers or s.b.tensor in c.buffers
         left = self._operand(s.a, s.m, s.k, s.k, zeros=zeros)
         right = self._operand(s.b, s.k, s.n, s.k, zeros=zeros)
-        kind = self._kind(s.a, s.b)
+        kind = self._kind(s.a, s.b, s.kept)
         x, y = self._in(left, kind), self._in(right, kind)
         name = c.buffer_names[buf]
         flat = len(s.m) == 1 and len(s.n) == 1
         precision = ""
         if kind is DType.F32:
             rounded = self.tf32 and all(self._dtype(x).is_float for x in (s.a, s.b))
+            rounded |= s.kept is DType.F16 and self.c.nvidia  # of fp16's precision
             precision = f', input_precision="{"tf32" if rounded else "ieee"}"'
         elif kind.nbytes == 1:
             precision = f", max_num_imprecise_acc={min(MOST_COARSE, self._lanes(s.k))}"
@@ -183,13 +185,15 @@ class Products:
             order += [d for d in v.axes if d not in order]
         return tuple(order) if set(order) == set(frame) else tuple(frame)
 
-    def _kind(self, a: Load, b: Load) -> DType:
+    def _kind(self, a: Load, b: Load, kept: DType | None) -> DType:
         """The type of both operands: of two in memory the wider. What the kernel computed is rounded to the other's 16
-        bits, but not to 8: then to the 16 bits of another argument, if there is one. What the program rounds has
-        the type that it is rounded to."""
+        bits, but not to 8: then to the 16 bits of another argument, if there is one; to none if it is kept. What the
+        program rounds has the type that it is rounded to."""
         kinds = {self.c.rounded.get(x.tensor) or self._dtype(x) for x in (a, b)}
         if not all(k.is_float for k in kinds):
             return DType.F32  # integers that the program multiplies in float32
+        if kept is not None and DType.F32 in kinds:
+            return DType.F32
         made = DType.F32 in kinds and not any(
             x.tensor in self.c.tensors and self._dtype(x) is DType.F32 for x in (a, b)
         )

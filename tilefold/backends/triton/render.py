@@ -188,7 +188,8 @@ class Renderer:
                 self.reductions.reduce(s)
             case ir.Gemm():
                 if not self.products.gemm(s):
-                    self.reductions.reduce(ir.Reduce(s.buf, "sum", s.rdims, Call("mul", (s.a, s.b)), s.accumulate))
+                    e = Call("mul", (s.a, s.b))
+                    self.reductions.reduce(ir.Reduce(s.buf, "sum", s.rdims, e, s.accumulate, s.kept))
             case ir.Select():
                 self.selections.select(s)
             case ir.Store():

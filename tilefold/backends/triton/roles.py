@@ -90,7 +90,7 @@ class _Finder(Reading):
     def find(self) -> Roles | None:
         tiled = [t for t in self.kernel.grid if t.tile > 1]
         sums = [s for s in self.loop.body if isinstance(s, ir.Gemm) and self.loop.dim in s.rdims]
-        if [t.tile for t in tiled] != [ROWS] or len(sums) != 1 or self.loop.tile not in STREAMED:
+        if [t.tile for t in tiled] != [ROWS] or len(sums) != 1 or self.loop.tile not in STREAMED or sums[0].kept:
             return None
         row, (product,), stream = tiled[0].dim, sums, self.loop.dim
         wide, made = product.buf, product.a.tensor

@@ -139,6 +139,8 @@ class _Finder(Reading):
         wide = {s.buf for s in sums}
         if not sums or len(sums) == len(gemms) or any(isinstance(s, ir.Select) for s in body):
             return "no product in the lift, or none in the merge"
+        if any(s.kept for s in gemms):
+            return "a product keeps computed operands in float32"
         products = [s for s in gemms if s not in sums]
         computed = self._computed(products)
         own = [s for s in body if writes(s) in wide]

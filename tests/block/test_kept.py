@@ -1,0 +1,117 @@
+"""Which products keep computed operands in float32, and which a matrix unit may round to 16 bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilefold.algebra.dtypes import DType
+from tilefold.block.fuse import Fused, fuse
+from tilefold.block.ir import Accumulate, Let, walk
+from tilefold.block.text import parse as parse_block
+from tilefold.block.text import show as show_block
+from tilefold.block.text import show_head
+from tilefold.tensor.text import parse
+from tilefold.tile.lower import lower
+from tilefold.tile.text import parse as parse_tile
+from tilefold.tile.text import show as show_tile
+
+ATTENTION = """
+program attention()
+  input q: {kind}[64, 32]
+  input k: {kind}[96, 32]
+  input v: {kind}[96, 48]
+  dim i = 64
+  dim j = 96
+  dim d = 32
+  dim e = 48
+  s[i, j]: {kind} = sum[d] q[i, d] * k[j, d]
+  m[i]: f32 = max[j] {bound}
+  p[i, j]: f32 = exp(s[i, j] - m[i])
+  t[i]: f32 = sum[j] p[i, j]
+  y[i, e]: {out} = sum[j] p[i, j] / t[i] * v[j, e]
+  return y
+"""
+
+SQUARES = """
+program squares()
+  input x: {kind}[64, 32]
+  input w: {kind}[32, 48]
+  dim i = 64
+  dim j = 32
+  dim e = 48
+  y[i, e]: {out} = sum[j] {x} * w[j, e]
+  return y
+"""
+
+NORM = """
+program norm()
+  input x: {kind}[64, 96]
+  input g: {kind}[96]
+  input w: {kind}[96, 48]
+  dim i = 64
+  dim j = 96
+  dim e = 48
+  r[i]: f32 = sum[j] x[i, j] * x[i, j]
+  y[i, e]: {kind} = sum[j] x[i, j] * g[j] / sqrt(r[i]) * w[j, e]
+  return y
+"""
+
+
+def fused(text: str, **put: str) -> Fused:
+    return fuse(parse(text.format(**put)))
+
+
+def kept(f: Fused) -> set[DType | None]:
+    """What the sums over products of computed operands keep."""
+    found: set[DType | None] = set()
+    for k in f.kernels:
+        made = {n.name for n in walk(k.block.body) if isinstance(n, Let)}
+        for n in walk(k.block.body):
+            if (
+                isinstance(n, Let | Accumulate)
+                and n.reducer == "sum"
+                and any(f"{x}[" in show_head(n).split("=", 1)[1] for x in made)
+            ):
+                found.add(n.kept)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_a_sum_in_float32_keeps_what_it_computes(kind):
+    assert kept(fused(SQUARES, kind=kind, out="f32", x="(x[i, j] * x[i, j])")) == {DType.F32}
+    assert kept(fused(SQUARES, kind=kind, out=kind, x="(x[i, j] * x[i, j])")) == {None}
+    assert kept(fused(SQUARES, kind="f32", out="f32", x="(x[i, j] * x[i, j])")) == {None}  # nothing to round to
+
+
+def test_numbers_between_minus_one_and_one_are_not_kept():
+    assert kept(fused(SQUARES, kind="f16", out="f32", x="tanh(x[i, j])")) == {None}
+    assert kept(fused(SQUARES, kind="f16", out="f32", x="(tanh(x[i, j]) * 2.0)")) == {DType.F32}
+
+
+def test_what_the_program_rounds_is_not_kept():
+    assert kept(fused(SQUARES, kind="f16", out="f32", x="e4m3(x[i, j] * x[i, j])")) == {None}
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("out", ["f16", "f32"])
+def test_probabilities_are_not_kept(kind, out):
+    assert kept(fused(ATTENTION, kind=kind, out=out, bound="s[i, j]")) == {None}
+
+
+def test_what_another_maximum_bounds_is_kept():
+    assert DType.F32 in kept(fused(ATTENTION, kind="bf16", out="f32", bound="s[i, j] * 0.5"))
+
+
+def test_fp16_does_not_hold_what_a_fold_multiplies_instead():
+    """x g is summed, and divided at the end: it may be larger than the x g / r that the program multiplies."""
+    assert DType.F16 in kept(fused(NORM, kind="f16"))
+    assert kept(fused(NORM, kind="bf16")) == {None}
+
+
+def test_text_round_trips():
+    for f in (fused(SQUARES, kind="f16", out="f32", x="(x[i, j] * x[i, j])"), fused(NORM, kind="f16")):
+        for k in f.kernels:
+            assert parse_block(show_block(k.block)) == k.block
+            tile = lower(k.block)
+            assert ".f32 " in show_tile(tile) or ".f16" in show_tile(tile)
+            assert show_tile(parse_tile(show_tile(tile))) == show_tile(tile)
