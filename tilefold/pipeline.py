@@ -1,7 +1,7 @@
 """The compiler from a tensor program to something that runs, as a list of named steps.
 
-products   which products the library computes, as what calls   plan.library, plan.gpu_library, plan.scaled
-plan       which operators share a kernel, and how              plan.planner (CPU), plan.gpu (GPUs)
+products   which products the library computes, as what calls   plan.targets, plan.library, plan.scaled
+plan       which operators share a kernel, and how              plan.planner (CPU), plan.gpu (GPUs); plan.targets
 fuse       tensor program -> block programs                     block.fuse
 steps      block programs -> kernels, products -> calls         runtime.steps, runtime.library
 load       kernels        -> code                               runtime.executor (CPU; GPUs when first called)
@@ -16,17 +16,19 @@ from typing import Literal
 
 import torch
 
-from tilefold.block.fuse import FusedKernel, fuse
-from tilefold.block.group import ENOUGH_PARALLEL
+from tilefold.block.fuse import FusedKernel
+from tilefold.block.legal import ANY, Limits
 from tilefold.errors import PlanError
 from tilefold.log import at_step
-from tilefold.plan.gpu import Given
-from tilefold.plan.gpu_library import gpu_library_products
-from tilefold.plan.hardware import Machine, gpu_here
-from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call, library_calls, library_products
+from tilefold.plan.gpu_forms import Given
+from tilefold.plan.greedy import fuse
+from tilefold.plan.hardware import gpu_here
+from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call, library_calls
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
+from tilefold.plan.targets.cpu import CpuTarget
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.convolution import ConvolutionStep
 from tilefold.runtime.fused_programs import Part, Settled, fused_for_gpu, settled_for_cpu
 from tilefold.runtime.gpu_program import GpuProgram
@@ -69,12 +71,12 @@ def compile_program(
 
 
 def _for_cpu(p: Program, goal: Goal) -> CompiledProgram:
-    machine, workers = this_machine(), _workers()
+    target = this_cpu()
 
     def settle(p: Program) -> Settled:
-        return (_planned(p, machine, workers) if goal == "fast" else None) or _greedy(p, goal, machine, workers)
+        return (_planned(p, target) if goal == "fast" else None) or _greedy(p, goal, target)
 
-    settled = settled_for_cpu(p, (goal, str(workers), repr(machine)), settle)
+    settled = settled_for_cpu(p, (goal, repr(target)), settle)
     fused, steps = settled.fused, list[Step]()
     for part in settled.parts:
         if part.kernel is None:
@@ -85,10 +87,10 @@ def _for_cpu(p: Program, goal: Goal) -> CompiledProgram:
     return CompiledProgram(fused.program, fused, tuple(steps), settled.planned)
 
 
-def _planned(p: Program, machine: Machine, workers: int) -> Settled | None:
+def _planned(p: Program, target: CpuTarget) -> Settled | None:
     """As the planner has it; None where the program is too large for the search."""
     try:
-        plan = plan_program(p, machine, workers=workers)
+        plan = plan_program(p, target)
     except PlanError as err:
         log.info("%s is grouped greedily: %s", p.name, err.message)
         return None
@@ -104,9 +106,9 @@ def _planned(p: Program, machine: Machine, workers: int) -> Settled | None:
     return Settled(fused, tuple(parts), planned=True)
 
 
-def _greedy(p: Program, goal: Goal, machine: Machine, workers: int) -> Settled:
-    p, calls = library_calls(p, () if goal == "fused" else library_products(p, machine))
-    fused = fuse(p, frozenset(chain.from_iterable(calls)), workers=workers, calls=calls)
+def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
+    p, calls = library_calls(p, () if goal == "fused" else target.products(p))
+    fused = fuse(p, frozenset(chain.from_iterable(calls)), target.limits, calls=calls)
     parts = []
     for number, k in enumerate(fused.kernels):
         in_library = bool(_alone_in_library(fused.program, k, calls))
@@ -115,15 +117,15 @@ def _greedy(p: Program, goal: Goal, machine: Machine, workers: int) -> Settled:
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
-    machine = gpu_here()
     p = unchecked(plain_operands(p))
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (() if interpreted else scaled_products(p))
     }
-    products = gpu_library_products(p, machine) if goal == "fast" else frozenset()
-    p, calls = library_calls(p, products - frozenset(chain.from_iterable(scaled)))
     refuse, rendered = refuser(given, interpreted=interpreted)
-    fused = fused_for_gpu(p, units=machine.cores, given=given, calls=(*scaled, *calls), refuse=refuse)
+    target = GpuTarget(gpu_here(), given, refuse)
+    products = target.products(p) if goal == "fast" else frozenset()
+    p, calls = library_calls(p, products - frozenset(chain.from_iterable(scaled)))
+    fused = fused_for_gpu(p, target, calls=(*scaled, *calls))
     steps: list[Step] = []
     for k in fused.kernels:
         called = scaled.get(k.plan.group.members)
@@ -166,5 +168,6 @@ def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:
     return GpuProgram(p.outputs, [s.launch() for s in kernels], titles(p, kernels))
 
 
-def _workers() -> int:
-    return max(ENOUGH_PARALLEL, min(MOST_WORKERS, torch.get_num_threads()))
+def this_cpu() -> CpuTarget:
+    """The machine we are on: kernels are left blocks for its threads."""
+    return CpuTarget(this_machine(), Limits(workers=max(ANY.workers, min(MOST_WORKERS, torch.get_num_threads()))))

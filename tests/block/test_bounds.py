@@ -14,8 +14,8 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
 from tilefold.algebra.text import Names
 from tilefold.block.bounds import _settled
-from tilefold.block.fuse import fuse
 from tilefold.block.ir import Loop, walk
+from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.text import parse
 

@@ -7,7 +7,8 @@ import torch
 
 from tests.block.programs import ALL, KERNELS, inputs, program
 from tilefold.block import interp, text
-from tilefold.block.fuse import Fused, fuse
+from tilefold.block.fuse import Fused
+from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tile.interp import run_kernel
 from tilefold.tile.lower import LowerOptions, lower

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.block.programs import ALL, inputs, program
 from tests.fuzz.programs import programs
 from tilefold.block import interp, text
-from tilefold.block.fuse import fuse as automatic
 from tilefold.block.laws.follow import steps_of
 from tilefold.block.laws.law import Args, Law
 from tilefold.block.laws.nests import NamedBlock, block, kernels, unfused
 from tilefold.block.laws.table import LAWS
+from tilefold.plan.greedy import fuse as automatic
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.ir import Program
 

@@ -7,10 +7,10 @@ import torch
 
 from tests.block.programs import ATTENTION, inputs
 from tilefold.block import interp, text
-from tilefold.block.fuse import fuse
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.block.peel import peel_loop
 from tilefold.errors import ScheduleError
+from tilefold.plan.greedy import fuse
 from tilefold.runtime.executor import load_kernel
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.ir import Program

@@ -13,10 +13,10 @@ from tests.block.test_split import DECODE, ORDER, VARIANCE
 from tests.fuzz.programs import programs
 from tilefold.algebra.expr import tensors_read
 from tilefold.block import interp
-from tilefold.block.fuse import fuse
 from tilefold.block.ir import Accumulate, Block, Loop, Update, walk
 from tilefold.block.schedule import Schedule
 from tilefold.errors import ScheduleError
+from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.ir import Program
 from tilefold.tensor.rewrite import drop_dead
@@ -54,18 +54,19 @@ def check_meaning(sch: Schedule, p: Program, n: int = 9) -> None:
 @pytest.mark.parametrize("text", [*ALL.values(), VARIANCE, DECODE, ORDER])
 def test_the_automatic_road_is_a_schedule(text: str) -> None:
     p = parse(text)
-    assert blocks(Schedule.automatic(p)) == [k.block for k in fuse(p).kernels]
+    assert blocks(Schedule.following(p, fuse(p))) == [k.block for k in fuse(p).kernels]
 
 
 @settings(max_examples=15, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_the_automatic_road_is_a_schedule_for_random_programs(p: Program) -> None:
-    assert blocks(Schedule.automatic(p)) == [k.block for k in fuse(drop_dead(p)).kernels]
+    fused = fuse(drop_dead(p))
+    assert blocks(Schedule.following(p, fused)) == [k.block for k in fused.kernels]
 
 
 @pytest.mark.parametrize("name", ["attention", "rmsnorm_gemm", "routing", "refused"])
 def test_a_script_can_be_run_again(name: str) -> None:
-    made = Schedule.automatic(program(name))
+    made = Schedule.following(program(name), fuse(program(name)))
     again = start(name)
     for line in made.script().splitlines():
         again = eval(f"again.{line}", {"again": again})

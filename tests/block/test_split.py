@@ -7,16 +7,16 @@ import torch
 
 from tests.block.programs import inputs
 from tests.block.test_fuse import run_blocks
-from tilefold.block.fuse import fuse
-from tilefold.block.group import LONG_AXIS
+from tilefold.block.legal import ANY
 from tilefold.pipeline import compile_program
+from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.text import parse
 from tilefold.tile.interp import run_kernel
 from tilefold.tile.lower import lower
 from tilefold.tile.verify import verify as verify_tile
 
-N = LONG_AXIS + 77
+N = ANY.long_axis + 77
 
 VARIANCE = f"""
 program variance(n)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tests.block.programs import ALL
-from tilefold.block.fuse import fuse
 from tilefold.explanation.gather import Code, region
 from tilefold.explanation.model import Region
 from tilefold.explanation.report import Explanation
+from tilefold.plan.greedy import fuse
 from tilefold.tensor.text import parse
 
 #: 64 rows of a softmax, then a statement that needs the whole column: two kernels.

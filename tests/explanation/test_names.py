@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.block.programs import SOFTMAX
-from tilefold.block.fuse import fuse
 from tilefold.explanation.dataflow import choose
 from tilefold.explanation.names import repeat, short_symbols, signature
+from tilefold.plan.greedy import fuse
 from tilefold.tensor.text import parse
 
 

@@ -10,7 +10,7 @@ from tests.block.programs import inputs
 from tests.fuzz.programs import programs, unlucky
 from tilefold.block import interp as block_interp
 from tilefold.block import text as block_text
-from tilefold.block.fuse import fuse
+from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor import text as tensor_text
 from tilefold.tensor.ir import Program

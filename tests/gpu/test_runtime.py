@@ -17,7 +17,9 @@ from tilefold.backends.triton.launch import TritonKernel
 from tilefold.frontend.fuse import Fused, trace
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import compare
-from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_forms import Given
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.suites.gpu import operators as o
 from tilefold.suites.gpu.case import leading
@@ -274,7 +276,7 @@ def test_a_configuration_that_does_not_fit_gives_way_to_a_lighter_one(cuda):
 
 def test_a_configuration_that_does_not_fit_is_no_candidate(cuda):
     fn, args, given = latent_in_large_tiles(cuda)
-    first = fuse_for_gpu(trace(fn, *args).program, given=given).kernels[0].block
+    first = fuse_for_gpu(trace(fn, *args).program, GpuTarget(given=given)).kernels[0].block
     kernel = TritonKernel(first, chooser(given), exactly=True)
     by_length = {x.numel(): x for x in args}
     inputs = [by_length[math.prod(int(e.value) for e in i.shape)] for i in first.inputs]

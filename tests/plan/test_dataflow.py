@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tilefold.algebra.dtypes import DType
-from tilefold.block.fuse import fuse
 from tilefold.block.ir import Block
 from tilefold.plan.cost import UNHIDDEN, kernel_cost, product_seconds, slowest
 from tilefold.plan.dataflow import Dataflow, Product, analyse, element_units
+from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import H100, H200, Machine, Tier
 from tilefold.plan.machine import nominal
 from tilefold.tensor.sizes import extents

@@ -8,6 +8,7 @@ import pytest
 
 from tilefold.plan.cut import added_bytes, cuts
 from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
 
@@ -36,7 +37,8 @@ def head(rows: str = "512") -> Graph:
 def kernels(rows: str, refused: set[str]) -> list[tuple[str, ...]]:
     """The groups if no kernel may hold all of `refused`."""
     text = HEAD.format(rows=rows, syms="" if rows.isdigit() else rows)
-    fused = fuse_for_gpu(parse(text), refuse=lambda k: "no" if refused <= set(k.plan.group.members) else None)
+    target = GpuTarget(refuse=lambda k: "no" if refused <= set(k.plan.group.members) else None)
+    fused = fuse_for_gpu(parse(text), target)
     return list(dict.fromkeys(k.plan.group.members for k in fused.kernels))
 
 

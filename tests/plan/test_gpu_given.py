@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tilefold.block.ir import Loop, walk
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
-from tilefold.plan import gpu
-from tilefold.plan.gpu import MOST_HELD, Given, fuse_for_gpu, held
+from tilefold.plan.gpu import USUAL, fuse_for_gpu
+from tilefold.plan.gpu_forms import Given, held
+from tilefold.plan.hardware import H100
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.suites.gpu import operators as o
 
 
@@ -29,8 +33,8 @@ def config_of(step):
 
 def test_segments_as_given():
     p = attention(512, 1024)  # where the compiler's own choice may be any
-    assert len(fuse_for_gpu(p, given=Given(segments=1)).kernels) == 1
-    partial, combine = fuse_for_gpu(p, given=Given(segments=8)).kernels
+    assert len(fuse_for_gpu(p, GpuTarget(given=Given(segments=1))).kernels) == 1
+    partial, combine = fuse_for_gpu(p, GpuTarget(given=Given(segments=8))).kernels
     (segment,) = [n.dim for n in walk(partial.block.body) if isinstance(n, Loop) and n.single]
     assert int(partial.block.sizes[segment].value) == 8
     assert combine.block.name == partial.block.name.removesuffix("_partial")
@@ -38,7 +42,7 @@ def test_segments_as_given():
 
 def test_folds_that_write_along_their_axis_are_never_cut():
     p = programs(o.softmax, (4, 4096))
-    assert len(fuse_for_gpu(p, given=Given(segments=8)).kernels) == 1
+    assert len(fuse_for_gpu(p, GpuTarget(given=Given(segments=8))).kernels) == 1
 
 
 def test_tiles_as_given():
@@ -73,17 +77,17 @@ def test_decoding_keeps_its_segments():
     assert kernels(o.attention, (1, 16, 1, 128), (1, 16, 512, 128), (1, 16, 512, 128), dtype=torch.float16) == 2
 
 
-def performer(length, features):
+def performer(length, features, target=USUAL):
     one = (8, length, 64)
-    return fuse_for_gpu(programs(o.performer, one, one, one, (features, 64)))
+    return fuse_for_gpu(programs(o.performer, one, one, one, (features, 64)), target)
 
 
-def test_no_kernel_holds_more_than_a_thread_block_can(monkeypatch):
+def test_no_kernel_holds_more_than_a_thread_block_can():
     for length, features in ((512, 256), (300, 256), (256, 512), (1024, 256), (64, 2048)):
-        assert all(held(k.block) <= MOST_HELD for k in performer(length, features).kernels), (length, features)
+        assert all(held(k.block) <= H100.held for k in performer(length, features).kernels), (length, features)
     # without the bound one kernel keeps a state of features times columns
-    monkeypatch.setattr(gpu, "MOST_HELD", 1 << 30)
-    assert max(held(k.block) for k in performer(64, 2048).kernels) > 2048 * 64 > MOST_HELD
+    roomy = GpuTarget(replace(H100, held=1 << 30))
+    assert max(held(k.block) for k in performer(64, 2048, roomy).kernels) > 2048 * 64 > H100.held
 
 
 def test_wide_states_of_short_axes_are_cut_until_the_device_is_full():

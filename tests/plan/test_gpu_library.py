@@ -12,7 +12,7 @@ from tests.layers import Layer
 from tilefold.frontend.fuse import trace
 from tilefold.plan import gpu_library
 from tilefold.plan.gpu_library import gpu_library_products
-from tilefold.plan.hardware import H100, H200, Machine, gpu_named
+from tilefold.plan.hardware import H100, H200, Gpu, gpu_named
 from tilefold.suites.gpu import operators as o
 from tilefold.tensor.ir import Program
 from tilefold.tensor.product import product_of
@@ -35,13 +35,13 @@ def seconds(p: Program) -> float:
     return found[0]
 
 
-def slower_memory(m: Machine, factor: float) -> Machine:
+def slower_memory(m: Gpu, factor: float) -> Gpu:
     last = m.tiers[-1]
     return replace(m, tiers=(*m.tiers[:-1], replace(last, bandwidth=last.bandwidth / factor)))
 
 
 @pytest.mark.parametrize("machine", [H100, H200], ids=lambda m: m.name)
-def test_a_wide_fold_of_few_keys_is_left_to_the_library(machine: Machine) -> None:
+def test_a_wide_fold_of_few_keys_is_left_to_the_library(machine: Gpu) -> None:
     p = program(16, 128, 512, 512)
     assert gpu_library_products(p, machine) == {c.name for c in p.body if c.reducer == "sum" and len(c.dims) == 3}
 
@@ -53,7 +53,7 @@ def test_scores_stay_out_of_a_slow_memory() -> None:
 
 @pytest.mark.parametrize("machine", [H100, H200], ids=lambda m: m.name)
 @pytest.mark.parametrize("batch, keys", [(32, 1024), (32, 4096), (16, 2048), (64, 256)])
-def test_warps_that_share_a_wide_state_are_faster_than_the_library(batch: int, keys: int, machine: Machine) -> None:
+def test_warps_that_share_a_wide_state_are_faster_than_the_library(batch: int, keys: int, machine: Gpu) -> None:
     assert not gpu_library_products(program(batch, 128, keys, 512), machine)
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from tilefold.block.canonical import canonical
-from tilefold.block.fuse import FusedKernel, fuse
+from tilefold.block.fuse import FusedKernel
 from tilefold.block.interchange import interchanged, parallel
 from tilefold.block.interp import run
 from tilefold.errors import ScheduleError
 from tilefold.frontend.fuse import trace
+from tilefold.plan.greedy import fuse
 from tilefold.plan.machine import nominal
 from tilefold.plan.search import shapes
 from tilefold.runtime.steps import KernelStep

@@ -11,7 +11,7 @@ import torch
 
 from tests.block.programs import ALL
 from tilefold.algebra.dtypes import DType
-from tilefold.block.group import legal
+from tilefold.block.legal import legal
 from tilefold.errors import PlanError
 from tilefold.pipeline import compile_program
 from tilefold.plan import planner
@@ -24,6 +24,7 @@ from tilefold.plan.machine import nominal
 from tilefold.plan.planner import describe, greedy, plan_program, unfused
 from tilefold.plan.search import shapes
 from tilefold.plan.select import is_chain
+from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.steps import KernelStep
 from tilefold.tensor.analysis import Graph
@@ -44,13 +45,15 @@ program chain()
   return o
 """.replace("max(", "maximum(")
 
+#: Without a library.
+BARE = CpuTarget(nominal(), library=False)
 TWICE = "program p()\n  input x: f32[8, 32]\n  dim i = 8\n  dim j = 32\n{}  return {}\n"
 
 
 @pytest.mark.parametrize("name", [n for n in ALL if n != "mean_all"])
 def test_no_plan_is_cheaper(name: str) -> None:
-    plan = plan_program(parse(ALL[name]), nominal(), budget=None, library=False)
-    made = Kernels(plan.program, nominal(), library=False)
+    plan = plan_program(parse(ALL[name]), BARE, budget=None)
+    made = Kernels(plan.program, BARE)
     assert plan.selection.exact
     assert plan.selection.seconds == pytest.approx(cheapest(made.problem()))
     assert is_chain(made.dag, [k.members for k in plan.selection.kernels])
@@ -58,8 +61,8 @@ def test_no_plan_is_cheaper(name: str) -> None:
 
 def test_memory_bound_chains_share_a_kernel() -> None:
     p = parse(LARGE)
-    plan = plan_program(p, nominal(), budget=None, library=False)
-    by_greed, alone = (f(p, nominal(), library=False) for f in (greedy, unfused))
+    plan = plan_program(p, BARE, budget=None)
+    by_greed, alone = (f(p, BARE) for f in (greedy, unfused))
     assert plan.selection.seconds <= min(by_greed.seconds, alone.seconds) * (1 + 1e-9)
     assert plan.nbytes < sum(k.variant.what.cost.nbytes for k in alone.kernels)  # type: ignore[attr-defined]
 
@@ -72,8 +75,8 @@ def test_a_slow_library_is_not_called() -> None:
     m = nominal()
     slow: Machine = replace(m, library=dict.fromkeys(m.library, 1e9))
     fast: Machine = replace(m, library=dict.fromkeys(m.library, 1e13))
-    assert [k.snapshot.form is None for k in plan_program(p, slow).kernels] == [False]
-    assert [k.snapshot.form is None for k in plan_program(p, fast).kernels] == [True, False]
+    assert [k.snapshot.form is None for k in plan_program(p, CpuTarget(slow)).kernels] == [False]
+    assert [k.snapshot.form is None for k in plan_program(p, CpuTarget(fast)).kernels] == [True, False]
 
 
 def test_what_is_planned_runs_and_is_right() -> None:
@@ -99,13 +102,13 @@ def test_too_large_programs_are_grouped_greedily(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))  # no plan of it from before
     monkeypatch.setattr(planner, "MOST_OPERATORS", 1)
     with pytest.raises(PlanError, match="too many"):
-        plan_program(parse(ALL["softmax"]), nominal())
+        plan_program(parse(ALL["softmax"]), CpuTarget(nominal()))
     assert not compile_program(parse(ALL["softmax"]), load=False).planned
 
 
 def test_a_spent_budget_is_told() -> None:
     p = parse(ALL["attention"])
-    full, poor = (plan_program(p, nominal(), budget=b, library=False) for b in (None, 1))
+    full, poor = (plan_program(p, BARE, budget=b) for b in (None, 1))
     assert full.selection.exact and not poor.selection.exact
     assert poor.selection.priced <= full.selection.priced
     assert poor.selection.seconds >= full.selection.seconds * (1 - 1e-9)
@@ -114,7 +117,7 @@ def test_a_spent_budget_is_told() -> None:
 def test_equal_layers_are_priced_once() -> None:
     one = "  m{k}[i]: f32 = max[j] {x}[i, j]\n  y{k}[i, j]: f32 = {x}[i, j] - m{k}[i]\n"
     layers = "".join(one.format(k=k, x=f"y{k - 1}" if k else "x") for k in range(6))
-    made = Kernels(parse(TWICE.format(layers, "y5")), nominal())
+    made = Kernels(parse(TWICE.format(layers, "y5")), CpuTarget(nominal()))
     for s in range(1, 1 << 12):
         if s.bit_count() <= 2 and made.bound(s) is not None:
             made.variants(s)
@@ -123,7 +126,7 @@ def test_equal_layers_are_priced_once() -> None:
 
 def test_keys_tell_apart_what_is_written() -> None:
     text = TWICE.format("  s[i]: f32 = sum[j] x[i, j]\n  y[i]: f32 = s[i] * 2.0\n", "{}")
-    inside, outside = (Kernels(parse(text.format(o)), nominal()) for o in ("y", "s, y"))
+    inside, outside = (Kernels(parse(text.format(o)), CpuTarget(nominal())) for o in ("y", "s, y"))
     assert inside.key(3) != outside.key(3) and inside.key(1) == outside.key(1)
 
 
@@ -172,7 +175,7 @@ def test_the_default_tiling_must_be_beaten_clearly() -> None:
 
 
 def test_the_table_says_why_the_runner_up_lost() -> None:
-    plan = plan_program(parse(LARGE), nominal(), budget=None, library=False, rivals=True)
+    plan = plan_program(parse(LARGE), BARE, budget=None, rivals=True)
     rows = describe(plan)
     assert len(rows) == len(plan.kernels)
     assert any(rival.startswith("+") for *_, rival in rows)
@@ -180,13 +183,13 @@ def test_the_table_says_why_the_runner_up_lost() -> None:
 
 def test_refusals_name_the_reason() -> None:
     p = parse(ALL["mean_all"])
-    plan = plan_program(p, nominal(), budget=None)
+    plan = plan_program(p, CpuTarget(nominal()), budget=None)
     assert {(r.producer, r.consumer) for r in plan.refusals} == {("s", "y")}
     assert all(r.reason for r in plan.refusals)
 
 
 def test_candidates_are_convex_and_legal() -> None:
-    made = Kernels(planner.prepare(parse(ALL["attention"]), frozenset()), nominal(), library=False)
+    made = Kernels(planner.prepare(parse(ALL["attention"]), frozenset()), BARE)
     for s in range(1, made.dag.everything + 1):
         if made.bound(s) is not None:
             assert not isinstance(legal(made.graph, made.dag.members(s)), str)

@@ -14,6 +14,7 @@ from tilefold.pipeline import compile_program
 from tilefold.plan.machine import nominal
 from tilefold.plan.planner import plan_program
 from tilefold.plan.recompute import Choice, choices, rewritten, solve
+from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse
 
@@ -32,14 +33,14 @@ KERNELS = [("h",), ("r",), ("c",)]
 
 
 def test_a_cheap_map_is_computed_again() -> None:
-    plan = plan_program(parse(SHARED), nominal(), budget=None)
+    plan = plan_program(parse(SHARED), CpuTarget(nominal()), budget=None)
     assert sorted(c.name for c in plan.program.body if c.name.startswith("h_again"))
     assert len(plan.kernels) == 2 and plan.nbytes == pytest.approx(2 * 4 * 3000 * 4000, rel=0.01)
 
 
 def test_an_expensive_map_is_stored() -> None:
     dear = "erf(" * 12 + "x[i, j]" + ")" * 12
-    plan = plan_program(parse(SHARED.replace("x[i, j] * 2.0 + 1.0", dear)), nominal(), budget=None)
+    plan = plan_program(parse(SHARED.replace("x[i, j] * 2.0 + 1.0", dear)), CpuTarget(nominal()), budget=None)
     assert not [c for c in plan.program.body if "again" in c.name]
 
 

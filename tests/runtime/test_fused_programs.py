@@ -12,7 +12,9 @@ from tilefold.block.text import show
 from tilefold.errors import NotFusibleError
 from tilefold.frontend.fuse import trace
 from tilefold.plan import gpu
-from tilefold.plan.gpu import Given
+from tilefold.plan.gpu_forms import Given
+from tilefold.plan.hardware import H100, gpu_named
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime import fused_programs as cache
 from tilefold.runtime import kept
 from tilefold.suites.gpu import operators as o
@@ -25,9 +27,9 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_warned", set())
     found, fuse = [], gpu.fuse_for_gpu
 
-    def count(p, **options):
+    def count(p, *args, **options):
         found.append(p.name)
-        return fuse(p, **options)
+        return fuse(p, *args, **options)
 
     monkeypatch.setattr(gpu, "fuse_for_gpu", count)
     return found
@@ -57,14 +59,16 @@ def test_whatever_decides_the_kernels_counts(asked, monkeypatch):
     cache.fused_for_gpu(p)
     cache.fused_for_gpu(program(keys=301))
     cache.fused_for_gpu(program(o.causal))
-    cache.fused_for_gpu(p, given=Given(segments=2))
+    cache.fused_for_gpu(p, GpuTarget(given=Given(segments=2)))
     cache.fused_for_gpu(p, calls=((p.body[0].name,),))
     moved = [dataclasses.replace(c, loc=dataclasses.replace(c.loc, line=1)) if c.loc else c for c in p.body]
     cache.fused_for_gpu(dataclasses.replace(p, body=tuple(moved)))
     monkeypatch.setattr(kept, "stamp", lambda root: "another Tilefold")
     cache.fused_for_gpu(p)
-    cache.fused_for_gpu(p, refuse=lambda k: None)
-    assert len(asked) == 8
+    cache.fused_for_gpu(p, GpuTarget(refuse=lambda k: None))
+    cache.fused_for_gpu(p, GpuTarget(gpu_named("", 60)))
+    cache.fused_for_gpu(p, GpuTarget(dataclasses.replace(H100, second_kernel=1e-3)))
+    assert len(asked) == 10
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-3], lambda d: b"", lambda d: d[:40] + bytes([d[40] ^ 1]) + d[41:]])
@@ -124,7 +128,7 @@ def test_a_poisoned_file_is_made_again(poison, asked, tmp_path):
 
 
 def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkeypatch):
-    def refuses(p, **options):
+    def refuses(p, *args, **options):
         raise NotFusibleError("no rule")
 
     p = program()

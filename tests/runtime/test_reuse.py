@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilefold.block.fuse import fuse
 from tilefold.pipeline import compile_program
+from tilefold.plan.greedy import fuse
 from tilefold.runtime.convolution import ConvolutionStep
 from tilefold.runtime.reuse import overwritable
 from tilefold.runtime.steps import GpuStep

@@ -20,7 +20,9 @@ from tilefold.backends.triton.tiles import default_config
 from tilefold.block.canonical import canonical
 from tilefold.block.text import show
 from tilefold.frontend.fuse import trace
-from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_forms import Given
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.tuner import table as tables
 from tilefold.runtime.tuner import tune as tuner
 from tilefold.runtime.tuner.compiler import compile_one
@@ -76,7 +78,7 @@ def segmented(fn, segments, *shapes):
     """The first kernel of a fold that is cut into so many segments."""
     args = [torch.empty(s, dtype=torch.float16, device="meta") for s in shapes]
     torch._dynamo.reset()
-    kernel = fuse_for_gpu(trace(fn, *args).program, given=Given(segments=segments)).kernels[0]
+    kernel = fuse_for_gpu(trace(fn, *args).program, GpuTarget(given=Given(segments=segments))).kernels[0]
     torch._dynamo.reset()
     found = canonical(kernel.block).block
     return found, TritonKernel(found).sizes({})

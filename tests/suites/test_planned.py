@@ -11,6 +11,7 @@ from tilefold.plan.exhaustive import MOST, cheapest, runnable
 from tilefold.plan.machine import nominal
 from tilefold.plan.planner import plan_program
 from tilefold.plan.select import Problem, select
+from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.suites.blocks import planned
 from tilefold.suites.blocks.decoder import A_LAYER, Decoder, forward_program, training_program
 from tilefold.suites.blocks.planned import problem_of, random_problem
@@ -51,14 +52,14 @@ def test_kernels_in_a_ring_cannot_run() -> None:
 def test_decoder_programs() -> None:
     forward, both = forward_program(SMALL), training_program(replace(SMALL, layers=1))
     assert len(forward.outputs) == 1 and len(both.outputs) == 1 + A_LAYER + 1
-    plan = plan_program(both, nominal())
+    plan = plan_program(both, CpuTarget(nominal()))
     assert {m for k in plan.kernels for m in k.members} == {c.name for c in plan.program.body}
 
 
 def test_a_plan_of_a_function_is_checked_against_every_other() -> None:
     name, fn, make = planned.PROGRAMS[1]
     plan = plan_program(
-        planned.trace(fn, *make(planned.torch.Generator().manual_seed(0))).program, nominal(), budget=None
+        planned.trace(fn, *make(planned.torch.Generator().manual_seed(0))).program, CpuTarget(nominal()), budget=None
     )
     assert name == "LayerNorm + matmul"
     assert plan.selection.seconds == pytest.approx(cheapest(problem_of(plan)))

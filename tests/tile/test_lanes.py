@@ -10,7 +10,9 @@ from tilefold.algebra.expr import Const
 from tilefold.block.canonical import canonical
 from tilefold.block.ir import Loop, walk
 from tilefold.frontend.fuse import trace
-from tilefold.plan.gpu import Given, fuse_for_gpu
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_forms import Given
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.suites.cascades import CASCADES
 from tilefold.suites.case import Case, normal, together
 from tilefold.tile.interp import run_kernel
@@ -65,7 +67,7 @@ def both(case: Case, given: Given):
     meta = [torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x for x in args]
     program = trace(case.fn, *meta).program
     torch._dynamo.reset()
-    made = [canonical(k.block) for k in fuse_for_gpu(program, given=given).kernels]
+    made = [canonical(k.block) for k in fuse_for_gpu(program, GpuTarget(given=given)).kernels]
     pairs = []
     for c in made:
         streamed = {n.dim for n in walk(c.block.body) if isinstance(n, Loop) and n.kind == "for"}

@@ -1,17 +1,16 @@
-"""From a tensor program to its fused block program: group, stage, build, tidy."""
+"""From groups of a tensor program to block programs: stage, build, tidy. Who groups is the planner's (`plan`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, tensors_read
 from tilefold.block.bounds import bound_loops
 from tilefold.block.build import Loops, build_nest, choose_loops
-from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, group
 from tilefold.block.ir import Block, Result, exprs_of, walk
 from tilefold.block.kept import settled
+from tilefold.block.legal import Group, Grouping
 from tilefold.block.split import SEGMENTS, split, worth_splitting
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.block.tidy import tidy
@@ -39,24 +38,6 @@ class Fused:
     program: Program
     kernels: tuple[FusedKernel, ...]
     grouping: Grouping
-
-
-def fuse(
-    p: Program,
-    apart: frozenset[str] = frozenset(),
-    *,
-    workers: int = ENOUGH_PARALLEL,
-    calls: Iterable[tuple[str, ...]] = (),
-) -> Fused:
-    """Fuse `p`. Members of `apart` become kernels of their own that the caller may replace, those of a call together.
-
-    workers: blocks that a kernel should have at least, if its parts had them.
-    """
-    p = prepare(p, apart)
-    g = Graph.of(p)
-    grouping = group(p, apart, workers, calls=calls)
-    kernels = tuple(k for x in grouping.groups for k in fuse_group(g, x))
-    return Fused(p, kernels, grouping)
 
 
 def prepare(p: Program, apart: frozenset[str]) -> Program:

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from tilefold.block.fuse import FusedKernel
-from tilefold.block.fuse import fuse as fuse_automatically
+from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.ir import Block
 from tilefold.block.laws.follow import Step, steps_of
 from tilefold.block.laws.law import Law
@@ -31,7 +30,6 @@ from tilefold.block.laws.table import LAWS
 from tilefold.block.split import SEGMENTS
 from tilefold.errors import ScheduleError, SourceLoc
 from tilefold.tensor.ir import Program
-from tilefold.tensor.rewrite import drop_dead
 
 T = TypeVar("T")
 #: Where a value may be placed.
@@ -90,10 +88,10 @@ class Schedule:
         return Schedule(unfused(p))
 
     @staticmethod
-    def automatic(p: Program) -> Schedule:
-        """What `block.fuse` does to `p`, as a schedule to read and to change."""
+    def following(p: Program, fused: Fused) -> Schedule:
+        """What made `fused` of `p` (without dead definitions), as a schedule to read and to change."""
         out = Schedule.of(p)
-        for step in steps_of(fuse_automatically(drop_dead(p))):
+        for step in steps_of(fused):
             out = out._apply(step)
         return out
 

@@ -17,8 +17,8 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, Size, call, dims_used, lit, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
-from tilefold.block.group import LONG_AXIS, splittable
 from tilefold.block.ir import Let, Loop, Node, Result, Store
+from tilefold.block.legal import ANY, Limits, splittable
 from tilefold.block.stages import Stage, StagePlan
 from tilefold.names import free
 from tilefold.tensor.analysis import Graph, out_dims
@@ -37,11 +37,11 @@ class SplitNests:
     sizes: dict[str, Expr]
 
 
-def worth_splitting(g: Graph, plan: StagePlan) -> bool:
+def worth_splitting(g: Graph, plan: StagePlan, limits: Limits = ANY) -> bool:
     """One pass over a long axis, few parallel blocks, and no result that streams along the axis."""
-    if len(plan.stages) != 1 or not splittable(g, plan.group.members, plan.group.parallel):
+    if len(plan.stages) != 1 or not splittable(g, plan.group, limits):
         return False
-    return g.points(plan.stages[0].axes) >= LONG_AXIS and loop_dim(g, plan.stages[0]) is not None
+    return g.points(plan.stages[0].axes) >= limits.long_axis and loop_dim(g, plan.stages[0]) is not None
 
 
 def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> SplitNests:

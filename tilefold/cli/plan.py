@@ -14,6 +14,7 @@ from tilefold.frontend.fuse import trace
 from tilefold.plan.hardware import H100, H200, Machine
 from tilefold.plan.machine import nominal, this_machine
 from tilefold.plan.planner import Plan, describe, greedy, moved, plan_program, unfused
+from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.tensor.ir import Program
 
 
@@ -28,7 +29,7 @@ def plan(
         chosen = _machine(machine)
         fn, module = target.load(function)
         program = trace(fn, *target.arguments(fn, module, args, seed=seed)).program
-        found = plan_program(program, chosen, budget=None, rivals=True)
+        found = plan_program(program, CpuTarget(chosen), budget=None, rivals=True)
         summary = _summary(program, found)
     console.print(table(found))
     console.print(summary, highlight=False)
@@ -45,7 +46,7 @@ def _machine(name: str) -> Machine:
 
 def table(found: Plan) -> Table:
     """One row a kernel."""
-    out = Table(title=f"{found.program.name} on {found.machine.name}", title_justify="left")
+    out = Table(title=f"{found.program.name} on {found.target.machine.name}", title_justify="left")
     out.add_column("kernel", overflow="fold")
     out.add_column("form, tiles", overflow="fold")
     out.add_column("bytes", justify="right")
@@ -59,7 +60,7 @@ def table(found: Plan) -> Table:
 def _summary(program: Program, found: Plan) -> str:
     """Totals, next to greedy fusion and none."""
     rows = [("planned", len(found.kernels), found.seconds, found.nbytes)]
-    for name, other in (("greedy", greedy(program, found.machine)), ("unfused", unfused(program, found.machine))):
+    for name, other in (("greedy", greedy(program, found.target)), ("unfused", unfused(program, found.target))):
         rows.append((name, len(other.kernels), sum(k.variant.seconds for k in other.kernels), moved(other)))
     lines = [f"{n:<8} {k:>4} kernels  {1e3 * s:>9.3f} ms  {b / 1e6:>9.2f} MB" for n, k, s, b in rows]
     s = found.selection

@@ -23,7 +23,7 @@ from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.frontend.registered.nested import alone, in_graph, named, simple
 from tilefold.frontend.torch_compile import aot, compile_captured
 from tilefold.pipeline import compile_program
-from tilefold.plan.gpu import Given
+from tilefold.plan.gpu_forms import Given
 
 Fn = Callable[..., Any]
 P = ParamSpec("P")

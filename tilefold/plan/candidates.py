@@ -14,16 +14,16 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Expr, Index, Load, Size, dims_used, loads, transform, walk
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import FusedKernel
-from tilefold.block.group import ENOUGH_PARALLEL, Group, legal
+from tilefold.block.legal import Group, legal
 from tilefold.errors import NotFusibleError, VerifyError
 from tilefold.plan.cost import Cost, library_cost
 from tilefold.plan.dag import Dag, bits
 from tilefold.plan.dataflow import MOVE, element_units
-from tilefold.plan.forms import Form, build_form, forms
-from tilefold.plan.hardware import Machine
+from tilefold.plan.forms import Form
 from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call
-from tilefold.plan.search import Shape, shapes
+from tilefold.plan.search import Shape
 from tilefold.plan.select import Problem, Variant
+from tilefold.plan.target import Target
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import estimate, extents
@@ -59,29 +59,24 @@ class Snapshot:
 
 
 class Kernels:
-    """Candidates of a program (after `align_reductions`) on a machine. `apart`: operators that stay alone;
-    `syms`: values of symbols to plan for (absent: typical ones). `workers`: blocks that a kernel must have at least, if
-    its parts had them. `library`: products may be library calls. `all_tiles`: price every tiling, else the default.
+    """Candidates of a program (after `align_reductions`) on a device. `apart`: operators that stay alone;
+    `syms`: values of symbols to plan for (absent: typical ones).
     """
 
     def __init__(
         self,
         p: Program,
-        machine: Machine,
+        target: Target,
         apart: frozenset[str] = frozenset(),
         syms: Mapping[str, int] | None = None,
-        *,
-        workers: int = ENOUGH_PARALLEL,
-        library: bool = True,
-        all_tiles: bool = True,
     ):
-        self.workers, self.with_library = workers, library
-        self.program, self.machine, self.apart = p, machine, apart
+        self.target, self.machine = target, target.machine
+        self.program, self.apart = p, apart
         self.graph = Graph.of(p)
-        self.syms, self.all_tiles = syms or {}, all_tiles
+        self.syms = syms or {}
         self.sizes = extents(p.sizes, self.syms)
         self.calls: dict[str, LibraryCall | ConvolutionCall] = {}
-        for c in p.body if library else ():
+        for c in p.body if target.library else ():
             call = library_call(self.graph, c, apart)
             self.calls |= {} if call is None else dict.fromkeys(call.members, call)
         self.dag = Dag.of([c.name for c in p.body], self.graph.producers)
@@ -133,7 +128,7 @@ class Kernels:
         key = self.key(s)
         members = self.dag.members(s)
         if key not in self._groups:
-            found = legal(self.graph, members, self.workers)
+            found = legal(self.graph, members, self.target.limits)
             self._groups[key] = None if isinstance(found, str) else tuple(self._names(s)[d] for d in found.parallel)
         places = self._groups[key]
         if places is None:
@@ -240,7 +235,7 @@ class Kernels:
             out.append(Snapshot(None, (), self.library(call) if name == call.out else NOTHING))
             if name in self.apart:
                 return out
-        for form, kernels in forms(self.graph, group, self.machine):
+        for form, kernels in self.target.forms(self.graph, group):
             self._built[group, form] = kernels
             best = tuple(self.shapes(k)[0] for k in kernels)
             out.append(Snapshot(form, best, together([b.cost for b in best])))
@@ -249,13 +244,13 @@ class Kernels:
     def build(self, group: Group, form: Form) -> tuple[FusedKernel, ...]:
         """The kernels of one snapshot of a group."""
         found = self._built.get((group, form))
-        return build_form(self.graph, group, form) if found is None else found
+        return self.target.build(self.graph, group, form) if found is None else found
 
     def shapes(self, k: FusedKernel) -> tuple[Shape, ...]:
         """Tilings of a kernel under its canonical names, the cheapest first."""
         named = canonical(k.block)
         syms = {new: self.syms[old] for new, old in named.syms.items() if old in self.syms}
-        return shapes(named.block, extents(named.block.sizes, syms), self.machine, all_tiles=self.all_tiles)
+        return self.target.shapes(named.block, extents(named.block.sizes, syms))
 
     def library(self, call: LibraryCall | ConvolutionCall) -> Cost:
         """A product or convolution left to the library."""

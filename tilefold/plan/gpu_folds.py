@@ -1,9 +1,9 @@
 """Folds that only read, on a GPU: sums over rows, columns, images and batches, and what is made of them.
 
-Their time is that of reading. A thread block reads its share at `BLOCK_RATE` or `STREAM_RATE` at most, all blocks at
-`UNIT_RATE` a multiprocessor, so that cutting a fold into segments gains nothing where the blocks already use the
-memory. A row of 8192 float32 is read in 0.8 us by one block, less than a second kernel costs; one of 32768 in 3.3 us,
-which 64 segments save. Blocks that run down columns have neighbouring ones, as many as loads are wide.
+Their time is that of reading. A thread block reads its share at `block_rate` or `stream_rate` at most, all blocks at
+`unit_rate` a multiprocessor (`hardware.Gpu`), so that cutting a fold into segments gains nothing where the blocks
+already use the memory. A row of 8192 float32 is read in 0.8 us by one block, less than a second kernel costs; one of
+32768 in 3.3 us, which 64 segments save. Blocks that run down columns have neighbouring ones, as many as loads are wide.
 """
 
 from __future__ import annotations
@@ -15,70 +15,47 @@ from dataclasses import replace
 from tilefold.algebra.expr import dims_used, loads
 from tilefold.block.build import ROW_IN_CACHE, loop_dim, rewritten_rows
 from tilefold.block.fuse import with_unit
-from tilefold.block.group import Group, one_kernel
+from tilefold.block.legal import Group, Limits, one_kernel
 from tilefold.block.split import column_dim
 from tilefold.block.stages import StagePlan, inline_maps, plan_stages
+from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tile.pieces import power_of_two
 
-#: Thread blocks wanted for each multiprocessor before a fold is left whole.
-BLOCKS_PER_UNIT = 2
-#: Elements of the axis that a segment has at least.
-LEAST_SEGMENT = 256
-MOST_SEGMENTS = 64
-#: The same of folds down columns or over several axes: elements over all axes; their states are small.
-LEAST_READ, MOST_READ_SEGMENTS = 1 << 13, 1 << 10
-#: Elements that are held whole beside a streamed axis.
-HELD_BESIDE = 1 << 14
-#: Neighbouring columns of a thread block that reduces down columns, and blocks a multiprocessor: their tiles are small.
-COLUMNS, COLUMN_BLOCKS = 64, 4
-#: Columns that are held whole have as many neighbours at least as sectors of memory need: 16 of 16 bits. Elements held.
-LEAST_COLUMNS, HELD = 16, 1 << 15
-#: Keys (or what else a fold runs over) that one tile holds.
-ONE_TILE = 64
-#: Bytes a second that one thread block can read of a row that it holds: some 32 KB in flight, over 0.8 us.
-BLOCK_RATE = 40e9
-#: The same for a row that it streams, with reductions between the tiles.
-STREAM_RATE = 20e9
-#: Bytes a second that a multiprocessor reads when all of them do (3.3 TB/s over 132).
-UNIT_RATE = 25e9
-#: Seconds that a second kernel costs in a CUDA graph: its start, and the partial states through memory.
-SECOND_KERNEL = 2e-6
 
-
-def streamed_axis(g: Graph, plan: StagePlan, k: int) -> str | None:
+def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
     """The axis that stage k streams over: of several the first, if a thread block holds all of the others (an image in
     a loop over a batch), else the longest; None where all of them are one block."""
     axes, longest = plan.stages[k].axes, loop_dim(g, plan.stages[k])
     if longest is None or len(axes) == 1 or plan.inner or not all(is_static(g.program.sizes[d]) for d in axes):
         return longest
     beside = math.prod(power_of_two(int(g.extent(d))) for d in axes[1:])
-    return axes[0] if beside <= HELD_BESIDE else longest
+    return axes[0] if beside <= machine.beside else longest
 
 
-def columns_fit(g: Graph, plan: StagePlan) -> bool:
+def columns_fit(g: Graph, plan: StagePlan, machine: Gpu) -> bool:
     """Whether a thread block can hold what `block.build` keeps of a stage: whole rows, or enough whole columns."""
     kept = [k for k in range(len(plan.stages)) if rewritten_rows(g, plan, k)]
     if not kept or column_dim(g, plan) is None:
         return True
     most = max(math.prod(power_of_two(int(g.extent(d))) for d in plan.stages[k].axes) for k in kept)
-    return most * LEAST_COLUMNS <= HELD
+    return most * machine.least_columns <= machine.held_columns
 
 
-def segments_of_reads(g: Graph, plan: StagePlan, axis: str, units: int) -> int | None:
+def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int | None:
     """Segments that fill the machine, of a fold that only reads, if they save more than a second kernel costs."""
     axes = set(plan.stages[0].axes)
-    extent, tall = g.extent(axis), _blocks(g, plan)
+    units, extent, tall = machine.cores, g.extent(axis), _blocks(g, plan, machine)
     if _column(g, plan) is None and len(axes) == 1:
-        n = int(min(units * BLOCKS_PER_UNIT // tall, extent // LEAST_SEGMENT, MOST_SEGMENTS))
+        n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, machine.most_segments))
     else:
-        width = COLUMNS if column_dim(g, plan) is not None else 1
-        most = int(min(extent, g.points(axes) * width // LEAST_READ, MOST_READ_SEGMENTS))
-        n = max(1, min(int(units * COLUMN_BLOCKS // tall), most))
+        width = machine.columns if column_dim(g, plan) is not None else 1
+        most = int(min(extent, g.points(axes) * width // machine.least_read, machine.most_read_segments))
+        n = max(1, min(int(units * machine.column_blocks // tall), most))
         n = min(range(n, max(n, min(2 * n, most)) + 1), key=lambda k: _idle(tall * k, units)) if n > 1 else 1
-    n = equal(n, lambda k: extent % (k * ONE_TILE) == 0 or (len(axes) > 1 and extent % k == 0))
-    return n if n > 1 and _saved(g, plan, axis, n, units) > SECOND_KERNEL else None
+    n = equal(n, lambda k: extent % (k * machine.one_tile) == 0 or (len(axes) > 1 and extent % k == 0))
+    return n if n > 1 and _saved(g, plan, axis, n, machine) > machine.second_kernel else None
 
 
 def _idle(blocks: int, units: int) -> float:
@@ -107,26 +84,28 @@ def _column(g: Graph, plan: StagePlan) -> str | None:
     return None
 
 
-def _blocks(g: Graph, plan: StagePlan) -> int:
+def _blocks(g: Graph, plan: StagePlan, machine: Gpu) -> int:
     """Thread blocks of one kernel: each has one row, or neighbouring columns."""
     column = _column(g, plan)
     rows = math.prod(g.extent(d) for d in plan.group.parallel if d != column)
-    return max(1, int(rows if column is None else rows * -(-g.extent(column) // COLUMNS)))
+    return max(1, int(rows if column is None else rows * -(-g.extent(column) // machine.columns)))
 
 
-def _saved(g: Graph, plan: StagePlan, axis: str, n: int, units: int) -> float:
+def _saved(g: Graph, plan: StagePlan, axis: str, n: int, machine: Gpu) -> float:
     """Seconds of reading that n segments of the axis save."""
-    column = _column(g, plan)
-    width = 1 if column is None else min(COLUMNS, g.extent(column))
+    units, column = machine.cores, _column(g, plan)
+    width = 1 if column is None else min(machine.columns, g.extent(column))
     read = _read_along(g, plan, axis)
     elements = width * sum(read.values())
     each = width * sum(k * g.program.dtype_of(t).nbytes for t, k in read.items())
-    together = each * _blocks(g, plan) / (units * UNIT_RATE)
+    together = each * _blocks(g, plan, machine) / (units * machine.unit_rate)
 
     def seconds(k: int) -> float:
         if column is None:
-            return max(together, each / k / (BLOCK_RATE if elements / k <= ROW_IN_CACHE else STREAM_RATE))
-        return max(together * (1 + _idle(_blocks(g, plan) * k, units)), each / k / STREAM_RATE)
+            return max(
+                together, each / k / (machine.block_rate if elements / k <= ROW_IN_CACHE else machine.stream_rate)
+            )
+        return max(together * (1 + _idle(_blocks(g, plan, machine) * k, units)), each / k / machine.stream_rate)
 
     return seconds(1) - seconds(n)
 
@@ -145,7 +124,7 @@ def _read_along(g: Graph, plan: StagePlan, axis: str) -> dict[str, float]:
 
 
 def separated(
-    p: Program, g: Graph, groups: Sequence[Group], units: int, calls: Collection[tuple[str, ...]] = ()
+    p: Program, g: Graph, groups: Sequence[Group], machine: Gpu, calls: Collection[tuple[str, ...]] = ()
 ) -> tuple[Program, list[Group]]:
     """The groups, with what is written along a reduced axis in kernels of its own where that is estimated faster.
 
@@ -156,11 +135,11 @@ def separated(
     done: list[Group] = []
     bodies: dict[str, Compute] = {}
     for x in groups:
-        late = [] if x.members in calls else _late(g, x, units)
+        late = [] if x.members in calls else _late(g, x, machine)
         first = tuple(m for m in x.members if m not in late)
         changed = {m: _alone(g, g.by_name[m], frozenset(first)) for m in late}
         after = Graph.of(_with(p, changed)) if late else g
-        parts = [one_kernel(after, part, in_registers=True) for part in (first, tuple(late))] if late else []
+        parts = [one_kernel(after, part, Limits(in_registers=True)) for part in (first, tuple(late))] if late else []
         if parts and all(isinstance(part, Group) for part in parts):
             done += [part for part in parts if isinstance(part, Group)]
             bodies |= changed
@@ -178,7 +157,7 @@ def _alone(g: Graph, c: Compute, others: frozenset[str]) -> Compute:
     return replace(c, body=inline_maps(g, c.body, lambda m: m in others and g.by_name[m].reducer is None))
 
 
-def _late(g: Graph, members: Group, units: int) -> list[str]:
+def _late(g: Graph, members: Group, machine: Gpu) -> list[str]:
     """Maps of a group that had better be computed by a second kernel."""
     if all(g.by_name[m].reducer is None for m in members.members):
         return []
@@ -193,10 +172,10 @@ def _late(g: Graph, members: Group, units: int) -> list[str]:
         for m in members.members
         if g.by_name[m].reducer is None and g.escapes(m, members.members) and axes & set(out_dims(g.by_name[m]))
     ]
-    kept = all(rewritten_rows(g, plan, 0) for _ in late[:1]) and columns_fit(g, plan)
+    kept = all(rewritten_rows(g, plan, 0) for _ in late[:1]) and columns_fit(g, plan, machine)
     if not late or kept or any(u in members.members for m in late for u in g.consumers[m]):
         return []
-    return late if _apart_seconds(g, plan, late, units) < _whole_seconds(g, plan, late, units) else []
+    return late if _apart_seconds(g, plan, late, machine) < _whole_seconds(g, plan, late, machine) else []
 
 
 def _moved(g: Graph, plan: StagePlan, late: Sequence[str]) -> tuple[float, float]:
@@ -207,17 +186,17 @@ def _moved(g: Graph, plan: StagePlan, late: Sequence[str]) -> tuple[float, float
     return read, sum(g.points(out_dims(g.by_name[m])) * g.by_name[m].dtype.nbytes for m in late)
 
 
-def _whole_seconds(g: Graph, plan: StagePlan, late: Sequence[str], units: int) -> float:
+def _whole_seconds(g: Graph, plan: StagePlan, late: Sequence[str], machine: Gpu) -> float:
     """Estimate of one kernel that reads its rows or columns twice."""
     read, written = _moved(g, plan, late)
     column = column_dim(g, plan)
-    each = UNIT_RATE if column is None else STREAM_RATE
+    each = machine.unit_rate if column is None else machine.stream_rate
     rows = math.prod(g.extent(d) for d in plan.group.parallel if d != column)
-    running = rows if column is None else rows * -(-g.extent(column) // COLUMNS)
-    return (2 * read + written) / min(running * each, units * UNIT_RATE)
+    running = rows if column is None else rows * -(-g.extent(column) // machine.columns)
+    return (2 * read + written) / min(running * each, machine.cores * machine.unit_rate)
 
 
-def _apart_seconds(g: Graph, plan: StagePlan, late: Sequence[str], units: int) -> float:
+def _apart_seconds(g: Graph, plan: StagePlan, late: Sequence[str], machine: Gpu) -> float:
     """Estimate of two kernels, and of the one that combines segments of the first."""
     read, written = _moved(g, plan, late)
-    return (2 * read + written) / (units * UNIT_RATE) + 2 * SECOND_KERNEL
+    return (2 * read + written) / (machine.cores * machine.unit_rate) + 2 * machine.second_kernel

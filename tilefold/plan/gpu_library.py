@@ -15,32 +15,19 @@ from dataclasses import replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
-from tilefold.block.group import Group, group
+from tilefold.block.legal import Group, Limits
 from tilefold.block.stages import StagePlan, plan_stages
-from tilefold.plan.gpu import ROWS, WIDE, blocks, kept_local, segments
-from tilefold.plan.hardware import H100, Machine
+from tilefold.plan.gpu_forms import blocks, kept_local, segments
+from tilefold.plan.greedy import group
+from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
 from tilefold.tensor.reduction_laws import align_reductions
 
-#: FLOP/s of all multiprocessors in folds with a wide state, and seconds of a thread block beside its products: filling
-#: the pipeline, writing the state. Measured with tiles of 64 x 64 x (576 + 512): 4.0 us each and 11 beside them; where
-#: warps share the state out (`backends.triton.roles`), 1.9 us, the rate of the second-level cache, and 10.5.
-WIDE_RATE, WIDE_START = 290e12, 11e-6
-SHARED_RATE, SHARED_START = 610e12, 10.5e-6
-#: Thread blocks a multiprocessor from which tiles have all of their rows, which warps need to share a state.
-FULL_TILES = 0.75
-#: Elements that a product in front of another may contract: a tile of its operand is held meanwhile.
-HELD_CONTRACTION = 640
-#: Columns of a product that are held at once, for a reduction over them and what follows.
-SHORT_ROW = 256
-#: Seconds from one call in a sequence to the next beside its work, and the share of the memory's bandwidth reached.
-CALL, REACHED = 4e-6, 0.85
 
-
-def gpu_library_products(p: Program, machine: Machine = H100) -> frozenset[str]:
+def gpu_library_products(p: Program, machine: Gpu = H100) -> frozenset[str]:
     """Names of the products that the library computes."""
     g = Graph.of(p)
     outside = frozenset(c.name for c in p.body if _of_matrices(g, c) and not _inside_fold(g, c.name, machine))
@@ -63,59 +50,59 @@ def _multiplies(g: Graph, c: Compute) -> bool:
     return p is not None and bool(loads(p.a) and loads(p.b)) and p.is_matrix(lambda d: g.extent(d) > 1)
 
 
-def _of_wide_folds(p: Program, apart: frozenset[str], machine: Machine) -> frozenset[str]:
+def _of_wide_folds(p: Program, apart: frozenset[str], machine: Gpu) -> frozenset[str]:
     """Products of folds with a wide state, where the library and a pass over the scores are estimated faster."""
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
     g = Graph.of(p)
     found: set[str] = set()
-    for members in group(p, apart, 1).groups:
+    for members in group(p, apart, Limits(workers=1)).groups:
         products = [m for m in members.members if _of_matrices(g, g.by_name[m])]
         if len(products) < 2:
             continue
         plan = plan_stages(g, with_unit(members))
-        if not any(g.extent(d) >= WIDE for m in members.members for d in kept_local(g, plan, m)):
+        if not any(g.extent(d) >= machine.wide for m in members.members for d in kept_local(g, plan, m)):
             continue
         if unfused_seconds(g, plan, products, machine) < fused_seconds(g, plan, products, machine):
             found |= set(products)
     return frozenset(found)
 
 
-def fused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Machine) -> float:
+def fused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Gpu) -> float:
     """Estimate of a fold with a wide state as one kernel, and its combine kernel if it is cut into segments."""
-    n = segments(g, plan, machine.cores) or 1
-    running = blocks(g, plan.group) * n
+    n = segments(g, plan, machine) or 1
+    running = blocks(g, plan.group, machine) * n
     waves = -(-running // machine.cores)
     busy = running / (waves * machine.cores)
-    shared = running >= FULL_TILES * machine.cores and _shared_out(g, plan, products)
-    rate, start = (SHARED_RATE, SHARED_START) if shared else (WIDE_RATE, WIDE_START)
+    shared = running >= machine.full_tiles * machine.cores and _shared_out(g, plan, products, machine)
+    rate, start = (machine.shared_rate, machine.shared_start) if shared else (machine.wide_rate, machine.wide_start)
     seconds = waves * start + sum(_flops(g, m) for m in products) / (rate * busy)
     if n > 1:
         partial = sum(g.points(out_dims(g.by_name[m])) * 4 for m in plan.group.members if kept_local(g, plan, m))
-        seconds += CALL + n * partial / (REACHED * machine.bandwidth)
+        seconds += machine.call + n * partial / (machine.reached * machine.bandwidth)
     return seconds
 
 
-def _shared_out(g: Graph, plan: StagePlan, products: list[str]) -> bool:
+def _shared_out(g: Graph, plan: StagePlan, products: list[str], machine: Gpu) -> bool:
     """Whether there are rows for full tiles, and all operands have the same 16 bits."""
     read = {g.program.dtype_of(ld.tensor) for m in products for ld in loads(g.by_name[m].body)} - {DType.F32}
-    tall = blocks(g, plan.group, ROWS // 2) > blocks(g, plan.group, ROWS)
+    tall = blocks(g, plan.group, machine, machine.rows // 2) > blocks(g, plan.group, machine)
     return tall and len(read) == 1 and read < {DType.F16, DType.BF16}
 
 
-def unfused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Machine) -> float:
+def unfused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Gpu) -> float:
     """Estimate of the products as library calls and the rest as one kernel between them."""
     inside = set(plan.group.members)
-    seconds, cut = CALL, 0.0
+    seconds, cut = machine.call, 0.0
     for m in products:
         c = g.by_name[m]
         operands = {ld.tensor: g.points({d for ix in ld.index for d in dims_used(ix)}) for ld in loads(c.body)}
         own = g.points(c.dims) * c.dtype.nbytes
         moved = own + sum(n * g.program.dtype_of(t).nbytes for t, n in operands.items())
         rate = machine.gemm_rate(g.program.dtype_of(next(iter(operands))), library=True)
-        seconds += CALL + max(_flops(g, m) / rate, moved / (REACHED * machine.bandwidth))
+        seconds += machine.call + max(_flops(g, m) / rate, moved / (machine.reached * machine.bandwidth))
         cut += own if inside & set(g.consumers[m]) else 0
         cut += sum(n * g.program.dtype_of(t).nbytes for t, n in operands.items() if t in inside)
-    return seconds + cut / (REACHED * machine.bandwidth)
+    return seconds + cut / (machine.reached * machine.bandwidth)
 
 
 def _flops(g: Graph, m: str) -> float:
@@ -123,7 +110,7 @@ def _flops(g: Graph, m: str) -> float:
     return 2.0 * g.points({*out_dims(c), *c.rdims})
 
 
-def _inside_fold(g: Graph, name: str, machine: Machine) -> bool:
+def _inside_fold(g: Graph, name: str, machine: Gpu) -> bool:
     """Whether a product is worth keeping in a kernel with a reduction: that saves its result's way through memory.
 
     Two products in a chain (scores and values), if tiles of both can be held, what is between them is not written to
@@ -134,14 +121,16 @@ def _inside_fold(g: Graph, name: str, machine: Machine) -> bool:
     """
     c = g.by_name[name]
     after, before = (list(g.reached(name, step, _is_map)) for step in (g.consumers, g.producers))
-    chains = [(c, d) for d in after if _chained(g, c, d)] + [(d, c) for d in before if _chained(g, d, c)]
+    chains = [(c, d) for d in after if _chained(g, c, d, machine)] + [
+        (d, c) for d in before if _chained(g, d, c, machine)
+    ]
     if chains and any(_written(g, d) for d in (c, *before) if _multiplies(g, d)):
         return False
     chains = [chain for chain in chains if _folded_between(g, *chain) or _grows(g, *chain, machine)]
     if chains:
         return any(_folded_faster(g, chain, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
-    if reduced and (g.points(reduced) <= SHORT_ROW or not _needed_again(g, name, reduced)):
+    if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced)):
         return _folded_faster(g, [c], g.nbytes([name]), machine)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
@@ -150,17 +139,17 @@ def _inside_fold(g: Graph, name: str, machine: Machine) -> bool:
         d.reducer
         and not _multiplies(g, d)
         and set(c.rdims) & set(d.rdims)
-        and g.points(set(out_dims(c)) - set(out_dims(d))) <= WIDE
+        and g.points(set(out_dims(c)) - set(out_dims(d))) <= machine.wide
         for d in before
     ) and _folded_faster(g, [c], 2 * made, machine)
 
 
-def _folded_faster(g: Graph, products: Sequence[Compute], passed: float, machine: Machine) -> bool:
+def _folded_faster(g: Graph, products: Sequence[Compute], passed: float, machine: Gpu) -> bool:
     """Whether products in one kernel with a reduction, or with each other, are estimated faster than the library's.
 
     That is a call more for each, and passes so many bytes more through memory than its own operands and results.
     """
-    memory = REACHED * machine.bandwidth
+    memory = machine.reached * machine.bandwidth
     folded, apart = 0.0, passed / memory
     for c in products:
         operands = {ld.tensor for ld in loads(c.body)}
@@ -168,7 +157,7 @@ def _folded_faster(g: Graph, products: Sequence[Compute], passed: float, machine
         narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
         rate = machine.gemm_rate(narrowest, library=True)  # probabilities are rounded to the type of values
         folded += max(_flops(g, c.name) / (machine.folded * rate), read / memory)
-        apart += max(_flops(g, c.name) / rate, (read + made) / memory) + CALL
+        apart += max(_flops(g, c.name) / rate, (read + made) / memory) + machine.call
     return folded < apart
 
 
@@ -178,7 +167,7 @@ def _in_memory_anyway(g: Graph, c: Compute) -> bool:
     return any(g.escapes(m.name, (m.name, c.name)) for m in made)
 
 
-def _chained(g: Graph, first: Compute, second: Compute) -> bool:
+def _chained(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
     """Whether the second product sums over rows or columns of the first one, and a thread block can hold a tile of what
     the first contracts and all columns of the second."""
     if not (_multiplies(g, first) and _multiplies(g, second)):
@@ -186,8 +175,8 @@ def _chained(g: Graph, first: Compute, second: Compute) -> bool:
     columns = set(out_dims(second)) - set(out_dims(first))
     held = (
         set(second.rdims) <= _of_one_side(first)
-        and g.points(first.rdims) <= HELD_CONTRACTION
-        and g.points(columns) <= WIDE
+        and g.points(first.rdims) <= machine.contraction
+        and g.points(columns) <= machine.wide
     )
     return held and not _stored_between(g, first, second)
 
@@ -207,11 +196,11 @@ def _folded_between(g: Graph, first: Compute, second: Compute) -> bool:
     return any(x.reducer and not _multiplies(g, x) and set(x.rdims) & set(second.rdims) for x in between)
 
 
-def _grows(g: Graph, first: Compute, second: Compute, machine: Machine) -> bool:
+def _grows(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
     """Whether the first of two products makes more than it reads, and the second has rows for all multiprocessors: a
     projection in front of scores is no such one, nor are layers of few rows."""
     read = {ld.tensor: g.points({d for ix in ld.index for d in dims_used(ix)}) for ld in loads(first.body)}
-    rows = blocks(g, Group((second.name,), out_dims(second)))
+    rows = blocks(g, Group((second.name,), out_dims(second)), machine)
     return g.points(out_dims(first)) > sum(read.values()) and rows >= machine.cores
 
 

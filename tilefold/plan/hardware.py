@@ -78,11 +78,92 @@ class Machine:
         return self.tiers[-1]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu(Machine):
+    """A device whose blocks of threads run on multiprocessors (`cores`).
+
+    What thread blocks reach; bytes a second and seconds:
+    block_rate: of a row that one block holds. stream_rate: of a row that it streams, with reductions between the tiles.
+    unit_rate: of a multiprocessor, when all of them read. near_rate: the same out of the second-level cache.
+    reached: share of the memory's bandwidth that kernels reach; cache_reached: of the second-level cache's.
+    second_kernel: what one more kernel costs in a CUDA graph: its start, and partial states through memory. call: from
+    one library call in a sequence to the next, beside its work. empty: an empty kernel. turn: of a loop whose loads are
+    not ahead of their use.
+    wide_rate, wide_start: FLOP/s of all multiprocessors in folds with a wide state, and seconds of a thread block
+    beside its products; shared_rate, shared_start: where warps share the state out; full_tiles: thread blocks a
+    multiprocessor from which tiles have all of the rows that this takes.
+
+    What thread blocks hold; elements, columns or blocks:
+    held: elements that a block keeps for all of its life. wide: columns of a state that fills a multiprocessor.
+    contraction: elements that a product in front of another may contract, while a tile of its operand is held.
+    short_row: columns of a product that are held at once, for a reduction over them and what follows. rows: of a
+    product, that share a block. packed: heads that share operands are packed into one tile where each has fewer rows.
+    one_tile: keys (or what else a fold runs over) of a tile. beside: elements held whole beside a streamed axis.
+    columns: neighbours of a block that reduces down columns. least_columns: the fewest, where columns are held whole,
+    and held_columns the elements of these.
+
+    Segments that folds are cut into; elements of an axis:
+    blocks_a_unit: thread blocks wanted for each multiprocessor before a fold is left whole; column_blocks: the same
+    down columns, whose tiles are small. least_segment, most_segments: elements a segment has at least, and how many
+    there are at most. least_wide_segment: the same where wide states would else leave multiprocessors without a block.
+    least_read, most_read_segments: the same of folds down columns or over several axes. least_step: elements of a
+    contraction that one step of a split product has at least. least_blocks: thread blocks that a kernel of two which
+    have more must be left with.
+
+    A multiprocessor: threads, registers, blocks: the most at a time. own_registers, each_element: registers of a thread
+    beside its share of the largest value, and for each element of that. sector: bytes that memory and cache deal in;
+    request: what a run of neighbours costs beside its sectors, in bytes.
+    """
+
+    block_rate: float
+    stream_rate: float
+    unit_rate: float
+    near_rate: float
+    reached: float
+    cache_reached: float
+    second_kernel: float
+    call: float
+    empty: float
+    turn: float
+    wide_rate: float
+    wide_start: float
+    shared_rate: float
+    shared_start: float
+    full_tiles: float
+    held: int
+    wide: int
+    contraction: int
+    short_row: int
+    rows: int
+    packed: int
+    one_tile: int
+    beside: int
+    columns: int
+    least_columns: int
+    held_columns: int
+    blocks_a_unit: int
+    column_blocks: int
+    least_segment: int
+    most_segments: int
+    least_wide_segment: int
+    least_read: int
+    most_read_segments: int
+    least_step: int
+    least_blocks: int
+    threads: int
+    registers: int
+    blocks: int
+    own_registers: int
+    each_element: int
+    sector: int
+    request: int
+
+
 _LOCAL = "measured on one H100 80GB: own micro-benchmark, every SM reading 64 KB by 16-byte loads"
 _SHEET = "NVIDIA H100 / H200 data sheets"
 _CLOCK = 1.755e9  # boost of the SXM part, for latencies given in cycles
 
-H100 = Machine(
+H100 = Gpu(
     name="h100",
     kind="cuda",
     tiers=(
@@ -102,24 +183,62 @@ H100 = Machine(
     "own bf16: the best Triton attention measured there; the others nominal; folded: log-sum-exp of 4096 x 50257 "
     "logits of 2048 bf16 features in 2.64 ms on one H200, 2026-11",
     folded=0.42,
+    block_rate=40e9,  # some 32 KB in flight, over 0.8 us
+    stream_rate=20e9,  # half of it; no measurement of its own
+    unit_rate=25e9,  # 3.3 TB/s over 132
+    near_rate=40e9,  # the second-level cache's nominal 5.5 TB/s over 132
+    reached=0.85,  # by kernels and library calls on an H100 and an H200
+    cache_reached=0.75,  # estimate
+    second_kernel=2e-6,  # estimate: an empty kernel, and as much again
+    call=4e-6,  # between library calls of a sequence, on an H100 and an H200
+    empty=2e-6,  # estimate, with what keeps the device from starting at once
+    turn=0.8e-6,  # the memory's latency (600 cycles), and what is done with what came
+    # tiles of 64 x 64 x (576 + 512), H100 and H200: 4.0 us each and 11 us beside them; where warps share the state out
+    # (`backends.triton.roles`), 1.9 us, the rate of the second-level cache, and 10.5 us
+    wide_rate=290e12,
+    wide_start=11e-6,
+    shared_rate=610e12,
+    shared_start=10.5e-6,
+    full_tiles=0.75,
+    held=(256 << 10) // 4,  # the registers of a multiprocessor, as float32
+    wide=512,  # 64 rows of 512 float32 are half of its registers
+    contraction=640,  # 64 of 576 (latent attention) at 16 bits, two stages, in its 227 KB
+    short_row=256,
+    rows=64,  # of one instruction of the matrix unit (wgmma)
+    packed=16,  # of its older one (mma)
+    one_tile=64,
+    beside=1 << 14,
+    columns=64,
+    least_columns=16,  # as many of 16 bits are a sector
+    held_columns=1 << 15,  # float32: half of the registers
+    blocks_a_unit=2,
+    column_blocks=4,
+    least_segment=256,
+    most_segments=64,
+    least_wide_segment=64,
+    least_read=1 << 13,
+    most_read_segments=1 << 10,
+    least_step=256,
+    least_blocks=8,
+    threads=2048,  # threads, registers, blocks: CUDA's tables, compute capability 9.0
+    registers=1 << 16,
+    blocks=32,
+    own_registers=32,
+    each_element=2,
+    sector=32,
+    request=32,
 )
 
-H200 = Machine(
+
+H200 = replace(
+    H100,
     name="h200",
-    kind="cuda",
     tiers=(*H100.tiers[:-1], Tier("global", 141e9, 4.3e12, 600 / _CLOCK, 132, "H100's share of the sheet's 4.8 TB/s")),
-    cores=H100.cores,
-    launch=H100.launch,
-    step=H100.step,
-    vector=H100.vector,
-    own=H100.own,
-    library=H100.library,
     source="same processor as the H100; " + _SHEET,
-    folded=H100.folded,
 )
 
 
-def gpu_here() -> Machine:
+def gpu_here() -> Gpu:
     """The current CUDA device; an H100 where there is none (kernels that are only looked at, or interpreted)."""
     if not torch.cuda.is_available():
         return H100
@@ -127,6 +246,6 @@ def gpu_here() -> Machine:
     return gpu_named(properties.name, properties.multi_processor_count)
 
 
-def gpu_named(name: str, cores: int) -> Machine:
+def gpu_named(name: str, cores: int) -> Gpu:
     """The description nearest to the GPU of this name (as the driver says it) with this many multiprocessors."""
     return replace(H200 if "H200" in name else H100, cores=cores)

@@ -4,8 +4,8 @@
     cost         dataflow over the tiers, minimax                                              plan.dataflow, plan.cost
     select       the cheapest chain of ideals                                                  plan.select
 
-Two ends are fixed before: products that are faster as library calls than in any kernel stay alone (`plan.library`; a
-bound, so nothing is lost), and programs too large for the search are grouped greedily (`block.group`).
+Which device it is for, a `plan.target` says. Two ends are fixed before: products that the target leaves to the library
+stay alone, and programs too large for the search are grouped greedily (`plan.greedy`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 
-from tilefold.block.fuse import Fused, FusedKernel, fuse, prepare
-from tilefold.block.group import ENOUGH_PARALLEL, Group, Grouping, Refusal, group, legal
+from tilefold.block.fuse import Fused, FusedKernel, prepare
+from tilefold.block.legal import Group, Grouping, Refusal, legal
 from tilefold.errors import PlanError
 from tilefold.plan.candidates import Kernels, Snapshot, together
 from tilefold.plan.cost import Cost
 from tilefold.plan.forms import Form
-from tilefold.plan.hardware import Machine
-from tilefold.plan.library import library_calls, library_products
+from tilefold.plan.greedy import group
+from tilefold.plan.library import library_calls
 from tilefold.plan.recompute import Choice, choices, rewritten, solve
 from tilefold.plan.select import Chosen, Selection, Variant, select
+from tilefold.plan.target import Target
 from tilefold.tensor.analysis import out_dims
 from tilefold.tensor.ir import Program
 
@@ -65,7 +66,7 @@ class Plan:
     """The kernels in order. `program` is the program as it was grouped; `selection` has the sizes of the search."""
 
     program: Program
-    machine: Machine
+    target: Target
     kernels: tuple[PlannedKernel, ...]
     selection: Selection
     refusals: tuple[Refusal, ...]
@@ -88,22 +89,20 @@ class Plan:
 
 def plan_program(
     p: Program,
-    machine: Machine,
+    target: Target,
     *,
-    workers: int = ENOUGH_PARALLEL,
     syms: Mapping[str, int] | None = None,
-    library: bool = True,
     budget: int | None = BUDGET,
     rivals: bool = False,
 ) -> Plan:
-    """Plan a normalised tensor program. `library`: products may be left to the machine's library. `budget`: different
-    kernels to price before the search settles for what it has (None: never; `selection.exact` tells). `rivals`: also
-    find out why the best plan without each kernel lost.
+    """Plan a normalised tensor program for a device. `budget`: different kernels to price before the search settles for
+    what it has (None: never; `selection.exact` tells). `rivals`: also find out why the best plan without each kernel
+    lost.
 
     PlanError where the program is too large for the search.
     """
     with _no_collections():
-        return _plan(p, machine, workers, syms, library, budget, rivals)
+        return _plan(p, target, syms, budget, rivals)
 
 
 @contextmanager
@@ -121,21 +120,19 @@ def _no_collections() -> Iterator[None]:
 
 def _plan(
     p: Program,
-    machine: Machine,
-    workers: int,
+    target: Target,
     syms: Mapping[str, int] | None,
-    library: bool,
     budget: int | None,
     rivals: bool,
 ) -> Plan:
-    p, calls = library_calls(p, library_products(p, machine) if library else ())
+    p, calls = library_calls(p, target.products(p))
     apart = frozenset(chain.from_iterable(calls))
     p = prepare(p, apart)
     if len(p.body) > MOST_OPERATORS:
         raise PlanError(f"{len(p.body)} operators are too many to plan at once")
 
     def search(q: Program) -> tuple[Kernels, Selection]:
-        made = Kernels(q, machine, apart, syms, workers=workers, library=library)
+        made = Kernels(q, target, apart, syms)
         return made, select(made.problem(budget), rivals=rivals)
 
     made, found = search(p)
@@ -146,12 +143,12 @@ def _plan(
             made, found = other, better
     groups: dict[int, Group] = {}
     if not found.exact:  # the greedy grouping may have larger kernels than the search looked at
-        groups = {made.dag.mask(x.members): x for x in group(made.program, apart, workers).groups}
+        groups = {made.dag.mask(x.members): x for x in group(made.program, apart, target.limits).groups}
         other_way = _total([(s, made.snapshots(x)) for s, x in groups.items()])
         if other_way.seconds < found.seconds:
             found = replace(found, kernels=other_way.kernels, seconds=other_way.seconds)
     kernels = _with_calls(made, [_planned(made, found, c, rivals, groups) for c in found.kernels], calls)
-    return Plan(made.program, machine, kernels, found, _refusals(made, kernels))
+    return Plan(made.program, target, kernels, found, _refusals(made, kernels))
 
 
 def _recomputed(made: Kernels, found: Selection) -> Program | None:
@@ -166,7 +163,7 @@ def _recomputed(made: Kernels, found: Selection) -> Program | None:
     def cost(w: Choice) -> float:
         assert w.program is not None
         apart = made.apart & {c.name for c in w.program.body}
-        alone = Kernels(w.program, made.machine, apart, made.syms, library=bool(made.calls))
+        alone = Kernels(w.program, made.target, apart, made.syms)
         legal_one = alone.bound(alone.dag.everything) is not None
         priced = alone.variants(alone.dag.everything) if legal_one else ()
         return priced[0].seconds if priced else 1.0  # not one kernel: as good as forbidden
@@ -243,7 +240,7 @@ def _cut(made: Kernels, a: PlannedKernel, b: PlannedKernel) -> str:
     if not made.dag.convex(both):
         return "another kernel stands between them"
     members = made.dag.members(both)
-    found = legal(made.graph, members, made.workers)
+    found = legal(made.graph, members, made.target.limits)
     if isinstance(found, str):
         return found
     if members in made.refused:
@@ -252,18 +249,18 @@ def _cut(made: Kernels, a: PlannedKernel, b: PlannedKernel) -> str:
     return f"one kernel is predicted to take {_time(more)} more" if more > 0 else "another plan is predicted faster"
 
 
-def greedy(p: Program, machine: Machine, *, workers: int = ENOUGH_PARALLEL, library: bool = True) -> Selection:
+def greedy(p: Program, target: Target) -> Selection:
     """The greedy grouping, priced in the same way (for comparison)."""
-    apart = library_products(p, machine) if library else frozenset()
-    fused = fuse(p, apart, workers=workers)
-    made = Kernels(fused.program, machine, apart, workers=workers, library=library)
-    return _total([(made.dag.mask(x.members), made.snapshots(x)) for x in fused.grouping.groups])
+    apart = target.products(p)
+    made = Kernels(prepare(p, apart), target, apart)
+    groups = group(made.program, apart, target.limits).groups
+    return _total([(made.dag.mask(x.members), made.snapshots(x)) for x in groups])
 
 
-def unfused(p: Program, machine: Machine, *, library: bool = True) -> Selection:
+def unfused(p: Program, target: Target) -> Selection:
     """Every operator a kernel of its own, priced in the same way (for comparison)."""
-    apart = library_products(p, machine) if library else frozenset()
-    made = Kernels(prepare(p, apart), machine, apart, library=library)
+    apart = target.products(p)
+    made = Kernels(prepare(p, apart), target, apart)
     return _total([(1 << k, [_snapshot(v) for v in made.variants(1 << k)]) for k in range(len(made.dag.names))])
 
 

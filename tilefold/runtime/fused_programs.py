@@ -16,12 +16,11 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Index, Load, Size, Sym
 from tilefold.algebra.fold import Check, Fold, StateVar, Step
 from tilefold.block.fuse import Fused, FusedKernel
-from tilefold.block.group import Group, Grouping, Refusal
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Result, Store, Update
+from tilefold.block.legal import Group, Grouping, Refusal
 from tilefold.block.stages import Rejection, Stage, StagePlan
 from tilefold.block.verify import verify
 from tilefold.errors import SourceLoc
-from tilefold.plan.gpu import Given, Refuse
 from tilefold.runtime.kept import Shelf
 from tilefold.tensor.ir import Compute, Input, Program
 from tilefold.tensor.text import show
@@ -62,22 +61,20 @@ _CLASSES = (
 
 def fused_for_gpu(
     p: Program,
+    target: plan.GpuTarget = plan.USUAL,
     *,
-    units: int = 132,
-    given: Given | None = None,
     calls: Collection[tuple[str, ...]] = (),
-    refuse: Refuse | None = None,
 ) -> Fused:
     """`plan.gpu.fuse_for_gpu`, remembered. Nothing is kept of a program that cannot be fused, which raises as there.
 
-    refuse: the same function of kernels in all processes, or none.
+    Where the target refuses kernels, that is by the same function of kernels in all processes.
     """
-    asked = (*map(str, sorted(calls)), f"{units} {given!r} {refuse is not None}")
+    asked = (*map(str, sorted(calls)), f"{replace(target, refuse=None)} {target.refuse is not None}")
     path = _path(FUSED, p, asked)
     found = FUSED.read(path, Fused, _CLASSES, _sound)
     if found is not None:
         return _named(found, p.name)
-    found = plan.fuse_for_gpu(p, units=units, given=given, calls=calls, refuse=refuse)
+    found = plan.fuse_for_gpu(p, target, calls=calls)
     FUSED.write(path, found)
     return found
 

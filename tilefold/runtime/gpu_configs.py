@@ -13,7 +13,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import Chooser
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.block.ir import Block
-from tilefold.plan.gpu import Given
+from tilefold.plan.gpu_forms import Given
 from tilefold.runtime.tuner.table import Table, key_of
 from tilefold.tile.pieces import power_of_two
 

@@ -23,7 +23,7 @@ from tilefold.block.interchange import interchanged
 from tilefold.block.ir import Block
 from tilefold.block.text import show as show_block
 from tilefold.errors import BackendError
-from tilefold.plan.gpu import Given, Refuse
+from tilefold.plan.gpu_forms import Given, Refuse
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch

@@ -16,10 +16,11 @@ import torch
 from tilefold.block.fuse import FusedKernel, prepare
 from tilefold.errors import TilefoldError
 from tilefold.plan.candidates import Kernels
-from tilefold.plan.forms import Form, forms
+from tilefold.plan.forms import Form
 from tilefold.plan.hardware import Machine
 from tilefold.plan.machine import this_machine
 from tilefold.plan.search import Shape
+from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.runtime.steps import KernelStep, load_all
 from tilefold.suites.planner_programs import FAMILIES, Family
 from tilefold.suites.planning_time import DECODERS, Planned, first_plan
@@ -142,10 +143,10 @@ def family_rows(
 
 def tilings(p: Program, machine: Machine, sizes: Mapping[str, int]) -> tuple[FusedKernel, tuple[Shape, ...]]:
     """The one kernel that a program is fused to, and its tilings, the one predicted to be fastest first."""
-    made = Kernels(p, machine, syms=sizes)
+    made = Kernels(p, CpuTarget(machine), syms=sizes)
     group = made.group(made.dag.everything)
     assert group is not None
-    form, (kernel,) = next(forms(made.graph, group, machine))
+    form, (kernel,) = next(made.target.forms(made.graph, group))
     assert form == Form()
     return kernel, made.shapes(kernel)
 

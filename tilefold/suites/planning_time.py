@@ -9,6 +9,7 @@ from multiprocessing import get_context
 
 from tilefold.plan.machine import nominal
 from tilefold.plan.planner import plan_program
+from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.suites.blocks.decoder import Decoder, forward_program, training_program
 
 #: Name: layers, and whether the backward pass is part of it.
@@ -34,7 +35,7 @@ def first_plan(name: str) -> Planned:
 
 def _plan(name: str, layers: int, backward: bool) -> Planned:
     p = (training_program if backward else forward_program)(Decoder(layers))
-    machine = nominal()
+    target = CpuTarget(nominal())
     start = time.process_time()
-    plan = plan_program(p, machine, budget=None)
+    plan = plan_program(p, target, budget=None)
     return Planned(name, len(plan.program.body), len(plan.kernels), time.process_time() - start)

@@ -9,6 +9,7 @@ import importlib
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -17,13 +18,14 @@ from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
 from tests.layers import Layer, gradients, rotated
-from tilefold import fuse
+from tilefold import fuse, pipeline
 from tilefold.backends.triton import launch, memory, order
 from tilefold.errors import TilefoldError
 from tilefold.frontend.regions.assemble import compilations
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
-from tilefold.plan import gpu, gpu_folds
+from tilefold.plan.hardware import H100
+from tilefold.plan.targets import gpu
 from tilefold.suites.gpu import operators as o
 from tilefold.suites.gpu.cases import SMALL
 
@@ -116,13 +118,9 @@ def of_images(x):
 
 def cut(fn, *args) -> str:
     """Folds cut into segments at sizes that are not worth it."""
-    small = {"LEAST_READ": 64, "LEAST_SEGMENT": 16, "SECOND_KERNEL": 0.0, "COLUMNS": 16}
-    before = {k: getattr(gpu_folds, k) for k in small}
-    try:
-        vars(gpu_folds).update(small)
+    small = replace(H100, least_read=64, least_segment=16, second_kernel=0.0, columns=16)
+    with patch.object(pipeline, "gpu_here", return_value=small):
         return right(fn, *args)
-    finally:
-        vars(gpu_folds).update(before)
 
 
 def sliced() -> str:

@@ -16,6 +16,8 @@ from tilefold.block.canonical import canonical
 from tilefold.block.ir import Block
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.hardware import gpu_named
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.suites.gpu import operators as o
 
@@ -78,7 +80,9 @@ def made(fn: Callable[..., object], *args: torch.Tensor, units: int = 132) -> li
     torch._dynamo.reset()  # it makes sizes dynamic that it saw change
     program = trace(fn, *args).program
     torch._dynamo.reset()
-    return [TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(program, units=units).kernels]
+    return [
+        TritonKernel(canonical(k.block).block) for k in fuse_for_gpu(program, GpuTarget(gpu_named("", units))).kernels
+    ]
 
 
 @cache

@@ -18,6 +18,7 @@ from tilefold.backends.triton.tilings import cheapest
 from tilefold.backends.triton.traffic import Traffic, accesses
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
+from tilefold.plan.hardware import H100
 from tilefold.tensor.product import divided, product
 from tilefold.tile.layout import UnitAxes
 from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, power_of_two
@@ -34,8 +35,8 @@ EXACT = 4096
 HELD_CONTRACTED = 640
 #: Groups of warps that share a state of more than 256 columns.
 GROUPS = 2
-#: Thread blocks that fill a large GPU once.
-FULL = 132
+#: Thread blocks that fill once the GPU on which these rules were measured.
+FULL = H100.cores
 #: Fewer elements than this a warp are not worth one.
 FEW = 64
 #: A streamed dim is a vector, also where one index of it is left: nothing is selected from single elements.

@@ -15,25 +15,11 @@ from dataclasses import dataclass
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, dims_used, loads
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
-from tilefold.plan.hardware import H100, Machine
+from tilefold.plan.hardware import H100, Gpu
 from tilefold.tile.affine import coefficients
 from tilefold.tile.layout import UnitAxes
 
-#: Bytes that memory and cache deal in, and what a run costs beside its sectors, in bytes.
-SECTOR, REQUEST = 32, 32
-#: Share of the nominal bandwidth of the second-level cache that kernels reach.
-REACHED = 0.75
-#: Seconds of a turn of a loop whose loads are not ahead of their use: the memory's latency, and what is done with them.
-TURN = 0.8e-6
-#: Bytes a second that one multiprocessor reads at most.
-UNIT_RATE = 40e9
-#: Limits of a multiprocessor: threads, registers, thread blocks.
-THREADS, REGISTERS, BLOCKS = 2048, 1 << 16, 32
-#: Registers of a thread beside its share of the largest value, and for each element of that.
-OWN_REGISTERS, EACH_ELEMENT = 32, 2
 WARP = 32
-#: Seconds of an empty kernel.
-LAUNCH = 2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +39,7 @@ class Access:
             if axis is None:
                 break
             for d, c in sorted(axis.items(), key=lambda x: abs(x[1])):
-                near = abs(c) <= span or (span == 1 and abs(c) * self.nbytes < SECTOR)
+                near = abs(c) <= span or (span == 1 and abs(c) * self.nbytes < H100.sector)
                 if not near:
                     return count, span
                 count, span = count * tiles.get(d, sizes[d]), max(span, abs(c) * tiles.get(d, sizes[d]))
@@ -118,7 +104,7 @@ class Traffic:
         """Bytes of the sectors of one tile."""
         count, span = a.run(tiles, self.sizes)
         runs = max(1.0, self._elements(a, tiles) / count)
-        return runs * (-(-span * a.nbytes // SECTOR) * SECTOR + REQUEST)
+        return runs * (-(-span * a.nbytes // H100.sector) * H100.sector + H100.request)
 
     def _elements(self, a: Access, tiles: Mapping[str, int]) -> float:
         return math.prod(min(tiles.get(d, self.sizes[d]), self.sizes[d]) for d in a.dims)
@@ -133,19 +119,19 @@ class Traffic:
         """Thread blocks."""
         return self.segments * math.prod(self._turns(d, tiles) for d in self.grid)
 
-    def seconds(self, tiles: Mapping[str, int], warps: int, area: int, machine: Machine = H100) -> float:
+    def seconds(self, tiles: Mapping[str, int], warps: int, area: int, machine: Gpu = H100) -> float:
         """Estimate for tiles of so many elements in the largest value, and so many warps a thread block."""
         memory = self.segments * sum(a.nbytes * self.points(a) for a in self.accesses)
         sectors = self.sectors(tiles)
-        moved, served = memory / machine.bandwidth, sectors / (REACHED * machine.last_cache.bandwidth)
-        served = max(served, sectors / (min(machine.cores, self.blocks(tiles)) * UNIT_RATE))
+        moved, served = memory / machine.bandwidth, sectors / (machine.cache_reached * machine.last_cache.bandwidth)
+        served = max(served, sectors / (min(machine.cores, self.blocks(tiles)) * machine.near_rate))
         threads = warps * WARP
-        registers = threads * (OWN_REGISTERS + EACH_ELEMENT * area / threads)
-        resident = max(1, min(BLOCKS, THREADS // threads, int(REGISTERS // registers)))
+        registers = threads * (machine.own_registers + machine.each_element * area / threads)
+        resident = max(1, min(machine.blocks, machine.threads // threads, int(machine.registers // registers)))
         loops = {a.loops for a in self.accesses if a.loops}
         turns = 0.5 + max(1, sum(math.prod(self._turns(d, tiles) for d in p) for p in loops))
         running = max(1.0, min(resident, self.blocks(tiles) / machine.cores))
         waves = max(1.0, self.blocks(tiles) / (resident * machine.cores))
         # one block's waiting is hidden by those beside it
-        waiting = waves * turns * TURN
-        return LAUNCH + max(moved, served, waiting) + waiting / running + (moved + served) / 10
+        waiting = waves * turns * machine.turn
+        return machine.empty + max(moved, served, waiting) + waiting / running + (moved + served) / 10

@@ -8,7 +8,7 @@ import torch
 
 from tilefold.algebra.expr import Const
 from tilefold.block.fuse import Fused
-from tilefold.block.group import Group, Grouping
+from tilefold.block.legal import Group, Grouping
 from tilefold.block.schedule import Schedule, ScheduledKernel
 from tilefold.errors import TilefoldError
 from tilefold.pipeline import compile_program

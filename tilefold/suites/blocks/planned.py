@@ -21,10 +21,10 @@ from tilefold.frontend.verify import compare
 from tilefold.plan.candidates import Kernels
 from tilefold.plan.dag import Dag, bits
 from tilefold.plan.exhaustive import cheapest
-from tilefold.plan.library import library_products
 from tilefold.plan.machine import nominal
 from tilefold.plan.planner import Plan, greedy, moved, plan_program, unfused
 from tilefold.plan.select import Problem, Variant, is_chain, select
+from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.suites import bench_planner
 from tilefold.suites import functions as f
 from tilefold.suites.blocks.case import BlockCase, Outcome
@@ -103,7 +103,7 @@ def planned(fn: Callable[..., Any], make: Maker) -> Outcome:
     """Plan a function, try every other plan, verify what runs against float64, and time it."""
     args = make(torch.Generator().manual_seed(0))
     p = trace(fn, *args).program
-    plan = plan_program(p, nominal(), budget=None)
+    plan = plan_program(p, CpuTarget(nominal()), budget=None)
     least = cheapest(problem_of(plan))
     optimal = plan.selection.exact and abs(plan.selection.seconds - least) <= SAME * least
     ours = torch.compile(own_copy(fn), backend=backend)
@@ -127,8 +127,8 @@ def planned(fn: Callable[..., Any], make: Maker) -> Outcome:
 
 def problem_of(plan: Plan) -> Problem:
     """The selection problem that a plan solves, from scratch."""
-    apart = library_products(plan.program, plan.machine)
-    return Kernels(plan.program, plan.machine, apart).problem()
+    apart = plan.target.products(plan.program)
+    return Kernels(plan.program, plan.target, apart).problem()
 
 
 def kernels_of(plan: Plan) -> str:
@@ -142,9 +142,9 @@ def decoder(make: Callable[[Decoder], Program], layers: int) -> Outcome:
     """Plan a whole model: time taken, and predicted traffic against greedy fusion and none."""
     p = make(Decoder(layers))
     start = time.process_time()
-    plan = plan_program(p, nominal(), budget=None)
+    plan = plan_program(p, CpuTarget(nominal()), budget=None)
     seconds = time.process_time() - start
-    by_greed, alone = greedy(p, nominal()), unfused(p, nominal())
+    by_greed, alone = (f(p, plan.target) for f in (greedy, unfused))
     ok = plan.selection.exact and plan.selection.seconds <= min(by_greed.seconds, alone.seconds) * (1 + SAME)
     ok = ok and is_chain(plan_dag(plan), [k.members for k in plan.selection.kernels]) and plan.nbytes < moved(alone)
     detail = (
@@ -157,7 +157,7 @@ def decoder(make: Callable[[Decoder], Program], layers: int) -> Outcome:
 
 def plan_dag(plan: Plan) -> Dag:
     """The operator DAG of a plan's program."""
-    return Kernels(plan.program, plan.machine).dag
+    return Kernels(plan.program, plan.target).dag
 
 
 def random_dags() -> Outcome:

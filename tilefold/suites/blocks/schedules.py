@@ -16,13 +16,13 @@ import torch
 
 from tilefold.block import text as block_text
 from tilefold.block.canonical import canonical
-from tilefold.block.fuse import fuse
 from tilefold.block.interp import run
 from tilefold.block.ir import Block
 from tilefold.errors import ScheduleError
 from tilefold.frontend.expressions import te
 from tilefold.frontend.fuse import trace
 from tilefold.frontend.verify import compare
+from tilefold.plan.greedy import fuse
 from tilefold.suites import functions as f
 from tilefold.suites.blocks.case import BlockCase, Outcome
 from tilefold.suites.cascades import CASCADES
@@ -248,8 +248,9 @@ def _followed() -> Outcome:
     by_name = {c.name: c for c in CASCADES}
     for case in (by_name[name] for name in FOLLOWED):
         p = drop_dead(trace(case.fn, *case.args()).program)
-        sch = te.Schedule.automatic(p)
-        if [k.block for k in sch.kernels] != [k.block for k in fuse(p).kernels]:
+        fused = fuse(p)
+        sch = te.Schedule.following(p, fused)
+        if [k.block for k in sch.kernels] != [k.block for k in fused.kernels]:
             return Outcome(False, f"{case.name}: other kernels than the automatic road's")
         steps += len(sch.steps)
     return Outcome(True, f"{len(FOLLOWED)} functions, {steps} steps, the same block programs")

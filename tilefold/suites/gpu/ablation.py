@@ -23,7 +23,7 @@ from torch import Tensor
 from tilefold.frontend.fuse import Fused, fuse
 from tilefold.frontend.hostile import Args
 from tilefold.frontend.verify import compare
-from tilefold.plan.gpu import Given
+from tilefold.plan.gpu_forms import Given
 from tilefold.suites.functions import softmax_by_hand
 from tilefold.suites.gpu.measure import Timer
 from tilefold.suites.gpu.operators import Operator, attention

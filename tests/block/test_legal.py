@@ -1,0 +1,106 @@
+"""Which operators can share a kernel, and the reason where they cannot; the limits are the device's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilefold.block.legal import Group, Limits, legal, one_kernel
+from tilefold.plan.greedy import group
+from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.text import parse
+
+ROWS_THEN_COLUMNS = """
+program sums()
+  input x: f32[{n}, {m}]
+  dim i = {n}
+  dim j = {m}
+  rows[i]: f32 = sum[j] x[i, j]
+  columns[j]: f32 = sum[i] x[i, j]
+  return rows, columns
+"""
+OUTER = """
+program outer()
+  input x: f32[64, {m}]
+  input y: f32[64]
+  dim i = 64
+  dim j = {m}
+  a[i]: f32 = exp(y[i])
+  b[i, j]: f32 = x[i, j] * a[i]
+  return {results}
+"""
+SHIFTED = """
+program shifted()
+  input x: f32[64, 65]
+  dim i = 64
+  dim j = 65
+  dim k = 64
+  a[i, j]: f32 = exp(x[i, j])
+  b[i, k]: f32 = a[i, k + 1]
+  return a, b
+"""
+APART = """
+program apart()
+  input x: f32[64, 2048]
+  input y: f32[64]
+  dim i = 64
+  dim j = 2048
+  dim k = 64
+  a[j]: f32 = sum[i] x[i, j]
+  c[k]: f32 = exp(y[k])
+  return a, c
+"""
+GPU = Limits(workers=1, both=8, in_registers=True)
+
+
+def graph(text: str, **values: object) -> Graph:
+    return Graph.of(parse(text.format(**values)))
+
+
+def test_a_row_and_what_is_made_of_it_share_a_kernel() -> None:
+    assert legal(graph(OUTER, m=512, results="b"), ("a", "b")) == Group(("a", "b"), ("i", "j"))
+
+
+@pytest.mark.parametrize("m, lost, fits", [(512, 512, True), (513, 512, False), (513, 513, True)])
+def test_parallel_dims_are_lost_up_to_a_limit(m: int, lost: int, fits: bool) -> None:
+    found = legal(graph(OUTER, m=m, results="a, b"), ("a", "b"), Limits(lost=lost))
+    assert found == Group(("a", "b"), ("i",)) if fits else found == "the parallel dim j of b would be lost"
+
+
+def test_what_goes_to_memory_keeps_its_blocks_where_registers_hold_values() -> None:
+    g = graph(OUTER, m=512, results="a, b")
+    assert isinstance(legal(g, ("a", "b")), Group)
+    assert "a goes to memory" in str(legal(g, ("a", "b"), GPU))
+
+
+def test_blocks_that_both_had_are_left() -> None:
+    g = graph(ROWS_THEN_COLUMNS, n=64, m=64)
+    one = Limits(workers=1)
+    assert legal(g, ("rows", "columns"), one) == Group(("rows", "columns"), ())
+    assert legal(g, ("rows", "columns"), GPU) == "only 1 independent blocks would be left"
+    assert legal(g, ("rows", "columns")) == "only 1 independent blocks would be left"
+    assert isinstance(legal(graph(ROWS_THEN_COLUMNS, n=1, m=64), ("rows", "columns"), GPU), Group)
+
+
+def test_values_in_registers_are_read_where_they_are() -> None:
+    g = graph(SHIFTED)
+    assert one_kernel(g, ("a", "b")) == Group(("a", "b"), ("i",))
+    assert one_kernel(g, ("a", "b"), GPU) == "b reads a at a computed position"
+
+
+def test_a_block_keeps_so_many_elements_of_a_value() -> None:
+    g = graph(APART)
+    assert isinstance(legal(g, ("a", "c"), Limits(workers=1, lost=2048)), Group)
+    narrow = Limits(workers=1, lost=2048, local=2047)
+    assert legal(g, ("a", "c"), narrow) == "a block would have to keep a over all of j"
+    assert legal(g, ("a",), narrow) == Group(("a",), ("j",))
+
+
+def test_greed_asks_the_same_test() -> None:
+    p = parse(OUTER.format(m=513, results="a, b"))
+    found = group(p)
+    assert [x.members for x in found.groups] == [("a",), ("b",)]
+    (refusal,) = found.refusals
+    g = Graph.of(p)
+    parts = [Group((m,), out_dims(g.by_name[m])) for m in ("a", "b")]
+    assert refusal.reason == legal(g, ("a", "b"), Limits(), parts)
+    assert [x.members for x in group(p, limits=Limits(lost=513)).groups] == [("a", "b")]

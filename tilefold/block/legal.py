@@ -1,0 +1,222 @@
+"""Which operators can share a kernel: a group over common parallel dims, or the reason against it.
+
+A set of operators is legal when every value that crosses an internal edge is computed in the same block of the
+parallel dims as it is used (plain indices), when what stays local to a block is bounded, and when enough independent
+blocks are left. Dims that only cheap members lack are kept parallel, and those members repeated per block
+(recomputation). That no path leaves the set and returns (it is convex) is the caller's to see to.
+
+What is enough, and what a block holds, are the `Limits` of the device. The exact selection asks about whole sets, the
+greedy grouping (`plan.greedy`) about two groups made one: it is the same test, which then also looks at what the two
+had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tilefold.algebra.expr import tensors_read
+from tilefold.errors import SourceLoc
+from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
+from tilefold.tensor.product import product_of
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Members in program order and the dims their kernel is parallel over (order of the last member)."""
+
+    members: tuple[str, ...]
+    parallel: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a producer and its consumer do not share a kernel."""
+
+    producer: str
+    consumer: str
+    reason: str
+    loc: SourceLoc | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    groups: tuple[Group, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the kernels of a device keep to. Extents and blocks are counted, sizes are of elements.
+
+    workers: independent blocks that a kernel must have, if one of its parts had them. both: blocks that must be left
+    where each of its parts has so many (sums over rows and sums over columns have none in common). in_registers: what
+    a kernel computes is read where it was computed, as values in registers are.
+    local: elements, over one index of the parallel dims, that a block may keep of one value. lost: extent that may
+    change from parallel to local because another member lacks the dim. held: elements that a block may keep for all of
+    its life beside its tiles (None: any).
+    repeat_share: repeated work that is accepted, as a share of the work that it sits beside. repeat_block: length of a
+    block along a parallel dim that repeated members are charged for. little: bytes between parts that are not worth
+    fewer blocks, as a share of what the first part reads.
+    few_blocks, long_axis: fewer blocks than that are worth cutting along a reduced axis of at least so many elements.
+    """
+
+    workers: int = 2
+    both: int = 1
+    in_registers: bool = False
+    local: int = 2048
+    lost: int = 512
+    held: int | None = None
+    repeat_share: float = 1 / 16
+    repeat_block: int = 128
+    little: float = 1 / 16
+    few_blocks: int = 4
+    long_axis: int = 1 << 16
+
+
+#: Of a device that nothing is known of.
+ANY = Limits()
+
+
+def legal(
+    g: Graph, members: tuple[str, ...], limits: Limits = ANY, parts: Sequence[Group] | None = None
+) -> Group | str:
+    """The group of a convex set of members, or the reason why it is not one kernel. parts: groups that are made one,
+    where that is asked; else every member is a part."""
+    whole = one_kernel(g, members, limits)
+    if isinstance(whole, str):
+        return whole
+    if parts is None:
+        parts = [Group((m,), out_dims(g.by_name[m])) for m in members]
+    return _less_parallel(g, whole, limits, parts) or _too_few(g, whole, limits, parts) or whole
+
+
+def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Group | str:
+    """The group of members whose values do not cross from block to block, or the one that does; whatever it costs."""
+    parallel = parallel_dims(g, members, limits)
+    if isinstance(parallel, str):
+        return parallel
+    crossing = _crossing(g, members, parallel) or (_moved(g, members) if limits.in_registers else None)
+    return Group(members, parallel) if crossing is None else crossing
+
+
+def _less_parallel(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> str | None:
+    """The reason, if a part loses dims that it is parallel over and should not."""
+    reduced = {d for m in whole.members for d in g.by_name[m].rdims}
+    lost = [{d for d in x.parallel if d not in whole.parallel and d not in reduced} for x in parts]
+    if limits.in_registers:
+        kept = [m for m in whole.members if g.by_name[m].reducer is None and g.escapes(m, whole.members)]
+        gone = frozenset().union(*lost)
+        for m in kept if gone else ():
+            if any(gone & set(x.parallel) - set(out_dims(g.by_name[m])) for x in parts if m not in x.members):
+                return f"{m} goes to memory, and its kernel would not be parallel over {', '.join(sorted(gone))}"
+    for x, dims in zip(parts, lost, strict=True):
+        if g.points(dims) > limits.lost or not all(is_static(g.program.sizes[d]) for d in dims):
+            return f"the parallel dim {', '.join(sorted(dims))} of {x.members[-1]} would be lost"
+    return None
+
+
+def _too_few(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> str | None:
+    """The reason, if too few independent blocks are left."""
+    left, had = g.points(whole.parallel), [g.points(x.parallel) for x in parts]
+    if left < limits.both and any(
+        left * limits.both <= n and _little_between(g, a, b, limits.little)
+        for n, a in zip(had, parts, strict=True)
+        for b in parts
+        if a is not b
+    ):
+        return f"only {left} independent blocks would be left, to save little"
+    few = left < min(limits.workers, max(had)) and not splittable(g, whole, limits)
+    if few or left < min(limits.both, *had):
+        return f"only {left} independent blocks would be left"
+    return None
+
+
+def _little_between(g: Graph, a: Group, b: Group, little: float) -> bool:
+    """Whether what goes from one group to the other is little beside what the first reads: a row's log-sum-exp, which
+    a sum over rows takes. Such a sum is a kernel of its own, so that rows have thread blocks of their own. (Products of
+    vectors, the scores of decoding, are folded in the loop that reads their operands.)"""
+    if not any(g.by_name[m].reducer and not _of_vectors(g, m) for m in a.members):
+        return False
+    between = {r for m in b.members for r in g.producers[m] if r in a.members}
+    if not between:
+        return False
+    read = {t for m in a.members for t in tensors_read(g.by_name[m].body)} - set(a.members)
+    return g.nbytes(between) <= little * g.nbytes(read)
+
+
+def _of_vectors(g: Graph, m: str) -> bool:
+    product = product_of(g.by_name[m])
+    return product is not None and bool(product.of_one_side)
+
+
+def _crossing(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> str | None:
+    """The reason, if a value crosses an internal edge from one block of the parallel dims to another."""
+    for name in members:
+        c = g.by_name[name]
+        for r in g.producers[name]:
+            if r not in members:
+                continue
+            producer = g.by_name[r]
+            crossing = [d for d in producer.dims if d in parallel and d not in plain_axes(c, producer)]
+            if crossing:
+                return f"{name} reads {r} across blocks of {', '.join(crossing)}"
+    return None
+
+
+def _moved(g: Graph, members: tuple[str, ...]) -> str | None:
+    """The reason, if a value is read at another position than it is computed for (x[i + 1], the halves of a rotation).
+    Maps of tensors in memory are computed again there, unless they are results or operands of a reduction."""
+    kept: set[str] = set()
+    for name in members:
+        c = g.by_name[name]
+        for r in (r for r in g.producers[name] if r in kept or (c.reducer and r in members)):
+            producer = g.by_name[r]
+            if any(g.extent(d) > 1 for d in set(producer.dims) - plain_axes(c, producer)):
+                return f"{name} reads {r} at a computed position"
+        if c.reducer is not None or kept & set(g.producers[name]) or g.escapes(name, members):
+            kept.add(name)
+    return None
+
+
+def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> tuple[str, ...] | str:
+    """Dims that the kernel of `members` can be parallel over, or why there is no such kernel."""
+    computes = [g.by_name[m] for m in members]
+    outs = {c.name: set(out_dims(c)) for c in computes}
+    reduced = {d for c in computes for d in c.rdims}
+    order = list(dict.fromkeys(d for c in reversed(computes) for d in out_dims(c)))
+    chosen: list[str] = []
+    for d in order:
+        lacking = [m for m in members if d not in outs[m]]
+        if not lacking or (d not in reduced and _cheap_to_repeat(g, members, lacking, d, limits)):
+            chosen.append(d)
+    for c in computes:
+        if c.reducer is None and not g.escapes(c.name, members):
+            continue  # maps are recomputed block by block
+        kept = [d for d in out_dims(c) if d not in chosen and d not in reduced]
+        size = g.points(kept)
+        # a result that is only written out streams; one that accumulates has to fit
+        if c.reducer is not None and (size > limits.local or not all(is_static(g.program.sizes[d]) for d in kept)):
+            return f"a block would have to keep {c.name} over all of {', '.join(kept)}"
+    return tuple(chosen)
+
+
+def splittable(g: Graph, x: Group, limits: Limits = ANY) -> bool:
+    """Whether a kernel with few blocks may be cut along a long reduced axis instead.
+
+    Few and known parallel blocks, and no result that streams along what is reduced.
+    """
+    if g.points(x.parallel) >= limits.few_blocks or not all(is_static(g.program.sizes[d]) for d in x.parallel):
+        return False
+    last = [m for m in x.members if g.by_name[m].rdims and g.points(g.by_name[m].rdims) >= limits.long_axis]
+    axes = {d for m in last for d in g.by_name[m].rdims}
+    return bool(last) and not any(g.escapes(m, x.members) and axes & set(out_dims(g.by_name[m])) for m in x.members)
+
+
+def _cheap_to_repeat(g: Graph, members: Iterable[str], lacking: list[str], d: str, limits: Limits) -> bool:
+    """Whether the members without dim d may run again in every block of d."""
+    if any(g.escapes(m, members) for m in lacking):
+        return False
+    having = [m for m in members if m not in lacking]
+    blocks = max(1, g.extent(d) // limits.repeat_block)
+    return sum(map(g.flops, lacking)) * blocks <= limits.repeat_share * sum(map(g.flops, having))

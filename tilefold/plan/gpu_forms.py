@@ -1,0 +1,219 @@
+"""What a GPU makes of a group: its loops, and the segments that folds are cut into where too few blocks are left.
+
+A GPU needs a few hundred thread blocks. A fold over a long axis with few parallel blocks (decoding:
+one query, many keys) is cut into segments with a derived combine kernel (`block.split`); how many
+follows from the number of multiprocessors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const, Index, Load, substitute
+from tilefold.block.build import Loops, choose_loops
+from tilefold.block.fuse import FusedKernel, with_unit
+from tilefold.block.ir import Block, Init, Let, Loop, Node
+from tilefold.block.ir import walk as walk_block
+from tilefold.block.legal import Group
+from tilefold.block.stages import StagePlan, plan_stages
+from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, streamed_axis
+from tilefold.plan.hardware import Gpu
+from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import divided, product_of
+from tilefold.tile.pieces import MATRIX_UNIT
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a study gives instead of having it chosen; None leaves the choice to the compiler.
+
+    segments: of the axis of a fold that can be cut (1: none are). stream: indices of streamed axes that a tile
+    holds. rows: indices of the last parallel dim a thread block. warps, stages: of every kernel.
+    """
+
+    segments: int | None = None
+    stream: int | None = None
+    rows: int | None = None
+    warps: int | None = None
+    stages: int | None = None
+
+
+#: Why a kernel cannot be made, None where it can.
+Refuse = Callable[[FusedKernel], str | None]
+
+
+def held(b: Block) -> int:
+    """Elements that a thread block keeps for all of its life beside its tiles: states, and reductions computed once for
+    several loops. One index of each parallel dim; dynamic dims count as one."""
+    parallel = {n.dim for n in walk_block(b.body) if isinstance(n, Loop) and n.kind == "forall"}
+    extents = {d: int(e.value) for d, e in b.sizes.items() if isinstance(e, Const) and d not in parallel}
+
+    def of(nodes: Sequence[Node]) -> int:
+        total = 0
+        for n in nodes:
+            match n:
+                case Loop(kind="forall"):
+                    total += of(n.body)
+                case Init() | Let(rdims=(_, *_)):
+                    total += math.prod(extents.get(d, 1) for d in n.dims)
+        return total
+
+    return of(b.body)
+
+
+def gpu_loops(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None) -> Loops:
+    """The automatic loops; folds over products of matrices also stream axes that a CPU holds in one block.
+
+    Rows of dynamic length are streamed: a tile that covers such a row makes no loop, and longer ones are no error.
+    """
+    loops = choose_loops(g, plan)
+    if not plan.inner:
+        sizes = g.program.sizes
+        whole = (s.axes for d, s in zip(loops.stages, plan.stages, strict=True) if d is None)
+        dynamic = not all(is_static(sizes[d]) for axes in whole for d in axes)
+        if dynamic or (given is not None and given.stream is not None) or not columns_fit(g, plan, machine):
+            return _streamed(g, plan)
+        outer = tuple(None if d is None else streamed_axis(g, plan, k, machine) for k, d in enumerate(loops.stages))
+        rows = {m: d and next((x for x in outer if x in out_dims(g.by_name[m])), d) for m, d in loops.rows.items()}
+        return Loops(outer, rows)
+    stages = tuple(
+        d if d is not None or g.points(s.axes) <= machine.one_tile else max(s.axes, key=g.extent)
+        for d, s in zip(loops.stages, plan.stages, strict=True)
+    )
+    return replace(loops, stages=stages)
+
+
+def _streamed(g: Graph, plan: StagePlan) -> Loops:
+    """Every stage and every result in tiles of its longest axis, also where all of it would fit."""
+    rows: dict[str, str | None] = {}
+    for m in plan.group.members:
+        if g.escapes(m, plan.group.members):
+            local = [d for d in out_dims(g.by_name[m]) if d not in plan.group.parallel]
+            rows[m] = max(local, key=g.extent) if local else None
+    return Loops(tuple(max(s.axes, key=g.extent) for s in plan.stages), rows)
+
+
+def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None) -> int | None:
+    """Segments that the axis of a fold is worth being cut into, or is to be; None for one kernel.
+
+    As many as fill the machine. A fold without products inside is cut only if that saves time (`gpu_folds`); folds over
+    products (decoding) spend their time on more than reading.
+    """
+    if not plan.stages:
+        return None
+    axis = streamed_axis(g, plan, 0, machine)
+    if any(axis in s.axes for s in plan.stages[1:]):
+        return None
+    members = plan.group.members
+    if axis is None or any(g.escapes(m, members) and axis in out_dims(g.by_name[m]) for m in members):
+        return None
+    if given is not None and given.segments is not None:
+        return given.segments if given.segments > 1 else None
+    if not plan.inner:
+        return segments_of_reads(g, plan, axis, machine)
+    n = _segments_of_products(g, plan, axis, machine)
+    return n if n > 1 else None
+
+
+def _segments_of_products(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int:
+    """Segments that fill the machine, of a fold over products."""
+    units, have = machine.cores, max(1, blocks(g, plan.group, machine))
+    wide = any(g.extent(d) >= machine.wide for m in plan.group.members for d in kept_local(g, plan, m))
+    most = g.extent(axis) // machine.least_segment
+    if wide:
+        most = max(
+            most,
+            min(
+                g.extent(axis) // machine.least_wide_segment,
+                units // max(1, blocks(g, plan.group, machine, MATRIX_UNIT)),
+            ),
+        )
+    n = int(min(units * (1 if wide else machine.blocks_a_unit) // have, most, machine.most_segments))
+    return equal(n, lambda k: g.extent(axis) % (k * machine.one_tile) == 0)
+
+
+def kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:
+    """Dims over which a block keeps the state of member m."""
+    c = g.by_name[m]
+    if c.reducer is None or m in plan.inner:
+        return []
+    return [d for d in out_dims(c) if d not in plan.group.parallel]
+
+
+def blocks(g: Graph, members: Group, machine: Gpu, tile: int | None = None) -> int:
+    """Thread blocks that the parallel dims give: rows of products in tiles, heads that share operands packed.
+
+    tile: rows of a product that share a block, if others than the machine's.
+    """
+    shared: dict[str, int] = {}
+    rows: set[str] = set()
+    common: set[str] = set()
+    for m in members.members:
+        shared |= dict(divided(g.by_name[m].body))
+        p = product_of(g.by_name[m])
+        if p is not None and p.loads is not None and p.left != p.right:
+            rows |= p.left ^ p.right
+            common |= (p.left & p.right) - set(p.rdims)
+    n = 1
+    packed = all(g.extent(d) < machine.packed for d in members.parallel if d in rows - common and d not in shared)
+    for d in members.parallel:
+        if d in shared and packed:
+            n *= max(1, g.extent(d) // shared[d])
+        elif d in rows - common:
+            n *= -(-g.extent(d) // (tile or machine.rows))
+        else:
+            n *= g.extent(d)
+    return n
+
+
+def split_contractions(p: Program, g: Graph, groups: Sequence[Group], machine: Gpu) -> tuple[Program, frozenset[str]]:
+    """Products inside folds whose kernels would have too few blocks, in two steps; and the new first steps.
+
+    Law: sum over k = sum over s of sum over k' with k = s K' + k'. The first step is a kernel of its own,
+    parallel over s as well, whose float32 partial results the fold sums up (split-k).
+    """
+    body: list[Compute] = []
+    sizes = dict(p.sizes)
+    alone: set[str] = set()
+    cut = {c: n for x in groups for c, n in _wanted(g, x, machine).items()}
+    for c in p.body:
+        if c.name not in cut:
+            body.append(c)
+            continue
+        (k,) = c.rdims
+        outer, inner, part = f"{k}_{c.name}_s", f"{k}_{c.name}_r", f"{c.name}_parts"
+        length = int(g.extent(k)) // cut[c.name]
+        sizes |= {outer: Const(cut[c.name], DType.I64), inner: Const(length, DType.I64)}
+        at = Index(outer) * length + Index(inner)
+        body.append(
+            Compute(part, (outer, *c.dims), DType.F32, substitute(c.body, {Index(k): at}), "sum", (inner,), loc=c.loc)
+        )
+        whole = Load(part, tuple(Index(d) for d in (outer, *c.dims)))
+        body.append(replace(c, body=whole, rdims=(outer,)))
+        alone.add(part)
+    return replace(p, body=tuple(body), sizes=sizes), frozenset(alone)
+
+
+def _wanted(g: Graph, group: Group, machine: Gpu) -> dict[str, int]:
+    """Product -> steps of its reduced dim."""
+    units, have = machine.cores, blocks(g, group, machine)
+    plan = plan_stages(g, with_unit(group))
+    if segments(g, plan, machine) is not None:
+        return {}
+    found: dict[str, int] = {}
+    for m in plan.inner:
+        c = g.by_name[m]
+        p = product_of(c)
+        if p is None or p.loads is None or len(c.rdims) != 1 or 2 * have >= units or len(group.members) == 1:
+            continue
+        (k,) = c.rdims
+        n = 1
+        while have * n < units and g.extent(k) // (2 * n) >= machine.least_step and g.extent(k) % (2 * n) == 0:
+            n *= 2
+        if n > 1 and is_static(g.program.sizes[k]):
+            found[m] = n
+    return found

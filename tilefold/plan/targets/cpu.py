@@ -1,0 +1,42 @@
+"""CPUs: a group is one pass or several, or a split fold; tilings are searched with the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tilefold.block.fuse import FusedKernel
+from tilefold.block.ir import Block
+from tilefold.block.legal import ANY, Group, Limits
+from tilefold.plan.forms import Form, build_form, forms
+from tilefold.plan.hardware import Machine
+from tilefold.plan.library import library_products
+from tilefold.plan.search import Shape, shapes
+from tilefold.tensor.analysis import Graph
+from tilefold.tensor.ir import Program
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTarget:
+    """See `plan.target.Target`. all_tiles: every tiling of a kernel is priced, else the default."""
+
+    machine: Machine
+    limits: Limits = ANY
+    library: bool = True
+    all_tiles: bool = True
+
+    def products(self, p: Program) -> frozenset[str]:
+        """Products that are faster as library calls than in any kernel (a bound, so nothing is lost)."""
+        return library_products(p, self.machine) if self.library else frozenset()
+
+    def forms(self, g: Graph, group: Group) -> Iterator[tuple[Form, tuple[FusedKernel, ...]]]:
+        """One pass, separate passes, split folds."""
+        return forms(g, group, self.machine)
+
+    def build(self, g: Graph, group: Group, form: Form) -> tuple[FusedKernel, ...]:
+        """See `Target`."""
+        return build_form(g, group, form)
+
+    def shapes(self, block: Block, sizes: Mapping[str, int]) -> tuple[Shape, ...]:
+        """See `Target`."""
+        return shapes(block, sizes, self.machine, all_tiles=self.all_tiles)

@@ -1,0 +1,71 @@
+"""GPUs: how many blocks a group leaves decides between one kernel and a split fold; products may stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
+from tilefold.block.ir import Block
+from tilefold.block.legal import Group, Limits
+from tilefold.block.stages import plan_stages
+from tilefold.plan.forms import Form, separate
+from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, segments
+from tilefold.plan.gpu_library import gpu_library_products
+from tilefold.plan.hardware import H100, Gpu
+from tilefold.plan.search import Shape, shapes
+from tilefold.tensor.analysis import Graph
+from tilefold.tensor.ir import Program
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """See `plan.target.Target`.
+
+    given: what a study decides. refuse: why the back end can make no kernel. search: groups are selected by price, the
+    greedy ones are taken where that finds nothing cheaper; off until the prices are measured, so that groups are
+    greedy.
+    """
+
+    machine: Gpu = H100
+    given: Given | None = None
+    refuse: Refuse | None = None
+    library: bool = True
+    search: bool = False
+
+    @property
+    def limits(self) -> Limits:
+        """Registers hold what is computed; a kernel keeps some blocks where each of its parts has them."""
+        return Limits(workers=1, both=self.machine.least_blocks, in_registers=True, held=self.machine.held)
+
+    def products(self, p: Program) -> frozenset[str]:
+        """Products that gain nothing, or too little, from a kernel of ours."""
+        return gpu_library_products(p, self.machine) if self.library else frozenset()
+
+    def forms(self, g: Graph, group: Group) -> Iterator[tuple[Form, tuple[FusedKernel, ...]]]:
+        """One pass, split where too few blocks are left; then what is split in one kernel, and separate passes."""
+        plan = plan_stages(g, with_unit(group))
+        usual = Form(segments=segments(g, plan, self.machine, self.given) or 0)
+        others = [Form()] if usual.segments else []
+        others += [Form(joined=False)] if separate(g, plan) is not None else []
+        for form in (usual, *others):
+            yield form, self.build(g, group, form)
+
+    def build(self, g: Graph, group: Group, form: Form | None = None) -> tuple[FusedKernel, ...]:
+        """See `Target`; without a form, in the first of `forms`."""
+        plan = plan_stages(g, with_unit(group))
+        if form is not None and not form.joined:
+            plan = plan_stages(g, with_unit(group), separate(g, plan))
+        n = segments(g, plan, self.machine, self.given) if form is None else form.segments or None
+        return build_kernels(g, plan, gpu_loops(g, plan, self.machine, self.given), n)
+
+    def shapes(self, block: Block, sizes: Mapping[str, int]) -> tuple[Shape, ...]:
+        """Tilings by the cost model. The back end chooses its own: these are for the price."""
+        return shapes(block, sizes, self.machine)
+
+    def against(self, k: FusedKernel) -> str | None:
+        """Why a kernel cannot be made: it would hold too much, or the back end refuses it."""
+        most = self.limits.held
+        if most is not None and held(k.block) > most:
+            return f"a thread block would keep {held(k.block)} elements, of {most} that its registers hold"
+        return None if self.refuse is None else self.refuse(k)
