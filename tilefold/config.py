@@ -10,6 +10,7 @@
 | `TILEFOLD_STRICT` | 1: `torch.compile` raises what it would leave to eager: failures of Tilefold (default: 0) |
 | `TILEFOLD_INDEX_CHECKS` | 0: kernels of the CPU do not check indices that data choose (default: 1) |
 | `TILEFOLD_QUIET` | 1: neither a summary a model nor a line of progress; warnings stay (default: 0) |
+| `TILEFOLD_RUNNER` | what runs compiled regions: cpu (default: C++ for CPUs), all (GPUs too), python (neither) |
 | `TILEFOLD_PDL` | 0: no programmatic dependent launch on GPUs (default: where there is one) |
 """
 
@@ -40,6 +41,7 @@ class Config:
     strict: bool
     index_checks: bool
     quiet: bool
+    runner: str
 
 
 def triton_settings() -> list[tuple[str, str]]:
@@ -59,6 +61,7 @@ def load() -> Config:
         dependent_launch=os.environ.get("TILEFOLD_PDL") != "0",
         compile_processes=_processes(os.environ.get("TILEFOLD_COMPILE_PROCESSES", "")),
         strict=os.environ.get("TILEFOLD_STRICT", "0") not in ("", "0"),
+        runner=os.environ.get("TILEFOLD_RUNNER", "cpu"),
         index_checks=os.environ.get("TILEFOLD_INDEX_CHECKS") != "0",
         quiet=os.environ.get("TILEFOLD_QUIET", "0") not in ("", "0"),
     )

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tilefold.backends.triton.dependent import Place
 from tilefold.backends.triton.launcher import Launcher, Plan
 from tilefold.runtime import gpu_program
-from tilefold.runtime.gpu_program import ALIGNED, GpuProgram, Launch, Made, packed
+from tilefold.runtime.arena import ALIGNED, packed
+from tilefold.runtime.gpu_program import GpuProgram, Launch, Made
 
 VALUES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 6), st.integers(0, 4)), max_size=8)
 

@@ -71,11 +71,9 @@ def get_or_build(name: str, parts: Mapping[str, str], build: Callable[[Path], No
     `name` is for people. Parts of more than a line are kept in the entry as digests. Errors of
     `build` pass through and leave no entry.
     """
-    key = key_of(parts)
-    for where in (folder(), *(Path(t.name) for t in _fallback)):
-        found = _sound(where, key)
-        if found is not None:
-            return found
+    key, found = key_of(parts), find(parts)
+    if found is not None:
+        return found
     try:
         where = cache_folder(FOLDER)
         lock = FileLock(where / f"{key}.lock", timeout=LOCK_TIMEOUT_S, mode=0o600)
@@ -98,6 +96,12 @@ def get_or_build(name: str, parts: Mapping[str, str], build: Callable[[Path], No
             return _stored(_without_cache(err), *done)
     finally:
         lock.release()
+
+
+def find(parts: Mapping[str, str]) -> Path | None:
+    """The library of `parts` if there is a sound entry."""
+    places = (folder(), *(Path(t.name) for t in _fallback))
+    return next((p for where in places if (p := _sound(where, key_of(parts))) is not None), None)
 
 
 def _built(key: str, name: str, parts: Mapping[str, str], build: Callable[[Path], None]) -> tuple[Entry, bytes]:

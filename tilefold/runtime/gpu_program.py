@@ -18,10 +18,8 @@ from tilefold.backends.triton.dependent import ALONE, Place, enabled, places
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Plan, picker
 from tilefold.backends.triton.views import Like
+from tilefold.runtime.arena import packed
 from tilefold.runtime.spans import profiled, span
-
-#: Bytes that starts of scratch values are multiples of.
-ALIGNED = 256
 
 Shape = Callable[[Mapping[str, int]], tuple[int, ...]]
 Start = Callable[[int, Sequence[int]], None]
@@ -146,24 +144,6 @@ class GpuProgram:
             for n in k.tensors:
                 found[n] = (found.get(n, (at, at))[0], at)
         return found
-
-
-def packed(sizes: Mapping[str, int], lifetimes: Mapping[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
-    """Offsets for values of so many bytes, and the bytes of all: values alive at once do not overlap.
-
-    Large values first, each at the lowest offset that is free for all of its life.
-    """
-    offsets: dict[str, int] = {}
-    for n in sorted(sizes, key=lambda n: -sizes[n]):
-        first, last = lifetimes[n]
-        rivals = [o for o in offsets if lifetimes[o][0] <= last and first <= lifetimes[o][1]]
-        at = 0
-        for start, stop in sorted((offsets[o], offsets[o] + sizes[o]) for o in rivals):
-            if at + sizes[n] <= start:
-                break
-            at = max(at, -(-stop // ALIGNED) * ALIGNED)
-        offsets[n] = at
-    return offsets, max((offsets[n] + sizes[n] for n in sizes), default=0)
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
 from tilefold.runtime.gpu_program import GpuProgram
+from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.spans import profiled, span, titles
 from tilefold.runtime.step import Step
-from tilefold.runtime.steps import GpuStep
+from tilefold.runtime.steps import FusedStep, GpuStep
 from tilefold.tensor.ir import Program
 
 
@@ -50,11 +52,24 @@ class CompiledProgram:
         out: Mapping[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Outputs by name. `out` gives tensors (any strides) that named results are written into."""
-        tensors = {**inputs, **(out or {})}
+        return self._run({**inputs, **(out or {})}, syms)
+
+    def recorded(
+        self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder
+    ) -> dict[str, torch.Tensor]:
+        """The same call, written down: the recorder has been entered."""
+        return self._run(dict(inputs), syms, recorder)
+
+    def _run(
+        self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder | None = None
+    ) -> dict[str, torch.Tensor]:
         named = profiled()
         for at, s in enumerate(self.steps):
             self._write_over(at, tensors, syms)
-            if named:
+            if recorder is not None:
+                recorder.step(self.titles[at], self._where[at])
+                s.record(tensors, syms, recorder) if isinstance(s, FusedStep) else s.run(tensors, syms)
+            elif named:
                 with span(self.titles[at]):
                     s.run(tensors, syms)
             else:
@@ -63,6 +78,13 @@ class CompiledProgram:
                 if self._last_use.get(t) == at:
                     tensors.pop(t, None)
         return {name: tensors[name] for name in self.program.outputs}
+
+    @cached_property
+    def _where(self) -> tuple[str, ...]:
+        """For errors: what each step computes, and for which line of the user's."""
+        lines = {c.name: c.loc for c in self.program.body}
+        found = [next((lines[n] for n, _, _ in s.results if lines.get(n) is not None), None) for s in self.steps]
+        return tuple(f"in {s.name}" + (f", from {at}" if at else "") for s, at in zip(self.steps, found, strict=True))
 
     def start_building(self, inputs: Mapping[str, Like], syms: Mapping[str, int]) -> None:
         """Have the kernels that a call on such tensors needs compiled meanwhile, by other processes (GPUs)."""

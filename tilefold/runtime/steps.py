@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from tilefold.backends.cpp.launch import CppKernel
 from tilefold.backends.cpp.render import render
 from tilefold.backends.triton.launch import TritonKernel, Variant
 from tilefold.backends.triton.views import Like
@@ -27,6 +28,7 @@ from tilefold.plan.gpu_forms import Given, Refuse
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch
+from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.reuse import overwritable
 from tilefold.runtime.step import Code, Result, Units
 from tilefold.runtime.tuner.compiler import usual_units
@@ -59,6 +61,33 @@ class FusedStep:
         )
         self._tensors = tuple(named.items())
         self._syms = tuple(self.canonical.syms.items())
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        """See `Step`."""
+        self._allocate(tensors, syms)
+        self._start(tensors, syms)
+
+    def record(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
+        """`run`, and say what it called: no operator of torch that the recorder would see."""
+        self._allocate(tensors, syms)
+        with recorder.aside():
+            self._start(tensors, syms)
+        self._started(tensors, syms, recorder)
+
+    def _allocate(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        read = tensors[self.reads[0]] if self.reads else next(iter(tensors.values()), None)
+        device = None if read is None else read.device
+        for name, dtype, shape in self.results:
+            if name not in tensors:
+                tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
+
+    def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        """Compute the results, which are there."""
+        raise NotImplementedError
+
+    def _started(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
+        """Say what `_start` has called for these tensors."""
+        raise NotImplementedError
 
     def usual_units(self) -> Units:
         """Every input with its last axis contiguous."""
@@ -96,14 +125,19 @@ class KernelStep(FusedStep):
             launch = self._loaded[units] = load_kernel(self.kernel(units))
         return launch
 
-    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        """See `Step`."""
+    def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         units = tuple([unit_axis(tensors[t]) for t in self.reads])
         launch = self._loaded.get(units) or self.load(units)
-        for name, dtype, shape in self.results:
-            if name not in tensors:
-                tensors[name] = torch.empty(shape(syms), dtype=dtype)
         launch({new: tensors[old] for new, old in self._tensors}, {new: syms[old] for new, old in self._syms})
+
+    def _started(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
+        launch = self.load(tuple([unit_axis(tensors[t]) for t in self.reads]))
+        if not isinstance(launch, CppKernel):
+            recorder.refused = "the interpreter of kernels runs in Python"
+            return
+        own = {new: tensors[old] for new, old in self._tensors}
+        bound, xs = launch.bound(own, {new: syms[old] for new, old in self._syms})
+        recorder.kernel(bound.address, bound.outside, bound.numbers, xs)
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """The tile kernel and its C++."""
@@ -159,13 +193,16 @@ class GpuStep(FusedStep):
         syms = tuple((new, old) for new, old in self._syms)
         return Launch(self.triton, tuple(old for _, old in self._tensors), syms, self.results)
 
-    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        """See `Step`."""
-        device = tensors[self.reads[0]].device if self.reads else next(iter(tensors.values())).device
-        for name, dtype, shape in self.results:
-            if name not in tensors:
-                tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
+    def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         self.triton.launch([tensors[old] for _, old in self._tensors], {new: syms[old] for new, old in self._syms})
+
+    def _started(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
+        xs = [tensors[old] for _, old in self._tensors]
+        own = {new: syms[old] for new, old in self._syms}
+        plan = self.triton.planned(xs, own, [x.data_ptr() for x in xs])
+        if plan.grid:
+            call, before, after = plan.replayed()
+            recorder.launch(call, (*before, *xs, *after))
 
     def start_building(self, tensors: Mapping[str, Like], syms: Mapping[str, int]) -> None:
         """Have compiled meanwhile, by another process, what `run` needs for such tensors, its results among them."""

@@ -14,6 +14,7 @@ from tilefold.block.interp import run as run_block
 from tilefold.frontend.fuse import trace
 from tilefold.frontend.regions.direct import Direct, executable
 from tilefold.frontend.regions.execute import Executable
+from tilefold.frontend.regions.replay import Replayed
 from tilefold.pipeline import compile_program
 from tilefold.runtime.gpu_program import GpuCall
 from tilefold.suites.gpu import operators as o
@@ -167,9 +168,15 @@ def test_kernels_go_to_the_current_stream_of_their_device(planned, monkeypatch):
     assert len(run._calls) == 3, "another alignment is another plan"
 
 
-def test_cpu_programs_are_run_step_by_step():
+def test_cpu_programs_are_recorded_unless_the_settings_forbid(monkeypatch):
     low = trace(lambda x: torch.softmax(x, -1), randn(3, 4))
-    assert type(executable(low, compile_program(low.program, load=False))) is Executable
+    program = compile_program(low.program, load=False)
+    assert type(executable(low, program)) is Replayed
+    assert type(executable(low, program, "cuda")) is Executable
+    monkeypatch.setenv("TILEFOLD_RUNNER", "all")
+    assert type(executable(low, program, "cuda")) is Replayed
+    monkeypatch.setenv("TILEFOLD_RUNNER", "python")
+    assert type(executable(low, program)) is Executable
 
 
 @pytest.fixture

@@ -53,14 +53,29 @@ def _library(path: Path) -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A loaded kernel: its function, and the addresses of the multiplications it calls."""
+    """A loaded kernel: its function, and the addresses of the multiplications it calls.
+
+    address: of the function. outside: of the one that says whether an index was out of range; 0 where none can be.
+    """
 
     call: Callable[[bytes, int], None]
     gemms: tuple[int, ...]
+    address: int
+    outside: int
 
 
-#: What one set of shapes and strides needs: the function, how arguments are packed, all but the addresses.
-_Layout = tuple[Callable[[bytes, int], None], struct.Struct, tuple[int, ...]]
+#: What one set of shapes and strides needs: the kernel, how arguments are packed, all but the addresses.
+_Layout = tuple[_Entry, struct.Struct, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A kernel for tensors of certain extents and strides: a C function of the address of 64-bit integers (addresses of
+    the tensors, then `numbers`) and a number of threads. `outside`: as of `_Entry`."""
+
+    address: int
+    outside: int
+    numbers: tuple[int, ...]
 
 
 def _checking(
@@ -85,22 +100,19 @@ class CppKernel:
         self.source = render(kernel)
         self._entry = self._load(wide=False)
         self._params = tuple((t.name, t.dtype.torch_dtype) for t in kernel.tensors)
-        self._layouts: dict[
-            tuple[object, ...], tuple[Callable[[bytes, int], None], struct.Struct, tuple[int, ...]]
-        ] = {}
+        self._layouts: dict[tuple[object, ...], _Layout] = {}
 
     def _load(self, wide: bool) -> _Entry:
         rendered = render_linked(self.kernel, wide)
         library = _library(self._builder(rendered.source, self.kernel.name))
-        entry = getattr(library, ENTRY)
+        entry, outside = getattr(library, ENTRY), 0
         entry.argtypes, entry.restype = (ctypes.c_char_p, ctypes.c_int64), None
+        address = _address(entry)
         if TAKE_OUTSIDE in rendered.source:
+            outside = _address(getattr(library, OUTSIDE))
             entry = _checking(entry, getattr(library, OUTSIDE), self.kernel.name)
-        gemms = []
-        for types in rendered.gemms:
-            function = getattr(_library(self._builder(gemm_source(types), gemm_name(types))), GEMM_ENTRY)
-            gemms.append(ctypes.cast(function, ctypes.c_void_p).value or 0)
-        return _Entry(entry, tuple(gemms))
+        libraries = (_library(self._builder(gemm_source(types), gemm_name(types))) for types in rendered.gemms)
+        return _Entry(entry, tuple(_address(getattr(x, GEMM_ENTRY)) for x in libraries), address, outside)
 
     @cached_property
     def _wide_entry(self) -> _Entry:
@@ -112,18 +124,27 @@ class CppKernel:
         ValueError: a tensor of another dtype, device or shape than the kernel is for.
         """
         xs = [tensors[name] for name, _ in self._params]
-        shape_key = (*[(x.shape, x.stride()) for x in xs], *[syms[s] for s in self.kernel.syms])
-        layout = self._layouts.get(shape_key)
+        entry, packer, numbers = self._layout_of(xs, syms)
+        for x, (name, dtype) in zip(xs, self._params, strict=True):
+            if x.dtype is not dtype or not x.is_cpu:
+                raise ValueError(f"{self.kernel.name}: {name} is {x.dtype} on {x.device}, not {dtype} on cpu")
+        entry.call(packer.pack(*[x.data_ptr() for x in xs], *numbers), torch.get_num_threads())
+
+    def bound(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> tuple[Bound, list[torch.Tensor]]:
+        """What a call on such tensors calls, and the tensors in the order of their addresses."""
+        xs = [tensors[name] for name, _ in self._params]
+        entry, _, numbers = self._layout_of(xs, syms)
+        return Bound(entry.address, entry.outside, numbers), xs
+
+    def _layout_of(self, xs: list[torch.Tensor], syms: Mapping[str, int]) -> _Layout:
+        key = (*[(x.shape, x.stride()) for x in xs], *[syms[s] for s in self.kernel.syms])
+        layout = self._layouts.get(key)
         if layout is None:
             layout = self._layout(xs, syms)
             if len(self._layouts) >= LAYOUTS:
                 self._layouts.clear()
-            self._layouts[shape_key] = layout
-        entry, packer, numbers = layout
-        for x, (name, dtype) in zip(xs, self._params, strict=True):
-            if x.dtype is not dtype or not x.is_cpu:
-                raise ValueError(f"{self.kernel.name}: {name} is {x.dtype} on {x.device}, not {dtype} on cpu")
-        entry(packer.pack(*[x.data_ptr() for x in xs], *numbers), torch.get_num_threads())
+            self._layouts[key] = layout
+        return layout
 
     def _layout(self, xs: list[torch.Tensor], syms: Mapping[str, int]) -> _Layout:
         """Check shapes, and lay out what does not change from call to call: strides and symbols."""
@@ -142,4 +163,8 @@ class CppKernel:
         large = any(abs(n) >= SIZE_LIMIT for n in (*sizes.values(), *(syms[s] for s in k.syms)))
         entry = self._wide_entry if large else self._entry
         numbers = (*strides, *(syms[s] for s in k.syms), *entry.gemms)
-        return entry.call, struct.Struct(f"{len(xs) + len(numbers)}q"), numbers
+        return entry, struct.Struct(f"{len(xs) + len(numbers)}q"), numbers
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]

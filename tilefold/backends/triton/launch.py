@@ -108,6 +108,18 @@ class TritonKernel:
         """The same, tensors in the order of `self.tensors`."""
         pointers = [x.data_ptr() for x in xs]
         device = xs[0].device.index
+        plan = self.planned(xs, syms, pointers)
+        if device is None:
+            plan.start(0, pointers)
+        elif device == torch._C._cuda_getDevice():
+            plan.start(torch._C._cuda_getCurrentRawStream(device), pointers)
+        else:
+            with torch.cuda.device(device):
+                plan.start(torch._C._cuda_getCurrentRawStream(device), pointers)
+
+    def planned(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], pointers: Sequence[int]) -> Plan:
+        """The launch for such tensors at such addresses, planned once."""
+        device = xs[0].device.index
         key = (device, *[(p % DIVISOR, x.shape, x.stride(), x.dtype) for p, x in zip(pointers, xs, strict=True)])
         if syms:
             key += tuple(syms.values())
@@ -117,13 +129,7 @@ class TritonKernel:
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             self._plans[key] = plan
-        if device is None:
-            plan.start(0, pointers)
-        elif device == torch._C._cuda_getDevice():
-            plan.start(torch._C._cuda_getCurrentRawStream(device), pointers)
-        else:
-            with torch.cuda.device(device):
-                plan.start(torch._C._cuda_getCurrentRawStream(device), pointers)
+        return plan
 
     def sizes(self, syms: Mapping[str, int]) -> dict[str, int]:
         """Extents of the block program's dims."""

@@ -24,6 +24,8 @@ except ImportError:  # without Triton nothing here runs
 
 #: Sets of addresses whose tensor maps a plan keeps; results come from a few blocks of the allocator.
 MAPS = 64
+#: Stands for the stream among the arguments of a launch.
+STREAM = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,13 @@ class Plan:
         if self.counters is not None:
             more = (self.counters.address(stream), *more)
         launcher.call(self.grid, 1, 1, stream, *launcher.head, *pointers, *self.numbers, *more)
+
+    def replayed(self) -> tuple[Callable[..., object], tuple[object, ...], tuple[object, ...]]:
+        """A callable that launches, and its arguments before and after the addresses. The stream is the fourth, or,
+        where a launch needs more than its addresses, the first."""
+        if self.described or self.counters is not None:
+            return lambda stream, *pointers: self.start(stream, pointers), (STREAM,), ()
+        return self.launcher.call, (self.grid, 1, 1, STREAM, *self.launcher.head), self.numbers
 
     def _encoded(self, pointers: Sequence[int]) -> tuple[object, ...]:
         key = self._key(pointers)

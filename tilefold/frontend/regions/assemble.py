@@ -259,10 +259,11 @@ class _Assembler:
     def _compiled(self, extracted: Extracted, name: str) -> Callable[..., object]:
         names = [self.titles.get(n, n.name) for n in extracted.inputs]
         lowered = lower_specialised(extracted.module, self.sizes, name=name, names=names)
+        device = device_of(extracted)
         with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
-            runner = self.options.compile_program(lowered.program, device=device_of(extracted))
+            runner = self.options.compile_program(lowered.program, device=device)
         self.regions.append(Region(name, lowered, runner))
-        run = executable(lowered, runner)
+        run = executable(lowered, runner, device)
         start_building(run, [n.meta.get("val") for n in extracted.inputs])
         return run
 

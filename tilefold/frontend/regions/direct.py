@@ -20,7 +20,9 @@ from tilefold.backends.triton.views import Like
 from tilefold.frontend.operators.bindings import Lowered, OutputBinding
 from tilefold.frontend.regions.alike import Alike
 from tilefold.frontend.regions.execute import Executable, Runner
+from tilefold.frontend.regions.replay import Replayed
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
+from tilefold.runtime.native.load import wanted
 from tilefold.runtime.program import CompiledProgram
 from tilefold.tensor.sizes import shape_function
 
@@ -30,11 +32,13 @@ log = logging.getLogger("tilefold")
 CALLS = 4096
 
 
-def executable(lowered: Lowered, runner: Runner) -> Executable:
-    """The graph as a callable: the direct one where its program runs as one call."""
+def executable(lowered: Lowered, runner: Runner, device: str = "cpu") -> Executable:
+    """The graph as a callable: the direct one where its program runs as one call. device: what its tensors are on."""
     whole = runner.whole if isinstance(runner, CompiledProgram) else None
     if whole is not None and any(b.position is not None for b in lowered.inputs):
         return Direct(lowered, runner, whole)
+    if isinstance(runner, CompiledProgram) and wanted(device):
+        return Replayed(lowered, runner)
     return Executable(lowered, runner)
 
 

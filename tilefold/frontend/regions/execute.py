@@ -40,9 +40,12 @@ class Executable:
         self._outputs = [_output_view(lowered, o) for o in lowered.outputs]
 
     def __call__(self, *args: object) -> tuple[torch.Tensor | None, ...]:
+        return self._run(args, self.runner)
+
+    def _run(self, args: Sequence[object], runner: Runner) -> tuple[torch.Tensor | None, ...]:
         syms = self.symbols(args)
         inputs = {name: read(args, syms) for name, read in self.inputs}
-        results = self.runner(inputs, syms) if self.lowered.program.outputs else {}
+        results = runner(inputs, syms) if self.lowered.program.outputs else {}
         return tuple([view(args, results, syms) for view in self._outputs])
 
     def symbols(self, args: Sequence[object]) -> dict[str, int]:

@@ -1,0 +1,97 @@
+"""Calls of regions in C++: what a first call did in Python is recorded, and done again without it.
+
+The Python of `regions.execute` and of the steps stays the definition: it runs what has no tape (a new length, arguments
+that are no plain tensors, a machine without a compiler) and gives the tapes their meaning. A region whose sizes may
+change is recorded for sizes that come a second time: those that change at every call would pay for it in vain.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+
+from tilefold.frontend.operators.fx_to_tensor import Lowered
+from tilefold.frontend.regions.execute import Executable
+from tilefold.runtime.native.load import WORTH, native
+from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.recorder import Recorder
+
+log = logging.getLogger("tilefold")
+
+#: Sizes remembered a region that came once.
+SEEN = 4096
+
+
+class Replayed(Executable):
+    """An `Executable` that is recorded. `refused`: why it is not."""
+
+    def __init__(self, lowered: Lowered, runner: CompiledProgram):
+        super().__init__(lowered, runner)
+        self.program = runner
+        self.refused = ""
+        self._native = native()
+        self._module: ModuleType | None = None
+        self._region: object = None
+        self._constants = [
+            read((), {}) for (_, read), b in zip(self.inputs, lowered.inputs, strict=True) if b.constant is not None
+        ]
+        self._seen: set[tuple[int, ...]] = set()
+        self._calls = 0
+
+    def __call__(self, *args: object) -> Sequence[torch.Tensor | None]:  # type: ignore[override]
+        module = self._module
+        if module is not None:
+            made: Sequence[torch.Tensor | None] | None = module.run(self._region, args)
+            if made is not None:
+                return made
+        elif not self.refused:
+            self._begin(args)
+        if self._module is None or not self._again(args):
+            return super().__call__(*args)
+        return self._recorded(args)
+
+    def _begin(self, args: Sequence[object]) -> None:
+        """Take the native module, if there is one by now."""
+        self._calls += 1
+        if self._native.module is not None:
+            on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in args)
+            self._region = self._native.module.region(on_gpu, stream_of if on_gpu else None)
+            self._module = self._native.module
+        elif self._calls == WORTH:
+            self._native.start_building()
+
+    def _again(self, args: Sequence[object]) -> bool:
+        """Whether the sizes of these arguments are to be recorded."""
+        if self.refused or torch._C._len_torch_dispatch_stack():
+            return False
+        if not self.lowered.syms:
+            return True
+        sizes = tuple(self.symbols(args).values())
+        if sizes in self._seen:
+            return True
+        if len(self._seen) >= SEEN:
+            self._seen.clear()
+        self._seen.add(sizes)
+        return False
+
+    def _recorded(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
+        recorder = Recorder(args, self._constants)
+        with recorder:
+            made = self._run(args, lambda inputs, syms: self.program.recorded(inputs, syms, recorder))
+        tape = recorder.tape(made)
+        if tape is None:
+            self.refused = recorder.refused or "it has no tensors"
+        elif self._module is not None and not self._module.add(self._region, tuple(args), *tape.packed()):
+            self.refused = "an argument is no plain tensor"
+        if self.refused:
+            log.info("%s runs step by step in Python: %s", self.lowered.program.name, self.refused)
+            self._module = None
+        return made
+
+
+def stream_of(device: int) -> int:
+    """The current stream of a CUDA device."""
+    return torch._C._cuda_getCurrentRawStream(device)

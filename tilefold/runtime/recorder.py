@@ -1,0 +1,248 @@
+"""A call of a region as a tape (`runtime.tape`): the Python that defines the call runs once and is written down.
+
+Below Python every operator of torch passes `__torch_dispatch__`, with extents and strides that are numbers by then:
+views become views of slots, products go to their `out=` variants with memory that the tape chooses, copies and
+conversions to `copy_`. Kernels of ours are no operators of torch: their steps say what they launched. Whatever has no
+instruction is called as it was, from Python. A result that depends on a tensor of unknown origin is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tilefold import config
+from tilefold.backends.triton.launcher import STREAM
+from tilefold.runtime.tape import Instruction, Kind, Op, Slot, Tape, finished
+
+aten = torch.ops.aten
+#: Operators whose result is new memory that nothing has been written to.
+_EMPTY = (
+    *(aten.empty.memory_format, aten.empty_strided.default, aten.new_empty.default, aten.new_empty_strided.default),
+    aten.empty_like.default,
+)
+_COPIES = (aten.clone.default, aten._to_copy.default)
+_PRODUCTS = {
+    **{aten.mm.default: Op.MM, aten.mm.out: Op.MM, aten.bmm.default: Op.BMM, aten.bmm.out: Op.BMM},
+    **{aten.addmm.default: Op.ADDMM, aten.addmm.out: Op.ADDMM},
+    **{aten.baddbmm.default: Op.BADDBMM, aten.baddbmm.out: Op.BADDBMM},
+}
+#: The stream's place among the arguments of a launch, and that of what is the same in every call.
+CURRENT, FIXED = -2, -1
+_CHANGING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+class Recorder(TorchDispatchMode):
+    """Records what runs while it is entered, on these arguments. `refused`: why there can be no tape."""
+
+    def __init__(self, args: Sequence[object], constants: Iterable[torch.Tensor]):
+        super().__init__()
+        self.refused = ""
+        self._slots: list[Slot] = []
+        self._code: list[Instruction] = []
+        self._known: dict[int, tuple[ref[torch.Tensor], int]] = {}
+        self._offsets: list[int] = []  # storage offset of each slot, in elements
+        self._extents: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # and its extents and strides
+        self._same: dict[int, int] = {}  # views that show all of a slot as it is
+        self._step = "", ""
+        self._aside = False
+        self._device: torch.device | None = None
+        for n, x in enumerate(args):
+            if isinstance(x, torch.Tensor):
+                self._new(x, Slot(Kind.ARGUMENT, n))
+        for x in constants:
+            if self._slot(x) is None:
+                self._new(x, Slot(Kind.CONSTANT, like=x))
+
+    def step(self, name: str, where: str) -> None:
+        """The step that runs next."""
+        self._step = name, where
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What runs meanwhile is not written down: a launcher's own operators."""
+        self._aside = True
+        try:
+            yield
+        finally:
+            self._aside = False
+
+    def kernel(self, address: int, outside: int, numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+        """A C function was called with the addresses of these tensors and integers. outside: address of the function
+        that says whether an index was out of range, or 0."""
+        self._add(Op.KERNEL, self._slots_of(tensors), (address, outside, *numbers))
+
+    def launch(self, call: Callable[..., object], arguments: Sequence[object]) -> None:
+        """`call` was called with arguments: tensors stand for their addresses, `STREAM` for the stream."""
+        found = [a for a in arguments if isinstance(a, torch.Tensor)]
+        slots = iter(self._slots_of(found))
+        numbers = tuple(
+            next(slots) if isinstance(a, torch.Tensor) else CURRENT if a is STREAM else FIXED for a in arguments
+        )
+        fixed = tuple(None if n != FIXED else a for n, a in zip(numbers, arguments, strict=True))
+        self._add(Op.LAUNCH, (), numbers, call=call, arguments=fixed)
+
+    def tape(self, outputs: Sequence[object]) -> Tape | None:
+        """The record of a call that returned these; None where it was refused."""
+        found = [self._slot(x) if isinstance(x, torch.Tensor) else -1 for x in outputs]
+        slots = [n for n in found if n is not None]
+        if len(slots) < len(found):
+            self.refused = self.refused or "a result that no recorded operator made"
+        if self.refused or self._device is None:
+            return None
+        return finished(self._slots, self._code, slots, torch.empty(0, dtype=torch.uint8, device=self._device))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not self.refused and not self._aside:
+            try:
+                self._ran(func, args, kwargs, out)
+            # Hidden: an operator whose form the recorder has not foreseen. The call has its result either way; the
+            # region then stays in Python and says so.
+            except Exception as err:
+                if config.load().strict:
+                    raise
+                self.refused = f"{func} cannot be recorded: {err}"
+        return out
+
+    def _ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        operands = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        written = func._schema.is_mutable and isinstance(out, torch.Tensor) and self._slot(out) is not None
+        if not written and any(self._slot(x) is None for x in operands):
+            return  # a result that depends on it is known to nobody, and refused
+        if any(tag in func.tags for tag in _CHANGING):
+            self.refused = f"{func} depends on values of tensors"
+        elif not isinstance(out, torch.Tensor):
+            self._call(func, args, kwargs, out)
+        elif (slot := self._slot(out)) is not None:
+            self._written(func, args, kwargs, out, slot)
+        elif (base := self._viewed(args, out)) is not None:
+            self._view(base, out)
+        elif func in _EMPTY:
+            self._memory(out)
+        elif func in _PRODUCTS:
+            self._product(func, args, kwargs, self._memory(out))
+        elif func in _COPIES and out.device == args[0].device:
+            reads = self._slots_of(args[:1])
+            self._add(Op.COPY, (self._memory(out), *reads))
+        elif func is aten.convolution.default:
+            self._convolution(args, out)
+        else:
+            self._call(func, args, kwargs, out)
+
+    def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor, slot: int) -> None:
+        """An operator that wrote into a tensor, or gave one back."""
+        if not func._schema.is_mutable:
+            return
+        if func in _PRODUCTS:
+            self._product(func, args, kwargs, slot)
+        elif func is aten.copy_.default and args[1].device == out.device:
+            self._add(Op.COPY, (slot, *self._slots_of(args[1:2])))
+        else:
+            self._call(func, args, kwargs, None)
+
+    def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: int) -> None:
+        scalars = tuple(float(kwargs.get(name, 1)) for name in ("beta", "alpha"))
+        self._add(_PRODUCTS[func], (out, *self._slots_of(args)), scalars=scalars)
+
+    def _convolution(self, args: tuple[Any, ...], out: torch.Tensor) -> None:
+        x, w, bias, stride, padding, dilation, transposed, output_padding, groups = args
+        dims = x.dim() - 2
+        reads = self._slots_of([x, w] if bias is None else [x, w, bias])
+        lists = [_whole(v, dims) for v in (stride, padding, dilation, output_padding)]
+        numbers = (dims, groups, int(transposed), *(n for v in lists for n in v))
+        self._add(Op.CONVOLUTION, (self._new(out, Slot(Kind.RESULT)), *reads), numbers)
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """What has no instruction: the operator itself, of tensors in their places."""
+        leaves, spec = tree_flatten((args, kwargs))
+        places = [n for n, a in enumerate(leaves) if isinstance(a, torch.Tensor)]
+        reads = self._slots_of([leaves[n] for n in places])
+        results, _ = tree_flatten(out)
+        wanted = [n for n, x in enumerate(results) if isinstance(x, torch.Tensor)]
+        memory = {leaves[n].untyped_storage()._cdata for n in places}
+        if any(results[n].untyped_storage()._cdata in memory for n in wanted):
+            self.refused = f"{func} gives several views, or one of another type"
+            return
+        fixed = [None if isinstance(a, torch.Tensor) else a for a in leaves]
+
+        def call(*tensors: torch.Tensor) -> tuple[Any, ...]:
+            given = list(fixed)
+            for n, x in zip(places, tensors, strict=True):
+                given[n] = x
+            again_args, again_kwargs = tree_unflatten(given, spec)
+            made, _ = tree_flatten(func(*again_args, **again_kwargs))
+            return tuple([made[n] for n in wanted])
+
+        made = tuple(self._new(results[n], Slot(Kind.RESULT)) for n in wanted)
+        self._add(Op.CALL, reads, made, call=call)
+
+    def _viewed(self, args: tuple[Any, ...], out: torch.Tensor) -> int | None:
+        """The slot of an operand that has the result's memory."""
+        here = out.untyped_storage()._cdata
+        for x in tree_flatten(args)[0]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == here and x.dtype is out.dtype:
+                return self._slots_of([x])[0] if not self.refused else None
+        return None
+
+    def _view(self, base: int, out: torch.Tensor) -> None:
+        while self._slots[base].kind is Kind.VIEW:
+            base = self._slots[base].source
+        offset, shape = int(out.storage_offset()) - self._offsets[base], tuple(out.shape)
+        n = self._new(out, Slot(Kind.VIEW, base, offset, shape, out.stride()))
+        if (offset, shape, out.stride()) == (0, *self._extents[base]):
+            self._same[n] = base
+
+    def _memory(self, out: torch.Tensor) -> int:
+        return self._new(out, Slot(Kind.OWN, sizes=tuple(out.shape), strides=out.stride(), like=_like(out)))
+
+    def _new(self, x: torch.Tensor, slot: Slot) -> int:
+        n = len(self._slots)
+        self._slots.append(slot)
+        self._offsets.append(int(x.storage_offset()))
+        self._extents.append((tuple(x.shape), x.stride()))
+        self._known[id(x)] = ref(x), n
+        self._device = x.device if self._device is None or self._device.type == "cpu" else self._device
+        return n
+
+    def _slot(self, x: torch.Tensor) -> int | None:
+        known = self._known.get(id(x))
+        return known[1] if known is not None and known[0]() is x else None
+
+    def _slots_of(self, xs: Iterable[object]) -> tuple[int, ...]:
+        found = [self._slot(x) if isinstance(x, torch.Tensor) else None for x in xs]
+        if None in found:
+            self.refused = self.refused or f"{self._step[0]} reads a tensor that no recorded operator made"
+        return tuple(self._same.get(n, n) for n in found if n is not None)
+
+    def _add(
+        self,
+        op: Op,
+        slots: tuple[int, ...],
+        numbers: tuple[int, ...] = (),
+        scalars: tuple[float, ...] = (),
+        call: Callable[..., object] | None = None,
+        arguments: tuple[object, ...] = (),
+    ) -> None:
+        if not self.refused:
+            name, where = self._step
+            self._code.append(Instruction(op, name, where, slots, numbers, scalars, call, arguments))
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """An empty tensor of the same type and device."""
+    return torch.empty(0, dtype=x.dtype, device=x.device)
+
+
+def _whole(v: Sequence[int], dims: int) -> tuple[int, ...]:
+    """A setting of a convolution for every axis."""
+    return tuple(v) * dims if len(v) == 1 else tuple(v)

@@ -1,0 +1,153 @@
+"""What one call of a region does, as data that C++ runs (`native/runner.cpp`): instructions over numbered tensors.
+
+    slot         an argument, a constant, memory (in the call's arena, or of its own), a view, a result of the library
+    instruction  a kernel, or a function of the library, that reads and writes slots
+
+A tape holds for arguments of the types, extents and strides that it was recorded with (`runtime.recorder`). Its meaning
+is that of the Python that was recorded: there is no second interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import torch
+
+from tilefold.runtime.arena import Lifetime, packed, peak
+
+
+class Kind(IntEnum):
+    """What a slot is; the same numbers in `runner.cpp`."""
+
+    ARGUMENT = 0
+    CONSTANT = 1
+    ARENA = 2
+    OWN = 3
+    VIEW = 4
+    RESULT = 5
+
+
+class Op(IntEnum):
+    """What an instruction does; the same numbers in `runner.cpp`."""
+
+    KERNEL = 0
+    LAUNCH = 1
+    CALL = 2
+    MM = 3
+    BMM = 4
+    ADDMM = 5
+    BADDBMM = 6
+    COPY = 7
+    CONVOLUTION = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of a call. source: an argument's position, or the slot that is viewed. offset: bytes into the arena, or
+    elements from the start of `source`. like: what has its type and device; of a constant, itself."""
+
+    kind: Kind
+    source: int = -1
+    offset: int = 0
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    like: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory without gaps before its first or after its last element."""
+        assert self.like is not None
+        if 0 in self.sizes:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+        return (last + 1) * self.like.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """A step of a call. name: for profilers; where: for errors. slots: read and written tensors, results first.
+
+    numbers, scalars, call and arguments are what the operation needs beside tensors (`runner.cpp`); release: slots that
+    nobody needs afterwards.
+    """
+
+    op: Op
+    name: str
+    where: str
+    slots: tuple[int, ...]
+    numbers: tuple[int, ...] = ()
+    scalars: tuple[float, ...] = ()
+    call: Callable[..., object] | None = None
+    arguments: tuple[object, ...] = ()
+    release: tuple[int, ...] = ()
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """Every slot that it needs or makes."""
+        if self.op in (Op.LAUNCH, Op.CALL):
+            return (*self.slots, *[n for n in self.numbers if n >= 0])
+        return self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """A call. outputs: slots, -1 for None. arena: its bytes. like: what is on the call's device."""
+
+    slots: tuple[Slot, ...]
+    code: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+    arena: int
+    like: torch.Tensor
+
+    def packed(self) -> tuple[object, ...]:
+        """What `add` of the native module takes after the arguments."""
+        slots = tuple((int(s.kind), s.source, s.offset, s.sizes, s.strides, s.like) for s in self.slots)
+        code = tuple(
+            (int(i.op), i.name, i.where, i.slots, i.numbers, i.scalars, i.call, i.arguments, i.release)
+            for i in self.code
+        )
+        return slots, code, self.outputs, self.arena, self.like
+
+
+def finished(slots: Sequence[Slot], code: Sequence[Instruction], outputs: Sequence[int], like: torch.Tensor) -> Tape:
+    """The tape with memory given out. What is returned is allocated by itself, when it is first written; all else lies
+    in an arena, or where that would take more memory at the worst moment, is allocated and freed as the call goes on.
+    """
+    roots = [_root(slots, n) for n in range(len(slots))]
+    lives: dict[int, Lifetime] = {}
+    for at, i in enumerate(code):
+        for n in i.touched:
+            root = roots[n]
+            lives[root] = (lives.get(root, (at, at))[0], at)
+    kept = {roots[n] for n in outputs if n >= 0}
+    made = {n: s for n, s in enumerate(slots) if s.kind is Kind.OWN and n in lives}
+    inner = {str(n): s.nbytes for n, s in made.items() if n not in kept}
+    offsets, arena = packed(inner, {n: lives[int(n)] for n in inner})
+    returned = {str(n): s.nbytes for n, s in made.items() if n in kept}
+    ends = {n: (lives[int(n)][0], len(code)) for n in returned}
+    least = peak(inner | returned, {n: lives[int(n)] for n in inner} | ends)
+    if arena + sum(returned.values()) <= max(least, SMALL):
+        given = [
+            replace(s, kind=Kind.ARENA, offset=offsets[str(n)]) if str(n) in offsets else s for n, s in enumerate(slots)
+        ]
+    else:
+        given, arena = list(slots), 0
+    freed = {n for n, s in enumerate(given) if s.kind in (Kind.OWN, Kind.RESULT) and n not in kept}
+    release: list[list[int]] = [[] for _ in code]
+    for n, root in enumerate(roots):
+        if root in freed and root in lives:
+            release[lives[root][1]].append(n)
+    done = tuple(replace(i, release=tuple(r)) for i, r in zip(code, release, strict=True))
+    return Tape(tuple(given), done, tuple(outputs), arena, like)
+
+
+#: Bytes that an arena may always have: below it, one allocation instead of many is worth more than memory.
+SMALL = 1 << 20
+
+
+def _root(slots: Sequence[Slot], n: int) -> int:
+    while slots[n].kind is Kind.VIEW:
+        n = slots[n].source
+    return n
