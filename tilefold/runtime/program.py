@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +17,8 @@ from tilefold.runtime.spans import profiled, span, titles
 from tilefold.runtime.step import Step
 from tilefold.runtime.steps import FusedStep, GpuStep
 from tilefold.tensor.ir import Program
+
+NO_SPAN = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,11 @@ class CompiledProgram:
             self._write_over(at, tensors, syms)
             if recorder is not None:
                 recorder.step(self.titles[at], self._where[at])
-                s.record(tensors, syms, recorder) if isinstance(s, FusedStep) else s.run(tensors, syms)
-            elif named:
-                with span(self.titles[at]):
+            with span(self.titles[at]) if named else NO_SPAN:
+                if recorder is not None and isinstance(s, FusedStep):
+                    s.record(tensors, syms, recorder)
+                else:
                     s.run(tensors, syms)
-            else:
-                s.run(tensors, syms)
             for t in s.reads:
                 if self._last_use.get(t) == at:
                     tensors.pop(t, None)

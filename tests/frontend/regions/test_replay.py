@@ -33,7 +33,8 @@ def in_library(monkeypatch):
     def products(p, machine):
         return frozenset(c.name for c in p.body if library_product(c, p.sizes) is not None) | library_convolutions(p)
 
-    monkeypatch.setattr(pipeline, "_planned", lambda p: None)
+    monkeypatch.setattr(pipeline, "_planned", lambda *given: None)
+    monkeypatch.setattr(pipeline, "settled_for_cpu", lambda p, key, settle: settle(p))  # nothing of this on disk
     monkeypatch.setattr(pipeline, "library_products", products)
 
 
@@ -255,6 +256,15 @@ def test_an_index_out_of_range_is_eagers_error_and_names_the_users_line():
         run(table, torch.tensor([0, 5]))
     assert any("test_replay.py" in note for note in caught.value.__notes__)
     assert torch.equal(run(table, torch.tensor([2, 1]))[0], torch.relu(table[[2, 1]]))
+
+
+def test_steps_show_under_their_names_in_a_profiler():
+    run, _ = replayed(lambda x, w: torch.relu(x @ w), randn(5, 8), randn(8, 6))
+    for n in range(2):
+        with torch.profiler.profile() as found:
+            run(randn(5, 8), randn(8, 6))
+        names = [e.name for e in found.events() if e.name.startswith("tilefold::")]
+        assert set(names) == set(run.program.titles), n
 
 
 def test_two_threads_share_a_region():
