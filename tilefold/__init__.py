@@ -5,6 +5,7 @@ tilefold.fuse(fn)                                 one function, whole; an error 
 tilefold.explain(fn, *args)                       what was fused, why, the code, the traffic
 tilefold.verify(fn, *args)                        error against float64, next to eager's
 tilefold.custom_op(fn, *args)                     an operator of torch, for graphs of others and calls without guards
+tilefold.flex_attention(q, k, v, ...)             torch's flex_attention, compiled: your own scores and masks
 tilefold.te                                       tensor expressions and schedules: fusion by hand
 tilefold.tune(fn, *args)          times configurations of its GPU kernels and keeps the best
 tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
@@ -30,6 +31,7 @@ from tilefold.errors import (
 if TYPE_CHECKING:
     from tilefold.explanation.report import Explanation, explain
     from tilefold.frontend.expressions import te
+    from tilefold.frontend.flex import flex_attention
     from tilefold.frontend.fuse import fuse
     from tilefold.frontend.registered.custom_op import CustomOp, custom_op
     from tilefold.frontend.tune import tune
@@ -43,6 +45,7 @@ _HOMES = {
     "te": "tilefold.frontend.expressions.te",
     "CustomOp": "tilefold.frontend.registered.custom_op",
     "custom_op": "tilefold.frontend.registered.custom_op",
+    "flex_attention": "tilefold.frontend.flex",
     "fuse": "tilefold.frontend.fuse",
     "tune": "tilefold.frontend.tune",
     "VerifyReport": "tilefold.frontend.verify",
@@ -66,6 +69,7 @@ __all__ = [
     "custom_op",
     "derive",
     "explain",
+    "flex_attention",
     "fuse",
     "te",
     "tune",

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
+from tilefold.frontend.capture import flex
 from tilefold.frontend.operators.table import TABLE
 
 _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -65,7 +66,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
 def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
     """Replace fused attention calls by `attention`, in place. What is returned puts them back."""
     parts: dict[object, Callable[..., object]] = dict.fromkeys(_SDPA, attention)
-    parts[F.multi_head_attention_forward] = multi_head_attention
+    parts |= {F.multi_head_attention_forward: multi_head_attention, flex.flex_operator: flex.flex_attention}
     fused = [(n, n.target) for n in gm.graph.nodes if n.op == "call_function" and n.target in parts]
     for node, target in fused:
         node.target = parts[target]

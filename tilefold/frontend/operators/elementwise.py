@@ -181,8 +181,13 @@ def convert(ctx: Context, node: torch.fx.Node) -> Value:
 
 
 def to_copy(ctx: Context, node: torch.fx.Node) -> Value:
-    """`Tensor.to` within one device."""
-    source = node.args[0].meta["val"]  # type: ignore[union-attr]
+    """`Tensor.to` within one device; also of a number, which `torch.vmap` makes of scalars beside a tensor."""
+    given = node.args[0]
+    if not isinstance(given, torch.fx.Node):
+        shape, dtype = meta_of(node)
+        number = ctx.typed(ctx.value(given).at(()), dtype)
+        return Value(shape, dtype, lambda _: number)
+    source = given.meta["val"]
     if isinstance(source, torch.Tensor) and source.device != node.meta["val"].device:
         raise UnsupportedError("a copy between devices")
     return convert(ctx, node)

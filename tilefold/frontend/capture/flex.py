@@ -1,0 +1,124 @@
+"""`flex_attention` of torch as plain tensor operators, from which its fold is derived as any other attention's.
+
+In a graph that Dynamo captured, a call is one higher-order operator with two subgraphs: `score_mod(score, b, h, q, kv)`
+and `mask_mod(b, h, q, kv)`, functions of numbers. Here they become operators on whole tensors of indices (by
+`torch.vmap`, as torch's own eager implementation has it), so that conditions over indices are masks like those that a
+user writes out: loop bounds, guards or loads, as analysis finds them. Autograd sees the parts: the backward is derived.
+
+FlexAttention: Dong et al., arXiv 2412.05496; it means what torch's eager implementation does (`math_attention` in
+torch/_higher_order_ops/flex_attention.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
+from torch.nn.attention.flex_attention import _vmap_for_bhqkv
+
+#: Where a block mask's tuple has what is read here (`BlockMask.as_tuple`, the same in torch 2.11 to 2.13).
+_KV_BLOCKS, _KV_INDICES, _FULL_BLOCKS, _FULL_INDICES = 2, 3, 4, 5
+#: A score or mask function after its captured tensors were added to its arguments.
+Mod = Callable[..., torch.Tensor]
+
+
+def flex_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Mod,
+    block_mask: tuple[Any, ...],
+    scale: float,
+    kernel_options: Mapping[str, object],
+    score_mod_other_buffers: Sequence[torch.Tensor | int] = (),
+    mask_mod_other_buffers: Sequence[torch.Tensor | int] = (),
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The operator: attention, and the logarithms of its rows' sums and their maxima, both to base 2.
+
+    query: [B, Hq, L, E]; key: [B or 1, H, S, E]; value: [B or 1, H, S, Ev]; Hq a multiple of H. Results: [B, Hq, L,
+    Ev] in the order of the query's strides, and twice [B, Hq, L] in f32 (f64 for f64). A row with every position masked
+    is 0, with -inf as its logarithm. `mask_mod` says what is masked; block lists are read only where it masks nothing.
+    """
+    wide = query.dtype if query.dtype is torch.float64 else torch.float32
+    groups = query.shape[1] // key.shape[1]
+    if groups != 1:
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
+    scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * scale
+    indices = [torch.arange(n, device=query.device) for n in scores.shape]
+    scored, masked = (_tensors(x, query.device) for x in (score_mod_other_buffers, mask_mod_other_buffers))
+    with TransformGetItemToIndex():  # x[i] of a tensor i, not of its number
+        scores = _over(score_mod, (0,), scored)(scores, *indices, *scored).to(wide)
+        mask = _mask(block_mask, indices, masked)
+    if mask is not None:
+        scores = torch.where(mask, scores, -math.inf)
+    lse = torch.logsumexp(scores, -1)
+    out = (torch.ops.aten._safe_softmax(scores, -1) @ value.to(wide)).to(query.dtype)
+    return _laid_out(out, query), lse / math.log(2), scores.amax(-1) / math.log(2)
+
+
+def _tensors(captured: Sequence[torch.Tensor | int], device: torch.device) -> list[torch.Tensor]:
+    """What a function captured, sizes too: operators under `vmap` take no symbolic numbers."""
+    return [x if isinstance(x, torch.Tensor) else torch.full((), x, device=device) for x in captured]
+
+
+def _over(mod: Mod, prefix: tuple[int, ...], buffers: Sequence[torch.Tensor]) -> Mod:
+    """A function of numbers as one of vectors of indices: [B], [H], [L], [S] -> [B, H, L, S]."""
+    return _vmap_for_bhqkv(mod, prefix=prefix, suffix=(None,) * len(buffers))
+
+
+def _mask(
+    block_mask: tuple[Any, ...], indices: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
+) -> torch.Tensor | None:
+    """What may be attended, [B, H, L, S] by broadcasting; None: everything."""
+    mask_mod = block_mask[-1]
+    if not _is_noop(mask_mod):
+        return _over(mask_mod, (), buffers)(*indices, *buffers)
+    if block_mask[_KV_INDICES].shape[-1] == 1 and block_mask[_KV_INDICES].shape[-2] == 1:
+        return None  # one block that holds everything, as torch makes it where no mask is given
+    return _of_blocks(block_mask, indices)
+
+
+def _is_noop(mask_mod: Mod) -> bool:
+    """Whether a mask function's graph makes ones of nothing it is given, as torch's `noop_mask`."""
+    graph = getattr(mask_mod, "graph", None)
+    if graph is None:
+        return False
+    calls = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    return [n.target for n in calls] == ["new_ones"]
+
+
+def _of_blocks(block_mask: tuple[Any, ...], indices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Masks of block lists without a mask function: all of the blocks listed. [B or 1, H or 1, L, S]."""
+    q_size, kv_size = block_mask[-3], block_mask[-2]
+    listed = _listed(block_mask[_KV_BLOCKS], block_mask[_KV_INDICES])
+    if block_mask[_FULL_BLOCKS] is not None:
+        listed = listed | _listed(block_mask[_FULL_BLOCKS], block_mask[_FULL_INDICES])
+    b, h, q, kv = indices
+    rows, columns = q[:, None] // q_size, kv // kv_size
+    b = b[:, None, None, None] if listed.shape[0] > 1 else torch.zeros_like(b[:1])[:, None, None, None]
+    h = h[:, None, None] if listed.shape[1] > 1 else torch.zeros_like(h[:1])[:, None, None]
+    return listed[b, h, rows, columns]
+
+
+def _listed(count: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Which blocks of keys the first `count` of each row's indices name: [..., rows] -> [..., rows, blocks of keys]."""
+    columns = torch.arange(indices.shape[-1], device=indices.device)
+    live = columns < count[..., None]
+    return ((indices[..., None] == columns) & live[..., None]).any(-2)
+
+
+def _laid_out(out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """A result whose axes follow each other in memory as the query's do (the last one innermost), as torch's do."""
+    order = sorted(range(3), key=lambda n: query.stride()[n], reverse=True)
+    if order == [0, 1, 2]:
+        return out
+    axes = [*order, 3]
+    return out.permute(axes).contiguous().permute([axes.index(n) for n in range(4)])
+
+
+__all__ = ["flex_attention", "flex_operator"]
