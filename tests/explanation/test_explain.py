@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from tests.block.programs import SOFTMAX
+from tests.explanation.fixtures import TWO_KERNELS
 from tilefold.errors import TilefoldError, UnsupportedError
 from tilefold.explanation import html
+from tilefold.explanation.model import alike
 from tilefold.explanation.report import explain, explain_compiled
+from tilefold.explanation.timed import run_timed
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
 from tilefold.tensor.text import parse
@@ -80,6 +83,44 @@ def test_library_calls_of_a_gpu_are_shown_as_such():
     model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 512)).half()
     x = explain(model, torch.randn(4096, 512).half(), device="cuda")
     assert any(k.kind == "library" for k in x.kernels) and "library" in x.text(code=True)
+
+
+def test_library_calls_are_named_by_their_operators():
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 512))
+    x = explain(model, torch.randn(256, 512), device="cpu", goal="greedy")
+    called = [k.calls for k in x.kernels if k.kind == "library"]
+    assert called and all("mm" in name for names in called for name in names)
+    assert "library call of aten." in str(x) and called[0][0] in html.page(x)
+
+
+def test_kernels_are_timed_where_that_is_asked_for():
+    x = torch.randn(6, 40)
+    plain, timed = explain(softmax, x), explain(softmax, x, measure=True, code=True)
+    (k,), (t,) = plain.kernels, timed.kernels
+    assert k.seconds is None and k.predicted == t.predicted and k.predicted > 0
+    assert t.seconds is not None and 0 < t.seconds < 1
+    assert "measured" in str(timed) and "measured" in html.page(timed) and "measured" not in str(plain)
+    assert "#include" in str(timed) and "#include" not in timed.text()
+    both = alike((*timed.regions, *timed.regions))
+    assert both[0].count == 2 and both[0].seconds == pytest.approx(2 * t.seconds)
+
+
+def test_a_program_that_is_timed_step_by_step_computes_the_same():
+    compiled = compile_program(parse(TWO_KERNELS))
+    x = torch.randn(64, 40)
+    found, seconds = run_timed(compiled, {"x": x}, {"n": 40})
+    assert len(seconds) == len(compiled.steps) and all(0 < s < 1 for s in seconds)
+    assert torch.allclose(found["u"], (x * x.sum(-1, keepdim=True)).sum(0), atol=1e-3)
+
+
+def test_another_device_cannot_be_measured():
+    with pytest.raises(TilefoldError, match="nothing here runs on 'cuda'"):
+        explain(softmax, torch.randn(3, 4), device="cuda", measure=True)
+
+
+def test_what_does_not_run_is_not_printed():
+    shown = explain(softmax, torch.randn(6, 40))
+    assert "rule" not in str(shown) and "(not what runs)" in html.page(explain(softmax, torch.randn(6, 40)))
 
 
 def test_other_devices_are_refused():

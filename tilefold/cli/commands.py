@@ -47,11 +47,12 @@ def explain(
     html: Annotated[Path | None, typer.Option(help="also write the explanation as a web page")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda: whose kernels are shown; no GPU is needed")] = None,
     code: Annotated[bool, typer.Option(help="also print the generated code")] = False,
+    measure: Annotated[bool, typer.Option(help="run the kernels, and say how long each takes")] = False,
 ) -> None:
     """What is fused in a function, why, and what it saves."""
     with friendly("compiling"):
         fn, module = target.load(function)
-        page = explain_function(fn, *target.arguments(fn, module, args, seed=seed), device=device)
+        page = explain_function(fn, *target.arguments(fn, module, args, seed=seed), device=device, measure=measure)
         if html is not None:
             page.to_html(html)
     console.print(page.text(code=code), markup=False, highlight=False, soft_wrap=True)

@@ -31,10 +31,11 @@ def region(
     code: Sequence[Code],
     syms: Mapping[str, int] | None = None,
     name: str = "",
-    language: str = "C++",
+    bandwidth: float = 0.0,
+    seconds: Sequence[float] = (),
 ) -> Region:
-    """Everything about one program. `code`: for each kernel of `fused`, in `language`; `syms`: values for sizes and
-    traffic."""
+    """Everything about one program. `code`: for each kernel of `fused`; `syms`: values for sizes and traffic.
+    `bandwidth`: bytes/s of memory, 0 where no time is predicted; `seconds`: measured, of each kernel."""
     values = {s: (syms or {}).get(s, TYPICAL_EXTENT) for s in program.syms}
     blocks = [k.block for k in fused.kernels]
     given = Sizes(program, values)
@@ -46,6 +47,7 @@ def region(
     sizes.dtype = given.dtype | sizes.dtype
     moved = [block_access(b, sizes) for b in blocks]
     shown = dataflow.choose([s for s, _ in signed], [n for _, n in signed])
+    measured: Sequence[float | None] = seconds or [None] * len(code)
     kernels = tuple(
         KernelReport(
             name=k.block.name,
@@ -58,9 +60,12 @@ def region(
             source=c.source,
             signature=sig,
             renaming=names,
-            language=language,
+            language=c.language or "C++",
+            calls=_called(simple, k) if c.library else (),
+            predicted=a.total / bandwidth if bandwidth else None,
+            seconds=s,
         )
-        for k, c, a, (sig, names) in zip(fused.kernels, code, moved, signed, strict=True)
+        for k, c, a, (sig, names), s in zip(fused.kernels, code, moved, signed, measured, strict=True)
     )
     library = [k.kind == "library" for k in kernels]
     return Region(
@@ -76,6 +81,13 @@ def region(
         syms=values,
         rules=rules_of(simple),
     )
+
+
+def _called(p: Program, k: FusedKernel) -> tuple[str, ...]:
+    """The operators that a library call stands for, as the graph names them."""
+    by_name = {r: c for c in p.body for r in c.results}
+    members = k.plan.group.members
+    return tuple(dict.fromkeys(c.origin for m in members if (c := by_name.get(m)) is not None and c.origin))
 
 
 def _rejections(fused: Fused) -> tuple[RejectionReport, ...]:

@@ -15,7 +15,7 @@ from tilefold.explanation.model import Alike, Region, RejectionReport, alike
 from tilefold.explanation.names import words
 from tilefold.explanation.rules import section
 from tilefold.explanation.svg import draw
-from tilefold.explanation.traffic import TensorTraffic, Traffic, human
+from tilefold.explanation.traffic import TensorTraffic, Traffic, human, human_time
 
 if TYPE_CHECKING:
     from tilefold.explanation.report import Explanation
@@ -48,10 +48,10 @@ def body(x: Explanation) -> str:
         ("", "", head(x)),
         ("dataflow", "Dataflow", "".join(flows(r, len(x.regions) > 1) for r in x.regions)),
         ("derivation", "Why it is right", derivations(x.regions)),
-        ("rules", "Rule by rule", "".join(section(r.rules) for r in x.regions)),
         ("code", "Loops and code", "".join(map(kernel, alike(x.regions)))),
         ("traffic", "Memory traffic", traffic(x.traffic)),
         ("rejections", "What was not fused, and why", rejections(x.rejections)),
+        ("rules", "The paper's rules, step by step (not what runs)", "".join(section(r.rules) for r in x.regions)),
         ("accuracy", "Error against float64", accuracy(x.verification) if x.verification else ""),
     ]
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, text in parts if key and text)
@@ -129,13 +129,12 @@ def kernel(a: Alike) -> str:
     k = a.first
     times = f'<span class="badge">×{a.count}</span>' if a.count > 1 else ""
     kind = '<span class="badge good">fused</span>' if k.kind == "fused" else '<span class="badge">library</span>'
-    members = ", ".join(k.members)
-    facts = (
-        f'<span class="soft">{escape(members)}{f" · grid {escape(k.grid)}" if k.grid else ""} · {human(k.bytes)}</span>'
-    )
+    members, grid = ", ".join(k.members), f" · grid {escape(k.grid)}" if k.grid else ""
+    facts = f'<span class="soft">{escape(members)}{grid} · {human(k.bytes)}{_times(a)}</span>'
     summary = f"<summary><h3>{escape(k.name)}</h3>{kind}{times}{facts}</summary>"
     if k.kind == "library":
-        text = "<p>A matrix product that PyTorch's library computes faster than a fused kernel would.</p>"
+        calls = ", ".join(f"<code>{escape(c)}</code>" for c in k.calls) or "a product or convolution"
+        text = f"<p>A call of PyTorch's library: {calls}.</p>"
         return f'<details class="card">{summary}<div class="inside">{text}</div></details>'
     names = words(k.listing)
     left = f"<div><h4>Loop listing</h4><pre>{code(k.listing, names)}</pre></div>"
@@ -149,6 +148,13 @@ def kernel(a: Alike) -> str:
         f'<details class="card"{" open" if len(k.listing) < 4000 else ""}>{summary}<div class="inside codes-of">'
         f'<div class="codes">{left}{right}</div>{tile}</div></details>'
     )
+
+
+def _times(a: Alike) -> str:
+    """The least time that the bytes of one take, and what all that are alike took, if measured."""
+    least = f" · at least {human_time(a.first.predicted)}" if a.first.predicted is not None else ""
+    took = f" · measured {human_time(a.seconds)}{' in all' if a.count > 1 else ''}" if a.seconds is not None else ""
+    return least + took
 
 
 def _plain(title: str, text: str) -> str:

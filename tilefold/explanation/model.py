@@ -19,6 +19,8 @@ Kind = Literal["fused", "library"]
 class KernelReport:
     """One launch. `bytes` is what it is predicted to read and write.
 
+    `predicted`: seconds that `bytes` take at the memory's bandwidth, the least time of a kernel that reads them from
+    memory; None without a machine. `seconds`: measured, None where nothing was. `calls`: operators of a library call.
     `members`: the statements of the program (after simplification) that it computes. `grid`: tiles
     of its parallel dims, `i:64`. `listing`, `tile`, `source`: its block program, tile kernel and code
     (in `language`), empty for a library call. `signature`: equal for kernels that differ in names only.
@@ -35,6 +37,9 @@ class KernelReport:
     signature: str
     renaming: Mapping[str, str]
     language: str = "C++"
+    calls: tuple[str, ...] = ()
+    predicted: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +136,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Kernels that differ in names only: the first of them, and how many there are."""
+    """Kernels that differ in names only: the first of them, and how many there are. `seconds`: of all, if measured."""
 
     first: KernelReport
     count: int
     region: Region
+    seconds: float | None = None
 
 
 def alike(regions: tuple[Region, ...]) -> tuple[Alike, ...]:
@@ -144,7 +150,8 @@ def alike(regions: tuple[Region, ...]) -> tuple[Alike, ...]:
     for region, k in _kernels(regions):
         key = (k.kind, k.signature)
         old = found.get(key)
-        found[key] = Alike(k, 1, region) if old is None else Alike(old.first, old.count + 1, old.region)
+        total = k.seconds if old is None or old.seconds is None or k.seconds is None else old.seconds + k.seconds
+        found[key] = Alike(k, 1, region, total) if old is None else Alike(old.first, old.count + 1, old.region, total)
     return tuple(found.values())
 
 

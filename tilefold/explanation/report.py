@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tilefold.errors import TilefoldError, UnsupportedError
 from tilefold.explanation import html, terminal
 from tilefold.explanation.gather import region
 from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport, alike
+from tilefold.explanation.timed import bandwidth, run_timed
 from tilefold.explanation.traffic import Traffic
 from tilefold.frontend.fuse import check_arguments, check_function, own_copy, plain, translated
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, Runner
@@ -32,13 +34,14 @@ class Explanation:
     """Everything about one function or model. Print it, or write it with `to_html`.
 
     `regions`: the programs that were compiled (one, unless parts were left to PyTorch).
-    `fallbacks`: those parts, with reasons. `verification`: shown on the page where given.
+    `fallbacks`: those parts, with reasons. `verification`: shown on the page where given. `code`: printed too.
     """
 
     name: str
     regions: tuple[Region, ...]
     fallbacks: tuple[RejectionReport, ...] = ()
     verification: VerifyReport | None = None
+    code: bool = False
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -71,7 +74,7 @@ class Explanation:
         return Traffic(tuple(t for r in self.regions for t in r.traffic.rows))
 
     def __str__(self) -> str:
-        return terminal.text(self)
+        return terminal.text(self, code=self.code)
 
     def text(self, *, code: bool = False) -> str:
         """What `print` shows; code: also the generated code of each kernel."""
@@ -89,11 +92,14 @@ class _Recorded:
     """A compiled program that remembers what it was called with: values of symbols, unit strides of inputs.
 
     It computes only where `real()` gives what does; otherwise its results are zeros, which the caller of
-    `explain` never sees, and no C++ is compiled.
+    `explain` never sees, and no C++ is compiled. `measured`: its kernels are built and timed, step by step.
     """
 
-    def __init__(self, compiled: CompiledProgram, device: str, real: Callable[[], Runner | None]):
-        self.compiled, self.device, self.real = compiled, device, real
+    def __init__(
+        self, compiled: CompiledProgram, device: str, real: Callable[[], Runner | None], measured: bool = False
+    ):
+        self.compiled, self.device, self.real, self.measured = compiled, device, real, measured
+        self.seconds: tuple[float, ...] = ()
         self.syms: Mapping[str, int] = {}
         self.units: dict[str, int | None] = {}
 
@@ -101,6 +107,9 @@ class _Recorded:
         self.syms = dict(syms)
         for name, x in inputs.items():
             self.units[name] = unit_axis(x)
+        if self.measured:
+            results, self.seconds = run_timed(self.compiled, inputs, syms)
+            return results
         run = self.real()
         if run is not None:
             return run(inputs, syms)
@@ -120,6 +129,8 @@ def explain(
     goal: Goal | None = None,
     device: str | None = None,
     verification: VerifyReport | None = None,
+    measure: bool = False,
+    code: bool = False,
     **kwargs: Any,
 ) -> Explanation:
     """Compile, as far as the report needs, and report.
@@ -127,7 +138,9 @@ def explain(
     goal: "fused" as `tilefold.fuse` compiles (default for functions), or "fast" as
     `torch.compile(backend="tilefold")` does (default for modules). What is not covered is listed
     among the rejections. `dynamic`: all sizes are symbolic (True), or those given are used. device: "cpu" or "cuda",
-    whose kernels are shown (by default the arguments' own); no GPU is needed to look at its kernels.
+    whose kernels are shown (by default the arguments' own); no GPU is needed to look at its kernels. measure: build and
+    run them, and say how long each takes on its own, next to the least time that its bytes take. code: `print` shows
+    the generated code too.
     UnsupportedError: nothing was captured at all.
     """
     target = plain(fn)
@@ -135,15 +148,20 @@ def explain(
     check_arguments(target, args, kwargs)
     if device not in (None, "cpu", "cuda"):
         raise TilefoldError(f"no kernels are made for {device!r}", hint="cpu or cuda")
+    if measure and device not in (
+        None,
+        *(x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)),
+    ):
+        raise TilefoldError(f"nothing here runs on {device!r}", hint="measure with arguments on that device")
     name = getattr(target, "__name__", type(target).__name__)
     goal = goal or ("fast" if isinstance(target, torch.nn.Module) else "fused")
     try:
-        graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=True)
+        graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=True, measure=measure)
     except UnsupportedError:  # a graph break: the parts need each other's values
-        graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=False)
+        graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=False, measure=measure)
     if not graphs:
         raise UnsupportedError(f"{name} computes nothing on tensors", hint="it must take and return tensors")
-    return explain_graphs(graphs, name, verification)
+    return replace(explain_graphs(graphs, name, verification), code=code)
 
 
 def _captured(
@@ -155,6 +173,7 @@ def _captured(
     shown: str | None,
     *,
     whole: bool,
+    measure: bool,
 ) -> list[CompiledGraph]:
     """The graphs that one call compiles. Nothing is computed if the function is captured and covered whole."""
     graphs: list[CompiledGraph] = []
@@ -168,7 +187,7 @@ def _captured(
                 return None
             return program if looked_at == device else compile_program(p, goal=goal, load=False, device=device)
 
-        return _Recorded(program, looked_at, real)
+        return _Recorded(program, looked_at, real, measure)
 
     options = Options(compiled, leftover="eager", on_compiled=graphs.append)
 
@@ -192,7 +211,7 @@ def explain_graphs(graphs: Iterable[CompiledGraph], name: str, verification: Ver
         for r in g.regions:
             if isinstance(r.runner, _Recorded):
                 x = r.runner
-                regions.append(_region(x.compiled, x.syms, x.units, r.lowered.raw, r.name, x.device))
+                regions.append(_region(x.compiled, x.syms, x.units, r.lowered.raw, r.name, x.device, x.seconds))
             elif isinstance(r.runner, CompiledProgram):
                 regions.append(_region(r.runner, None, {}, r.lowered.raw, r.name))
         fallbacks += [RejectionReport("fallback", f.node, f.reason, f.loc) for f in g.fallbacks]
@@ -218,6 +237,7 @@ def _region(
     given: Program,
     name: str,
     device: str = "cpu",
+    seconds: Sequence[float] = (),
 ) -> Region:
     codes = tuple(step.code(units) for step in compiled.steps)
-    return region(given, compiled.program, compiled.fused, codes, syms, name, "C++" if device == "cpu" else "Triton")
+    return region(given, compiled.program, compiled.fused, codes, syms, name, bandwidth(device), seconds)

@@ -1,10 +1,9 @@
-"""What Blockbuster's rules do to a user's own program, step by step: data, terminal text and page section."""
+"""What Blockbuster's rules do to a user's own program, step by step: data and page section. It is not what runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
 
 from tilefold.blockbuster.from_tensor import from_tensor
 from tilefold.blockbuster.ir import Map, Path, Program
@@ -18,8 +17,6 @@ from tilefold.tensor.ir import Program as TensorProgram
 
 #: Longer programs are not shown: statements of the tensor program, and steps with a drawing.
 MOST_STATEMENTS, MOST_STEPS = 24, 80
-#: Lines of the final listing that the terminal shows.
-MOST_LINES = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +76,6 @@ def _place(p: Program, path: Path) -> str:
     return f"in {' / '.join(dims)}" if dims else "at the top"
 
 
-def terminal_lines(r: Rules) -> list[str]:
-    """The sequence of rules, and the last listing."""
-    if r.start is None or not r.steps:
-        return []
-    lines = [f"Block program, rule by rule: {len(r.steps)} steps"]
-    at = 1
-    for (label, place), same in groupby(r.steps, key=lambda s: (s.label, s.place)):
-        found = list(same)
-        span = f"{at}" if len(found) == 1 else f"{at}-{at + len(found) - 1}"
-        note = f": {found[0].note}" if len(found) == 1 else ""
-        line = f"  {span:>6}  {label} ({place}){note}"
-        lines.append(line if len(line) <= 96 else line[:95] + "…")
-        at += len(found)
-    last = lines_of(r.safe) if r.safe is not None else []
-    if 0 < len(last) <= MOST_LINES and max(map(len, last)) <= 92:
-        lines += ["  after the last step, made safe:", *(f"    {ln}" for ln in last)]
-    return lines
-
-
 def section(r: Rules) -> str:
     """A slider over all steps, with the listing and the drawing before and after each; empty if there is nothing."""
     if r.start is None or not r.steps:
@@ -120,6 +98,8 @@ def section(r: Rules) -> str:
         f"<output>{last} of {last}</output></div>"
     )
     note = (
+        "<p><b>Not what runs.</b> The kernels of this page are planned on their own and stand under Loops and code. "
+        "Here the nine rules of the Blockbuster paper are applied to the same program, one at a time.</p>"
         "<p class='soft'>Red edges are buffered: they go through global memory. A dotted box is a map over the dim in "
         "its corner. Each step shows the program before it and after it.</p>"
     )

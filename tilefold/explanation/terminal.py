@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilefold.explanation.model import Alike, FoldReport, RejectionReport, alike
 from tilefold.explanation.notes import explain_law
-from tilefold.explanation.rules import terminal_lines
-from tilefold.explanation.traffic import Traffic, human
+from tilefold.explanation.traffic import Traffic, human, human_time
 
 if TYPE_CHECKING:
     from tilefold.explanation.report import Explanation
@@ -30,7 +29,6 @@ def text(x: Explanation, *, code: bool = False) -> str:
         _kernels(alike(x.regions)),
         _folds(x.folds),
         _listings(alike(x.regions)),
-        [line for r in x.regions for line in terminal_lines(r.rules)],
         _traffic(t),
         _rejections(x.rejections),
         *(_code(a) for a in alike(x.regions) if code),
@@ -55,12 +53,21 @@ def _kernels(found: tuple[Alike, ...]) -> list[str]:
         k = a.first
         times = f" x{a.count}" if a.count > 1 else ""
         grid = f", grid {k.grid}" if k.grid else ""
-        lines += _wrap(f"{k.name}{times}: {k.kind}{grid}, {human(k.bytes)}", "  ", "    ")
+        what = f"library call of {', '.join(k.calls)}" if k.calls else f"{k.kind}, {k.language}"
+        lines += _wrap(f"{k.name}{times}: {what}{grid}, {human(k.bytes)}{_times(a)}", "  ", "    ")
         if len(k.members) > 1:
             lines += _wrap("computes " + ", ".join(k.members), "    ")
     if len(found) > MOST_KERNELS:
         lines.append(f"  ... {len(found) - MOST_KERNELS} more")
     return lines
+
+
+def _times(a: Alike) -> str:
+    """Of one kernel predicted, of all that are alike measured."""
+    k = a.first
+    least = f", {human_time(k.predicted)} at least" if k.predicted is not None else ""
+    took = f", measured {human_time(a.seconds)}" if a.seconds is not None else ""
+    return least + took + (f" (all {a.count})" if took and a.count > 1 else "")
 
 
 def _code(a: Alike) -> list[str]:

@@ -205,6 +205,11 @@ def compare(p: Program, before: Iterable[Access], after: Iterable[Access], sizes
     return Traffic(tuple(rows))
 
 
+def human_time(seconds: float) -> str:
+    """Seconds for people: `12.3 us`."""
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
 def human(n: float) -> str:
     """Bytes for people: `1.5 MB` (powers of 1000)."""
     for unit in ("B", "kB", "MB", "GB"):

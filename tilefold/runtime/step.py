@@ -21,12 +21,14 @@ Units = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What was generated for a step: grid and tile kernel in text form, source; empty for a library call."""
+    """What was generated for a step: grid and tile kernel in text form, and the source in `language`; empty for a
+    library call."""
 
     grid: str = ""
     tile: str = ""
     source: str = ""
     library: bool = False
+    language: str = ""
 
 
 #: Of what a library computes.

@@ -142,7 +142,7 @@ class KernelStep(FusedStep):
     def code(self, units: Mapping[str, int | None]) -> Code:
         """The tile kernel and its C++."""
         kernel = self.kernel(self._units(units))
-        return Code(_grid(kernel), show(kernel), render(kernel))
+        return Code(_grid(kernel), show(kernel), render(kernel), language="C++")
 
 
 _kernels: WeakValueDictionary[tuple[str, Given | None, bool], TritonKernel] = WeakValueDictionary()
@@ -212,9 +212,11 @@ class GpuStep(FusedStep):
     def code(self, units: Mapping[str, int | None]) -> Code:
         """The tile kernel and its Triton, for typical values of symbols; why there is none where it is refused."""
         v = usual_variant(self.triton, self._units(units))
-        return (
-            Code(source=f"# {v}\n") if isinstance(v, str) else Code(_grid(v.kernel), show(v.kernel), v.rendered.source)
-        )
+        if isinstance(v, str):
+            return Code(source=f"# {v}\n", language="Triton")
+        source = v.rendered.source
+        language = "Gluon" if "@gluon.jit" in source else "Triton"
+        return Code(_grid(v.kernel), show(v.kernel), source, language=language)
 
 
 def _grid(kernel: tile.Kernel) -> str:
