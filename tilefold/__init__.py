@@ -6,6 +6,7 @@ tilefold.explain(fn, *args)                       what was fused, why, the code,
 tilefold.verify(fn, *args)                        error against float64, next to eager's
 tilefold.custom_op(fn, *args)                     an operator of torch, for graphs of others and calls without guards
 tilefold.flex_attention(q, k, v, ...)             torch's flex_attention, compiled: your own scores and masks
+tilefold.package(fn, args, path), load(path)      a file that a process without a compiler loads
 tilefold.te                                       tensor expressions and schedules: fusion by hand
 tilefold.tune(fn, *args)          times configurations of its GPU kernels and keeps the best
 tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from tilefold.frontend.expressions import te
     from tilefold.frontend.flex import flex_attention
     from tilefold.frontend.fuse import fuse
+    from tilefold.frontend.packages.load import Packaged, load
+    from tilefold.frontend.packages.package import package
     from tilefold.frontend.registered.custom_op import CustomOp, custom_op
     from tilefold.frontend.tune import tune
     from tilefold.frontend.verify import VerifyReport, verify
@@ -47,6 +50,9 @@ _HOMES = {
     "custom_op": "tilefold.frontend.registered.custom_op",
     "flex_attention": "tilefold.frontend.flex",
     "fuse": "tilefold.frontend.fuse",
+    "Packaged": "tilefold.frontend.packages.load",
+    "load": "tilefold.frontend.packages.load",
+    "package": "tilefold.frontend.packages.package",
     "tune": "tilefold.frontend.tune",
     "VerifyReport": "tilefold.frontend.verify",
     "verify": "tilefold.frontend.verify",
@@ -59,6 +65,7 @@ __all__ = [
     "CustomOp",
     "Explanation",
     "NotFusibleError",
+    "Packaged",
     "ParseError",
     "ScheduleError",
     "SourceLoc",
@@ -71,6 +78,8 @@ __all__ = [
     "explain",
     "flex_attention",
     "fuse",
+    "load",
+    "package",
     "te",
     "tune",
     "verify",

@@ -23,16 +23,16 @@ from tilefold.log import at_step
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import gpu_here
-from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call, library_calls
+from tilefold.plan.library import ConvolutionCall, LibraryCall, library_calls
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.plan.targets.gpu import GpuTarget
-from tilefold.runtime.convolution import ConvolutionStep
+from tilefold.runtime.calls import library_step
 from tilefold.runtime.fused_programs import Part, Settled, fused_for_gpu, settled_for_cpu
 from tilefold.runtime.gpu_program import GpuProgram
-from tilefold.runtime.library import LibraryStep, ScaledStep
+from tilefold.runtime.library import ScaledStep
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.spans import titles
 from tilefold.runtime.step import Step
@@ -153,11 +153,8 @@ def _alone_in_library(
 
 
 def _library_step(p: Program, members: Sequence[str]) -> list[Step]:
-    g = Graph.of(p)
-    call = library_call(g, g.by_name[members[0]], frozenset(members))
-    if isinstance(call, ConvolutionCall):
-        return [ConvolutionStep(call, p)]
-    return [] if call is None else [LibraryStep(call, p)]
+    found = library_step(p, members)
+    return [] if found is None else [found]
 
 
 def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:

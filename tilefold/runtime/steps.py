@@ -125,6 +125,11 @@ class KernelStep(FusedStep):
             launch = self._loaded[units] = load_kernel(self.kernel(units))
         return launch
 
+    @property
+    def loaded(self) -> Mapping[Units, Callable[..., None]]:
+        """The kernels that have been compiled, the usual one first."""
+        return self._loaded
+
     def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         units = tuple([unit_axis(tensors[t]) for t in self.reads])
         launch = self._loaded.get(units) or self.load(units)

@@ -90,6 +90,14 @@ def cpu_features() -> str:
 
 
 @lru_cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of this CPU by Linux' names; none where the system does not tell them so."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+@lru_cache
 def openmp_runtime() -> str:
     """The OpenMP library that torch ships, which a kernel must share; `-lgomp` where it ships none."""
     root = Path(torch.__file__).parent

@@ -16,7 +16,7 @@ import torch
 from tilefold.backends.cpp.affine import SIZE_LIMIT
 from tilefold.backends.cpp.compile import build, toolchain
 from tilefold.backends.cpp.contract import GEMM_ENTRY, gemm_name, gemm_source
-from tilefold.backends.cpp.render import ENTRY, OUTSIDE, TAKE_OUTSIDE, render, render_linked
+from tilefold.backends.cpp.render import ENTRY, OUTSIDE, TAKE_OUTSIDE, Rendered, render_linked
 from tilefold.errors import BackendError
 from tilefold.tensor.sizes import extent
 from tilefold.tile.ir import Kernel
@@ -97,13 +97,16 @@ class CppKernel:
 
     def __init__(self, kernel: Kernel, builder: Builder = build_uncached):
         self.kernel, self._builder = kernel, builder
-        self.source = render(kernel)
+        self.source = self._rendered(wide=False).source
         self._entry = self._load(wide=False)
         self._params = tuple((t.name, t.dtype.torch_dtype) for t in kernel.tensors)
         self._layouts: dict[tuple[object, ...], _Layout] = {}
 
+    def _rendered(self, wide: bool) -> Rendered:
+        return render_linked(self.kernel, wide)
+
     def _load(self, wide: bool) -> _Entry:
-        rendered = render_linked(self.kernel, wide)
+        rendered = self._rendered(wide)
         library = _library(self._builder(rendered.source, self.kernel.name))
         entry, outside = getattr(library, ENTRY), 0
         entry.argtypes, entry.restype = (ctypes.c_char_p, ctypes.c_int64), None

@@ -144,6 +144,16 @@ def _compiled_graph(
     return whole
 
 
+def assembled(
+    gm: torch.fx.GraphModule, options: Options, name: str, titles: Sequence[str] | None
+) -> tuple[torch.fx.Graph, torch.nn.Module, Callable[..., Sequence[object]]]:
+    """A graph of regions and operators, the modules that it calls (each `run`s a region), and both as a callable."""
+    fold_scans(gm)
+    build = _Assembler(gm, partition(gm), options, name, titles)
+    run = build.assemble()
+    return build.graph, build.root, run
+
+
 STRICT_HINT = "use torch.compile(backend='tilefold'), which leaves such parts to another compiler"
 
 

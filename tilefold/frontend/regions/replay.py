@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 
-from tilefold.frontend.operators.fx_to_tensor import Lowered
+from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.execute import Executable
 from tilefold.runtime.native.load import WORTH, native
 from tilefold.runtime.program import CompiledProgram

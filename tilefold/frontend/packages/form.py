@@ -1,0 +1,198 @@
+"""What a package holds, but for the bytes of kernels and tensors: records, with values of torch by their names.
+
+package  ::= arguments, weights, constants, node*, results, symbols' ranges
+node     ::= name = target(args)
+target   ::= region n | item (of a region's results) | an ATen operator | a function of sizes
+value    ::= Ref to an earlier name | Of torch (a dtype, device ...) | number | text | bool | None | tuple of values
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym
+from tilefold.backends.cpp.prebuilt import Built
+from tilefold.errors import ParseError, SourceLoc
+from tilefold.frontend.operators.bindings import OutputBinding, SymBinding
+from tilefold.runtime.stored import StoredCall, StoredKernel, StoredProgram, StoredStep
+from tilefold.tensor.ir import Compute, Input, Program
+from tilefold.tile.ir import TensorParam
+
+#: Changes when a package of an earlier Tilefold cannot be read any more.
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Requires:
+    """What a package needs of where it is loaded. cpu: `backends.cpp.prebuilt.needed`."""
+
+    format: int
+    tilefold: str
+    torch: str
+    device: str
+    cpu: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`requires`, and the sha256 of every other member of the archive by its name."""
+
+    requires: Requires
+    members: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Bytes of a member of the archive, packed: extents in memory order, and the axes of the tensor in that order."""
+
+    member: str
+    dtype: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor of the model: its name in `state_dict()`, and itself where it is included."""
+
+    name: str
+    state: str
+    dtype: str
+    shape: tuple[int, ...]
+    included: StoredTensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A flat argument: a tensor of this type and these extents, or (dtype None) the value that was traced."""
+
+    name: str
+    dtype: str | None
+    shape: tuple[Expr, ...] = ()
+    value: int | float | bool | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The value of an earlier name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Of:
+    """A value of torch, by its name."""
+
+    kind: Literal["dtype", "device", "layout", "memory_format"]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`name = target(*args, **kwargs)`. kind: of the target."""
+
+    name: str
+    kind: Literal["region", "item", "aten", "python"]
+    target: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredInput:
+    """As `InputBinding`; `constant`: the number of a stored tensor."""
+
+    name: str
+    position: int | None
+    axes: tuple[tuple[Expr, ...], ...]
+    constant: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRegion:
+    """A stored program, and how a graph's arguments and results are its."""
+
+    program: StoredProgram
+    inputs: tuple[StoredInput, ...]
+    syms: tuple[SymBinding, ...]
+    outputs: tuple[OutputBinding, ...]
+    placeholders: int
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A whole graph. in_tree, out_tree: how arguments and results are put together (torch's pytree, as JSON). ranges:
+    smallest and largest values of symbols. tensors: constants, of the graph and of regions."""
+
+    arguments: tuple[Argument, ...]
+    weights: tuple[Weight, ...]
+    constants: Mapping[str, int]
+    nodes: tuple[Node, ...]
+    results: tuple[Any, ...]
+    regions: tuple[StoredRegion, ...]
+    tensors: tuple[StoredTensor, ...]
+    ranges: Mapping[str, tuple[int, int]]
+    in_tree: str
+    out_tree: str
+
+
+#: All that the records of a package may hold.
+CLASSES = (
+    *(Requires, Manifest, Package, StoredTensor, Weight, Argument, Ref, Of, Node),
+    *(StoredRegion, StoredInput, SymBinding, OutputBinding, StoredProgram, StoredStep, StoredCall, StoredKernel, Built),
+    *(TensorParam, Program, Input, Compute, SourceLoc),
+    *(Const, Index, Size, Sym, Load, Call, Cast, DType),
+)
+
+#: Functions of sizes that graphs contain.
+PYTHON: Mapping[str, Callable[..., Any]] = {
+    **{f.__name__: f for f in (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)},
+    **{f.__name__: f for f in (operator.neg, operator.truediv, operator.pow, operator.getitem)},
+    **{f.__name__: f for f in (torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float)},
+}
+
+
+def written(x: object) -> Any:
+    """An argument of a graph's node; TypeError for what has no form."""
+    match x:
+        case None | bool() | int() | float() | str():
+            return x
+        case tuple() | list():
+            return tuple(map(written, x))
+        case torch.dtype():
+            return Of("dtype", str(x))
+        case torch.device():
+            return Of("device", str(x))
+        case torch.layout():
+            return Of("layout", str(x))
+        case torch.memory_format():
+            return Of("memory_format", str(x))
+        case torch.fx.Node():
+            return Ref(x.name)
+    raise TypeError(f"{type(x).__name__} {x} has no form in packages")
+
+
+def of_torch(x: Of) -> object:
+    """The value again. ParseError: torch has no such."""
+    kinds = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+    if x.kind == "device":
+        return torch.device(x.name)
+    found = getattr(torch, x.name.removeprefix("torch."), None)
+    if not isinstance(found, kinds[x.kind]):
+        raise ParseError(f"torch has no {x.kind} {x.name}")
+    return found
+
+
+def operator_of(target: str) -> Callable[..., Any]:
+    """`sort.default` -> `torch.ops.aten.sort.default`. ParseError: there is none."""
+    name, _, overload = target.partition(".")
+    found = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ParseError(f"this torch has no operator aten.{target}")
+    return found

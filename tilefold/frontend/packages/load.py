@@ -1,0 +1,237 @@
+"""`tilefold.load`: a package of `tilefold.package`, ready to be called, in a process without a compiler."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec_loads
+
+from tilefold.algebra.expr import Const, Sym
+from tilefold.backends.cpp.prebuilt import missing
+from tilefold.errors import ParseError, TilefoldError
+from tilefold.frontend.operators.bindings import InputBinding, Lowered
+from tilefold.frontend.packages.archive import AGAIN, Reader, torch_dtype
+from tilefold.frontend.packages.form import (
+    FORMAT,
+    PYTHON,
+    Argument,
+    Node,
+    Of,
+    Package,
+    Ref,
+    Requires,
+    StoredRegion,
+    of_torch,
+    operator_of,
+)
+from tilefold.frontend.regions.execute import Executable
+from tilefold.runtime.cache import version
+from tilefold.runtime.stored import LoadedProgram
+from tilefold.tensor.sizes import extent
+
+#: Where the shared libraries of loaded packages are, as long as the process lives.
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+#: From the values of earlier names to one of theirs.
+Value = Callable[[Mapping[str, Any]], Any]
+
+
+def load(
+    path: str | Path,
+    weights: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+    *,
+    digest: str | None = None,
+) -> Packaged:
+    """The packaged function, called as the original. Nothing is compiled.
+
+    weights: a module or its `state_dict()`, where the package refers to weights by name; those that it includes are
+    replaced. digest: what `Packaged.digest` must be. A package is a program: load only those that you trust.
+    TilefoldError: no package, damaged, or for another machine, torch or Tilefold.
+    """
+    reader = Reader(Path(path))
+    if digest is not None and reader.digest != digest:
+        raise TilefoldError(f"{path} has the digest {reader.digest}, not {digest}", hint=AGAIN)
+    check_here(reader.manifest.requires, str(path))
+    reader.check()
+    package = reader.package()
+    folder = tempfile.TemporaryDirectory(prefix="tilefold-package-")
+    _folders.append(folder)
+    try:
+        return Packaged(package, reader, reader.libraries(Path(folder.name)), weights)
+    except (ParseError, KeyError, ValueError) as err:
+        raise TilefoldError(f"{path} cannot be read: {err}", hint=AGAIN) from err
+
+
+def check_here(r: Requires, path: str) -> None:
+    """TilefoldError where a package is for another machine, torch or Tilefold."""
+    if r.format != FORMAT:
+        raise TilefoldError(f"{path} has format {r.format}, this Tilefold reads {FORMAT}", hint=AGAIN)
+    for what, wanted, here in (("Tilefold", r.tilefold, version()), ("torch", r.torch, torch.__version__)):
+        if wanted != here:
+            raise TilefoldError(
+                f"{path} was made with {what} {wanted}, this is {here}",
+                hint=f"install {what} {wanted}, or {AGAIN}",
+            )
+    lacking = missing(r.cpu)
+    if lacking:
+        raise TilefoldError(
+            f"{path} is for a CPU with {', '.join(lacking)}, which this one has not",
+            hint="package it with TILEFOLD_ARCH=x86-64-v3 (or another architecture that both have)",
+        )
+
+
+class Packaged:
+    """A loaded package. `digest`: of all that it holds; `regions`: the compiled programs; `weights`: by name.
+
+    TilefoldError: called with other arguments than it was packaged for.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        reader: Reader,
+        files: Mapping[str, Path],
+        weights: torch.nn.Module | Mapping[str, torch.Tensor] | None,
+    ):
+        self.digest, self._package = reader.digest, package
+        tensors = [reader.tensor(t) for t in package.tensors]
+        self.regions = [region_of(r, tensors, files) for r in package.regions]
+        self.weights = _weights(package, reader, weights)
+        self._fixed = {w.name: self.weights[w.state] for w in package.weights}
+        self._fixed |= {name: tensors[n] for name, n in package.constants.items()}
+        self._in: TreeSpec = treespec_loads(package.in_tree)
+        self._out: TreeSpec = treespec_loads(package.out_tree)
+        last = {ref: n for n, node in enumerate(package.nodes) for ref in _refs((node.args, *node.kwargs.values()))}
+        kept = {*self._fixed, *_refs(package.results)}
+        self._steps = [
+            (node.name, self._target(node), _value(node.args), _keywords(node.kwargs), _dying(last, n, kept))
+            for n, node in enumerate(package.nodes)
+        ]
+        self._results = _value(package.results)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        flat, tree = tree_flatten((args, kwargs))
+        if tree != self._in:
+            hint = "as many arguments, and by the same keywords, as tilefold.package was given"
+            raise TilefoldError(f"the package takes arguments like {self._in}, not {tree}", hint=hint)
+        values = {**self._fixed, **self._checked(flat)}
+        with torch.no_grad():
+            for name, run, given, keywords, done in self._steps:
+                values[name] = run(*given(values), **keywords(values))
+                for old in done:
+                    del values[old]
+        return tree_unflatten(self._results(values), self._out)
+
+    def _checked(self, flat: Sequence[Any]) -> dict[str, Any]:
+        """Arguments by name."""
+        syms: dict[str, int] = {}
+        for a, x in zip(self._package.arguments, flat, strict=True):
+            _check(a, x, syms)
+        for s, n in syms.items():
+            low, high = self._package.ranges.get(s, (0, n))
+            if not low <= n <= high:
+                raise TilefoldError(f"the size {s} is {n}; the package is for {low} to {high}", hint=AGAIN)
+        return {a.name: x for a, x in zip(self._package.arguments, flat, strict=True)}
+
+    def _target(self, node: Node) -> Callable[..., Any]:
+        match node.kind:
+            case "region":
+                return self.regions[int(node.target)]
+            case "item":
+                return PYTHON["getitem"]
+            case "aten":
+                return operator_of(node.target)
+            case "python":
+                return PYTHON[node.target]
+        raise ParseError(f"no such kind of node: {node.kind}")
+
+
+def region_of(r: StoredRegion, tensors: Sequence[torch.Tensor], files: Mapping[str, Path]) -> Executable:
+    """A stored region, ready to be called with the arguments of its graph."""
+    inputs = tuple(
+        InputBinding(i.name, i.position, i.axes, None if i.constant is None else tensors[i.constant]) for i in r.inputs
+    )
+    program = LoadedProgram(r.program, files)
+    lowered = Lowered(program.program, program.program, inputs, r.syms, r.outputs, r.placeholders)
+    return Executable(lowered, program)
+
+
+def _weights(
+    package: Package, reader: Reader, given: torch.nn.Module | Mapping[str, torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """The model's tensors by their names in its state."""
+    state = given.state_dict() if isinstance(given, torch.nn.Module) else dict(given or {})
+    found: dict[str, torch.Tensor] = {}
+    for w in package.weights:
+        x = state.get(w.state)
+        if x is None and w.included is not None:
+            x = reader.tensor(w.included)
+        if x is None:
+            hint = "tilefold.load(path, model) or (path, state_dict), or tilefold.package(..., weights='included')"
+            raise TilefoldError(f"the package refers to the weight {w.state}, which is not given", hint=hint)
+        x = x.detach()
+        if tuple(x.shape) != w.shape or x.dtype is not torch_dtype(w.dtype) or not x.is_cpu:
+            raise TilefoldError(
+                f"the weight {w.state} is {x.dtype}{list(x.shape)} on {x.device}, not {w.dtype}{list(w.shape)} on cpu",
+                hint=AGAIN,
+            )
+        found[w.state] = x
+    return found
+
+
+def _check(a: Argument, x: Any, syms: dict[str, int]) -> None:
+    """TilefoldError: not an argument like `a`; symbols get their values."""
+    if a.dtype is None:
+        if type(x) is not type(a.value) or x != a.value:
+            raise TilefoldError(f"the argument {a.name} is {x!r}; the package was made for {a.value!r}", hint=AGAIN)
+        return
+    if not isinstance(x, torch.Tensor) or x.dtype is not torch_dtype(a.dtype) or not x.is_cpu:
+        what = f"{x.dtype} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise TilefoldError(f"the argument {a.name} is {what}; the package was made for {a.dtype} on cpu", hint=AGAIN)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise TilefoldError(f"a package has no gradient, and {a.name} needs one", hint="call it under torch.no_grad()")
+    fits = x.ndim == len(a.shape)
+    for e, n in zip(a.shape, x.shape, strict=False):
+        match e:
+            case Const(known, _):
+                fits = fits and int(known) == n
+            case Sym(name):
+                fits = fits and syms.setdefault(name, n) == n
+            case _:
+                fits = fits and extent(e, syms) == n
+    if not fits:
+        wanted = ", ".join(str(int(e.value)) if isinstance(e, Const) else str(e) for e in a.shape)
+        raise TilefoldError(
+            f"the argument {a.name} has shape {tuple(x.shape)}; the package was made for ({wanted})",
+            hint="tilefold.package(..., dynamic_shapes=...) leaves sizes free",
+        )
+
+
+def _refs(x: object) -> set[str]:
+    if isinstance(x, Ref):
+        return {x.name}
+    return set().union(*map(_refs, x)) if isinstance(x, tuple) else set()
+
+
+def _dying(last: Mapping[str, int], at: int, kept: set[str]) -> tuple[str, ...]:
+    return tuple(name for name, n in last.items() if n == at and name not in kept)
+
+
+def _value(x: Any) -> Value:
+    """What takes a written value's references from the values of names."""
+    if isinstance(x, Ref):
+        name = x.name
+        return lambda values: values[name]
+    if isinstance(x, tuple):
+        parts = tuple(map(_value, x))
+        return lambda values: tuple([p(values) for p in parts])
+    fixed = of_torch(x) if isinstance(x, Of) else x
+    return lambda values: fixed
+
+
+def _keywords(x: Mapping[str, Any]) -> Value:
+    parts = {k: _value(v) for k, v in x.items()}
+    return lambda values: {k: p(values) for k, p in parts.items()}

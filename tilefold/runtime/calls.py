@@ -1,0 +1,21 @@
+"""The step of a library call, from the statements that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilefold.plan.library import ConvolutionCall, library_call
+from tilefold.runtime.convolution import ConvolutionStep
+from tilefold.runtime.library import LibraryStep
+from tilefold.runtime.step import Step
+from tilefold.tensor.analysis import Graph
+from tilefold.tensor.ir import Program
+
+
+def library_step(p: Program, members: Sequence[str]) -> Step | None:
+    """None where the library has no such call."""
+    g = Graph.of(p)
+    call = library_call(g, g.by_name[members[0]], frozenset(members))
+    if isinstance(call, ConvolutionCall):
+        return ConvolutionStep(call, p)
+    return None if call is None else LibraryStep(call, p)
