@@ -18,7 +18,11 @@ import torch
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from tilefold.frontend.capture import first_use  # noqa: F401 (for what it imports)
+from tilefold.frontend.capture import (
+    cuda_graphs,
+    first_use,  # noqa: F401 (for what it imports)
+)
+from tilefold.frontend.capture.cuda_graphs import Boxed, CudaGraphs, Kind
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
 from tilefold.frontend.capture.options import read_options
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
@@ -70,6 +74,7 @@ def compile_captured(
     With `options.strict` the forward must be covered whole; the backward may fall back.
     """
     name = title or f"graph{next(_numbers)}"
+    graphs = None if options.cuda_graphs is None else CudaGraphs(options.cuda_graphs)
 
     def compiler(kind: str, how: Options) -> GraphCompiler:
         def run(graph: torch.fx.GraphModule, titles: Sequence[str] | None) -> Callable[..., object]:
@@ -81,9 +86,12 @@ def compile_captured(
 
     # guards are complete when the backward is compiled: it has the sizes that the forward made numbers, and no more
     lenient = replace(options, strict=False, specialise=False)
-    return aot(
-        gm, example_inputs, compiler("inference", options), compiler("forward", options), compiler("backward", lenient)
-    )
+
+    def wrap(kind: Kind, graph: torch.fx.GraphModule, run: Boxed) -> Boxed:
+        return run if graphs is None else graphs.wrapped(kind, graph, run, f"{name}_{kind}")
+
+    compilers = compiler("inference", options), compiler("forward", options), compiler("backward", lenient)
+    return aot(gm, example_inputs, *compilers, wrap=wrap)
 
 
 def aot(
@@ -92,26 +100,45 @@ def aot(
     inference: GraphCompiler,
     forward: GraphCompiler | None = None,
     backward: GraphCompiler | None = None,
+    wrap: Callable[[Kind, torch.fx.GraphModule, Boxed], Boxed] = lambda kind, graph, run: run,
 ) -> Callable[..., object]:
     """Hand a Dynamo graph to AOTAutograd; each ATen graph goes to its compiler, which also gets readable
     names for the placeholders (None for a backward graph). `forward` and `backward` default to `inference`.
+
+    wrap: what is put around a compiled graph.
     """
     rewrite_attention(gm)
     titles = [readable(n) for n in gm.graph.find_nodes(op="placeholder")]
 
-    def boxed(compiler: GraphCompiler, names: Sequence[str] | None) -> Callable[..., object]:
-        return lambda graph, inputs: make_boxed_func(compiler(graph, names))
+    def boxed(kind: Kind, compiler: GraphCompiler) -> Callable[..., object]:
+        names = None if kind == "backward" else titles
+
+        def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
+            run = compiler(graph, names)  # which may change the graph
+            return _marked_boxed(wrap(kind, graph, make_boxed_func(run)))
+
+        return compiled
 
     with nested.taken_apart():
         return aot_module_simplified(
             gm,
             example_inputs,
-            fw_compiler=boxed(forward or inference, titles),
-            bw_compiler=boxed(backward or inference, None),
-            inference_compiler=boxed(inference, titles),
+            fw_compiler=boxed("forward", forward or inference),
+            bw_compiler=boxed("backward", backward or inference),
+            inference_compiler=boxed("inference", inference),
             decompositions=dict(_table()),
             partition_fn=min_cut_rematerialization_partition,
         )
+
+
+def _marked_boxed(run: Boxed) -> Boxed:
+    """`run` with the mark by which AOTAutograd knows that it takes a list of arguments."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+#: Called by `torch._dynamo.reset()`.
+backend.reset = cuda_graphs.reset  # type: ignore[attr-defined]
 
 
 @functools.cache

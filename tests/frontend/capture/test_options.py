@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import logging
 
 import pytest
 import torch
 
 from tests.frontend.check import randn
 from tilefold.errors import TilefoldError
-from tilefold.frontend.capture import options
 from tilefold.frontend.capture.options import read_options
 
 
@@ -22,14 +20,26 @@ def test_all_modes_of_inductor_are_accepted(mode):
     torch.testing.assert_close(got, torch.softmax(x, -1))
 
 
-def test_options_of_inductor_go_to_inductor_but_for_cuda_graphs(caplog):
-    options._no_graphs.cache_clear()
-    given = {"triton.cudagraphs": True, "max-autotune": True, "leftover": "inductor"}
-    with caplog.at_level(logging.WARNING, logger="tilefold"):
-        for _ in range(2):
-            assert read_options(None, given).inductor == {"max_autotune": True}
-        read_options("reduce-overhead", {"cudagraphs": True})
-    assert caplog.text.count("CUDA graphs are not built") == 1
+def test_options_of_inductor_go_to_inductor_but_for_cuda_graphs():
+    given = {"triton.cudagraphs": True, "triton.cudagraph_trees": True, "max-autotune": True, "leftover": "inductor"}
+    found = read_options(None, given)
+    assert found.inductor == {"max_autotune": True} and found.cuda_graphs == {"triton.cudagraph_trees": True}
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "graphed"),
+    [
+        (None, {}, False),
+        (None, {"cudagraphs": True}, True),
+        ("reduce-overhead", {}, True),
+        ("max-autotune", {}, True),
+        ("max-autotune-no-cudagraphs", {}, False),
+        ("reduce-overhead", {"cudagraphs": False}, False),
+        ("max-autotune", {"triton.cudagraphs": False}, False),
+    ],
+)
+def test_cuda_graphs_are_what_the_mode_or_an_option_says(mode, given, graphed):
+    assert (read_options(mode, given).cuda_graphs is not None) == graphed
 
 
 def test_leftovers_are_compiled_with_inductors_options(monkeypatch):

@@ -1,13 +1,13 @@
 """What `mode=` and `options=` of `torch.compile(model, backend="tilefold")` mean.
 
 Three options are Tilefold's own (`OWN`). All modes and options of Inductor are accepted as well, so that a user changes
-the backend's name and nothing else: they hold for the parts that Inductor compiles.
+the backend's name and nothing else: they hold for the parts that Inductor compiles, those for CUDA graphs (which the
+modes "reduce-overhead" and "max-autotune" ask for, and `options={"cudagraphs": True}`) for the whole model.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
 import logging
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ RUNNERS: Mapping[str, CompileProgram] = {
 LEFTOVERS = ("inductor", "eager")
 #: Tilefold's own options.
 OWN = ("runner", "leftover", "cudagraphs")
-#: Begins the options of Inductor for CUDA graphs, which are for whole models: here it gets parts.
+#: Begins the options of Inductor for CUDA graphs: they hold for whole models, of which it compiles parts.
 _GRAPHS = "triton.cudagraph"
 
 
@@ -40,14 +40,17 @@ def read_options(mode: str | None, options: Mapping[str, object] | None) -> Opti
         raise TilefoldError(f"unknown runner {runner!r}", hint=f"runner: {' or '.join(RUNNERS)}")
     if leftover not in LEFTOVERS:
         raise TilefoldError(f"unknown leftover {leftover!r}", hint=f"leftover: {' or '.join(LEFTOVERS)}")
-    if given.pop("cudagraphs", False):
-        _no_graphs()
+    asked = given.pop("cudagraphs", None)
+    inductor = _inductors(mode, given)
+    graphs = {name: v for name, v in inductor.items() if name.startswith(_GRAPHS)}
+    graphed = bool(graphs.pop(f"{_GRAPHS}s", False) if asked is None else asked)
     left: Literal["inductor", "eager"] = "eager" if leftover == "eager" else "inductor"
-    return Options(RUNNERS[runner], leftover=left, inductor=_inductors(mode, given))
+    others = {name: v for name, v in inductor.items() if not name.startswith(_GRAPHS)}
+    return Options(RUNNERS[runner], leftover=left, inductor=others, cuda_graphs=graphs if graphed else None)
 
 
 def _inductors(mode: str | None, given: Mapping[str, object]) -> Mapping[str, object]:
-    """Inductor's configuration for a mode and options, without CUDA graphs."""
+    """Inductor's configuration for a mode and options."""
     if mode in (None, "default") and not given:
         return {}
     inductor = importlib.import_module("torch._inductor")  # a second to load: only where it is asked for
@@ -63,11 +66,4 @@ def _inductors(mode: str | None, given: Mapping[str, object]) -> Mapping[str, ob
                 f"unknown option {name!r} of the tilefold backend",
                 hint=f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(OWN)}, and Inductor's",
             )
-    if wanted.get(f"{_GRAPHS}s"):
-        _no_graphs()
-    return {name: v for name, v in wanted.items() if not name.startswith(_GRAPHS)}
-
-
-@functools.cache
-def _no_graphs() -> None:
-    log.warning("CUDA graphs are not built by the tilefold backend: kernels are launched one by one")
+    return wanted

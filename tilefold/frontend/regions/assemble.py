@@ -51,7 +51,7 @@ class Options:
     strict: anything Tilefold cannot compile is an error (`fuse`), not a fallback.
     leftover: what runs the rest. on_compiled: called with the record of every compiled graph.
     specialise: guards may be added, so that head counts and head sizes may become numbers. inductor: what leftovers
-    are compiled with.
+    are compiled with. cuda_graphs: Inductor's settings for them, where they are wanted.
     """
 
     compile_program: CompileProgram
@@ -60,6 +60,7 @@ class Options:
     on_compiled: Callable[[CompiledGraph], None] | None = None
     specialise: bool = True
     inductor: Mapping[str, object] = field(default_factory=dict)
+    cuda_graphs: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
