@@ -6,6 +6,7 @@ tilefold.explain(fn, *args)                       what was fused, why, the code,
 tilefold.verify(fn, *args)                        error against float64, next to eager's
 tilefold.custom_op(fn, *args)                     an operator of torch, for graphs of others and calls without guards
 tilefold.flex_attention(q, k, v, ...)             torch's flex_attention, compiled: your own scores and masks
+tilefold.varlen_attention(q, k, v, ...)           the same for packed sequences of any lengths, and for paged keys
 tilefold.package(fn, args, path), load(path)      a file that a process without a compiler loads
 tilefold.te                                       tensor expressions and schedules: fusion by hand
 tilefold.tune(fn, *args)          times configurations of its GPU kernels and keeps the best
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tilefold.frontend.packages.package import package
     from tilefold.frontend.registered.custom_op import CustomOp, custom_op
     from tilefold.frontend.tune import tune
+    from tilefold.frontend.varlen import varlen_attention
     from tilefold.frontend.verify import VerifyReport, verify
     from tilefold.tensor.formula import derive
 
@@ -54,6 +56,7 @@ _HOMES = {
     "load": "tilefold.frontend.packages.load",
     "package": "tilefold.frontend.packages.package",
     "tune": "tilefold.frontend.tune",
+    "varlen_attention": "tilefold.frontend.varlen",
     "VerifyReport": "tilefold.frontend.verify",
     "verify": "tilefold.frontend.verify",
     "derive": "tilefold.tensor.formula",
@@ -82,6 +85,7 @@ __all__ = [
     "package",
     "te",
     "tune",
+    "varlen_attention",
     "verify",
 ]
 
