@@ -37,6 +37,7 @@ from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.spans import titles
 from tilefold.runtime.step import Step
 from tilefold.runtime.steps import GpuStep, KernelStep, load_all, refuser
+from tilefold.tensor import streams
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import plain_operands, unchecked
@@ -107,7 +108,8 @@ def _planned(p: Program, target: CpuTarget) -> Settled | None:
 
 
 def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
-    p, calls = library_calls(p, () if goal == "fused" else target.products(p))
+    p, _ = streams.apart(p)
+    p, calls = library_calls(p, () if goal == "fused" else target.products(p) - streams.belongs(p))
     fused = fuse(p, frozenset(chain.from_iterable(calls)), target.limits, calls=calls)
     parts = []
     for number, k in enumerate(fused.kernels):
@@ -121,9 +123,10 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) 
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (() if interpreted else scaled_products(p))
     }
+    p, inside = streams.apart(p)
     refuse, rendered = refuser(given, interpreted=interpreted)
     target = GpuTarget(gpu_here(), given, refuse)
-    products = target.products(p) if goal == "fast" else frozenset()
+    products = target.products(p) - inside if goal == "fast" else frozenset()
     p, calls = library_calls(p, products - frozenset(chain.from_iterable(scaled)))
     fused = fused_for_gpu(p, target, calls=(*scaled, *calls))
     steps: list[Step] = []

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import torch
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from tilefold.frontend.capture import (
     cuda_graphs,
@@ -30,6 +29,7 @@ from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.layouts import channels_last
 from tilefold.frontend.regions.summary import Told
 from tilefold.frontend.registered import nested
+from tilefold.frontend.training.saving import Partitioner, partitioner
 from tilefold.log import progress
 
 #: (ATen graph, names for its placeholders) -> a callable with the graph's signature.
@@ -47,8 +47,9 @@ def backend(
 ) -> Callable[..., object]:
     """Entry point for Dynamo.
 
-    mode: one of Inductor's. options: `runner` ("pipeline" or "interpreter"), `leftover` ("inductor" or "eager"), and
-    those of Inductor (`frontend.capture.options`). TilefoldError on an unknown one.
+    mode: one of Inductor's. options: `runner` ("pipeline" or "interpreter"), `leftover` ("inductor" or "eager"),
+    `partition` ("folds" or "min_cut"), `activation_memory_budget` (0 to 1), and those of Inductor
+    (`frontend.capture.options`). TilefoldError on an unknown one.
     """
     how = read_options(mode, options)
     undo = rewrite_attention(gm)
@@ -91,7 +92,8 @@ def compile_captured(
         return run if graphs is None else graphs.wrapped(kind, graph, run, f"{name}_{kind}")
 
     compilers = compiler("inference", options), compiler("forward", options), compiler("backward", lenient)
-    return aot(gm, example_inputs, *compilers, wrap=wrap)
+    partition = partitioner(options.partition, options.memory_budget)
+    return aot(gm, example_inputs, *compilers, wrap=wrap, partition=partition)
 
 
 def aot(
@@ -101,11 +103,12 @@ def aot(
     forward: GraphCompiler | None = None,
     backward: GraphCompiler | None = None,
     wrap: Callable[[Kind, torch.fx.GraphModule, Boxed], Boxed] = lambda kind, graph, run: run,
+    partition: Partitioner | None = None,
 ) -> Callable[..., object]:
     """Hand a Dynamo graph to AOTAutograd; each ATen graph goes to its compiler, which also gets readable
     names for the placeholders (None for a backward graph). `forward` and `backward` default to `inference`.
 
-    wrap: what is put around a compiled graph.
+    wrap: what is put around a compiled graph. partition: what cuts forward and backward apart (None: Tilefold's).
     """
     rewrite_attention(gm)
     titles = [readable(n) for n in gm.graph.find_nodes(op="placeholder")]
@@ -127,7 +130,7 @@ def aot(
             bw_compiler=boxed("backward", backward or inference),
             inference_compiler=boxed("inference", inference),
             decompositions=dict(_table()),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=partition or partitioner(),
         )
 
 

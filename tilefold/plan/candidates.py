@@ -60,7 +60,8 @@ class Snapshot:
 
 class Kernels:
     """Candidates of a program (after `align_reductions`) on a device. `apart`: operators that stay alone;
-    `syms`: values of symbols to plan for (absent: typical ones).
+    `syms`: values of symbols to plan for (absent: typical ones). `inside`:
+    parts of streams, which no library call computes.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Kernels:
         target: Target,
         apart: frozenset[str] = frozenset(),
         syms: Mapping[str, int] | None = None,
+        inside: frozenset[str] = frozenset(),
     ):
         self.target, self.machine = target, target.machine
         self.program, self.apart = p, apart
@@ -77,6 +79,8 @@ class Kernels:
         self.sizes = extents(p.sizes, self.syms)
         self.calls: dict[str, LibraryCall | ConvolutionCall] = {}
         for c in p.body if target.library else ():
+            if c.name in inside:
+                continue
             call = library_call(self.graph, c, apart)
             self.calls |= {} if call is None else dict.fromkeys(call.members, call)
         self.dag = Dag.of([c.name for c in p.body], self.graph.producers)

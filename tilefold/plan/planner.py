@@ -28,6 +28,7 @@ from tilefold.plan.library import library_calls
 from tilefold.plan.recompute import Choice, choices, rewritten, solve
 from tilefold.plan.select import Chosen, Selection, Variant, select
 from tilefold.plan.target import Target
+from tilefold.tensor import streams
 from tilefold.tensor.analysis import out_dims
 from tilefold.tensor.ir import Program
 
@@ -125,14 +126,17 @@ def _plan(
     budget: int | None,
     rivals: bool,
 ) -> Plan:
-    p, calls = library_calls(p, target.products(p))
+    p, inside = streams.apart(p)
+    if target.machine.kind == "cpu":  # a GPU's products in front of folds are no library calls in any case
+        inside |= streams.belongs(p)
+    p, calls = library_calls(p, target.products(p) - inside)
     apart = frozenset(chain.from_iterable(calls))
     p = prepare(p, apart)
     if len(p.body) > MOST_OPERATORS:
         raise PlanError(f"{len(p.body)} operators are too many to plan at once")
 
     def search(q: Program) -> tuple[Kernels, Selection]:
-        made = Kernels(q, target, apart, syms)
+        made = Kernels(q, target, apart, syms, inside)
         return made, select(made.problem(budget), rivals=rivals)
 
     made, found = search(p)

@@ -19,9 +19,9 @@ from itertools import chain, combinations
 
 import numpy as np
 
-from tilefold.algebra.expr import Expr, Load, tensors_read, transform
+from tilefold.algebra.expr import tensors_read
 from tilefold.names import fresh
-from tilefold.tensor.analysis import Graph
+from tilefold.tensor.analysis import Graph, live, renamed
 from tilefold.tensor.ir import Compute, Input, Program
 
 #: Most maps that one kernel may compute again.
@@ -150,22 +150,7 @@ def rewritten(p: Program, kernels: Sequence[tuple[str, ...]], chosen: Sequence[C
         names = {m: fresh(f"{m}_again", taken) for m in v.again}
         for m in v.again:
             c = by_name[m]
-            body[m].append(replace(c, name=names[m], body=_renamed(c.body, names)))
+            body[m].append(replace(c, name=names[m], body=renamed(c.body, names)))
         for m in kernels[v.kernel]:
-            body[m][0] = replace(body[m][0], body=_renamed(body[m][0].body, names))
-    return _live(replace(p, body=tuple(c for c in p.body for c in body[c.name])))
-
-
-def _live(p: Program) -> Program:
-    """Without statements that no output depends on."""
-    needed = set(p.outputs)
-    keep: list[Compute] = []
-    for c in reversed(p.body):
-        if needed & set(c.results):
-            keep.append(c)
-            needed |= tensors_read(c.body)
-    return replace(p, body=tuple(reversed(keep)))
-
-
-def _renamed(e: Expr, names: dict[str, str]) -> Expr:
-    return transform(e, lambda x: Load(names[x.tensor], x.index) if isinstance(x, Load) and x.tensor in names else None)
+            body[m][0] = replace(body[m][0], body=renamed(body[m][0].body, names))
+    return live(replace(p, body=tuple(c for c in p.body for c in body[c.name])))

@@ -1,6 +1,6 @@
 """What `mode=` and `options=` of `torch.compile(model, backend="tilefold")` mean.
 
-Three options are Tilefold's own (`OWN`). All modes and options of Inductor are accepted as well, so that a user changes
+Five options are Tilefold's own (`OWN`). All modes and options of Inductor are accepted as well, so that a user changes
 the backend's name and nothing else: they hold for the parts that Inductor compiles, those for CUDA graphs (which the
 modes "reduce-overhead" and "max-autotune" ask for, and `options={"cudagraphs": True}`) for the whole model.
 """
@@ -27,7 +27,9 @@ RUNNERS: Mapping[str, CompileProgram] = {
 }
 LEFTOVERS = ("inductor", "eager")
 #: Tilefold's own options.
-OWN = ("runner", "leftover", "cudagraphs")
+OWN = ("runner", "leftover", "cudagraphs", "partition", "activation_memory_budget")
+#: Who chooses what a forward saves for its backward: Tilefold (`training.saving`), or torch's minimal cut.
+PARTITIONS = ("folds", "min_cut")
 #: Begins the options of Inductor for CUDA graphs: they hold for whole models, of which it compiles parts.
 _GRAPHS = "triton.cudagraph"
 
@@ -40,13 +42,27 @@ def read_options(mode: str | None, options: Mapping[str, object] | None) -> Opti
         raise TilefoldError(f"unknown runner {runner!r}", hint=f"runner: {' or '.join(RUNNERS)}")
     if leftover not in LEFTOVERS:
         raise TilefoldError(f"unknown leftover {leftover!r}", hint=f"leftover: {' or '.join(LEFTOVERS)}")
+    partition = str(given.pop("partition", "folds"))
+    if partition not in PARTITIONS:
+        raise TilefoldError(f"unknown partition {partition!r}", hint=f"partition: {' or '.join(PARTITIONS)}")
+    budget = given.pop("activation_memory_budget", None)
+    if budget is not None and not (isinstance(budget, int | float) and 0 <= budget <= 1):
+        raise TilefoldError(f"activation_memory_budget is {budget!r}", hint="a number from 0 to 1")
     asked = given.pop("cudagraphs", None)
     inductor = _inductors(mode, given)
     graphs = {name: v for name, v in inductor.items() if name.startswith(_GRAPHS)}
     graphed = bool(graphs.pop(f"{_GRAPHS}s", False) if asked is None else asked)
     left: Literal["inductor", "eager"] = "eager" if leftover == "eager" else "inductor"
     others = {name: v for name, v in inductor.items() if not name.startswith(_GRAPHS)}
-    return Options(RUNNERS[runner], leftover=left, inductor=others, cuda_graphs=graphs if graphed else None)
+    chosen: Literal["folds", "min_cut"] = "min_cut" if partition == "min_cut" else "folds"
+    return Options(
+        RUNNERS[runner],
+        leftover=left,
+        inductor=others,
+        cuda_graphs=graphs if graphed else None,
+        partition=chosen,
+        memory_budget=None if budget is None else float(budget),
+    )
 
 
 def _inductors(mode: str | None, given: Mapping[str, object]) -> Mapping[str, object]:

@@ -14,14 +14,14 @@ are the sink. Of equal cuts the latest is taken, so that a level that nothing ha
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from tilefold.frontend.regions.flow import NEVER, Network
+
 Node = torch.fx.Node
-_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,61 +90,21 @@ def _delayed(
     own = {u.node for u in here}
     given = dict.fromkeys(n for u in here for n in (*u.reads, *u.arguments) if n not in own)
     place = {n: k for k, n in enumerate([*(u.node for u in here), *given])}
-    net = _Network(2 * len(place) + 2)
+    net = Network(2 * len(place) + 2)
     source, sink = 2 * len(place), 2 * len(place) + 1
     for u in here:
         written = u.returned or any(levels[n] == level + 1 for n in users[u.node])
         net.edge(2 * place[u.node], 2 * place[u.node] + 1, u.nbytes if written else 2 * u.nbytes)
         if u.node not in free:
-            net.edge(source, 2 * place[u.node], _NEVER)
+            net.edge(source, 2 * place[u.node], NEVER)
     for n in given:
         net.edge(2 * place[n], 2 * place[n] + 1, weights[n])
     for n, k in place.items():
         for user in users[n]:
             if user in own:
-                net.edge(2 * k + 1, 2 * place[user], _NEVER)
-                net.edge(2 * place[user], 2 * k, _NEVER)  # what runs early reads early
+                net.edge(2 * k + 1, 2 * place[user], NEVER)
+                net.edge(2 * place[user], 2 * k, NEVER)  # what runs early reads early
             elif levels[user] >= level + 2 if n in own else levels[user] == level + 2:
-                net.edge(2 * k + 1, sink, _NEVER)
+                net.edge(2 * k + 1, sink, NEVER)
     early = net.source_side(source, sink)
     return [u.node for k, u in enumerate(here) if 2 * k not in early]
-
-
-class _Network:
-    """Maximal flow by shortest augmenting paths (Edmonds and Karp 1972): graphs here have few tensors worth a cut."""
-
-    def __init__(self, n: int):
-        self.left: list[dict[int, int]] = [{} for _ in range(n)]
-
-    def edge(self, a: int, b: int, capacity: int) -> None:
-        self.left[a][b] = self.left[a].get(b, 0) + capacity
-        self.left[b].setdefault(a, 0)
-
-    def source_side(self, source: int, sink: int) -> set[int]:
-        """Vertices before the minimal cut that is nearest to the source."""
-        while True:
-            came = self._search(source)
-            if sink not in came:
-                return set(came)
-            path = list(_back(came, sink))
-            most = min(self.left[a][b] for a, b in path)
-            for a, b in path:
-                self.left[a][b] -= most
-                self.left[b][a] += most
-
-    def _search(self, source: int) -> dict[int, int]:
-        came = {source: source}
-        todo = deque([source])
-        while todo:
-            a = todo.popleft()
-            for b, capacity in self.left[a].items():
-                if capacity > 0 and b not in came:
-                    came[b] = a
-                    todo.append(b)
-        return came
-
-
-def _back(came: Mapping[int, int], end: int) -> Iterable[tuple[int, int]]:
-    while came[end] != end:
-        yield came[end], end
-        end = came[end]

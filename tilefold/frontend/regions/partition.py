@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -342,15 +343,20 @@ def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:
 UNKNOWN_EXTENT = 64
 
 
+def extents(value: torch.Tensor) -> tuple[int, ...]:
+    """The extents of a tensor at the sizes that it was captured with."""
+    return tuple(n if isinstance(n, int) else _captured(n) for n in value.shape)
+
+
+def _captured(n: torch.SymInt) -> int:
+    return (n.node.hint if n.node.has_hint() else None) or UNKNOWN_EXTENT
+
+
 def nbytes(node: Node) -> int:
     """Bytes of a node's (first) tensor, at the sizes that it was captured with."""
     val = node.meta.get("val")
     tensors = [v for v in (val if isinstance(val, tuple | list) else [val]) if isinstance(v, torch.Tensor)]
-    total = tensors[0].element_size() if tensors else 0
-    for n in tensors[0].shape if tensors else ():
-        hint = n.node.hint if isinstance(n, torch.SymInt) and n.node.has_hint() else None
-        total *= n if isinstance(n, int) else hint or UNKNOWN_EXTENT
-    return total
+    return prod(extents(tensors[0])) * tensors[0].element_size() if tensors else 0
 
 
 def halves(gm: torch.fx.GraphModule) -> Partition | None:

@@ -1,0 +1,218 @@
+"""What a forward saves for its backward: the choice on joint graphs, and the tensors that autograd then holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch.utils.checkpoint import checkpoint
+
+from tilefold.errors import TilefoldError
+from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
+from tilefold.frontend.capture.options import read_options
+from tilefold.frontend.training.saving import partitioner
+
+B, H, S, D = 2, 3, 48, 8
+
+
+def passes(fn, *args, budget=None, kind="folds", dynamic=False):
+    """Forward and backward graphs, run op by op: (results, gradients of what needs them, the graphs by name)."""
+    graphs: dict[str, torch.fx.GraphModule] = {}
+
+    def compiler(name):
+        def run(gm, _):
+            graphs[name] = gm
+            return make_boxed_func(gm.forward)
+
+        return run
+
+    def backend(gm, examples):
+        rewrite_attention(gm)
+        return aot_module_simplified(
+            gm,
+            examples,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            decompositions=dict(decompositions()),
+            partition_fn=partitioner(kind, budget),
+        )
+
+    torch._dynamo.reset()
+    leaves = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+    made = torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic)(*leaves)
+    made.backward(torch.randn(made.shape, generator=torch.Generator().manual_seed(3)).to(made.dtype))
+    return made.detach(), [a.grad for a in leaves if a.requires_grad], graphs
+
+
+def saved(graphs):
+    """Shapes and types of what the backward is given, but for gradients of results."""
+    nodes = graphs["backward"].graph.find_nodes(op="placeholder")
+    values = [n.meta["val"] for n in nodes if "tangents" not in n.name]
+    return [(tuple(v.shape), v.dtype) for v in values if isinstance(v, torch.Tensor)]
+
+
+def qkv(dtype=torch.float32, s=S):
+    gen = torch.Generator().manual_seed(0)
+    return [torch.randn(B, H, s, D, generator=gen).to(dtype) for _ in range(3)]
+
+
+def causal(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def by_hand(q, k, v):
+    i = torch.arange(q.shape[2])
+    s = torch.where(i <= i[:, None], q @ k.mT * D**-0.5, -torch.inf)
+    return torch.softmax(s, -1) @ v
+
+
+def sigmoid(q, k, v):
+    return torch.sigmoid(q @ k.mT - 3) @ v
+
+
+def right(fn, args, gradients):
+    """Gradients against float64, with at most twice eager's error (or that of a last bit)."""
+    exact, plain = [], []
+    for found, cast in ((exact, torch.Tensor.double), (plain, lambda a: a)):
+        leaves = [cast(a).detach().clone().requires_grad_() if a.is_floating_point() else a for a in args]
+        made = fn(*leaves)
+        made.backward(torch.randn(made.shape, generator=torch.Generator().manual_seed(3)).to(made.dtype))
+        found += [a.grad for a in leaves if a.requires_grad]
+    for g, e, p in zip(gradients, exact, plain, strict=True):
+        allowed = 2 * (p.double() - e).abs().max() + 8 * torch.finfo(g.dtype).eps * e.abs().max()
+        assert (g.double() - e).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("fn", [causal, by_hand, sigmoid])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_attention_saves_nothing_of_queries_times_keys(fn, dynamic):
+    args = qkv()
+    _, gradients, graphs = passes(fn, *args, dynamic=dynamic)
+    assert max(torch.Size(shape).numel() for shape, _ in saved(graphs)) <= B * H * S * D
+    right(fn, args, gradients)
+
+
+def test_torchs_own_cut_saves_the_probabilities():
+    """What the test above would not see otherwise."""
+    _, _, graphs = passes(causal, *qkv(), kind="min_cut")
+    assert max(torch.Size(shape).numel() for shape, _ in saved(graphs)) == B * H * S * S
+
+
+def test_states_of_a_softmax_are_two_numbers_a_row_and_the_sum_of_its_gradient_is_the_results():
+    _, _, graphs = passes(causal, *qkv())
+    rows = [shape for shape, _ in saved(graphs) if shape == (B, H, S, 1)]
+    assert len(rows) == 2
+    products = [n for n in graphs["backward"].graph.nodes if n.target is torch.ops.aten.bmm.default]
+    sums = [n for n in graphs["backward"].graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
+    assert len(products) == 5 and len(sums) == 1
+    assert sums[0].args[0].meta["val"].shape[-1] == D  # over features, not over keys
+
+
+def test_a_short_attention_keeps_its_sum_over_keys():
+    """The result is no smaller than the probabilities: nothing is gained by reading it."""
+    args = qkv(s=8)
+    _, gradients, graphs = passes(causal, *args)
+    sums = [n for n in graphs["backward"].graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
+    assert sums[0].args[0].meta["val"].shape[-1] == 8 and not any(
+        n.args[0].meta["val"].shape[-1] == D and n.args[1] == [-1] and n.args[0].meta["val"].dim() == 3 for n in sums
+    )
+    right(causal, args, gradients)
+
+
+def test_logits_are_saved_once_and_their_probabilities_never():
+    def loss(x, w, y):
+        return F.cross_entropy((x @ w).float(), y, label_smoothing=0.1)
+
+    gen = torch.Generator().manual_seed(1)
+    x, w = (torch.randn(*s, generator=gen).bfloat16() for s in ((64, 512), (512, 1000)))
+    y = torch.randint(1000, (64,), generator=gen)
+    _, _, graphs = passes(loss, x, w, y)
+    wide = [(shape, dtype) for shape, dtype in saved(graphs) if torch.Size(shape).numel() >= 64 * 1000]
+    assert (64, 1000) in [shape for shape, _ in wide]
+    assert all(dtype is torch.bfloat16 for _, dtype in wide)
+
+
+def test_norms_save_their_statistics_and_no_wide_copy():
+    def norm(x, w, b, u):
+        return F.layer_norm(x, (64,), w, b) @ u
+
+    gen = torch.Generator().manual_seed(1)
+    args = [torch.randn(*s, generator=gen).bfloat16() for s in ((32, 64), (64,), (64,), (64, 16))]
+    _, gradients, graphs = passes(norm, *args)
+    assert [s for s, _ in saved(graphs)].count((32, 1)) == 2
+    assert all(t is torch.bfloat16 for _, t in saved(graphs))
+    right(norm, args, gradients)
+
+
+def test_a_budget_moves_from_the_fastest_choice_to_the_inputs():
+    def mlp(x, a, b):
+        return torch.tanh(torch.tanh(x @ a) @ b).sum(-1)
+
+    gen = torch.Generator().manual_seed(1)
+    args = [torch.randn(*s, generator=gen) for s in ((64, 512), (512, 512), (512, 512))]
+    held = []
+    for budget in (1.0, 0.5, 0.0):
+        _, gradients, graphs = passes(mlp, *args, budget=budget)
+        held.append(sum(torch.Size(s).numel() for s, _ in saved(graphs)))
+        right(mlp, args, gradients)
+    assert held[0] > held[1] > held[2]
+
+
+def test_random_masks_are_saved_and_not_drawn_again():
+    def fn(x):
+        return F.dropout(torch.tanh(x), 0.5, training=True)
+
+    made, (gradient,), _ = passes(fn, torch.ones(64, 64))
+    assert torch.equal(gradient != 0, made != 0)
+    assert 0.4 < (made != 0).float().mean() < 0.6
+
+
+def test_checkpointed_parts_are_computed_again():
+    def inner(x, a, b):
+        return torch.tanh(torch.tanh(x @ a) @ b)
+
+    def plain(x, a, b):
+        return inner(inner(x, a, b), a, b).sum(-1)
+
+    def with_checkpoints(x, a, b):
+        y = checkpoint(inner, x, a, b, use_reentrant=False)
+        return checkpoint(inner, y, a, b, use_reentrant=False).sum(-1)
+
+    gen = torch.Generator().manual_seed(1)
+    args = [torch.randn(*s, generator=gen) for s in ((64, 64), (64, 64), (64, 64))]
+    _, _, all_of_it = passes(plain, *args)
+    _, gradients, some = passes(with_checkpoints, *args)
+    assert len(saved(some)) < len(saved(all_of_it))
+    right(plain, args, gradients)
+
+
+def test_arguments_changed_in_place():
+    def fn(x, count):
+        y = torch.exp(x)
+        count.add_(1)
+        return (y * count).sum(-1)
+
+    count = torch.tensor(2.0)
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    torch._dynamo.reset()
+    torch.compile(fn, backend="tilefold")(x, count).sum().backward()
+    assert count == 3
+    torch.testing.assert_close(x.grad, 3 * torch.exp(x.detach()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "greedy"}, "unknown partition"),
+        ({"activation_memory_budget": 2}, "activation_memory_budget is 2"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(TilefoldError, match=message):
+        read_options(None, options)
+
+
+def test_options_say_who_cuts():
+    assert read_options(None, {"partition": "min_cut"}).partition == "min_cut"
+    assert read_options(None, {"activation_memory_budget": 0.25}).memory_budget == 0.25

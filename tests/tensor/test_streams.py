@@ -1,0 +1,106 @@
+"""What streams, and copies of streams for reductions over different axes; the tensor interpreter says what is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.tensor import streams
+from tilefold.tensor.interp import run
+from tilefold.tensor.text import parse
+
+GRADIENT = """program gradient()
+  input q: f32[2, {s}, 8]
+  input k: f32[2, {s}, 8]
+  input v: f32[2, {s}, 8]
+  input g: f32[2, {s}, 8]
+  input m: f32[2, {s}]
+  input dot: f32[2, {s}]
+  dim b = 2
+  dim i = {s}
+  dim j = {s}
+  dim d = 8
+  dim e = 8
+  s[b, i, j]: f32 = sum[d] q[b, i, d] * k[b, j, d]
+  p[b, i, j]: f32 = exp(where(j <= i, s[b, i, j], -inf) - m[b, i])
+  dv[b, j, e]: f32 = sum[i] p[b, i, j] * g[b, i, e]
+  dp[b, i, j]: f32 = sum[e] g[b, i, e] * v[b, j, e]
+  ds[b, i, j]: f32 = p[b, i, j] * (dp[b, i, j] - dot[b, i])
+  slope[b]: f32 = sum[i, j] ds[b, i, j] * (j - i)
+  dk[b, j, d]: f32 = sum[i] q[b, i, d] * ds[b, i, j]
+  dq[b, i, d]: f32 = sum[j] ds[b, i, j] * k[b, j, d]
+  return dv, slope, dk, dq
+"""
+
+
+def program(s: int = 24, text: str = GRADIENT):
+    return parse(text.format(s=s))
+
+
+def test_a_gradient_of_attention_is_one_stream_with_four_ends():
+    (found,) = streams.streams(program())
+    assert found.members == ("s", "p", "dp", "ds")
+    assert found.ends == ("dv", "slope", "dk", "dq")
+
+
+def test_ends_over_other_axes_get_copies_and_the_values_stay():
+    p = program()
+    q, names = streams.apart(p)
+    made = {c.name for c in q.body}
+    assert {n for n in made if n.endswith("_again")} == {"s_again", "p_again", "dp_again", "ds_again"}
+    assert {"dq", "dk", "dv", "slope_part", "s", "s_again"} <= names
+    gen = torch.Generator().manual_seed(0)
+    x = {i.name: torch.randn(*(int(n.value) for n in i.shape), generator=gen) for i in p.inputs}
+    x["m"] = x["m"].abs() + 8
+    want, got = run(p, x), run(q, x)
+    for n in p.outputs:
+        torch.testing.assert_close(got[n], want[n], rtol=1e-5, atol=1e-5)
+
+
+def test_the_sum_of_fewer_axes_is_taken_in_two_stages():
+    q, _ = streams.apart(program())
+    by_name = {c.name: c for c in q.body}
+    first, rest = by_name["slope_part"], by_name["slope"]
+    assert (first.dims, first.rdims, rest.rdims) == (("b", "j"), ("i",), ("j",))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (GRADIENT.format(s=12), "scores that are no larger than queries and keys"),
+        (GRADIENT.format(s=24).replace("return dv,", "return ds, dv,"), "a result that has to be in memory"),
+        (GRADIENT.format(s=24).replace(", 8]", ", 512]").replace("= 8", "= 512"), "features that do not fit on chip"),
+    ],
+)
+def test_what_does_not_stream_stays(text, why):
+    p = parse(text)
+    assert streams.apart(p) == (p, frozenset()), why
+
+
+def test_one_kind_of_end_needs_no_copy():
+    p = program(
+        text=GRADIENT.replace("return dv, slope, dk, dq", "return dq").replace(
+            "slope[b]: f32 = sum[i, j] ds[b, i, j] * (j - i)\n  ", ""
+        )
+    )
+    kept = tuple(c for c in p.body if c.name in ("s", "p", "dp", "ds", "dq"))
+    p = type(p)(p.name, p.inputs, p.sizes, kept, p.outputs, p.syms)
+    assert streams.apart(p) == (p, frozenset())
+    assert streams.belongs(p) == {"s", "p", "dp", "ds", "dq"}
+
+
+def test_a_hidden_layer_does_not_stream():
+    p = parse("""program mlp()
+  input x: f32[512, 64]
+  input w: f32[64, 256]
+  input u: f32[256, 64]
+  dim i = 512
+  dim h = 256
+  dim d = 64
+  dim e = 64
+  a[i, h]: f32 = sum[d] x[i, d] * w[d, h]
+  g[i, h]: f32 = tanh(a[i, h])
+  y[i, e]: f32 = sum[h] g[i, h] * u[h, e]
+  return y
+""")
+    assert streams.streams(p) == []

@@ -1,0 +1,196 @@
+"""What saving a value for the backward costs, and what computing it again, both in bytes moved.
+
+A value that the forward writes in any case is only read again; another is written and read. On top comes `KEEP` for the
+memory that it holds meanwhile. Computing again:
+
+| operator | costs |
+|---|---|
+| view, constant, pick from a tuple | nothing |
+| map | its arithmetic; its bytes, written and read, where a library call of the backward needs it in memory |
+| fold | what it reads, once more: its state must be complete before anything of it is used |
+| product that streams | its arithmetic |
+| other product, an operator of torch | its arithmetic, what it reads, and its result written and read |
+| random numbers, changes in place, operators with effects | is not done |
+
+What streams is said by `tensor.streams`: attention's scores do; logits and hidden layers of features do not.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from tilefold.frontend.operators import contract, create, elementwise, index, norm, pool, reduce, view
+from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
+from tilefold.frontend.regions.partition import draws_numbers, extents, nbytes
+from tilefold.tensor.streams import ON_CHIP, streamed
+
+Node = torch.fx.Node
+
+#: Floating point operations of a matrix unit in the time of a byte from memory (H100: 990e12 / 3.35e12; A100: 156).
+FLOPS_A_BYTE = 256
+#: The same of vector units, which maps run on: a map takes about one instruction an element.
+MAPS_A_BYTE = 16
+#: What holding a byte from the forward to the backward is worth, in bytes moved: less than writing it once.
+KEEP = 0.5
+_FOLDS = frozenset((*reduce.TABLE, *norm.TABLE, *pool.TABLE)) | {torch.ops.aten.nll_loss_forward.default}
+_MAPS = frozenset((*elementwise.TABLE, *index.TABLE, *create.TABLE, *view.TABLE)) - _FOLDS
+_PRODUCTS = frozenset(contract.TABLE)
+_VIEWS = VIEWS - COPIES
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The tensors of a product, by size: elements of the left operand, the right one and the result, the extent that
+    each of them lacks, and how many independent products there are (1 for a convolution, which never streams)."""
+
+    operands: tuple[Node, Node]
+    elements: tuple[int, int, int]
+    lacks: tuple[int, int, int]
+    batch: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.elements[2] * self.lacks[2]
+
+    @property
+    def streamed(self) -> int | None:
+        """Which of its tensors streams (0 and 1: operands, 2: the result); None: it is a library call."""
+        return streamed(self.elements, self.lacks, self.batch)
+
+
+def product(node: Node) -> Product | None:
+    """The sizes of a product; None for another operator."""
+    if node.target not in _PRODUCTS:
+        return None
+    a, b = node.args[1:3] if node.target in _WITH_BIAS else node.args[:2]
+    if not isinstance(a, Node) or not isinstance(b, Node):
+        return None
+    sizes = (elements(a), elements(b), elements(node))
+    if node.target is torch.ops.aten.convolution.default:
+        window = sizes[1] // max(1, extents(b.meta["val"])[0])
+        return Product((a, b), sizes, (ON_CHIP + 1, ON_CHIP + 1, window), 1)
+    *lead, _, inner = (1, *extents(a.meta["val"]))
+    batch = prod(lead) if node.target in _BATCHED else 1
+    rows, columns = (n // max(1, batch * inner) for n in sizes[:2])
+    return Product((a, b), sizes, (columns, rows, inner), batch)
+
+
+_WITH_BIAS = (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
+_BATCHED = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
+
+
+def elements(node: Node) -> int:
+    """Elements of a node's tensor, at the sizes that it was captured with."""
+    return prod(extents(node.meta["val"]))
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The prices of the values of a joint graph. `forward`, `backward`: the operators that each pass must run;
+    `results`: what the forward returns; `free`: arguments that are there in any case (parameters)."""
+
+    forward: frozenset[Node]
+    backward: frozenset[Node]
+    results: frozenset[Node]
+    free: frozenset[Node]
+
+    def keep(self, node: Node, worth: float = KEEP) -> float | None:
+        """Bytes for saving a value; None: never (views, which are made again from what they look at)."""
+        if node in self.free:
+            return 0.0
+        if node in self.results:
+            return float(nbytes(node))
+        val = node.meta.get("val")
+        if isinstance(val, tuple | list) or (is_view(node) and nbytes(node) >= nbytes(base(node))):
+            return None
+        return nbytes(node) * ((1 if self._in_memory(node) else 2) + worth)
+
+    def again(self, node: Node) -> float | None:
+        """Bytes for computing a value again out of its operands; None: never."""
+        if node.op != "call_function" or not repeatable(node):
+            return None
+        if is_view(node) or node.target is operator.getitem or not _tensors(node):
+            return 0.0
+        if node.target in _MAPS:
+            return elements(node) / MAPS_A_BYTE + (2 * nbytes(node) if self._needed_whole(node) else 0)
+        read = sum(nbytes(n) for n in _tensors(node))
+        if node.target in _FOLDS:
+            return read
+        sizes = product(node)
+        written = 2 * sum(nbytes(n) for n in _results(node))
+        if sizes is None:
+            return 2 * read + 2 * written
+        work = sizes.flops / FLOPS_A_BYTE
+        return work if sizes.streamed == 2 else work + read + written
+
+    def _in_memory(self, node: Node) -> bool:
+        """Whether the forward writes a value: an argument, a result, made or read by a library call."""
+        if node.op != "call_function" or any(n in self.results for n in (node, *_views_of(node))):
+            return True
+        made = node if node.target is not operator.getitem else node.args[0]
+        assert isinstance(made, Node)
+        sizes = product(made)
+        own = sizes.streamed != 2 if sizes else made.target not in TABLE
+        return own or self._library_reads(node, self.forward)
+
+    def _needed_whole(self, node: Node) -> bool:
+        return self._library_reads(node, self.backward)
+
+    def _library_reads(self, node: Node, within: frozenset[Node]) -> bool:
+        """Whether a library call among `within` reads a value or a view of it."""
+        for seen in (node, *_views_of(node)):
+            for user in seen.users:
+                if user not in within or user.op != "call_function":
+                    continue
+                sizes = product(user)
+                if sizes is None and user.target not in TABLE and not is_view(user):
+                    return True
+                if sizes is not None and not any(
+                    sizes.streamed == k and n is seen for k, n in enumerate(sizes.operands)
+                ):
+                    return True
+        return False
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node renames elements of another tensor."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, Node) and source.target in _VIEWS
+
+
+def base(node: Node) -> Node:
+    """The tensor that a view looks at."""
+    while is_view(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def repeatable(node: Node) -> bool:
+    """Whether running an operator twice does what running it once does."""
+    target = node.target
+    if target is operator.getitem:
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return not isinstance(target, torch._ops.HigherOrderOperator)
+    return target.namespace in ("aten", "prims") and not target._schema.is_mutable and not draws_numbers(node)
+
+
+def _views_of(node: Node) -> Iterator[Node]:
+    for user in node.users:
+        if is_view(user):
+            yield user
+            yield from _views_of(user)
+
+
+def _tensors(node: Node) -> list[Node]:
+    return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor | tuple | list)]
+
+
+def _results(node: Node) -> list[Node]:
+    """A node, or what is picked from it."""
+    return [node] if isinstance(node.meta.get("val"), torch.Tensor) else list(node.users)

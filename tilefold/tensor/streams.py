@@ -1,0 +1,184 @@
+"""Tensors that stream: products so much larger than their operands that they should never be in memory.
+
+A product *streams* if its largest tensor is larger than the two others together and its third extent fits on chip: a
+kernel makes that tensor block by block and uses each block where it is (Dao et al., "FlashAttention", 2022). So do maps
+of it. A reduction of it ends the stream.
+
+One stream often ends in several reductions over different axes, which no single kernel makes: the gradient of attention
+sums p and ds over keys for the queries, and over queries for the keys and values. `apart` gives each its own copy:
+
+    s, p, ds -> dq[i] = sum[j] ds k       becomes       s, p, ds          -> dq
+             -> dk[j] = sum[i] ds q                     s', p', ds'       -> dk, dv
+             -> dv[j] = sum[i] p do
+
+Reductions that keep the same axes share a copy, for one kernel makes them all. Computing a stream again costs its
+arithmetic; keeping it costs its bytes, written once and read by each, and memory that grows with the square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tilefold.algebra.expr import Index, Load
+from tilefold.names import fresh
+from tilefold.tensor.analysis import Graph, live, out_dims, renamed
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import product_of
+
+#: Extents that fit on chip with a block of the streamed tensor (head sizes).
+ON_CHIP = 256
+#: How many times larger than the two others together the streamed tensor is: in a batch of products, and in one, where
+#: each block reads all of the others (hidden layers of features are four times as wide as what they are made of).
+LARGER_BATCHED, LARGER = 1, 4
+
+
+def streamed(elements: Sequence[int], lacks: Sequence[int], batch: int) -> int | None:
+    """Which tensor of a product streams, None if none does. elements: of the operands and the result, in any order;
+    lacks: the extent that each of them lacks; batch: how many products there are."""
+    large = max(range(3), key=elements.__getitem__)
+    others = sum(elements) - elements[large]
+    enough = elements[large] >= (LARGER_BATCHED if batch > 1 else LARGER) * others
+    return large if enough and lacks[large] <= ON_CHIP else None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Products and maps that stream, and the reductions of them, by name and in program order."""
+
+    members: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+def streams(p: Program) -> list[Stream]:
+    """The streams of a program that end in reductions alone: no result of theirs is kept."""
+    g = Graph.of(p)
+    wide = _streaming(g)
+    left, found = list(wide), []
+    while left:
+        members = {left[0]}
+        todo = [left[0]]
+        while todo:
+            n = todo.pop()
+            near = {m for m in (*g.producers[n], *g.consumers[n]) if m in wide}
+            near |= {m for e in g.consumers[n] if e not in wide for m in g.producers[e] if m in wide}
+            todo += near - members
+            members |= near
+        left = [n for n in left if n not in members]
+        ends = {u for n in members for u in g.consumers[n]} - members
+        kept = any(r in p.outputs for n in members for r in g.by_name[n].results)
+        if not kept and all(g.by_name[e].reducer is not None for e in ends):
+            order = [c.name for c in p.body]
+            found.append(Stream(tuple(filter(members.__contains__, order)), tuple(filter(ends.__contains__, order))))
+    return found
+
+
+def _streaming(g: Graph) -> dict[str, None]:
+    """Products whose result streams, and maps over all of it."""
+    wide: dict[str, None] = {}
+    for c in g.program.body:
+        read = [r for r in g.producers[c.name] if r in wide]
+        same = [r for r in read if set(g.by_name[r].dims) <= set(c.dims)]
+        if _streams(g, c) or (c.reducer is None and same and g.points(c.dims) == g.points(g.by_name[same[0]].dims)):
+            wide[c.name] = None
+    return wide
+
+
+def _streams(g: Graph, c: Compute) -> bool:
+    x = product_of(c)
+    if x is None or not x.is_matrix():
+        return False
+    sides = [g.points(d for d in (*c.dims, *c.rdims) if d in side) for side in (x.left, x.right)]
+    lacks = [g.points(d) for d in (x.cols, x.rows, x.depth)]
+    return streamed((*sides, g.points(out_dims(c))), lacks, g.points(x.batch)) == 2
+
+
+def apart(p: Program) -> tuple[Program, frozenset[str]]:
+    """The program with a copy of each stream for the ends of other axes than the first's; and what belongs to streams
+    that have such ends. The program as it is, and nothing, where there are none."""
+    made: set[str] = set()
+    for s in streams(p):
+        p, s = _staged(p, s)
+        p, names = _copied(p, s)
+        made |= names
+    return p, frozenset(made)
+
+
+def belongs(p: Program) -> frozenset[str]:
+    """All that streams, and the ends: no library call may compute one of them, which would have a stream in memory."""
+    return frozenset(n for s in streams(p) for n in (*s.members, *s.ends))
+
+
+def _copied(p: Program, s: Stream) -> tuple[Program, set[str]]:
+    g = Graph.of(p)
+    groups = _groups(g, s)
+    if len(groups) < 2:
+        return p, set()
+    taken = set(p.names)
+    more: dict[str, list[Compute]] = {}
+    new: dict[str, Compute] = {}
+    made: set[str] = set()
+    for k, ends in enumerate(groups):
+        needed = _needed(g, s, ends)
+        made |= needed | {*ends}
+        if k == 0:
+            continue
+        names = {m: fresh(f"{m}_again", taken) for m in s.members if m in needed}
+        for m, name in names.items():
+            more.setdefault(m, []).append(replace(g.by_name[m], name=name, body=renamed(g.by_name[m].body, names)))
+        new.update((e, replace(g.by_name[e], body=renamed(g.by_name[e].body, names))) for e in ends)
+        made = made | set(names.values())
+    body = [x for c in p.body for x in (new.get(c.name, c), *more.get(c.name, ()))]
+    q = live(replace(p, body=tuple(body)))
+    return q, made & {c.name for c in q.body}
+
+
+def _staged(p: Program, s: Stream) -> tuple[Program, Stream]:
+    """Reductions that keep fewer axes than another end does, in two stages: first what the other keeps, so that both
+    share a kernel and as many blocks as it has; then the rest, of a small tensor. Folds are associative."""
+    g = Graph.of(p)
+    taken = set(p.names)
+    body: dict[str, tuple[Compute, ...]] = {c.name: (c,) for c in p.body}
+    ends: list[str] = []
+    keys = [_key(g, s, e) for e in s.ends]
+    for e, key in zip(s.ends, keys, strict=True):
+        c = g.by_name[e]
+        more = [k for k in keys if key < k and not any(k < other for other in keys)]
+        outer = tuple(d for d in c.rdims if more and d in more[0])
+        if not outer or c.reducer not in _ASSOCIATIVE or c.index_name is not None:
+            ends.append(e)
+            continue
+        part = fresh(f"{e}_part", taken)
+        inner = tuple(d for d in c.rdims if d not in outer)
+        dims = (*c.dims, *outer)
+        first = replace(c, name=part, dims=dims, dtype=c.dtype.compute, rdims=inner)
+        body[e] = (first, replace(c, body=Load(part, tuple(Index(d) for d in dims)), rdims=outer))
+        ends.append(part)
+    return replace(p, body=tuple(x for c in p.body for x in body[c.name])), replace(s, ends=tuple(ends))
+
+
+_ASSOCIATIVE = ("sum", "prod", "max", "min")
+
+
+def _key(g: Graph, s: Stream, end: str) -> frozenset[str]:
+    """The axes of a stream that one of its ends keeps."""
+    axes = frozenset(d for m in s.members for d in g.by_name[m].dims)
+    return frozenset(g.by_name[end].dims) & axes
+
+
+def _groups(g: Graph, s: Stream) -> list[tuple[str, ...]]:
+    """The ends that keep the same axes of the stream, in program order."""
+    found: dict[frozenset[str], list[str]] = {}
+    for e in s.ends:
+        found.setdefault(_key(g, s, e), []).append(e)
+    return [tuple(x) for x in found.values()]
+
+
+def _needed(g: Graph, s: Stream, ends: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    todo = list(ends)
+    while todo:
+        more = [m for m in g.producers[todo.pop()] if m in s.members and m not in found]
+        found.update(more)
+        todo += more
+    return found
