@@ -51,8 +51,8 @@ class Options:
     strict: anything Tilefold cannot compile is an error (`fuse`), not a fallback.
     leftover: what runs the rest. on_compiled: called with the record of every compiled graph.
     specialise: guards may be added, so that head counts and head sizes may become numbers. inductor: what leftovers
-    are compiled with. cuda_graphs: Inductor's settings for them, where they are wanted. partition, memory_budget: who chooses what a
-    forward saves, and how much of what is fastest (None: as torch's configuration has it).
+    are compiled with. cuda_graphs: Inductor's settings for them, where they are wanted. partition, memory_budget: who
+    chooses what a forward saves, and how much of what is fastest (None: as torch's configuration has it).
     """
 
     compile_program: CompileProgram
