@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from tilefold.pipeline import compile_program
 from tilefold.plan.cut import added_bytes, cuts
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.runtime.library import LibraryStep
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
 
@@ -127,3 +129,28 @@ def test_a_map_that_goes_to_memory_takes_no_parallel_dim_from_its_readers() -> N
     alone = replace(p, outputs=("a",), body=p.body[:3])  # read once, it is computed where it is read
     (k,) = fuse_for_gpu(alone).kernels
     assert k.plan.group.members == ("m", "x", "a")
+
+
+HEADS = """
+program heads()
+  input p: f32[2, {h}, 128, 256]
+  input g: bf16[2, 256, {h}, 128]
+  dim b = 2
+  dim h = {h}
+  dim k = 128
+  dim n = 256
+  dim l = 128
+  d[b, h, k, l]: f32 = sum[n] p[b, h, k, n] * g[b, n, h, l]
+  y[b, k, l]: f32 = sum[h] d[b, h, k, l]
+  return y
+"""
+
+
+@pytest.mark.parametrize(("heads", "apart"), [(1, False), (2, False), (4, True)])
+def test_a_product_that_no_matrix_unit_takes_is_not_unrolled_by_the_thousand(heads: int, apart: bool) -> None:
+    """With all heads in a thread block each of its threads would sum 1,024 products in straight code, compiled for
+    minutes. Then the product is the library's."""
+    made = compile_program(parse(HEADS.format(h=heads)), device="cuda")
+    assert [isinstance(s, LibraryStep) for s in made.steps] == ([True, False] if apart else [False])
+    reasons = [r.reason for r in made.fused.grouping.refusals]
+    assert any("262144 elements for 256 threads" in r for r in reasons) == apart

@@ -13,9 +13,10 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 from triton.runtime.errors import OutOfResources
 
 from tests.backends.triton.kernels import made, meta
-from tilefold.backends.triton import launch, launcher
+from tilefold.backends.triton import context, launch, launcher
+from tilefold.backends.triton.config import TooLarge, TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
-from tilefold.backends.triton.launcher import Described, Launcher, Operand, Plan, TooLarge, launcher_of
+from tilefold.backends.triton.launcher import Described, Launcher, Operand, Plan, launcher_of
 from tilefold.errors import BackendError
 from tilefold.suites.gpu import operators as o
 
@@ -134,6 +135,27 @@ def test_lighter_configurations_are_tried_until_one_fits(small_device):
     assert [max(c.tiles.values()) for c in small_device] == [65536, 32768, 16384, 8192, 4096]
     k.plan(xs, {})
     assert len(small_device) == 5  # what fits is remembered
+
+
+def test_a_kernel_alone_that_computes_too_much_a_thread_gets_smaller_tiles(monkeypatch):
+    monkeypatch.setattr(launch, "compiled", lambda kernel, r, config, *a, **how: config)
+    monkeypatch.setattr(launch, "launcher_of", lambda done: Launcher(done, ()))
+    monkeypatch.setattr(launch.torch.cuda, "device", lambda index: nullcontext())
+    x = meta(4096, 64, dtype=torch.float32)
+    (k,) = made(lambda x: (x * x).sum(1), x)
+    xs = [x, meta(4096, dtype=torch.float32)]
+    (row,) = {d for d, e in k.block.sizes.items() if e.value == 4096}
+
+    def choose(block, sizes):
+        return TritonConfig({row: 128}, warps=4)  # of 64 columns: 64 elements a thread
+
+    assert TritonKernel(k.block, choose).plan(xs, {}).launcher.call == choose(None, None)
+    monkeypatch.setattr(context, "MOST_A_THREAD", 16)
+    smaller = TritonKernel(k.block, choose).plan(xs, {}).launcher.call
+    assert smaller.tiles == {row: 32} and smaller.warps == 4
+    monkeypatch.setattr(context, "MOST_A_THREAD", 1)
+    with pytest.raises(TooLarge, match="elements for"):
+        TritonKernel(k.block, choose).plan(xs, {})
 
 
 def test_a_configuration_that_is_to_be_had_exactly_is_refused(small_device):

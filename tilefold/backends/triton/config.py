@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from tilefold.errors import BackendError
 from tilefold.tile.pieces import MATRIX_UNIT
 
 
@@ -61,6 +62,10 @@ class TritonConfig:
         extra += [f"{self.groups} groups of {self.own}{' drawing tiles' * self.draws}"] if self.groups else []
         extra += [f"lanes {d}:{n}" for d, n in self.lanes.items()]
         return f"{tiles}; {', '.join(extra)}"
+
+
+class TooLarge(BackendError):
+    """A kernel that takes more than the device, or its compiler, has; `lighter` may help."""
 
 
 def lighter(c: TritonConfig) -> TritonConfig | None:

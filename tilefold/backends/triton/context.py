@@ -13,7 +13,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, walk
 from tilefold.algebra.facts import Range, range_of
 from tilefold.backends.triton.bounds import Bounds
-from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.config import TooLarge, TritonConfig
 from tilefold.backends.triton.layouts import Layouts
 from tilefold.backends.triton.memory import Memory
 from tilefold.backends.triton.names import python_names, python_value
@@ -36,6 +36,9 @@ LARGEST_VALUE = 1 << 20
 #: The same of a result of a product: half of a multiprocessor's registers. Of twice as many (64 rows of 1,024 columns)
 #: Triton 3.6 made code for Hopper that wrote outside of shared memory.
 LARGEST_PRODUCT = 1 << 15
+#: Most elements a thread of what is computed to be reduced: the code is unrolled, so that its length, and the time of
+#: its compilation, grow with them (Triton 3.6: of 2,048, 65,000 lines of PTX and two minutes of a slow core).
+MOST_A_THREAD = 512
 #: Lanes of a dim that has or may have no index at all: a scalar could not be masked.
 EMPTY = 2
 
@@ -233,6 +236,16 @@ class Context:
     def check_value(self, what: str, axes: Sequence[str]) -> None:
         """BackendError for a value, loaded or computed on the way to a buffer, that Triton would refuse."""
         self._check(what, axes, LARGEST_VALUE)
+
+    def check_computed(self, what: str, axes: Sequence[str]) -> None:
+        """TooLarge for a value that is computed element by element (a product that no matrix unit takes), too much of
+        it by each thread."""
+        n, threads = math.prod(self.hold(d).lanes for d in axes), 32 * self.config.warps
+        if n > MOST_A_THREAD * threads:
+            raise TooLarge(
+                f"{self.kernel.name}: {what} would be {n} elements for {threads} threads to compute",
+                hint="smaller tiles, or fewer operators in the kernel",
+            )
 
     def _check(self, what: str, dims: Sequence[str], most: int) -> None:
         n = math.prod(self.hold(d).lanes for d in dims)

@@ -25,12 +25,12 @@ from tilefold.backends.triton.compile import (
     module_of,
     start_building,
 )
-from tilefold.backends.triton.config import TritonConfig, lighter
+from tilefold.backends.triton.config import TooLarge, TritonConfig, lighter
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.counters import counters_of
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.gluon import render_groups
-from tilefold.backends.triton.launcher import Described, Launcher, Plan, TooLarge, launcher_of
+from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
 from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.backends.triton.prepare import tile_kernel

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilefold.backends.triton.config import TooLarge
 from tilefold.backends.triton.counters import Counters
-from tilefold.errors import BackendError
 
 try:
     from triton.backends.nvidia.driver import CudaLauncher, make_tensordesc_arg
@@ -38,10 +38,6 @@ class Launcher:
     call: Callable[..., None]
     head: tuple[object, ...]
     encodings: tuple[object, ...] | None = None
-
-
-class TooLarge(BackendError):
-    """A compiled kernel takes more shared memory, threads or tensor memory than the device has for a thread block."""
 
 
 def launcher_of(done: Any) -> Launcher:

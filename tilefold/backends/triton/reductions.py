@@ -80,6 +80,8 @@ class Reductions:
             else self.c.expressions.value(e, frame)
         )
         self.c.check_value(f"what {s.buf} is reduced from", v.axes)
+        if not isinstance(e, Load):
+            self.c.check_computed(f"what {s.buf} is reduced from", v.axes)
         missing = [d for d in rdims if d not in v.axes]
         code = self._over_missing(v, s.op, missing)
         v = Value(code, v.axes, v.kind, v.level)
