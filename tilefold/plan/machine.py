@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tilefold import config
+from tilefold import artifacts, config
 from tilefold.algebra.dtypes import DType
 from tilefold.files import cache_folder, put, read_trusted
 from tilefold.plan.hardware import Machine, Tier, TierName
@@ -54,7 +54,9 @@ def this_machine() -> Machine:
     """This CPU, as measured when it was first asked for on this machine."""
     capability = torch.backends.cpu.get_cpu_capability()
     identity = f"{_cpu_name()}|{capability}|{torch.__version__}|{torch.get_num_threads()}|{FORMAT}"
-    return describe(_kept(identity) or _keep(identity, measure()), "measured on this machine")
+    rates = _kept(identity) or _keep(identity, measure())
+    artifacts.used(_file())  # plans are for these rates
+    return describe(rates, "measured on this machine")
 
 
 def nominal() -> Machine:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tilefold import config
+from tilefold import artifacts, config
 from tilefold.errors import CacheError
 from tilefold.files import cache_folder, put, read_trusted, warn_unusable
 
@@ -71,6 +71,12 @@ def get_or_build(name: str, parts: Mapping[str, str], build: Callable[[Path], No
     `name` is for people. Parts of more than a line are kept in the entry as digests. Errors of
     `build` pass through and leave no entry.
     """
+    library = _found_or_built(name, parts, build)
+    artifacts.used(library, library.with_suffix(".json"))
+    return library
+
+
+def _found_or_built(name: str, parts: Mapping[str, str], build: Callable[[Path], None]) -> Path:
     key, found = key_of(parts), find(parts)
     if found is not None:
         return found

@@ -1,8 +1,8 @@
 """What an earlier process worked out, kept on disk as records: making it takes longer than reading it.
 
-A file's name is a digest of everything that decides what is in it, Tilefold itself among that, by the sizes and times
-of its files. Its first characters are the checksum of the name and the rest, which is JSON (`records`): reading it runs
-nothing. A file that is not what it should be, or that others can have written, is made again.
+A file's name is a digest of everything that decides what is in it, Tilefold's own source among that. Its first
+characters are the checksum of the name and the rest, which is JSON (`records`): reading it runs nothing. A file that is
+not what it should be, or that others can have written, is made again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from tilefold import config
+from tilefold import artifacts, config
 from tilefold.errors import ParseError, VerifyError
-from tilefold.files import cache_folder, put, read_trusted, stamp_of, warn_unusable
+from tilefold.files import cache_folder, put, read_trusted, warn_unusable
 from tilefold.runtime import records
 
 PACKAGE = Path(__file__).parents[1]
@@ -57,6 +57,7 @@ class Shelf:
             verify(found)
         except (OSError, ValueError, ParseError, VerifyError):
             return None
+        artifacts.used(path)
         return found
 
     def write(self, path: Path, found: object) -> None:
@@ -65,6 +66,7 @@ class Shelf:
             data = records.dump(found).encode()
             cache_folder(self.name)
             put(path, checksum(path, data).encode() + data)
+            artifacts.used(path)
         except RecursionError:  # an expression deeper than Python's stack is made again
             return
         except OSError as err:
@@ -73,8 +75,12 @@ class Shelf:
 
 @lru_cache
 def stamp(root: Path) -> str:
-    """Digest of the names, sizes and times of change of a package's files."""
-    return stamp_of([root], lambda name: name.endswith(".py"))
+    """Digest of the names and the text of a package's modules: the same wherever it is installed."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
 
 
 def checksum(path: Path, data: bytes) -> str:
