@@ -61,7 +61,7 @@ def test_another_machine_goal_or_tilefold_plans_again(asked, monkeypatch):
     assert len(asked) == 1
     monkeypatch.setattr(pipeline, "this_machine", lambda: replace(nominal(), launch=1.0))
     compiled()
-    monkeypatch.setattr(pipeline, "_workers", lambda: 3)
+    monkeypatch.setattr(pipeline.torch, "get_num_threads", lambda: 7)
     compiled()
     monkeypatch.setattr(kept, "stamp", lambda root: "another Tilefold")
     compiled()
