@@ -8,6 +8,7 @@ tilefold.custom_op(fn, *args)                     an operator of torch, for grap
 tilefold.flex_attention(q, k, v, ...)             torch's flex_attention, compiled: your own scores and masks
 tilefold.varlen_attention(q, k, v, ...)           the same for packed sequences of any lengths, and for paged keys
 tilefold.package(fn, args, path), load(path)      a file that a process without a compiler loads
+tilefold.keep_operators(path), load_pt2(path)     .pt2 files of torch with such operators, for other processes
 tilefold.te                                       tensor expressions and schedules: fusion by hand
 tilefold.tune(fn, *args)          times configurations of its GPU kernels and keeps the best
 tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tilefold.frontend.flex import flex_attention
     from tilefold.frontend.fuse import fuse
     from tilefold.frontend.packages.load import Packaged, load
+    from tilefold.frontend.packages.operators import keep_operators, load_pt2
     from tilefold.frontend.packages.package import package
     from tilefold.frontend.registered.custom_op import CustomOp, custom_op
     from tilefold.frontend.tune import tune
@@ -54,6 +56,8 @@ _HOMES = {
     "fuse": "tilefold.frontend.fuse",
     "Packaged": "tilefold.frontend.packages.load",
     "load": "tilefold.frontend.packages.load",
+    "keep_operators": "tilefold.frontend.packages.operators",
+    "load_pt2": "tilefold.frontend.packages.operators",
     "package": "tilefold.frontend.packages.package",
     "tune": "tilefold.frontend.tune",
     "varlen_attention": "tilefold.frontend.varlen",
@@ -81,7 +85,9 @@ __all__ = [
     "explain",
     "flex_attention",
     "fuse",
+    "keep_operators",
     "load",
+    "load_pt2",
     "package",
     "te",
     "tune",

@@ -17,6 +17,7 @@ import tilefold
 from tilefold import TilefoldError, UnsupportedError
 from tilefold.frontend.packages import load as loading
 from tilefold.frontend.packages.archive import MANIFEST, PACKAGE, Reader, Writer
+from tilefold.frontend.packages.form import Package
 from tilefold.runtime import records
 from tilefold.runtime.cache import version
 
@@ -255,9 +256,9 @@ def test_records_make_no_other_objects(file, tmp_path):
     """A package whose digests are right, and whose graph names something else than a part of a package."""
     evil = b'{"nodes":[["Popen","true"]],"root":["n",0]}'
     writer, reader = Writer(), Reader(file)
-    data = writer.archive(reader.manifest.requires, reader.package())
+    data = writer.archive(reader.manifest.requires, reader.package(Package))
     (tmp_path / "new").write_bytes(data)
-    assert Reader(tmp_path / "new").package() == reader.package()
+    assert Reader(tmp_path / "new").package(Package) == reader.package(Package)
     manifest = reader.manifest
     digests = {**manifest.members, PACKAGE: hashlib.sha256(evil).hexdigest()}
     text = records.dump(replace(manifest, members=digests))

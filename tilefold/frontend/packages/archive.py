@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import struct
 import zipfile
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ import torch
 
 from tilefold.errors import ParseError, TilefoldError
 from tilefold.files import put
-from tilefold.frontend.packages.form import CLASSES, Manifest, Package, Requires, StoredTensor
+from tilefold.frontend.packages.form import CLASSES, Manifest, Operators, Package, Requires, StoredTensor
 from tilefold.runtime import records
 
 MANIFEST, PACKAGE = "manifest.json", "package.json"
@@ -69,7 +70,7 @@ class Writer:
         self.tensors.append(self.tensor(x))
         return len(self.tensors) - 1
 
-    def archive(self, requires: Requires, package: Package) -> bytes:
+    def archive(self, requires: Requires, package: Package | Operators) -> bytes:
         """The whole file."""
         members = {**self._members, PACKAGE: records.dump(package).encode()}
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
@@ -86,13 +87,12 @@ class Writer:
 class Reader:
     """An archive, read whole and compared with its digests. TilefoldError: it is no package, or was changed."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, whole: memoryview | None = None):
+        """whole: the bytes, where they are not all of the file `path`."""
         self.path = path
         try:
-            with path.open("rb") as f, zipfile.ZipFile(f) as z:
-                whole = memoryview(bytearray(path.stat().st_size))
-                f.seek(0)
-                f.readinto(whole)
+            whole = read(path) if whole is None else whole
+            with zipfile.ZipFile(io.BytesIO(whole)) as z:
                 self._members = {i.filename: _member(whole, i) for i in z.infolist()}
             self.manifest = self._record(MANIFEST, Manifest)
         except FileNotFoundError:
@@ -110,10 +110,10 @@ class Reader:
             if data is None or hashlib.sha256(data).hexdigest() != known.get(name):
                 raise TilefoldError(f"{self.path} is damaged: {name} is not what was packaged", hint=AGAIN)
 
-    def package(self) -> Package:
-        """The graph. TilefoldError: it cannot be read."""
+    def package(self, kind: type[T]) -> T:
+        """The graph, or the operators. TilefoldError: it cannot be read."""
         try:
-            return self._record(PACKAGE, Package)
+            return self._record(PACKAGE, kind)
         except (KeyError, ParseError) as err:
             raise TilefoldError(f"{self.path} cannot be read: {err}", hint=AGAIN) from None
 
@@ -139,6 +139,14 @@ class Reader:
         if not isinstance(found, kind):
             raise ParseError(f"{name} holds no {kind.__name__}")
         return found
+
+
+def read(path: Path) -> memoryview:
+    """A file's bytes, which may be written to: tensors lie in them."""
+    with path.open("rb") as f:
+        whole = memoryview(bytearray(os.fstat(f.fileno()).st_size))
+        f.readinto(whole)
+    return whole
 
 
 def _padding(at: int) -> bytes:

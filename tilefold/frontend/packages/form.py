@@ -142,9 +142,38 @@ class Package:
     out_tree: str
 
 
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A condition on sizes (`registered.operator.Guard`)."""
+
+    text: str
+    relation: str
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOperator:
+    """An operator of `tilefold.custom_op`: its name, the digest of its program, what it takes, and what it computes."""
+
+    name: str
+    digest: str
+    arguments: tuple[Argument, ...]
+    guards: tuple[Relation, ...]
+    region: StoredRegion
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """The operators that a graph of others contains. tensors: constants of their regions."""
+
+    operators: tuple[StoredOperator, ...]
+    tensors: tuple[StoredTensor, ...]
+
+
 #: All that the records of a package may hold.
 CLASSES = (
-    *(Requires, Manifest, Package, StoredTensor, Weight, Argument, Ref, Of, Node),
+    *(Operators, StoredOperator, Relation, Requires, Manifest, Package, StoredTensor, Weight, Argument, Ref, Of, Node),
     *(StoredRegion, StoredInput, SymBinding, OutputBinding, StoredProgram, StoredStep, StoredCall, StoredKernel, Built),
     *(TensorParam, Program, Input, Compute, SourceLoc),
     *(Const, Index, Size, Sym, Load, Call, Cast, DType),

@@ -56,13 +56,18 @@ def load(
         raise TilefoldError(f"{path} has the digest {reader.digest}, not {digest}", hint=AGAIN)
     check_here(reader.manifest.requires, str(path))
     reader.check()
-    package = reader.package()
-    folder = tempfile.TemporaryDirectory(prefix="tilefold-package-")
-    _folders.append(folder)
+    package = reader.package(Package)
     try:
-        return Packaged(package, reader, reader.libraries(Path(folder.name)), weights)
+        return Packaged(package, reader, reader.libraries(folder_of_libraries()), weights)
     except (ParseError, KeyError, ValueError) as err:
         raise TilefoldError(f"{path} cannot be read: {err}", hint=AGAIN) from err
+
+
+def folder_of_libraries() -> Path:
+    """A new folder, of this process."""
+    folder = tempfile.TemporaryDirectory(prefix="tilefold-package-")
+    _folders.append(folder)
+    return Path(folder.name)
 
 
 def check_here(r: Requires, path: str) -> None:

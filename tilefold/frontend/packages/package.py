@@ -80,10 +80,9 @@ def package(
         exported = _exported(fn, tuple(args), dict(kwargs or {}), dynamic_shapes)
         writer = Writer()
         made = _Packing(exported, writer, weights == "included").package()
-    requires = Requires(FORMAT, version(), torch.__version__, "cpu", needed(toolchain()))
     place = Path(path)
     try:
-        put(place, writer.archive(requires, made))
+        put(place, writer.archive(requires(), made))
         os.chmod(place, READABLE)
     except OSError as err:
         raise TilefoldError(f"{place} cannot be written: {err}", hint="an existing folder of yours") from None
@@ -196,7 +195,7 @@ class _Packing:
         except TypeError as err:
             raise UnsupportedError(f"{n.target} cannot be packaged: {err}") from None
         if n.op == "call_module":
-            regions.append(self._region(root.get_submodule(str(n.target)).run))
+            regions.append(region(root.get_submodule(str(n.target)).run, self.writer))
             return Node(n.name, "region", str(len(regions) - 1), args, kwargs)
         if isinstance(n.target, torch._ops.OpOverload) and n.target.namespace == "aten":
             return Node(n.name, "aten", str(n.target).removeprefix("aten."), args, kwargs)
@@ -206,18 +205,23 @@ class _Packing:
             return Node(n.name, "item", "", args, kwargs)
         raise UnsupportedError(f"{n.target} cannot be packaged", hint="torch.compile(model, backend='tilefold')")
 
-    def _region(self, run: object) -> StoredRegion:
-        """A part of the graph that has run."""
-        run = getattr(run, "run", run)  # within its guard
-        if not isinstance(run, Executable) or not isinstance(run.runner, CompiledProgram):
-            raise UnsupportedError("a part of the graph does not compile", hint="TORCH_LOGS=tilefold says why")
-        low = run.lowered
-        inputs = tuple(
-            StoredInput(b.name, b.position, b.axes, None if b.constant is None else self.writer.constant(b.constant))
-            for b in low.inputs
-        )
-        program = stored(run.runner, self.writer.library)
-        return StoredRegion(program, inputs, low.syms, low.outputs, low.placeholders)
+
+def region(run: object, writer: Writer) -> StoredRegion:
+    """A part of a graph that has run. UnsupportedError: it is not compiled, or for a GPU."""
+    run = getattr(run, "run", run)  # within its guard
+    if not isinstance(run, Executable) or not isinstance(run.runner, CompiledProgram):
+        raise UnsupportedError("a part of the graph does not compile", hint="TORCH_LOGS=tilefold says why")
+    low = run.lowered
+    inputs = tuple(
+        StoredInput(b.name, b.position, b.axes, None if b.constant is None else writer.constant(b.constant))
+        for b in low.inputs
+    )
+    return StoredRegion(stored(run.runner, writer.library), inputs, low.syms, low.outputs, low.placeholders)
+
+
+def requires() -> Requires:
+    """What a package of this machine needs of another."""
+    return Requires(FORMAT, version(), torch.__version__, "cpu", needed(toolchain()))
 
 
 def _argument(name: str, fake: object, x: object) -> Argument:

@@ -73,7 +73,7 @@ def custom_op(fn: Fn, *examples: torch.Tensor, name: str | None = None, dynamic:
         raise UnsupportedError(f"arguments on {' and '.join(sorted(kinds))}", hint="move them to one device")
     compiled = compile_program(captured.lowered.program, goal="fused", device=kinds.pop())
     base = name or name_of(captured.lowered, captured.vals, _identifier(fn))
-    run = Checked(base, executable(captured.lowered, compiled), captured.vals)
+    run = Checked.of(base, executable(captured.lowered, compiled), captured.vals)
     return CustomOp(run, operator_of(run, captured.vals), captured)
 
 

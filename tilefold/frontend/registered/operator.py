@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
 import torch
 
 from tilefold.algebra.expr import Const, Expr, Sym
-from tilefold.errors import TilefoldError
+from tilefold.errors import TilefoldError, UnsupportedError
 from tilefold.frontend.operators import sizes as fx_sizes
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.alike import Alike
@@ -33,7 +35,18 @@ DIGEST = 12
 SEEN = 4096
 
 Operator = torch._ops.OpOverload
-_made: dict[str, tuple[str, Operator]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A registered operator; `digest`: of what it computes."""
+
+    digest: str
+    operator: Operator
+    run: Checked
+
+
+_made: dict[str, Made] = {}
 
 
 @functools.cache
@@ -51,22 +64,31 @@ def operator_of(run: Checked, vals: Sequence[torch.Tensor]) -> Operator:
 
     vals: (fake) arguments like those it is for. TilefoldError: another program's operator has the name.
     """
+    return register(run, _digest(run.run.lowered, vals))
+
+
+def register(run: Checked, digest: str) -> Operator:
+    """The same, of a digest that is known."""
     lowered, name = run.run.lowered, run.name
-    digest = _digest(lowered, vals)
     known = _made.get(name)
     if known is not None:
-        if known[0] != digest:
+        if known.digest != digest:
             raise TilefoldError(f"the operator {NAMESPACE}::{name} exists, for another program", hint="take a new name")
-        return known[1]
-    arguments = ", ".join(f"Tensor a{n}" for n in range(len(vals)))
+        return known.operator
+    arguments = ", ".join(f"Tensor a{n}" for n in range(len(run.wanted)))
     results = ", ".join("Tensor" for _ in lowered.outputs)
     library = _library()
     library.define(f"{name}({arguments}) -> ({results})", tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(name, _implementation(run), vals[0].device.type.upper())
+    library.impl(name, _implementation(run), run.wanted[0][2].upper())
     torch.library.register_fake(f"{NAMESPACE}::{name}", _fake(lowered), lib=library)
-    operator: Operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-    _made[name] = (digest, operator)
-    return operator
+    found: Operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    _made[name] = Made(digest, found, run)
+    return found
+
+
+def made() -> Mapping[str, Made]:
+    """The operators of this process, by name."""
+    return _made
 
 
 def _digest(lowered: Lowered, vals: Sequence[torch.Tensor]) -> str:
@@ -120,24 +142,69 @@ def _fake(lowered: Lowered) -> Callable[..., Any]:
     return call
 
 
+#: Extents, type and kind of device of an argument.
+Wanted = tuple[tuple[Expr, ...], torch.dtype, str]
+_RELATIONS: Mapping[type, str] = {
+    **{sympy.Eq: "eq", sympy.Ne: "ne", sympy.Lt: "lt", sympy.Le: "le", sympy.Gt: "gt", sympy.Ge: "ge"},
+}
+_COMPARE: Mapping[str, Callable[[int, int], bool]] = {n: getattr(operator, n) for n in _RELATIONS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A relation of two sizes. TilefoldError of `guard`: other formulas."""
+
+    text: str
+    relation: str
+    left: Expr
+    right: Expr
+
+    def holds(self, syms: Mapping[str, int]) -> bool:
+        """Whether it is true of these sizes; of sizes that nobody gives, there is no telling."""
+        try:
+            left, right = (shape_function([e])(syms)[0] for e in (self.left, self.right))
+        except KeyError:
+            return True
+        return _COMPARE[self.relation](left, right)
+
+
+def guard(formula: sympy.Basic) -> Guard:
+    """A formula of a shape environment. UnsupportedError: it is no relation of sizes."""
+    relation = _RELATIONS.get(type(formula))
+    if relation is None:
+        raise UnsupportedError(f"the condition {formula} on sizes is not covered", hint="fix one of the sizes")
+    left, right = (fx_sizes.from_sympy(side) for side in formula.args)
+    return Guard(str(formula), relation, left, right)
+
+
 def _never(args: Sequence[object]) -> tuple[torch.Tensor | None, ...] | None:
     """Of a graph that remembers no call."""
     return None
 
 
 class Checked:
-    """A lowered graph of tensors, called with the arguments that it was made for, or TilefoldError."""
+    """A lowered graph of tensors, called with the arguments that it was made for, or TilefoldError.
 
-    def __init__(self, name: str, run: Executable, vals: Sequence[torch.Tensor]):
+    wanted: extents, type and kind of device of each argument. guards: what the capture took for granted about symbolic
+    sizes.
+    """
+
+    def __init__(self, name: str, run: Executable, wanted: Sequence[Wanted], guards: Sequence[Guard]):
         self.name, self.run = name, run
-        self._wanted = [(fx_sizes.shape(v.shape), v.dtype, v.device.type) for v in vals]
-        sized: list[Any] = [s for v in vals for s in v.shape if isinstance(s, torch.SymInt)]
-        #: What the capture took for granted about symbolic sizes.
-        self._guards = tuple(g.expr for g in sized[0].node.shape_env.guards) if sized else ()
+        self.wanted, self.guards = tuple(wanted), tuple(guards)
         self._seen: dict[tuple[object, ...], Alike] = {}
         self._last = Alike(())
         #: The results for tensors like those of the last call, which were checked then; else None.
-        self.again = run.again if isinstance(run, Direct) and run.reads(len(vals)) else _never
+        self.again = run.again if isinstance(run, Direct) and run.reads(len(self.wanted)) else _never
+
+    @classmethod
+    def of(cls, name: str, run: Executable, vals: Sequence[torch.Tensor]) -> Checked:
+        """For (fake) arguments like these."""
+        wanted = [(fx_sizes.shape(v.shape), v.dtype, v.device.type) for v in vals]
+        sized: list[Any] = [s for v in vals for s in v.shape if isinstance(s, torch.SymInt)]
+        guards = [g.expr for g in sized[0].node.shape_env.guards] if sized else []
+        formulas = [part for g in guards for part in sympy.And.make_args(g) if part is not sympy.true]
+        return cls(name, run, wanted, [guard(f) for f in formulas])
 
     def __call__(self, *xs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if self._last(xs):
@@ -154,7 +221,7 @@ class Checked:
 
     def _check(self, xs: Sequence[torch.Tensor]) -> None:
         syms: dict[str, int] = {}
-        for n, (x, (shape, dtype, kind)) in enumerate(zip(xs, self._wanted, strict=True)):
+        for n, (x, (shape, dtype, kind)) in enumerate(zip(xs, self.wanted, strict=True)):
             if x.dtype is not dtype or x.device.type != kind:
                 raise TilefoldError(
                     f"argument {n} of {self.name} is {x.dtype} on {x.device.type}, not {dtype} on {kind}",
@@ -166,9 +233,9 @@ class Checked:
                     f"argument {n} of {self.name} has shape {tuple(x.shape)}, not ({wanted})",
                     hint="torch._dynamo.mark_dynamic(x, axis) before custom_op leaves an extent free",
                 )
-        for g in self._guards:
-            if g.subs({s: syms[str(s)] for s in g.free_symbols if str(s) in syms}) is sympy.false:
-                raise TilefoldError(f"{self.name} was made for sizes with {g}, which {syms} is not")
+        for g in self.guards:
+            if not g.holds(syms):
+                raise TilefoldError(f"{self.name} was made for sizes with {g.text}, which {syms} is not")
 
 
 def _fits(e: Expr, n: int, syms: dict[str, int]) -> bool:
