@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 import torch
 
-from tilefold.block.fuse import FusedKernel
+from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.legal import ANY, Limits
 from tilefold.errors import PlanError
 from tilefold.log import at_step
@@ -118,17 +119,36 @@ def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
     return Settled(fused, tuple(parts), planned=False)
 
 
-def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
+@dataclass(frozen=True, slots=True)
+class GpuKernels:
+    """What runs on a GPU: the fused program, and which of its statements are calls of libraries."""
+
+    fused: Fused
+    calls: Mapping[tuple[str, ...], LibraryCall | ConvolutionCall]
+    scaled: Mapping[tuple[str, ...], ScaledProduct]
+
+    @property
+    def every_call(self) -> tuple[tuple[str, ...], ...]:
+        """The statements of each call."""
+        return (*self.scaled, *self.calls)
+
+
+def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
+    """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
     p = unchecked(plain_operands(p))
     scaled: dict[tuple[str, ...], ScaledProduct] = {
-        (x.product, x.out): x for x in (() if interpreted else scaled_products(p))
+        (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }
     p, inside = streams.apart(p)
-    refuse, rendered = refuser(given, interpreted=interpreted)
-    target = GpuTarget(gpu_here(), given, refuse)
     products = target.products(p) - inside if goal == "fast" else frozenset()
     p, calls = library_calls(p, products - frozenset(chain.from_iterable(scaled)))
-    fused = fused_for_gpu(p, target, calls=(*scaled, *calls))
+    return GpuKernels(fused_for_gpu(p, target, calls=(*scaled, *calls)), calls, scaled)
+
+
+def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
+    refuse, rendered = refuser(given, interpreted=interpreted)
+    made = gpu_kernels(p, GpuTarget(gpu_here(), given, refuse), goal, scale=not interpreted)
+    fused, calls, scaled = made.fused, made.calls, made.scaled
     steps: list[Step] = []
     for k in fused.kernels:
         called = scaled.get(k.plan.group.members)

@@ -32,15 +32,33 @@ Bytes = Mapping[str, float]
 _NAMES_TILE = ("tile_start", "tile_stop")
 
 
+#: Units of one vectorised operation, an addition and a multiplication being half a unit: fitted to generated kernels
+#: timed on AVX2 (`tilefold bench planner`).
+CPU_UNITS: Mapping[str, float] = {
+    "exp": 10.0, "exp2": 9.0, "expm1": 12.0, "log": 10.0, "log2": 10.0, "log1p": 12.0, "tanh": 14.0, "sigmoid": 13.0,
+    "erf": 28.0, "sin": 14.0, "cos": 14.0, "pow": 24.0, "sqrt": 3.0, "rsqrt": 4.0, "div": 4.0, "floordiv": 4.0,
+    "mod": 4.0, "within": 2.0,
+}  # fmt: skip
+#: The same on a GPU: special function units give 16 results a clock where there are 128 additions (CUDA's tables of
+#: throughput for compute capability 9.0), so that each is 4 units, with the additions and products around it.
+GPU_UNITS: Mapping[str, float] = {
+    "exp": 4.5, "exp2": 4.0, "expm1": 8.0, "log": 4.5, "log2": 4.0, "log1p": 8.0, "tanh": 10.0, "sigmoid": 9.5,
+    "erf": 10.0, "sin": 10.0, "cos": 10.0, "pow": 12.0, "sqrt": 4.0, "rsqrt": 4.0, "div": 5.0, "floordiv": 5.0,
+    "mod": 5.0, "within": 1.0,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Matrix products of one statement: `calls` of rows x cols x depth, operands of `dtype`."""
+    """Matrix products of one statement: `calls` of rows x cols x depth. `dtype`: of the first operand; `narrow`: the
+    narrower of both, which a matrix unit takes (a value of the block is rounded to the type of what it multiplies)."""
 
     calls: float
     rows: int
     cols: int
     depth: int
     dtype: DType
+    narrow: DType = DType.F32
 
     @property
     def flops(self) -> float:
@@ -76,8 +94,8 @@ class Analysis:
     Inside, ranges map a dim to the number of its indices that are current; absent: its whole extent.
     """
 
-    def __init__(self, block: Block, sizes: Mapping[str, int]):
-        self.block, self.sizes = block, sizes
+    def __init__(self, block: Block, sizes: Mapping[str, int], costs: Mapping[str, float] = CPU_UNITS):
+        self.block, self.sizes, self.costs = block, sizes, costs
         self.globals = {i.name for i in block.inputs} | {r.name for r in block.results}
         self.width = {i.name: i.dtype.nbytes for i in block.inputs} | {r.name: r.dtype.nbytes for r in block.results}
         self.dtypes = {i.name: i.dtype for i in block.inputs}
@@ -303,13 +321,13 @@ class Analysis:
         dims = frozenset().union(*(dims_used(e) for e in exprs_of(n)))
         match n:
             case Let(dims=own, rdims=over, expr=e, reducer=r):
-                return dims | set(own) | set(over), element_units(e) + _REDUCING.get(r or "", MOVE)
+                return dims | set(own) | set(over), element_units(e, self.costs) + _REDUCING.get(r or "", MOVE)
             case Accumulate(name=name, rdims=over, expr=e, reducer=r):
-                return dims | set(self.dims[name]) | set(over), element_units(e) + _REDUCING.get(r, MOVE)
+                return dims | set(self.dims[name]) | set(over), element_units(e, self.costs) + _REDUCING.get(r, MOVE)
             case Update(name=name, expr=e):
-                return dims | set(self.dims[name]), element_units(e) + MOVE
+                return dims | set(self.dims[name]), element_units(e, self.costs) + MOVE
             case Store(dims=own, expr=e):
-                return dims | set(own), element_units(e) + MOVE
+                return dims | set(own), element_units(e, self.costs) + MOVE
             case Init():
                 return frozenset(), 0.0
         raise AssertionError(n)
@@ -324,35 +342,30 @@ class Analysis:
         if sides is None:
             return None
         rows, cols, batch, depth = (self.current(d, ranges) for d in sides[:4])
-        return Product(times * batch, int(rows), int(cols), int(depth), self.dtypes.get(sides[4][0], DType.F32))
+        first, second = (self.dtypes.get(t, DType.F32) for t in sides[4])
+        narrow = min(first, second, key=lambda dtype: dtype.nbytes)
+        return Product(times * batch, int(rows), int(cols), int(depth), first, narrow)
 
     def _sides(self, n: Let | Accumulate) -> tuple[tuple[str, ...], ...] | None:
-        """Dims of the rows, the columns, both operands and the contraction of a product; the name of an operand."""
+        """Dims of the rows, the columns, both operands and the contraction of a product; the names of both."""
         p = product_of(n, self.dims[n.name])
         if p is None or p.loads is None:
             return None
-        return p.rows, p.cols, p.batch, p.rdims, (p.loads[0].tensor,)
+        return p.rows, p.cols, p.batch, p.rdims, tuple(ld.tensor for ld in p.loads)
 
 
-#: Units of one vectorised operation, an addition and a multiplication being half a unit: fitted to generated kernels
-#: timed on AVX2 (`tilefold bench planner`).
-_UNITS = {
-    "exp": 10.0, "exp2": 9.0, "expm1": 12.0, "log": 10.0, "log2": 10.0, "log1p": 12.0, "tanh": 14.0, "sigmoid": 13.0,
-    "erf": 28.0, "sin": 14.0, "cos": 14.0, "pow": 24.0, "sqrt": 3.0, "rsqrt": 4.0, "div": 4.0, "floordiv": 4.0,
-    "mod": 4.0, "within": 2.0,
-}  # fmt: skip
 #: Units of an addition, and of moving one element.
 SIMPLE = MOVE = 0.5
 #: Reducers that cost more than an addition: an argmax keeps a second value, a top-k a sorted list beside each lane.
 _REDUCING = {"topk": 24.0, "argmax": 14.0, "argmin": 14.0}
 
 
-def element_units(e: Expr) -> float:
-    """Element-wise units of one evaluation; index arithmetic is free."""
+def element_units(e: Expr, costs: Mapping[str, float] = CPU_UNITS) -> float:
+    """Element-wise units of one evaluation, `costs` by operation; index arithmetic is free."""
     match e:
         case Call(op, args):
-            return _UNITS.get(op, SIMPLE) + sum(map(element_units, args))
+            return costs.get(op, SIMPLE) + sum(element_units(x, costs) for x in args)
         case Cast(arg=arg):
-            return element_units(arg)
+            return element_units(arg, costs)
         case _:
             return 0.0

@@ -7,18 +7,21 @@ axis gets a kernel of its own, and what no kernel can hold is cut.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
 from tilefold.block.fuse import UNIT, Fused, FusedKernel
 from tilefold.block.legal import Group, Grouping, Refusal, one_kernel
-from tilefold.errors import TilefoldError
+from tilefold.errors import PlanError, TilefoldError
 from tilefold.plan.cut import components, cuts
+from tilefold.plan.forms import Form
 from tilefold.plan.gpu_folds import separated
 from tilefold.plan.gpu_forms import split_contractions
 from tilefold.plan.greedy import group
+from tilefold.plan.selected import Calls, Selected, predicted, selected
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
@@ -26,42 +29,67 @@ from tilefold.tensor.reduction_laws import align_reductions
 
 #: Cuts of a group that does not fit whose parts are tried, the cheapest first.
 MOST_CUTS = 24
+log = logging.getLogger("tilefold")
+
+#: How groups are chosen: of a program for a target, with operators that stay alone and library calls.
+Grouper = Callable[[Program, GpuTarget, frozenset[str], Calls], Selected]
 #: An H100, greedy groups.
 USUAL = GpuTarget()
 
 
-def fuse_for_gpu(p: Program, target: GpuTarget = USUAL, *, calls: Collection[tuple[str, ...]] = ()) -> Fused:
+def fuse_for_gpu(p: Program, target: GpuTarget = USUAL, *, calls: Calls = ()) -> Fused:
     """Fuse `p` for a device. The statements of one of `calls` become a kernel of their own, which the caller replaces
     by a library's.
 
     Groups that no kernel can be made of (`GpuTarget.against`) are cut where that adds the least traffic, until what is
-    left fits; single operators are taken as they are.
+    left fits; single operators are taken as they are. Groups are greedy; a target that searches takes those of the
+    least price instead, where all that is made of them is predicted to be faster.
     """
+    usual = _fused(p, target, calls, _greedy)
+    if not target.search:
+        return usual
+    try:
+        other = _fused(p, target, calls, _by_price)
+    except PlanError as err:
+        log.info("%s is grouped greedily: %s", p.name, err.message)
+        return usual
+    return min(usual, other, key=lambda found: predicted(found, target, calls))
+
+
+def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> Fused:
     apart = frozenset(m for call in calls for m in call)
-    machine, limits = target.machine, target.limits
+    machine = target.machine
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
     g = Graph.of(p)
-    grouping = group(p, apart, limits, calls=calls)
-    p, alone = split_contractions(p, g, grouping.groups, machine)
+    chosen = groups_of(p, target, apart, calls)
+    p, alone = split_contractions(p, g, chosen.grouping.groups, machine)
     if alone:
         g = Graph.of(p)
-        grouping = group(p, apart | alone, limits, calls=calls)
-    groups = list(grouping.groups)
+        chosen = groups_of(p, target, apart | alone, calls)
+    groups = list(chosen.grouping.groups)
     if target.given is None:
         p, groups = separated(p, g, groups, machine, frozenset(calls))
         g = Graph.of(p)
-    fitting = _Fitting(g, target, frozenset(calls))
-    refusals = list(grouping.refusals)
+    fitting = _Fitting(g, target, frozenset(calls), chosen.forms)
+    refusals = list(chosen.grouping.refusals)
     fitted = [x for members in groups for x in fitting.parts(members, refusals)]
     kernels = tuple(k for x in fitted for k in fitting.kernels(x))
     return Fused(p, kernels, Grouping(tuple(fitted), tuple(refusals)))
 
 
+def _greedy(p: Program, target: GpuTarget, apart: frozenset[str], calls: Calls) -> Selected:
+    return Selected(group(p, apart, target.limits, calls=calls), {})
+
+
+def _by_price(p: Program, target: GpuTarget, apart: frozenset[str], calls: Calls) -> Selected:
+    return selected(p, target, apart, calls)
+
+
 class _Fitting:
     """Groups made to fit kernels. What was built is remembered: several cuts have the same part."""
 
-    def __init__(self, g: Graph, target: GpuTarget, calls: frozenset[tuple[str, ...]]):
-        self.g, self.target, self.calls = g, target, calls
+    def __init__(self, g: Graph, target: GpuTarget, calls: frozenset[tuple[str, ...]], forms: Mapping[Group, Form]):
+        self.g, self.target, self.calls, self.forms = g, target, calls, forms
         self._made: dict[Group, tuple[FusedKernel, ...] | str] = {}
 
     def kernels(self, x: Group) -> tuple[FusedKernel, ...]:
@@ -114,7 +142,7 @@ class _Fitting:
     def _make(self, x: Group) -> tuple[FusedKernel, ...] | str:
         whole = len(x.members) == 1 or x.members in self.calls
         try:
-            made = self.target.build(self.g, x)
+            made = self.target.build(self.g, x, self.forms.get(x))
         except TilefoldError as err:
             if whole:
                 raise

@@ -61,7 +61,7 @@ def group(
                 changed = True
         changed = _merge_siblings(g, of, apart, limits) or changed
     unique = dict.fromkeys(of[c.name] for c in p.body)
-    return Grouping(_ordered(g, list(unique), of), tuple(refusals.values()))
+    return Grouping(ordered(g, list(unique), of), tuple(refusals.values()))
 
 
 def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[str], limits: Limits) -> Group | str:
@@ -139,7 +139,7 @@ def _external_tensors(g: Graph, name: str) -> set[str]:
     return found
 
 
-def _ordered(g: Graph, groups: list[Group], of: dict[str, Group]) -> tuple[Group, ...]:
+def ordered(g: Graph, groups: list[Group], of: dict[str, Group]) -> tuple[Group, ...]:
     """Groups in an order in which producers come first."""
     done: list[Group] = []
 

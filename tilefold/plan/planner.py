@@ -206,18 +206,18 @@ def _rival(made: Kernels, found: Selection, c: Chosen, rivals_known: bool) -> st
         return "no other kernel is legal" if rivals_known else ""
     rivals = [k for k in c.instead if k & c.members]
     ours = [k for k in found.kernels if any(k.members & r for r in rivals)]
-    names = " | ".join(_short(made.dag.members(r)) for r in rivals)
+    names = " | ".join(short(made.dag.members(r)) for r in rivals)
     cost = together([_snapshot(made.variants(r)[0]).cost for r in rivals])
     mine = together([_snapshot(k.variant).cost for k in ours])
     reasons = []
     if len(rivals) > len(ours):
         reasons.append(f"{len(rivals) - len(ours)} more launches" if len(rivals) > len(ours) + 1 else "a launch more")
     if cost.nbytes > 1.001 * mine.nbytes:
-        reasons.append(f"{_bytes(cost.nbytes - mine.nbytes)} more moved")
+        reasons.append(f"{bytes_text(cost.nbytes - mine.nbytes)} more moved")
     slower = [s for s in cost.stages if cost.stages[s] > 1.001 * mine.stages.get(s, 0.0)]
     slower = [s for s in slower if s == cost.bottleneck]
-    reasons += [f"{_time(cost.stages[s] - mine.stages.get(s, 0.0))} more {s}" for s in slower]
-    return f"+{_time(c.behind)}: {names}" + (f" ({', '.join(reasons)})" if reasons else "")
+    reasons += [f"{time_text(cost.stages[s] - mine.stages.get(s, 0.0))} more {s}" for s in slower]
+    return f"+{time_text(c.behind)}: {names}" + (f" ({', '.join(reasons)})" if reasons else "")
 
 
 def _snapshot(v: Variant) -> Snapshot:
@@ -250,7 +250,7 @@ def _cut(made: Kernels, a: PlannedKernel, b: PlannedKernel) -> str:
     if members in made.refused:
         return made.refused[members]
     more = made.at_least(both) - a.cost.seconds - b.cost.seconds
-    return f"one kernel is predicted to take {_time(more)} more" if more > 0 else "another plan is predicted faster"
+    return f"one kernel is predicted to take {time_text(more)} more" if more > 0 else "another plan is predicted faster"
 
 
 def greedy(p: Program, target: Target) -> Selection:
@@ -287,19 +287,22 @@ def describe(plan: Plan) -> list[tuple[str, str, str, str, str]]:
     for k in plan.kernels:
         tiles = "; ".join(str(s) for s in k.snapshot.shapes)
         how = f"{k.snapshot}, {tiles}" if tiles else str(k.snapshot)
-        rows.append((_short(k.members), how, _bytes(k.cost.nbytes), _time(k.cost.seconds), k.rival))
+        rows.append((short(k.members), how, bytes_text(k.cost.nbytes), time_text(k.cost.seconds), k.rival))
     return rows
 
 
-def _short(members: Sequence[str]) -> str:
+def short(members: Sequence[str]) -> str:
+    """Operators of a kernel, the first and the last of many."""
     if len(members) <= 6:
         return " ".join(members)
     return f"{' '.join(members[:2])} ... {' '.join(members[-2:])} ({len(members)})"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """For people."""
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
-def _bytes(n: float) -> str:
+def bytes_text(n: float) -> str:
+    """For people."""
     return f"{n / 1e6:.2f} MB" if n >= 1e5 else f"{n / 1e3:.1f} kB"

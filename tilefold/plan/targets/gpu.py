@@ -10,10 +10,11 @@ from tilefold.block.ir import Block
 from tilefold.block.legal import Group, Limits
 from tilefold.block.stages import plan_stages
 from tilefold.plan.forms import Form, separate
+from tilefold.plan.gpu_cost import gpu_shape
 from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, segments
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, Gpu
-from tilefold.plan.search import Shape, shapes
+from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 
@@ -49,7 +50,9 @@ class GpuTarget:
         others = [Form()] if usual.segments else []
         others += [Form(joined=False)] if separate(g, plan) is not None else []
         for form in (usual, *others):
-            yield form, self.build(g, group, form)
+            kernels = self.build(g, group, form)
+            if len(group.members) == 1 or not any(map(self._too_large, kernels)):
+                yield form, kernels
 
     def build(self, g: Graph, group: Group, form: Form | None = None) -> tuple[FusedKernel, ...]:
         """See `Target`; without a form, in the first of `forms`."""
@@ -60,12 +63,15 @@ class GpuTarget:
         return build_kernels(g, plan, gpu_loops(g, plan, self.machine, self.given), n)
 
     def shapes(self, block: Block, sizes: Mapping[str, int]) -> tuple[Shape, ...]:
-        """Tilings by the cost model. The back end chooses its own: these are for the price."""
-        return shapes(block, sizes, self.machine)
+        """One tiling, for the price: the back end chooses its own."""
+        return (gpu_shape(block, sizes, self.machine),)
 
     def against(self, k: FusedKernel) -> str | None:
         """Why a kernel cannot be made: it would hold too much, or the back end refuses it."""
-        most = self.limits.held
-        if most is not None and held(k.block) > most:
-            return f"a thread block would keep {held(k.block)} elements, of {most} that its registers hold"
+        if self._too_large(k):
+            return f"a thread block would keep {held(k.block)} elements, of {self.limits.held} that its registers hold"
         return None if self.refuse is None else self.refuse(k)
+
+    def _too_large(self, k: FusedKernel) -> bool:
+        most = self.limits.held
+        return most is not None and held(k.block) > most
