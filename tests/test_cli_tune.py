@@ -13,7 +13,7 @@ from tests.cli import invoke
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.cli.tune import table
 from tilefold.errors import BackendError
-from tilefold.frontend.tune import TunedKernel
+from tilefold.runtime.tuner.program import TunedKernel
 from tilefold.runtime.tuner.table import Tuned
 from tilefold.runtime.tuner.tune import Trial
 

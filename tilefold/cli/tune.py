@@ -11,8 +11,8 @@ from tilefold.backends.triton.space import Effort
 from tilefold.cli import target
 from tilefold.cli.friendly import console, friendly
 from tilefold.errors import TilefoldError
-from tilefold.frontend.tune import TunedKernel
 from tilefold.frontend.tune import tune as tune_function
+from tilefold.runtime.tuner.program import TunedKernel
 from tilefold.runtime.tuner.table import user_file
 
 _EFFORTS: dict[str, Effort] = {"quick": "quick", "full": "full"}

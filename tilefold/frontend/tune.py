@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -11,20 +10,8 @@ from tilefold.backends.triton.space import Effort
 from tilefold.errors import BackendError
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import Goal, compile_program
-from tilefold.runtime.gpu_configs import device_name, table
-from tilefold.runtime.steps import GpuStep
-from tilefold.runtime.tuner.table import Tuned, key_of
-from tilefold.runtime.tuner.tune import Progress, Trial
-from tilefold.runtime.tuner.tune import tune as tune_kernel
-
-
-@dataclass(frozen=True, slots=True)
-class TunedKernel:
-    """A kernel by name, its winner, and what became of every candidate."""
-
-    name: str
-    winner: Tuned
-    trials: tuple[Trial, ...]
+from tilefold.runtime.tuner.program import TunedKernel, tune_steps
+from tilefold.runtime.tuner.tune import Progress
 
 
 def tune(
@@ -47,20 +34,7 @@ def tune(
             hint="tables tuned elsewhere can be shared as files; without any, default configurations are used",
         )
     program = trace(fn, *args).program
-    known = table(device_name())
-    found, seen = [], set()
     # `tilefold.fuse` and torch.compile may have other kernels: the latter leaves products to the library
     goals: tuple[Goal, ...] = ("fused", "fast")
-    for s in [s for goal in goals for s in compile_program(program, goal=goal, device="cuda").steps]:
-        if not isinstance(s, GpuStep):
-            continue
-        block = s.triton.block
-        sizes = s.triton.sizes({})
-        key = key_of(block, sizes)
-        if key in seen or (not again and known.exact(key)):
-            continue
-        seen.add(key)
-        winner, trials = tune_kernel(block, sizes, {}, effort, progress)
-        known.add(key, winner)
-        found.append(TunedKernel(s.name, winner, trials))
-    return tuple(found)
+    steps = [s for goal in goals for s in compile_program(program, goal=goal, device="cuda").steps]
+    return tune_steps(steps, effort, progress, again=again)

@@ -42,6 +42,12 @@ def test_cuda_graphs_are_what_the_mode_or_an_option_says(mode, given, graphed):
     assert (read_options(mode, given).cuda_graphs is not None) == graphed
 
 
+@pytest.mark.parametrize(("mode", "tune"), [(None, False), ("max-autotune", True), ("reduce-overhead", False)])
+def test_max_autotune_tunes(mode, tune):
+    assert read_options(mode, None).tune is tune
+    assert read_options(None, {"max-autotune": True}).tune
+
+
 def test_leftovers_are_compiled_with_inductors_options(monkeypatch):
     seen = []
     real = importlib.import_module("torch._inductor.compile_fx").compile_fx_inner

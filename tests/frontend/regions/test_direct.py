@@ -172,9 +172,6 @@ def test_cpu_programs_are_recorded_unless_the_settings_forbid(monkeypatch):
     low = trace(lambda x: torch.softmax(x, -1), randn(3, 4))
     program = compile_program(low.program, load=False)
     assert type(executable(low, program)) is Replayed
-    assert type(executable(low, program, "cuda")) is Executable
-    monkeypatch.setenv("TILEFOLD_RUNNER", "all")
-    assert type(executable(low, program, "cuda")) is Replayed
     monkeypatch.setenv("TILEFOLD_RUNNER", "python")
     assert type(executable(low, program)) is Executable
 

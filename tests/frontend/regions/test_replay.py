@@ -19,6 +19,7 @@ from tilefold.frontend.fuse import trace
 from tilefold.frontend.regions.execute import Executable
 from tilefold.frontend.regions.replay import Replayed
 from tilefold.plan.library import library_convolutions, library_product
+from tilefold.plan.targets import cpu, gpu
 from tilefold.runtime.native import load
 from tilefold.runtime.native.load import native
 from tilefold.runtime.recorder import Recorder
@@ -35,7 +36,8 @@ def in_library(monkeypatch):
 
     monkeypatch.setattr(pipeline, "_planned", lambda *given: None)
     monkeypatch.setattr(pipeline, "settled_for_cpu", lambda p, key, settle: settle(p))  # nothing of this on disk
-    monkeypatch.setattr(pipeline, "library_products", products)
+    monkeypatch.setattr(cpu, "library_products", products)
+    monkeypatch.setattr(gpu, "gpu_library_products", products)
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
@@ -127,7 +129,6 @@ def test_kernels_alone():
 
 def test_launches_of_python_callables(monkeypatch):
     """What launches kernels of GPUs is called with addresses and integers; here the block interpreter stands in."""
-    monkeypatch.setattr(pipeline, "gpu_library_products", lambda p, m: pipeline.library_products(p, m))
 
     def plan(self, xs, syms, place=None):
         layouts = [(tuple(x.shape), x.stride(), x.dtype) for x in xs]
@@ -265,6 +266,21 @@ def test_steps_show_under_their_names_in_a_profiler():
             run(randn(5, 8), randn(8, 6))
         names = [e.name for e in found.events() if e.name.startswith("tilefold::")]
         assert set(names) == set(run.program.titles), n
+
+
+class OnDevice:
+    """What is asked of a tensor on a GPU before anything runs."""
+
+    is_cuda = True
+    __class__ = torch.Tensor
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_regions_of_gpus_stay_in_python_unless_the_settings_say_otherwise(wanted, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_RUNNER", "all" if wanted else "cpu")
+    run, _ = replayed(lambda x: torch.relu(x), randn(3))
+    run._begin([OnDevice()])
+    assert (run._module is not None) == wanted and bool(run.refused) != wanted
 
 
 def test_two_threads_share_a_region():

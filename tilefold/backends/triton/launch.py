@@ -187,6 +187,10 @@ class TritonKernel:
             return 1
         return interleaved(-(-self._coarse(sizes)[rows[0].dim] // rows[0].tile))
 
+    def choose_again(self) -> None:
+        """Ask for configurations anew from the next call on: the table that they are from has changed."""
+        self._configs, self._variants, self._plans, self._joined = {}, {}, {}, {}
+
     def _coarse(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Extents with those of dynamic dims rounded up to their bins."""
         return {d: power_of_two(n) if d in self._dynamic else n for d, n in sizes.items()}

@@ -3,6 +3,7 @@
 Five options are Tilefold's own (`OWN`). All modes and options of Inductor are accepted as well, so that a user changes
 the backend's name and nothing else: they hold for the parts that Inductor compiles, those for CUDA graphs (which the
 modes "reduce-overhead" and "max-autotune" ask for, and `options={"cudagraphs": True}`) for the whole model.
+`max_autotune`, which the modes of that name set, also has Tilefold time configurations of its GPU kernels.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def read_options(mode: str | None, options: Mapping[str, object] | None) -> Opti
         inductor=others,
         cuda_graphs=graphs if graphed else None,
         partition=chosen,
+        tune=bool(inductor.get("max_autotune", False)),
         memory_budget=None if budget is None else float(budget),
     )
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tilefold.errors import SourceLoc, UnsupportedError
+from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.direct import executable, start_building
@@ -33,6 +33,8 @@ from tilefold.frontend.regions.partition import (
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.log import at_part, progress
+from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.tuner.program import tune_steps
 from tilefold.tensor.ir import Program
 
 log = logging.getLogger("tilefold")
@@ -52,7 +54,8 @@ class Options:
     leftover: what runs the rest. on_compiled: called with the record of every compiled graph.
     specialise: guards may be added, so that head counts and head sizes may become numbers. inductor: what leftovers
     are compiled with. cuda_graphs: Inductor's settings for them, where they are wanted. partition, memory_budget: who
-    chooses what a forward saves, and how much of what is fastest (None: as torch's configuration has it).
+    chooses what a forward saves, and how much of what is fastest (None: as torch's configuration has it). tune:
+    configurations of kernels on GPUs are timed.
     """
 
     compile_program: CompileProgram
@@ -64,6 +67,7 @@ class Options:
     cuda_graphs: Mapping[str, object] | None = None
     partition: Literal["folds", "min_cut"] = "folds"
     memory_budget: float | None = None
+    tune: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +280,10 @@ class _Assembler:
         device = device_of(extracted)
         with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
             runner = self.options.compile_program(lowered.program, device=device)
+            if self.options.tune and device == "cuda" and isinstance(runner, CompiledProgram):
+                tuned(runner, name)
         self.regions.append(Region(name, lowered, runner))
-        run = executable(lowered, runner, device)
+        run = executable(lowered, runner)
         start_building(run, [n.meta.get("val") for n in extracted.inputs])
         return run
 
@@ -306,6 +312,16 @@ class _Assembler:
             return None
         part = Part(f"{self.name} leftover", self.fallbacks, _first_line(extracted), by="Inductor")
         return compile_leftover(group, extracted, part, self.options.inductor)
+
+
+def tuned(program: CompiledProgram, name: str) -> None:
+    """Tune a region's kernels; where that fails they run as they are."""
+    try:
+        found = tune_steps(program.steps, "quick")
+    except (TilefoldError, OSError) as err:
+        log.warning("%s is not tuned: %s", name, err)
+    else:
+        log.info("%s: %d kernels tuned", name, len(found))
 
 
 def device_of(part: Extracted) -> str:

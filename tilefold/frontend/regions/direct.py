@@ -22,7 +22,6 @@ from tilefold.frontend.regions.alike import Alike
 from tilefold.frontend.regions.execute import Executable, Runner
 from tilefold.frontend.regions.replay import Replayed
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
-from tilefold.runtime.native.load import wanted
 from tilefold.runtime.program import CompiledProgram
 from tilefold.tensor.sizes import shape_function
 
@@ -32,12 +31,12 @@ log = logging.getLogger("tilefold")
 CALLS = 4096
 
 
-def executable(lowered: Lowered, runner: Runner, device: str = "cpu") -> Executable:
-    """The graph as a callable: the direct one where its program runs as one call. device: what its tensors are on."""
+def executable(lowered: Lowered, runner: Runner) -> Executable:
+    """The graph as a callable: the direct one where its program runs as one call."""
     whole = runner.whole if isinstance(runner, CompiledProgram) else None
     if whole is not None and any(b.position is not None for b in lowered.inputs):
         return Direct(lowered, runner, whole)
-    if isinstance(runner, CompiledProgram) and wanted(device):
+    if isinstance(runner, CompiledProgram) and config.load().runner != "python":
         return Replayed(lowered, runner)
     return Executable(lowered, runner)
 

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import torch
 
+from tilefold import config
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.execute import Executable
 from tilefold.runtime.native.load import WORTH, native
@@ -56,8 +57,10 @@ class Replayed(Executable):
     def _begin(self, args: Sequence[object]) -> None:
         """Take the native module, if there is one by now."""
         self._calls += 1
-        if self._native.module is not None:
-            on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in args)
+        on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in args)
+        if on_gpu and config.load().runner != "all":
+            self.refused = "TILEFOLD_RUNNER is not all"
+        elif self._native.module is not None:
             self._region = self._native.module.region(on_gpu, stream_of if on_gpu else None)
             self._module = self._native.module
         elif self._calls == WORTH:

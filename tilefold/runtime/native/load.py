@@ -25,7 +25,6 @@ from types import ModuleType
 
 import torch
 
-from tilefold import config
 from tilefold.backends.cpp.compile import toolchain
 from tilefold.errors import BackendError, TilefoldError
 from tilefold.runtime.cache import find, get_or_build
@@ -99,12 +98,6 @@ class Native:
 def native() -> Native:
     """The process's; only what an earlier process built is there at once."""
     return Native()
-
-
-def wanted(device: str) -> bool:
-    """Whether the settings have regions of such a device run in C++."""
-    where = config.load().runner
-    return where == "all" or (where == "cpu" and device == "cpu")
 
 
 @dataclass(frozen=True, slots=True)
