@@ -64,6 +64,19 @@ def test_arithmetic_on_indices_is_checked_where_there_are_elements():
     torch.testing.assert_close(fuse(fn)(rows), fn(rows))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_padding_asks_for_no_element_that_is_not_there(dynamic):
+    """Of what is padded, rows 6 to 10 do not exist: that W has no row 10 to 14 matters not. Row 6 is checked."""
+
+    def padded(x):
+        return F.pad(W[torch.arange(x.shape[0]) + 4], (0, 0, 0, 5))
+
+    run = fuse(padded, dynamic=dynamic)
+    torch.testing.assert_close(run(X[:6]), padded(X[:6]))
+    with pytest.raises(IndexError, match="index out of range"):
+        run(X[:7])
+
+
 def test_checks_can_be_left_out(monkeypatch):
     monkeypatch.setenv("TILEFOLD_INDEX_CHECKS", "0")
     fn = FUNCTIONS["embedding"]

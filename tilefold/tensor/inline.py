@@ -14,14 +14,14 @@ layer fuses those without repetition.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Cast, Expr, Index, Load, dims_used, loads, type_of, walk
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, call, dims_used, loads, transform, type_of, walk
 from tilefold.tensor.analysis import expr_flops
 from tilefold.tensor.convolution import is_windowed
-from tilefold.tensor.index_simplify import same
+from tilefold.tensor.index_simplify import poly, same, within
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute_map
@@ -44,14 +44,20 @@ def inline(p: Program) -> Program:
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
     for c in p.body:
-        c = _into(c, maps, readers, dtypes)
+        c = _into(c, maps, readers, dtypes, p.sizes)
         body.append(c)
         if c.reducer is None and c.name not in p.outputs:
             maps[c.name] = c
     return drop_dead(replace(p, body=tuple(body)))
 
 
-def _into(c: Compute, maps: dict[str, Compute], readers: Counter[str], dtypes: dict[str, DType]) -> Compute:
+def _into(
+    c: Compute,
+    maps: dict[str, Compute],
+    readers: Counter[str],
+    dtypes: dict[str, DType],
+    sizes: Mapping[str, Expr],
+) -> Compute:
     """One reader with the maps that it should absorb substituted."""
     found = loads(c.body)
     count = Counter(n.tensor for n in walk(c.body) if isinstance(n, Load))
@@ -67,12 +73,34 @@ def _into(c: Compute, maps: dict[str, Compute], readers: Counter[str], dtypes: d
         if ld.tensor not in wanted:
             return None
         m = maps[ld.tensor]
-        return converted(substitute_map(m, ld), m.dtype, dtypes)
+        return converted(substitute_map(_checked_inside(m, ld, sizes), ld), m.dtype, dtypes)
 
     e = rename_loads(c.body, one)
     if sum(1 for _ in walk(e)) > BODY_LIMIT:
         return c
     return replace(c, body=e)
+
+
+def _checked_inside(m: Compute, ld: Load, sizes: Mapping[str, Expr]) -> Compute:
+    """The map, with checks of indices (`within`) for the elements alone that it has: padding asks for others, and drops
+    what it gets."""
+    if not any(isinstance(x, Call) and x.op == "within" for x in walk(m.body)):
+        return m
+    beyond = [
+        call("and", call("ge", Index(d), 0), call("lt", Index(d), sizes[d]))
+        for d, e in zip(m.dims, ld.index, strict=True)
+        if not within(poly(e, sizes), poly(sizes[d], sizes), sizes)
+    ]
+
+    def one(x: Expr) -> Expr | None:
+        if not (isinstance(x, Call) and x.op == "within"):
+            return None
+        at = x.args[0]
+        for inside in beyond:
+            at = call("where", inside, at, 0)
+        return call("within", at, x.args[1])
+
+    return replace(m, body=transform(m.body, one)) if beyond else m
 
 
 def converted(e: Expr, dtype: DType, dtypes: dict[str, DType]) -> Expr:

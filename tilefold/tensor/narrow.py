@@ -2,6 +2,7 @@
 
 Laws, for 0 <= r < D:   D q + r < D c  <=>  q < c
                         where(c, a, b) = a if c holds for all indices in range, b if it never does
+                        within(a, n) = a if 0 <= a < n for all indices in range (a check that cannot fail)
                         where(x < c, a, b): in a, x <= c - 1; in b, x >= c; x is known where one value is left
 
 This is what turns the concatenation of the parts of a fused projection into plain reads once the
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, children, rebuild, substitute
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, children, rebuild, substitute, transform
 from tilefold.tensor.index_simplify import const, divide, interval, nonnegative, poly, simplify, to_expr, within
 from tilefold.tensor.ir import Program
 
@@ -60,15 +61,19 @@ def _within(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range], sizes:
 def _resimplified(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
     """Canonical indices of loads, and conditions, after a substitution."""
     if isinstance(e, Load):
-        return Load(e.tensor, tuple(simplify(i, sizes) for i in e.index))
+        return Load(e.tensor, tuple(simplify(transform(i, lambda x: _decided(x, sizes)), sizes) for i in e.index))
     if isinstance(e, Call) and _over_indices(e):
         return simplify(e, sizes)
     return _decided(rebuild(e, tuple(_resimplified(k, sizes) for k in children(e))), sizes)
 
 
 def _decided(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
-    """A condition in lowest terms, or its value where that is certain."""
+    """A condition in lowest terms, or its value where that is certain, and what hangs on it."""
     match e:
+        case Call("where", (Const(value, _), a, b)):
+            return a if value else b
+        case Call("within", (a, n)) if _over_indices(a) and _over_indices(n):
+            return a if within(poly(a, sizes), poly(n, sizes), sizes) else e
         case Call("and", (Const(value, _), x) | (x, Const(value, _))):
             return x if value else Const(False, DType.BOOL)
         case Call("or", (Const(value, _), x) | (x, Const(value, _))):

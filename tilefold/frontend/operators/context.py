@@ -336,10 +336,13 @@ _RESERVED = frozenset(d.value for d in DType) | {"inf", "nan", "size", "f64const
 
 
 def _bare(e: Expr) -> bool:
-    """A load, or a cast of one to a type that holds it exactly as far as arithmetic can tell."""
+    """A load, or a cast of one to a type that holds it exactly as far as arithmetic can tell.
+
+    None with a check of an index in it, which is for the elements alone that there are: not for what padding asks for.
+    """
     match e:
-        case Load():
-            return True
+        case Load(_, index):
+            return not any(isinstance(x, Call) and x.op == "within" for i in index for x in walk(i))
         case Cast(arg, dtype):
             return not dtype.rounds and _bare(arg)
     return False
