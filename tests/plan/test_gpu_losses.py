@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as f
 
 from tilefold.frontend.fuse import trace
-from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu import USUAL, fuse_for_gpu
+from tilefold.plan.gpu_forms import read_at_once
 
 
 def like(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -33,6 +34,26 @@ def test_one_kernel_reads_the_rows_and_is_parallel_over_them(fn, args):
     rows = [k for k in fused.kernels if k.plan.stages and "i" in k.plan.group.parallel]
     (kernel,) = rows
     assert {i.name for i in p.inputs if len(i.shape) == 2} <= {i.name for i in kernel.block.inputs}
+
+
+@pytest.mark.parametrize("shape", [(8, 21, 65536), (524288, 21)], ids=["of one axis", "of rows"])
+def test_the_mean_over_many_short_rows_is_cut_into_segments_that_fill_the_machine(shape):
+    torch._dynamo.reset()
+    target = like(shape[0], *shape[2:], dtype=torch.int64)
+    p = trace(f.cross_entropy, like(*shape, dtype=torch.float32), target).program
+    first, last = fuse_for_gpu(p).kernels
+    n = max(int(e.value) for d, e in first.block.sizes.items() if d.endswith("_seg"))
+    assert 2 * USUAL.machine.cores <= n and first.plan.group.members == last.plan.group.members
+
+
+def test_a_loop_whose_steps_do_not_fit_is_cut():
+    """Pixels of 8 images: a loop over one axis would have 8 x 256 x 21 elements at a step."""
+    torch._dynamo.reset()
+    x, t = like(8, 21, 256, 256, dtype=torch.float32), like(8, 256, 256, dtype=torch.int64)
+    fused = fuse_for_gpu(trace(f.cross_entropy, x, t).program)
+    assert len({k.plan.group.members for k in fused.kernels}) == 2
+    assert all(read_at_once(k.block) <= USUAL.machine.read_at_once for k in fused.kernels)
+    assert any("a step of a loop" in r.reason for r in fused.grouping.refusals)
 
 
 @pytest.mark.parametrize("heads", [1, 8])

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tilefold.algebra.expr import tensors_read
+from tilefold.algebra.expr import dims_used, loads, tensors_read
 from tilefold.errors import SourceLoc
 from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
+from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import product_of
 
 
@@ -46,6 +47,20 @@ class Grouping:
 
 
 @dataclass(frozen=True, slots=True)
+class Operands:
+    """What it costs to compute an operand of a product that a fold streams, in each of the blocks of rows that read it.
+
+    rows: of a product that share a block. As bytes of memory: cached, a byte out of the last cache; flop, arithmetic of
+    a product; kernel, one more of them.
+    """
+
+    rows: int
+    cached: float
+    flop: float
+    kernel: float
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What the kernels of a device keep to. Extents and blocks are counted, sizes are of elements.
 
@@ -58,6 +73,7 @@ class Limits:
     repeat_share: repeated work that is accepted, as a share of the work that it sits beside. repeat_block: length of a
     block along a parallel dim that repeated members are charged for. little: bytes between parts that are not worth
     fewer blocks, as a share of what the first part reads.
+    operands: of streamed products; None: computing them again costs nothing.
     few_blocks, long_axis: fewer blocks than that are worth cutting along a reduced axis of at least so many elements.
     """
 
@@ -70,6 +86,7 @@ class Limits:
     repeat_share: float = 1 / 16
     repeat_block: int = 128
     little: float = 1 / 16
+    operands: Operands | None = None
     few_blocks: int = 4
     long_axis: int = 1 << 16
 
@@ -97,6 +114,8 @@ def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Grou
     if isinstance(parallel, str):
         return parallel
     crossing = _crossing(g, members, parallel) or (_moved(g, members) if limits.in_registers else None)
+    if crossing is None and limits.operands is not None:
+        crossing = _computed_again(g, members, parallel, limits.operands)
     return Group(members, parallel) if crossing is None else crossing
 
 
@@ -177,6 +196,41 @@ def _moved(g: Graph, members: tuple[str, ...]) -> str | None:
         if c.reducer is not None or kept & set(g.producers[name]) or g.escapes(name, members):
             kept.add(name)
     return None
+
+
+def _computed_again(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...], cost: Operands) -> str | None:
+    """The reason, if blocks of rows would each compute what a product reads (rotated keys), or would compute it of
+    several elements of a tensor (rotated queries), so that no copy brings it to the matrix unit; and writing it once
+    costs less. Of products that a fold streams, or that are its scores."""
+    for name in members:
+        p = product_of(g.by_name[name])
+        if p is None or not p.is_matrix(lambda d: g.extent(d) > 1):
+            continue
+        for r in sorted((tensors_read(p.a) | tensors_read(p.b)) & set(members)):
+            c = g.by_name[r]
+            streamed = set(out_dims(c)) - set(parallel) - set(p.rdims)
+            if c.reducer is not None or not (streamed or _is_folded(g, name)):
+                continue
+            again = -(-g.points(d for d in parallel if d not in out_dims(c)) // cost.rows)
+            read, written = _read_for(g, c, parallel), g.nbytes([r])
+            apart = 2 * written + cost.kernel
+            if again > 1 and again * (read - written) * cost.cached > apart:
+                return f"{again} blocks of rows would each compute {r}, which {name} multiplies"
+            if len({ld.tensor for ld in loads(c.body)}) < len(set(loads(c.body))) and g.flops(name) * cost.flop > apart:
+                return f"{name} would multiply {r}, which moves between the threads that compute it"
+    return None
+
+
+def _is_folded(g: Graph, name: str) -> bool:
+    """Whether a reduction is over a dim of a result, or of a map of it: scores."""
+    own = set(out_dims(g.by_name[name]))
+    return any(own & set(c.rdims) for c in g.reached(name, g.consumers, lambda c: c.reducer is None))
+
+
+def _read_for(g: Graph, c: Compute, parallel: tuple[str, ...]) -> float:
+    """Bytes that blocks read to compute all of a map once; what does not vary with a parallel dim is read in each."""
+    own = [d for d in out_dims(c) if d in parallel]
+    return sum(g.points((*own, *dims_used(ld))) * g.program.dtype_of(ld.tensor).nbytes for ld in loads(c.body))
 
 
 def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> tuple[str, ...] | str:

@@ -47,11 +47,12 @@ def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int
     """Segments that fill the machine, of a fold that only reads, if they save more than a second kernel costs."""
     axes = set(plan.stages[0].axes)
     units, extent, tall = machine.cores, g.extent(axis), _blocks(g, plan, machine)
-    if _column(g, plan) is None and len(axes) == 1:
+    if _column(g, plan) is None and len(axes) == 1 and not plan.inner:
         n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, machine.most_segments))
     else:
         width = machine.columns if column_dim(g, plan) is not None else 1
-        most = int(min(extent, g.points(axes) * width // machine.least_read, machine.most_read_segments))
+        read = max(g.points(axes), *_read_along(g, plan, axis).values(), 0)
+        most = int(min(extent, read * width // machine.least_read, machine.most_read_segments))
         n = max(1, min(int(units * machine.column_blocks // tall), most))
         n = min(range(n, max(n, min(2 * n, most)) + 1), key=lambda k: _idle(tall * k, units)) if n > 1 else 1
     n = equal(n, lambda k: extent % (k * machine.one_tile) == 0 or (len(axes) > 1 and extent % k == 0))

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Index, Load, substitute
+from tilefold.algebra.expr import Const, Index, Load, dims_used, substitute
 from tilefold.block.build import Loops, choose_loops
 from tilefold.block.fuse import FusedKernel, with_unit
-from tilefold.block.ir import Block, Init, Let, Loop, Node
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, exprs_of
 from tilefold.block.ir import walk as walk_block
 from tilefold.block.legal import Group
 from tilefold.block.stages import StagePlan, plan_stages
@@ -23,8 +23,8 @@ from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, strea
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import divided, product_of
-from tilefold.tile.pieces import MATRIX_UNIT
+from tilefold.tensor.product import divided, product, product_of
+from tilefold.tile.pieces import MATRIX_UNIT, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,23 @@ def held(b: Block) -> int:
     return of(b.body)
 
 
+def read_at_once(b: Block) -> int:
+    """Elements of the largest value in a loop of a kernel without matrix products, for one index of parallel dims and
+    two of streamed ones; dynamic dims count as one."""
+    loops = [n for n in walk_block(b.body) if isinstance(n, Loop)]
+    streamed, parallel = ({n.dim for n in loops if n.kind == kind} for kind in ("for", "forall"))
+    extents = {d: power_of_two(int(e.value)) for d, e in b.sizes.items() if isinstance(e, Const) and e.value}
+    extents |= dict.fromkeys(streamed, 2)
+    most = 1
+    for n in (x for loop in loops if loop.kind == "for" for x in loop.body if not isinstance(x, Loop)):
+        found = product(n.reducer, n.expr, (), n.rdims) if isinstance(n, Let | Accumulate) else None
+        if found is not None and found.left != found.right:
+            return 1
+        dims = {d for e in exprs_of(n) for d in dims_used(e)} - parallel
+        most = max(most, math.prod(extents.get(d, 1) for d in dims))
+    return most
+
+
 def gpu_loops(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None) -> Loops:
     """The automatic loops; folds over products of matrices also stream axes that a CPU holds in one block.
 
@@ -100,8 +117,8 @@ def _streamed(g: Graph, plan: StagePlan) -> Loops:
 def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None) -> int | None:
     """Segments that the axis of a fold is worth being cut into, or is to be; None for one kernel.
 
-    As many as fill the machine. A fold without products inside is cut only if that saves time (`gpu_folds`); folds over
-    products (decoding) spend their time on more than reading.
+    As many as fill the machine. A fold without matrix products inside (the mean of a loss that is itself a fold over
+    classes) is cut only if that saves time (`gpu_folds`); folds over products (decoding) spend it on more than reading.
     """
     if not plan.stages:
         return None
@@ -113,7 +130,7 @@ def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None
         return None
     if given is not None and given.segments is not None:
         return given.segments if given.segments > 1 else None
-    if not plan.inner:
+    if all(product_of(g.by_name[m]) is None for m in plan.inner):
         return segments_of_reads(g, plan, axis, machine)
     n = _segments_of_products(g, plan, axis, machine)
     return n if n > 1 else None

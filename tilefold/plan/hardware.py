@@ -94,7 +94,8 @@ class Gpu(Machine):
     multiprocessor from which tiles have all of the rows that this takes.
 
     What thread blocks hold; elements, columns or blocks:
-    held: elements that a block keeps for all of its life. wide: columns of a state that fills a multiprocessor.
+    held: elements that a block keeps for all of its life. read_at_once: of one value at a step of a loop that only
+    reads, beside which there are others. wide: columns of a state that fills a multiprocessor.
     contraction: elements that a product in front of another may contract, while a tile of its operand is held.
     short_row: columns of a product that are held at once, for a reduction over them and what follows. rows: of a
     product, that share a block. packed: heads that share operands are packed into one tile where each has fewer rows.
@@ -131,6 +132,7 @@ class Gpu(Machine):
     shared_start: float
     full_tiles: float
     held: int
+    read_at_once: int
     wide: int
     contraction: int
     short_row: int
@@ -201,6 +203,7 @@ H100 = Gpu(
     shared_start=10.5e-6,
     full_tiles=0.75,
     held=(256 << 10) // 4,  # the registers of a multiprocessor, as float32
+    read_at_once=1 << 15,  # half of them
     wide=512,  # 64 rows of 512 float32 are half of its registers
     contraction=640,  # 64 of 576 (latent attention) at 16 bits, two stages, in its 227 KB
     short_row=256,

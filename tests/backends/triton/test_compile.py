@@ -134,6 +134,39 @@ def test_a_product_that_registers_do_not_hold_is_refused_and_the_program_split()
     assert len(steps) > 1 and not any(isinstance(usual_variant(s.triton), str) for s in steps if isinstance(s, GpuStep))
 
 
+def several_queries(q, k, v):
+    k, v = (x.repeat_interleave(4, 1) for x in (k, v))
+    return torch.softmax(q @ k.mT, -1) @ v
+
+
+def test_several_queries_of_heads_that_share_keys_compile():
+    """Rows of two axes in a tile. Where a loop's state was reshaped for a product to add to, Triton aborted."""
+    first, _ = made(several_queries, *heads(2, 32, 8, 4096, 128, kv=8))
+    v = variant(first, hopper=True)
+    assert "tl.reshape(tl.dot(" in v.rendered.source and "[4, 16, 128]" in v.rendered.source
+    assert built(v, HOPPER).shared <= SHARED[90]
+
+
+def routed(x, weight, gate):
+    h = x.float()
+    h = weight * (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    values, places = torch.topk((h @ gate.mT).float(), 2)
+    return h, torch.softmax(values, -1), places
+
+
+def test_rows_that_the_threads_of_a_product_could_not_hold_are_another_kernel(tmp_path):
+    args = meta(4096, 1024), meta(1024), meta(4, 1024)
+    (whole,) = made(routed, *args)
+    with pytest.raises(BackendError, match=r"a store to .* would be 32768 elements of 128 threads"):
+        variant(whole, hopper=True)
+    torch._dynamo.reset()
+    steps = compile_program(trace(routed, *args).program, device="cuda", load=False).steps
+    found = [usual_variant(s.triton) for s in steps if isinstance(s, GpuStep)]
+    assert len(found) > 1
+    for v in found:
+        assert isinstance(v, Variant) and spilled(built(v, HOPPER).assembly["ptx"], "sm_90a", tmp_path) <= FEW_BYTES
+
+
 @pytest.mark.parametrize("columns", [300, 320])
 def test_a_state_that_a_step_reads_before_it_adds_to_it_is_added_to_in_the_loop(columns):
     """The sums of the weights' columns move the product. Triton would keep a part of them in each thread until the

@@ -126,3 +126,14 @@ def test_heads_that_share_keys_are_rows_of_one_tile(queries, kv, tile, lanes):
     c = config(part)
     (d,) = [d for d, n in part.sizes({}).items() if n == queries]
     assert c.tiles[d] == tile and c.lanes.get(d, 0) == lanes
+
+
+@pytest.mark.parametrize(("inputs", "elements"), [(1, 32768), (2, 16384), (4, 8192)])
+def test_a_step_of_a_loop_has_registers_for_all_that_it_reads(inputs, elements):
+    xs = [meta(4096, 4096, dtype=torch.float32) for _ in range(inputs)]
+    k = made(lambda *xs: sum(xs).square().mean(), *xs)[0]
+    sizes = k.sizes({})
+    tiles = config(k).tiles
+    s = Shape.of(k.block)
+    whole = {d: n for d, n in s.seen(sizes).items() if d not in s.parallel and d not in s.streamed}
+    assert s.area({**whole, **tiles}) <= elements

@@ -22,6 +22,7 @@ from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scalar import Expressions, Leaves, narrowed
 from tilefold.backends.triton.scope import Dim, Known, Scopes
 from tilefold.backends.triton.simplify import settle
+from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number
 from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
@@ -39,6 +40,8 @@ LARGEST_PRODUCT = 1 << 15
 #: Most elements a thread of what is computed to be reduced: the code is unrolled, so that its length, and the time of
 #: its compilation, grow with them (Triton 3.6: of 2,048, 65,000 lines of PTX and two minutes of a slow core).
 MOST_A_THREAD = 512
+#: The same of what is stored: more of it spills, whatever else there is.
+MOST_STORED = 192
 #: Lanes of a dim that has or may have no index at all: a scalar could not be masked.
 EMPTY = 2
 
@@ -240,10 +243,18 @@ class Context:
     def check_computed(self, what: str, axes: Sequence[str]) -> None:
         """TooLarge for a value that is computed element by element (a product that no matrix unit takes), too much of
         it by each thread."""
-        n, threads = math.prod(self.hold(d).lanes for d in axes), 32 * self.config.warps
-        if n > MOST_A_THREAD * threads:
+        self._check_share(what, axes, MOST_A_THREAD)
+
+    def check_stored(self, what: str, axes: Sequence[str]) -> None:
+        """The same for what is stored, which is in registers."""
+        self.check_value(what, axes)
+        self._check_share(what, axes, MOST_STORED)
+
+    def _check_share(self, what: str, axes: Sequence[str], most: int) -> None:
+        n, threads = math.prod(self.hold(d).lanes for d in axes), WARP * self.config.warps
+        if n > most * threads:
             raise TooLarge(
-                f"{self.kernel.name}: {what} would be {n} elements for {threads} threads to compute",
+                f"{self.kernel.name}: {what} would be {n} elements of {threads} threads",
                 hint="smaller tiles, or fewer operators in the kernel",
             )
 

@@ -117,16 +117,16 @@ class Products:
             precision = f', input_precision="{"tf32" if rounded else "ieee"}"'
         elif kind.nbytes == 1:
             precision = f", max_num_imprecise_acc={min(MOST_COARSE, self._lanes(s.k))}"
-        before = ""
-        if accumulate and not turned:
-            before = f", {name}" if flat else f", tl.reshape({name}, [{self._lanes(s.m)}, {self._lanes(s.n)}])"
+        # Added to afterwards where the state has other axes: Triton cannot lay out a loop's state that is reshaped.
+        inside = accumulate and flat and not turned
+        before = f", {name}" if inside else ""
         code = f"tl.dot({x}, {y}{before}{precision})"
         if turned:
             code = f"tl.permute({code}, (1, 0))"
         if not flat:
             code = f"tl.reshape({code}, {c.shape(out)})"
         c.layouts.wrote(buf, frozenset({turned}))
-        c.assign(buf, f"{name} + {code}" if accumulate and turned else code)
+        c.assign(buf, f"{name} + {code}" if accumulate and not inside else code)
 
     def _turned(self, s: _Sides) -> bool:
         """Whether an operand would be a result of a product, transposed (see `layouts`): then the product is."""

@@ -235,7 +235,7 @@ class Renderer:
     def value_to_store(self, s: ir.Store, frame: tuple[str, ...]) -> str:
         """What a store writes, over all of the frame and in the tensor's type."""
         t = self.c.tensors[s.tensor]
-        self.c.check_value(f"a store to {t.name}", frame)
+        self.c.check_stored(f"a store to {t.name}", frame)
         e = self.c.settled(s.expr)
         if isinstance(e, Cast) and e.dtype is t.dtype and t.dtype.is_float:
             e = e.arg  # rounded once, as it is stored

@@ -54,7 +54,8 @@ class Shape:
     tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
     statements range over, without segments. again: dims that several loops run over, one after the other. bounded:
     whether a loop's bounds follow the rows (causal masks, windows). narrow: all inputs are floats of 16 bits.
-    dynamic: dims without a fixed extent. exact: products are of float32, which no matrix unit takes unrounded (the
+    read: dims of each element that is read from memory. dynamic: dims without a fixed extent. exact: products are of
+    float32, which no matrix unit takes unrounded (the
     rules are those of `product.Products`).
     """
 
@@ -70,6 +71,7 @@ class Shape:
     again: frozenset[str]
     bounded: bool
     narrow: bool
+    read: tuple[frozenset[str], ...]
     dynamic: frozenset[str]
     exact: bool
 
@@ -98,6 +100,8 @@ class Shape:
         parallel = tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles)
         bounded = any(_bounds_dims(n) & set(parallel) for n in loops if n.kind == "for")
         shared: dict[str, int] = {}
+        inputs = {i.name for i in b.inputs}
+        elements = {ld for n in nodes_of(b.body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in inputs}
         areas: list[frozenset[str]] = []
         reduces = False
         for n in nodes_of(b.body):
@@ -114,6 +118,7 @@ class Shape:
             tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
             tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
             bounded, all(i.dtype.is_float and i.dtype.nbytes == 2 for i in b.inputs),
+            tuple(frozenset(dims_used(ld)) - singles for ld in elements),
             frozenset(d for d, e in b.sizes.items() if not isinstance(e, Const)), exact,
         )  # fmt: skip
 
@@ -122,6 +127,10 @@ class Shape:
         return {
             d: -(-n // math.prod(sizes[x] for x in self.segments)) if d in self.cut else n for d, n in sizes.items()
         }
+
+    def held(self, tiles: Mapping[str, int]) -> int:
+        """Elements that one step reads for these tiles: they have registers all at once."""
+        return sum(math.prod(tiles.get(d, 1) for d in dims) for dims in self.read)
 
     def area(self, tiles: Mapping[str, int]) -> int:
         """Elements of the largest statement for these tiles (extents for dims without a loop)."""
@@ -293,6 +302,9 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
             area = large if s.narrow and whole_tiles else HELD
         part = area // min(with_d, area) // several
         tiles[d] = max(LEAST_STREAMED, whole if whole <= room else min(part, whole))
+    for d in () if s.products else s.streamed:  # several tensors are read at every step, and not again
+        while d not in s.again and tiles[d] > LEAST_STREAMED and s.held({**local, **tiles}) > HELD:
+            tiles[d] //= 2
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
     for d in reversed(s.parallel):

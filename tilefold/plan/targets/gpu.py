@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tilefold.algebra.dtypes import DType
 from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
 from tilefold.block.ir import Block
-from tilefold.block.legal import Group, Limits
+from tilefold.block.legal import Group, Limits, Operands
 from tilefold.block.stages import plan_stages
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
-from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, segments
+from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, read_at_once, segments
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
@@ -37,7 +38,19 @@ class GpuTarget:
     @property
     def limits(self) -> Limits:
         """Registers hold what is computed; a kernel keeps some blocks where each of its parts has them."""
-        return Limits(workers=1, both=self.machine.least_blocks, in_registers=True, held=self.machine.held)
+        m = self.machine
+        return Limits(
+            workers=1,
+            both=m.least_blocks,
+            in_registers=True,
+            held=m.held,
+            operands=Operands(
+                rows=m.rows,
+                cached=m.bandwidth / m.last_cache.bandwidth,
+                flop=m.bandwidth / m.gemm_rate(DType.BF16, library=False),
+                kernel=m.second_kernel * m.bandwidth,
+            ),
+        )
 
     def products(self, p: Program) -> frozenset[str]:
         """Products that gain nothing, or too little, from a kernel of ours."""
@@ -70,6 +83,9 @@ class GpuTarget:
         """Why a kernel cannot be made: it would hold too much, or the back end refuses it."""
         if self._too_large(k):
             return f"a thread block would keep {held(k.block)} elements, of {self.limits.held} that its registers hold"
+        if read_at_once(k.block) > self.machine.read_at_once:
+            most = self.machine.read_at_once
+            return f"a step of a loop would have {read_at_once(k.block)} elements, of {most} that leave room for others"
         return None if self.refuse is None else self.refuse(k)
 
     def _too_large(self, k: FusedKernel) -> bool:

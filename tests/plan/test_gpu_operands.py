@@ -1,0 +1,55 @@
+"""What products of attention multiply on a GPU: computed once and written, or in the kernel, whichever moves less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+
+
+def like(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def rotated(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+def attention(q, k, v):
+    return torch.softmax(q @ k.mT, -1) @ v
+
+
+def of_positions(q, k, v, cos, sin):
+    return attention(rotated(q, cos[-q.shape[-2] :], sin[-q.shape[-2] :]), rotated(k, cos, sin), v)
+
+
+def of_eight_bits(q, k, v, scale):
+    return attention(q, k.to(q.dtype) * scale, v)
+
+
+def kernels(fn, *args: torch.Tensor) -> list[tuple[str, ...]]:
+    """Members of the kernels, each once: a fold in segments has two."""
+    torch._dynamo.reset()
+    return list(dict.fromkeys(k.plan.group.members for k in fuse_for_gpu(trace(fn, *args).program).kernels))
+
+
+def arguments(queries: int, keys: int, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    return [like(2, 16, queries, 64), *(like(2, 16, keys, 64, dtype=dtype) for _ in range(2))]
+
+
+def test_rotated_rows_of_many_blocks_are_computed_once():
+    found = kernels(of_positions, *arguments(2048, 2048), like(2048, 64), like(2048, 64))
+    assert len(found) in (2, 3) and [len(x) > 1 for x in found] == [False] * (len(found) - 1) + [True]
+
+
+def test_rotated_keys_that_one_block_reads_stay_in_its_loop():
+    assert len(kernels(of_positions, *arguments(1, 2048), like(2048, 64), like(2048, 64))) == 1
+
+
+@pytest.mark.parametrize("queries", [1, 2048])
+def test_keys_that_are_read_in_fewer_bytes_stay_in_the_loop(queries):
+    q, k, v = arguments(queries, 2048)
+    assert len(kernels(of_eight_bits, q, k.to(torch.int8), v, like(64))) == 1
