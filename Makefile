@@ -5,6 +5,7 @@
 #   make run FILE=notes.txt       the same for the lines of another text file
 #   make test                     the test suite            make lint types   ruff, mypy
 #   make bench                    tilefold bench cpu        make clean        remove what make made
+#   make docs                     the documentation site in build/site, links checked
 #   make mutants                  break 20 places on purpose, list what the nearest tests do not notice
 #
 # PYTHON       an interpreter, 3.11 or later
@@ -26,7 +27,7 @@ FILE ?= README.md
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
-.PHONY: run test lint types examples bench mutants venv clean
+.PHONY: run test lint types examples bench mutants docs venv clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.package
@@ -51,6 +52,9 @@ bench: $(VENV)/.package
 mutants: $(VENV)/.package
 	$(BIN)/python bench/mutants.py $(MUTANTS_ARGS)
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --strict
+
 venv: $(VENV)/.package
 
 $(VENV)/.created:
@@ -67,6 +71,11 @@ $(VENV)/.torch: $(VENV)/.created
 $(VENV)/.package: $(VENV)/.torch pyproject.toml
 	@echo "installing tilefold[demo,dev]"
 	@$(PIP) -e '.[demo,dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.package
+	@echo "installing tilefold[docs]"
+	@$(PIP) -e '.[docs]'
 	@touch $@
 
 clean:

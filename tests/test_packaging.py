@@ -52,7 +52,7 @@ def test_the_command_is_registered():
     assert callable(found.load())
 
 
-@pytest.mark.parametrize("target", ["run", "test", "lint", "types", "examples", "bench", "clean"])
+@pytest.mark.parametrize("target", ["run", "test", "lint", "types", "examples", "bench", "docs", "clean"])
 def test_make_knows_its_targets(target):
     plan = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert plan.returncode == 0, plan.stderr
@@ -137,6 +137,17 @@ def test_links_between_pages_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#\s]+)", page.read_text())
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not missing
+
+
+def test_the_site_has_every_page_once():
+    named = re.findall(r"^ +- [^:\n]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md"))
+
+
+def test_the_site_asks_for_what_its_hook_makes():
+    hook = (ROOT / "docs/site_pages.py").read_text()
+    asked = {m for p in (ROOT / "docs").rglob("*.md") for m in re.findall(r"<!-- made: (\w+) -->", p.read_text())}
+    assert asked == {"environment", "commands"} and all(f'("{name}", {name})' in hook for name in asked)
 
 
 def test_the_index_names_every_design_page():
