@@ -50,8 +50,10 @@ def test_bars_on_geometric_means():
     flash = judge_bar(RUN, Bar("redfuser", ("mha",), ("flash",), 1.4))
     assert flash.value == pytest.approx(math.sqrt(2.0)) and flash.met is True and flash.rows == 2
     assert judge_bar(RUN, Bar("redfuser", ("H*",), ("flash",), 1.5)).met is False
-    best = judge_bar(RUN, Bar("redfuser", ("mha",), (), 0.9))  # H1's best peer is cuDNN, H2's flash
-    assert best.value == pytest.approx(math.sqrt(0.9)) and best.met is True
+    others = [record(h, name, why="refused") for h in ("H1", "H2") for name in ("eager", "compile", "cudnn")]
+    full = results(*RUN.records, *(r for r in others if (r.row, r.contender) != ("H1", "cudnn")))
+    best = judge_bar(full, Bar("redfuser", ("mha",), (), 0.9))  # H1's best peer is cuDNN, H2's flash
+    assert best.value == pytest.approx(math.sqrt(0.9)) and best.met is True and not best.without
     none = judge_bar(RUN, Bar("redfuser", ("mla",), ("compile",), 2.0))
     assert none.met is None and none.word == "not measured" and math.isnan(none.value)
     assert judge_bar(RUN, Bar("redfuser", ("moe routing",), (), 2.0)).met is None  # a product alone is no peer
@@ -66,6 +68,19 @@ def test_a_row_that_tilefold_fails_misses_the_bar():
     assert verdict.met is False and verdict.missing == ("H2",) and verdict.value == pytest.approx(9.0)
     only = judge_bar(results(*run.records[2:]), Bar("redfuser", ("mha",), ("flash",), 1.3))
     assert only.met is False and only.rows == 0
+
+
+def test_a_row_without_one_of_the_peers_is_left_out_by_name():
+    one = judge_bar(RUN, Bar("redfuser", ("mha",), ("flash", "cudnn"), 0.5))
+    assert one.met is True and one.rows == 1 and one.without == ("H2 (cudnn)",)
+    rows = [record("X1", "tilefold", 9.0, over=1.0, family="softmax"), record("X1", "compile", 99.0, family="softmax")]
+    absent = record("X1", "quack", family="softmax", why="UnsupportedError: QuACK cannot be imported: no module")
+    for run in (results(*rows), results(*rows, absent)):
+        never = judge_bar(run, Bar("redfuser", ("softmax",), ("compile", "quack"), 0.5))
+        assert never.met is None and never.word == "not judged, peers missing" and never.without == ("X1 (quack)",)
+        assert "left out, a peer lacks: X1 (quack)" in report._missing(never)
+    tried = results(*rows, record("X1", "quack", family="softmax", why="OutOfMemoryError: too much"))
+    assert judge_bar(tried, Bar("redfuser", ("softmax",), ("compile", "quack"), 0.5)).met is True
 
 
 def test_the_less_flattering_repetition_counts():

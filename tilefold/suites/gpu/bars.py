@@ -1,7 +1,8 @@
 """What Tilefold must reach, judged on geometric means over the rows of a run.
 
 A ratio is the peer's time over Tilefold's, the smaller of the two repetitions; a row on which a peer was
-timed and Tilefold was not counts against the bar. Nothing is judged that was not measured.
+timed and Tilefold was not counts against the bar. Nothing is judged that was not measured: a row without one of the
+bar's peers (not run, or not installed) is left out and named. A peer that ran and could not compute a row is no gap.
 
 Bars in bytes/s are those of an H100. On another device the same share of its own measured memory rate is asked for.
 """
@@ -13,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-from tilefold.suites.gpu.peers import OURS
+from tilefold.suites.gpu.cases import SUITES
+from tilefold.suites.gpu.peers import OURS, PEERS
 from tilefold.suites.gpu.results import Record, Results
 
 #: Peers that a bar may mean together by "best".
@@ -56,7 +58,8 @@ class Bar:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`value`: what was reached (NaN: nothing was measured), over `rows` of `known` rows of the suite.
-    `met` is None where nothing was measured. `missing`: rows that only peers were timed on.
+    `met` is None where nothing could be judged. `missing`: rows that only peers were timed on. `without`: rows that are
+    left out, each with the peers that it lacks.
     """
 
     suite: str
@@ -65,10 +68,13 @@ class Verdict:
     met: bool | None
     rows: int
     missing: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
     @property
     def word(self) -> str:
-        return {True: "met", False: "MISSED", None: "not measured"}[self.met]
+        if self.met is None:
+            return "not judged, peers missing" if self.without else "not measured"
+        return "met" if self.met else "MISSED"
 
 
 def _prefill(*names: str) -> tuple[str, ...]:
@@ -124,6 +130,7 @@ def judge_bar(results: Results, bar: Bar) -> Verdict:
     """One bar on what was measured."""
     ratios: list[float] = []
     missing: list[str] = []
+    without: list[str] = []
     for row, records in _rows(
         results, bar.suite, lambda r: any(fnmatch(x, p) for p in bar.rows for x in (r.family, r.row))
     ):
@@ -136,10 +143,23 @@ def judge_bar(results: Results, bar: Bar) -> Verdict:
         if ours is None or not ours.microseconds:
             missing.append(row)
             continue
+        lacking = _lacking(bar, row, records)
+        if lacking:
+            without.append(f"{row} ({', '.join(lacking)})")
+            continue
         ratios.append(min(against(p, ours) for p in peers))
     value = geometric_mean(ratios)
     met = None if not ratios and not missing else not missing and value >= bar.least
-    return Verdict(bar.suite, bar.name, value, met, len(ratios), tuple(missing))
+    return Verdict(bar.suite, bar.name, value, met, len(ratios), tuple(missing), tuple(without))
+
+
+def _lacking(bar: Bar, row: str, records: Sequence[Record]) -> list[str]:
+    """Peers that the bar means, that the row's case has, and that were not run on it."""
+    case = next((c for c in SUITES.get(bar.suite, ()) if c.row == row), None)
+    known = bar.peers if case is None else [p for p in case.peers if PEERS[p].kind == "peer"]
+    wanted = [p for p in known if not bar.peers or p in bar.peers]
+    answered = {r.contender for r in records if r.microseconds or (r.why and "cannot be imported" not in r.why)}
+    return [p for p in wanted if p not in answered]
 
 
 def against(peer: Record, ours: Record) -> float:

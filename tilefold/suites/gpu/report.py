@@ -298,7 +298,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
 
 
 def _missing(v: Verdict) -> str:
-    return f" ({', '.join(v.missing)})" if v.missing else ""
+    without = f"; left out, a peer lacks: {', '.join(v.without)}" if v.without else ""
+    return (f" ({', '.join(v.missing)})" if v.missing else "") + without
 
 
 def _number(x: float) -> str:
