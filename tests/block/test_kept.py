@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tilefold.algebra.dtypes import DType
-from tilefold.block.fuse import Fused, fuse
+from tilefold.block.fuse import Fused
 from tilefold.block.ir import Accumulate, Let, walk
 from tilefold.block.text import parse as parse_block
 from tilefold.block.text import show as show_block
 from tilefold.block.text import show_head
+from tilefold.plan.greedy import fuse
 from tilefold.tensor.text import parse
 from tilefold.tile.lower import lower
 from tilefold.tile.text import parse as parse_tile
