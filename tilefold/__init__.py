@@ -10,6 +10,7 @@ tilefold.varlen_attention(q, k, v, ...)           the same for packed sequences 
 tilefold.package(fn, args, path), load(path)      a file that a process without a compiler loads
 tilefold.keep_operators(path), load_pt2(path)     .pt2 files of torch with such operators, for other processes
 tilefold.te                                       tensor expressions and schedules: fusion by hand
+tilefold.schedule(fn, *args)                      a function's definitions by name, to be scheduled by hand
 tilefold.tune(fn, *args)          times configurations of its GPU kernels and keeps the best
 tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
 
@@ -34,6 +35,7 @@ from tilefold.errors import (
 if TYPE_CHECKING:
     from tilefold.explanation.report import Explanation, explain
     from tilefold.frontend.expressions import te
+    from tilefold.frontend.expressions.scheduled import FunctionSchedule, schedule
     from tilefold.frontend.flex import flex_attention
     from tilefold.frontend.fuse import fuse
     from tilefold.frontend.packages.load import Packaged, load
@@ -50,6 +52,8 @@ _HOMES = {
     "Explanation": "tilefold.explanation.report",
     "explain": "tilefold.explanation.report",
     "te": "tilefold.frontend.expressions.te",
+    "FunctionSchedule": "tilefold.frontend.expressions.scheduled",
+    "schedule": "tilefold.frontend.expressions.scheduled",
     "CustomOp": "tilefold.frontend.registered.custom_op",
     "custom_op": "tilefold.frontend.registered.custom_op",
     "flex_attention": "tilefold.frontend.flex",
@@ -71,6 +75,7 @@ __all__ = [
     "CacheError",
     "CustomOp",
     "Explanation",
+    "FunctionSchedule",
     "NotFusibleError",
     "Packaged",
     "ParseError",
@@ -89,6 +94,7 @@ __all__ = [
     "load",
     "load_pt2",
     "package",
+    "schedule",
     "te",
     "tune",
     "varlen_attention",

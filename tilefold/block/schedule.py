@@ -247,6 +247,10 @@ class Schedule:
         hints = replace(self.hints, warps={**self.hints.warps, name: count})
         return replace(self, hints=hints, steps=(*self.steps, text), before=self)
 
+    def portable(self) -> Schedule:
+        """The same without `bind`, `place`, `pipeline` and `warps`, which not every back end can do."""
+        return replace(self, hints=Hints(tiles=self.hints.tiles))
+
     # -- machinery ----------------------------------------------------------------------------
 
     def _apply(self, step: Step, text: str | None = None) -> Schedule:

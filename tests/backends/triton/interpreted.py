@@ -18,7 +18,7 @@ from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
 from tests.layers import Layer, gradients, rotated
-from tilefold import fuse, pipeline
+from tilefold import fuse, pipeline, te
 from tilefold.backends.triton import launch, memory, order
 from tilefold.errors import TilefoldError
 from tilefold.frontend.regions.assemble import compilations
@@ -255,6 +255,20 @@ def rotated_attention(q, k, v, c, s):
     return torch.softmax(rotated(q, c, s) @ k.mT * 0.2, -1) @ v
 
 
+def by_hand() -> str:
+    """A schedule with its blocks, warps and stages, unfused and in one pass."""
+    i, j = te.dims(i=6, j=40)
+    x = te.tensor("x", (i, j))
+    m = te.compute("m", (i,), te.max(x[i, j], over=j))
+    t = te.compute("t", (i,), te.sum(te.exp(x[i, j] - m[i]), over=j))
+    p = te.program("rows", te.compute("o", (i,), t[i] + 0 * m[i]))
+    one_pass = te.schedule(p).tile("m", j=16).rolling_update("t", "j").fuse("t", "o").warps("o", 8)
+    given = rand(6, 40, dtype=F) * 10
+    found = [te.compile(s, device="interpreter")(given) for s in (te.schedule(p), one_pass.pipeline("o", "j", 3))]
+    off = [(y.double() / te.reference(p)(given).double() - 1).abs().max().item() for y in found]
+    return "\n".join(f"{e:.1e}" for e in off if not e < 1e-5)
+
+
 def whole_layer(width: int) -> str:
     """A decoder layer and its gradients through torch.compile, every covered part in kernels."""
     torch.manual_seed(0)
@@ -319,6 +333,7 @@ def unmasked() -> str:
 
 CHECKS: dict[str, Check] = {
     "a wrong program": wrong_program,
+    "scheduled by hand": by_hand,
     "causal, ragged": lambda: right(o.causal, *heads(1, 2, 67, 67, 64)),
     "causal, heads side by side": side_by_side,
     "causal, more keys than queries": lambda: right(o.causal, *heads(1, 2, 20, 83, 64)),

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
 from tilefold.algebra.expr import Const
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.tiles import default_config
 from tilefold.block.fuse import Fused
+from tilefold.block.ir import Block
 from tilefold.block.legal import Group, Grouping
 from tilefold.block.schedule import Schedule, ScheduledKernel
-from tilefold.errors import TilefoldError
+from tilefold.errors import ScheduleError, TilefoldError
 from tilefold.pipeline import compile_program
 from tilefold.runtime.program import CompiledProgram
-from tilefold.runtime.steps import KernelStep, load_all
+from tilefold.runtime.step import Step
+from tilefold.runtime.steps import GpuStep, KernelStep, load_all
 from tilefold.tensor.interp import bind_syms, run
 from tilefold.tensor.ir import Program
 from tilefold.tile import ir as tile
 from tilefold.tile.lower import LowerOptions, lower
+from tilefold.tile.pieces import power_of_two
 from tilefold.tile.verify import verify as verify_tile
+
+Device = Literal["cpu", "cuda", "interpreter"]
 
 
 class ScheduledStep(KernelStep):
@@ -42,21 +53,77 @@ class ScheduledStep(KernelStep):
         return found
 
 
-def compile_schedule(s: Schedule, *, load: bool = True) -> CompiledProgram:
-    """The kernels of a schedule, ready to run; load: compile their code now."""
-    kernels = s.kernels
-    steps = tuple(ScheduledStep(k) for k in kernels)
-    if load:
-        load_all(steps)
+class ScheduledGpuStep(GpuStep):
+    """A kernel of a schedule on a GPU, with the tiles, warps and stages that it gives; the rest by default."""
+
+    def __init__(self, k: ScheduledKernel, *, interpreted: bool):
+        super().__init__(k.fused, interpreted=interpreted)
+        named = self.canonical.dims
+        tiles = {named[d]: n for d, n in k.tiles.items() if d in named}
+        stages = max(k.stages.values(), default=None)
+        choose = partial(_configured, tiles, k.warps, stages)
+        self.triton = TritonKernel(self.canonical.block, choose, interpreted=interpreted)
+
+
+def _configured(
+    tiles: Mapping[str, int], warps: int | None, stages: int | None, block: Block, sizes: Mapping[str, int]
+) -> TritonConfig:
+    base = default_config(block, sizes)
+    known = {d: min(n, power_of_two(sizes[d])) for d, n in tiles.items() if d in base.tiles}
+    return replace(base, tiles={**base.tiles, **known}, warps=warps or base.warps, stages=stages or base.stages)
+
+
+def _honoured(s: Schedule, device: str) -> None:
+    """ScheduleError: a hint that the back end of the device does not follow."""
+    on_gpu, hints = device != "cpu", s.hints
+    refused: dict[str, tuple[Mapping[Any, object], str]] = {
+        "place": (hints.placement, "the compiler of a kernel decides where its values are kept"),
+        "bind": (hints.grid, "the grid has one axis, over the parallel loops in their order: reorder() changes it"),
+    }
+    if not on_gpu:
+        refused |= {
+            "pipeline": (
+                hints.stages,
+                "the C++ back end leaves reading ahead to the CPU's prefetchers",
+            ),
+            "warps": (hints.warps, "a CPU has no warps: its threads share the parallel loops"),
+        }
+    for name, (given, why) in refused.items():
+        if given:
+            hint = "schedule.portable() leaves such hints out"
+            raise ScheduleError(f"{name} is not followed on {'a GPU' if on_gpu else 'a CPU'}: {why}", hint=hint)
+    odd = [f"{d}={n}" for (_, d), n in hints.tiles.items() if n & (n - 1)]
+    if on_gpu and odd:
+        raise ScheduleError(f"tile({', '.join(odd)}): blocks on a GPU have powers of two", hint="tile with one")
+
+
+def compile_schedule(s: Schedule, *, load: bool = True, device: str = "cpu") -> CompiledProgram:
+    """The kernels of a schedule, ready to run; load: compile their code now (on a GPU: when a shape first needs it).
+
+    ScheduleError: a hint that the device's back end does not follow.
+    """
+    _honoured(s, device)
+    kernels, steps = s.kernels, list[Step]()
+    if device == "cpu":
+        on_cpu = [ScheduledStep(k) for k in kernels]
+        steps += on_cpu
+        if load:
+            load_all(on_cpu)
+    else:
+        steps += [ScheduledGpuStep(k, interpreted=device == "interpreter") for k in kernels]
     groups = tuple(Group(n.members, n.parallel) for n in s.named.nests)
-    return CompiledProgram(s.program, Fused(s.program, tuple(k.fused for k in kernels), Grouping(groups, ())), steps)
+    fused = Fused(s.program, tuple(k.fused for k in kernels), Grouping(groups, ()))
+    return CompiledProgram(s.program, fused, tuple(steps))
 
 
 class Compiled:
-    """A compiled program: call it with its arguments in order; it returns its output, or a tuple of them."""
+    """A compiled program: call it with its arguments in order; it returns its output, or a tuple of them.
 
-    def __init__(self, run: CompiledProgram, outputs: tuple[str, ...]):
-        self.run, self.outputs = run, outputs
+    TilefoldError: arguments of other types or devices, or that need gradients, which it has not.
+    """
+
+    def __init__(self, run: CompiledProgram, outputs: tuple[str, ...], device: str = "cpu"):
+        self.run, self.outputs, self.device = run, outputs, device
 
     @property
     def program(self) -> Program:
@@ -64,16 +131,25 @@ class Compiled:
         return self.run.program
 
     def __call__(self, *args: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        inputs = arguments(self.program, args)
+        inputs = arguments(self.program, args, "cuda" if self.device == "cuda" else "cpu")
+        if torch.is_grad_enabled() and any(x.requires_grad for x in args):
+            hint = "tilefold.fuse(fn) differentiates a function; or call under torch.no_grad()"
+            raise TilefoldError(f"{self.program.name} has no gradient", hint=hint)
         done = self.run(inputs, bound(self.program, inputs))
         return _results(done, self.outputs)
 
 
-def compile(what: Program | Schedule) -> Compiled:
-    """Compile a schedule as it is, or a program on the automatic road (fused wherever that is legal)."""
+def compile(what: Program | Schedule, *, device: Device = "cpu") -> Compiled:
+    """Compile a schedule as it is, or a program on the automatic road (fused wherever that is legal).
+
+    device: of the tensors that it will be called with; "interpreter": the GPU's kernels in Triton's interpreter, on CPU
+    tensors. ScheduleError: a hint that the device's back end does not follow.
+    """
+    if device not in ("cpu", "cuda", "interpreter"):
+        raise TilefoldError(f"there is no back end for {device!r}", hint="'cpu' or 'cuda'")
     if isinstance(what, Schedule):
-        return Compiled(compile_schedule(what), what.program.outputs)
-    return Compiled(compile_program(what, goal="fused"), what.outputs)
+        return Compiled(compile_schedule(what, device=device), what.program.outputs, device)
+    return Compiled(compile_program(what, goal="fused", device=device), what.outputs, device)
 
 
 def reference(p: Program) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]:
@@ -86,14 +162,16 @@ def reference(p: Program) -> Callable[..., torch.Tensor | tuple[torch.Tensor, ..
     return call
 
 
-def arguments(p: Program, args: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+def arguments(p: Program, args: tuple[torch.Tensor, ...], device: str = "cpu") -> dict[str, torch.Tensor]:
     """Arguments by name, with their types checked."""
     if len(args) != len(p.inputs):
         names = ", ".join(i.name for i in p.inputs)
         raise TilefoldError(f"{p.name} takes {len(p.inputs)} arguments ({names}), not {len(args)}")
     for i, x in zip(p.inputs, args, strict=True):
-        if x.dtype is not i.dtype.torch_dtype or x.device.type != "cpu":
-            raise TilefoldError(f"{i.name} is {x.dtype} on {x.device.type}, {p.name} takes {i.dtype.value} on cpu")
+        if x.dtype is not i.dtype.torch_dtype or x.device.type != device:
+            wanted = f"{p.name} takes {i.dtype.value} on {device}"
+            hint = None if x.device.type == device else f"te.compile(..., device={x.device.type!r})"
+            raise TilefoldError(f"{i.name} is {x.dtype} on {x.device.type}, {wanted}", hint=hint)
     return {i.name: x for i, x in zip(p.inputs, args, strict=True)}
 
 

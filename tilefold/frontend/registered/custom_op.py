@@ -28,7 +28,7 @@ class CustomOp:
     TilefoldError: arguments that it was not made for, or that need gradients.
     """
 
-    def __init__(self, run: Checked, op: Operator, captured: _Captured):
+    def __init__(self, run: Checked, op: Operator, captured: Captured):
         self.name, self.op, self.held = f"tilefold::{run.name}", op, captured.held
         self._run, self._single = run, captured.single
         self._count = len(captured.vals) - len(self.held)
@@ -67,21 +67,21 @@ def custom_op(fn: Fn, *examples: torch.Tensor, name: str | None = None, dynamic:
     fn = plain(fn)
     check_function(fn, "custom_op")
     check_arguments(fn, examples, {})
-    captured = _capture(fn, _distinct(examples), dynamic)
+    captured = capture(fn, distinct(examples), dynamic)
     kinds = {v.device.type for v in captured.vals}
     if len(kinds) > 1:
         raise UnsupportedError(f"arguments on {' and '.join(sorted(kinds))}", hint="move them to one device")
     compiled = compile_program(captured.lowered.program, goal="fused", device=kinds.pop())
-    base = name or name_of(captured.lowered, captured.vals, _identifier(fn))
+    base = name or name_of(captured.lowered, captured.vals, identifier(fn))
     run = Checked.of(base, executable(captured.lowered, compiled), captured.vals)
     return CustomOp(run, operator_of(run, captured.vals), captured)
 
 
-def _identifier(fn: Fn) -> str:
+def identifier(fn: Fn) -> str:
     return re.sub(r"\W+", "_", str(getattr(fn, "__name__", type(fn).__name__))).strip("_") or "program"
 
 
-def _distinct(examples: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def distinct(examples: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """No tensor twice: Dynamo would take the second for the first in all later calls."""
     out: list[torch.Tensor] = []
     for x in examples:
@@ -95,7 +95,7 @@ def _distinct(examples: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class Captured:
     """A lowered function of tensors: the arguments `vals` (fake), of which the last are always `held`."""
 
     lowered: Lowered
@@ -104,7 +104,7 @@ class _Captured:
     single: bool
 
 
-def _capture(fn: Fn, examples: tuple[torch.Tensor, ...], dynamic: bool | None) -> _Captured:
+def capture(fn: Fn, examples: tuple[torch.Tensor, ...], dynamic: bool | None) -> Captured:
     """Run `fn` on the examples once, as the graph that Dynamo and AOTAutograd make of it."""
     found: list[tuple[torch.fx.GraphModule, Lowered]] = []
     given: list[tuple[object, ...]] = []
@@ -113,7 +113,7 @@ def _capture(fn: Fn, examples: tuple[torch.Tensor, ...], dynamic: bool | None) -
     def inference(graph: torch.fx.GraphModule, titles: Sequence[str] | None) -> Fn:
         placeholders = graph.graph.find_nodes(op="placeholder")
         fits = titles is not None and len(titles) == len(placeholders)
-        found.append((graph, lower(graph, name=_identifier(fn), names=titles if fits else None)))
+        found.append((graph, lower(graph, name=identifier(fn), names=titles if fits else None)))
 
         def call(*args: object) -> Sequence[object]:
             given.append(args)
@@ -130,13 +130,13 @@ def _capture(fn: Fn, examples: tuple[torch.Tensor, ...], dynamic: bool | None) -
         run = torch.compile(own_copy(fn), backend=backend, fullgraph=True, dynamic=dynamic)
         results = translated(run, *examples)
     if not found:
-        raise UnsupportedError(f"{_identifier(fn)} computes nothing on tensors", hint="it must compute new tensors")
+        raise UnsupportedError(f"{identifier(fn)} computes nothing on tensors", hint="it must compute new tensors")
     if before != [x._version for x in examples]:
-        raise UnsupportedError(f"{_identifier(fn)} changes an argument", hint="return a new tensor instead")
+        raise UnsupportedError(f"{identifier(fn)} changes an argument", hint="return a new tensor instead")
     graph, lowered = found[-1]
     flat = [results] if isinstance(results, torch.Tensor) else tree_flatten(results)[0]
     if not isinstance(results, torch.Tensor | tuple | list) or not all(isinstance(y, torch.Tensor) for y in flat):
-        raise UnsupportedError(f"{_identifier(fn)} returns other things than tensors", hint="return a tuple of tensors")
+        raise UnsupportedError(f"{identifier(fn)} returns other things than tensors", hint="return a tuple of tensors")
     order = [_source(n, y, made[-1]) for n, y in enumerate(flat)]
     lowered = replace(lowered, outputs=tuple(lowered.outputs[k] for k in order))
     return _bound(graph, lowered, examples, given[-1], isinstance(results, torch.Tensor))
@@ -160,7 +160,7 @@ def _bound(
     examples: tuple[torch.Tensor, ...],
     given: tuple[object, ...],
     single: bool,
-) -> _Captured:
+) -> Captured:
     """Arguments in the function's order, then held tensors; symbols read from extents."""
     fakes = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     tensors = {k: x for k, x in enumerate(given) if isinstance(x, torch.Tensor)}
@@ -175,7 +175,7 @@ def _bound(
     if any(o.position is not None for o in lowered.outputs):
         raise UnsupportedError("a result is one of the arguments", hint="return x.clone()")
     lowered = replace(lowered, inputs=inputs, syms=syms, placeholders=len(vals))
-    return _Captured(lowered, tuple(vals), tuple(tensors[k] for k in held), single)
+    return Captured(lowered, tuple(vals), tuple(tensors[k] for k in held), single)
 
 
 def _extent(b: SymBinding, fakes: Sequence[object], at: dict[int, int]) -> SymBinding:
