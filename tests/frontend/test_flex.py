@@ -22,6 +22,10 @@ from tilefold.runtime.steps import KernelStep
 CASES = list(itertools.zip_longest(MASKS, list(SCORES)[: len(MASKS)], list(SCORES)[len(MASKS) :]))
 
 
+#: Shapes of biases, and where a score reads them.
+CAPTURED = [((H,), lambda x, b, h, q, k: x[h]), ((H, L + S), lambda x, b, h, q, k: x[h, q - k + S])]
+
+
 def chosen(mask, first, second):
     """The mask and the score function of a case."""
     f, g = SCORES[first], SCORES[second or "identity"]
@@ -82,6 +86,29 @@ def test_documented_functions_have_gradients(case):
     wide, (out, _, _) = exact(q, k, v, score, mask)
     by = rand(*got.shape, seed=9)
     for a, b in zip(torch.autograd.grad(got, (q, k, v), by), torch.autograd.grad(out, wide, by.double()), strict=True):
+        close(a, b)
+
+
+def test_training_keeps_nothing_of_the_scores_size():
+    q, k, v = heads(grad=True)
+    mask = block_mask(MASKS["prefix"])
+    tilefold.flex_attention(q, k, v, SCORES["relative bias"], mask, enable_gqa=True).sum().backward()
+    forward = compilations[-2].regions[0].lowered
+    assert forward.outputs and all(o.shape[-1].value in (1, D + 3) for o in forward.outputs)
+    assert is_one_kernel()
+
+
+@pytest.mark.parametrize(("shape", "read"), CAPTURED, ids=["heads", "distances"])
+def test_captured_tensors_have_gradients(shape, read):
+    q, k, v = heads(grad=True)
+    bias = rand(*shape, seed=4).requires_grad_()
+    wide_bias = bias.detach().double().requires_grad_()
+    mask = block_mask(MASKS["two-sided window"])
+    got = tilefold.flex_attention(q, k, v, lambda s, *at: s + read(bias, *at), mask, enable_gqa=True)
+    wide, (out, _, _) = exact(q, k, v, lambda s, *at: s + read(wide_bias, *at), mask)
+    by = rand(*got.shape, seed=9)
+    found = torch.autograd.grad(got, (q, bias), by)
+    for a, b in zip(found, torch.autograd.grad(out, (wide[0], wide_bias), by.double()), strict=True):
         close(a, b)
 
 

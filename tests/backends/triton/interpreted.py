@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +15,14 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch._higher_order_ops.flex_attention import math_attention
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
+from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
-from tilefold import fuse, pipeline, te
+from tilefold import flex_attention, fuse, pipeline, te
 from tilefold.backends.triton import launch, memory, order
 from tilefold.errors import TilefoldError
 from tilefold.frontend.regions.assemble import compilations
@@ -244,6 +248,17 @@ def wrong_program() -> str:
     return "" if found.ok else "wrong"
 
 
+def flexible(score: str | None, mask: str, *, queries: int = L) -> str:
+    """`flex_attention` with a score function and a mask of torch's documentation, against torch's in float64."""
+    q, k, v = heads(2, 4, queries, S, 16, kv=2)
+    score_mod, block_mask = SCORES[score or "identity"], create_block_mask(MASKS[mask], 2, 4, queries, S, "cpu")
+    got, aux = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    wide = (x.double() for x in (q, k, v))
+    out, sums, _ = math_attention(*wide, score_mod, block_mask.as_tuple(), 0.25, {})
+    off = (got - out).abs().max(), (aux.lse - sums * math.log(2)).nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return "" if max(off) < 4e-3 and torch.equal(aux.lse.isinf(), sums.isinf()) else f"errors {off}"
+
+
 def shifted(x):
     """Differences of neighbours, and a mean of three with padding."""
     y = torch.nn.functional.pad(x, (1, 1))
@@ -405,6 +420,10 @@ CHECKS: dict[str, Check] = {
     "rotary positions": lambda: right(
         rotated, rand(1, 2, 5, 16), rand(1, 1, 5, 16, seed=1), rand(1, 1, 5, 16, seed=2), hostile=True
     ),
+    "soft cap in a window": lambda: flexible("soft cap", "sliding window"),
+    "relative bias, rows that attend nothing": lambda: flexible("relative bias", "empty rows"),
+    "a neighbourhood of an image": lambda: flexible(None, "neighbourhood of an image"),
+    "one query of padded batches": lambda: flexible("ALiBi", "padding", queries=1),
     "neighbours and padding": lambda: right(shifted, rand(3, 37, dtype=F), hostile=True),
     "attention of rotated heads": lambda: right(
         rotated_attention,
