@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import torch
 import typer
 from rich.table import Table
 
@@ -12,20 +13,31 @@ from tilefold.cli import target
 from tilefold.cli.friendly import console, friendly
 from tilefold.errors import TilefoldError
 from tilefold.frontend.tune import tune as tune_function
+from tilefold.plan.library_rates import keep
 from tilefold.runtime.tuner.program import TunedKernel
 from tilefold.runtime.tuner.table import user_file
+from tilefold.suites.gpu.measure import CudaTimer
+from tilefold.suites.library_rates import measured
 
+#: In place of a function.
+LIBRARY = "library"
 _EFFORTS: dict[str, Effort] = {"quick": "quick", "full": "full"}
 
 
 def tune(
-    function: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")],
+    function: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file; or library")],
     args: Annotated[str | None, typer.Option(help="what to call it with, as in `tilefold explain`")] = None,
     seed: Annotated[int, typer.Option(help="of the random arguments", min=0, max=2**63 - 1)] = 0,
     effort: Annotated[str, typer.Option(help="quick (some twenty candidates) or full (hundreds)")] = "quick",
     again: Annotated[bool, typer.Option(help="also kernels that the table has already")] = False,
 ) -> None:
-    """Every candidate's results are compared before it is timed; needs a CUDA device."""
+    """Every candidate's results are compared before it is timed; needs a CUDA device.
+
+    `tilefold tune library` times the device's matrix products and convolutions instead, for the planner.
+    """
+    if function == LIBRARY:
+        _library()
+        return
     with friendly():
         if effort not in _EFFORTS:
             raise TilefoldError(f"no effort {effort!r}", hint=" or ".join(_EFFORTS))
@@ -44,6 +56,19 @@ def tune(
         return
     console.print(table(found))
     console.print(f"written: {user_file()}")
+
+
+def _library() -> None:
+    """The table of the library's times is kept where the planner looks for it."""
+    with friendly():
+        if not torch.cuda.is_available():
+            raise TilefoldError(
+                "there is no CUDA device", hint="the library's rates are then those of plan/hardware.py"
+            )
+        with console.status("timing") as status:
+            found = measured(CudaTimer(), "cuda", torch.cuda.get_device_name(), progress=status.update)
+        path = keep(found)
+    console.print(f"{len(found.points)} calls of the library timed; written: {path}")
 
 
 def table(found: tuple[TunedKernel, ...]) -> Table:

@@ -21,6 +21,7 @@ from tilefold.plan.dag import Dag, bits
 from tilefold.plan.dataflow import MOVE, element_units
 from tilefold.plan.forms import Form
 from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call
+from tilefold.plan.library_rates import Kind, Sizes
 from tilefold.plan.search import Shape
 from tilefold.plan.select import Problem, Variant
 from tilefold.plan.target import Target
@@ -259,13 +260,17 @@ class Kernels:
     def library(self, call: LibraryCall | ConvolutionCall) -> Cost:
         """A product or convolution left to the library."""
         if isinstance(call, ConvolutionCall):
-            points = prod(self.sizes[d] for d in (*call.compute.dims, *call.compute.rdims))
-            return library_cost(2.0 * points, self.traffic(call.members), call.form.dtype, self.machine)
+            c, f = call.compute, call.form
+            channels = prod(self.sizes[d] for d in f.outs)
+            places = prod(self.sizes[d] for d in c.dims) // max(1, channels)
+            sizes = Sizes(1, places, channels, prod(self.sizes[d] for d in c.rdims))
+            return library_cost("conv", sizes, self.traffic(call.members), f.dtype, self.machine)
         p = call.product
-        points = prod(self.sizes[d] for d in (*p.dims, *p.rdims))
+        sizes = Sizes(*(prod(self.sizes[d] for d in dims) for dims in (p.batch, p.rows, p.cols, p.rdims)))
+        kind: Kind = "bmm" if p.batch else "mm" if call.bias is None else "addmm"
         dtype = self.program.dtype_of(call.a.tensor)
-        launches = 3 if p.batch else 1
-        return library_cost(2.0 * points, self.traffic(call.members), dtype, self.machine, launches=launches)
+        launches = 3 if p.batch and self.machine.kind == "cpu" else 1
+        return library_cost(kind, sizes, self.traffic(call.members), dtype, self.machine, launches=launches)
 
     # -- names --------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.block.ir import Block
 from tilefold.plan.dataflow import Dataflow, Product, analyse
 from tilefold.plan.hardware import Machine
+from tilefold.plan.library_rates import Kind, Sizes
 
 #: Rows and columns of the generated products' register block (`tilefold_gemm.h`, AVX2); ragged ones run as if full.
 MICRO_ROWS, MICRO_COLS = 6, 16
@@ -106,10 +107,12 @@ def _up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def library_cost(flops: float, nbytes: Mapping[str, float], dtype: DType, machine: Machine, launches: int = 1) -> Cost:
+def library_cost(
+    kind: Kind, sizes: Sizes, nbytes: Mapping[str, float], dtype: DType, machine: Machine, launches: int = 1
+) -> Cost:
     """A product that the library computes: its rate, and each operand and the result moved once. `launches`: times
     that of a kernel which the call takes to reach it (batched products go through an einsum)."""
-    compute = flops / machine.gemm_rate(dtype, library=True)
+    compute = sizes.flops / machine.call_rate(kind, dtype, sizes)
     stages = {"compute": compute}
     for tier in machine.tiers[1:]:
         at = sum(x for x in nbytes.values() if machine.home(x).bandwidth <= tier.bandwidth or tier.sharing == 1)

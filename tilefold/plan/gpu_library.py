@@ -21,6 +21,7 @@ from tilefold.plan.gpu_forms import blocks, kept_local, segments
 from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
+from tilefold.plan.library_rates import Sizes
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
@@ -98,11 +99,19 @@ def unfused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Gpu
         operands = {ld.tensor: g.points({d for ix in ld.index for d in dims_used(ix)}) for ld in loads(c.body)}
         own = g.points(c.dims) * c.dtype.nbytes
         moved = own + sum(n * g.program.dtype_of(t).nbytes for t, n in operands.items())
-        rate = machine.gemm_rate(g.program.dtype_of(next(iter(operands))), library=True)
+        rate = _call_rate(g, c, g.program.dtype_of(next(iter(operands))), machine)
         seconds += machine.call + max(_flops(g, m) / rate, moved / (machine.reached * machine.bandwidth))
         cut += own if inside & set(g.consumers[m]) else 0
         cut += sum(n * g.program.dtype_of(t).nbytes for t, n in operands.items() if t in inside)
     return seconds + cut / (machine.reached * machine.bandwidth)
+
+
+def _call_rate(g: Graph, c: Compute, dtype: DType, machine: Gpu) -> float:
+    """FLOP/s of the library for a product."""
+    p = product_of(c)
+    assert p is not None, c
+    batch, rows, cols, depth = (int(g.points(dims)) for dims in (p.batch, p.rows, p.cols, p.rdims))
+    return machine.call_rate("bmm" if p.batch else "mm", dtype, Sizes(batch, rows, cols, depth))
 
 
 def _flops(g: Graph, m: str) -> float:
@@ -157,7 +166,7 @@ def _folded_faster(g: Graph, products: Sequence[Compute], passed: float, machine
         narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
         rate = machine.gemm_rate(narrowest, library=True)  # probabilities are rounded to the type of values
         folded += max(_flops(g, c.name) / (machine.folded * rate), read / memory)
-        apart += max(_flops(g, c.name) / rate, (read + made) / memory) + machine.call
+        apart += max(_flops(g, c.name) / _call_rate(g, c, narrowest, machine), (read + made) / memory) + machine.call
     return folded < apart
 
 

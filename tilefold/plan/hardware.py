@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from tilefold.algebra.dtypes import DType
+from tilefold.plan.library_rates import Kind, LibraryRates, Sizes, file_of, table_of
 
 TierName = Literal["register", "L1", "shared", "cluster", "L2", "L3", "global"]
 
@@ -39,7 +40,8 @@ class Machine:
     `own`, `library`: matrix product rates by operand dtype, of generated code and of the library. `vector`:
     element-wise rate of all cores in units of `dataflow.element_units` a second. `launch`: of a kernel; `step`:
     of one tile statement. `source`: of the rates. `folded`: share of the library's rate that a generated product
-    reaches whose result, or operand, a reduction makes in the same kernel.
+    reaches whose result, or operand, a reduction makes in the same kernel. `measured`: times of library calls on the
+    device, where somebody took them; `library` is then for what is far from them.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Machine:
     library: Mapping[DType, float]
     source: str
     folded: float = 1.0
+    measured: LibraryRates | None = None
 
     @property
     def bandwidth(self) -> float:
@@ -68,6 +71,11 @@ class Machine:
         """FLOP/s of a matrix product with operands of this type (unlisted types: the slowest listed)."""
         table = self.library if library else self.own
         return table.get(dtype, min(table.values()))
+
+    def call_rate(self, kind: Kind, dtype: DType, sizes: Sizes) -> float:
+        """FLOP/s of a library call: measured near it, or the library's of this type."""
+        found = None if self.measured is None else self.measured.rate(kind, dtype, sizes)
+        return self.gemm_rate(dtype, library=True) if found is None else found
 
     def home(self, nbytes: float) -> Tier:
         """Where a whole tensor stays between kernels: the fastest tier shared by all cores with room for it and as
@@ -250,5 +258,6 @@ def gpu_here() -> Gpu:
 
 
 def gpu_named(name: str, cores: int) -> Gpu:
-    """The description nearest to the GPU of this name (as the driver says it) with this many multiprocessors."""
-    return replace(H200 if "H200" in name else H100, cores=cores)
+    """The description nearest to the GPU of this name (as the driver says it) with this many multiprocessors, and what
+    was measured of its library (`tilefold tune library`)."""
+    return replace(H200 if "H200" in name else H100, cores=cores, measured=table_of(file_of(name)) if name else None)
