@@ -54,17 +54,24 @@ MOST_WORKERS = 16
 
 
 def compile_program(
-    p: Program, *, goal: Goal = "fast", load: bool = True, device: str = "cpu", given: Given | None = None
+    p: Program,
+    *,
+    goal: Goal = "fast",
+    load: bool = True,
+    device: str = "cpu",
+    given: Given | None = None,
+    search: bool = False,
 ) -> CompiledProgram:
     """Compile a tensor program (normalised: `tensor.passes`). TilefoldError where that is impossible.
 
     load: also compile the kernels' code now (else when they first run). device: type of the device that the
     tensors are on; on "cuda", kernels are always compiled when a shape first needs them. "interpreter": the GPU's
-    kernels in Triton's interpreter, on CPU tensors (tests). given: what studies decide for the GPU's kernels.
+    kernels in Triton's interpreter, on CPU tensors (tests). given: what studies decide for the GPU's kernels. search:
+    groups for a GPU by predicted time where that is less (see `GpuTarget`).
     """
     at_step("planning")
     if device != "cpu":
-        return _for_gpu(p, goal, interpreted=device == "interpreter", given=given)
+        return _for_gpu(p, goal, interpreted=device == "interpreter", given=given, search=search)
     compiled = _for_cpu(p, goal)
     if load:
         at_step("compiling kernels")
@@ -145,9 +152,9 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     return GpuKernels(fused_for_gpu(p, target, calls=(*scaled, *calls)), calls, scaled)
 
 
-def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None) -> CompiledProgram:
+def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, search: bool) -> CompiledProgram:
     refuse, rendered = refuser(given, interpreted=interpreted)
-    made = gpu_kernels(p, GpuTarget(gpu_here(), given, refuse), goal, scale=not interpreted)
+    made = gpu_kernels(p, GpuTarget(gpu_here(), given, refuse, search=search), goal, scale=not interpreted)
     fused, calls, scaled = made.fused, made.calls, made.scaled
     steps: list[Step] = []
     for k in fused.kernels:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from json import dumps
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, get_args
@@ -15,10 +16,12 @@ from rich.status import Status
 
 from tilefold.cli.friendly import console, friendly
 from tilefold.errors import TilefoldError
-from tilefold.suites import bench_cpu, bench_planner, bench_report, planner_report
+from tilefold.plan.hardware import gpu_here
+from tilefold.suites import bench_cpu, bench_planner, bench_planner_gpu, bench_report, planner_report
 from tilefold.suites.gpu import plots, report, supervise
 from tilefold.suites.gpu.bars import judge_all, judge_startup
 from tilefold.suites.gpu.cases import SUITES
+from tilefold.suites.gpu.measure import CudaTimer
 from tilefold.suites.gpu.results import Results, load_all
 from tilefold.suites.gpu.worker import Job, Study
 from tilefold.suites.models import all as models
@@ -48,7 +51,9 @@ def bench(
     budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
     json: Annotated[Path | None, typer.Option(help="where everything measured is written as JSON")] = None,
     docs: Annotated[Path | None, typer.Option(help="also write this suite's part of the page of results")] = None,
-    device: Annotated[str, typer.Option(help="cuda; cpu is a dry run", rich_help_panel=_GPU)] = "cuda",
+    device: Annotated[
+        str | None, typer.Option(help="cuda; cpu is a dry run; of planner: cpu or cuda", rich_help_panel=_GPU)
+    ] = None,
     rows: Annotated[
         str | None, typer.Option(help="names or families, as H1,causal-*-4096,mla", rich_help_panel=_GPU)
     ] = None,
@@ -79,8 +84,9 @@ def bench(
         _cpu(only, budget, json, docs)
         return
     if suite == "planner":
-        _planner(only, json, docs)
+        _planner(only, json, docs, device or "cpu")
         return
+    device = device or "cuda"
     if suite == "page":
         _page(json, docs)
         return
@@ -137,7 +143,10 @@ def _cpu(only: list[str] | None, budget: float, json: Path | None, docs: Path | 
     console.print(bench_report.table(result))
 
 
-def _planner(only: list[str] | None, json: Path | None, docs: Path | None) -> None:
+def _planner(only: list[str] | None, json: Path | None, docs: Path | None, device: str) -> None:
+    if device != "cpu":
+        _planner_of_gpu(only, json, device)
+        return
     with friendly():
         with console.status("") as status:
             result = bench_planner.run(only or None, progress=status.update)
@@ -146,6 +155,18 @@ def _planner(only: list[str] | None, json: Path | None, docs: Path | None) -> No
         console.print(planner_report.table(result))
         console.print(planner_report.summary(result), highlight=False)
     for line in planner_report.planning(result):
+        console.print(line, highlight=False)
+
+
+def _planner_of_gpu(only: list[str] | None, path: Path | None, device: str) -> None:
+    with friendly():
+        _checked_device(device)
+        with console.status("") as status:
+            found = bench_planner_gpu.run(gpu_here(), CudaTimer(), names=only or None, progress=status.update)
+        if path is not None:
+            path.write_text(dumps(asdict(found), indent=1) + "\n")
+    console.print(bench_planner_gpu.table(found))
+    for line in bench_planner_gpu.summary(found):
         console.print(line, highlight=False)
 
 
