@@ -92,6 +92,25 @@ def test_the_table_folds_equal_layers_and_says_why(uncompiled):
     assert any(line.split()[:4] == ["transformer.h.*.ln_1", "LayerNorm", "norm", "left"] for line in text.splitlines())
 
 
+def test_what_somebody_else_replaced_stays(uncompiled):
+    model, inputs = model_of("llama"), inputs_of("llama")
+    want, calls = model(**inputs).loss, []
+    for module in (model, model.model.layers[0].mlp):
+
+        def forward(*args, inner=module.forward, **kwargs):
+            calls.append(inner)
+            return inner(*args, **kwargs)
+
+        module.forward = forward
+    done = apply(model)
+    assert torch.allclose(model(**inputs).loss, want) and len(calls) == 2
+    left = {r.path: r.why for r in done.rows if r.state == "left"}
+    assert left == {"lm_head": "the model's forward is replaced already"}  # the wrapped block is no block any more
+    revert(model)
+    model(**inputs)
+    assert len(calls) == 4
+
+
 def test_parts_can_be_left_out(uncompiled):
     model = model_of("llama")
     done = apply(model, attention=False, loss=False, rotary=False)

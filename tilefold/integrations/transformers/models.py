@@ -181,11 +181,14 @@ def _apply_loss(done: Applied, model: Any, head: nn.Module, runner: str) -> None
     path = next((p for p, m in model.named_modules() if m is head), "")
     row = Row(path, type(head).__name__, "loss", "ready", "logits are computed when looked at")
     done.rows.append(row)
-    inner, outer = forward_of(head), model.__dict__.get("forward", model.forward)
+    inner, outer = forward_of(head), type(model).forward
     if type(head) is not nn.Linear or inner is None or "labels" not in inspect.signature(outer).parameters:
         row.state, row.why = "left", "the head is no plain linear layer, or the model takes no labels"
         return
-    tried = Attempts(row, runner)
+    if "forward" in model.__dict__:
+        row.state, row.why = "left", "the model's forward is replaced already"
+        return
+    tried, taken = Attempts(row, runner), inspect.signature(outer)
 
     def make_logits(self: nn.Linear, input: torch.Tensor) -> torch.Tensor:
         under = deferring.get()
@@ -195,10 +198,10 @@ def _apply_loss(done: Applied, model: Any, head: nn.Module, runner: str) -> None
 
     @functools.wraps(outer)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(outer).bind_partial(*args, **kwargs).arguments
+        given = taken.bind_partial(self, *args, **kwargs).arguments
         token = deferring.set(tried if given.get("labels") is not None else None)
         try:
-            return type(self).forward(self, *args, **kwargs)
+            return outer(self, *args, **kwargs)
         finally:
             deferring.reset(token)
 
