@@ -18,7 +18,6 @@ from torch.nn.attention.flex_attention import (
     BlockMask,
     _create_empty_block_mask,
     _identity,
-    _sliced_mask_mod_error,
 )
 
 from tilefold.errors import TilefoldError
@@ -28,6 +27,8 @@ from tilefold.frontend.fuse import Fused
 Mod = Callable[..., torch.Tensor]
 #: Functions of scores and masks whose compiled attention is kept, a few for each combination of dtypes and devices.
 KEPT = 256
+#: torch's name for the mask function of a mask that was sliced, which raises (not in every version).
+SLICED = "_sliced_mask_mod_error"
 #: How deep functions in closures of functions are looked at to tell two apart: `and_masks(or_masks(a, b), c)` is two.
 DEPTH = 4
 
@@ -185,7 +186,7 @@ def _check(
 
 
 def _check_mask(query: torch.Tensor, key: torch.Tensor, mask: BlockMask) -> None:
-    if mask.mask_mod is _sliced_mask_mod_error:
+    if getattr(mask.mask_mod, "__name__", "") == SLICED:
         raise TilefoldError(
             "the block mask was sliced, which takes its mask_mod away", hint="set it: sliced.mask_mod = whole.mask_mod"
         )
