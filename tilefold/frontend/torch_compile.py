@@ -118,7 +118,10 @@ def aot(
 
         def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
             run = compiler(graph, names)  # which may change the graph
-            return _marked_boxed(wrap(kind, graph, make_boxed_func(run)))
+            # a backward has the only references to what was saved; a forward's arguments live on with the caller
+            given_up = getattr(run, "boxed", None) if kind == "backward" else None
+            taking = make_boxed_func(run) if given_up is None else _marked_boxed(_function(given_up))
+            return _marked_boxed(wrap(kind, graph, taking))
 
         return compiled
 
@@ -132,6 +135,11 @@ def aot(
             decompositions=dict(_table()),
             partition_fn=partition or partitioner(),
         )
+
+
+def _function(run: Boxed) -> Boxed:
+    """A method as a function, which can be marked."""
+    return lambda args: run(args)
 
 
 def _marked_boxed(run: Boxed) -> Boxed:

@@ -134,7 +134,8 @@ def finished(slots: Sequence[Slot], code: Sequence[Instruction], outputs: Sequen
         ]
     else:
         given, arena = list(slots), 0
-    freed = {n for n, s in enumerate(given) if s.kind in (Kind.OWN, Kind.RESULT) and n not in kept}
+    ends_early = (Kind.OWN, Kind.RESULT, Kind.ARGUMENT)
+    freed = {n for n, s in enumerate(given) if s.kind in ends_early and n not in kept}
     release: list[list[int]] = [[] for _ in code]
     for n, root in enumerate(roots):
         if root in freed and root in lives:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections import Counter
+from weakref import ref
 
 import pytest
 import torch
@@ -201,6 +203,18 @@ def test_arguments_that_are_no_plain_tensors_run_in_python():
     conjugate = torch.complex(x, x).conj().imag  # a negative of memory, which is not what its memory holds
     assert conjugate.is_neg()
     assert torch.equal(run(conjugate, w)[0], run(conjugate.clone(), w)[0]) and seen["python"]
+
+
+def test_calls_keep_nothing_alive():
+    run, _ = replayed(CASES["attention"][0], *[randn(*s) for s in CASES["attention"][1]])
+    args = [randn(*s) for s in CASES["attention"][1]]
+    run(*args)
+    counts = [sys.getrefcount(a) for a in args]
+    made = [run(*args) for _ in range(20)]
+    gone = [ref(y) for (y,) in made]
+    assert len({y.data_ptr() for (y,) in made}) == 20
+    del made
+    assert all(r() is None for r in gone) and [sys.getrefcount(a) for a in args] == counts
 
 
 def test_modes_see_the_operators_of_a_call():

@@ -41,6 +41,7 @@ from tilefold.frontend.packages.form import (
 )
 from tilefold.frontend.regions.assemble import Options, assembled
 from tilefold.frontend.regions.execute import Executable
+from tilefold.frontend.regions.outer import item
 from tilefold.frontend.registered import nested
 from tilefold.log import progress
 from tilefold.pipeline import compile_program
@@ -201,7 +202,7 @@ class _Packing:
             return Node(n.name, "aten", str(n.target).removeprefix("aten."), args, kwargs)
         if n.target in _PYTHON:
             return Node(n.name, "python", _PYTHON[n.target], args, kwargs)
-        if getattr(n.target, "__name__", "") == "_item":
+        if n.target is item:
             return Node(n.name, "item", "", args, kwargs)
         raise UnsupportedError(f"{n.target} cannot be packaged", hint="torch.compile(model, backend='tilefold')")
 

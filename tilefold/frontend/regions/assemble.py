@@ -19,6 +19,7 @@ from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.execute import Runner
 from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
 from tilefold.frontend.regions.leftover import compile_leftover
+from tilefold.frontend.regions.outer import Outer, item
 from tilefold.frontend.regions.partition import (
     Extracted,
     Group,
@@ -204,7 +205,8 @@ class _Assembler:
             self._scalars(group.level)
         output = self.gm.graph.output_node()
         self.graph.output(torch.fx.map_arg(output.args[0], self.made.__getitem__))
-        return self._alone() or torch.fx.GraphModule(self.root, self.graph).forward
+        run = self._alone() or torch.fx.GraphModule(self.root, self.graph).forward
+        return Outer(run, self.root, self.graph)
 
     def _alone(self) -> Callable[..., Sequence[object]] | None:
         """The only part itself, if the outer graph hands it arguments and returns its results as they are."""
@@ -214,7 +216,7 @@ class _Assembler:
         if len(calls) != 1 or not isinstance(results, tuple | list):
             return None
         call = calls[0]
-        if any(not isinstance(r, torch.fx.Node) or r.target is not _item or r.args[0] is not call for r in results):
+        if any(not isinstance(r, torch.fx.Node) or r.target is not item or r.args[0] is not call for r in results):
             return None
         if any(a not in placeholders for a in call.args):
             return None
@@ -261,7 +263,7 @@ class _Assembler:
         self.root.add_module(target, _Call(run))
         call = self.graph.call_module(target, tuple(self.made[n] for n in part.inputs))
         for k, n in enumerate(part.results):
-            self.made[n] = self.graph.call_function(_item, (call, k))
+            self.made[n] = self.graph.call_function(item, (call, k))
 
     def _region(self, extracted: Extracted) -> Callable[..., object]:
         """The group compiled by Tilefold, in smaller parts where that fails, at last op by op."""
@@ -334,10 +336,6 @@ def device_of(part: Extracted) -> str:
     if kind not in ("cpu", "cuda"):
         raise UnsupportedError(f"there is no back end for {kind}")
     return kind
-
-
-def _item(results: Sequence[object], k: int) -> object:
-    return results[k]
 
 
 def _first_line(extracted: Extracted) -> SourceLoc | None:

@@ -135,3 +135,14 @@ class Guarded:
             self.part.note(failed)
             self.run = self.instead()
         return made
+
+    def boxed(self, args: list[object]) -> object:
+        """A call whose caller gives its arguments up: the list is emptied. Where the part has `replay`, arguments are
+        freed while it runs, so that this call cannot be repeated: its error is raised."""
+        replay: Callable[[list[object]], object] | None = getattr(self.run, "replay", None)
+        made = None if replay is None else replay(args)
+        if made is None:
+            given = tuple(args)
+            args.clear()
+            made = self(*given)
+        return made

@@ -54,6 +54,14 @@ class Replayed(Executable):
             return super().__call__(*args)
         return self._recorded(args)
 
+    def replay(self, args: list[object]) -> Sequence[torch.Tensor | None] | None:
+        """The results of the tape for such arguments, which are freed after their last use: the list is emptied. None,
+        and an untouched list, where there is no tape."""
+        if self._module is None:
+            return None
+        made: Sequence[torch.Tensor | None] | None = self._module.run(self._region, args)
+        return made
+
     def _begin(self, args: Sequence[object]) -> None:
         """Take the native module, if there is one by now."""
         self._calls += 1

@@ -328,14 +328,23 @@ void execute(Call& call, size_t& at) {
   for (; at < tape.code.size(); ++at) call.run(tape.code[at]);
 }
 
-PyObject* results_of(Call& call, PyObject* const* args) {
+// The arguments that are results as well, by their places among these.
+std::vector<Object> returned(const Tape& tape, PyObject* const* args) {
+  std::vector<Object> found(tape.outputs.size());
+  for (size_t k = 0; k < tape.outputs.size(); ++k) {
+    const int64_t n = tape.outputs[k];
+    if (n >= 0 && tape.slots[n].kind == Kind::Argument) found[k] = Object(args[tape.slots[n].from]);
+  }
+  return found;
+}
+
+PyObject* results_of(Call& call, const std::vector<Object>& same) {
   Object list;
   list.p = PyList_New(call.tape.outputs.size());
   for (size_t k = 0; k < call.tape.outputs.size(); ++k) {
     const int64_t n = call.tape.outputs[k];
-    PyObject* o = Py_None;
-    if (n >= 0 && call.tape.slots[n].kind == Kind::Argument) o = args[call.tape.slots[n].from];
-    if (n >= 0 && call.tape.slots[n].kind != Kind::Argument) o = THPVariable_Wrap(call.tensor(n));
+    PyObject* o = same[k].p ? same[k].p : Py_None;
+    if (n >= 0 && !same[k].p) o = THPVariable_Wrap(call.tensor(n));
     else Py_INCREF(o);
     PyList_SET_ITEM(list.p, k, o);
   }
@@ -359,16 +368,20 @@ constexpr const char* REGION = "tilefold.region";
 
 Region* region_of(PyObject* o) { return static_cast<Region*>(PyCapsule_GetPointer(o, REGION)); }
 
-// run(region, args) -> list of results; None where no tape is for such arguments.
+// run(region, args) -> list of results; None where no tape is for such arguments. A list of arguments is emptied when
+// the call begins, so that what nobody else has is freed after its last use; a tuple stays.
 PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Region* region = count == 2 && PyTuple_Check(given[1]) ? region_of(given[0]) : nullptr;
-  if (!region) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "run(region, tuple)");
-  PyObject* const* args = &PyTuple_GET_ITEM(given[1], 0);
+  const bool sequence = count == 2 && (PyTuple_Check(given[1]) || PyList_CheckExact(given[1]));
+  Region* region = sequence ? region_of(given[0]) : nullptr;
+  if (!region) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "run(region, tuple or list)");
+  PyObject* const* args = PySequence_Fast_ITEMS(given[1]);
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) Py_RETURN_NONE;
-  const std::shared_ptr<Tape> tape = find(*region, args, PyTuple_GET_SIZE(given[1]));
+  const std::shared_ptr<Tape> tape = find(*region, args, PySequence_Fast_GET_SIZE(given[1]));
   if (!tape) Py_RETURN_NONE;
   Call call(*tape, *region, args);
+  const std::vector<Object> same = returned(*tape, args);
+  if (PyList_CheckExact(given[1]) && PyList_SetSlice(given[1], 0, PyList_GET_SIZE(given[1]), nullptr)) return nullptr;
   size_t at = 0;
   try {
     execute(call, at);
@@ -377,7 +390,7 @@ PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (at < tape->code.size()) add_note(tape->code[at].where);
     return nullptr;
   }
-  return results_of(call, args);
+  return results_of(call, same);
   END_HANDLE_TH_ERRORS
 }
 

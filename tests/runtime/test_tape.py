@@ -1,0 +1,141 @@
+"""Memory of a call: lifetimes, arenas against allocating as the call goes on, what is freed when; what is refused."""
+
+from __future__ import annotations
+
+import random
+from weakref import ref
+
+import pytest
+import torch
+
+from tilefold.runtime.arena import packed, peak
+from tilefold.runtime.native.load import native
+from tilefold.runtime.recorder import Recorder
+from tilefold.runtime.tape import SMALL, Instruction, Kind, Op, Slot, finished
+
+LIKE = torch.empty(0)
+
+
+def own(n):
+    return Slot(Kind.OWN, sizes=(n,), strides=(1,), like=LIKE)
+
+
+def step(*slots):
+    return Instruction(Op.COPY, "copy", "", slots)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_peak_is_what_a_simulation_finds(seed):
+    rng = random.Random(seed)
+    lives = {str(n): tuple(sorted((rng.randrange(12), rng.randrange(12)))) for n in range(9)}
+    sizes = {n: rng.randrange(100) for n in lives}
+    by_step = [sum(sizes[n] for n, (a, b) in lives.items() if a <= at <= b) for at in range(12)]
+    assert peak(sizes, lives) == max(by_step) <= packed(sizes, lives)[1]
+
+
+def chain(n, length):
+    """x -> 1 -> 2 -> ... of n floats each; the last is returned."""
+    slots = [Slot(Kind.ARGUMENT, 0), *(own(n) for _ in range(length))]
+    return slots, [step(k + 1, k) for k in range(length)], [length]
+
+
+def test_values_between_steps_share_an_arena():
+    tape = finished(*chain(1000, 6), LIKE)
+    assert [s.kind for s in tape.slots] == [Kind.ARGUMENT, *[Kind.ARENA] * 5, Kind.OWN]
+    assert 2 * 4000 <= tape.arena < 3 * 4096 and [i.release for i in tape.code] == [(0,), *[()] * 5]
+    for a, b in zip(tape.slots[1:5], tape.slots[2:6], strict=True):  # read and written by one step
+        assert abs(a.offset - b.offset) >= 4000
+
+
+def test_an_arena_that_would_cost_memory_is_none():
+    """A large value that is gone before as large a result is made."""
+    n = SMALL  # floats
+    slots = [Slot(Kind.ARGUMENT, 0), own(n), own(8), own(n)]
+    code = [step(1, 0), step(2, 1), step(3, 2)]
+    tape = finished(slots, code, [3], LIKE)
+    assert tape.arena == 0 and all(s.kind is not Kind.ARENA for s in tape.slots)
+    assert [i.release for i in tape.code] == [(0,), (1,), (2,)]
+    small = finished([slots[0], own(8), own(8), own(8)], code, [3], LIKE)
+    assert small.arena > 0
+
+
+def test_views_are_let_go_with_what_they_show():
+    slots = [Slot(Kind.ARGUMENT, 0), Slot(Kind.RESULT), Slot(Kind.VIEW, 1, 0, (2,), (1,)), own(2), own(2)]
+    tape = finished(slots, [step(1, 0), step(3, 2), step(4, 3)], [4], LIKE)
+    assert tape.code[1].release == (1, 2)
+    kept = finished(slots, [step(1, 0), step(3, 2)], [3, 2], LIKE)
+    assert [i.release for i in kept.code] == [(0,), ()]
+
+
+def test_arguments_that_are_handed_over_are_freed_after_their_last_use():
+    module = native().wait()
+    assert module is not None, native().reason
+    alive = []
+
+    def first(x):
+        return (x + 1,)
+
+    def second(y):
+        alive.append(seen() is not None)
+        return (y + 1,)
+
+    calls = [Instruction(Op.CALL, "", "", (k,), (k + 1,), call=f) for k, f in enumerate((first, second))]
+    tape = finished([Slot(Kind.ARGUMENT, 0), Slot(Kind.RESULT), Slot(Kind.RESULT)], calls, [2], LIKE)
+    region = module.region(False, None)
+    assert module.add(region, (torch.ones(3),), *tape.packed())
+    for kind in (tuple, list):
+        x = torch.ones(3)
+        seen, given = ref(x), kind([x])
+        del x
+        (y,) = module.run(region, given)
+        assert y.tolist() == [3, 3, 3] and len(given) == (kind is tuple)
+    assert alive == [True, False]
+    assert module.run(region, other := [torch.ones(4)]) is None and len(other) == 1
+
+
+def recorded(fn, *args):
+    recorder = Recorder(args, [])
+    recorder.step("step", "")
+    with recorder:
+        made = fn(*args)
+    return recorder.tape(made), recorder
+
+
+def test_views_become_numbers_and_copies_copies():
+    x = torch.randn(4, 6)
+    tape, _ = recorded(lambda x: [x[1:, 2:].T.contiguous()], x)
+    assert [i.op for i in tape.code] == [Op.COPY]
+    source = tape.slots[tape.code[0].slots[1]]
+    assert (source.kind, source.source, source.offset, source.sizes, source.strides) == (
+        Kind.VIEW,
+        0,
+        8,
+        (4, 3),
+        (1, 6),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (lambda x: [x + x.sum().item()], "depends on values"),
+        (lambda x: [x[x > 0]], "depends on values"),
+        (lambda x: [x + torch.from_numpy(x.numpy().copy())], "no recorded operator made"),
+        (lambda x: [x.view(torch.int32)], "another type"),
+        (lambda x: list(x.split(2)), "several views"),
+    ],
+)
+def test_refusals(fn, why):
+    tape, recorder = recorded(fn, torch.ones(4, 6))
+    assert tape is None and why in recorder.refused
+
+
+def test_what_runs_aside_is_not_written_down():
+    x = torch.randn(3)
+    recorder = Recorder([x], [])
+    with recorder:
+        with recorder.aside():
+            x.add(1)
+        y = x.add(2)
+    tape = recorder.tape([y])
+    assert [i.op for i in tape.code] == [Op.CALL]
