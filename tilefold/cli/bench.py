@@ -1,4 +1,4 @@
-"""`tilefold bench`: cpu, planner, programs, or a suite of GPU rows."""
+"""`tilefold bench`: cpu, planner, startup, programs, or a suite of GPU rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.status import Status
 from tilefold.cli.friendly import console, friendly
 from tilefold.errors import TilefoldError
 from tilefold.plan.hardware import gpu_here
-from tilefold.suites import bench_cpu, bench_planner, bench_planner_gpu, bench_report, planner_report
+from tilefold.suites import bench_cpu, bench_planner, bench_planner_gpu, bench_report, planner_report, startup
 from tilefold.suites.gpu import plots, report, supervise
 from tilefold.suites.gpu.bars import judge_all, judge_startup
 from tilefold.suites.gpu.cases import SUITES
@@ -45,7 +45,8 @@ RESULTS = Path("bench/results")
 
 def bench(
     suite: Annotated[
-        str, typer.Argument(help="cpu, planner, programs, models, redfuser, neptune, or page: what was measured")
+        str,
+        typer.Argument(help="cpu, planner, startup, programs, models, redfuser, neptune, or page: what was measured"),
     ] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
     budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
@@ -86,6 +87,9 @@ def bench(
     if suite == "planner":
         _planner(only, json, docs, device or "cpu")
         return
+    if suite == startup.PART:
+        _startup(_names(rows), json, docs, commit)
+        return
     device = device or "cuda"
     if suite == "page":
         _page(json, docs)
@@ -110,7 +114,9 @@ def bench(
         return
     with friendly():
         if suite not in SUITES:
-            raise TilefoldError(f"no benchmarks for {suite!r}", hint=f"cpu, planner, {', '.join(SUITES)}, page")
+            raise TilefoldError(
+                f"no benchmarks for {suite!r}", hint=f"cpu, planner, startup, {', '.join(SUITES)}, page"
+            )
         job = Job(
             suite=suite,
             results=str(json or _results_path(device)),
@@ -168,6 +174,14 @@ def _planner_of_gpu(only: list[str] | None, path: Path | None, device: str) -> N
     console.print(bench_planner_gpu.table(found))
     for line in bench_planner_gpu.summary(found):
         console.print(line, highlight=False)
+
+
+def _startup(rows: tuple[str, ...] | None, json: Path | None, docs: Path | None, commit: str | None) -> None:
+    with friendly():
+        with console.status("") as status:
+            report_ = startup.run(rows, commit=commit, progress=status.update)
+        startup.write(report_, json_path=json, docs_path=docs)
+    console.print(startup.markdown(report_), markup=False, highlight=False, soft_wrap=True)
 
 
 def _programs(job: Job, json: Path | None, docs: Path | None, workers: int, resume: bool, commit: str | None) -> None:

@@ -9,6 +9,7 @@ TITLE = "# Benchmarks"
 #: What a part begins with, in the order of the page; the CPU's, which has none, is first.
 MARKS: Mapping[str, str] = {
     "planner": "<!-- The planner's part: written by `tilefold bench planner`; do not edit. -->",
+    "startup": "<!-- First calls: written by `tilefold bench startup`; do not edit. -->",
     "programs": "<!-- The programs' part: written by `tilefold bench programs`; do not edit. -->",
     "models": "<!-- The models' part: written by `tilefold bench models`; do not edit. -->",
     "gpu": "<!-- The GPU part: written by `tilefold bench redfuser` and `tilefold bench neptune`; do not edit. -->",
