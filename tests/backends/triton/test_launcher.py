@@ -154,7 +154,7 @@ def test_a_kernel_alone_that_computes_too_much_a_thread_gets_smaller_tiles(monke
     smaller = TritonKernel(k.block, choose).plan(xs, {}).launcher.call
     assert smaller.tiles == {row: 32} and smaller.warps == 4
     monkeypatch.setattr(context, "MOST_A_THREAD", 1)
-    with pytest.raises(TooLarge, match="elements for"):
+    with pytest.raises(TooLarge, match="elements in a thread block"):
         TritonKernel(k.block, choose).plan(xs, {})
 
 

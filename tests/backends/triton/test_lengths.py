@@ -11,9 +11,13 @@ from tests.backends.triton.kernels import heads
 from tilefold.algebra.expr import Sym
 from tilefold.backends.triton import launch
 from tilefold.backends.triton.compile import DIVISOR
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.block.canonical import canonical
 from tilefold.errors import BackendError
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.suites.gpu import operators as o
 
 LENGTHS = (1, 2, 3, 7, 16, 17, 31, 33, 63, 64, 65, 80, 96, 100, 127, 128, 129, 200, 256, 257, 300, 333, 384, 511, 513)
@@ -141,5 +145,11 @@ def test_a_kernel_that_is_too_large_for_triton_says_the_way_out():
         for axis in (1, 3) if x is args[0] else (1, 2, 3):
             torch._dynamo.mark_dynamic(x, axis)
     p = trace(o.gqa, *args, dynamic="auto").program
+    sizes = symbols(p, args)
+    whole = canonical(max(fuse_for_gpu(p).kernels, key=lambda k: len(k.plan.group.members)).block)
+    kernel = TritonKernel(whole.block)
+    extents = kernel.sizes({new: sizes[old] for new, old in whole.syms.items()})
     with pytest.raises(BackendError, match=r"2097152 elements(.|\n)*hint: .*dynamic=False.*\n?.*mark_static"):
-        rendered(p, symbols(p, args))
+        kernel.variant(usual_units(whole.block), extents)
+    # asked before it is taken, it is not: the group is cut, and its kernels can be rendered
+    assert len(rendered(p, sizes)) > 1

@@ -251,14 +251,9 @@ class Context:
         self._check_share(what, axes, MOST_STORED)
 
     def _check_share(self, what: str, axes: Sequence[str], most: int) -> None:
-        n, threads = math.prod(self.hold(d).lanes for d in axes), WARP * self.config.warps
-        if n > most * threads:
-            raise TooLarge(
-                f"{self.kernel.name}: {what} would be {n} elements of {threads} threads",
-                hint="smaller tiles, or fewer operators in the kernel",
-            )
+        self._check(what, axes, most * WARP * self.config.warps, TooLarge)
 
-    def _check(self, what: str, dims: Sequence[str], most: int) -> None:
+    def _check(self, what: str, dims: Sequence[str], most: int, error: type[BackendError] = BackendError) -> None:
         n = math.prod(self.hold(d).lanes for d in dims)
         if n <= most:
             return
@@ -268,7 +263,7 @@ class Context:
                 "some of its sizes are symbolic: compile with dynamic=False, or mark those that are no lengths "
                 "(numbers of heads, head sizes) with torch._dynamo.mark_static(x, axis)"
             )
-        raise BackendError(f"{self.kernel.name}: {what} would hold {n} elements in a thread block", hint=hint)
+        raise error(f"{self.kernel.name}: {what} would hold {n} elements in a thread block", hint=hint)
 
     def axes(self, b: ir.Buffer) -> tuple[str, ...]:
         """Dims of a buffer that are vectors: the axes of its value."""
