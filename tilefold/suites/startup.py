@@ -104,7 +104,8 @@ def _row(row: str, layers: int, seconds: float, progress: Callable[[str], None])
                 found[contender].append(First(ran.found.get("wall"), ran.found.get("processor")))
                 why[contender] = why[contender] or ran.why
     for contender in CONTENDERS:
-        yield Entry(row, contender, *found[contender], why[contender])
+        cold, warm = found[contender]
+        yield Entry(row, contender, cold, warm, why[contender])
 
 
 def _cpu_name() -> str:
