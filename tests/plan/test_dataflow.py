@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Load
+from tilefold.algebra.ops import OPS
 from tilefold.block.ir import Block
+from tilefold.errors import PlanError
 from tilefold.plan.cost import UNHIDDEN, kernel_cost, product_seconds, slowest
-from tilefold.plan.dataflow import Dataflow, Product, analyse, element_units
+from tilefold.plan.dataflow import CPU_UNITS, GPU_UNITS, Dataflow, Product, analyse, element_units
 from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import H100, H200, Machine, Tier
 from tilefold.plan.machine import nominal
@@ -138,3 +142,12 @@ def test_machines_are_ordered_and_cited(m: Machine) -> None:
 
 def test_unlisted_types_multiply_at_the_slowest_rate() -> None:
     assert nominal().gemm_rate(DType.E5M2, library=True) == min(nominal().library.values())
+
+
+@pytest.mark.parametrize("costs", [CPU_UNITS, GPU_UNITS])
+def test_every_operation_has_a_cost_and_an_unknown_one_is_never_cheap(costs: Mapping[str, float]) -> None:
+    assert costs.keys() == OPS.keys() and all(units > 0 for units in costs.values())
+    rest = {op: units for op, units in costs.items() if op != "exp"}
+    with pytest.raises(PlanError, match="nobody said what exp costs"):
+        element_units(Call("exp", (Load("x", ()),)), rest)
+    assert element_units(Call("exp", (Load("x", ()),)), costs) == costs["exp"]

@@ -23,6 +23,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Size, dims_used, loads
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Stmt, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
+from tilefold.errors import PlanError
 from tilefold.plan.hardware import Machine
 from tilefold.tensor.sizes import ESTIMATED, estimate
 from tilefold.tile.layout import product_of
@@ -32,16 +33,27 @@ Bytes = Mapping[str, float]
 _NAMES_TILE = ("tile_start", "tile_stop")
 
 
+#: Units of an addition, and of moving one element.
+SIMPLE = MOVE = 0.5
+#: Operations that take as long as an addition.
+_SIMPLE = dict.fromkeys(
+    (
+        *("add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "where", "and", "or", "not"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "floor", "ceil", "round", "trunc"),
+        *("tile_start", "tile_stop"),
+    ),
+    SIMPLE,
+)
 #: Units of one vectorised operation, an addition and a multiplication being half a unit: fitted to generated kernels
 #: timed on AVX2 (`tilefold bench planner`).
-CPU_UNITS: Mapping[str, float] = {
+CPU_UNITS: Mapping[str, float] = _SIMPLE | {
     "exp": 10.0, "exp2": 9.0, "expm1": 12.0, "log": 10.0, "log2": 10.0, "log1p": 12.0, "tanh": 14.0, "sigmoid": 13.0,
     "erf": 28.0, "sin": 14.0, "cos": 14.0, "pow": 24.0, "sqrt": 3.0, "rsqrt": 4.0, "div": 4.0, "floordiv": 4.0,
     "mod": 4.0, "within": 2.0,
 }  # fmt: skip
 #: The same on a GPU: special function units give 16 results a clock where there are 128 additions (CUDA's tables of
 #: throughput for compute capability 9.0), so that each is 4 units, with the additions and products around it.
-GPU_UNITS: Mapping[str, float] = {
+GPU_UNITS: Mapping[str, float] = _SIMPLE | {
     "exp": 4.5, "exp2": 4.0, "expm1": 8.0, "log": 4.5, "log2": 4.0, "log1p": 8.0, "tanh": 10.0, "sigmoid": 9.5,
     "erf": 10.0, "sin": 10.0, "cos": 10.0, "pow": 12.0, "sqrt": 4.0, "rsqrt": 4.0, "div": 5.0, "floordiv": 5.0,
     "mod": 5.0, "within": 1.0,
@@ -354,17 +366,18 @@ class Analysis:
         return p.rows, p.cols, p.batch, p.rdims, tuple(ld.tensor for ld in p.loads)
 
 
-#: Units of an addition, and of moving one element.
-SIMPLE = MOVE = 0.5
 #: Reducers that cost more than an addition: an argmax keeps a second value, a top-k a sorted list beside each lane.
 _REDUCING = {"topk": 24.0, "argmax": 14.0, "argmin": 14.0}
 
 
 def element_units(e: Expr, costs: Mapping[str, float] = CPU_UNITS) -> float:
-    """Element-wise units of one evaluation, `costs` by operation; index arithmetic is free."""
+    """Element-wise units of one evaluation, `costs` by operation; index arithmetic is free. PlanError: an operation
+    without a cost, which is never taken to be cheap."""
     match e:
         case Call(op, args):
-            return costs.get(op, SIMPLE) + sum(element_units(x, costs) for x in args)
+            if op not in costs:
+                raise PlanError(f"nobody said what {op} costs", hint="it belongs into plan/dataflow.py")
+            return costs[op] + sum(element_units(x, costs) for x in args)
         case Cast(arg=arg):
             return element_units(arg, costs)
         case _:
