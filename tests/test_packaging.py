@@ -100,7 +100,7 @@ def test_a_wheel_holds_what_is_not_python_too(wheel):
     known = {name for name in listed.stdout.split() if (ROOT / name).exists()}
     held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
     assert {"tilefold/backends/cpp/include/tilefold_math.h", "tilefold/runtime/tables/nvidia-h200.json"} <= held
-    assert {Path(name).suffix for name in held} == {".py", ".h", ".json", ".html", ".css", ".js", ".typed"}
+    assert {Path(name).suffix for name in held} == {".py", ".h", ".cpp", ".json", ".html", ".css", ".js", ".typed"}
     assert not known or held >= known
 
 
