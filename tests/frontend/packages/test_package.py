@@ -277,6 +277,8 @@ def test_refusals(tmp_path):
         tilefold.package(lambda x: x if x.sum() > 0 else -x, (torch.ones(3),), path)
     with pytest.raises(TilefoldError, match="unknown weights='all'"):
         tilefold.package(torch.sin, (torch.ones(3),), path, weights="all")
+    with pytest.raises(TilefoldError, match="args is a Tensor, not a tuple"):
+        tilefold.package(torch.sin, torch.ones(3), path)
     with pytest.raises(TilefoldError, match="package takes a function or a module, not int"):
         tilefold.package(3, (torch.ones(3),), path)
     assert not path.exists()

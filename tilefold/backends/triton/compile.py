@@ -25,6 +25,7 @@ from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
 from tilefold.errors import BackendError
 from tilefold.files import read_trusted
+from tilefold.log import progress
 from tilefold.tile.ir import Kernel
 
 try:
@@ -199,11 +200,14 @@ def built(job: Job, target: Target | None = None) -> Any:
             )
         key = key_of(job, target)
         found = known.find(key, src) if key is not None else None
-        if found is None and key is not None and ahead.waited(key):
-            found = known.find(key, src)
         if found is not None:
             return found
-        done = triton.compile(src, target=where, options=dict(job.options))
+        with progress(f"kernel {job.name}"):
+            if key is not None and ahead.waited(key):
+                found = known.find(key, src)
+            if found is not None:
+                return found
+            done = triton.compile(src, target=where, options=dict(job.options))
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
         raise BackendError(f"Triton does not compile {job.name}: {text[-1] if text else type(err).__name__}") from err

@@ -74,6 +74,8 @@ def package(
     """
     if weights not in ("by name", "included"):
         raise TilefoldError(f"unknown weights={weights!r}", hint="'by name' or 'included'")
+    if not isinstance(args, tuple | list):
+        raise TilefoldError(f"args is a {type(args).__name__}, not a tuple", hint="package(fn, (x,), path)")
     fn = plain(fn)
     check_function(fn, "package")
     check_arguments(fn, args, kwargs or {})
