@@ -40,6 +40,10 @@ def lower_half(x):
     return torch.tril(x).sum((-1, -2))
 
 
+def diagonal(x):
+    return torch.trace(x) + torch.diagonal(x).prod()
+
+
 def blocks(fn, *args: torch.Tensor) -> tuple[Block, ...]:
     torch._dynamo.reset()
     return tuple(k.block for k in fuse_for_gpu(trace(fn, *args).program).kernels)
@@ -83,6 +87,7 @@ def test_the_same_on_joined_views(fn, shape, memory, joined):
     [
         (biased, (torch.zeros(5, 7), torch.zeros(7))),  # the bias has columns alone
         (lower_half, (torch.zeros(3, 8, 8),)),  # a mask has rows and columns
+        (diagonal, (torch.zeros(9, 9),)),  # one dim is both
         (biased, (torch.zeros(7, 5).T, torch.zeros(5, 7))),  # two orders in memory
     ],
 )

@@ -7,7 +7,7 @@ import torch
 
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
-from tilefold.tensor.reduction_laws import split_axes
+from tilefold.tensor.reduction_laws import exchange_sums, split_axes
 from tilefold.tensor.text import parse
 
 #: A loss over all rows and columns, made of each row's softmax.
@@ -97,3 +97,25 @@ def test_what_stays_whole(text):
 def test_what_is_kept_whole_on_demand():
     before = parse(LOSS)
     assert split_axes(before, frozenset({"s"})) == before
+
+
+#: Heads of two features, made of a reduction over the keys that they then are summed with.
+HEADS = """
+program heads()
+  input x: f32[5, 2, 7]
+  input w: f32[5, 3]
+  dim i = 5
+  dim h = 2
+  dim j = 7
+  dim k = 3
+  m[j]: f32 = max[i] x[i, 0, j]
+  s[i, j]: f32 = sum[h] x[i, h, j] - m[j]
+  o[k, j]: f32 = sum[i] s[i, j] * w[i, k]
+  return o
+"""
+
+
+def test_sums_are_exchanged_unless_they_are_kept():
+    p = parse(HEADS)
+    assert "s" not in exchange_sums(p).names
+    assert exchange_sums(p, frozenset("s")) == exchange_sums(p, frozenset("o")) == p

@@ -58,7 +58,7 @@ def _joined(b: Block, near: Neighbours) -> Iterator[tuple[Block, Merge]]:
     for tensor, index in _accesses(b):
         for x, y in near.get(tensor, frozenset()):
             match index[x], index[y]:
-                case Index(d), Index(e):
+                case Index(d), Index(e) if d != e:
                     at.setdefault((d, e), {})[tensor] = (x, y)
     kinds = {n.dim: n.kind if n.kind == "forall" else "for" for n in walk(b.body) if isinstance(n, Loop)}
     for (d, e), axes in at.items():

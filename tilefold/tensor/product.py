@@ -68,6 +68,12 @@ class Product:
         return (self.a, self.b) if _bare(self.a) and _bare(self.b) else None  # type: ignore[return-value]
 
     @property
+    def distinct(self) -> bool:
+        """Whether neither factor, a bare load, has a dim in two of its axes (pixels in rows and columns)."""
+        used = [[d for ix in ld.index for d in dims_used(ix)] for ld in self.loads or ()]
+        return all(len(set(dims)) == len(dims) for dims in used)
+
+    @property
     def whole(self) -> bool:
         """Whether both factors vary with all that is summed over."""
         return self.left.issuperset(self.rdims) and self.right.issuperset(self.rdims)
@@ -108,8 +114,7 @@ def library_product(c: Compute, sizes: Mapping[str, Expr]) -> Product | None:
     if p is None or p.loads is None or not c.dtype.is_float or not p.whole or p.left | p.right != {*c.dims, *c.rdims}:
         return None
     plain = [not any(isinstance(ix, Call) for ix in ld.index) for ld in p.loads]
-    used = [[dims_used(ix) for ix in ld.index if not isinstance(ix, Const)] for ld in p.loads]
-    if not any(plain) or any(len(set(dims)) != len(dims) for dims in used):
+    if not any(plain) or not p.distinct:
         return None
     shared = p.shared
     for ld in p.loads:

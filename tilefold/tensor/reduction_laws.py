@@ -28,7 +28,7 @@ SHORT = 16
 
 def align_reductions(p: Program, keep: frozenset[str] = frozenset()) -> Program:
     """Apply both laws wherever they bring a dependent reduction onto common axes; those in `keep` stay whole."""
-    return exchange_sums(split_axes(p, keep))
+    return exchange_sums(split_axes(p, keep), keep)
 
 
 def split_axes(p: Program, keep_whole: frozenset[str] = frozenset()) -> Program:
@@ -67,15 +67,15 @@ def _outer_axes(g: Graph, c: Compute) -> tuple[str, ...] | None:
     return None
 
 
-def exchange_sums(p: Program) -> Program:
-    """Law exchange, where the inner sum depends on a reduction over the outer one's axes."""
+def exchange_sums(p: Program, keep: frozenset[str] = frozenset()) -> Program:
+    """Law exchange, where the inner sum depends on a reduction over the outer one's axes, and neither is in `keep`."""
     g = Graph.of(p)
     inner_of: dict[str, str] = {}
     for c in p.body:
-        if c.reducer != "sum":
+        if c.reducer != "sum" or c.name in keep:
             continue
         for r in g.producers[c.name]:
-            if _exchanges(g, g.by_name[r], c):
+            if r not in keep and _exchanges(g, g.by_name[r], c):
                 inner_of[c.name] = r
                 break
     body: list[Compute] = []

@@ -104,7 +104,7 @@ class _Lowering:
         if n.payload is not None:
             return ir.Select(n.name, self.index[n.name], op, n.rdims, n.expr, n.payload, accumulate)
         p = product_of(n, self.dims[n.name])
-        if p is not None and p.loads is not None:
+        if p is not None and p.loads is not None and p.distinct:
             return ir.Gemm(n.name, *p.loads, p.rdims, accumulate, n.kept)
         return ir.Reduce(n.name, op, n.rdims, n.expr, accumulate, n.kept)
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.nn.functional as F_
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from triton.runtime.interpreter import _interpreter
@@ -360,6 +361,9 @@ CHECKS: dict[str, Check] = {
     "attention of e5m2 in float16": lambda: of_8_bits(E5, H),
     "attention of e4m3 in float32": lambda: of_8_bits(E4, F),
     "weights of 8 bits": weights_of_8_bits,
+    "what is counted one by one": lambda: right(
+        lambda x, t: F_.cross_entropy(x, t, label_smoothing=0.1), rand(7, 33, dtype=F), whole(30)[0, :7].abs()
+    ),
     "a product in float32 of fp16": lambda: right(squares, rand(40, 64) * 100, rand(64, 48)),
     "a product of what fp16 does not hold": lambda: right(large_norm, rand(40, 64) * 999, rand(64) * 300, rand(64, 48)),
     "head dim 80": lambda: case("H-small-80"),

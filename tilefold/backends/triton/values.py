@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
+from tilefold.backends.triton.names import ARITHMETIC, python_value
 
 TRITON_TYPE = {
     DType.F64: "tl.float64",
@@ -81,8 +82,10 @@ def _atom(code: str) -> str:
 
 def converted(v: Value, kind: DType) -> Value:
     """`v` in another compute type."""
-    if v.kind is kind or (kind is DType.I64 and v.kind is DType.BOOL and not v.axes):
+    if v.kind is kind:
         return v
+    if kind is DType.I64 and v.kind is DType.BOOL and not v.axes:  # perhaps a constant, which has no method `to`
+        return Value(f"tl.where({v.code}, 1, 0)", (), kind, v.level)
     if is_number(v.code):
         if kind.is_float and not v.kind.is_float:
             return Value(repr(float(v.code)), (), kind, v.level)
@@ -90,6 +93,8 @@ def converted(v: Value, kind: DType) -> Value:
             return Value(v.code, (), kind, v.level)
     if kind is DType.BOOL:
         return Value(f"({v.code} != 0)", v.axes, kind, v.level)
+    if kind.is_float and v.kind is DType.I64 and not v.axes and set(v.code) <= ARITHMETIC:
+        return Value(repr(float(python_value(v.code))), (), kind, v.level)  # neither int nor `tl.constexpr` has `to`
     return Value(f"{_atom(v.code)}.to({TRITON_TYPE[kind]})", v.axes, kind, v.level)
 
 

@@ -248,6 +248,9 @@ class _Assembler:
         part = extract(self.gm, group)
         if not part.results:
             return
+        if group.covered and constant_elsewhere(part):
+            self._eager(group)
+            return
         run = self._region(part) if group.covered else self._leftover(group, part)
         if run is None:
             self._eager(group)
@@ -324,6 +327,14 @@ def tuned(program: CompiledProgram, name: str) -> None:
         log.warning("%s is not tuned: %s", name, err)
     else:
         log.info("%s: %d kernels tuned", name, len(found))
+
+
+def constant_elsewhere(part: Extracted) -> bool:
+    """Whether a region reads no tensor, and is not on a CPU: nothing tells its kernels which device they run on."""
+    values = [n.meta.get("val") for n in part.inputs]
+    made = [n.meta.get("val") for n in part.results]
+    of_nothing = not any(isinstance(v, torch.Tensor) for v in values)
+    return of_nothing and any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in made)
 
 
 def device_of(part: Extracted) -> str:
