@@ -146,8 +146,8 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }
-    p, inside = streams.apart(p)
-    products = target.products(p) - inside if goal == "fast" else frozenset()
+    p, copies = streams.apart(p)
+    products = target.products(p) - frozenset().union(*copies) if goal == "fast" else frozenset()
     p, calls = library_calls(p, products - frozenset(chain.from_iterable(scaled)))
     return GpuKernels(fused_for_gpu(p, target, calls=(*scaled, *calls)), calls, scaled)
 

@@ -126,7 +126,8 @@ def _plan(
     budget: int | None,
     rivals: bool,
 ) -> Plan:
-    p, inside = streams.apart(p)
+    p, copies = streams.apart(p)
+    inside = frozenset[str]().union(*copies)
     if target.machine.kind == "cpu":  # a GPU's products in front of folds are no library calls in any case
         inside |= streams.belongs(p)
     p, calls = library_calls(p, target.products(p) - inside)
@@ -136,7 +137,7 @@ def _plan(
         raise PlanError(f"{len(p.body)} operators are too many to plan at once")
 
     def search(q: Program) -> tuple[Kernels, Selection]:
-        made = Kernels(q, target, apart, syms, inside)
+        made = Kernels(q, target, apart, syms, inside, copies)
         return made, select(made.problem(budget), rivals=rivals)
 
     made, found = search(p)
@@ -149,7 +150,8 @@ def _plan(
     if not found.exact:  # the greedy grouping may have larger kernels than the search looked at
         groups = {made.dag.mask(x.members): x for x in group(made.program, apart, target.limits).groups}
         other_way = _total([(s, made.snapshots(x)) for s, x in groups.items()])
-        if other_way.seconds < found.seconds:
+        keeps = any(made.mixes(s) or made.stored(s) for s in groups)
+        if not keeps and other_way.seconds < found.seconds:
             found = replace(found, kernels=other_way.kernels, seconds=other_way.seconds)
     kernels = _with_calls(made, [_planned(made, found, c, rivals, groups) for c in found.kernels], calls)
     return Plan(made.program, target, kernels, found, _refusals(made, kernels))

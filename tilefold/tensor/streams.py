@@ -93,15 +93,16 @@ def _streams(g: Graph, c: Compute) -> bool:
     return streamed((*sides, g.points(out_dims(c))), lacks, g.points(x.batch)) == 2
 
 
-def apart(p: Program) -> tuple[Program, frozenset[str]]:
-    """The program with a copy of each stream for the ends of other axes than the first's; and what belongs to streams
-    that have such ends. The program as it is, and nothing, where there are none."""
-    made: set[str] = set()
+def apart(p: Program) -> tuple[Program, tuple[frozenset[str], ...]]:
+    """The program with a copy of each stream for the ends of other axes than the first's; and the copies, with their
+    ends: a kernel of two of them would write one's stream to memory for the other. The program as it is, and nothing,
+    where no stream has such ends."""
+    made: list[frozenset[str]] = []
     for s in streams(p):
         p, s = _staged(p, s)
-        p, names = _copied(p, s)
-        made |= names
-    return p, frozenset(made)
+        p, copies = _copied(p, s)
+        made += copies
+    return p, tuple(made)
 
 
 def belongs(p: Program) -> frozenset[str]:
@@ -109,28 +110,24 @@ def belongs(p: Program) -> frozenset[str]:
     return frozenset(n for s in streams(p) for n in (*s.members, *s.ends))
 
 
-def _copied(p: Program, s: Stream) -> tuple[Program, set[str]]:
+def _copied(p: Program, s: Stream) -> tuple[Program, list[frozenset[str]]]:
     g = Graph.of(p)
     groups = _groups(g, s)
     if len(groups) < 2:
-        return p, set()
+        return p, []
     taken = set(p.names)
     more: dict[str, list[Compute]] = {}
     new: dict[str, Compute] = {}
-    made: set[str] = set()
-    for k, ends in enumerate(groups):
+    made = [frozenset((*_needed(g, s, groups[0]), *groups[0]))]
+    for ends in groups[1:]:
         needed = _needed(g, s, ends)
-        made |= needed | {*ends}
-        if k == 0:
-            continue
         names = {m: fresh(f"{m}_again", taken) for m in s.members if m in needed}
         for m, name in names.items():
             more.setdefault(m, []).append(replace(g.by_name[m], name=name, body=renamed(g.by_name[m].body, names)))
         new.update((e, replace(g.by_name[e], body=renamed(g.by_name[e].body, names))) for e in ends)
-        made = made | set(names.values())
+        made.append(frozenset((*names.values(), *ends)))
     body = [x for c in p.body for x in (new.get(c.name, c), *more.get(c.name, ()))]
-    q = live(replace(p, body=tuple(body)))
-    return q, made & {c.name for c in q.body}
+    return live(replace(p, body=tuple(body))), made
 
 
 def _staged(p: Program, s: Stream) -> tuple[Program, Stream]:
