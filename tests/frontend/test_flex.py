@@ -78,7 +78,7 @@ def test_documented_functions_are_one_kernel(case):
     close(aux.lse, lse)
 
 
-@pytest.mark.parametrize("case", CASES[2::4], ids=lambda c: ", ".join(filter(None, c)))
+@pytest.mark.parametrize("case", CASES[2::6], ids=lambda c: ", ".join(filter(None, c)))
 def test_documented_functions_have_gradients(case):
     mask, score = chosen(*case)
     q, k, v = heads(grad=True)

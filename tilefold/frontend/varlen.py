@@ -1,9 +1,9 @@
 """`tilefold.varlen_attention`: attention over sequences of different lengths that are packed one after the other.
 
-The names and shapes are those of `torch.nn.attention.varlen.varlen_attn` (and of flash_attn_varlen_func). Sequences are
-read in place: the keys of sequence b are rows `cu_seq_k[b] + j` of the packed keys, or page `block_table[b, j // page]`
-of a pool of pages, and where a sequence ends its loop over keys does. Of the derivation nothing is new: this is
-`flex_attention` with operands that are read through indices.
+The names and shapes are those of `torch.nn.attention.varlen.varlen_attn` (and of flash_attn_varlen_func). The keys of
+sequence b are rows `cu_seq_k[b] + j` of the packed keys, or page `block_table[b, j // page]` of a pool of pages; what
+is beyond a sequence's end is masked. Of the derivation nothing is new: this is `flex_attention` with operands that are
+read through indices, and nothing of the scores' size is kept.
 """
 
 from __future__ import annotations
