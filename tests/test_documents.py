@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_environment_variable_is_documented_and_no_other():
-    read = set(re.findall(r"\"(TILEFOLD_\w+)\"", (ROOT / "tilefold/config.py").read_text()))
-    listed = set(re.findall(r"^\| `(TILEFOLD_\w+)`", (ROOT / "docs/log.md").read_text(), re.MULTILINE))
-    described = set(re.findall(r"^\| `(TILEFOLD_\w+)`", (ROOT / "tilefold/config.py").read_text(), re.MULTILINE))
-    assert read and read == listed == described
+    """In the docstring that the site makes its page of."""
+    text = (ROOT / "tilefold/config.py").read_text()
+    read = set(re.findall(r"\"(TILEFOLD_\w+)\"", text))
+    described = set(re.findall(r"^\| `(TILEFOLD_\w+)`", text, re.MULTILINE))
+    assert read and read == described
