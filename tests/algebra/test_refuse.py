@@ -12,6 +12,7 @@ from tilefold.algebra import derive as derive_module
 from tilefold.algebra.check import check_fold
 from tilefold.algebra.context import Options
 from tilefold.algebra.derive import build_fold, derive_fold
+from tilefold.algebra.expr import loads
 from tilefold.algebra.fold import Check
 from tilefold.algebra.simplify import mul, number
 from tilefold.algebra.symbolic import prove
@@ -99,3 +100,11 @@ def test_a_failed_check_is_an_error_not_a_fold(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(NotFusibleError, match="failed its own check: some law"):
         derive_fold(cascade(c.SOFTMAX))
     derive_module._derive.cache_clear()
+
+
+def test_a_factor_of_zero_is_not_dropped() -> None:
+    """0 x is NaN where x is infinite: the state sums 0 x (a recurrent cell's first step), or there is no fold."""
+    (state,) = derive_fold(cascade("s = sum[l] 0.0 * x[l]")).state
+    assert loads(state.element)
+    with pytest.raises(NotFusibleError, match="own check"):
+        derive_fold(cascade("m = max[l] x[l]\ns = sum[l] 0.0 * exp(x[l] - m)"))

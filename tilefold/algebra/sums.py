@@ -32,6 +32,11 @@ def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
     """
     body, over = _extents_apart(body)
     groups = ctx.separate(body)
+    if not groups and not ctx.scope.depends(body):  # 0 x is 0 only where x is finite: the body is summed as it is
+        dtype = r.dtype.compute
+        var = StateVar(r.name, "sum", r.dims, dtype, identity_const("sum", dtype), body)
+        ctx.samples[r.name] = whole = ctx.add(var, body).load
+        return whole, whole
     parts = []
     for n, g in enumerate(groups):
         delayed, core = choose_delay(g, ctx)

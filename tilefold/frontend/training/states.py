@@ -84,12 +84,16 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _shifted(write: Writer, node: Node) -> tuple[Node, int, torch.dtype] | None:
-    """The scores of a softmax in wide arithmetic, its axis and the type of its result; None for that of a scalar."""
+    """The scores of a softmax in wide arithmetic, its axis and the type of its result; None for that of a scalar, and
+    for rows of nothing, which have no maximum."""
     a = attrs(node)
     x, result = a["self"], node.meta["val"]
     if not isinstance(x, Node) or result.dim() == 0 or not result.dtype.is_floating_point:
         return None
-    return write.cast(x, _wide(result.dtype)), int(a["dim"]), result.dtype  # type: ignore[call-overload]
+    axis = int(a["dim"])  # type: ignore[call-overload]
+    if isinstance(result.shape[axis], int) and result.shape[axis] == 0:
+        return None
+    return write.cast(x, _wide(result.dtype)), axis, result.dtype
 
 
 def _softmax(write: Writer, node: Node) -> Replaced:
