@@ -140,6 +140,7 @@ class _Search:
         self._options: dict[int, tuple[Variant, ...]] = {}
         self._within: dict[int, list[int]] = {}
         self._near: dict[int, tuple[bool, int]] = {}
+        self._ends: list[list[tuple[int, int]]] = []  # candidates that start at each ideal, and where they end
         self._feeds: dict[int, int] = {}
         self._build()
 
@@ -295,9 +296,11 @@ class _Search:
 
     def shortest(self) -> list[tuple[int, Variant]]:
         """The path that is cheapest with what is known now."""
+        choices = {s: self._choices(s) for s in self._candidates()}
+        if not any(v.wants or v.gives for found in choices.values() for v in found):
+            return self._shortest_without_shapes({s: found[0] for s, found in choices.items() if found})
         best: dict[int, dict[Shapes, tuple[float, _Back | None]]] = {i: {} for i in self.order}
         best[0][()] = (0.0, None)
-        choices = {s: self._choices(s) for s in self._candidates()}
         for ideal in self.order:
             ways = [(s, ideal | s, v) for s in self.steps[ideal] for v in choices[s]]
             for shapes, (so_far, _) in best[ideal].items():
@@ -317,6 +320,28 @@ class _Search:
             ideal, shapes, s, v = back
             path.append((s, v))
             back = best[ideal][shapes][1]
+        return path[::-1]
+
+    def _shortest_without_shapes(self, choice: Mapping[int, Variant]) -> list[tuple[int, Variant]]:
+        """The same where no price depends on shapes; each candidate has one variant, the cheapest (`_undominated`)."""
+        if not self._ends:
+            at = {ideal: n for n, ideal in enumerate(self.order)}
+            self._ends = [[(s, at[ideal | s]) for s in self.steps[ideal]] for ideal in self.order]
+        seconds = {s: v.seconds for s, v in choice.items()}
+        length = [0.0] + [_INF] * (len(self.order) - 1)
+        back: list[tuple[int, int]] = [(0, 0)] * len(self.order)
+        for n, steps in enumerate(self._ends):
+            here = length[n]
+            for s, end in steps:
+                if s in seconds and (there := here + seconds[s]) < length[end]:
+                    length[end], back[end] = there, (n, s)
+        if self.order[-1] != self.dag.everything or length[-1] == _INF:
+            raise PlanError("no partition into legal kernels covers the program")
+        path: list[tuple[int, Variant]] = []
+        n = len(self.order) - 1
+        while n:
+            n, s = back[n]
+            path.append((s, choice[s]))
         return path[::-1]
 
     def _candidates(self) -> set[int]:
