@@ -75,9 +75,9 @@ def test_an_error_of_a_part_is_the_calls():
         graph(fails, fails).boxed([torch.ones(2)] * 3)
 
 
-def test_gradients_of_a_replayed_backward_are_eagers(monkeypatch):
+@torch._functorch.config.patch(donated_buffer=False)  # else torch refuses to keep a graph
+def test_gradients_of_a_replayed_backward_are_eagers():
     """Tensors that a forward saved are handed to the backward's regions, in C++ from the second step on."""
-    monkeypatch.setattr("torch._functorch.config.donated_buffer", False)  # else torch refuses to keep a graph
     m = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
     run = torch.compile(m, backend="tilefold")
     for step in range(4):
