@@ -140,7 +140,9 @@ class _Search:
         self._options: dict[int, tuple[Variant, ...]] = {}
         self._within: dict[int, list[int]] = {}
         self._near: dict[int, tuple[bool, int]] = {}
-        self._ends: list[list[tuple[int, int]]] = []  # candidates that start at each ideal, and where they end
+        self._all: set[int] = set()
+        self._numbered: list[int] = []  # candidates
+        self._ends: list[list[tuple[int, int]]] = []  # numbers of those that start at each ideal, and of where they end
         self._feeds: dict[int, int] = {}
         self._build()
 
@@ -266,6 +268,7 @@ class _Search:
         found = tuple(self.problem.variants(s))
         if not found:
             self.bounds[s] = None
+            self._all.discard(s)
             for ideal in self.order:
                 if s in self.steps[ideal]:
                     self.steps[ideal].remove(s)
@@ -326,27 +329,32 @@ class _Search:
         """The same where no price depends on shapes; each candidate has one variant, the cheapest (`_undominated`)."""
         if not self._ends:
             at = {ideal: n for n, ideal in enumerate(self.order)}
-            self._ends = [[(s, at[ideal | s]) for s in self.steps[ideal]] for ideal in self.order]
-        seconds = {s: v.seconds for s, v in choice.items()}
+            number = {s: k for k, s in enumerate(self._candidates())}
+            self._numbered = list(number)
+            self._ends = [[(number[s], at[ideal | s]) for s in self.steps[ideal]] for ideal in self.order]
+        seconds = [choice[s].seconds if s in choice else _INF for s in self._numbered]
         length = [0.0] + [_INF] * (len(self.order) - 1)
         back: list[tuple[int, int]] = [(0, 0)] * len(self.order)
         for n, steps in enumerate(self._ends):
             here = length[n]
-            for s, end in steps:
-                if s in seconds and (there := here + seconds[s]) < length[end]:
-                    length[end], back[end] = there, (n, s)
+            for k, end in steps:
+                there = here + seconds[k]
+                if there < length[end]:
+                    length[end], back[end] = there, (n, k)
         if self.order[-1] != self.dag.everything or length[-1] == _INF:
             raise PlanError("no partition into legal kernels covers the program")
         path: list[tuple[int, Variant]] = []
         n = len(self.order) - 1
         while n:
-            n, s = back[n]
-            path.append((s, choice[s]))
+            n, k = back[n]
+            path.append((self._numbered[k], choice[self._numbered[k]]))
         return path[::-1]
 
     def _candidates(self) -> set[int]:
         """Every candidate that starts somewhere."""
-        return {s for found in self.steps.values() for s in found}
+        if not self._all:
+            self._all = {s for found in self.steps.values() for s in found}
+        return self._all
 
     def _moved(self, shapes: Shapes, v: Variant) -> float:
         given = dict(shapes)
