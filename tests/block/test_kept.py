@@ -94,6 +94,14 @@ def test_what_the_program_rounds_is_not_kept():
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_tensors_of_16_bits_are_multiplied_as_such_whatever_the_sum_has(kind):
+    """Scores in float32 of queries that the program has normalised in 16 bits."""
+    text = SQUARES.replace("  y[", "  s[i, j]: {of} = x[i, j] * x[i, j]\n  y[")
+    assert kept(fused(text, kind=kind, of=kind, out="f32", x="s[i, j]")) == {None}
+    assert kept(fused(text, kind=kind, of="f32", out="f32", x="s[i, j]")) == {DType.F32}
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("out", ["f16", "f32"])
 def test_probabilities_are_not_kept(kind, out):
     assert kept(fused(ATTENTION, kind=kind, out=out, bound="s[i, j]")) == {None}

@@ -36,12 +36,22 @@ def kept_of(g: Graph, c: Compute, *, delayed: bool = False) -> DType | None:
     """What a sum keeps. delayed: it sums other values than the statement says, which are repaired at the end."""
     if c.reducer != "sum":
         return None
-    match _rounded_to(g, c):
+    match _multiplied_in(g, c):
         case DType.F32:
             return DType.F32
         case DType.F16 if delayed:
             return DType.F16
     return None
+
+
+def _multiplied_in(g: Graph, c: Compute) -> DType:
+    """The type that the program multiplies in: of both tensors if they have 16 bits, whatever the sum has (scores of
+    normalised queries), else that of the sum."""
+    if isinstance(c.body, Call) and c.body.op == "mul" and all(isinstance(x, Load) for x in c.body.args):
+        kinds = {g.program.dtype_of(ld.tensor) for ld in loads(c.body)}
+        if len(kinds) == 1 and kinds <= {DType.F16, DType.BF16}:
+            return kinds.pop()
+    return _rounded_to(g, c)
 
 
 def _rounded_to(g: Graph, c: Compute) -> DType:
