@@ -208,15 +208,16 @@ def _computed_again(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...
             continue
         for r in sorted((tensors_read(p.a) | tensors_read(p.b)) & set(members)):
             c = g.by_name[r]
-            streamed = set(out_dims(c)) - set(parallel) - set(p.rdims)
-            if c.reducer is not None or not (streamed or _is_folded(g, name)):
+            own = set(out_dims(c))
+            if c.reducer is not None or not (own - set(parallel) - set(p.rdims) or _is_folded(g, name)):
                 continue
-            again = -(-g.points(d for d in parallel if d not in out_dims(c)) // cost.rows)
+            again = -(-g.points(d for d in parallel if d not in own) // cost.rows)
             read, written = _read_for(g, c, parallel), g.nbytes([r])
             apart = 2 * written + cost.kernel
             if again > 1 and again * (read - written) * cost.cached > apart:
                 return f"{again} blocks of rows would each compute {r}, which {name} multiplies"
-            if len({ld.tensor for ld in loads(c.body)}) < len(set(loads(c.body))) and g.flops(name) * cost.flop > apart:
+            elements = set(loads(c.body))
+            if len({ld.tensor for ld in elements}) < len(elements) and g.flops(name) * cost.flop > apart:
                 return f"{name} would multiply {r}, which moves between the threads that compute it"
     return None
 

@@ -81,13 +81,15 @@ class GpuTarget:
 
     def against(self, k: FusedKernel) -> str | None:
         """Why a kernel cannot be made: it would hold too much, or the back end refuses it."""
-        if self._too_large(k):
-            return f"a thread block would keep {held(k.block)} elements, of {self.limits.held} that its registers hold"
-        if read_at_once(k.block) > self.machine.read_at_once:
-            most = self.machine.read_at_once
-            return f"a step of a loop would have {read_at_once(k.block)} elements, of {most} that leave room for others"
-        return None if self.refuse is None else self.refuse(k)
+        reason = self._too_large(k)
+        return reason if reason is not None or self.refuse is None else self.refuse(k)
 
-    def _too_large(self, k: FusedKernel) -> bool:
-        most = self.limits.held
-        return most is not None and held(k.block) > most
+    def _too_large(self, k: FusedKernel) -> str | None:
+        """What a thread block would hold too much of: for all of its life, or at a step of a loop."""
+        most, kept = self.limits.held, held(k.block)
+        if most is not None and kept > most:
+            return f"a thread block would keep {kept} elements, of {most} that its registers hold"
+        most, read = self.machine.read_at_once, read_at_once(k.block)
+        if read > most:
+            return f"a step of a loop would have {read} elements, of {most} that leave room for others"
+        return None
