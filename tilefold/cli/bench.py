@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from json import dumps
 from pathlib import Path
 from types import ModuleType
@@ -94,21 +95,24 @@ def bench(
     if suite == "page":
         _page(json, docs)
         return
+    job = partial(
+        Job,
+        suite=suite,
+        status="",
+        small=small,
+        cache="hot" if hot else "cold",
+        only=_names(peers),
+        autotune=autotune,
+        row_seconds=row_seconds,
+        deadline=None if seconds is None else time.time() + seconds,
+    )
     if suite in _TEAMS:
-        chosen = Job(
-            suite=suite,
+        chosen = job(
             results="",
-            status="",
             device=device,
             rows=_chosen(_names(classes), _names(modes), _names(rows)),
-            small=small,
-            cache="hot" if hot else "cold",
-            only=_names(peers),
-            autotune=autotune,
             rounds=PROGRAM_ROUNDS,
             seconds=min(budget, PROGRAM_SECONDS),
-            row_seconds=row_seconds,
-            deadline=None if seconds is None else time.time() + seconds,
         )
         _programs(chosen, json, docs, workers, resume, commit)
         return
@@ -117,28 +121,20 @@ def bench(
             raise TilefoldError(
                 f"no benchmarks for {suite!r}", hint=f"cpu, planner, startup, {', '.join(SUITES)}, page"
             )
-        job = Job(
-            suite=suite,
+        chosen = job(
             results=str(json or _results_path(device)),
-            status="",
             device=_checked_device(device),
             rows=_names(rows),
-            small=small,
-            cache="hot" if hot else "cold",
-            only=_names(peers),
-            autotune=autotune,
             seconds=min(budget, 0.5),
-            row_seconds=row_seconds,
-            deadline=None if seconds is None else time.time() + seconds,
             study=_study(study),
         )
         with console.status("starting") as status:
-            results = supervise.run(job, resume=resume, progress=_progress(status))
+            results = supervise.run(chosen, resume=resume, progress=_progress(status))
         if docs is not None:
-            write_part(docs, "gpu", report.markdown(*_all(Path(job.results), results)))
+            write_part(docs, "gpu", report.markdown(*_all(Path(chosen.results), results)))
         if plot is not None:
             plots.draw(results, plot)
-    _show(job, results)
+    _show(chosen, results)
 
 
 def _cpu(only: list[str] | None, budget: float, json: Path | None, docs: Path | None) -> None:
