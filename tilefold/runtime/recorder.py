@@ -18,8 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tilefold import config
-from tilefold.backends.triton.launcher import STREAM
-from tilefold.runtime.tape import Instruction, Kind, Op, Slot, Tape, finished
+from tilefold.backends.triton.driver import Address, Counter, Launched, TensorMap
+from tilefold.backends.triton.launcher import STREAM, Plan
+from tilefold.runtime.native.load import native
+from tilefold.runtime.tape import Instruction, Is, Kind, Op, Slot, Tape, finished
 
 aten = torch.ops.aten
 #: Operators whose result is new memory that nothing has been written to.
@@ -88,6 +90,34 @@ class Recorder(TorchDispatchMode):
         fixed = tuple(None if n != FIXED else a for n, a in zip(numbers, arguments, strict=True))
         self._add(Op.LAUNCH, (), numbers, call=call, arguments=fixed)
 
+    def planned(self, plan: Plan, tensors: Sequence[torch.Tensor], pointers: Sequence[int]) -> None:
+        """A kernel of a GPU was launched with the addresses of these tensors."""
+        if plan.grid == 0:
+            return
+        how = plan.launched(pointers) if native().has_driver() else None
+        if how is None:
+            call, before, after = plan.replayed()
+            self.launch(call, (*before, *tensors, *after))
+        else:
+            self._start(how, tensors, None if plan.counters is None else plan.counters.address)
+
+    def _start(self, how: Launched, tensors: Sequence[torch.Tensor], counter: Callable[..., object] | None) -> None:
+        numbers = [how.handle.function, how.grid, how.handle.threads, how.handle.shared]
+        numbers += [int(how.handle.dependent), int(how.handle.cooperative)]
+        maps: list[bytes] = []
+        for p in how.parameters:
+            match p:
+                case Address(position):
+                    numbers += [int(Is.ADDRESS), position]
+                case TensorMap(position, template):
+                    numbers += [int(Is.MAP), position]
+                    maps.append(template)
+                case Counter():
+                    numbers += [int(Is.COUNTER), 0]
+                case int():
+                    numbers += [int(Is.NUMBER), p]
+        self._add(Op.START, self._slots_of(tensors), tuple(numbers), call=counter, arguments=tuple(maps))
+
     def tape(self, outputs: Sequence[object]) -> Tape | None:
         """The record of a call that returned these; None where it was refused."""
         found = [self._slot(x) if isinstance(x, torch.Tensor) else -1 for x in outputs]
@@ -136,6 +166,8 @@ class Recorder(TorchDispatchMode):
             self._add(Op.COPY, (self._memory(out), *reads))
         elif func is aten.convolution.default:
             self._convolution(args, out)
+        elif func is aten._scaled_mm.default and _by_scales(args, kwargs):
+            self._scaled(args, kwargs, out)
         else:
             self._call(func, args, kwargs, out)
 
@@ -161,6 +193,11 @@ class Recorder(TorchDispatchMode):
         lists = [_whole(v, dims) for v in (stride, padding, dilation, output_padding)]
         numbers = (dims, groups, int(transposed), *(n for v in lists for n in v))
         self._add(Op.CONVOLUTION, (self._new(out, Slot(Kind.RESULT)), *reads), numbers)
+
+    def _scaled(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> None:
+        given = [*args, *[kwargs[n] for n in ("scale_a", "scale_b") if n in kwargs]][:4]
+        fast = kwargs.get("use_fast_accum", args[7] if len(args) > 7 else False)
+        self._add(Op.SCALED_MM, (self._memory(out), *self._slots_of(given)), (int(fast),))
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """What has no instruction: the operator itself, of tensors in their places."""
@@ -236,6 +273,13 @@ class Recorder(TorchDispatchMode):
         if not self.refused:
             name, where = self._step
             self._code.append(Instruction(op, name, where, slots, numbers, scalars, call, arguments))
+
+
+def _by_scales(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an 8-bit product has no bias and no scale of its result."""
+    return not any(kwargs.get(n) is not None for n in ("bias", "scale_result")) and not any(
+        x is not None for x in args[4:6]
+    )
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:

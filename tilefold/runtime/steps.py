@@ -204,10 +204,7 @@ class GpuStep(FusedStep):
     def _started(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
         xs = [tensors[old] for _, old in self._tensors]
         own = {new: syms[old] for new, old in self._syms}
-        plan = self.triton.planned(xs, own, [x.data_ptr() for x in xs])
-        if plan.grid:
-            call, before, after = plan.replayed()
-            recorder.launch(call, (*before, *xs, *after))
+        recorder.planned(self.triton.planned(xs, own, pointers := [x.data_ptr() for x in xs]), xs, pointers)
 
     def start_building(self, tensors: Mapping[str, Like], syms: Mapping[str, int]) -> None:
         """Have compiled meanwhile, by another process, what `run` needs for such tensors, its results among them."""

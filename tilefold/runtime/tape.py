@@ -41,6 +41,18 @@ class Op(IntEnum):
     BADDBMM = 6
     COPY = 7
     CONVOLUTION = 8
+    START = 9
+    SCALED_MM = 10
+
+
+class Is(IntEnum):
+    """What a parameter of a kernel that the driver launches is; the same numbers in `driver.h`. An address and a tensor
+    map have a place among the instruction's slots."""
+
+    NUMBER = 0
+    ADDRESS = 1
+    MAP = 2
+    COUNTER = 3
 
 
 @dataclass(frozen=True, slots=True)

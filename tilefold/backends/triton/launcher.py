@@ -15,6 +15,17 @@ from typing import Any
 
 from tilefold.backends.triton.config import TooLarge
 from tilefold.backends.triton.counters import Counters
+from tilefold.backends.triton.driver import (
+    SCRATCH,
+    Address,
+    Counter,
+    Handle,
+    Launched,
+    Parameter,
+    TensorMap,
+    handle_of,
+    template_of,
+)
 
 try:
     from triton.backends.nvidia.driver import CudaLauncher, make_tensordesc_arg
@@ -33,11 +44,13 @@ class Launcher:
     """How a compiled kernel is started: `call(grid, 1, 1, stream, *head, *arguments)`.
 
     encodings: how Triton encodes each tensor map, where `call` takes them encoded; None: it takes them as `Operand`.
+    handle: the kernel for the driver itself, where it can be launched without `call`.
     """
 
     call: Callable[..., None]
     head: tuple[object, ...]
     encodings: tuple[object, ...] | None = None
+    handle: Handle | None = None
 
 
 def launcher_of(done: Any) -> Launcher:
@@ -55,11 +68,11 @@ def launcher_of(done: Any) -> Launcher:
         *(done.packed_metadata, None, None, None),
     )
     if not inspect.isfunction(run.launch):
-        return Launcher(run.launch, head, ())
+        return Launcher(run.launch, head, (), handle_of(head))
     wrapped = inspect.getclosurevars(run.launch).nonlocals
     if "launcher" not in wrapped or "tensordesc_meta" not in wrapped:
         return plain
-    return Launcher(wrapped["launcher"], head, tuple(wrapped["tensordesc_meta"]))
+    return Launcher(wrapped["launcher"], head, tuple(wrapped["tensordesc_meta"]), handle_of(head))
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
@@ -132,17 +145,39 @@ class Plan:
             return lambda stream, *pointers: self.start(stream, pointers), (STREAM,), ()
         return self.launcher.call, (self.grid, 1, 1, STREAM, *self.launcher.head), self.numbers
 
+    def launched(self, pointers: Sequence[int]) -> Launched | None:
+        """The same for the driver itself; None where only Triton's launcher will do. pointers: of some call."""
+        if self.launcher.handle is None:
+            return None
+        found: list[Parameter] = [Address(n) for n in range(len(pointers))]
+        found += self.numbers
+        if self.counters is not None:
+            found.append(Counter())
+        for d in self.described:
+            for a in self._encoded_one(d, pointers[d.position]):
+                if isinstance(a, Operand):
+                    found.append(Address(d.position))
+                elif isinstance(a, int):
+                    found.append(int(a))
+                elif (template := template_of(a)) is not None:
+                    found.append(TensorMap(d.position, template))
+                else:
+                    return None
+        return Launched(self.launcher.handle, self.grid, (*found, *SCRATCH))
+
+    def _encoded_one(self, d: Described, address: int) -> Sequence[object]:
+        assert self.launcher.encodings is not None
+        how = self.launcher.encodings[self.described.index(d)]
+        return make_tensordesc_arg(Operand(address, d.shape, d.strides, d.box), how)  # type: ignore[no-any-return]
+
     def _encoded(self, pointers: Sequence[int]) -> tuple[object, ...]:
         key = self._key(pointers)
         found = self._maps.get(key)
         if found is None:
-            operands = [Operand(p, d.shape, d.strides, d.box) for p, d in zip(key, self.described, strict=True)]
-            encodings = self.launcher.encodings
-            if encodings is None:
-                found = tuple(operands)
+            if self.launcher.encodings is None:
+                found = tuple(Operand(p, d.shape, d.strides, d.box) for p, d in zip(key, self.described, strict=True))
             else:
-                parts = [make_tensordesc_arg(x, how) for x, how in zip(operands, encodings, strict=True)]
-                found = tuple(a for part in parts for a in part)
+                found = tuple(a for p, d in zip(key, self.described, strict=True) for a in self._encoded_one(d, p))
             if len(self._maps) >= MAPS:
                 self._maps.clear()
             self._maps[key] = found

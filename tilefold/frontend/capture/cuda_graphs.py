@@ -57,7 +57,7 @@ class CudaGraphs:
         traces = self._module("torch._dynamo.backends.cudagraphs").get_stack_traces(gm)
         placeholders = self._module("torch._inductor.cudagraph_utils").get_placeholder_info(gm.graph)
         captured: Boxed = self._module("torch._inductor.compile_fx").cudagraphify(
-            run,
+            _emptying(run),
             static_input_idxs=tuple(static),
             device_index=device,
             stack_traces=traces,
@@ -106,6 +106,18 @@ def reset() -> None:
     """Forget all captured graphs, as `torch._dynamo.reset()` does with Inductor's."""
     if _TREES in sys.modules:
         sys.modules[_TREES].reset_cudagraph_trees()
+
+
+def _emptying(run: Boxed) -> Boxed:
+    """`run` as the trees want it: its list of arguments is empty when it returns."""
+
+    def emptied(args: list[Any]) -> Any:
+        given = list(args)
+        args.clear()
+        return run(given)
+
+    emptied._boxed_call = True  # type: ignore[attr-defined]
+    return emptied
 
 
 def _static() -> Sequence[int]:

@@ -26,12 +26,13 @@ from types import ModuleType
 import torch
 
 from tilefold.backends.cpp.compile import toolchain
+from tilefold.backends.triton.driver import functions
 from tilefold.errors import BackendError, TilefoldError
 from tilefold.runtime.cache import find, get_or_build
 
 log = logging.getLogger("tilefold")
 
-SOURCE = Path(__file__).parent / "runner.cpp"
+SOURCE, HEADER = Path(__file__).parent / "runner.cpp", Path(__file__).parent / "driver.h"
 NAME = "tilefold_runner"
 TIMEOUT_S = 600
 #: Calls of a region after which the module is worth building: few processes that call twice call often.
@@ -46,6 +47,7 @@ class Native:
     def __init__(self) -> None:
         self.module: ModuleType | None = None
         self.reason = ""
+        self._driver: bool | None = None
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[str] | None = None
         self._attempt(lambda recipe: find(recipe.parts))
@@ -63,6 +65,15 @@ class Native:
         if self._thread is not None:
             self._thread.join()
         return self.module
+
+    def has_driver(self) -> bool:
+        """Whether the module launches kernels of GPUs itself: it is told of CUDA's driver when this is first asked."""
+        if self._driver is None and self.module is not None:
+            addresses = functions()
+            if addresses is not None:
+                self.module.driver(addresses)
+            self._driver = addresses is not None
+        return bool(self._driver)
 
     def _attempt(self, path_of: Callable[[_Recipe], Path | None]) -> None:
         try:
@@ -119,7 +130,11 @@ def _recipe() -> _Recipe:
     flags = (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
     includes = [f"-isystem{path}" for path in folders]
     parts = {
-        **{"source": SOURCE.read_text(), "compiler": f"{tools} {tools.version}", "flags": " ".join(flags)},
+        **{
+            "source": HEADER.read_text() + SOURCE.read_text(),
+            "compiler": f"{tools} {tools.version}",
+            "flags": " ".join(flags),
+        },
         **{"torch": f"{torch.__version__} {torch.version.git_version}", "at": str(root)},
         **{"python": str(sysconfig.get_config_var("SOABI"))},
     }

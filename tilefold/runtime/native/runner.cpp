@@ -7,6 +7,7 @@
 // Instructions (names of `runtime.tape`):
 //   kernel     a C function of ours: addresses, then integers
 //   launch     a Python callable that takes addresses as integers (Triton's launcher), with the current stream
+//   start      a compiled kernel of a GPU, launched by the driver (`driver.h`)
 //   call       a Python callable that takes and returns tensors: what has no instruction of its own
 //   others     a function of torch's library, into memory that the tape has chosen but for convolutions
 
@@ -20,12 +21,15 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include "driver.h"
 
 #include <list>
 #include <memory>
@@ -45,7 +49,7 @@ constexpr size_t MOST_TAPES = 256;
 constexpr uintptr_t DIVISOR = 16;
 
 enum class Kind : int64_t { Argument, Constant, Arena, Own, View, Result };
-enum class Op : int64_t { Kernel, Launch, Call, Mm, Bmm, Addmm, Baddbmm, Copy, Convolution };
+enum class Op : int64_t { Kernel, Launch, Call, Mm, Bmm, Addmm, Baddbmm, Copy, Convolution, Start, ScaledMm };
 
 // A reference to a Python object; made, copied and dropped with the GIL held.
 struct Object {
@@ -72,6 +76,7 @@ struct Instruction {
   Numbers slots, numbers, release;
   std::vector<double> scalars;
   Object callable, arguments;
+  driver::Kernel kernel;
 };
 
 struct Tape {
@@ -81,6 +86,7 @@ struct Tape {
   int64_t arena = 0;  // bytes
   Tensor like;  // device of the arena
   bool python = false;  // some instruction needs the GIL
+  bool starts = false;  // some instruction needs the driver
 };
 
 struct Region {
@@ -173,6 +179,7 @@ struct Call {
   std::vector<Tensor> made;
   Tensor arena;
   std::vector<int64_t> words;
+  driver::Parameters parameters;
   int64_t stream = 0;
 
   Call(const Tape& t, const Region& r, PyObject* const* args) : tape(t), region(r), made(t.slots.size()) {
@@ -246,6 +253,28 @@ struct Call {
     if (!done.p) throw_python();
   }
 
+  // callable: the counter of a stream, where the kernel takes one.
+  void start(const Instruction& i) {
+    driver::launch(i.kernel, reinterpret_cast<driver::Handle>(stream), i.name.c_str(), parameters,
+        [&](int64_t n) { return address(i.slots[n]); }, [&] { return counter(i); });
+  }
+
+  int64_t counter(const Instruction& i) const {
+    Object found;
+    found.p = PyObject_CallFunction(i.callable.p, "L", static_cast<long long>(stream));
+    if (!found.p) throw_python();
+    return PyLong_AsLongLong(found.p);
+  }
+
+  // slots: result, operands, their scales.
+  void scaled_mm(const Instruction& i) {
+    const auto& s = i.slots;
+    out(s, [&](Tensor& y) {
+      at::_scaled_mm_out(y, tensor(s[1]), tensor(s[2]), tensor(s[3]), tensor(s[4]), std::nullopt, std::nullopt,
+          y.scalar_type(), i.numbers[0] != 0);
+    });
+  }
+
   // numbers: the slots of results.
   void call(const Instruction& i) {
     Object given, done;
@@ -295,6 +324,8 @@ struct Call {
         break;
       case Op::Copy: out(s, [&](Tensor& y) { y.copy_(tensor(s[1])); }); break;
       case Op::Convolution: convolution(i); break;
+      case Op::Start: start(i); break;
+      case Op::ScaledMm: scaled_mm(i); break;
     }
     for (int64_t n : i.release) made[n].reset();
   }
@@ -321,6 +352,7 @@ void execute(Call& call, size_t& at) {
     n.p = PyObject_CallFunction(call.region.stream.p, "i", static_cast<int>(tape.like.device().index()));
     if (!n.p) Call::throw_python();
     call.stream = PyLong_AsLongLong(n.p);
+    if (tape.starts) driver::ensure_context(tape.like.device().index());
   }
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -423,6 +455,18 @@ Slot slot_of(PyObject* o) {
   return s;
 }
 
+// Tensor maps among the arguments of an instruction; others only live as long as it does.
+std::vector<driver::Map> maps_of(PyObject* arguments) {
+  std::vector<driver::Map> found;
+  for (Py_ssize_t k = 0; k < PyTuple_Size(arguments); ++k) {
+    PyObject* o = PyTuple_GET_ITEM(arguments, k);
+    if (!PyBytes_Check(o)) continue;
+    TORCH_CHECK(PyBytes_GET_SIZE(o) == static_cast<Py_ssize_t>(sizeof(driver::Map)), "a tensor map has 128 bytes");
+    std::memcpy(found.emplace_back().bytes.data(), PyBytes_AS_STRING(o), sizeof(driver::Map));
+  }
+  return found;
+}
+
 // (op, name, where, slots, numbers, scalars, callable, arguments, release)
 Instruction instruction_of(PyObject* o) {
   Instruction i;
@@ -437,6 +481,7 @@ Instruction instruction_of(PyObject* o) {
   i.callable = Object(PyTuple_GetItem(o, 6));
   i.arguments = Object(PyTuple_GetItem(o, 7));
   i.release = numbers_of(PyTuple_GetItem(o, 8));
+  if (i.op == Op::Start) i.kernel = driver::kernel_of(i.numbers, maps_of(i.arguments.p));
   return i;
 }
 
@@ -453,7 +498,9 @@ PyObject* add(PyObject*, PyObject* const* given, Py_ssize_t count) {
   for (Py_ssize_t k = 0; k < PyTuple_Size(given[2]); ++k) tape->slots.push_back(slot_of(PyTuple_GET_ITEM(given[2], k)));
   for (Py_ssize_t k = 0; k < PyTuple_Size(given[3]); ++k) {
     tape->code.push_back(instruction_of(PyTuple_GET_ITEM(given[3], k)));
-    tape->python |= tape->code.back().op == Op::Launch || tape->code.back().op == Op::Call;
+    const Instruction& last = tape->code.back();
+    tape->starts |= last.op == Op::Start;
+    tape->python |= last.op == Op::Launch || last.op == Op::Call || (last.op == Op::Start && last.callable.p != Py_None);
   }
   tape->outputs = numbers_of(given[4]);
   tape->arena = PyLong_AsLongLong(given[5]);
@@ -480,6 +527,17 @@ PyObject* region(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return PyCapsule_New(r, REGION, [](PyObject* o) { delete region_of(o); });
 }
 
+// driver(addresses): of the functions of CUDA's driver that `start` needs, in the order of `driver::Functions`.
+PyObject* driver_of(PyObject*, PyObject* o) {
+  HANDLE_TH_ERRORS
+  static_assert(sizeof(driver::Functions) == driver::Functions::COUNT * sizeof(int64_t));
+  const Numbers found = numbers_of(o);
+  TORCH_CHECK(found.size() == driver::Functions::COUNT, "driver takes ", driver::Functions::COUNT, " addresses");
+  std::memcpy(static_cast<void*>(&driver::functions), found.data(), sizeof(driver::Functions));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // count(region) -> how many tapes it has.
 PyObject* count_of(PyObject*, PyObject* o) {
   Region* r = region_of(o);
@@ -490,6 +548,7 @@ PyMethodDef METHODS[] = {
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&run)), METH_FASTCALL, "results, or None"},
     {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&add)), METH_FASTCALL, "one more tape"},
     {"region", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&region)), METH_FASTCALL, "a region"},
+    {"driver", &driver_of, METH_O, "where the driver's functions are"},
     {"count", &count_of, METH_O, "tapes of a region"},
     {nullptr, nullptr, 0, nullptr},
 };

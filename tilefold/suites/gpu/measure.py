@@ -58,7 +58,8 @@ class Timer(Protocol):
         ...
 
     def host(self, call: Thunk) -> float:
-        """Median seconds until a plain call returns, nothing being queued before it."""
+        """Median seconds of the process' processors until a plain call returns, nothing being queued before it: other
+        processes, which compile meanwhile, do not count."""
         ...
 
     def rounds(self, calls: Mapping[str, Thunk], *, most: int, budget: float) -> dict[str, Series]:
@@ -130,9 +131,9 @@ class CudaTimer:
         seconds = []
         for _ in range(HOST_CALLS):
             torch.cuda.synchronize()
-            begin = time.perf_counter()
+            begin = time.process_time()
             call()
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.process_time() - begin)
         torch.cuda.synchronize()
         return statistics.median(seconds)
 

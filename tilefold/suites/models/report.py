@@ -80,9 +80,9 @@ def markdown(*found: Results) -> str:
         f"Models of transformers with {LAYERS} layers (T5: {LAYERS} and {LAYERS}) and of torchvision, bf16, random",
         "weights; eager, `torch.compile` (Inductor, `dynamic=False`; *with graphs*: mode `reduce-overhead`), Tilefold;",
         "in turn. *GPU ms*: the step captured as one CUDA graph, in brackets Inductor's over Tilefold's; *step ms*:",
-        "a plain call; *host ms*: until it returns; pairs are Tilefold's / Inductor's. Compilation in seconds of the",
-        "processor (one thread, empty caches). Errors: largest relative ones against float64 (training: of loss and",
-        "gradients) beside eager's.",
+        "a plain call; *host ms*: of the processor until it returns; pairs are Tilefold's / Inductor's. Compilation in",
+        "seconds of the processor (one thread, empty caches). Errors: largest relative ones against float64",
+        "(training: of loss and gradients) beside eager's.",
         "",
     ]
     for results in found:
