@@ -19,7 +19,9 @@ from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Plan, picker
 from tilefold.backends.triton.views import Like
 from tilefold.runtime.arena import packed
+from tilefold.runtime.launches import launch_of
 from tilefold.runtime.spans import profiled, span
+from tilefold.runtime.tape import Instruction, Kind, Slot
 
 Shape = Callable[[Mapping[str, int]], tuple[int, ...]]
 Start = Callable[[int, Sequence[int]], None]
@@ -50,7 +52,7 @@ class GpuCall:
     """A planned call: plans, each with the slots of its arguments.
 
     Slots: inputs and constants as the caller gives them, then `made`, then scratch values, which lie at `offsets`
-    of `scratch` bytes. `titles`: of the plans, in a profiler.
+    of `scratch` bytes and have `sizes` bytes. `titles`: of the plans, in a profiler.
     """
 
     constants: tuple[int, ...]
@@ -59,6 +61,7 @@ class GpuCall:
     offsets: tuple[int, ...]
     launches: tuple[tuple[Plan, tuple[int, ...]], ...]
     titles: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
     _starts: tuple[tuple[Start, Pick], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +85,31 @@ class GpuCall:
         for start, pick in self._starts:
             start(stream or 0, pick(pointers))
         return made
+
+    def written(
+        self,
+        positions: Sequence[int],
+        constants: Sequence[torch.Tensor],
+        pointers: Sequence[int],
+        where: Sequence[str],
+        device: torch.device,
+    ) -> tuple[list[Slot], list[Instruction]]:
+        """The call for a tape: its slots and launches. positions: of the inputs among the arguments; pointers: the
+        slots' addresses in some call; where: for errors, of the steps."""
+
+        def own(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Slot:
+            return Slot(Kind.OWN, sizes=shape, strides=strides, like=torch.empty(0, dtype=dtype, device=device))
+
+        slots = [Slot(Kind.ARGUMENT, n) for n in positions]
+        slots += [Slot(Kind.CONSTANT, like=x) for x in constants]
+        slots += [own(m.shape, m.strides, m.dtype) for m in self.made]
+        slots += [own((n,), (1,), torch.uint8) for n in self.sizes]
+        titles = self.titles or ("kernel",) * len(self.launches)
+        code = [
+            launch_of(plan, places, [pointers[n] for n in places], title, at)
+            for (plan, places), title, at in zip(self.launches, titles, where, strict=True)
+        ]
+        return slots, [i for i in code if i is not None]
 
 
 class GpuProgram:
@@ -122,8 +150,8 @@ class GpuProgram:
             own = {new: syms[old] for new, old in k.syms}
             plan = k.kernel.plan([tensors[n] for n in k.tensors], own, place)
             launches.append((plan, tuple(at[n] for n in k.tensors)))
-        order = tuple(offsets[n] for n in self.between)
-        return GpuCall(tuple(constants), tuple(made.values()), total, order, tuple(launches), self.titles)
+        order, widths = tuple(offsets[n] for n in self.between), tuple(sizes[n] for n in self.between)
+        return GpuCall(tuple(constants), tuple(made.values()), total, order, tuple(launches), self.titles, widths)
 
     def start_building(self, inputs: Mapping[str, Like], syms: Mapping[str, int], device: torch.device) -> None:
         """Have compiled meanwhile, by other processes, what a call on such tensors needs."""

@@ -70,7 +70,7 @@ class CompiledProgram:
         for at, s in enumerate(self.steps):
             self._write_over(at, tensors, syms)
             if recorder is not None:
-                recorder.step(self.titles[at], self._where[at])
+                recorder.step(self.titles[at], self.where[at])
             with span(self.titles[at]) if named else NO_SPAN:
                 if recorder is not None and isinstance(s, FusedStep):
                     s.record(tensors, syms, recorder)
@@ -82,7 +82,7 @@ class CompiledProgram:
         return {name: tensors[name] for name in self.program.outputs}
 
     @cached_property
-    def _where(self) -> tuple[str, ...]:
+    def where(self) -> tuple[str, ...]:
         """For errors: what each step computes, and for which line of the user's."""
         lines = {c.name: c.loc for c in self.program.body}
         found = [next((lines[n] for n, _, _ in s.results if lines.get(n) is not None), None) for s in self.steps]

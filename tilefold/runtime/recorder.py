@@ -18,10 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tilefold import config
-from tilefold.backends.triton.driver import Address, Counter, Launched, TensorMap
-from tilefold.backends.triton.launcher import STREAM, Plan
-from tilefold.runtime.native.load import native
-from tilefold.runtime.tape import Instruction, Is, Kind, Op, Slot, Tape, finished
+from tilefold.backends.triton.launcher import Plan
+from tilefold.runtime.launches import launch_of
+from tilefold.runtime.tape import Instruction, Kind, Op, Slot, Tape, finished
 
 aten = torch.ops.aten
 #: Operators whose result is new memory that nothing has been written to.
@@ -35,8 +34,6 @@ _PRODUCTS = {
     **{aten.addmm.default: Op.ADDMM, aten.addmm.out: Op.ADDMM},
     **{aten.baddbmm.default: Op.BADDBMM, aten.baddbmm.out: Op.BADDBMM},
 }
-#: The stream's place among the arguments of a launch, and that of what is the same in every call.
-CURRENT, FIXED = -2, -1
 _CHANGING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -80,43 +77,11 @@ class Recorder(TorchDispatchMode):
         that says whether an index was out of range, or 0."""
         self._add(Op.KERNEL, self._slots_of(tensors), (address, outside, *numbers))
 
-    def launch(self, call: Callable[..., object], arguments: Sequence[object]) -> None:
-        """`call` was called with arguments: tensors stand for their addresses, `STREAM` for the stream."""
-        found = [a for a in arguments if isinstance(a, torch.Tensor)]
-        slots = iter(self._slots_of(found))
-        numbers = tuple(
-            next(slots) if isinstance(a, torch.Tensor) else CURRENT if a is STREAM else FIXED for a in arguments
-        )
-        fixed = tuple(None if n != FIXED else a for n, a in zip(numbers, arguments, strict=True))
-        self._add(Op.LAUNCH, (), numbers, call=call, arguments=fixed)
-
     def planned(self, plan: Plan, tensors: Sequence[torch.Tensor], pointers: Sequence[int]) -> None:
         """A kernel of a GPU was launched with the addresses of these tensors."""
-        if plan.grid == 0:
-            return
-        how = plan.launched(pointers) if native().has_driver() else None
-        if how is None:
-            call, before, after = plan.replayed()
-            self.launch(call, (*before, *tensors, *after))
-        else:
-            self._start(how, tensors, None if plan.counters is None else plan.counters.address)
-
-    def _start(self, how: Launched, tensors: Sequence[torch.Tensor], counter: Callable[..., object] | None) -> None:
-        numbers = [how.handle.function, how.grid, how.handle.threads, how.handle.shared]
-        numbers += [int(how.handle.dependent), int(how.handle.cooperative)]
-        maps: list[bytes] = []
-        for p in how.parameters:
-            match p:
-                case Address(position):
-                    numbers += [int(Is.ADDRESS), position]
-                case TensorMap(position, template):
-                    numbers += [int(Is.MAP), position]
-                    maps.append(template)
-                case Counter():
-                    numbers += [int(Is.COUNTER), 0]
-                case int():
-                    numbers += [int(Is.NUMBER), p]
-        self._add(Op.START, self._slots_of(tensors), tuple(numbers), call=counter, arguments=tuple(maps))
+        found = launch_of(plan, self._slots_of(tensors), pointers, *self._step)
+        if found is not None and not self.refused:
+            self._code.append(found)
 
     def tape(self, outputs: Sequence[object]) -> Tape | None:
         """The record of a call that returned these; None where it was refused."""

@@ -45,6 +45,10 @@ class Op(IntEnum):
     SCALED_MM = 10
 
 
+#: The stream's place among the arguments of a launch, and that of what is the same in every call.
+CURRENT, FIXED = -2, -1
+
+
 class Is(IntEnum):
     """What a parameter of a kernel that the driver launches is; the same numbers in `driver.h`. An address and a tensor
     map have a place among the instruction's slots."""

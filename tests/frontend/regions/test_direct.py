@@ -13,16 +13,19 @@ from tilefold.backends.triton.launcher import Launcher, Plan
 from tilefold.block.interp import run as run_block
 from tilefold.frontend.fuse import trace
 from tilefold.frontend.regions.direct import Direct, executable
-from tilefold.frontend.regions.execute import Executable
 from tilefold.frontend.regions.replay import Replayed
 from tilefold.pipeline import compile_program
 from tilefold.runtime.gpu_program import GpuCall
+from tilefold.runtime.native.load import native
 from tilefold.suites.gpu import operators as o
 
 
 @pytest.fixture
-def planned(monkeypatch):
-    """Shapes of every planned kernel's tensors; kernels see nothing but addresses."""
+def planned(monkeypatch, request):
+    """Shapes of every planned kernel's tensors; kernels see nothing but addresses. Calls run in Python, or as tapes."""
+    runner = getattr(request, "param", "python")
+    monkeypatch.setenv("TILEFOLD_RUNNER", runner)
+    assert runner == "python" or native().wait() is not None, native().reason
     found = []
 
     def plan(self, xs, syms, place):
@@ -42,8 +45,15 @@ def planned(monkeypatch):
     return found
 
 
+IN_BOTH = pytest.mark.parametrize("planned", ["python", "cpu"], indirect=True)
+
+
 def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def taped(run):
+    return run._module.count(run._region)
 
 
 def direct(fn, *args, **options):
@@ -54,6 +64,7 @@ def direct(fn, *args, **options):
     return run
 
 
+@IN_BOTH
 def test_views_of_arguments_and_results_are_planned_away(planned):
     x = randn(6, 8)
     run = direct(lambda x: torch.softmax(x.view(2, 3, 8), -1).transpose(0, 1), x)
@@ -64,8 +75,10 @@ def test_views_of_arguments_and_results_are_planned_away(planned):
         torch.testing.assert_close(y, want)
         assert y.stride() == want.stride()
     assert len(planned) == 1
+    assert (run._module is not None) == (not run.refused) and (run._module is None or taped(run) == 1)
 
 
+@IN_BOTH
 def test_another_layout_is_another_plan(planned):
     x = randn(6, 8)
     run = direct(lambda x: torch.softmax(x, -1), x)
@@ -75,6 +88,7 @@ def test_another_layout_is_another_plan(planned):
     assert len(planned) == 5  # `x` and its clone share one; a window at an odd address has its own
 
 
+@IN_BOTH
 def test_results_that_are_arguments_twice_the_same_or_have_gaps(planned):
     def several(x, y):
         t = torch.softmax(x, -1)
@@ -89,6 +103,7 @@ def test_results_that_are_arguments_twice_the_same_or_have_gaps(planned):
         assert z is y if o_.position is not None else any(z.shape == w.shape and torch.allclose(z, w) for w in want)
 
 
+@IN_BOTH
 def test_partial_states_lie_in_scratch(planned):
     """Decoding: segments and the kernel that combines them."""
     q, k, v = randn(1, 2, 1, 16), randn(1, 2, 2048, 16, seed=1), randn(1, 2, 2048, 16, seed=2)
@@ -103,6 +118,7 @@ def test_partial_states_lie_in_scratch(planned):
     assert call.scratch >= 4 * 2 * 16 and len(call.offsets) == len(run.whole.between)
 
 
+@IN_BOTH
 def test_sizes_are_read_from_arguments(planned):
     x = randn(5, 8)
     torch._dynamo.mark_dynamic(x, 0)
@@ -165,15 +181,22 @@ def test_kernels_go_to_the_current_stream_of_their_device(planned, monkeypatch):
         run(OnDevice(device))
     assert launched == [(1, 71, 0x100), (0, 70, 0x100), (1, 71, 0x100)] and current == [1]
     run(OnDevice(1, 0x104))
-    assert len(run._calls) == 3, "another alignment is another plan"
+    assert len(run._known) == 3, "another alignment is another plan"
 
 
 def test_cpu_programs_are_recorded_unless_the_settings_forbid(monkeypatch):
     low = trace(lambda x: torch.softmax(x, -1), randn(3, 4))
-    program = compile_program(low.program, load=False)
-    assert type(executable(low, program)) is Replayed
-    monkeypatch.setenv("TILEFOLD_RUNNER", "python")
-    assert type(executable(low, program)) is Executable
+    program = compile_program(low.program)
+    assert native().wait() is not None, native().reason
+    x = randn(3, 4)
+    for runner, tapes in (("cpu", 1), ("all", 1), ("python", 0)):
+        monkeypatch.setenv("TILEFOLD_RUNNER", runner)
+        run = executable(low, program)
+        assert type(run) is Replayed
+        for _ in range(2):
+            torch.testing.assert_close(run(x)[0], torch.softmax(x, -1))
+        assert (run._module.count(run._region) if run._module is not None else 0) == tapes
+        assert ("TILEFOLD_RUNNER is python" in run.refused) == (tapes == 0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from tilefold.frontend.regions.execute import Executable, Runner
 from tilefold.frontend.regions.replay import Replayed
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
 from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.tape import Instruction, Kind, Op, Slot, Tape, finished
 from tilefold.tensor.sizes import shape_function
 
 log = logging.getLogger("tilefold")
@@ -33,12 +34,11 @@ CALLS = 4096
 
 def executable(lowered: Lowered, runner: Runner) -> Executable:
     """The graph as a callable: the direct one where its program runs as one call."""
-    whole = runner.whole if isinstance(runner, CompiledProgram) else None
-    if whole is not None and any(b.position is not None for b in lowered.inputs):
-        return Direct(lowered, runner, whole)
-    if isinstance(runner, CompiledProgram) and config.load().runner != "python":
-        return Replayed(lowered, runner)
-    return Executable(lowered, runner)
+    if not isinstance(runner, CompiledProgram):
+        return Executable(lowered, runner)
+    if runner.whole is not None and any(b.position is not None for b in lowered.inputs):
+        return Direct(lowered, runner, runner.whole)
+    return Replayed(lowered, runner)
 
 
 def start_building(run: Executable, values: Sequence[object]) -> None:
@@ -70,10 +70,12 @@ class _Known:
     alike: Alike
 
 
-class Direct(Executable):
+class Direct(Replayed):
     """An `Executable` whose program is one planned call."""
 
-    def __init__(self, lowered: Lowered, runner: Runner, whole: GpuProgram):
+    aligned = True
+
+    def __init__(self, lowered: Lowered, runner: CompiledProgram, whole: GpuProgram):
         super().__init__(lowered, runner)
         self.whole = whole
         self._positions = tuple(dict.fromkeys(b.position for b in lowered.inputs if b.position is not None))
@@ -85,7 +87,7 @@ class Direct(Executable):
         self._made = {n: self._alone(n) for n in dict.fromkeys(lowered.program.outputs)}
         returned = [o.name for o in lowered.outputs]
         self._plain = returned == list(self._made) and all(o is not None for o in self._made.values())
-        self._calls: dict[tuple[object, ...], _Known] = {}
+        self._known: dict[tuple[object, ...], _Known] = {}
         self._last: _Known | None = None
 
     def _alone(self, name: str) -> OutputBinding | None:
@@ -94,13 +96,49 @@ class Direct(Executable):
         (first, *_) = [o for o in self.lowered.outputs if o.name == name]
         return first if counts[name] == 1 and not first.gaps else None
 
-    def __call__(self, *args: object) -> tuple[torch.Tensor | None, ...]:
+    def in_python(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
+        """See `Replayed`."""
         made = self.again(args)
-        if made is not None:
-            return made
+        return self._planned_call(args)[0] if made is None else made
+
+    def _planned_call(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], GpuCall, list[int]]:
+        """The results, the call that made them, and the addresses of all its slots."""
         xs: list[torch.Tensor] = [args[n] for n in self._positions]  # type: ignore[misc]
         pointers = [x.data_ptr() for x in xs]
-        return self._made_by(self._looked_up(args, xs, [p % DIVISOR for p in pointers]), args, xs, pointers)
+        call = self._looked_up(args, xs, [p % DIVISOR for p in pointers])
+        return self._made_by(call, args, xs, pointers), call, pointers
+
+    def _written(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], Tape | None, str]:
+        made, call, pointers = self._planned_call(args)
+        syms, first = self.symbols(args), args[self._positions[0]]
+        assert isinstance(first, torch.Tensor)
+        slots, code = call.written(self._positions, self._constants, pointers, self.program.where, first.device)
+        of = {name: len(self._positions) + len(self._constants) + k for k, name in enumerate(self._made)}
+        outputs = [self._output(o, slots, code, of, syms) for o in self.lowered.outputs]
+        return made, finished(slots, code, outputs, torch.empty(0, dtype=torch.uint8, device=first.device)), ""
+
+    def _output(
+        self,
+        o: OutputBinding,
+        slots: list[Slot],
+        code: list[Instruction],
+        made: Mapping[str, int],
+        syms: Mapping[str, int],
+    ) -> int:
+        """The slot of a result of the graph, which may be new: an argument, or a view or a copy of what was made."""
+        if o.position is not None:
+            slots.append(Slot(Kind.ARGUMENT, o.position))
+        elif o.name is None:
+            return -1
+        elif self._made[o.name] is not None:
+            return made[o.name]
+        else:
+            n, size, strides = made[o.name], shape_function(o.shape)(syms), shape_function(o.strides)(syms)
+            slots.append(Slot(Kind.VIEW, n, 0, size, packed_strides(size) if o.gaps else strides))
+            if o.gaps:
+                slots.append(Slot(Kind.OWN, sizes=size, strides=strides, like=slots[n].like))
+                code.append(Instruction(Op.COPY, "copy", "", (len(slots) - 1, len(slots) - 2)))
+        return len(slots) - 1
 
     def again(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...] | None:
         """The results, if all tensors are like those of the last call; else None, and nothing has happened."""
@@ -139,12 +177,12 @@ class Direct(Executable):
         key = (xs[0].get_device(), *aligned, *shapes, *strides, *kinds)
         if self._numbers or self._extents:
             key += (*[args[n] for n in self._numbers], *[args[n].shape for n in self._extents])  # type: ignore[attr-defined]
-        found = self._calls.get(key)
+        found = self._known.get(key)
         if found is None:
             found = _Known(self._planned(args), aligned, Alike(xs))
-            if len(self._calls) >= CALLS:
-                self._calls.clear()
-            self._calls[key] = found
+            if len(self._known) >= CALLS:
+                self._known.clear()
+            self._known[key] = found
         if not (self._numbers or self._extents):
             self._last = found  # one assignment: other threads may be here too
         return found.call
@@ -173,7 +211,12 @@ class Direct(Executable):
         if o is not None:
             return Made(shape_function(o.shape)(syms), shape_function(o.strides)(syms), dtype)
         packed = shape(syms)
-        strides = [1]
-        for n in reversed(packed[1:]):
-            strides.append(strides[-1] * n)
-        return Made(packed, tuple(reversed(strides[: len(packed)])), dtype)
+        return Made(packed, packed_strides(packed), dtype)
+
+
+def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a row-major tensor of this shape."""
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.append(strides[-1] * n)
+    return tuple(reversed(strides[: len(shape)]))

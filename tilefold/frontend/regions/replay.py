@@ -19,6 +19,7 @@ from tilefold.frontend.regions.execute import Executable
 from tilefold.runtime.native.load import WORTH, native
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.recorder import Recorder
+from tilefold.runtime.tape import Tape
 
 log = logging.getLogger("tilefold")
 
@@ -27,7 +28,10 @@ SEEN = 4096
 
 
 class Replayed(Executable):
-    """An `Executable` that is recorded. `refused`: why it is not."""
+    """An `Executable` that is recorded. `refused`: why it is not. `aligned`: tapes hold for alignments of addresses, as
+    they always do on GPUs."""
+
+    aligned = False
 
     def __init__(self, lowered: Lowered, runner: CompiledProgram):
         super().__init__(lowered, runner)
@@ -50,9 +54,13 @@ class Replayed(Executable):
                 return made
         elif not self.refused:
             self._begin(args)
-        if self._module is None or not self._again(args):
-            return super().__call__(*args)
+        if self._module is None or not self._comes_again(args):
+            return self.in_python(args)
         return self._recorded(args)
+
+    def in_python(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
+        """A call without a tape."""
+        return self._run(args, self.runner)
 
     def replay(self, args: list[object]) -> Sequence[torch.Tensor | None] | None:
         """The results of the tape for such arguments, which are freed after their last use: the list is emptied. None,
@@ -66,15 +74,16 @@ class Replayed(Executable):
         """Take the native module, if there is one by now."""
         self._calls += 1
         on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in args)
-        if on_gpu and config.load().runner != "all":
-            self.refused = "TILEFOLD_RUNNER is not all"
+        runner = config.load().runner
+        if runner == "python" or (on_gpu and runner != "all"):
+            self.refused = f"TILEFOLD_RUNNER is {runner}"
         elif self._native.module is not None:
-            self._region = self._native.module.region(on_gpu, stream_of if on_gpu else None)
+            self._region = self._native.module.region(on_gpu or self.aligned, stream_of if on_gpu else None)
             self._module = self._native.module
         elif self._calls == WORTH:
             self._native.start_building()
 
-    def _again(self, args: Sequence[object]) -> bool:
+    def _comes_again(self, args: Sequence[object]) -> bool:
         """Whether the sizes of these arguments are to be recorded."""
         if self.refused or torch._C._len_torch_dispatch_stack():
             return False
@@ -89,18 +98,23 @@ class Replayed(Executable):
         return False
 
     def _recorded(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
-        recorder = Recorder(args, self._constants)
-        with recorder:
-            made = self._run(args, lambda inputs, syms: self.program.recorded(inputs, syms, recorder))
-        tape = recorder.tape(made)
+        made, tape, self.refused = self._written(args)
         if tape is None:
-            self.refused = recorder.refused or "it has no tensors"
+            self.refused = self.refused or "it has no tensors"
         elif self._module is not None and not self._module.add(self._region, tuple(args), *tape.packed()):
             self.refused = "an argument is no plain tensor"
         if self.refused:
             log.info("%s runs step by step in Python: %s", self.lowered.program.name, self.refused)
             self._module = None
         return made
+
+    def _written(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], Tape | None, str]:
+        """The results of a call, its tape, and why there is none."""
+        recorder = Recorder(args, self._constants)
+        with recorder:
+            made = self._run(args, lambda inputs, syms: self.program.recorded(inputs, syms, recorder))
+        tape = recorder.tape(made)
+        return made, tape, recorder.refused
 
 
 def stream_of(device: int) -> int:
