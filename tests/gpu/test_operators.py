@@ -275,3 +275,16 @@ def test_a_normalised_row_times_a_matrix(columns, dtype, device):
     """A state that a step of a loop reads before it adds to it (see `Reductions._turned`)."""
     x, w = rand(70, columns, device=device, dtype=dtype), rand(columns, 72, device=device, dtype=dtype, seed=1)
     right(verify(normalised_product, x, w, compiled=fuse(normalised_product)))
+
+
+@pytest.mark.parametrize("columns", [777, 1001])
+def test_products_whose_rows_are_ragged(columns, device):
+    """Logits of an odd vocabulary between two products, and as a result; operands of odd lengths."""
+
+    def fn(x, w, b, v):
+        y = torch.nn.functional.linear(x, w, b)
+        return torch.relu(y) @ v, x @ w.t()
+
+    sizes = ((512, 1023), (columns, 1023), (columns,), (columns, 96))
+    args = [rand(*s, device=device, dtype=B, seed=n, scale=0.1) for n, s in enumerate(sizes)]
+    right(verify(fn, *args, compiled=torch.compile(fn, backend="tilefold"), hostile=False))

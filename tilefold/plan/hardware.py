@@ -94,6 +94,7 @@ class Gpu(Machine):
     block_rate: of a row that one block holds. stream_rate: of a row that it streams, with reductions between the tiles.
     unit_rate: of a multiprocessor, when all of them read. near_rate: the same out of the second-level cache.
     reached: share of the memory's bandwidth that kernels reach; cache_reached: of the second-level cache's.
+    ragged: share of the library's rate in products of 16-bit types whose rows are not at multiples of 16 bytes.
     second_kernel: what one more kernel costs in a CUDA graph: its start, and partial states through memory. call: from
     one library call in a sequence to the next, beside its work. empty: an empty kernel. turn: of a loop whose loads are
     not ahead of their use.
@@ -130,6 +131,7 @@ class Gpu(Machine):
     near_rate: float
     reached: float
     cache_reached: float
+    ragged: float
     second_kernel: float
     call: float
     empty: float
@@ -199,6 +201,7 @@ H100 = Gpu(
     near_rate=40e9,  # the second-level cache's nominal 5.5 TB/s over 132
     reached=0.85,  # by kernels and library calls on an H100 and an H200
     cache_reached=0.75,  # estimate
+    ragged=0.2,  # 4096 x 2048 times 2048 x 50257 of bf16, results packed: 135 TFLOP/s on one H200, 2026-11
     second_kernel=2e-6,  # estimate: an empty kernel, and as much again
     call=4e-6,  # between library calls of a sequence, on an H100 and an H200
     empty=2e-6,  # estimate, with what keeps the device from starting at once

@@ -10,7 +10,8 @@ read once less, and rounded once, as eager's `addmm` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -92,6 +93,10 @@ class Matrices:
         return not self.split and len(self.batch) <= 1 and len(self.rows) == len(self.cols) == 1 and self.order is None
 
 
+#: Whether the library would rather not add a bias to such a result.
+Bare = Callable[[Matrices, DType, Mapping[str, Expr]], bool]
+
+
 def library_products(p: Program, machine: Machine) -> frozenset[str]:
     """Products that are faster as library calls than inside any fused kernel, and convolutions."""
     g = Graph.of(p)
@@ -120,23 +125,42 @@ def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:
     return library < flops / machine.gemm_rate(dtype, library=False)
 
 
+def ragged(m: Matrices, dtype: DType, sizes: Mapping[str, Expr]) -> bool:
+    """Whether a result of 16 bits has rows that are no multiple of 16 bytes: the library of a GPU is slow to write it
+    where it is packed. Symbolic extents are taken to be multiples."""
+    extents = [
+        Const(m.split[d.removesuffix(".in")], DType.I64) if d.endswith(".in") else sizes[d]
+        for d in (m.rows if m.swap else m.cols)
+    ]
+    known = [int(n.value) for n in extents if isinstance(n, Const)]
+    return dtype.nbytes == 2 and len(known) == len(extents) and math.prod(known) * dtype.nbytes % 16 != 0
+
+
 def library_calls(
-    p: Program, products: Iterable[str]
+    p: Program, products: Iterable[str], *, bare: Bare = lambda m, dtype, sizes: False
 ) -> tuple[Program, dict[tuple[str, ...], LibraryCall | ConvolutionCall]]:
     """The calls for these products and convolutions by the statements that they stand for, and the program in which
-    biases are statements of their own."""
+    biases are statements of their own. bare: of which results no bias is added by the call."""
     wanted = set(products)
+    alone = frozenset(c.name for c in p.body if c.name in wanted and _is_bare(p, c, bare))
     for c in p.body:
-        if c.name in wanted:
+        if c.name in wanted - alone:
             p = _with_bias(p, c)
     found: dict[tuple[str, ...], LibraryCall | ConvolutionCall] = {}
     g = Graph.of(p)
     for c in p.body:
         if c.name in wanted:
-            call = library_call(g, c, frozenset(r for r in g.consumers[c.name]))
+            call = library_call(g, c, frozenset(() if c.name in alone else g.consumers[c.name]))
             if call is not None:
                 found[call.members] = call
     return p, found
+
+
+def _is_bare(p: Program, c: Compute, bare: Bare) -> bool:
+    found = library_product(c, p.sizes)
+    if found is None or found.loads is None:
+        return False
+    return bare(Matrices.of(found, found.loads[0]), c.dtype, p.sizes)
 
 
 def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | ConvolutionCall | None:

@@ -6,6 +6,8 @@ A product is one call of `mm`, `bmm` or `addmm`. How its operands become matrice
     several rows, cols   flattened (a view where the operand is row-major, else a copy, as the library would need)
     cols before rows     (A B)^T = B^T A^T
     shared heads         q[h, i, k] * k[h // 4, j, k]: 4 heads of q are rows of one product, and k is read once
+
+On a GPU, rows of 16-bit operands and results begin at multiples of 16 bytes (`runtime.aligned`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
-from tilefold.plan.library import LibraryCall, Matrices, axis_extent
+from tilefold.plan.hardware import gpu_here
+from tilefold.plan.library import LibraryCall, Matrices, axis_extent, ragged
 from tilefold.plan.scaled import ScaledProduct
+from tilefold.runtime import aligned
 from tilefold.runtime.step import LIBRARY, Code
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
@@ -119,7 +123,9 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 
 class LibraryStep:
-    """A matrix product, and the bias that is added to it, as one call of torch's library."""
+    """A matrix product, and the bias that is added to it, as one call of torch's library.
+
+    apart: whether those who read the result take it with its rows apart (`runtime.aligned`)."""
 
     def __init__(self, call: LibraryCall, p: Program):
         self.call, self.name, self.members = call, call.out, call.members
@@ -136,6 +142,9 @@ class LibraryStep:
         self._views = views
         self._bias = None if call.bias is None else self._vector(call.bias, p)
         self._weight = _as_linear(call)
+        self.apart = False
+        self._ragged = ragged(m, call.dtype, p.sizes)
+        self._fed: dict[object, tuple[bool, bool]] = {}
         self._shaped = not m.plain  # the library's result has not the shape of the step's
         self._expanded = shape_function(self._axes(p)) if m.order is not None else self.shape
 
@@ -162,7 +171,7 @@ class LibraryStep:
         """Compute the result; where `tensors` has one, into that."""
         reads, parts = self.reads, self._parts
         a, b = parts[0](tensors[reads[0]], syms), parts[1](tensors[reads[1]], syms)
-        if self._weight is not None and a.dtype is b.dtype is self.dtype and a.is_contiguous():
+        if self._weight is not None and a.dtype is b.dtype is self.dtype and self._linear(a, b):
             bias = None if self._bias is None else self._bias(tensors[reads[2]], syms)
             out = torch.nn.functional.linear(a, self._weight(b), bias)
             target = tensors.get(self.name)
@@ -174,6 +183,8 @@ class LibraryStep:
         if self.matrices.swap:
             a, b = b, a
         x, y = self._views[0](a), self._views[1](b)
+        if x.is_cuda and x.element_size() == 2:
+            x, y = self._feed(x, y)
         bias = None if self._bias is None else self._bias(tensors[reads[2]], syms)
         target = tensors.get(self.name)
         if target is not None and not self._shaped and x.dtype is y.dtype is self.dtype:
@@ -188,6 +199,30 @@ class LibraryStep:
             tensors[self.name] = out
         else:
             target.copy_(out)
+
+    def keeps_rows(self, tensor: str) -> bool:
+        """Whether an operand with its rows apart is read as it is: its last axis is all of a side of its matrix."""
+        m = self.matrices
+        alone = {side[0] for side in (m.rows, m.cols, m.depth) if len(side) == 1}
+        read = [ld for ld in (self.call.a, self.call.b) if ld.tensor == tensor]
+        bias = self.call.bias
+        last = [ld.index[-1] for ld in read]
+        return all(isinstance(ix, Index) and ix.dim in alone for ix in last) and (bias is None or bias.tensor != tensor)
+
+    def _linear(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        """Whether torch's `linear` takes the operands as they are."""
+        return a.is_contiguous() and not (a.is_cuda and (self._ragged or not (aligned.fits(a) and aligned.fits(b))))
+
+    def _feed(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The operands, copied with their rows apart where that is estimated faster."""
+        key = x.shape, x.stride(), x.storage_offset(), y.shape, y.stride(), y.storage_offset()
+        found = self._fed.get(key)
+        if found is None:
+            misfits = [not aligned.fits(z) for z in (x, y)]
+            copies = [z.numel() * z.element_size() for z, bad in zip((x, y), misfits, strict=True) if bad]
+            copy = aligned.worth(aligned.product_flops(x, y), copies, gpu_here())
+            found = self._fed[key] = misfits[0] and copy, misfits[1] and copy
+        return aligned.copied(x) if found[0] else x, aligned.copied(y) if found[1] else y
 
     def _into(self, target: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
         if bias is not None:
@@ -208,8 +243,16 @@ class LibraryStep:
             x, y = x.to(kind), y.to(kind)
         if bias is not None:
             return torch.addmm(bias, x, y)
+        if self._ragged and (self.apart or (x.is_cuda and self._worth_apart(x, y))):
+            out = aligned.empty_apart((*x.shape[:-1], y.shape[-1]), dtype, device=x.device)
+            self._into(out, x, y, None)
+            return out if self.apart else out.contiguous()
         out = torch.bmm(x, y) if self.matrices.batch else torch.mm(x, y)
         return out if out.dtype is dtype else out.to(dtype)
+
+    def _worth_apart(self, x: torch.Tensor, y: torch.Tensor) -> bool:
+        made = x.shape[:-1].numel() * y.shape[-1] * x.element_size()
+        return aligned.worth(aligned.product_flops(x, y), (made,), gpu_here())
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """There is none of ours."""

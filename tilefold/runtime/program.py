@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
 from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
+from tilefold.runtime.aligned import apart
 from tilefold.runtime.gpu_program import GpuProgram
+from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.spans import profiled, span, titles
 from tilefold.runtime.step import Step
@@ -44,6 +46,7 @@ class CompiledProgram:
             self._last_use.update(dict.fromkeys(s.reads, at))
         for name in (*self.program.outputs, *(i.name for i in self.program.inputs)):
             self._last_use.pop(name, None)
+        _rows_apart(self.steps, (*self.program.outputs, *(i.name for i in self.program.inputs)))
         for at, s in enumerate(self.steps):
             pairs = s.over if isinstance(s, GpuStep) else ()
             self._over[at] = [(new, old) for new, old in pairs if self._last_use.get(old) == at]
@@ -98,7 +101,7 @@ class CompiledProgram:
             return
         tensors = dict(inputs)
         for s in self.steps:
-            tensors |= {name: Like.packed(shape(syms), dtype, device) for name, dtype, shape in s.results}
+            tensors |= {name: _made(s, name, dtype, shape(syms), device) for name, dtype, shape in s.results}
             if isinstance(s, GpuStep):
                 s.start_building(tensors, syms)
 
@@ -106,6 +109,46 @@ class CompiledProgram:
         """Let a step's result have the memory of what it reads last (`runtime.reuse`)."""
         for new, old in self._over[at]:
             (_, dtype, shape), x = self.steps[at].results[0], tensors[old]
-            if new not in tensors and x.dtype is dtype and x.shape == shape(syms) and x.is_contiguous():
+            packed = x.is_contiguous() or (
+                new in _apart_of(self.steps[at]) and x.stride() == apart(x.shape, x.itemsize)
+            )
+            if new not in tensors and x.dtype is dtype and x.shape == shape(syms) and packed:
                 tensors[new] = x
                 return
+
+
+def _rows_apart(steps: Sequence[Step], kept: Collection[str]) -> None:
+    """Tell steps of a GPU which of their results may have their rows apart: those of 16 bits that a product of the
+    library makes or reads, and that all readers take with any strides. kept: names that callers see."""
+    if not any(isinstance(s, GpuStep) for s in steps):
+        return
+    readers: dict[str, list[Step]] = {}
+    for s in steps:
+        for t in s.reads:
+            readers.setdefault(t, []).append(s)
+
+    def any_strides(t: str) -> bool:
+        return all(
+            isinstance(r, GpuStep) or (isinstance(r, LibraryStep) and r.keeps_rows(t)) for r in readers.get(t, ())
+        )
+
+    for s in steps:
+        if isinstance(s, LibraryStep):
+            s.apart = s.name not in kept and s.matrices.order is None and any_strides(s.name)
+        elif isinstance(s, GpuStep):
+            narrow = (name for name, dtype, _ in s.results if dtype.itemsize == 2 and name not in kept)
+            read = (t for t in narrow if any(isinstance(r, LibraryStep) for r in readers.get(t, ())))
+            s.apart = frozenset(t for t in read if any_strides(t))
+
+
+def _apart_of(s: Step) -> Collection[str]:
+    if isinstance(s, LibraryStep):
+        return (s.name,) if s.apart else ()
+    return s.apart if isinstance(s, GpuStep) else ()
+
+
+def _made(s: Step, name: str, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> Like:
+    """What a step's result will be."""
+    strides = apart(shape, dtype.itemsize) if name in _apart_of(s) else None
+    packed = Like.packed(shape, dtype, device)
+    return packed if strides is None else replace(packed, strides=strides)
