@@ -7,11 +7,14 @@ tests/gpu --dry-device interpreter` on the GPU's, in Triton's interpreter (3.6 h
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tilefold.frontend.regions.replay import Replayed
 from tilefold.pipeline import compile_program
+from tilefold.runtime.native.load import native
 
 
 def pytest_addoption(parser):
@@ -53,3 +56,32 @@ def fresh_memory():
     yield
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def in_cpp(monkeypatch):
+    """Regions of GPUs run in C++: those that were made (`regions`), and what they recorded (`tapes`)."""
+    monkeypatch.setenv("TILEFOLD_RUNNER", "all")
+    assert native().wait() is not None, native().reason
+    regions, tapes = [], []
+    usual, written = Replayed.__init__, Replayed._recorded
+
+    def init(self, *given):
+        usual(self, *given)
+        regions.append(self)
+
+    def recorded(self, args):
+        write = self._written
+
+        def keep(args):
+            found = write(args)
+            tapes.append(found[1])
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "_written", keep, raising=False)
+            return written(self, args)
+
+    monkeypatch.setattr(Replayed, "__init__", init)
+    monkeypatch.setattr(Replayed, "_recorded", recorded)
+    return SimpleNamespace(regions=regions, tapes=tapes)
