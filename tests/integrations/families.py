@@ -45,14 +45,17 @@ MODELS = {
 }  # fmt: skip
 
 
-def model_of(family: str, **more: object) -> t.PreTrainedModel:
-    """An untrained model of the family, the same each time; in evaluation mode."""
+def model_of(family: str, *, spread: float = 0.1, **more: object) -> t.PreTrainedModel:
+    """An untrained model of the family, the same each time; in evaluation mode.
+
+    spread: how far weights are drawn around what the model begins with; `more`: settings of its configuration.
+    """
     configuration, made, sizes = MODELS[family]
     torch.manual_seed(0)
     model = made(configuration(**{**sizes, **more}))
     with torch.no_grad():
         for p in model.parameters():  # norms start at 0 or 1, which would hide mistakes
-            p.add_(torch.randn_like(p) * 0.1)
+            p.add_(torch.randn_like(p) * spread)
     return model.eval()
 
 
