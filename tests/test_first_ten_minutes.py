@@ -20,7 +20,7 @@ VARIES = (
     (r"\b[\d.]+ (us|ms|s)\b", "# s"),
     (r"\b\d(\.\d+)?e[+-]\d\d\b", "#"),
     (r"grid( \w+:\d+)+", "grid #"),
-    (r"torch [\w.+]+, Python [\w.+]+", "torch #, Python #"),
+    (r"tilefold [\w.+]+ \(torch [\w.+]+, Python [\w.+]+", "tilefold # (torch #, Python #"),
     (r" +", " "),
 )
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from importlib import metadata
 from importlib.metadata import entry_points
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import tilefold
+from tilefold import version
 from tilefold.runtime import cache
 
 ROOT = Path(__file__).parents[1]
@@ -82,16 +84,22 @@ def test_torch_is_pinned_within_what_the_package_accepts():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of this checkout, made as `python -m build` makes it, from a copy (building leaves folders)."""
-    pytest.importorskip("setuptools")
+    """`python -m build`: a source archive of this checkout, and from that the wheel, without a network.
+
+    It is built from a copy without git, as building leaves folders; its version is the fallback.
+    """
+    for needed in ("build", "setuptools_scm"):
+        pytest.importorskip(needed, reason=f"building needs the package {needed}")
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "tilefold", source / "tilefold", ignore=shutil.ignore_patterns("__pycache__"))
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(out)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
-    (made,) = out.glob("*.whl")
-    return made
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert len(list(out.glob("*.tar.gz"))) == 1
+    (wheel,) = out.glob("*.whl")
+    return wheel
 
 
 def test_a_wheel_holds_what_is_not_python_too(wheel):
@@ -104,28 +112,71 @@ def test_a_wheel_holds_what_is_not_python_too(wheel):
     assert not known or held >= known
 
 
-def test_a_wheel_installs_and_derives_without_the_checkout(wheel, tmp_path):
-    options = ["--quiet", "--no-deps", "--no-index", "--target", str(tmp_path / "site")]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
-    code = "import tilefold; print(tilefold.__file__, tilefold.__version__); tilefold.derive('s = sum[l] x[l]')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        check=True,
+def test_a_wheel_works_in_a_fresh_environment(wheel, tmp_path):
+    """Installed without a network: what it depends on is that of this environment, by a path."""
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env/bin/python"
+    options = ["--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", *options], check=True)
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    (site / "dependencies.pth").write_text("\n".join(p for p in sys.path if p.endswith("site-packages")))
+
+    def run(*words: object) -> str:
+        own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        own |= {"TILEFOLD_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run(words, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert run(tmp_path / "env/bin/tilefold", "--version").startswith("tilefold 0.1.dev0 (torch ")
+    (tmp_path / "used.py").write_text(
+        "import torch, tilefold\n"
+        "print(tilefold.__file__)\n"
+        "x = torch.randn(3, 40)\n"
+        "assert torch.allclose(torch.compile(lambda x: torch.softmax(x, -1), backend='tilefold')(x), x.softmax(-1))\n"
     )
-    where, version = done.stdout.split()
-    assert Path(where).is_relative_to(tmp_path) and version == metadata.version("tilefold")
+    assert Path(run(python, "used.py").strip()).is_relative_to(tmp_path)
 
 
-def test_the_version_is_written_once():
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert tilefold.__version__ == version == cache.version()
-    written = [p for p in (ROOT / "tilefold").rglob("*.py") if f'"{version}"' in p.read_text()]
-    assert written == []
-    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+def test_the_version_is_that_of_the_package():
+    assert tilefold.__version__ == metadata.version("tilefold") and key_says(tilefold.__version__)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "version" not in project and project["dynamic"] == ["version"]
+    assert "## 0.1.0" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def key_says(other: str) -> bool:
+    """Whether keys of kernels on disk are those of this version."""
+    before = cache.key_of({})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "version", lambda: other)
+        return cache.key_of({}) == before
+
+
+def test_kernels_of_another_version_are_not_read():
+    assert not key_says("0.0.1")
+
+
+def test_a_source_that_is_not_installed_has_a_version_too(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert version.version() == version.UNKNOWN == tilefold.__version__
+
+
+@pytest.mark.parametrize(("tag", "found"), [(None, r"0\.1\.dev1\+g"), ("v0.3.0", r"0\.3\.0$")])
+def test_the_version_comes_from_tags(tag, found, tmp_path):
+    """Of a clone with a commit and a tag, or without any."""
+    pytest.importorskip("setuptools_scm")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"], *([["tag", tag]] if tag else [])):
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True)
+    says = [sys.executable, "-m", "setuptools_scm"]
+    done = subprocess.run(says, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.match(found, done.stdout.strip())
 
 
 def _pages() -> list[Path]:

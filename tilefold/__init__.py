@@ -17,7 +17,7 @@ tilefold.derive("m = max[l] x[l] ...")            the mathematics alone
 A name is loaded when it is first used: `tilefold --help`, and whoever only catches errors, need not wait for torch.
 """
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tilefold.errors import (
@@ -31,6 +31,7 @@ from tilefold.errors import (
     UnsupportedError,
     VerifyError,
 )
+from tilefold.version import version as _version
 
 if TYPE_CHECKING:
     from tilefold.explanation.report import Explanation, explain
@@ -104,7 +105,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return metadata.version("tilefold")
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module 'tilefold' has no attribute {name!r}")
     home = import_module(_HOMES[name])

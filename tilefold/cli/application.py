@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from tilefold.cli.friendly import console, guarded
+from tilefold.version import version
 
 #: Name -> where its function (or group of commands) is, and the first line of its help.
 COMMANDS = {
@@ -83,7 +84,7 @@ def _not_loaded() -> None:
 def _version(wanted: bool) -> None:
     if wanted:
         torch = metadata.version("torch")
-        text = f"tilefold {metadata.version('tilefold')} (torch {torch}, Python {platform.python_version()})"
+        text = f"tilefold {version()} (torch {torch}, Python {platform.python_version()})"
         console.print(text, highlight=False)
         raise typer.Exit
 

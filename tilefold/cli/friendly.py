@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 
 from tilefold.errors import SourceLoc, TilefoldError
+from tilefold.version import version
 
 P = ParamSpec("P")
 PACKAGE = Path(__file__).parents[1]
@@ -94,7 +95,7 @@ def _named(err: BaseException) -> str:
 
 def _report(err: BaseException) -> str:
     """Says that the fault is ours; everything that finding it takes is in a file."""
-    versions = ", ".join(f"{p} {metadata.version(p)}" for p in ("tilefold", "torch"))
+    versions = f"tilefold {version()}, torch {metadata.version('torch')}"
     head = f"command: {' '.join(sys.argv)}\nversions: {versions}, Python {platform.python_version()}, {sys.platform}\n"
     text = f"{_named(err)}\n  this is a defect of Tilefold, not a mistake of yours"
     try:

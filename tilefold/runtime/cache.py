@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -24,6 +23,7 @@ from filelock import FileLock, Timeout
 from tilefold import artifacts, config
 from tilefold.errors import CacheError
 from tilefold.files import cache_folder, put, read_trusted, warn_unusable
+from tilefold.version import version
 
 LOCK_TIMEOUT_S = 600
 #: Format of entries; part of every key.
@@ -50,14 +50,6 @@ def key_of(parts: Mapping[str, str]) -> str:
     everything = {**parts, "tilefold": version(), "format": FORMAT}
     text = json.dumps(everything, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def version() -> str:
-    """Tilefold's installed version."""
-    try:
-        return metadata.version("tilefold")
-    except metadata.PackageNotFoundError:
-        return "source"
 
 
 def folder() -> Path:

@@ -19,7 +19,7 @@ from tilefold.frontend.packages import load as loading
 from tilefold.frontend.packages.archive import MANIFEST, PACKAGE, Reader, Writer
 from tilefold.frontend.packages.form import Package
 from tilefold.runtime import records
-from tilefold.runtime.cache import version
+from tilefold.version import version
 
 
 class Model(nn.Module):

@@ -29,9 +29,9 @@ from tilefold.frontend.packages.form import (
     operator_of,
 )
 from tilefold.frontend.regions.execute import Executable
-from tilefold.runtime.cache import version
 from tilefold.runtime.stored import LoadedProgram
 from tilefold.tensor.sizes import extent
+from tilefold.version import version
 
 #: Where the shared libraries of loaded packages are, as long as the process lives.
 _folders: list[tempfile.TemporaryDirectory[str]] = []

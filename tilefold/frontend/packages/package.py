@@ -45,9 +45,9 @@ from tilefold.frontend.regions.outer import item
 from tilefold.frontend.registered import nested
 from tilefold.log import progress
 from tilefold.pipeline import compile_program
-from tilefold.runtime.cache import version
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.store import stored
+from tilefold.version import version
 
 #: Of checks that the loaded package makes of its arguments itself.
 _CHECKS = ("aten::_assert_scalar", "aten::_assert_tensor_metadata", "aten::sym_constrain_range_for_size",
