@@ -71,7 +71,7 @@ def in_cpp(monkeypatch):
         regions.append(self)
 
     def recorded(self, args):
-        write = self._written
+        write = self.written
 
         def keep(args):
             found = write(args)
@@ -79,7 +79,7 @@ def in_cpp(monkeypatch):
             return found
 
         with monkeypatch.context() as patch:
-            patch.setattr(self, "_written", keep, raising=False)
+            patch.setattr(self, "written", keep, raising=False)
             return written(self, args)
 
     monkeypatch.setattr(Replayed, "__init__", init)

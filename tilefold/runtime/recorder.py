@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tilefold import config
 from tilefold.backends.triton.launcher import Plan
@@ -35,6 +36,30 @@ _PRODUCTS = {
     **{aten.baddbmm.default: Op.BADDBMM, aten.baddbmm.out: Op.BADDBMM},
 }
 _CHANGING = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of torch as a function of its tensors alone. leaves: its flat arguments, tensors left out, which
+    belong at `places` of them; wanted: the flat results that are tensors."""
+
+    func: Any
+    leaves: tuple[Any, ...]
+    places: tuple[int, ...]
+    spec: TreeSpec
+    wanted: tuple[int, ...]
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        args, kwargs = self.given(tensors)
+        made, _ = tree_flatten(self.func(*args, **kwargs))
+        return tuple([made[n] for n in self.wanted])
+
+    def given(self, tensors: Sequence[object]) -> tuple[Any, Any]:
+        """Its positional arguments and keywords."""
+        leaves = list(self.leaves)
+        for n, x in zip(self.places, tensors, strict=True):
+            leaves[n] = x
+        return tree_unflatten(leaves, self.spec)  # type: ignore[return-value]
 
 
 class Recorder(TorchDispatchMode):
@@ -175,16 +200,8 @@ class Recorder(TorchDispatchMode):
         if any(results[n].untyped_storage()._cdata in memory for n in wanted):
             self.refused = f"{func} gives several views, or one of another type"
             return
-        fixed = [None if isinstance(a, torch.Tensor) else a for a in leaves]
-
-        def call(*tensors: torch.Tensor) -> tuple[Any, ...]:
-            given = list(fixed)
-            for n, x in zip(places, tensors, strict=True):
-                given[n] = x
-            again_args, again_kwargs = tree_unflatten(given, spec)
-            made, _ = tree_flatten(func(*again_args, **again_kwargs))
-            return tuple([made[n] for n in wanted])
-
+        fixed = tuple(None if isinstance(a, torch.Tensor) else a for a in leaves)
+        call = Operator(func, fixed, tuple(places), spec, tuple(wanted))
         made = tuple(self._new(results[n], Slot(Kind.RESULT)) for n in wanted)
         self._add(Op.CALL, reads, made, call=call)
 

@@ -20,6 +20,7 @@ from tilefold.backends.triton.driver import (
     Address,
     Counter,
     Handle,
+    Image,
     Launched,
     Parameter,
     TensorMap,
@@ -67,12 +68,13 @@ def launcher_of(done: Any) -> Launcher:
         *(done.function, run.launch_cooperative_grid, run.launch_pdl, None, None),
         *(done.packed_metadata, None, None, None),
     )
+    handle = handle_of(head, Image(done.name, done.kernel) if isinstance(done.kernel, bytes) else None)
     if not inspect.isfunction(run.launch):
-        return Launcher(run.launch, head, (), handle_of(head))
+        return Launcher(run.launch, head, (), handle)
     wrapped = inspect.getclosurevars(run.launch).nonlocals
     if "launcher" not in wrapped or "tensordesc_meta" not in wrapped:
         return plain
-    return Launcher(wrapped["launcher"], head, tuple(wrapped["tensordesc_meta"]), handle_of(head))
+    return Launcher(wrapped["launcher"], head, tuple(wrapped["tensordesc_meta"]), handle)
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:

@@ -2,7 +2,8 @@
 
     manifest.json          what the package requires, and the sha256 of every other member
     package.json           the graph (`form`)
-    libraries/DIGEST.so    compiled kernels
+    libraries/DIGEST.so    compiled kernels, or the module that runs tapes
+    code/DIGEST            machine code of a GPU's kernel, or a tensor map
     tensors/N              bytes of a tensor, little-endian, packed
 
 Nothing is unpickled and no Python is executed to read it. Considered: `torch.save` and `.pt2` (pickle inside),
@@ -50,6 +51,12 @@ class Writer:
         data = path.read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         self._members[library_member(digest)] = data
+        return digest
+
+    def code(self, data: bytes) -> str:
+        """Keep bytes for a GPU; their digest."""
+        digest = hashlib.sha256(data).hexdigest()
+        self._members[code_member(digest)] = data
         return digest
 
     def tensor(self, x: torch.Tensor) -> StoredTensor:
@@ -124,6 +131,10 @@ class Reader:
         back = [t.order.index(a) for a in range(len(t.order))]
         return flat.view(t.shape).permute(back)
 
+    def code(self, digest: str) -> bytes:
+        """Bytes for a GPU. KeyError: the file has none such."""
+        return bytes(self._members[code_member(digest)])
+
     def libraries(self, folder: Path) -> dict[str, Path]:
         """Write the shared libraries into a folder; paths by digest."""
         found = {}
@@ -177,3 +188,8 @@ def torch_dtype(name: str) -> torch.dtype:
 def library_member(digest: str) -> str:
     """Where a shared library is in the archive."""
     return f"libraries/{digest}.so"
+
+
+def code_member(digest: str) -> str:
+    """Where bytes for a GPU are in the archive."""
+    return f"code/{digest}"

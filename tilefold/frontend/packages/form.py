@@ -21,22 +21,28 @@ from tilefold.backends.cpp.prebuilt import Built
 from tilefold.errors import ParseError, SourceLoc
 from tilefold.frontend.operators.bindings import OutputBinding, SymBinding
 from tilefold.runtime.stored import StoredCall, StoredKernel, StoredProgram, StoredStep
+from tilefold.runtime.tape import Kind, Op
 from tilefold.tensor.ir import Compute, Input, Program
 from tilefold.tile.ir import TensorParam
 
+#: From the values of earlier names to one of theirs.
+Value = Callable[[Mapping[str, Any]], Any]
 #: Changes when a package of an earlier Tilefold cannot be read any more.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """What a package needs of where it is loaded. cpu: `backends.cpp.prebuilt.needed`."""
+    """What a package needs of where it is loaded. cpu: `backends.cpp.prebuilt.needed`. capability: of a GPU, as (9, 0);
+    python: the version that its module is for."""
 
     format: int
     tilefold: str
     torch: str
     device: str
     cpu: tuple[str, ...]
+    capability: tuple[int, ...] = ()
+    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +76,14 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A flat argument: a tensor of this type and these extents, or (dtype None) the value that was traced."""
+    """A flat argument: a tensor of this type and these extents on a device of this kind, or (dtype None) the value that
+    was traced."""
 
     name: str
     dtype: str | None
     shape: tuple[Expr, ...] = ()
     value: int | float | bool | str | None = None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +134,91 @@ class StoredRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class TapeArgument:
+    """What a tape takes: a tensor of this type, extents and strides, at an aligned address or any; or no tensor."""
+
+    dtype: str | None
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    aligned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlot:
+    """As `runtime.tape.Slot`; `constant`: the number of a stored tensor."""
+
+    kind: Kind
+    source: int
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str | None
+    constant: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKernelCode:
+    """A kernel of a GPU: its name, the digest of its machine code, and whether it takes a counter."""
+
+    name: str
+    code: str
+    counter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOperatorCall:
+    """An ATen operator of the n-th tensors `Ref("n")`; wanted: its flat results that are tensors."""
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredInstruction:
+    """As `runtime.tape.Instruction`; maps: digests of tensor maps."""
+
+    op: Op
+    name: str
+    where: str
+    slots: tuple[int, ...]
+    numbers: tuple[int, ...]
+    scalars: tuple[float, ...]
+    release: tuple[int, ...]
+    kernel: StoredKernelCode | None
+    maps: tuple[str, ...]
+    call: StoredOperatorCall | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTape:
+    """A region of a GPU: its call, for such arguments."""
+
+    slots: tuple[StoredSlot, ...]
+    code: tuple[StoredInstruction, ...]
+    outputs: tuple[int, ...]
+    arena: int
+    arguments: tuple[TapeArgument, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Package:
     """A whole graph. in_tree, out_tree: how arguments and results are put together (torch's pytree, as JSON). ranges:
-    smallest and largest values of symbols. tensors: constants, of the graph and of regions."""
+    smallest and largest values of symbols. tensors: constants, of the graph and of regions. runner: digest of the
+    module that runs tapes, where there are some."""
 
     arguments: tuple[Argument, ...]
     weights: tuple[Weight, ...]
     constants: Mapping[str, int]
     nodes: tuple[Node, ...]
     results: tuple[Any, ...]
-    regions: tuple[StoredRegion, ...]
+    regions: tuple[StoredRegion | StoredTape, ...]
     tensors: tuple[StoredTensor, ...]
     ranges: Mapping[str, tuple[int, int]]
     in_tree: str
     out_tree: str
+    runner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +254,7 @@ class Operators:
 CLASSES = (
     *(Operators, StoredOperator, Relation, Requires, Manifest, Package, StoredTensor, Weight, Argument, Ref, Of, Node),
     *(StoredRegion, StoredInput, SymBinding, OutputBinding, StoredProgram, StoredStep, StoredCall, StoredKernel, Built),
+    *(StoredTape, StoredSlot, StoredInstruction, StoredKernelCode, StoredOperatorCall, TapeArgument, Kind, Op),
     *(TensorParam, Program, Input, Compute, SourceLoc),
     *(Const, Index, Size, Sym, Load, Call, Cast, DType),
 )
@@ -190,7 +270,7 @@ PYTHON: Mapping[str, Callable[..., Any]] = {
 def written(x: object) -> Any:
     """An argument of a graph's node; TypeError for what has no form."""
     match x:
-        case None | bool() | int() | float() | str():
+        case None | bool() | int() | float() | str() | Ref():
             return x
         case tuple() | list():
             return tuple(map(written, x))
@@ -225,3 +305,15 @@ def operator_of(target: str) -> Callable[..., Any]:
     if not isinstance(found, torch._ops.OpOverload):
         raise ParseError(f"this torch has no operator aten.{target}")
     return found
+
+
+def value_of(x: Any) -> Value:
+    """What takes a written value's references from the values of names."""
+    if isinstance(x, Ref):
+        name = x.name
+        return lambda values: values[name]
+    if isinstance(x, tuple):
+        parts = tuple(map(value_of, x))
+        return lambda values: tuple([p(values) for p in parts])
+    fixed = of_torch(x) if isinstance(x, Of) else x
+    return lambda values: fixed

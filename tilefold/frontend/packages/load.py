@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten, treespec
 
 from tilefold.algebra.expr import Const, Sym
 from tilefold.backends.cpp.prebuilt import missing
+from tilefold.backends.triton.driver import functions
 from tilefold.errors import ParseError, TilefoldError
 from tilefold.frontend.operators.bindings import InputBinding, Lowered
 from tilefold.frontend.packages.archive import AGAIN, Reader, torch_dtype
@@ -20,23 +22,24 @@ from tilefold.frontend.packages.form import (
     PYTHON,
     Argument,
     Node,
-    Of,
     Package,
     Ref,
     Requires,
     StoredRegion,
-    of_torch,
+    StoredTape,
+    Value,
     operator_of,
+    value_of,
 )
+from tilefold.frontend.packages.taped import TapedRegion, tape_of
 from tilefold.frontend.regions.execute import Executable
+from tilefold.runtime.native.load import module_at
 from tilefold.runtime.stored import LoadedProgram
 from tilefold.tensor.sizes import extent
 from tilefold.version import version
 
 #: Where the shared libraries of loaded packages are, as long as the process lives.
 _folders: list[tempfile.TemporaryDirectory[str]] = []
-#: From the values of earlier names to one of theirs.
-Value = Callable[[Mapping[str, Any]], Any]
 
 
 def load(
@@ -80,12 +83,27 @@ def check_here(r: Requires, path: str) -> None:
                 f"{path} was made with {what} {wanted}, this is {here}",
                 hint=f"install {what} {wanted}, or {AGAIN}",
             )
+    _check_device(r, path)
     lacking = missing(r.cpu)
     if lacking:
         raise TilefoldError(
             f"{path} is for a CPU with {', '.join(lacking)}, which this one has not",
             hint="package it with TILEFOLD_ARCH=x86-64-v3 (or another architecture that both have)",
         )
+
+
+def _check_device(r: Requires, path: str) -> None:
+    if r.device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise TilefoldError(f"{path} is for a GPU, and torch finds none", hint=AGAIN)
+    here = torch.cuda.get_device_capability()
+    if here != r.capability:
+        wanted = ".".join(map(str, r.capability))
+        raise TilefoldError(f"{path} is for GPUs of capability {wanted}, this one has {here[0]}.{here[1]}", hint=AGAIN)
+    python = str(sysconfig.get_config_var("SOABI"))
+    if python != r.python:
+        raise TilefoldError(f"{path} was made with Python {r.python}, this is {python}", hint=AGAIN)
 
 
 class Packaged:
@@ -102,8 +120,9 @@ class Packaged:
         weights: torch.nn.Module | Mapping[str, torch.Tensor] | None,
     ):
         self.digest, self._package = reader.digest, package
-        tensors = [reader.tensor(t) for t in package.tensors]
-        self.regions = [region_of(r, tensors, files) for r in package.regions]
+        self._device = reader.manifest.requires.device
+        tensors = [reader.tensor(t).to(self._device) for t in package.tensors]
+        self.regions = _regions(package, reader, tensors, files, self._device)
         self.weights = _weights(package, reader, weights)
         self._fixed = {w.name: self.weights[w.state] for w in package.weights}
         self._fixed |= {name: tensors[n] for name, n in package.constants.items()}
@@ -112,10 +131,10 @@ class Packaged:
         last = {ref: n for n, node in enumerate(package.nodes) for ref in _refs((node.args, *node.kwargs.values()))}
         kept = {*self._fixed, *_refs(package.results)}
         self._steps = [
-            (node.name, self._target(node), _value(node.args), _keywords(node.kwargs), _dying(last, n, kept))
+            (node.name, self._target(node), value_of(node.args), _keywords(node.kwargs), _dying(last, n, kept))
             for n, node in enumerate(package.nodes)
         ]
-        self._results = _value(package.results)
+        self._results = value_of(package.results)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         flat, tree = tree_flatten((args, kwargs))
@@ -154,6 +173,23 @@ class Packaged:
         raise ParseError(f"no such kind of node: {node.kind}")
 
 
+def _regions(
+    package: Package, reader: Reader, tensors: Sequence[torch.Tensor], files: Mapping[str, Path], device: str
+) -> list[Callable[..., Any]]:
+    """The regions, ready to be called; of GPUs, on the current device."""
+    if package.runner is None:
+        return [region_of(r, tensors, files) for r in package.regions if isinstance(r, StoredRegion)]
+    module, loaded = module_at(files[package.runner]), dict[tuple[str, str, int], int]()
+    here = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    if (driver := functions()) is not None:
+        module.driver(driver)
+    found: list[Callable[..., Any]] = []
+    for r in package.regions:
+        assert isinstance(r, StoredTape)
+        found.append(TapedRegion(tape_of(r, here, reader.code, tensors, loaded), r.arguments, module))
+    return found
+
+
 def region_of(r: StoredRegion, tensors: Sequence[torch.Tensor], files: Mapping[str, Path]) -> Executable:
     """A stored region, ready to be called with the arguments of its graph."""
     inputs = tuple(
@@ -168,19 +204,21 @@ def _weights(
     package: Package, reader: Reader, given: torch.nn.Module | Mapping[str, torch.Tensor] | None
 ) -> dict[str, torch.Tensor]:
     """The model's tensors by their names in its state."""
+    device = reader.manifest.requires.device
     state = given.state_dict() if isinstance(given, torch.nn.Module) else dict(given or {})
     found: dict[str, torch.Tensor] = {}
     for w in package.weights:
         x = state.get(w.state)
         if x is None and w.included is not None:
-            x = reader.tensor(w.included)
+            x = reader.tensor(w.included).to(device)
         if x is None:
             hint = "tilefold.load(path, model) or (path, state_dict), or tilefold.package(..., weights='included')"
             raise TilefoldError(f"the package refers to the weight {w.state}, which is not given", hint=hint)
         x = x.detach()
-        if tuple(x.shape) != w.shape or x.dtype is not torch_dtype(w.dtype) or not x.is_cpu:
+        if tuple(x.shape) != w.shape or x.dtype is not torch_dtype(w.dtype) or x.device.type != device:
+            wanted = f"{w.dtype}{list(w.shape)} on {device}"
             raise TilefoldError(
-                f"the weight {w.state} is {x.dtype}{list(x.shape)} on {x.device}, not {w.dtype}{list(w.shape)} on cpu",
+                f"the weight {w.state} is {x.dtype}{list(x.shape)} on {x.device}, not {wanted}",
                 hint=AGAIN,
             )
         found[w.state] = x
@@ -193,9 +231,10 @@ def _check(a: Argument, x: Any, syms: dict[str, int]) -> None:
         if type(x) is not type(a.value) or x != a.value:
             raise TilefoldError(f"the argument {a.name} is {x!r}; the package was made for {a.value!r}", hint=AGAIN)
         return
-    if not isinstance(x, torch.Tensor) or x.dtype is not torch_dtype(a.dtype) or not x.is_cpu:
+    if not isinstance(x, torch.Tensor) or x.dtype is not torch_dtype(a.dtype) or x.device.type != a.device:
         what = f"{x.dtype} on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
-        raise TilefoldError(f"the argument {a.name} is {what}; the package was made for {a.dtype} on cpu", hint=AGAIN)
+        wanted = f"{a.dtype} on {a.device}"
+        raise TilefoldError(f"the argument {a.name} is {what}; the package was made for {wanted}", hint=AGAIN)
     if x.requires_grad and torch.is_grad_enabled():
         raise TilefoldError(f"a package has no gradient, and {a.name} needs one", hint="call it under torch.no_grad()")
     fits = x.ndim == len(a.shape)
@@ -225,18 +264,6 @@ def _dying(last: Mapping[str, int], at: int, kept: set[str]) -> tuple[str, ...]:
     return tuple(name for name, n in last.items() if n == at and name not in kept)
 
 
-def _value(x: Any) -> Value:
-    """What takes a written value's references from the values of names."""
-    if isinstance(x, Ref):
-        name = x.name
-        return lambda values: values[name]
-    if isinstance(x, tuple):
-        parts = tuple(map(_value, x))
-        return lambda values: tuple([p(values) for p in parts])
-    fixed = of_torch(x) if isinstance(x, Of) else x
-    return lambda values: fixed
-
-
 def _keywords(x: Mapping[str, Any]) -> Value:
-    parts = {k: _value(v) for k, v in x.items()}
+    parts = {k: value_of(v) for k, v in x.items()}
     return lambda values: {k: p(values) for k, p in parts.items()}

@@ -8,6 +8,7 @@ graph is called once on the arguments, and the kernels that this loads are what 
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,17 +37,22 @@ from tilefold.frontend.packages.form import (
     Requires,
     StoredInput,
     StoredRegion,
+    StoredTape,
     Weight,
     written,
 )
+from tilefold.frontend.packages.tapes import stored_tape
 from tilefold.frontend.regions.assemble import Options, assembled
 from tilefold.frontend.regions.execute import Executable
 from tilefold.frontend.regions.outer import item
+from tilefold.frontend.regions.replay import Replayed
 from tilefold.frontend.registered import nested
 from tilefold.log import progress
 from tilefold.pipeline import compile_program
+from tilefold.runtime.native.load import native
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.store import stored
+from tilefold.runtime.tape import Tape
 from tilefold.version import version
 
 #: Of checks that the loaded package makes of its arguments itself.
@@ -70,7 +76,7 @@ def package(
 
     dynamic_shapes: as of `torch.export.export`; extents are fixed without. weights: only named, and given to
     `tilefold.load` as a model or `state_dict`, or kept in the file. UnsupportedError: what `torch.export` cannot
-    capture, what changes a buffer or an argument, and programs for GPUs.
+    capture, what changes a buffer or an argument, and on GPUs sizes that are left free.
     """
     if weights not in ("by name", "included"):
         raise TilefoldError(f"unknown weights={weights!r}", hint="'by name' or 'included'")
@@ -82,10 +88,11 @@ def package(
     with progress("a package"), nested.taken_apart(), torch.no_grad():
         exported = _exported(fn, tuple(args), dict(kwargs or {}), dynamic_shapes)
         writer = Writer()
-        made = _Packing(exported, writer, weights == "included").package()
+        packing = _Packing(exported, writer, weights == "included")
+        made = packing.package()
     place = Path(path)
     try:
-        put(place, writer.archive(requires(), made))
+        put(place, writer.archive(requires(packing.device), made))
         os.chmod(place, READABLE)
     except OSError as err:
         raise TilefoldError(f"{place} cannot be written: {err}", hint="an existing folder of yours") from None
@@ -145,6 +152,11 @@ class _Packing:
     constants: dict[str, int] = field(default_factory=dict)
     values: list[object] = field(default_factory=list)
 
+    @property
+    def device(self) -> str:
+        """The kind of device that the program runs on."""
+        return "cuda" if any(isinstance(x, torch.Tensor) and x.is_cuda for x in self.values) else "cpu"
+
     def package(self) -> Package:
         """The package of the graph, whose kernels have run once."""
         gm, spec = self.exported.graph_module, self.exported.call_spec
@@ -153,17 +165,41 @@ class _Packing:
         gm.graph.eliminate_dead_code()
         options = Options(compile_program, leftover="eager", specialise=False)
         graph, root, run = assembled(gm, options, "package", self._placeholders())
-        run(*self.values)
-        regions: list[StoredRegion] = []
-        nodes = [self._node(n, root, regions) for n in graph.nodes if n.op in ("call_function", "call_module")]
+        regions: dict[str, StoredRegion | StoredTape] = {}
+        if self.device == "cuda":
+            regions = self._taped(graph, root)
+        else:
+            run(*self.values)
+            regions = {str(n.target): region(root.get_submodule(str(n.target)).run, self.writer) for n in _parts(graph)}
+        nodes = [self._node(n, list(regions)) for n in graph.nodes if n.op in ("call_function", "call_module")]
         for n in graph.find_nodes(op="get_attr"):
             self.constants[n.name] = self.writer.constant(getattr(root, str(n.target)))
         results = written(graph.output_node().args[0])
         ranges = {str(s): (int(r.lower), _upper(r.upper)) for s, r in self.exported.range_constraints.items()}
         return Package(
-            tuple(self.arguments), tuple(self.weights), self.constants, tuple(nodes), results, tuple(regions),
+            tuple(self.arguments), tuple(self.weights), self.constants, tuple(nodes), results, tuple(regions.values()),
             tuple(self.writer.tensors), ranges, treespec_dumps(spec.in_spec), treespec_dumps(spec.out_spec),
+            self._runner() if self.device == "cuda" else None,
         )  # fmt: skip
+
+    def _taped(self, graph: torch.fx.Graph, root: torch.nn.Module) -> dict[str, StoredRegion | StoredTape]:
+        """The regions' tapes, of a call that runs them. UnsupportedError: sizes are left free, or one has no tape."""
+        if self.exported.range_constraints:
+            raise UnsupportedError("a package for a GPU has fixed sizes", hint="leave dynamic_shapes out")
+        if native().wait() is None or not native().has_driver():
+            why = native().reason or "there is no CUDA driver"
+            raise UnsupportedError(
+                f"the module that runs packages for GPUs is not built: {why}", hint="apt install g++"
+            )
+        taping = _Taping(root, graph)
+        taping.run(*self.values)
+        writer = self.writer
+        return {n: stored_tape(tape, args, writer.code, writer.constant) for n, (tape, args) in taping.tapes.items()}
+
+    def _runner(self) -> str:
+        path = native().path
+        assert path is not None
+        return self.writer.library(path)
 
     def _placeholders(self) -> list[str]:
         """Sort the graph's arguments into weights, constants and the user's; readable names for them."""
@@ -192,14 +228,13 @@ class _Packing:
         else:
             self.constants[name] = self.writer.constant(x)
 
-    def _node(self, n: torch.fx.Node, root: torch.nn.Module, regions: list[StoredRegion]) -> Node:
+    def _node(self, n: torch.fx.Node, regions: Sequence[str]) -> Node:
         try:
             args, kwargs = written(n.args), {k: written(v) for k, v in n.kwargs.items()}
         except TypeError as err:
             raise UnsupportedError(f"{n.target} cannot be packaged: {err}") from None
         if n.op == "call_module":
-            regions.append(region(root.get_submodule(str(n.target)).run, self.writer))
-            return Node(n.name, "region", str(len(regions) - 1), args, kwargs)
+            return Node(n.name, "region", str(regions.index(str(n.target))), args, kwargs)
         if isinstance(n.target, torch._ops.OpOverload) and n.target.namespace == "aten":
             return Node(n.name, "aten", str(n.target).removeprefix("aten."), args, kwargs)
         if n.target in _PYTHON:
@@ -207,6 +242,30 @@ class _Packing:
         if n.target is item:
             return Node(n.name, "item", "", args, kwargs)
         raise UnsupportedError(f"{n.target} cannot be packaged", hint="torch.compile(model, backend='tilefold')")
+
+
+class _Taping(torch.fx.Interpreter):
+    """Runs a graph of regions once and keeps their tapes, with the arguments that they were recorded for."""
+
+    def __init__(self, root: torch.nn.Module, graph: torch.fx.Graph):
+        super().__init__(torch.fx.GraphModule(root, graph))
+        self.tapes: dict[str, tuple[Tape, tuple[object, ...]]] = {}
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = self.fetch_attr(target).run
+        run = getattr(run, "run", run)  # within its guard
+        if not isinstance(run, Replayed):
+            raise UnsupportedError("a part of the graph does not compile", hint="TORCH_LOGS=tilefold says why")
+        made, tape, why = run.written(args)
+        if tape is None:
+            raise UnsupportedError(f"{run.program.program.name} cannot be packaged: {why}")
+        self.tapes[str(target)] = tape, args
+        return made
+
+
+def _parts(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The regions of a graph."""
+    return [n for n in graph.nodes if n.op == "call_module"]
 
 
 def region(run: object, writer: Writer) -> StoredRegion:
@@ -222,16 +281,19 @@ def region(run: object, writer: Writer) -> StoredRegion:
     return StoredRegion(stored(run.runner, writer.library), inputs, low.syms, low.outputs, low.placeholders)
 
 
-def requires() -> Requires:
+def requires(device: str = "cpu") -> Requires:
     """What a package of this machine needs of another."""
-    return Requires(FORMAT, version(), torch.__version__, "cpu", needed(toolchain()))
+    if device == "cpu":
+        return Requires(FORMAT, version(), torch.__version__, device, needed(toolchain()))
+    capability, python = torch.cuda.get_device_capability(), str(sysconfig.get_config_var("SOABI"))
+    return Requires(FORMAT, version(), torch.__version__, device, (), capability, python)
 
 
 def _argument(name: str, fake: object, x: object) -> Argument:
     if isinstance(fake, torch.Tensor):
-        if not fake.device.type == "cpu":
-            raise UnsupportedError(f"{name} is on {fake.device}: programs for GPUs cannot be packaged yet")
-        return Argument(name, str(fake.dtype), fx_sizes.shape(fake.shape))
+        if fake.device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"{name} is on {fake.device}: packages are for CPUs and GPUs")
+        return Argument(name, str(fake.dtype), fx_sizes.shape(fake.shape), device=fake.device.type)
     if isinstance(x, bool | int | float | str | None) and not isinstance(fake, torch.SymInt):
         return Argument(name, None, value=x)
     raise UnsupportedError(f"the argument {name} is a {type(x).__name__}", hint="bind it: functools.partial")

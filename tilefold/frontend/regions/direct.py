@@ -108,7 +108,8 @@ class Direct(Replayed):
         call = self._looked_up(args, xs, [p % DIVISOR for p in pointers])
         return self._made_by(call, args, xs, pointers), call, pointers
 
-    def _written(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], Tape | None, str]:
+    def written(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], Tape | None, str]:
+        """See `Replayed`."""
         made, call, pointers = self._planned_call(args)
         syms, first = self.symbols(args), args[self._positions[0]]
         assert isinstance(first, torch.Tensor)

@@ -16,7 +16,7 @@ import torch
 from tilefold import config
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.execute import Executable
-from tilefold.runtime.native.load import WORTH, native
+from tilefold.runtime.native.load import WORTH, native, stream_of
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.tape import Tape
@@ -98,7 +98,7 @@ class Replayed(Executable):
         return False
 
     def _recorded(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
-        made, tape, self.refused = self._written(args)
+        made, tape, self.refused = self.written(args)
         if tape is None:
             self.refused = self.refused or "it has no tensors"
         elif self._module is not None and not self._module.add(self._region, tuple(args), *tape.packed()):
@@ -108,15 +108,10 @@ class Replayed(Executable):
             self._module = None
         return made
 
-    def _written(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], Tape | None, str]:
+    def written(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], Tape | None, str]:
         """The results of a call, its tape, and why there is none."""
         recorder = Recorder(args, self._constants)
         with recorder:
             made = self._run(args, lambda inputs, syms: self.program.recorded(inputs, syms, recorder))
         tape = recorder.tape(made)
         return made, tape, recorder.refused
-
-
-def stream_of(device: int) -> int:
-    """The current stream of a CUDA device."""
-    return torch._C._cuda_getCurrentRawStream(device)

@@ -42,10 +42,11 @@ _LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10")
 
 
 class Native:
-    """The module, as soon as there is one. `reason`: why there is none, once that is certain."""
+    """The module, and the file it is in, as soon as there is one. `reason`: why there is none, once that is certain."""
 
     def __init__(self) -> None:
         self.module: ModuleType | None = None
+        self.path: Path | None = None
         self.reason = ""
         self._driver: bool | None = None
         self._thread: threading.Thread | None = None
@@ -78,7 +79,8 @@ class Native:
     def _attempt(self, path_of: Callable[[_Recipe], Path | None]) -> None:
         try:
             path = path_of(_recipe())
-            self.module = None if path is None else _loaded(path)
+            self.module = None if path is None else module_at(path)
+            self.path = path
         except (TilefoldError, OSError, ImportError) as err:
             self.reason = str(err)
             log.info("calls of regions run in Python: %s", err)
@@ -142,7 +144,8 @@ def _recipe() -> _Recipe:
     return _Recipe(command, (f"-L{root / 'lib'}", *_LIBRARIES), parts)
 
 
-def _loaded(path: Path) -> ModuleType:
+def module_at(path: Path) -> ModuleType:
+    """The module in a file that was built for this torch and Python."""
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
     spec = importlib.util.spec_from_loader(NAME, loader)
     if spec is None:
@@ -150,3 +153,8 @@ def _loaded(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
+
+
+def stream_of(device: int) -> int:
+    """The current stream of a CUDA device: what regions of GPUs ask before a call."""
+    return torch._C._cuda_getCurrentRawStream(device)

@@ -1,0 +1,110 @@
+"""Regions of GPUs in packages (`tapes`), loaded: what a process needs that only runs them, without Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tilefold.backends.triton.counters import counters_of
+from tilefold.backends.triton.driver import Image, function_of
+from tilefold.frontend.packages.archive import torch_dtype
+from tilefold.frontend.packages.form import (
+    StoredInstruction,
+    StoredOperatorCall,
+    StoredSlot,
+    StoredTape,
+    TapeArgument,
+    operator_of,
+    value_of,
+)
+from tilefold.runtime.native.load import stream_of
+from tilefold.runtime.tape import Instruction, Slot, Tape
+
+#: What kernels are compiled for, in bytes (`backends.triton.compile.DIVISOR`).
+ALIGNED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """An operator of a stored tape, called with its tensors."""
+
+    call: StoredOperatorCall
+    func: Callable[..., Any]
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        named = {str(n): x for n, x in enumerate(tensors)}
+        kwargs = {k: value_of(v)(named) for k, v in self.call.kwargs.items()}
+        made = torch.utils._pytree.tree_leaves(self.func(*value_of(self.call.args)(named), **kwargs))
+        return tuple([made[n] for n in self.call.wanted])
+
+
+def tape_of(
+    stored: StoredTape,
+    device: torch.device,
+    data: Callable[[str], bytes],
+    tensors: Sequence[torch.Tensor],
+    functions: dict[tuple[str, str, int], int],
+) -> Tape:
+    """The tape on a device, whose context is current. data: kept bytes; functions: kernels that are loaded already, by
+    their names, code and bytes of shared memory. ParseError: it is damaged; BackendError: a kernel does not load."""
+
+    def slot(s: StoredSlot) -> Slot:
+        like = tensors[s.constant] if s.constant is not None else None
+        if like is None and s.dtype is not None:
+            like = torch.empty(0, dtype=torch_dtype(s.dtype), device=device)
+        return Slot(s.kind, s.source, s.offset, s.sizes, s.strides, like)
+
+    def instruction(i: StoredInstruction) -> Instruction:
+        call: Callable[..., object] | None = None
+        numbers = i.numbers
+        if i.kernel is not None:
+            key = (i.kernel.name, i.kernel.code, numbers[3])
+            if key not in functions:
+                functions[key] = function_of(Image(i.kernel.name, data(i.kernel.code)), numbers[3])
+            numbers = (functions[key], *numbers[1:])
+            if i.kernel.counter:
+                counters = counters_of(device.index)
+                counters.reserve()
+                call = counters.address
+        if i.call is not None:
+            call = _Again(i.call, operator_of(i.call.target))
+        maps = tuple(data(m) for m in i.maps)
+        return Instruction(i.op, i.name, i.where, i.slots, numbers, i.scalars, call, maps, i.release)
+
+    like = torch.empty(0, dtype=torch.uint8, device=device)
+    return Tape(
+        tuple(map(slot, stored.slots)), tuple(map(instruction, stored.code)), stored.outputs, stored.arena, like
+    )
+
+
+class TapedRegion:
+    """A stored tape, called as the graph of its region. Arguments with other strides, or at addresses that the kernels
+    are not compiled for, are copied."""
+
+    def __init__(self, tape: Tape, wanted: Sequence[TapeArgument], module: ModuleType):
+        self._tape, self._wanted, self._module = tape, tuple(wanted), module
+        on_gpu = tape.like.is_cuda
+        self._region = module.region(True, stream_of if on_gpu else None)
+
+    def __call__(self, *args: object) -> Sequence[torch.Tensor | None]:
+        made: Sequence[torch.Tensor | None] | None = self._module.run(self._region, args)
+        if made is None:
+            fitting = tuple(_fitting(x, w) for x, w in zip(args, self._wanted, strict=True))
+            made = self._module.run(self._region, fitting)
+            if made is None:
+                self._module.add(self._region, fitting, *self._tape.packed())
+                made = self._module.run(self._region, fitting)
+        assert made is not None
+        return made
+
+
+def _fitting(x: object, w: TapeArgument) -> object:
+    if not isinstance(x, torch.Tensor):
+        return x
+    if x.stride() == w.strides and (not w.aligned or x.data_ptr() % ALIGNED == 0):
+        return x.detach()
+    return torch.empty_strided(w.shape, w.strides, dtype=x.dtype, device=x.device).copy_(x)
