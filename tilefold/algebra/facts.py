@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size
+from tilefold.algebra.philox import BITS
 
 INF = math.inf
 
@@ -129,6 +130,8 @@ def _call(op: str, r: list[Range], args: tuple[Expr, ...]) -> Range:
             return Range(0 if monotone and a.nonneg else -1, 0 if monotone and a.nonpos else 1)
         case "lt" | "le" | "gt" | "ge" | "eq" | "ne" | "and" | "or" | "not" | "isnan" | "isinf":
             return UNIT
+        case "random":
+            return Range(0, 2.0**BITS - 1)
         case "floor" | "trunc" | "round" | "ceil" | "expm1":
             return Range(0 if a.nonneg else -INF, 0 if a.nonpos and op != "floor" else INF)
         case "log" | "log2":

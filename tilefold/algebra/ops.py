@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 
+from tilefold.algebra.philox import random
+
 Result = Literal["same", "float", "bool", "int"]
 
 
@@ -84,6 +86,8 @@ _TABLE = (
     # within(i, n): an index that data chose, i where 0 <= i < n. Elsewhere it is an error, which compiled CPU kernels
     # report after the launch (IndexError); the value is then the nearest index that exists.
     OpSpec("within", 2, "same", _within),
+    # random(seed, row, column): a number of 24 bits, the same for the same three (`algebra.philox`). All are integers.
+    OpSpec("random", 3, "same", random),
     # Bounds of the tile of a dim that the enclosing loop is at (its whole range where no loop
     # encloses). Argument: Index(dim). Only legal in loop bounds of block and tile programs.
     OpSpec("tile_start", 1, "int", lambda x: x),

@@ -24,6 +24,7 @@ from tilefold.frontend.capture import (
 from tilefold.frontend.capture.cuda_graphs import Boxed, CudaGraphs, Kind
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
 from tilefold.frontend.capture.options import read_options
+from tilefold.frontend.capture.random import eagers_numbers
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.layouts import channels_last
@@ -93,7 +94,8 @@ def compile_captured(
 
     compilers = compiler("inference", options), compiler("forward", options), compiler("backward", lenient)
     partition = partitioner(options.partition, options.memory_budget)
-    return aot(gm, example_inputs, *compilers, wrap=wrap, partition=partition)
+    eagers = eagers_numbers(options.inductor)
+    return aot(gm, example_inputs, *compilers, wrap=wrap, partition=partition, eagers=eagers)
 
 
 def aot(
@@ -104,11 +106,13 @@ def aot(
     backward: GraphCompiler | None = None,
     wrap: Callable[[Kind, torch.fx.GraphModule, Boxed], Boxed] = lambda kind, graph, run: run,
     partition: Partitioner | None = None,
+    eagers: bool = False,
 ) -> Callable[..., object]:
     """Hand a Dynamo graph to AOTAutograd; each ATen graph goes to its compiler, which also gets readable
     names for the placeholders (None for a backward graph). `forward` and `backward` default to `inference`.
 
     wrap: what is put around a compiled graph. partition: what cuts forward and backward apart (None: Tilefold's).
+    eagers: random numbers are eager's.
     """
     rewrite_attention(gm)
     titles = [readable(n) for n in gm.graph.find_nodes(op="placeholder")]
@@ -132,7 +136,7 @@ def aot(
             fw_compiler=boxed("forward", forward or inference),
             bw_compiler=boxed("backward", backward or inference),
             inference_compiler=boxed("inference", inference),
-            decompositions=dict(_table()),
+            decompositions=dict(_table(eagers)),
             partition_fn=partition or partitioner(),
         )
 
@@ -153,8 +157,8 @@ backend.reset = cuda_graphs.reset  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _table() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
-    return decompositions()
+def _table(eagers: bool) -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
+    return decompositions(eagers_numbers=eagers)
 
 
 def readable(node: torch.fx.Node) -> str:

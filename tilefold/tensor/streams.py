@@ -17,14 +17,16 @@ arithmetic; keeping it costs its bytes, written once and read by each, and memor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilefold.algebra.expr import Index, Load
+from tilefold.algebra.expr import Index, Load, tensors_read
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, live, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
+from tilefold.tensor.sizes import estimate
 
 #: Extents that fit on chip with a block of the streamed tensor (head sizes).
 ON_CHIP = 256
@@ -74,14 +76,28 @@ def streams(p: Program) -> list[Stream]:
 
 
 def _streaming(g: Graph) -> dict[str, None]:
-    """Products whose result streams, and maps over all of it."""
+    """Products whose result streams, maps over all of it, and maps of the same size that are made for them alone."""
     wide: dict[str, None] = {}
     for c in g.program.body:
         read = [r for r in g.producers[c.name] if r in wide]
         same = [r for r in read if set(g.by_name[r].dims) <= set(c.dims)]
         if _streams(g, c) or (c.reducer is None and same and g.points(c.dims) == g.points(g.by_name[same[0]].dims)):
             wide[c.name] = None
+    for c in reversed(g.program.body):
+        if c.name not in wide and _made_of_less(g, c, wide):
+            wide[c.name] = None
     return wide
+
+
+def _made_of_less(g: Graph, c: Compute, wide: Mapping[str, object]) -> bool:
+    """Whether a map that a stream alone reads is made of nothing of its size (a mask of dropout, of positions)."""
+    readers = g.consumers[c.name]
+    if c.reducer is not None or not readers or not all(r in wide for r in readers):
+        return False
+    if c.name in g.program.outputs or g.points(c.dims) != g.points(g.by_name[readers[0]].dims):
+        return False
+    shapes = (g.program.shape_of(t) for t in tensors_read(c.body))
+    return all(math.prod(map(estimate, shape)) < g.points(c.dims) for shape in shapes)
 
 
 def _streams(g: Graph, c: Compute) -> bool:

@@ -26,6 +26,7 @@ from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
 from tilefold.backends.triton import launch, memory, order
 from tilefold.errors import TilefoldError
+from tilefold.frontend.operators.random import LIMIT, random_op, seed_op
 from tilefold.frontend.regions.assemble import compilations
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
@@ -303,6 +304,16 @@ def whole_layer(width: int) -> str:
     return "\n".join([*(f"{e:.1e}" for e in off if not e < 1e-5), *left])
 
 
+def dropped_out(width: int) -> str:
+    """A kernel's random numbers are the definition's, bit for bit."""
+    torch.manual_seed(6)
+    seed = seed_op(torch.device("cpu"))
+    kept = random_op(seed, (3, 5, width)) < round(0.7 * LIMIT)
+    torch.manual_seed(6)
+    y = fuse(lambda x: F_.dropout(x, 0.3))(torch.ones(3, 5, width))
+    return "" if torch.equal(y != 0, kept) and 0.6 < kept.double().mean() < 0.8 else f"{(y != 0) ^ kept}"
+
+
 class Memory:
     """Watches that a kernel reads and writes in its tensors alone, in lanes that are not masked."""
 
@@ -461,6 +472,8 @@ CHECKS: dict[str, Check] = {
         rand(60, 80, dtype=B),
     ),
     "a row times a matrix": lambda: cut(lambda x, w: torch.relu(x @ w), rand(1, 300, dtype=F), rand(300, 70, dtype=F)),
+    "dropout": lambda: dropped_out(64),
+    "dropout of ragged rows": lambda: dropped_out(37),
     "transposed": lambda: right(lambda x, y: (x.T + y).relu(), rand(300, 70), rand(70, 300, seed=1)),
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
+from tilefold.algebra.philox import BITS
 
 Linear = dict[Expr | None, int]
 
@@ -127,6 +128,8 @@ def interval(e: Expr, dtype_of: Callable[[str], DType], limit: int) -> tuple[int
             return _clip(-n, n)
         case Call("within", (a, n)):
             return 0, max(0, min(bounds(a)[1], bounds(n)[1] - 1))
+        case Call("random", _):
+            return 0, 2**BITS - 1
         case Call("abs", (a,)):
             return _clip(0, max(abs(x) for x in bounds(a)))
         case Call("maximum" | "minimum", (a, b)) | Call("where", (_, a, b)):

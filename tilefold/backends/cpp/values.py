@@ -150,6 +150,8 @@ class Values:
             assert isinstance(args[0], Index)
             return Value(self.facts.ranges[args[0].dim][op == "tile_stop"], "int64_t", False)
         values = [self.value(a) for a in args]  # once: a second time for every level of nesting would be exponential
+        if op == "random":
+            return self.random(args, values)
         vec = self.strip is not None and any(v.vec for v in values)
         kind = self.operand_type(op, args)
         ctype: CType = _CTYPE.get(kind) or self.facts.int_type(*args, *(() if op in _COMPARE else (e,)))
@@ -176,6 +178,14 @@ class Values:
         if op == "within" and vec:
             parts.append("w")  # lanes that hold an element
         return Value(self.plain(op, parts, vec), result, vec)
+
+    def random(self, args: tuple[Expr, ...], values: list[Value]) -> Value:
+        """A number of a place: lanes where a row or a column is a lane's; a seed is one number."""
+        vec = any(v.vec for v in values[1:])
+        assert not values[0].vec, "a seed that lanes differ in"
+        words = [self.typed(a, "int32_t", vec, v) for a, v in zip(args[1:], values[1:], strict=True)]
+        seed = self.typed(args[0], "int64_t", False, values[0])
+        return Value(f"tf::random({seed}, {', '.join(words)})", "int32_t", vec)
 
     def plain(self, op: str, parts: list[str], vec: bool) -> str:
         if op in _INFIX:
@@ -308,7 +318,7 @@ def _nodes(e: Expr) -> Iterable[Expr]:
 HEAVY = frozenset(
     (
         *("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "erf", "sin", "cos"),
-        *("pow", "rsqrt", "sqrt", "div", "floordiv", "mod"),
+        *("pow", "rsqrt", "sqrt", "div", "floordiv", "mod", "random"),
     )
 )
 

@@ -148,6 +148,31 @@ def tf_ranked_index(key):
     return 0x7FFFFFFF - (key & 0x7FFFFFFF)
 """
 
+#: Philox-4x32-10 of the counter (column / 4, row, 0, 0), and of its four words that of column % 4 (`algebra.philox`).
+RANDOM = """
+
+from triton.language import core
+
+
+@triton.jit
+def tf_random(seed, row, column):
+    row, column = core.to_tensor(row), core.to_tensor(column)
+    k, m = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    a = (column >> 2).to(tl.uint32)
+    b = row.to(tl.uint32)
+    c = a * 0
+    d = c
+    for _ in tl.static_range(10):
+        above, other = tl.umulhi(c, 0xCD9E8D57), tl.umulhi(a, 0xD2511F53)
+        above, other, low = above ^ b ^ k, other ^ d ^ m, a * 0xD2511F53
+        b = c * 0xCD9E8D57
+        a, c, d = above, other, low
+        k += 0x9E3779B9
+        m += 0xBB67AE85
+    even, odd = tl.where((column & 2) == 0, a, c), tl.where((column & 2) == 0, b, d)
+    return (tl.where((column & 1) == 0, even, odd) >> 8).to(tl.int64)
+"""
+
 #: The interpreter runs kernels as Python: bounds of loops are numbers there. Replaces what it computes wrongly.
 INTERPRETED = """
 
@@ -164,3 +189,8 @@ def tf_in_e4m3(x):
     grid = tl.exp2(tl.maximum(tl.floor(tl.log2(tl.maximum(tl.abs(x), 1e-30))), -6.0) - 3.0)
     return tl.where(tl.abs(x) <= 464.0, tf_round(x / grid) * grid, float("nan"))
 """
+
+
+def prelude(code: str, *, interpreted: bool = False) -> str:
+    """The functions for a kernel of this code: drawing random numbers only where it does."""
+    return PRELUDE + (RANDOM if "tf_random(" in code else "") + (INTERPRETED if interpreted else "")

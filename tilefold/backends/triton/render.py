@@ -18,7 +18,7 @@ from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.loops import Loops
 from tilefold.backends.triton.names import identifier
-from tilefold.backends.triton.prelude import INTERPRETED, PRELUDE
+from tilefold.backends.triton.prelude import prelude
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.reductions import Reductions
 from tilefold.backends.triton.reuse import reuse_of
@@ -106,8 +106,8 @@ class Renderer:
         lines = ["", "", "@triton.jit", f"def {name}({', '.join(args)}):"]
         lines += [f"    # {line}" for line in self.c.kernel.listing.splitlines()]
         lines += ["    " + line for line in [*self.place.lines(), *self.c.scopes.stack[0].lines] or ["pass"]]
-        prelude = PRELUDE + INTERPRETED if self.c.interpreted else PRELUDE
-        source = prelude + "\n".join(lines) + "\n"
+        code = "\n".join(lines) + "\n"
+        source = prelude(code, interpreted=self.c.interpreted) + code
         held, maps = dict(self.c.covers), dict(self.c.memory.descriptors)
         return Rendered(source, name, tuple(args), grid, held, maps, self.place)
 

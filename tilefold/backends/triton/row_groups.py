@@ -21,7 +21,7 @@ from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, SUMS, WALK, WARPS, in_gluon, mentions
 from tilefold.backends.triton.parts import ROWS, Part
-from tilefold.backends.triton.prelude import PRELUDE
+from tilefold.backends.triton.prelude import prelude
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.row_folds import Folds
 from tilefold.backends.triton.row_roles import REGISTERS, RowRoles
@@ -60,10 +60,11 @@ class _Rows:
             self._function("folds", [*passed["folds"], "GROUP: gl.constexpr"], folds),
             self._entry(args, passed),
         ]
-        text = in_gluon(PRELUDE.split("\n\n\n", 1)[1])
+        code = "\n\n\n".join(parts) + "\n"
+        text = in_gluon(prelude(code).split("\n\n\n", 1)[1])
         some = [t for t, on in ((SUMS, self.r.kept), (DRAWN, self.of.draws)) if on]
         source = "\n".join([HEADER, "", WALK, "", *(t + "\n" for t in some), text, ""])
-        source += "\n\n\n".join(parts) + "\n"
+        source += code
         grid = tuple(replace(t, tile=t.tile * self.r.groups) if t.tile > 1 else t for t in self.kernel.grid)
         return Rendered(
             source,

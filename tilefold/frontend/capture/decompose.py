@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-from tilefold.frontend.capture import flex
+from tilefold.frontend.capture import flex, random
 from tilefold.frontend.operators.table import TABLE
 
 _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -37,8 +37,8 @@ _BEYOND_CORE = (
 )
 
 
-def decompositions() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
-    """The table for AOTAutograd.
+def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
+    """The table for AOTAutograd. eagers_numbers: random operators stay what they are.
 
     Only what reaches it: composite operators are taken apart by the dispatcher. (`core_aten_decompositions` lists those
     too, which takes a tenth of a second of every process.)
@@ -49,7 +49,8 @@ def decompositions() -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
     }
     for op in (*TABLE, *_KEEP_WHOLE):
         table.pop(op, None)
-    return table | {torch.ops.aten.native_dropout.default: _dropout}
+    drawn = {} if eagers_numbers else random.decompositions()
+    return {**table, **drawn, torch.ops.aten.native_dropout.default: _dropout}
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tilefold.frontend.operators import contract, create, elementwise, index, norm, pool, reduce, view
+from tilefold.frontend.operators import contract, create, elementwise, index, norm, pool, random, reduce, view
 from tilefold.frontend.operators.elementwise import Lowerer
 
 #: ATen (or prims) overload -> lowering.
@@ -17,6 +17,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **norm.TABLE,
     **pool.TABLE,
     **index.TABLE,
+    **random.TABLE,
 }
 #: Overloads that only rename elements of their input.
 VIEWS = frozenset(view.TABLE) - {

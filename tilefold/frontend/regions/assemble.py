@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
+from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.direct import executable, start_building
@@ -139,6 +140,7 @@ def _compiled_graph(
 ) -> Callable[..., Sequence[object]]:
     began = time.monotonic()
     fold_scans(gm)
+    gather_seeds(gm.graph)
     parts = partition(gm)
     if options.strict and parts.fallbacks:
         first = parts.fallbacks[0]
@@ -158,6 +160,7 @@ def assembled(
 ) -> tuple[torch.fx.Graph, torch.nn.Module, Callable[..., Sequence[object]]]:
     """A graph of regions and operators, the modules that it calls (each `run`s a region), and both as a callable."""
     fold_scans(gm)
+    gather_seeds(gm.graph)
     build = _Assembler(gm, partition(gm), options, name, titles)
     run = build.assemble()
     return build.graph, build.root, run

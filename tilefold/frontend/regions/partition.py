@@ -20,6 +20,7 @@ from math import prod
 import torch
 
 from tilefold.frontend.operators.fx_to_tensor import free_symbols, is_scalar, supports
+from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import VIEWS
 from tilefold.frontend.regions.guard import Fallback, Part
@@ -146,7 +147,7 @@ def _first_level(n: Node, covered: bool, sized: bool) -> int:
     """The lowest level that an operator may have. Sizes read off its results are not there before level 0."""
     if covered or sized:
         return 0 if covered else 1
-    return _DRAWN if draws_numbers(n) or _only_drawn_with(n) else _EARLY
+    return _DRAWN if draws_numbers(n) or draws_seeds(n) or _only_drawn_with(n) else _EARLY
 
 
 def _sized(gm: torch.fx.GraphModule, light: Collection[Node]) -> set[Node]:
@@ -227,6 +228,8 @@ def _ready(n: Node, owners: Mapping[Node, int], sizes: Mapping[Node, int]) -> in
 
 def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
     """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
+    if draws_seeds(node):  # what is drawn from them is covered
+        return ""
     part = Part(str(node.target), fallbacks, location(node), instead="by another compiler")
     asked = part.attempt(lambda: (covers(node),))
     return "" if asked is None else asked[0]

@@ -10,7 +10,7 @@ memory that it holds meanwhile. Computing again:
 | fold | what it reads, once more: its state must be complete before anything of it is used |
 | product that streams | its arithmetic |
 | other product, an operator of torch | its arithmetic, what it reads, and its result written and read |
-| random numbers, changes in place, operators with effects | is not done |
+| drawing a seed, changes in place, operators with effects | is not done |
 
 What streams is said by `tensor.streams`: attention's scores do; logits and hidden layers of features do not.
 """
@@ -24,7 +24,8 @@ from math import prod
 
 import torch
 
-from tilefold.frontend.operators import contract, create, elementwise, index, norm, pool, reduce, view
+from tilefold.frontend.operators import contract, create, elementwise, index, norm, pool, random, reduce, view
+from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
 from tilefold.frontend.regions.partition import draws_numbers, extents, nbytes
 from tilefold.tensor.streams import ON_CHIP, streamed
@@ -38,7 +39,7 @@ MAPS_A_BYTE = 16
 #: What holding a byte from the forward to the backward is worth, in bytes moved: less than writing it once.
 KEEP = 0.5
 _FOLDS = frozenset((*reduce.TABLE, *norm.TABLE, *pool.TABLE)) | {torch.ops.aten.nll_loss_forward.default}
-_MAPS = frozenset((*elementwise.TABLE, *index.TABLE, *create.TABLE, *view.TABLE)) - _FOLDS
+_MAPS = frozenset((*elementwise.TABLE, *index.TABLE, *create.TABLE, *view.TABLE, *random.TABLE)) - _FOLDS
 _PRODUCTS = frozenset(contract.TABLE)
 _VIEWS = VIEWS - COPIES
 
@@ -159,6 +160,8 @@ class Prices:
 
 def is_view(node: Node) -> bool:
     """Whether a node renames elements of another tensor."""
+    if draws_seeds(node):
+        return False
     source = node.args[0] if node.target is operator.getitem else node
     return isinstance(source, Node) and source.target in _VIEWS
 
@@ -173,11 +176,14 @@ def base(node: Node) -> Node:
 def repeatable(node: Node) -> bool:
     """Whether running an operator twice does what running it once does."""
     target = node.target
+    if draws_seeds(node):
+        return False
     if target is operator.getitem:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return not isinstance(target, torch._ops.HigherOrderOperator)
-    return target.namespace in ("aten", "prims") and not target._schema.is_mutable and not draws_numbers(node)
+    known = target in TABLE or target.namespace in ("aten", "prims")
+    return known and not target._schema.is_mutable and not draws_numbers(node)
 
 
 def _views_of(node: Node) -> Iterator[Node]:

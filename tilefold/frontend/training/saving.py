@@ -30,6 +30,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
+from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.fx_to_tensor import is_scalar
 from tilefold.frontend.regions.assemble import CompiledGraph, compilations
 from tilefold.frontend.regions.flow import NEVER, Network
@@ -73,6 +74,8 @@ def partitioner(kind: Literal["folds", "min_cut"] = "folds", budget: float | Non
         static_lifetime_input_indices: Sequence[int] | None = None,
         **rest: Any,
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        gather_seeds(joint.graph)
+        joint.recompile()
         share: float = functorch.activation_memory_budget if budget is None else budget
         static = list(static_lifetime_input_indices or ())
         part = Part("what is saved", [])

@@ -345,6 +345,39 @@ TF_PAIRWISE(floordiv, float) TF_PAIRWISE(floordiv, double) TF_PAIRWISE(floordiv,
 TF_PAIRWISE(mod, float) TF_PAIRWISE(mod, double) TF_PAIRWISE(mod, int32_t) TF_PAIRWISE(mod, int64_t)
 TF_PAIRWISE(pow, int32_t) TF_PAIRWISE(pow, int64_t)
 
+// ---------------------------------------------------------------- random numbers of a seed and a place
+// Philox-4x32-10 of the counter (column / 4, row, 0, 0); of its four words that of column % 4 (algebra/philox.py)
+TF_INLINE uint32_t high_word(uint32_t k, uint32_t x) { return uint32_t((uint64_t(k) * x) >> 32); }
+template <int N> TF_INLINE V<uint32_t, N> high_word(V<uint32_t, N> k, V<uint32_t, N> x) {
+  return convert<uint32_t>((convert<uint64_t>(k) * convert<uint64_t>(x)) >> 32);
+}
+template <class U, class Spread> TF_INLINE void philox(U& a, U& b, U& c, U& d, int64_t seed, Spread spread) {
+  uint32_t k = uint32_t(seed), m = uint32_t(uint64_t(seed) >> 32);
+  const U first = spread(0xD2511F53u), second = spread(0xCD9E8D57u);
+  TF_UNROLL
+  for (int round = 0; round < 10; ++round) {
+    const U next = high_word(second, c) ^ b ^ spread(k), other = high_word(first, a) ^ d ^ spread(m);
+    b = second * c;
+    d = first * a;
+    a = next;
+    c = other;
+    k += 0x9E3779B9u;
+    m += 0xBB67AE85u;
+  }
+}
+TF_INLINE int32_t random(int64_t seed, int32_t row, int32_t column) {
+  uint32_t word[4] = {uint32_t(column) >> 2, uint32_t(row), 0, 0};
+  philox(word[0], word[1], word[2], word[3], seed, [](uint32_t x) { return x; });
+  return int32_t(word[column & 3] >> 8);
+}
+template <int N> TF_INLINE V<int32_t, N> random(int64_t seed, V<int32_t, N> row, V<int32_t, N> column) {
+  const auto spread = [](uint32_t x) { return splat<N>(x); };
+  V<uint32_t, N> a = bits<uint32_t>(column) >> 2, b = bits<uint32_t>(row), c = spread(0), d = spread(0);
+  philox(a, b, c, d, seed, spread);
+  const M<N> odd = to_mask(column & splat<N>(int32_t(1))), upper = to_mask(column & splat<N>(int32_t(2)));
+  return bits<int32_t>(select(upper, select(odd, d, c), select(odd, b, a)) >> 8);
+}
+
 // ---------------------------------------------------------------- conversions between compute types
 // float to integer truncates; what does not fit is unspecified, as in torch
 template <class T, class X, int N> TF_INLINE auto to(V<X, N> x) {
