@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from tilefold.errors import TilefoldError
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
 from tilefold.frontend.capture.options import read_options
+from tilefold.frontend.training.prices import Prices, state_of, widens
 from tilefold.frontend.training.saving import partitioner
 
 B, H, S, D = 2, 3, 48, 8
@@ -107,6 +109,41 @@ def test_states_of_a_softmax_are_two_numbers_a_row_and_the_sum_of_its_gradient_i
     sums = [n for n in graphs["backward"].graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
     assert len(products) == 5 and len(sums) == 1
     assert sums[0].args[0].meta["val"].shape[-1] == D  # over features, not over keys
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_saves_its_arguments_as_they_are_and_states_without_guards(dtype):
+    """Scores are of float32 copies, and rows without a key have a maximum and a sum that count as others."""
+    args = qkv(dtype)
+    _, gradients, graphs = passes(causal, *args)
+    assert sorted(map(str, saved(graphs))) == sorted(
+        map(str, [((B, H, S, D), dtype)] * 4 + [((B, H, S, 1), torch.float32)] * 2)
+    )
+    targets = {n.target for n in graphs["forward"].graph.output_node().args[0] if hasattr(n, "target")}
+    assert {torch.ops.aten.amax.default, torch.ops.aten.sum.dim_IntList} <= targets
+    assert torch.ops.aten.where.self not in targets
+    right(causal, args, gradients)
+
+
+def test_what_is_made_again_from_what_it_is_of():
+    """Wider copies and maps of one state are; narrower copies and maps of two values are not."""
+
+    def fn(x, w):
+        top = x.amax(-1, keepdim=True)
+        return (
+            x.half(),
+            w.float(),
+            torch.where(top == -torch.inf, 0.0, top),
+            torch.where(top == -torch.inf, x[..., :1], top),
+        )
+
+    graph = make_fx(fn, tracing_mode="fake")(torch.randn(4, 8), torch.randn(4, 8).half()).graph
+    narrow, wide, guard, other = graph.output_node().args[0]
+    assert widens(wide) and not widens(narrow)
+    assert state_of(guard).target is torch.ops.aten.amax.default and state_of(other) is None
+    prices = Prices(frozenset(), frozenset(), frozenset(), frozenset())
+    assert prices.keep(wide) is None and prices.keep(guard) is None
+    assert prices.keep(narrow) and prices.keep(other)
 
 
 def test_a_short_attention_keeps_its_sum_over_keys():

@@ -5,7 +5,7 @@ memory that it holds meanwhile. Computing again:
 
 | operator | costs |
 |---|---|
-| view, constant, pick from a tuple | nothing |
+| view, constant, pick from a tuple, cast to a wider float | nothing: who reads it can read what it is made of |
 | map | its arithmetic; its bytes, written and read, where a library call of the backward needs it in memory |
 | fold | what it reads, once more: its state must be complete before anything of it is used |
 | product that streams | its arithmetic |
@@ -38,10 +38,13 @@ FLOPS_A_BYTE = 256
 MAPS_A_BYTE = 16
 #: What holding a byte from the forward to the backward is worth, in bytes moved: less than writing it once.
 KEEP = 0.5
+#: Most maps between a state and what is computed of it alone.
+GUARD = 4
 _FOLDS = frozenset((*reduce.TABLE, *norm.TABLE, *pool.TABLE)) | {torch.ops.aten.nll_loss_forward.default}
 _MAPS = frozenset((*elementwise.TABLE, *index.TABLE, *create.TABLE, *view.TABLE, *random.TABLE)) - _FOLDS
 _PRODUCTS = frozenset(contract.TABLE)
 _VIEWS = VIEWS - COPIES
+_CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +104,19 @@ class Prices:
     free: frozenset[Node]
 
     def keep(self, node: Node, worth: float = KEEP) -> float | None:
-        """Bytes for saving a value; None: never (views, which are made again from what they look at)."""
+        """Bytes for saving a value; None: never (views, wider copies and what follows from a fold's result alone, which
+        are made again)."""
         if node in self.free:
             return 0.0
         if node in self.results:
             return float(nbytes(node))
         val = node.meta.get("val")
-        if isinstance(val, tuple | list) or (is_view(node) and nbytes(node) >= nbytes(base(node))):
+        if (
+            isinstance(val, tuple | list)
+            or widens(node)
+            or state_of(node) is not None
+            or (is_view(node) and nbytes(node) >= nbytes(base(node)))
+        ):
             return None
         return nbytes(node) * ((1 if self._in_memory(node) else 2) + worth)
 
@@ -115,7 +124,7 @@ class Prices:
         """Bytes for computing a value again out of its operands; None: never."""
         if node.op != "call_function" or not repeatable(node):
             return None
-        if is_view(node) or node.target is operator.getitem or not _tensors(node):
+        if is_view(node) or widens(node) or node.target is operator.getitem or not _tensors(node):
             return 0.0
         if node.target in _MAPS:
             return elements(node) / MAPS_A_BYTE + (2 * nbytes(node) if self._needed_whole(node) else 0)
@@ -164,6 +173,36 @@ def is_view(node: Node) -> bool:
         return False
     source = node.args[0] if node.target is operator.getitem else node
     return isinstance(source, Node) and source.target in _VIEWS
+
+
+def widens(node: Node) -> bool:
+    """Whether a node holds floats of another tensor in a wider type, all of them exactly."""
+    if node.target not in _CASTS or not _tensors(node):
+        return False
+    before, after = node.args[0].meta["val"].dtype, node.meta["val"].dtype  # type: ignore[union-attr]
+    exact = before.is_floating_point and after.is_floating_point and torch.promote_types(before, after) is after
+    return exact and before is not after
+
+
+def state_of(node: Node) -> Node | None:
+    """The fold whose result a map follows from, element by element, from nothing else and by a few steps (a maximum
+    that is 0 where all is masked): forwards return states as they are. None: it is no such map."""
+    if node.target not in _MAPS:
+        return None
+    maps, found, left = {node}, set[Node](), [node]
+    while left:
+        for n in map(base, _tensors(left.pop())):
+            if n.op == "call_function" and not _tensors(n):
+                continue  # a constant
+            if n.target not in _MAPS:
+                found.add(n)
+            elif n not in maps:
+                maps.add(n)
+                left.append(n)
+        if len(maps) > GUARD or len(found) > 1:
+            return None
+    one = found.pop() if found else None
+    return one if one is not None and one.target in _FOLDS and elements(one) == elements(node) else None
 
 
 def base(node: Node) -> Node:
