@@ -284,3 +284,12 @@ def test_refusals(tmp_path):
     assert not path.exists()
     with pytest.raises(TilefoldError, match="cannot be written"):
         tilefold.package(lambda x: x.exp().sum(), (torch.ones(3),), tmp_path / "none" / "p")
+
+
+def test_an_argument_with_a_name_of_python_s(tmp_path):
+    """`nn.Sequential.forward` calls its argument `input`."""
+    m, x = nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1)), torch.randn(3, 6)
+    run = tilefold.load(tilefold.package(m, (x,), tmp_path / "m"), m)
+    torch.testing.assert_close(run(x), m(x).detach())
+    with pytest.raises(TilefoldError, match="has shape"):
+        run(x[:2])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,6 +165,8 @@ class _Packing:
         gm.graph.eliminate_dead_code()
         options = Options(compile_program, leftover="eager", specialise=False)
         graph, root, run = assembled(gm, options, "package", self._placeholders())
+        for given, made in zip(gm.graph.find_nodes(op="placeholder"), graph.find_nodes(op="placeholder"), strict=True):
+            self._rename(given.name, made.name)
         regions: dict[str, StoredRegion | StoredTape] = {}
         if self.device == "cuda":
             regions = self._taped(graph, root)
@@ -218,6 +220,13 @@ class _Packing:
             if name in nodes:
                 self.values.append(x)
         return titles
+
+    def _rename(self, old: str, new: str) -> None:
+        """Of a placeholder, which a graph calls otherwise where its name is one of Python's (`input`)."""
+        if old != new:
+            self.arguments = [replace(a, name=new) if a.name == old else a for a in self.arguments]
+            self.weights = [replace(w, name=new) if w.name == old else w for w in self.weights]
+            self.constants = {new if name == old else name: n for name, n in self.constants.items()}
 
     def _held(self, name: str, state: str, x: torch.Tensor, in_state: bool) -> None:
         if not isinstance(x, torch.Tensor):
