@@ -150,3 +150,47 @@ def test_a_backward_that_is_not_captured_tells_the_trees(monkeypatch):
     assert graphs.wrapped("backward", gm, lambda args: args[0] + 1, "g")([1]) == 2
     assert told == [1, "backward"]
     assert CudaGraphs({}, reason="cpu").wrapped("backward", gm, len, "g") is len
+
+
+@pytest.fixture
+def failing(monkeypatch, captured):
+    """Captures fail at the second call, with the words that are set."""
+    words, calls = [""], []
+
+    def cudagraphify(run, **how):
+        def replay(args):
+            calls.append(how["is_backward"])
+            if len(calls) > 1:
+                raise RuntimeError(words[0])
+            results = run(list(args))
+            args.clear()
+            return results
+
+        return replay
+
+    monkeypatch.setattr("torch._inductor.compile_fx.cudagraphify", cudagraphify)
+    return words, calls
+
+
+def test_a_capture_that_fails_is_given_up(failing, caplog):
+    words, calls = failing
+    words[0] = "CUDA error: operation not permitted when stream is capturing\nmore words"
+    m = Model()
+    run = torch.compile(m, backend="tilefold", mode="reduce-overhead")
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "tilefold"):
+        for rows in (5, 5, 5, 5):
+            torch.testing.assert_close(run(x(rows)), m(x(rows)))
+    assert len(calls) == 2  # not tried again
+    (said,) = [r.message for r in caplog.records if "CUDA graphs" in r.message]
+    assert "its capture failed: CUDA error: operation not permitted when stream is capturing" in said
+    assert "more words" not in said
+
+
+def test_other_errors_of_a_captured_graph_are_raised(failing):
+    words, _ = failing
+    words[0] = "an illegal memory access"
+    run = torch.compile(Model(), backend="tilefold", mode="reduce-overhead")
+    with torch.no_grad():
+        run(x())
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            run(x())

@@ -25,6 +25,8 @@ Kind = Literal["inference", "forward", "backward"]
 #: A compiled graph as AOTAutograd calls it: a list of arguments, which it may empty.
 Boxed = Callable[[list[Any]], Any]
 _TREES = "torch._inductor.cudagraph_trees"
+#: What CUDA and torch say of a capture that failed.
+_CAPTURING = ("captur", "cudaErrorStreamCapture")
 
 
 @dataclass
@@ -51,7 +53,7 @@ class CudaGraphs:
             device = next(v.device.index for v in _tensors(gm) if v.device.type == "cuda")
             if kind != "backward":
                 self.device = device
-            return self._captured(kind, gm, run, static, device)
+            return self._or_alone(self._captured(kind, gm, run, static, device), run, name)
 
     def _captured(self, kind: Kind, gm: torch.fx.GraphModule, run: Boxed, static: Sequence[int], device: int) -> Boxed:
         traces = self._module("torch._dynamo.backends.cudagraphs").get_stack_traces(gm)
@@ -66,6 +68,27 @@ class CudaGraphs:
             placeholders=tuple(placeholders),
         )
         return captured
+
+    def _or_alone(self, captured: Boxed, run: Boxed, name: str) -> Boxed:
+        """`captured`, until a capture fails: from then on the model's passes run as they are, and the log says why."""
+
+        def call(args: list[Any]) -> Any:
+            if self.reason:
+                return run(args)
+            given = list(args)
+            try:
+                return captured(args)
+            # Hidden: that something in the graph cannot be captured, which only the capture finds out. Nothing has run
+            # then, and what the graph computes is computed without it. Other errors are the caller's.
+            except RuntimeError as err:
+                if not any(words in str(err) for words in _CAPTURING):
+                    raise
+                self.reason = str(err).splitlines()[0]
+                log.warning("%s runs without CUDA graphs: its capture failed: %s", name, self.reason)
+            return run(given)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
 
     def _refused(self, gm: torch.fx.GraphModule) -> str:
         """Why a graph cannot be captured. Graphs of AOTAutograd change none of their arguments."""
