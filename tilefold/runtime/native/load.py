@@ -32,7 +32,7 @@ from tilefold.runtime.cache import find, get_or_build
 
 log = logging.getLogger("tilefold")
 
-SOURCE, HEADER = Path(__file__).parent / "runner.cpp", Path(__file__).parent / "driver.h"
+SOURCE = Path(__file__).parent / "runner.cpp"
 NAME = "tilefold_runner"
 TIMEOUT_S = 600
 #: Calls of a region after which the module is worth building: few processes that call twice call often.
@@ -133,7 +133,7 @@ def _recipe() -> _Recipe:
     includes = [f"-isystem{path}" for path in folders]
     parts = {
         **{
-            "source": HEADER.read_text() + SOURCE.read_text(),
+            "source": _text(),
             "compiler": f"{tools} {tools.version}",
             "flags": " ".join(flags),
         },
@@ -142,6 +142,11 @@ def _recipe() -> _Recipe:
     }
     command = (*tools.command, *flags, *includes, str(SOURCE))
     return _Recipe(command, (f"-L{root / 'lib'}", *_LIBRARIES), parts)
+
+
+def _text() -> str:
+    """Everything that is compiled, headers first."""
+    return "".join(path.read_text() for path in (*sorted(SOURCE.parent.glob("*.h")), SOURCE))
 
 
 def module_at(path: Path) -> ModuleType:
