@@ -142,7 +142,7 @@ class GpuKernels:
 
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
-    p = unchecked(plain_operands(p))
+    p = target.written_out(unchecked(plain_operands(p)))
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }

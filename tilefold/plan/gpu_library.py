@@ -22,7 +22,8 @@ from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
 from tilefold.plan.library_rates import Sizes
-from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.convolution import convolution
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
 from tilefold.tensor.reduction_laws import align_reductions
@@ -34,6 +35,30 @@ def gpu_library_products(p: Program, machine: Gpu = H100) -> frozenset[str]:
     outside = frozenset(c.name for c in p.body if _of_matrices(g, c) and not _inside_fold(g, c.name, machine))
     outside |= library_convolutions(p)
     return outside | _of_wide_folds(p, outside, machine)
+
+
+def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:
+    """Convolutions of one channel a group that a kernel of ours computes, written out, in less time than the library.
+
+    Every product is of its own, so that no matrix unit helps: the library reads its operand and writes its result,
+    which what follows reads again. Here that is in the same kernel.
+    """
+    return frozenset(c.name for c in p.body if _window_wins(p, c, machine))
+
+
+def _window_wins(p: Program, c: Compute, machine: Gpu) -> bool:
+    form = convolution(c, p)
+    if form is None or not form.depthwise(p.sizes) or not all(is_static(p.sizes[d]) for d in c.rdims):
+        return False
+    g = Graph.of(p)
+    taps, made = g.points(c.rdims), g.points(c.dims)
+    if taps > machine.window:
+        return False
+    read = g.nbytes([form.x.tensor])
+    memory, written = machine.reached * machine.bandwidth, made * c.dtype.nbytes
+    own = max((read + written) / memory, taps * made / machine.tap_rate)
+    library = max((read + written) / memory, taps * made / machine.alone_rate)
+    return own <= library + written / memory + machine.call
 
 
 def _of_matrices(g: Graph, c: Compute) -> bool:

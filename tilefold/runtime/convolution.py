@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.backends import cudnn
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Index, Load
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.plan.library import ConvolutionCall
 from tilefold.runtime.library import Part
 from tilefold.runtime.step import LIBRARY, Code, Result
-from tilefold.tensor.convolution import Convolution, Space
+from tilefold.tensor.convolution import Convolution, Space, axis_of, group_axes, is_channels_last
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
@@ -24,7 +25,7 @@ NOWHERE = Space(-1, const(1), None, None, 1, 1, 0)
 
 
 class ConvolutionStep:
-    """A convolution as one call of the library; of single taps where the result's channels are contiguous, a product.
+    """A convolution as one call of the library; of single taps a product, or one an image, by the result's order.
 
     The order of the result's dims is its memory order: x is converted where it has another one, as the library
     converts weights. Operands and the result are viewed; nothing else is done between calls.
@@ -36,22 +37,24 @@ class ConvolutionStep:
         self.reads = (v.x.tensor, v.w.tensor)
         outs = (*v.groups, *v.outs)
         places = [s.out for s in v.space if s.out is not None]
-        self.last = bool(outs) and bool(places) and all(c.dims.index(d) > c.dims.index(s) for d in outs for s in places)
+        self.last = is_channels_last(c, v)
         rows = tuple(d for d in c.dims if d not in outs)
         dense = v.pointwise and not v.groups and v.spread == 1
         self.product = dense and (not places or c.dims == (*rows, *outs))
+        short = v.dtype in (DType.F16, DType.BF16)  # of float32 torch's settings for products are others
+        self.planes = dense and short and not self.product and c.dims == (*v.batch, *outs, *places)
         sizes = {**p.sizes, "": const(1)}
-        of_x = [_axis(v.x, d) for d in v.batch], _group_axes(v), [_axis(v.x, d) for d in v.channels]
+        of_x = [axis_of(v.x, d) for d in v.batch], group_axes(v), [axis_of(v.x, d) for d in v.channels]
         space = v.space or (NOWHERE,)
         of_space = [s.axis for s in v.space]
         taps = [s.tap or "" for s in space]
         self._read_x, self._read_w = _part(v.x, v, p), _part(v.w, v, p)
         if self.product:
-            by_dim = {d: _axis(v.x, d) for d in v.batch} | {s.out: s.axis for s in v.space if s.out is not None}
+            by_dim = {d: axis_of(v.x, d) for d in v.batch} | {s.out: s.axis for s in v.space if s.out is not None}
             self._order_x = _all_axes([*[by_dim[d] for d in rows], *of_x[2]], v.x)
         else:
             self._order_x = _all_axes([*of_x[0], *of_x[1], *of_x[2], *of_space], v.x)
-        self._order_w = _all_axes([_axis(v.w, d) for d in (*outs, *v.channels, *filter(None, taps))], v.w)
+        self._order_w = _all_axes([axis_of(v.w, d) for d in (*outs, *v.channels, *filter(None, taps))], v.w)
         batch, channels = [sizes[d] for d in v.batch], [sizes[d] for d in v.channels]
         cut = [p.shape_of(v.x.tensor)[a] for a in of_x[1]]
         self._sizes = [shape_function(e) for e in (batch, cut, channels, [s.extent for s in space])]
@@ -68,7 +71,10 @@ class ConvolutionStep:
         kind = self.form.dtype.torch_dtype
         x = self._read_x(x, syms).to(kind).permute(self._order_x)
         w = self._read_w(w, syms).to(kind).permute(self._order_w)
-        y = self._as_product(x, w, syms) if self.product else self._as_convolution(x, w, syms)
+        if self.planes:
+            y = self._as_products(x, w, syms)
+        else:
+            y = self._as_product(x, w, syms) if self.product else self._as_convolution(x, w, syms)
         y = y.to(self.compute.dtype.torch_dtype)
         target = tensors.get(self.name)
         if target is None:
@@ -85,6 +91,13 @@ class ConvolutionStep:
         made = self._made(syms)
         rows = _product(made) // max(1, outs)
         return torch.mm(x.reshape(rows, channels), w.reshape(outs, channels).T).view(made).permute(self._turn)
+
+    def _as_products(self, x: torch.Tensor, w: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
+        """Of the planes of each image: the library would convert them to channels last and back."""
+        outs, channels = (_product(f(syms)) for f in self._sizes_w)
+        batch, _, _, space = (_product(f(syms)) for f in self._sizes)
+        w = w.reshape(outs, channels).expand(batch, outs, channels)
+        return torch.bmm(w, x.reshape(batch, channels, space)).view(self._made(syms))
 
     def _as_convolution(self, x: torch.Tensor, w: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
         batch, groups, channels, space = (f(syms) for f in self._sizes)
@@ -108,10 +121,6 @@ class ConvolutionStep:
         return torch.ops.aten._convolution.default(x, w, *settings, *how)
 
 
-def _axis(ld: Load, dim: str) -> int:
-    return ld.index.index(Index(dim))
-
-
 def _part(ld: Load, v: Convolution, p: Program) -> Part:
     """The part of a tensor that is read: of every axis as much as its dim, or the guards of its space, let be seen."""
     seen = list(p.shape_of(ld.tensor))
@@ -128,14 +137,6 @@ def _part(ld: Load, v: Convolution, p: Program) -> Part:
         return x if x.shape == wanted else x[tuple([slice(n) for n in wanted])]
 
     return part
-
-
-def _group_axes(v: Convolution) -> list[int]:
-    """Axes of x that tell the group."""
-    if v.spread == 1:
-        return [_axis(v.x, d) for d in v.groups]
-    rest = {_axis(v.x, d) for d in (*v.batch, *v.channels)} | {s.axis for s in v.space}
-    return [n for n, i in enumerate(v.x.index) if n not in rest and i != const(0)]
 
 
 def _all_axes(order: Sequence[int], ld: Load) -> list[int]:

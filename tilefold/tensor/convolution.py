@@ -103,8 +103,24 @@ def _guarded(e: Expr) -> tuple[Expr, list[Expr]]:
                 return e, conditions
 
 
-def _axis(ld: Load, dim: str) -> int:
+def axis_of(ld: Load, dim: str) -> int:
+    """The axis that a dim alone indexes."""
     return ld.index.index(Index(dim))
+
+
+def group_axes(v: Convolution) -> list[int]:
+    """Axes of x that tell the group."""
+    if v.spread == 1:
+        return [axis_of(v.x, d) for d in v.groups]
+    rest = {axis_of(v.x, d) for d in (*v.batch, *v.channels)} | {s.axis for s in v.space}
+    return [n for n, i in enumerate(v.x.index) if n not in rest and i != const(0)]
+
+
+def is_channels_last(c: Compute, v: Convolution) -> bool:
+    """Whether the channels of the result are behind its places in memory."""
+    outs = (*v.groups, *v.outs)
+    places = [s.out for s in v.space if s.out is not None]
+    return bool(outs and places) and all(c.dims.index(d) > c.dims.index(s) for d in outs for s in places)
 
 
 class _Reader:
@@ -186,11 +202,11 @@ class _Reader:
         # taps as many as the image has places are channels too; beside windows they are space
         while windows and len(channels) > 1 and len(space) < IMAGE:
             d, channels = channels[-1], channels[:-1]
-            space.append(Space(_axis(v.x, d), self.p.sizes[d], None, d, 1, 1, 0))
+            space.append(Space(axis_of(v.x, d), self.p.sizes[d], None, d, 1, 1, 0))
         # the places of a pointwise convolution are batches; one is left, which the library calls batch
         most = MOST_SPACE if windows else min(units, MOST_SPACE)
         while len(batch) > 1 and len(space) < most:
-            space.append(Space(_axis(v.x, batch[-1]), self.p.sizes[batch[-1]], batch[-1], None, 1, 1, 0))
+            space.append(Space(axis_of(v.x, batch[-1]), self.p.sizes[batch[-1]], batch[-1], None, 1, 1, 0))
             batch = batch[:-1]
         place = {d: n for n, d in enumerate(self.c.dims)}
         space.sort(key=lambda s: place.get(s.out or "", -1))
@@ -200,8 +216,8 @@ class _Reader:
 
     def _of_images(self, v: Convolution) -> bool:
         """Whether the weight's taps of extent 1 are its last axes, and x has places behind its channels."""
-        places = [_axis(v.x, d) for d in v.batch]
-        behind = bool(places) and all(_axis(v.x, d) < max(places) for d in v.channels)
+        places = [axis_of(v.x, d) for d in v.batch]
+        behind = bool(places) and all(axis_of(v.x, d) < max(places) for d in v.channels)
         return not v.space and isinstance(v.w.index[-1], Const) and behind
 
     def _space(self, x: Load, axis: int, i: Expr, of_w: Sequence[str], guards: _Guards) -> Space | None:

@@ -80,19 +80,19 @@ def poly(e: Expr, sizes: Sizes) -> Poly:
         case Load(tensor, index):
             return {(Load(tensor, tuple(simplify(i, sizes) for i in index)),): 1}
         case Call("where" | "maximum" | "minimum", args):
-            kids = tuple(simplify(a, sizes) if _integer(a) else a for a in args)
+            kids = tuple(simplify(a, sizes) if is_integer(a) else a for a in args)
             return {(rebuild(e, kids),): 1}
         case _:
             return {(e,): 1}
 
 
-def _integer(e: Expr) -> bool:
+def is_integer(e: Expr) -> bool:
     """Whether an expression is certainly an i64 (comparisons and casts are left alone)."""
     match e:
         case Const(_, dtype):
             return dtype is DType.I64
         case Call("add" | "sub" | "mul" | "floordiv" | "mod" | "neg", args):
-            return all(_integer(a) for a in args)
+            return all(is_integer(a) for a in args)
         case Index() | Size() | Sym():
             return True
     return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from tilefold.tensor.channels_last import channels_last_operands
 from tilefold.tensor.inline import absorb_copies, inline
 from tilefold.tensor.ir import Program
 from tilefold.tensor.narrow import narrow
@@ -12,10 +13,13 @@ from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
 
 #: Applied after the dims have been split.
-AFTER_SPLIT: tuple[tuple[str, Callable[[Program], Program]], ...] = (
+INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("narrow conditions", narrow),
     ("inline maps", inline),
     ("absorb copies", absorb_copies),
+)
+#: Applied when operands are in the order that their readers want.
+NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("unify dims", unify),
     ("drop repeated", drop_repeated),
     ("drop dead", drop_dead),
@@ -23,9 +27,18 @@ AFTER_SPLIT: tuple[tuple[str, Callable[[Program], Program]], ...] = (
 )
 
 
-def normalise(p: Program) -> tuple[Program, Layouts]:
-    """Views as plain indices, linked dims unified, maps inlined; and how inputs have to be viewed."""
+def normalise(p: Program, contiguous: Mapping[str, int] | None = None) -> tuple[Program, Layouts]:
+    """Views as plain indices, linked dims unified, maps inlined; and how inputs have to be viewed.
+
+    contiguous: axes of inputs along which neighbours lie side by side in memory (default: the last), where operands of
+    channels-last convolutions are converted by statements; None where the library converts them.
+    """
     p, layouts = split_dims(inline(drop_dead(p)))
-    for _, run in AFTER_SPLIT:
+    for _, run in INLINED:
+        p = run(p)
+    if contiguous is not None:
+        whole = {n: a for n, a in contiguous.items() if n in layouts and all(len(x) == 1 for x in layouts[n])}
+        p = channels_last_operands(p, whole)
+    for _, run in NAMED:
         p = run(p)
     return p, layouts

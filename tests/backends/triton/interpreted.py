@@ -358,7 +358,26 @@ def unmasked() -> str:
         return right(rotated, rand(1, 2, 5, 16), rand(1, 1, 5, 16, seed=1), rand(1, 1, 5, 16, seed=2))
 
 
+def strided_windows(x):
+    return F_.max_pool2d(x, 3, 2, 1) + F_.avg_pool2d(x, 3, 2, 1), F_.avg_pool1d(x.flatten(1, 2), 4)
+
+
+def one_channel_each(x, w, v, b):
+    """Windows of one channel a group: padded and strided, long and dilated, with neighbours dropped at the end."""
+    short = F_.conv2d(x, w, b, stride=(2, 1), padding=1, groups=x.shape[1])
+    along = F_.conv1d(x[:, :, 0], w[:, :, 0], b, padding=2, groups=x.shape[1])[..., : x.shape[-1]]
+    return short, F_.silu(F_.conv2d(x, v, padding=4, dilation=2, groups=x.shape[1])), along
+
+
+def windows() -> str:
+    """Of images whose rows are no multiple of a vector."""
+    x, b = rand(2, 5, 9, 13, dtype=F), rand(5, dtype=F, seed=3)
+    w, v = rand(5, 1, 3, 3, dtype=F, seed=1), rand(5, 1, 5, 5, dtype=F, seed=2)
+    return right(strided_windows, x) + right(one_channel_each, x, w, v, b)
+
+
 CHECKS: dict[str, Check] = {
+    "windows": windows,
     "a wrong program": wrong_program,
     "scheduled by hand": by_hand,
     "causal, ragged": lambda: right(o.causal, *heads(1, 2, 67, 67, 64)),

@@ -51,8 +51,9 @@ def test_results_are_as_traced(end, monkeypatch):
     ("conv", "dtype", "wanted"),
     [
         (nn.Conv2d(3, 8, 3), torch.float32, True),
-        (nn.Conv2d(8, 8, 3, groups=8), torch.bfloat16, True),
-        (nn.Conv2d(8, 8, 3, groups=8), torch.float32, False),
+        (nn.Conv2d(8, 8, 3, groups=8), torch.bfloat16, False),  # written out, in either order
+        (nn.Conv2d(8, 8, 5, groups=8), torch.bfloat16, True),  # a large window, of vectors of channels
+        (nn.Conv2d(8, 8, 5, groups=8), torch.float32, False),
         (nn.Conv2d(8, 16, 3, groups=4), torch.bfloat16, False),  # two channels a group
         (nn.Conv2d(8, 8, 1), torch.bfloat16, False),
         (nn.Conv1d(8, 8, 3), torch.bfloat16, False),

@@ -87,6 +87,7 @@ class Context:
         self.ranges: dict[str, Range] = {}
         self.bounds = Bounds()
         self.covers: dict[str, int] = {}
+        self.multiplies = bool(product_dims(kernel))
         floats = [t.dtype for t in kernel.tensors if t.dtype.is_float]
         self.narrow = bool(floats) and all(d.nbytes <= 2 for d in floats)
         read = [t.dtype for t in kernel.tensors if t.dtype.is_float and t.role == "in"]
@@ -94,7 +95,7 @@ class Context:
         leaves = Leaves(
             self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.fixed_quotient,
             self.range_of, self.bounds.quotient, self.scopes.once,
-            narrow=self.narrow, exact=_coarse(kernel), inverses=not product_dims(kernel),
+            narrow=self.narrow, exact=_coarse(kernel), inverses=not self.multiplies,
             interpreted=interpreted, nvidia=nvidia,
         )  # fmt: skip
         self.expressions = Expressions(leaves)

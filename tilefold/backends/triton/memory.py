@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used
+from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, within
 from tilefold.tile import ir
+from tilefold.tile.uses import expressions
 
 if TYPE_CHECKING:
     from tilefold.backends.triton.context import Context
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Limits of tensor maps: axes, indices of a box an axis, bytes that everything is a multiple of.
 MOST_AXES, MOST_BOX, DIVISOR = 5, 256, 16
+#: Bytes that memory and caches deal in.
+SECTOR = 32
 
 
 class Memory:
@@ -30,7 +35,7 @@ class Memory:
     def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once."""
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
-        pointer, axes = self.address(t, index, order)
+        base, offsets, axes = self._address(t, index, order)
         self.c.check_value(f"a load of {t.name}", axes)
         level = self._level
         masked = self.c.masks(axes, axes)
@@ -42,7 +47,10 @@ class Memory:
         fill = ", other=0" if not small else "" if self.c.interpreted else ", other=0.0"
         hint = "last" if t.name in self.c.reuse.keep else "first" if t.name in self.c.reuse.drop else ""
         hint = hint and f', eviction_policy="evict_{hint}"'
+        pointer = base if offsets is None else f"{base} + {offsets}"
         code = f"tl.load({pointer}{hint})" if masked is None else f"tl.load({pointer}, mask={masked}{fill}{hint})"
+        if offsets is not None and self._one_by_one(t, index, axes):
+            code = self._flat(base, offsets, axes, masked, f"{fill}{hint}" if masked is not None else hint)
         if masked is not None:
             level = max([level, *(self.c.hold(d).level for d in axes)])
         written = t.role != "in"
@@ -136,8 +144,56 @@ class Memory:
         self.descriptors[name] = (tensor, box)
         return name
 
+    def _one_by_one(self, t: ir.TensorParam, index: Sequence[Expr], axes: Sequence[str]) -> bool:
+        """Whether a load reads neighbours along its last axis, but every second, or from between two vectors of 16
+        bytes on (windows, slices), so that each element is a load of its own.
+
+        Triton 3.6 then lays the lanes of a warp along the first axis, or gives each lane as many neighbours as a store
+        of the same shape has: a warp's load touches 4 to 32 lines of the cache where it could touch one.
+        """
+        if self.c.matrix or self.c.multiplies or t.unit_axis is None:
+            return False
+        steps, _ = self._steps(t, index)
+        step = steps.get(axes[-1], 0)
+        if step < 1 or any(steps.get(d) for d in axes[:-1]) or step * t.dtype.nbytes >= SECTOR:
+            return False
+        return step > 1 or t.name in self._between
+
+    def _steps(self, t: ir.TensorParam, index: Sequence[Expr]) -> tuple[dict[str, int], int]:
+        """Elements from one index of a dim to the next along the axis of neighbours, and the first one's place."""
+        assert t.unit_axis is not None
+        terms = poly(self.c.settled(index[t.unit_axis]), self.c.kernel.sizes)
+        steps = {i.dim: k for mono, k in terms.items() for i in mono if isinstance(i, Index) and len(mono) == 1}
+        return steps, terms.get((), 0)
+
+    @cached_property
+    def _between(self) -> frozenset[str]:
+        """Tensors of which some load starts between two vectors: all loads of a window lie in registers alike."""
+        found = set()
+        for e in expressions(self.c.kernel.body):
+            for ld in loads(e):
+                t = self.c.tensors.get(ld.tensor)
+                if t is not None and t.unit_axis is not None and self._steps(t, ld.index)[1] * t.dtype.nbytes % DIVISOR:
+                    found.add(t.name)
+        return frozenset(found)
+
+    def _flat(self, base: str, offsets: str, axes: Sequence[str], masked: str | None, rest: str) -> str:
+        """A load through one axis of lanes, which are then neighbours along the last axis."""
+        lanes = [self.c.hold(d).lanes for d in axes]
+        shape = ", ".join(map(str, lanes))
+        flat = f"{math.prod(lanes)}, 1" if len(lanes) == 1 else str(math.prod(lanes))
+        where = "" if masked is None else f", mask=tl.reshape(tl.broadcast_to({masked}, [{shape}]), [{flat}])"
+        return f"tl.reshape(tl.load({base} + tl.reshape({offsets}, [{flat}]){where}{rest}), [{shape}])"
+
     def address(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """Pointer code and its axes, in frame order."""
+        base, offsets, axes = self._address(t, index, frame)
+        return (base if offsets is None else f"{base} + {offsets}"), axes
+
+    def _address(
+        self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]
+    ) -> tuple[str, str | None, tuple[str, ...]]:
+        """Code of the scalar part of an address and of its vectors, and their axes, in frame order."""
         scalars: list[str] = []
         vectors: list[Value] = []
         self._level = 0
@@ -148,14 +204,14 @@ class Memory:
         if scalars:
             base = self.c.scopes.once(f"{base} + {' + '.join(scalars)}", f"at_{base[2:]}", self._level)
         if not vectors:
-            return base, ()
+            return base, None, ()
         merged: dict[tuple[str, ...], list[str]] = {}
         for v in vectors:
             merged.setdefault(v.axes, []).append(v.code)
         parts = [fitted(Value("(" + " + ".join(c) + ")", a, DType.I64), axes) for a, c in merged.items()]
         if self.c.matrix:  # one pointer a row: the columns of a wide state are constants beside it
-            return " + ".join([base, *parts]), axes
-        return f"{base} + ({' + '.join(parts)})", axes
+            return base, " + ".join(parts), axes
+        return base, f"({' + '.join(parts)})", axes
 
     def _axis(
         self, e: Expr, k: int, stride: str, scalars: list[str], vectors: list[Value], frame: Sequence[str]

@@ -8,12 +8,15 @@ the choice of least estimated time (`traffic`); the rule of rows (`tiles`) stand
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tilefold.algebra.expr import Expr
+from tilefold.algebra.expr import loads as loads_of
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.traffic import WARP, Traffic
+from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.tile.pieces import power_of_two
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ SHARE = 1 / 16
 CLEAR = 0.95
 #: The same of a smaller tile's time beside a larger one's.
 SMALLER = 0.97
+#: Loads of a thread that are under way at once, where one element takes `WINDOW` or more; warps of such a block.
+UNDER_WAY, WINDOW, MOST_FOR_WINDOWS = 208, 16, 8
 #: Thread blocks of so many warps are the largest.
 MOST_WARPS = 32
 
@@ -55,6 +60,32 @@ def cheapest(s: Shape, rule: TritonConfig, t: Traffic, local: Mapping[str, int])
         if seconds < price:
             best, price = config, SMALLER * seconds
     return best
+
+
+def few_at_once(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) -> TritonConfig:
+    """With more threads, or smaller tiles, where a window is written out: its loads are all under way at once, and what
+    a thread has loaded is in registers."""
+    tiles, warps = dict(c.tiles), c.warps
+    inputs = {i.name for i in b.inputs}
+    loads = max((sum(x.tensor in inputs for e in exprs for x in loads_of(e)) for exprs in _computed(b.body)), default=0)
+    while loads * s.area({**local, **tiles}) > UNDER_WAY * WARP * warps and loads >= WINDOW:
+        free = [d for d in s.parallel if tiles.get(d, 1) > 1]
+        if warps < MOST_FOR_WINDOWS:
+            warps *= 2
+        elif free:
+            tiles[free[0]] //= 2
+        else:
+            break
+    return c if (tiles, warps) == (c.tiles, c.warps) else replace(c, tiles=tiles, warps=warps)
+
+
+def _computed(nodes: Sequence[Node]) -> Iterator[tuple[Expr, ...]]:
+    """The expressions of each statement."""
+    for n in nodes:
+        if isinstance(n, Loop):
+            yield from _computed(n.body)
+        if isinstance(n, Let | Accumulate | Update | Store):
+            yield exprs_of(n)
 
 
 def _least(t: Traffic) -> float:

@@ -12,7 +12,7 @@ from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.context import Context, Indices, Value, attrs, broadcast, meta_of
 from tilefold.frontend.operators.elementwise import Lowerer
 from tilefold.frontend.operators.view import padded
-from tilefold.tensor.index_simplify import const, is_one
+from tilefold.tensor.index_simplify import const, is_one, same
 
 aten = torch.ops.aten
 
@@ -107,7 +107,7 @@ def convolution(ctx: Context, node: torch.fx.Node) -> Value:
     """
     a = attrs(node)
     if a["transposed"]:
-        raise UnsupportedError("transposed convolution")
+        return _blocks(ctx, node)
     x, w = (ctx.tensor(ctx.value(a[k]), f"{ctx.base}_{k}") for k in ("input", "weight"))
     shape, dtype = meta_of(node)
     rank = len(x.shape) - 2
@@ -130,6 +130,32 @@ def convolution(ctx: Context, node: torch.fx.Node) -> Value:
 
     name = "" if a["bias"] is None else f"{ctx.base}_conv"
     out = ctx.reduce("sum", shape, w.shape[1:], dtype, body, name)
+    if a["bias"] is None:
+        return out
+    bias = ctx.value(a["bias"])
+    return ctx.map(shape, dtype, lambda i: out.at(i) + bias.at((i[1],)))
+
+
+def _blocks(ctx: Context, node: torch.fx.Node) -> Value:
+    """A transposed convolution whose windows touch, without overlap: out[n, o, s y + k ..] = sum over c of
+    x[n, c, y ..] w[c, o, k ..] (+ bias), a product of matrices whose columns are blocks of s places."""
+    a = attrs(node)
+    x, w = ctx.value(a["input"]), ctx.value(a["weight"])
+    shape, dtype = meta_of(node)
+    rank = len(x.shape) - 2
+    stride, padding, dilation, more = (
+        _per_axis(ctx, a[k], rank) for k in ("stride", "padding", "dilation", "output_padding")
+    )
+    touching = all(same(n, const(s)) for n, s in zip(w.shape[2:], stride, strict=True)) and set(dilation) <= {1}
+    if rank < 1 or not touching or any(padding) or any(more) or a["groups"] != 1:
+        raise UnsupportedError("transposed convolution")
+
+    def body(i: Indices, r: Indices) -> Expr:
+        block = tuple(ctx.simplify(call("floordiv", y, const(s))) for y, s in zip(i[2:], stride, strict=True))
+        inside = tuple(ctx.simplify(call("mod", y, const(s))) for y, s in zip(i[2:], stride, strict=True))
+        return x.at((i[0], *r, *block)) * w.at((*r, i[1], *inside))
+
+    out = ctx.reduce("sum", shape, (x.shape[1],), dtype, body, "" if a["bias"] is None else f"{ctx.base}_conv")
     if a["bias"] is None:
         return out
     bias = ctx.value(a["bias"])

@@ -153,7 +153,7 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
             raise UnsupportedError(f"a {node.op} node ({node.target}) is not covered")
     outputs = _outputs(ctx, placeholders, results)
     raw = _program(ctx, name, outputs)
-    program, layouts = normalise(raw)
+    program, layouts = normalise(raw, _contiguous_axes(placeholders, bound))
     program = replace(program, syms=_symbols(program))
     bound = [replace(b, axes=layouts[b.name]) for b in bound]
     used = {t for c in program.body for t in _reads(c.body)}
@@ -162,6 +162,26 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
     return Lowered(
         program, raw, tuple(bound), _bind(program, outputs, placeholders), outputs, len(placeholders), single
     )
+
+
+def _contiguous_axes(placeholders: Sequence[torch.fx.Node], bound: Sequence[InputBinding]) -> dict[str, int] | None:
+    """The axes along which neighbours of a GPU's tensors lie side by side; None on a CPU, whose library takes images
+    in any order."""
+    found: dict[str, int] = {}
+    for b in bound:
+        fake = b.constant if b.position is None else placeholders[b.position].meta["val"]
+        assert isinstance(fake, torch.Tensor)
+        if not is_gpu(fake.device.type):
+            return None
+        if fake.layout is torch.strided and all(isinstance(n, int) for n in (*fake.shape, *fake.stride())):
+            live = [n for n, s in enumerate(fake.shape) if s != 1]
+            found[b.name] = min(reversed(live), key=fake.stride, default=0)
+    return found if bound else None
+
+
+def is_gpu(device: str) -> bool:
+    """Whether a type of device is a GPU's."""
+    return device == "cuda"
 
 
 def _reads(e: Expr) -> set[str]:

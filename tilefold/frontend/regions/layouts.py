@@ -1,11 +1,12 @@
 """Channels-last memory between the convolutions of an inference graph on a GPU.
 
 Matrix units read images with contiguous channels; the library converts every operand and result of a convolution
-that has them otherwise, and its kernels for one channel a group in 16 bits are several times slower without them (7 x 7
-and 3 x 3, bf16, on an H200: three and more than two times). It is cheaper to convert at the entrance and where the
-graph's results must be as they were traced, in kernels that are there anyway. Convolutions of one tap are products in
-either layout and alone no reason. Only metadata change: the strides that each node of the graph would have if images
-came to convolutions in channels-last memory. Kernels and library steps store what the strides say.
+that has them otherwise. It is cheaper to convert at the entrance and where the graph's results must be as they were
+traced, in kernels that are there anyway (`tensor.channels_last`). One channel a group is a reason where windows are
+large: they are written out (`tensor.windows`), and elements of 16 bits are read one by one across a row, but as vectors
+along channels. Convolutions of one tap are products in either layout and alone no reason. Only metadata change: the
+strides that each node of the graph would have if images came to convolutions in channels-last memory. Kernels and
+library steps store what the strides say.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 #: Channels a group from which a convolution runs on matrix units.
 MATRIX_CHANNELS = 8
+#: Elements of a window of one channel a group from which reading vectors of channels saves more than converting costs:
+#: nominal, of 4.5 instructions an element and tap against 2.3, and two passes over the image.
+LARGE_WINDOW = 16
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
@@ -84,8 +88,8 @@ def _wants(n: Node, device: str) -> bool:
         return False
     units = x.dtype in (torch.float16, torch.bfloat16)
     units = units or (x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
-    alone = w.shape[1] == 1 and x.dtype is not torch.float32
-    return bool(units and not n.args[6] and (n.args[8] == 1 or w.shape[1] >= MATRIX_CHANNELS or alone))
+    large = w.shape[1] == 1 and x.dtype.itemsize == 2 and w.shape[2:].numel() >= LARGE_WINDOW
+    return bool(units and not n.args[6] and (n.args[8] == 1 or w.shape[1] >= MATRIX_CHANNELS or large))
 
 
 def _pointwise(n: Node) -> bool:

@@ -13,11 +13,12 @@ from tilefold.block.stages import plan_stages
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
 from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, read_at_once, segments
-from tilefold.plan.gpu_library import gpu_library_products
+from tilefold.plan.gpu_library import gpu_library_products, gpu_windows
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
+from tilefold.tensor.windows import windows_written_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ class GpuTarget:
                 kernel=m.second_kernel * m.bandwidth,
             ),
         )
+
+    def written_out(self, p: Program) -> Program:
+        """The program with sums over windows written out where that is faster than the library's convolution."""
+        return windows_written_out(p, gpu_windows(p, self.machine))
 
     def products(self, p: Program) -> frozenset[str]:
         """Products that gain nothing, or too little, from a kernel of ours."""

@@ -1,0 +1,83 @@
+"""Operands of channels-last convolutions are stored so, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.tensor.channels_last import channels_last_operands
+from tilefold.tensor.convolution import convolution, is_channels_last
+from tilefold.tensor.interp import run
+from tilefold.tensor.text import parse
+
+TEXT = """program f()
+  input x: f32[2, 8, 9, 7]
+  input w: f32[6, 8, 3, 3]
+  dim n = 2
+  dim o = 6
+  dim y = 7
+  dim v = 5
+  dim c = 8
+  dim k = 3
+  dim l = 3
+  dim h = 9
+  dim b = 7
+  r[n, c, h, b]: f32 = maximum(x[n, c, h, b], 0.0)
+  out[n, y, v, o]: f32 = sum[c, k, l] r[n, c, y + k, v + l] * w[o, c, k, l]
+  return {results}
+"""
+
+
+def converted(text: str, contiguous: dict[str, int]):
+    p = parse(text)
+    q = channels_last_operands(p, contiguous)
+    inputs = {i.name: torch.randn([int(e.value) for e in i.shape], dtype=torch.float64) for i in p.inputs}
+    want, got = run(p, inputs), run(q, inputs)
+    for name in p.outputs:
+        torch.testing.assert_close(got[name], want[name])
+    return q
+
+
+def test_a_map_is_stored_as_its_only_reader_wants_it_and_an_input_is_copied():
+    q = converted(TEXT.format(results="out"), {})
+    assert [c.name for c in q.body] == ["r", "w_last", "out"]
+    assert q.body[0].dims == ("n", "h", "b", "c")
+    form = convolution(q.body[-1], q)
+    assert form is not None and is_channels_last(q.body[-1], form)
+    assert form.x.index[-1].dim == form.w.index[-1].dim == "c"
+
+
+@pytest.mark.parametrize(
+    "text, contiguous, copies",
+    [
+        (TEXT.format(results="out, r"), {"w": 1}, ["r_last"]),  # somebody else needs it as it is
+        (TEXT.format(results="out").replace("r[n, c, y", "x[n, c, y"), {"x": 1, "w": 1}, []),  # already so
+        (TEXT.format(results="out").replace("r[n, c, y", "x[n, c, y"), {}, ["x_last", "w_last"]),
+        (TEXT.format(results="out").replace("out[n, y, v, o]", "out[n, o, y, v]"), {}, []),  # not wanted
+    ],
+)
+def test_what_is_copied(text, contiguous, copies):
+    q = converted(text, contiguous)
+    assert [c.name for c in q.body if c.name not in ("r", "out")] == copies
+
+
+def test_a_slice_of_an_operand_is_read_where_it_is():
+    text = TEXT.format(results="out").replace("x: f32[2, 8", "x: f32[2, 10").replace("r[n, c, y", "x[n, c, y")
+    assert [c.name for c in converted(text, {"w": 1}).body if c.name != "r"] == ["out"]
+
+
+def test_windows_of_one_channel_want_taps_in_front():
+    text = """program f()
+  input x: f32[2, 8, 9]
+  input w: f32[8, 3]
+  dim n = 2
+  dim c = 8
+  dim y = 7
+  dim v = 5
+  dim k = 3
+  out[n, y, c]: f32 = sum[k] x[n, c, y + k] * w[c, k]
+  return out
+"""
+    q = converted(text, {})
+    assert [c.name for c in q.body] == ["x_last", "w_last", "out"]
+    assert [len(c.dims) for c in q.body[:2]] == [3, 2] and q.body[1].dims[-1] == q.body[1].body.index[0].dim

@@ -1,0 +1,68 @@
+"""Sums over windows written out are the same sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.plan.gpu_library import gpu_windows
+from tilefold.tensor.interp import run
+from tilefold.tensor.text import parse
+from tilefold.tensor.windows import AT_ONCE, windows_written_out
+
+TEXT = """program f()
+  input x: f32[2, 4, {h}, 9]
+  input w: f32[4, {k}, 3]
+  dim n = 2
+  dim c = 4
+  dim y = {y}
+  dim v = 9
+  dim k = {k}
+  dim l = 3
+  dim u = {u}
+  s[n, c, y, v]: {dtype} = sum[k, l] where((v + l - 1 >= 0) & (v + l - 1 < 9), x[n, c, y + k, v + l - 1], 0.0) * w[c, k, l]
+  out[n, c, u, v]: f32 = maximum(s[n, c, u, v], 0.0)
+  return out
+"""  # noqa: E501
+
+
+def written_out(k: int, y: int, u: int, dtype: str = "f32"):
+    p = parse(TEXT.format(h=y + k - 1, k=k, y=y, u=u, dtype=dtype))
+    q = windows_written_out(p, ["s"])
+    x, w = torch.randn(2, 4, y + k - 1, 9, dtype=torch.float64), torch.randn(4, k, 3, dtype=torch.float64)
+    x[0, 0, 0, 0] = float("inf")  # what padding discards must stay discarded
+    torch.testing.assert_close(run(q, {"x": x, "w": w})["out"], run(p, {"x": x, "w": w})["out"], equal_nan=True)
+    return p, q
+
+
+def test_a_small_window_is_one_map_without_its_dims():
+    _, q = written_out(3, 6, 6)
+    assert [c.name for c in q.body] == ["s", "out"] and all(c.reducer is None for c in q.body)
+    assert not {"k", "l"} & set(q.sizes)
+
+
+def test_a_large_one_is_added_up_in_parts_of_arithmetic_type():
+    _, q = written_out(5, 6, 6, "bf16")
+    parts = [c for c in q.body if c.name != "out"]
+    assert len(parts) == -(-15 // AT_ONCE) and parts[-1].name == "s"
+    assert [c.dtype.value for c in parts] == ["f32"] * (len(parts) - 1) + ["bf16"]
+
+
+def test_only_the_part_that_is_read_is_made():
+    p, q = written_out(3, 6, 4)
+    assert p.sizes[p.body[0].dims[2]].value == 6 and q.sizes[q.body[0].dims[2]].value == 4
+    p, q = written_out(5, 6, 4)
+    assert all(q.sizes[c.dims[2]].value == 4 for c in q.body)
+
+
+@pytest.mark.parametrize(
+    "k, change, wins",
+    [
+        (3, ("", ""), True),
+        (29, ("", ""), False),  # too long to be unrolled
+        (3, ("x[n, c,", "x[n, 0,"), False),  # what outputs share is for the library, which reads it once
+    ],
+)
+def test_which_windows_are_written_out(k, change, wins):
+    text = TEXT.format(h=8 + k - 1, k=k, y=8, u=8, dtype="f32")
+    assert bool(gpu_windows(parse(text.replace(*change)))) is wins

@@ -1,0 +1,85 @@
+"""Operands of convolutions in the memory order that a library wants: channels last, converted by statements.
+
+Law: a tensor stored with its axes in another order and read at the reordered indices is the same tensor. A
+convolution whose result has contiguous channels takes operands that have them; the library converts others in every
+call, with copies that read or write single elements. As statements the conversions run at the rate of memory, once for
+all readers, and a map that is stored for the convolution alone is stored in the order that it wants to begin with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilefold.algebra.expr import Const, Expr, Index, Load, loads
+from tilefold.names import free, fresh
+from tilefold.tensor.convolution import axis_of, convolution, group_axes, is_channels_last
+from tilefold.tensor.index_simplify import const, same
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.rewrite import rename_loads
+
+
+def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program:
+    """The program in which convolutions with channels-last results read channels-last operands.
+
+    contiguous: of inputs, the axis along which neighbours lie side by side; the last one of those that are not named.
+    Side conditions: an operand is read whole (no slice of it), at one place of the program's convolution.
+    """
+    for name in [c.name for c in p.body]:
+        c = next(c for c in p.body if c.name == name)
+        form = convolution(c, p)
+        if form is None or not is_channels_last(c, form):
+            continue
+        outs, taps = (*form.groups, *form.outs), [s.tap for s in form.space if s.tap is not None]
+        alone = form.depthwise(p.sizes)  # each tap is a vector beside those of the image
+        of_w = [axis_of(form.w, d) for d in ((*taps, *outs) if alone else (*outs, *taps, *form.channels))]
+        places, batch = [s.axis for s in form.space], [axis_of(form.x, d) for d in form.batch]
+        of_x = [*batch, *places, *group_axes(form), *(axis_of(form.x, d) for d in form.channels)]
+        for load, order in ((form.x, of_x), (form.w, of_w)):
+            p = _converted(p, name, load, order, contiguous)
+    return p
+
+
+def _converted(p: Program, reader: str, ld: Load, order: Sequence[int], contiguous: Mapping[str, int]) -> Program:
+    """The program in which `reader` reads the tensor of `ld` with its axes in that order (others are of extent 1)."""
+    shape = p.shape_of(ld.tensor)
+    moving = [n for n in order if not same(shape[n], const(1))]
+    last = contiguous.get(ld.tensor, max(moving, default=0))
+    if not moving or moving[-1] == last or moving == sorted(moving) or not _whole(p, ld, shape):
+        return p
+    if ld.tensor in {c.index_name for c in p.body}:
+        return p
+    readers = Counter(x.tensor for c in p.body for x in loads(c.body))
+    made = next((c for c in p.body if c.name == ld.tensor), None)
+    if made is not None and made.reducer is None and readers[made.name] == 1 and made.name not in p.outputs:
+        turned = replace(made, dims=tuple(made.dims[n] for n in moving))
+        body = [turned if c is made else _reading(c, ld, made.name, moving) if c.name == reader else c for c in p.body]
+        return replace(p, body=tuple(body))
+    taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
+    name = free(f"{ld.tensor}_last", taken)
+    taken.add(name)
+    dims = [fresh(f"{name}_{n}", taken) for n in range(len(shape))]
+    index: list[Expr] = [Index(d) if n in moving else const(0) for n, d in enumerate(dims)]
+    c = next(c for c in p.body if c.name == reader)
+    copy = Compute(
+        name, tuple(dims[n] for n in moving), p.dtype_of(ld.tensor), Load(ld.tensor, tuple(index)), loc=c.loc,
+        origin=c.origin,
+    )  # fmt: skip
+    body = []
+    for x in p.body:
+        body += [copy, _reading(x, ld, name, moving)] if x is c else [x]
+    return replace(p, body=tuple(body), sizes={**p.sizes, **{dims[n]: shape[n] for n in moving}})
+
+
+def _reading(c: Compute, ld: Load, name: str, moving: Sequence[int]) -> Compute:
+    """The reader with that one load reading the reordered tensor."""
+    index = tuple(ld.index[n] for n in moving)
+    return replace(c, body=rename_loads(c.body, lambda x: Load(name, index) if x == ld else None))
+
+
+def _whole(p: Program, ld: Load, shape: Sequence[Expr]) -> bool:
+    """Whether the axes that are indexed by a dim alone are read from end to end."""
+    return all(same(p.sizes[i.dim], n) for i, n in zip(ld.index, shape, strict=True) if isinstance(i, Index)) and all(
+        same(n, const(1)) for i, n in zip(ld.index, shape, strict=True) if isinstance(i, Const)
+    )
