@@ -8,7 +8,7 @@
 | `TILEFOLD_ARCH` | `-march` value of generated code (default: native) |
 | `TILEFOLD_COMPILE_PROCESSES` | processes that compile kernels for GPUs (default: one a core, at most 32; 0: none) |
 | `TILEFOLD_STRICT` | 1: `torch.compile` raises what it would leave to eager: failures of Tilefold (default: 0) |
-| `TILEFOLD_INDEX_CHECKS` | 0: kernels of the CPU do not check indices that data choose (default: 1) |
+| `TILEFOLD_INDEX_CHECKS` | 0: kernels do not check indices that data choose (default: 1) |
 | `TILEFOLD_QUIET` | 1: neither a summary a model nor a line of progress; warnings stay (default: 0) |
 | `TILEFOLD_RUNNER` | what runs compiled regions: cpu (default: C++ for CPUs), all (GPUs too), python (neither) |
 | `TILEFOLD_PDL` | 0: no programmatic dependent launch on GPUs (default: where there is one) |

@@ -41,7 +41,7 @@ from tilefold.runtime.steps import GpuStep, KernelStep, load_all, refuser
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
-from tilefold.tensor.operands import plain_operands, unchecked
+from tilefold.tensor.operands import plain_operands
 from tilefold.tensor.product import product_of
 
 log = logging.getLogger("tilefold")
@@ -142,7 +142,7 @@ class GpuKernels:
 
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
-    p = target.written_out(unchecked(plain_operands(p)))
+    p = target.written_out(plain_operands(p))
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 import time
 from importlib.metadata import entry_points
@@ -39,6 +40,27 @@ CASES = {c.row: c for suite in SMALL.values() for c in suite}
 def qkv(seed, n=300, device="cuda"):
     gen = torch.Generator(device).manual_seed(seed)
     return tuple(torch.randn(1, 4, n, 64, generator=gen, device=device, dtype=torch.float16) for _ in range(3))
+
+
+MISSING = """
+import torch
+from tilefold import fuse
+run = fuse(lambda w, i: w[i].softmax(-1))
+w, ids = torch.randn(11, 40, device="cuda"), torch.arange(300, device="cuda") % 11
+torch.testing.assert_close(run(w, ids), w[ids].softmax(-1))
+ids[299] = {index}
+run(w, ids)
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.parametrize(("index", "error"), [(11, "device-side assert"), (-12, "device-side assert"), (-11, "")])
+def test_an_index_that_does_not_exist_stops_the_device(cuda, index, error):
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING.format(index=index)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode != 0) == bool(error) and error in done.stderr
+    assert not error or "index out of range" in done.stderr
 
 
 def test_two_streams(cuda):

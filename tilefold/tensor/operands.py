@@ -10,22 +10,11 @@ from collections import Counter
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Expr, Load, transform, walk
+from tilefold.algebra.expr import Cast, Expr, Load, transform, walk
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 
 _SHORT = (DType.F16, DType.BF16)
-
-
-def unchecked(p: Program) -> Program:
-    """The program without checks of indices (`within`), which kernels for GPUs do not have: they clamp."""
-
-    def bare(x: Expr) -> Expr | None:
-        return x.args[0] if isinstance(x, Call) and x.op == "within" else None
-
-    if not any(isinstance(n, Call) and n.op == "within" for c in p.body for n in walk(c.body)):
-        return p
-    return replace(p, body=tuple(replace(c, body=transform(c.body, bare)) for c in p.body))
 
 
 def plain_operands(p: Program) -> Program:

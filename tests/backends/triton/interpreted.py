@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F_
 from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
@@ -314,6 +315,23 @@ def dropped_out(width: int) -> str:
     return "" if torch.equal(y != 0, kept) and 0.6 < kept.double().mean() < 0.8 else f"{(y != 0) ^ kept}"
 
 
+def missing_row() -> str:
+    """Indices that data choose are checked, in lanes of elements: 37 of them leave lanes idle."""
+    w, ids = torch.randn(11, 8), torch.arange(37) % 11
+    run = fuse(lambda w, i: w[i + 3 - 3] * 2.0)
+    found = compare("rows", lambda w, i: w[i] * 2.0, run, (w, ids))
+    for at in (0, 36):
+        for missing in (11, -12, 1 << 40):
+            try:
+                run(w, torch.where(torch.arange(37) == at, missing, ids))
+            except InterpreterError as err:
+                if "index out of range" not in str(err):
+                    return str(err)
+            else:
+                return f"{missing} at {at} is no error"
+    return "" if found.ok else str(found)
+
+
 class Memory:
     """Watches that a kernel reads and writes in its tensors alone, in lanes that are not masked."""
 
@@ -491,6 +509,7 @@ CHECKS: dict[str, Check] = {
         rand(60, 80, dtype=B),
     ),
     "a row times a matrix": lambda: cut(lambda x, w: torch.relu(x @ w), rand(1, 300, dtype=F), rand(300, 70, dtype=F)),
+    "rows that do not exist": missing_row,
     "dropout": lambda: dropped_out(64),
     "dropout of ragged rows": lambda: dropped_out(37),
     "transposed": lambda: right(lambda x, y: (x.T + y).relu(), rand(300, 70), rand(70, 300, seed=1)),

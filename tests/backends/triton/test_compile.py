@@ -50,6 +50,18 @@ def test_defaults_do_not_spill_on_hopper(name, tmp_path):
         assert r.shared <= SHARED[90]
 
 
+def test_indices_of_data_are_asserted_and_nothing_else(monkeypatch):
+    ids, w = meta(512, dtype=torch.int64), meta(1000, 256)
+    rows = lambda ids, w: w[ids].float().softmax(-1)  # noqa: E731
+    (checked,) = made(rows, ids, w)
+    assert "__assertfail" in built(variant(checked), HOPPER).assembly["ptx"]
+    monkeypatch.setenv("TILEFOLD_INDEX_CHECKS", "0")
+    (plain,) = made(rows, ids, w)
+    (softmax,) = kernels("softmax")
+    for k in (plain, softmax):
+        assert "assert" not in built(variant(k), HOPPER).assembly["ptx"]
+
+
 def test_a_spill_is_seen(tmp_path):
     (k,) = kernels("causal")
     config = replace(variant(k).config, tiles={"i": 1, "j": 128, "l": 128}, warps=4)

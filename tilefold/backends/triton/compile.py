@@ -21,6 +21,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.dependent import ALONE, supported
 from tilefold.backends.triton.gluon_text import WARPS
 from tilefold.backends.triton.machine_code import disassembled, strays
+from tilefold.backends.triton.prelude import ASSERTING
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
 from tilefold.errors import BackendError
@@ -164,6 +165,8 @@ def job_of(kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequenc
     options: dict[str, int] = {"num_warps": WARPS if r.groups else config.warps, "num_stages": config.stages}
     if config.registers:
         options["maxnreg"] = config.registers
+    if ASSERTING in r.source:
+        options |= {"debug": True, "sanitize_overflow": False}
     if r.place.follows:
         options["launch_pdl"] = True
     types = signature(kernel, r, wide=wide)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
+from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads, walk
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, within
 from tilefold.tile import ir
@@ -71,6 +71,12 @@ class Memory:
         sizes, level = self.c.kernel.sizes, 0
         parts: list[str] = []
         for e, size in zip(map(self.c.settled, index), t.shape, strict=True):
+            for i, n in (x.args for x in walk(e) if isinstance(x, Call) and x.op == "within"):
+                v = self._checked(i, n, axes)
+                parts.append(fitted(v, axes))
+                level = max(level, v.level)
+            if isinstance(e, Call) and e.op == "within" and poly(e.args[1], sizes) == poly(size, sizes):
+                continue
             at, end = poly(e, sizes), poly(size, sizes)
             if (isinstance(e, Index) and poly(sizes[e.dim], sizes) == end) or within(at, end, sizes):
                 continue
@@ -83,6 +89,14 @@ class Memory:
             if known is None or not nonnegative(minus(end, known[1], 1)):
                 parts.append(fitted(Value(f"({v.code} < {limit.code})", v.axes, DType.BOOL), axes))
         return (" & ".join(parts), level) if parts else (None, 0)
+
+    def _checked(self, e: Expr, limit: Expr, axes: Sequence[str]) -> Value:
+        """Whether an index that data chose exists: an error on the device where it does not, in lanes of elements."""
+        v, end = self.c.expressions.value(e, axes), self.c.expressions.value(limit, ())
+        lanes = self.c.masks(v.axes, v.axes) or "True"
+        level = max([v.level, end.level, *(self.c.hold(d).level for d in v.axes)])
+        code = f"tf_within({v.code}, {end.code}, {lanes})"
+        return Value(self.c.scopes.once(code, "exists", level), v.axes, DType.BOOL, level)
 
     def _again(self, name: str) -> str:
         """What was loaded before the last reduction, kept as it is in memory until here."""

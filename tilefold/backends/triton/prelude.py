@@ -173,6 +173,25 @@ def tf_random(seed, row, column):
     return (tl.where((column & 1) == 0, even, odd) >> 8).to(tl.int64)
 """
 
+#: Whether an index that data chose exists; where it does not in a lane of an element, the device stops (`ASSERTING`).
+CHECKED = """
+
+@triton.jit
+def tf_within(i, n, lanes):
+    exists = (i >= 0) & (i < n)
+    tl.device_assert(exists, "index out of range", lanes)
+    return exists
+"""
+INTERPRETED_CHECKED = """
+
+def tf_within(i, n, lanes):
+    exists = (i >= 0) & (i < n)
+    missing = exists == 0
+    if (missing if lanes is True else missing & lanes).handle.data.any():
+        raise IndexError("index out of range")
+    return exists
+"""
+
 #: The interpreter runs kernels as Python: bounds of loops are numbers there. Replaces what it computes wrongly.
 INTERPRETED = """
 
@@ -191,6 +210,13 @@ def tf_in_e4m3(x):
 """
 
 
+#: In the code of kernels that must be compiled with assertions.
+ASSERTING = "tf_within("
+
+
 def prelude(code: str, *, interpreted: bool = False) -> str:
-    """The functions for a kernel of this code: drawing random numbers only where it does."""
-    return PRELUDE + (RANDOM if "tf_random(" in code else "") + (INTERPRETED if interpreted else "")
+    """The functions for a kernel of this code: drawing random numbers and checks of indices only where it does so."""
+    text = PRELUDE + (RANDOM if "tf_random(" in code else "") + (INTERPRETED if interpreted else "")
+    if ASSERTING not in code:
+        return text
+    return text + (INTERPRETED_CHECKED if interpreted else CHECKED)

@@ -106,6 +106,8 @@ class Expressions:
                 return self.leaves.tile_start(d)
             case Call("tile_stop", (Index(d),)):
                 return self.leaves.tile_stop(d)
+            case Call("within", (arg, _)):
+                return self.value(arg, frame)  # checked by the load whose index it is
             case Call("exp", (arg,)):
                 return self._exp(arg, frame)
             case Call("pow", (base, Const(n, _))):
