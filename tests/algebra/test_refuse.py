@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from tests.algebra import cascades as c
 from tests.algebra.cascades import cascade
+from tilefold.algebra import check as check_module
 from tilefold.algebra import derive as derive_module
 from tilefold.algebra.check import check_fold
 from tilefold.algebra.context import Options
@@ -80,6 +82,29 @@ def test_a_wrong_finish_fails_the_numerical_check() -> None:
     finish = tuple((name, mul(e, number(2.0)) if name == "o" else e) for name, e in fold.finish)
     checks = check_fold(problem, dataclasses.replace(fold, finish=finish), problem.reductions)
     assert not any(check.ok for check in checks if check.name != "fold of nothing = identity")
+
+
+def test_sums_that_have_nothing_to_do_with_each_other_are_checked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten sums are checked as what each of them is; with a wrong one among them the check fails, and says which."""
+    problem = cascade(" \n ".join(f"s{k} = sum[l] x{k}[l] ** 2" for k in range(10)))
+    fold, seen, real = derive_fold(problem), [], check_module._checks
+
+    def counted(*part: Any) -> tuple[Check, ...]:
+        seen.append(len(part[0].reductions))
+        return real(*part)
+
+    monkeypatch.setattr(check_module, "_checks", counted)
+    assert all(found.ok for found in check_fold(problem, fold, problem.reductions)) and seen == [1] * 10
+    last = dataclasses.replace(fold.state[-1], element=mul(fold.state[-1].element, number(2.0)))
+    wrong = dataclasses.replace(fold, state=(*fold.state[:-1], last))
+    failed = [found for found in check_fold(problem, wrong, problem.reductions) if not found.ok]
+    assert failed and all("s9" in found.detail and "s8" not in found.detail for found in failed)
+
+
+def test_what_reads_each_other_is_checked_together() -> None:
+    problem = cascade(c.SOFTMAX + " \n n = sum[l] x[l]")
+    parts = check_module._parts(problem, derive_fold(problem), problem.reductions)
+    assert sorted(len(bodies) for _, _, bodies in parts) == [1, len(problem.reductions) - 1]
 
 
 @pytest.mark.parametrize("text", [c.ATTENTION, c.VARIANCE, c.INERTIA, c.SUM_SUM])

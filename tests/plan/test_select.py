@@ -126,13 +126,34 @@ def test_no_plan_is_an_error() -> None:
         select(Problem(p.dag, p.partners, lambda s: None if s & 1 else 1.0, p.variants))
 
 
-def test_too_many_ideals_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_IDEALS", 50)
+def test_too_many_ideals_are_an_error() -> None:
     names = [f"i{k}" for k in range(12)]
     dag = Dag.of(names, {})
     everyone = tuple(dag.everything & ~(1 << k) for k in range(12))
     with pytest.raises(PlanError, match="more than 50 ideals"):
-        select(Problem(dag, everyone, lambda s: 1.0, lambda s: [Variant(1.0)]))
+        select(Problem(dag, everyone, lambda s: 1.0, lambda s: [Variant(1.0)], most_ideals=50))
+    assert select(Problem(dag, everyone, lambda s: 1.0, lambda s: [Variant(1.0)], most_ideals=5000)).seconds == 1.0
+
+
+def test_pairs_of_sinks_do_not_multiply_the_ideals() -> None:
+    """A chain; each of its nodes feeds two sinks that may share a kernel with each other and with the node: gradients
+    of biases. What links them to the chain is done when they wait: 3^12 ideals, of which a line remains."""
+    n = 12
+    names = [f"{kind}{k}" for k in range(n) for kind in "cab"]
+    producers = {f"c{k}": [f"c{k - 1}"] for k in range(1, n)} | {
+        f"{kind}{k}": [f"c{k}"] for k in range(n) for kind in "ab"
+    }
+    dag = Dag.of(names, producers)
+    links = [a | b for a, b in zip(dag.preds, dag.succs, strict=True)]
+    for k in range(n):
+        links[3 * k + 1] |= 1 << 3 * k + 2
+        links[3 * k + 2] |= 1 << 3 * k + 1
+
+    def bound(s: int) -> float | None:
+        return {1: 1.0, 2: 1.0, 3: 1.5}.get(s.bit_count())
+
+    found = select(Problem(dag, tuple(links), bound, lambda s: [Variant(bound(s) or 0.0)], largest=10))
+    assert found.ideals < 20 * n and found.exact and found.seconds == 1.5 * n
 
 
 def test_forced_kernels_do_not_multiply_the_ideals() -> None:

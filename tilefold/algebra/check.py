@@ -9,7 +9,7 @@ with one and with no element.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -39,11 +39,57 @@ def check_fold(
     """Numerical checks; `bodies` are the reductions the fold must equal (see `ignore_rounding`).
 
     `unbounded`: results whose own exponentials can overflow, so that huge inputs say nothing.
+
+    Reductions that have nothing to do with each other are checked one by one: a Fold of many sums costs no more than
+    the different ones among them. What fails is checked again as a whole, under its own names.
     """
+    found = [_nameless(*part, unbounded) for part in _parts(cascade, fold, bodies)]
+    if all(c.ok for part in found for c in part):
+        return found[0]
+    return _checks(cascade, fold, bodies, unbounded)
+
+
+def _nameless(
+    cascade: Cascade, fold: Fold, bodies: tuple[Reduction, ...], unbounded: frozenset[str]
+) -> tuple[Check, ...]:
     names = Names()
-    same = names.fold(fold), names.reductions(bodies), frozenset(map(names.tensor, unbounded))
-    found = _checks(names.cascade(cascade), *same)
-    return found if all(c.ok for c in found) else _checks(cascade, fold, bodies, unbounded)
+    own = unbounded & {r.name for r in bodies}
+    same = names.fold(fold), names.reductions(bodies), frozenset(map(names.tensor, own))
+    return _checks(names.cascade(cascade), *same)
+
+
+def _parts(
+    cascade: Cascade, fold: Fold, bodies: tuple[Reduction, ...]
+) -> list[tuple[Cascade, Fold, tuple[Reduction, ...]]]:
+    """The Fold as several that share no variable and read nothing of each other, each with its reductions."""
+    linked: list[tuple[str, frozenset[str]]] = [(r.name, tensors_read(r.body)) for r in bodies]
+    linked += [(name, tensors_read(e)) for name, e in fold.finish]
+    linked += [(r.name, frozenset({r.index_name})) for r in bodies if r.index_name is not None]
+    for v in fold.state:
+        moved = frozenset[str]() if v.repair is None else tensors_read(v.repair)
+        linked.append((v.name, tensors_read(v.element) | moved | ({v.index_name} if v.index_name else set())))
+    own = {name for name, _ in linked} | {r.index_name for r in bodies if r.index_name is not None}
+    part = {name: {name} for name in own}
+    for name, read in linked:
+        for other in {t.partition("@")[0] for t in read} & own:
+            if part[other] is not part[name]:
+                part[name] |= part[other]
+                part.update(dict.fromkeys(part[other], part[name]))
+    together = {id(part[r.name]): part[r.name] for r in bodies}.values()
+    if len(together) == 1 or any(v.name not in set().union(*together) for v in fold.state):
+        return [(cascade, fold, bodies)]
+    return [
+        (
+            replace(cascade, reductions=tuple(r for r in cascade.reductions if r.name in names)),
+            Fold(
+                fold.axes,
+                tuple(v for v in fold.state if v.name in names),
+                tuple((n, e) for n, e in fold.finish if n in names),
+            ),
+            tuple(r for r in bodies if r.name in names),
+        )
+        for names in together
+    ]
 
 
 @lru_cache(maxsize=1024)

@@ -23,7 +23,7 @@ from tilefold.plan.forms import Form
 from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call
 from tilefold.plan.library_rates import Kind, Sizes
 from tilefold.plan.search import Shape
-from tilefold.plan.select import Problem, Variant
+from tilefold.plan.select import MOST_IDEALS, Problem, Variant
 from tilefold.plan.target import Target
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import Graph, out_dims
@@ -34,6 +34,9 @@ from tilefold.tensor.sizes import estimate, extents
 LARGEST = 16
 #: Sets whose legality is looked at, for each kernel that may be priced.
 SETS_A_PRICE = 40
+#: Ideals that are passed, for each kernel that may be priced. Where there are more, only small kernels leave few
+#: enough, and the greedy grouping is priced lower than what they make.
+IDEALS_A_PRICE = 400
 #: Part of the element-wise work that a kernel does at least.
 LEAST_SHARE = 0.5
 #: How much better than one pass another snapshot must look to be chosen.
@@ -117,6 +120,7 @@ class Kernels:
             largest=LARGEST,
             spent=lambda: budget is not None and len(self._variants) >= budget,
             most_sets=None if budget is None else SETS_A_PRICE * budget,
+            most_ideals=MOST_IDEALS if budget is None else IDEALS_A_PRICE * budget,
         )
 
     def _partners(self) -> tuple[int, ...]:

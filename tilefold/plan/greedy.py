@@ -43,6 +43,7 @@ def group(
     of: dict[str, Group] = {c.name: Group((c.name,), out_dims(c)) for c in p.body}
     for call in calls:
         of |= dict.fromkeys(call, Group(call, out_dims(g.by_name[call[-1]])))
+    grouping = _Greedy(g, of, apart, limits)
     refusals: dict[tuple[str, str], Refusal] = {}
     changed = True
     while changed:
@@ -53,89 +54,99 @@ def group(
                 a, b = of[r], of[c.name]
                 if a is b:
                     continue
-                merged = merge(g, a, b, of, apart, limits)
+                merged = grouping.merge(a, b)
                 if isinstance(merged, str):
                     refusals[(r, c.name)] = Refusal(r, c.name, merged, c.loc)
                     continue
                 of.update(dict.fromkeys(merged.members, merged))
                 changed = True
-        changed = _merge_siblings(g, of, apart, limits) or changed
+        changed = grouping.merge_siblings() or changed
     unique = dict.fromkeys(of[c.name] for c in p.body)
     return Grouping(ordered(g, list(unique), of), tuple(refusals.values()))
 
 
-def merge(g: Graph, a: Group, b: Group, of: dict[str, Group], apart: frozenset[str], limits: Limits) -> Group | str:
-    """The union of two groups, or the reason why it is not one kernel."""
-    members = tuple(c.name for c in g.program.body if c.name in a.members or c.name in b.members)
-    if apart & set(members):
-        return "a library call computes it"
-    if _path_outside(g, a, b, of):
-        return "another kernel stands between them"
-    return legal(g, members, limits, (a, b))
+class _Greedy:
+    """The groups as they grow: `of` each Compute, one object a group. What is found out of two groups, or of one, is
+    remembered: most of them stay as they are from round to round."""
 
+    def __init__(self, g: Graph, of: dict[str, Group], apart: frozenset[str], limits: Limits):
+        self.g, self.of, self.apart, self.limits = g, of, apart, limits
+        self._at = {c.name: n for n, c in enumerate(g.program.body)}
+        self._external = _external_tensors(g)
+        self._legal: dict[tuple[Group, Group], Group | str] = {}
+        self._reads: dict[Group, set[tuple[str, tuple[str, ...]] | Load]] = {}
 
-def _path_outside(g: Graph, a: Group, b: Group, of: dict[str, Group]) -> bool:
-    """Whether a path from a to b (or back) runs through a third group."""
-    inside = {a.members, b.members}
-    for start, goal in ((a, b), (b, a)):
-        todo = [u for m in start.members for u in g.consumers[m] if of[u].members not in inside]
-        seen = set(todo)
-        while todo:
-            for u in (w for m in of[todo.pop()].members for w in g.consumers[m]):
-                if of[u].members == goal.members:
-                    return True
-                if u not in seen and of[u].members not in inside:
-                    seen.add(u)
-                    todo.append(u)
-    return False
-
-
-def _merge_siblings(g: Graph, of: dict[str, Group], apart: frozenset[str], limits: Limits) -> bool:
-    """Join groups that read the same, so that it is read once: reductions over the same dims; on a GPU, where a kernel
-    waits for memory, also maps of the same elements."""
-    groups = list(dict.fromkeys(of.values()))
-    read = [_reads(g, x, maps=limits.in_registers) for x in groups]
-    for i, a in enumerate(groups):
-        for j, b in enumerate(groups[i + 1 :], i + 1):
-            if set(a.parallel) != set(b.parallel) or not read[i] & read[j]:
-                continue
-            if _path_outside(g, a, b, of) or _path_outside(g, b, a, of):
-                continue
-            merged = merge(g, a, b, of, apart, limits)
-            if not isinstance(merged, str):
-                of.update(dict.fromkeys(merged.members, merged))
-                return True
-    return False
-
-
-def _reads(g: Graph, group: Group, *, maps: bool) -> set[tuple[str, tuple[str, ...]] | Load]:
-    """Tensors that the group reduces, and over what; of one that only maps, which elements it reads for each of its
-    own."""
-    computes = [g.by_name[m] for m in group.members]
-    found: set[tuple[str, tuple[str, ...]] | Load] = set()
-    for c in computes:
-        if c.reducer is not None:
-            found |= {(t, c.rdims) for t in _external_tensors(g, c.name)}
-    if not maps or found or any(c.reducer is not None for c in computes):
+    def merge(self, a: Group, b: Group) -> Group | str:
+        """The union of two groups, or the reason why it is not one kernel."""
+        if not self.apart.isdisjoint(a.members) or not self.apart.isdisjoint(b.members):
+            return "a library call computes it"
+        if self._path_outside(a, b):
+            return "another kernel stands between them"
+        found = self._legal.get((a, b))
+        if found is None:
+            members = tuple(sorted({*a.members, *b.members}, key=self._at.__getitem__))
+            found = self._legal[a, b] = legal(self.g, members, self.limits, (a, b))
         return found
-    mine = {r for c in computes for r in c.results}
-    found.update(
-        ld
-        for c in computes
-        for ld in loads(c.body)
-        if ld.tensor not in mine and dims_used(ld).issuperset(group.parallel)
-    )
-    return found
+
+    def _path_outside(self, a: Group, b: Group) -> bool:
+        """Whether a path from a to b (or back) runs through a third group."""
+        of, consumers = self.of, self.g.consumers
+        for start, goal in ((a, b), (b, a)):
+            todo = [x for m in start.members for u in consumers[m] if (x := of[u]) is not a and x is not b]
+            seen = set(map(id, todo))
+            while todo:
+                for x in (of[w] for m in todo.pop().members for w in consumers[m]):
+                    if x is goal:
+                        return True
+                    if x is not start and id(x) not in seen:
+                        seen.add(id(x))
+                        todo.append(x)
+        return False
+
+    def merge_siblings(self) -> bool:
+        """Join groups that read the same, so that it is read once: reductions over the same dims; on a GPU, where a
+        kernel waits for memory, also maps of the same elements."""
+        groups = list(dict.fromkeys(self.of.values()))
+        read = [self._read(x) for x in groups]
+        parallel = [set(x.parallel) for x in groups]
+        for i, a in enumerate(groups):
+            for j, b in enumerate(groups[i + 1 :], i + 1):
+                if parallel[i] != parallel[j] or read[i].isdisjoint(read[j]):
+                    continue
+                merged = self.merge(a, b)
+                if not isinstance(merged, str):
+                    self.of.update(dict.fromkeys(merged.members, merged))
+                    return True
+        return False
+
+    def _read(self, group: Group) -> set[tuple[str, tuple[str, ...]] | Load]:
+        """Tensors that the group reduces, and over what; of one that only maps (where maps are looked at), which
+        elements it reads for each of its own."""
+        if group in self._reads:
+            return self._reads[group]
+        computes = [self.g.by_name[m] for m in group.members]
+        found = self._reads[group] = {
+            (t, c.rdims) for c in computes if c.reducer is not None for t in self._external[c.name]
+        }
+        if not self.limits.in_registers or found or any(c.reducer is not None for c in computes):
+            return found
+        mine = {r for c in computes for r in c.results}
+        found.update(
+            ld
+            for c in computes
+            for ld in loads(c.body)
+            if ld.tensor not in mine and dims_used(ld).issuperset(group.parallel)
+        )
+        return found
 
 
-def _external_tensors(g: Graph, name: str) -> set[str]:
-    """Program inputs that a Compute reads, also through the maps it uses."""
+def _external_tensors(g: Graph) -> dict[str, frozenset[str]]:
+    """Program inputs that each Compute reads, also through the maps it uses."""
     inputs = {i.name for i in g.program.inputs}
-    c = g.by_name[name]
-    found = set(tensors_read(c.body)) & inputs
-    for r in g.producers[name]:
-        if g.by_name[r].reducer is None:
-            found |= _external_tensors(g, r)
+    found: dict[str, frozenset[str]] = {}
+    for c in g.program.body:
+        maps = (found[r] for r in g.producers[c.name] if g.by_name[r].reducer is None)
+        found[c.name] = (tensors_read(c.body) & inputs).union(*maps)
     return found
 
 

@@ -10,8 +10,9 @@ Four things keep it small without losing exactness:
 
 - *Forced kernels.* A node none of whose partners is left can only be a kernel by itself, and where it stands
   in the order costs nothing: it runs at once. (Library calls and weight-gradient sinks have no partners.)
-- *Independent work in one order.* The kernels of a plan can be put in an order in which the first ready node's kernel
-  comes next, or one that it waits for. Others need not be tried there.
+- *Independent work in one order.* Of whatever node is ready, the kernels of a plan can be put in an order in which
+  that node's kernel comes next, or one that it waits for. Others need not be tried there. It is the node of which
+  there is least to try.
 - *Pieces.* Members of a candidate are linked: an edge, or an operand read by both. Unlinked parts of a
   kernel would save one launch and nothing else.
 - *Lazy costs* (as LazySP, Dellin and Srinivasa 2016): a candidate enters with a lower bound; only candidates of
@@ -55,7 +56,8 @@ class Problem:
     either. `transfer(node, given, wanted)`: extra seconds to read a tensor with another shape than wanted (not
     negative). `largest`: most nodes of a candidate. `spent()`: no more candidates should be priced than are needed to
     finish: from then on one without a price is taken to cost as much above its bound as the priced ones do on average.
-    `most_sets`: sets to look at before smaller kernels have to do (SMALLER).
+    `most_sets`: sets to look at before smaller kernels have to do (SMALLER). `most_ideals`: beyond which the program is
+    too large.
     """
 
     dag: Dag
@@ -67,6 +69,7 @@ class Problem:
     largest: int = 64
     spent: Callable[[], bool] = lambda: False
     most_sets: int | None = None
+    most_ideals: int = MOST_IDEALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class _Search:
         self._numbered: list[int] = []  # candidates
         self._ends: list[list[tuple[int, int]]] = []  # numbers of those that start at each ideal, and of where they end
         self._feeds: dict[int, int] = {}
+        self._feeds_of: dict[tuple[int, int], int] = {}
         self._build()
 
     def _build(self) -> None:
@@ -157,28 +161,43 @@ class _Search:
                 if ideal | s not in seen:
                     seen.add(ideal | s)
                     todo.append((ideal | s, self.dag.ready_after(ready, s, ideal | s)))
-            if len(seen) > MOST_IDEALS:
-                raise PlanError(f"more than {MOST_IDEALS} ideals", hint="plan the program in parts")
+            if len(seen) > self.problem.most_ideals:
+                raise PlanError(f"more than {self.problem.most_ideals} ideals", hint="plan the program in parts")
         self.order = sorted(seen, key=int.bit_count)
 
     def _from(self, ideal: int, ready: int) -> list[int]:
         left = self.dag.everything & ~ideal
+        if not left:
+            return []
         for k in bits(ready):
             if not self.problem.partners[k] & left:
                 return [1 << k]
-        first = ready & -ready
-        soon = first | self._feeding(first)
-        return [s for s in self._grown(ideal, ready) if s & soon and self._looked_at(s)]
+        soon = min(((1 << k | self._feeding(1 << k, left)) & left for k in bits(ready)), key=int.bit_count)
+        return [s for s in self._grown(ideal, ready, soon) if s & soon and self._looked_at(s)]
 
-    def _feeding(self, first: int) -> int:
-        found = self._feeds.get(first)
+    def _feeding(self, first: int, left: int) -> int:
+        """What leads to something that a kernel of `first` may contain, of the nodes that are left.
+
+        It depends on those within reach of `first` alone: many ideals have them in common.
+        """
+        reach = self._feeds.get(first)
+        if reach is None:
+            reach = self._feeds[first] = self._reached(first, self.dag.everything)
+        near = reach & left
+        found = self._feeds_of.get((first, near))
         if found is None:
-            near, fresh = first, first
-            for _ in range(min(self.problem.largest, len(self.dag.names)) - 1):
-                fresh = self._united(self.problem.partners, fresh) & ~near
-                near |= fresh
-            found = self._feeds[first] = self._united(self.above, near)
+            found = self._feeds_of[first, near] = self._united(self.above, self._reached(first, near))
         return found
+
+    def _reached(self, first: int, within: int) -> int:
+        """Nodes that as many links as a kernel may have lead to from `first`, through nodes of a set."""
+        near, fresh = first, first
+        for _ in range(min(self.problem.largest, len(self.dag.names)) - 1):
+            fresh = self._united(self.problem.partners, fresh) & within & ~near
+            if not fresh:
+                break
+            near |= fresh
+        return near
 
     @staticmethod
     def _united(masks: Sequence[int], of: int) -> int:
@@ -194,8 +213,8 @@ class _Search:
             raise _TooManySets
         return self._bound(s) is not None
 
-    def _grown(self, ideal: int, ready: int) -> list[int]:
-        """Connected sets S such that ideal | S is an ideal.
+    def _grown(self, ideal: int, ready: int, soon: int) -> list[int]:
+        """Connected sets S such that ideal | S is an ideal, those among them that have a node of `soon`.
 
         They lie within a part of the region, and depend on the ideal through that part alone: parts that many ideals
         have in common are looked at once.
@@ -203,6 +222,8 @@ class _Search:
         region = self._region(ideal, ready)
         out: list[int] = []
         for part in self._parts(region):
+            if not part & soon:
+                continue
             if part not in self._within:
                 self._within[part] = self._sets(part)
             out += self._within[part]

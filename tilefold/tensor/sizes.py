@@ -38,6 +38,8 @@ def extent(e: Expr, syms: Mapping[str, int], dims: Mapping[str, int] | None = No
 
 def estimate(e: Expr, syms: Mapping[str, int] | None = None, dims: Mapping[str, int] | None = None) -> int:
     """The same with `TYPICAL_EXTENT` for symbols without a value; at least 0."""
+    if type(e) is Const:  # most are
+        return max(0, int(e.value))
     known = syms or {}
     return max(0, _value(e, lambda name: known.get(name, TYPICAL_EXTENT), dims or {}, ESTIMATED))
 
