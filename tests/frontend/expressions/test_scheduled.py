@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -50,8 +54,6 @@ def test_what_a_scheduled_function_refuses(captured):
         run(normal(9, 71))
     with pytest.raises(TilefoldError, match="takes 1 tensors, not 2"):
         run(normal(9, 70), normal(9, 70))
-    with pytest.raises(TilefoldError, match="has no gradient"):
-        run(normal(9, 70).requires_grad_())
     other = tilefold.schedule(torch.sin, normal(9, 70))
     with pytest.raises(TilefoldError, match="the schedule is of sin, not of softmax_rows"):
         captured.compile(other.schedule)
@@ -100,11 +102,78 @@ def test_hints_that_a_gpu_follows():
     assert (chosen.warps, chosen.stages) == (8, 3) and 16 in chosen.tiles.values()
 
 
-def test_expressions_refuse_other_devices_and_gradients():
+def test_expressions_refuse_other_devices():
     run = te.compile(one_pass())
     with pytest.raises(TilefoldError, match=r"x is torch\.float32 on meta, rows takes f32 on cpu"):
         run(torch.empty(6, 40, device="meta"))
-    with pytest.raises(TilefoldError, match="rows has no gradient"):
-        run(normal(6, 40).requires_grad_())
     with pytest.raises(TilefoldError, match="there is no back end for 'tpu'"):
         te.compile(rows(), device="tpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "interpreter", "cuda"])
+def test_expressions_differentiate(device):
+    """The interpreter's are run by `test_expressions_differentiate_on_gpus`."""
+    if device == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton was not asked to interpret")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    run = te.compile(one_pass().portable(), device=device)
+    where = "cuda" if device == "cuda" else "cpu"
+    x, given = normal(6, 40).to(where).requires_grad_(), normal(6, seed=1).to(where)
+    run(x).backward(given)
+    exact = x.detach().double().requires_grad_()
+    torch.exp(exact - exact.detach().amax(-1, keepdim=True)).sum(-1).backward(given.double())
+    m = exact.detach().argmax(-1)  # of the maximum, which is subtracted: minus all that is summed
+    want = exact.grad.clone()
+    want[torch.arange(6), m] -= exact.grad.sum(-1)
+    torch.testing.assert_close(x.grad, want.float(), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        assert not run(x).requires_grad
+
+
+def test_expressions_differentiate_on_gpus(tmp_path):
+    """The same, in Triton's interpreter, which a process asks for when it starts."""
+    pytest.importorskip("triton")
+    env = {**os.environ, "TRITON_INTERPRET": "1", "TILEFOLD_CACHE_DIR": str(tmp_path)}
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+        "-k",
+        "differentiate[interpreter]",
+    ]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_gradients_that_expressions_have_not():
+    i, j = te.dims(i=6, j=40)
+    x = te.tensor("x", (i, j))
+    run = te.compile(te.program("p", te.compute("y", (i,), te.prod(x[i, j], over=j))))
+    with pytest.raises(TilefoldError, match="y has no gradient: it is a prod"):
+        run(normal(6, 40).requires_grad_())
+    y = run(normal(6, 40).requires_grad_().detach())
+    assert not y.requires_grad
+
+
+def test_a_scheduled_function_has_the_functions_gradient(captured):
+    m, t, axis = named(captured)
+    run = captured.compile(captured.schedule.tile(m, **{axis: 16}).rolling_update(t, axis))
+    x, given = normal(9, 70, seed=2).requires_grad_(), normal(9, 70, seed=3)
+    run(x).backward(given)
+    exact = x.detach().double().requires_grad_()
+    softmax_rows(exact).backward(given.double())
+    torch.testing.assert_close(x.grad, exact.grad.float(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_scheduled_module_has_no_gradient_for_its_parameters():
+    layer = torch.nn.LayerNorm(8)
+    run = tilefold.schedule(layer, normal(3, 8)).compile()
+    with pytest.raises(TilefoldError, match="no gradient for tensors that it holds"):
+        run(normal(3, 8))
+    with torch.no_grad():
+        torch.testing.assert_close(run(normal(3, 8)), layer(normal(3, 8)))

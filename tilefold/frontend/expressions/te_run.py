@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from tilefold.pipeline import compile_program
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.step import Step
 from tilefold.runtime.steps import GpuStep, KernelStep, load_all
+from tilefold.tensor.gradient import gradient
 from tilefold.tensor.interp import bind_syms, run
 from tilefold.tensor.ir import Program
 from tilefold.tile import ir as tile
@@ -116,14 +117,50 @@ def compile_schedule(s: Schedule, *, load: bool = True, device: str = "cpu") -> 
     return CompiledProgram(s.program, fused, tuple(steps))
 
 
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Differentiated(torch.autograd.Function):
+    """Runs a compiled function; `pull(arguments, gradients of results)` gives the gradients of floating arguments."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., Tensors],
+        pull: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+        *xs: torch.Tensor,
+    ) -> Tensors:
+        ctx.pull = pull
+        ctx.save_for_backward(*xs)
+        made = run(*xs)
+        ctx.mark_non_differentiable(*(y for y in made if not y.is_floating_point()))
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        xs = ctx.saved_tensors
+        pulled = iter(ctx.pull(xs, [g for g in given if g.is_floating_point()]))
+        return (None, None, *(next(pulled) if x.is_floating_point() else None for x in xs))
+
+
+def differentiated(xs: Sequence[torch.Tensor]) -> bool:
+    """Whether somebody wants gradients of a call with these."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in xs)
+
+
 class Compiled:
     """A compiled program: call it with its arguments in order; it returns its output, or a tuple of them.
 
-    TilefoldError: arguments of other types or devices, or that need gradients, which it has not.
+    Where an argument needs a gradient, the gradient of the definitions is compiled as well, on the automatic road, when
+    it is first needed; it computes the forward definitions again.
+
+    TilefoldError: arguments of other types or devices, or that need gradients that a definition does not have.
     """
 
     def __init__(self, run: CompiledProgram, outputs: tuple[str, ...], device: str = "cpu"):
         self.run, self.outputs, self.device = run, outputs, device
+        self._gradient: Compiled | None = None
 
     @property
     def program(self) -> Program:
@@ -132,11 +169,23 @@ class Compiled:
 
     def __call__(self, *args: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         inputs = arguments(self.program, args, "cuda" if self.device == "cuda" else "cpu")
-        if torch.is_grad_enabled() and any(x.requires_grad for x in args):
-            hint = "tilefold.fuse(fn) differentiates a function; or call under torch.no_grad()"
-            raise TilefoldError(f"{self.program.name} has no gradient", hint=hint)
+        if differentiated(args):
+            gradient(self.program)  # what has none is refused now, not in the backward pass
+            made = Differentiated.apply(self._all, self._pulled, *args)
+        else:
+            made = self._all(*inputs.values())
+        return made[0] if len(made) == 1 else made
+
+    def _all(self, *args: torch.Tensor) -> Tensors:
+        inputs = arguments(self.program, args, "cuda" if self.device == "cuda" else "cpu")
         done = self.run(inputs, bound(self.program, inputs))
-        return _results(done, self.outputs)
+        return tuple(done[n] for n in self.outputs)
+
+    def _pulled(self, xs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Tensors:
+        if self._gradient is None:
+            p = gradient(self.program).program
+            self._gradient = Compiled(compile_program(p, device=self.device), p.outputs, self.device)
+        return self._gradient._all(*xs, *given)
 
 
 def compile(what: Program | Schedule, *, device: Device = "cpu") -> Compiled:

@@ -216,6 +216,14 @@ def _differentiable(x: torch.Tensor) -> bool:
 def _pullback(name: str, call: str, count: int) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The gradient of a call as a function of its tensors and of its results' gradients."""
     fn, written = find(name).fn, json.loads(call)
+    return pullback_of(lambda *tensors: _called(fn, written, tensors), count)
+
+
+def pullback_of(fn: Callable[..., Any], count: int) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The gradient of a function of `count` tensors: a function of them and of the gradients of its floating results.
+
+    It returns those of the floating arguments.
+    """
 
     def pullback(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         tensors, gradients = values[:count], values[count:]
@@ -225,7 +233,7 @@ def _pullback(name: str, call: str, count: int) -> Callable[..., tuple[torch.Ten
             all_of = list(tensors)
             for n, x in zip(free, xs, strict=True):
                 all_of[n] = x
-            return tuple([y for y in tree_leaves(_called(fn, written, all_of)) if _differentiable(y)])
+            return tuple([y for y in tree_leaves(fn(*all_of)) if _differentiable(y)])
 
         pull = torch.func.vjp(f, *[tensors[n] for n in free])[1]
         pulled: tuple[torch.Tensor, ...] = pull(tuple(gradients))
