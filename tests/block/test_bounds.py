@@ -60,6 +60,47 @@ def test_bounds(text: str, start: str | None, stop: str | None) -> None:
     torch.testing.assert_close(got["o"], want["o"], equal_nan=True, rtol=1e-9, atol=1e-9)
 
 
+DATA = ATTENTION.replace("  dim b", "  input n: i64[2]\n  input w: i32[2, 4]\n  input f: f32[2]\n  dim b", 1)
+
+
+@pytest.mark.parametrize(
+    "text,start,stop",
+    [
+        ("where(j < n[b], s[b, h, i, j], -inf)", None, "minimum(size(j), tile_max(n[b]))"),
+        (
+            "where((j >= w[b, i // 8]) & (j <= n[b] + i), s[b, h, i, j], -inf)",
+            "maximum(0, tile_min(w[b, i // 8]))",
+            "minimum(size(j), tile_max(n[b]) + tile_stop(i))",
+        ),
+        (
+            "where(j < 2 * minimum(n[b], 5), s[b, h, i, j], -inf)",
+            None,
+            "minimum(size(j), 2 * tile_max(minimum(n[b], 5)))",
+        ),
+        (
+            "where((i < n[b]) & (j <= i), s[b, h, i, j], -inf)",
+            None,
+            "minimum(minimum(size(j), where(tile_start(i) + -1 * tile_max(n[b]) < 0, size(j), 0)), tile_stop(i))",
+        ),
+        # not bounded: data of the streamed dim, floats, a disjunction, masked keys that count
+        ("where(j < w[b, j // 8], s[b, h, i, j], -inf)", None, None),
+        ("where(j < f[b], s[b, h, i, j], -inf)", None, None),
+        ("where((j < n[b]) | (i < 3), s[b, h, i, j], -inf)", None, None),
+        ("where(j < n[b], s[b, h, i, j], 0.0)", None, None),
+    ],
+)
+def test_data_bounds_loops(text, start, stop):
+    """Whatever the data is: negative, or beyond what there is."""
+    p = parse(DATA.replace(CAUSAL, text))
+    (loop,) = [n for n in walk(fuse(p).kernels[0].block.body) if isinstance(n, Loop) and n.kind == "for"]
+    assert [None if e is None else expr_text.show(e) for e in (loop.start, loop.stop)] == [start, stop]
+    for lengths in ([0, 7], [23, -5], [1 << 40, 1]):
+        x = inputs(p, 23, seed=3) | {"n": torch.tensor(lengths), "w": torch.randint(-9, 30, (2, 4)).to(torch.int32)}
+        want = tensor_interp.run(p, x, exact=True)
+        got = run_blocks(fuse(p), x, 23, {"i": 4, "j": 3}, exact=True)
+        torch.testing.assert_close(got["o"], want["o"], equal_nan=True, rtol=1e-9, atol=1e-9)
+
+
 NAMES = Names(dims=set("ij"), tensors=set("xywsm"))
 
 

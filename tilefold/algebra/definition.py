@@ -16,7 +16,7 @@ import torch
 from tilefold.algebra.cascade import Reduction
 from tilefold.algebra.evaluate import Env, Grid, apply, cast, evaluate, reduce_values, select_values
 from tilefold.algebra.expr import Call, Cast, Expr, tensors_read
-from tilefold.algebra.ops import INDEX_REDUCERS
+from tilefold.algebra.ops import INDEX_REDUCERS, TILE_BOUNDS, TILE_EXTREMES
 from tilefold.algebra.trials import CASE, WAY, case_index
 
 NOISE, AGREES = 1e-13, 1e-8
@@ -96,7 +96,7 @@ class _Disturbed:
 
     def _value(self, e: Expr, grid: Grid, env: Env) -> torch.Tensor:
         match e:
-            case Call(op, args) if op not in ("tile_start", "tile_stop"):
+            case Call(op, args) if op not in (*TILE_BOUNDS, *TILE_EXTREMES):
                 parts = [self._value(a, grid, env) for a in args]
                 out = apply(op, *parts)
             case Cast(arg, dtype):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from tilefold.algebra.dtypes import DType, promote
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
 from tilefold.algebra.ops import OPS
 
 
@@ -81,6 +81,10 @@ def evaluate(e: Expr, grid: Grid, env: Env) -> torch.Tensor:
         case Call(("tile_start" | "tile_stop") as op, (Index(dim),)):
             start, stop = grid.ranges[dim]
             return torch.full((1,) * n, start if op == "tile_start" else stop)
+        case Call(("tile_min" | "tile_max") as op, (arg,)):
+            own = Grid({d: grid.ranges[d] for d in sorted(dims_used(arg))})
+            values = evaluate(arg, own, env)
+            return (values.amin() if op == "tile_min" else values.amax()).reshape((1,) * n)
         case Call(op, args):
             return apply(op, *(evaluate(a, grid, env) for a in args))
     raise AssertionError(e)

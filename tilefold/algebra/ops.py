@@ -92,9 +92,18 @@ _TABLE = (
     # encloses). Argument: Index(dim). Only legal in loop bounds of block and tile programs.
     OpSpec("tile_start", 1, "int", lambda x: x),
     OpSpec("tile_stop", 1, "int", lambda x: x),
+    # The least and greatest value of an integer expression over the tiles of the dims it has, as legal there: what
+    # data bounds a loop by (`minimum(size(k), tile_max(length[b]))`). Loads are of arguments of the kernel.
+    OpSpec("tile_min", 1, "int", lambda x: x),
+    OpSpec("tile_max", 1, "int", lambda x: x),
 )
 OPS: dict[str, OpSpec] = {spec.name: spec for spec in _TABLE}
 BY_INFIX: dict[str, str] = {spec.infix: spec.name for spec in _TABLE if spec.infix}
+
+#: Operations that name the tile that an enclosing loop is at.
+TILE_BOUNDS = ("tile_start", "tile_stop")
+#: Operations on the values that an expression has there.
+TILE_EXTREMES = ("tile_min", "tile_max")
 
 #: Reducers with one value; their neutral element in arithmetic type f32/f64 (ints: see `identity_of`).
 VALUE_REDUCERS = ("sum", "prod", "max", "min", "any", "all")

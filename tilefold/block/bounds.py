@@ -3,7 +3,8 @@
 Law: if, with the mask false on a whole block, every accumulation of the loop body adds its
 identity, then the iteration changes nothing, because repair(t, D, D) = t. A mask that
 compares indices linearly (causal, sliding window, prefix) is false on all of a block beyond a
-bound that the block of the other dims determines, and that bound becomes the loop's.
+bound that the block of the other dims determines, and that bound becomes the loop's. Terms of the comparison may be
+data that the loop's dim does not index (`k < length[b]`): the bound then has their extreme over the block.
 
 (As with every implementation that skips masked keys, 0 * NaN of a masked value is not formed.)
 """
@@ -11,14 +12,34 @@ bound that the block of the other dims determines, and that bound becomes the lo
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, call, children, rebuild, walk
+from tilefold.algebra.expr import (
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Size,
+    Sym,
+    call,
+    children,
+    dims_used,
+    lit,
+    loads,
+    rebuild,
+    substitute,
+    transform,
+    type_of,
+    walk,
+)
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
+from tilefold.block.tidy import mapped, without_dead
 
 NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -28,13 +49,44 @@ _NEG_INF = Const(-math.inf, DType.F32)
 
 def bound_loops(b: Block) -> Block:
     """`b` with serial loops narrowed to the blocks that their masks leave."""
-    return replace(b, body=tuple(_node(n, ()) for n in b.body))
+    data = integers((i.name, i.dtype) for i in b.inputs)
+    b = _spelled_out(b, data)
+    return replace(b, body=tuple(_node(n, (), data) for n in b.body))
 
 
-def _node(n: Node, outer: tuple[str, ...]) -> Node:
+def _spelled_out(b: Block, data: frozenset[str]) -> Block:
+    """`b` with masks that compare positions with data where they are used: there they bound loops, and a back end
+    settles them for a whole tile. What was computed for them alone goes."""
+    made = {n.name: n for n in walk_nodes(b.body) if isinstance(n, Let) and n.reducer is None and not n.dtype.is_float}
+    inputs = {i.name for i in b.inputs}
+
+    def whole(e: Expr) -> Expr:
+        return transform(
+            e, lambda x: whole(at(made[x.tensor], x)) if isinstance(x, Load) and x.tensor in made else None
+        )
+
+    def at(let: Let, ld: Load) -> Expr:
+        return substitute(let.expr, {Index(d): ix for d, ix in zip(let.dims, ld.index, strict=True)})
+
+    def one(e: Expr) -> Expr | None:
+        if not (isinstance(e, Call) and e.op == "where") or not any(ld.tensor in made for ld in loads(e.args[0])):
+            return None
+        mask = whole(e.args[0])
+        own = of_positions(mask, data) and all(ld.tensor in inputs for ld in loads(mask))
+        return Call("where", (mask, *e.args[1:])) if own else None
+
+    return without_dead(replace(b, body=mapped(b.body, lambda e: transform(e, one)))) if made else b
+
+
+def integers(tensors: Iterable[tuple[str, DType]]) -> frozenset[str]:
+    """Of these arguments, those whose elements may bound a loop."""
+    return frozenset(name for name, dtype in tensors if dtype in (DType.I64, DType.I32))
+
+
+def _node(n: Node, outer: tuple[str, ...], data: frozenset[str]) -> Node:
     if not isinstance(n, Loop):
         return n
-    n = replace(n, body=tuple(_node(x, (*outer, n.dim)) for x in n.body))
+    n = replace(n, body=tuple(_node(x, (*outer, n.dim), data) for x in n.body))
     if n.kind == "forall" or n.start is not None or n.stop is not None:
         return n
     starts: list[Expr] = []
@@ -43,7 +95,7 @@ def _node(n: Node, outer: tuple[str, ...]) -> Node:
         if not _dead(n.body, mask, not alive):
             continue
         for need in _conjuncts(mask, alive):
-            found = bound(need, n.dim, outer, everywhere=False)
+            found = bound(need, n.dim, outer, everywhere=False, data=data)
             if found is not None:
                 (starts if found[0] == "start" else stops).append(found[1])
     start = _fold("maximum", [Const(0, DType.I64), *starts]) if starts else None
@@ -148,15 +200,24 @@ def _conjuncts(e: Expr, truth: bool) -> Iterator[Call]:
             yield from _conjuncts(a, truth)
 
 
-def bound(need: Call, dim: str, outer: Container[str], *, everywhere: bool) -> tuple[str, Expr] | None:
+def bound(
+    need: Call, dim: str, outer: Container[str], *, everywhere: bool, data: Container[str] = ()
+) -> tuple[str, Expr] | None:
     """("stop", e) or ("start", e): blocks of `dim` outside never satisfy the comparison; with `everywhere`, blocks
-    inside satisfy it in every element. None where it is not linear in the indices of `dim` and `outer`.
+    inside satisfy it in every element. None where it is not linear in the indices of `dim` and `outer`, and in
+    elements of `data` that `outer` indexes. A comparison of data that `dim` has no part in stops at 0 where it fails.
     """
-    terms = linear(Call("sub", need.args))
+    terms = linear(Call("sub", need.args), data)
     if terms is None:
         return None
     at = terms.pop(Index(dim), 0)
-    if at not in (1, -1) or any(isinstance(t, Index) and t.dim not in outer for t in terms):
+    if any(d not in outer for t in terms for d in dims_used(t)):
+        return None
+    if at == 0 and any(True for t in terms for _ in loads(t)):
+        least = need.op in ("lt", "le")
+        holds = Call(need.op, (extreme(terms, largest=least == everywhere, plus=0), lit(0)))
+        return "stop", call("where", holds, Size(dim), lit(0))
+    if at not in (1, -1):
         return None
     op = need.op if at == 1 else SWAPPED[need.op]
     # at * j + rest (op) 0, that is j (op) f with f = -rest / at
@@ -166,8 +227,26 @@ def bound(need: Call, dim: str, outer: Container[str], *, everywhere: bool) -> t
     return "start", extreme(f, largest=everywhere, plus=1 if op == "gt" else 0)
 
 
-def linear(e: Expr) -> dict[Expr, int] | None:
-    """Coefficients of an integer expression over indices, sizes, symbols and (under Const 1) a constant."""
+def of_positions(e: Expr, data: Container[str]) -> bool:
+    """Whether `e` compares positions with integers that data gives, beside what else it asks: it may bound a loop."""
+    match e:
+        case Call("and" | "or" | "not", args):
+            return any(of_positions(a, data) for a in args)
+        case Call(("lt" | "le" | "gt" | "ge"), args):
+            return any(ld.tensor in data for ld in loads(e)) and linear(Call("sub", args), data) is not None
+    return False
+
+
+def linear(e: Expr, data: Container[str] = ()) -> dict[Expr, int] | None:
+    """Coefficients of an integer expression over indices, sizes, symbols, integers computed of elements of `data`, and
+    (under Const 1) a constant."""
+    found = _linear(e, data)
+    if found is None and (read := list(loads(e))) and all(ld.tensor in data for ld in read):
+        return {e: 1} if type_of(e, lambda _: DType.I64) is DType.I64 else None
+    return found
+
+
+def _linear(e: Expr, data: Container[str]) -> dict[Expr, int] | None:
     one = Const(1, DType.I64)
     match e:
         case Const(v, dtype) if float(v) == int(v) and dtype is not DType.BOOL:
@@ -175,16 +254,16 @@ def linear(e: Expr) -> dict[Expr, int] | None:
         case Index() | Size() | Sym():
             return {e: 1}
         case Call("neg", (a,)):
-            return _scaled(linear(a), -1)
+            return _scaled(linear(a, data), -1)
         case Call(("add" | "sub") as op, (a, b)):
-            x, y = linear(a), _scaled(linear(b), 1 if op == "add" else -1)
+            x, y = linear(a, data), _scaled(linear(b, data), 1 if op == "add" else -1)
             if x is None or y is None:
                 return None
             return {t: x.get(t, 0) + y.get(t, 0) for t in {**x, **y}}
         case Call("mul", (Const(v, DType.I64), a)) | Call("mul", (a, Const(v, DType.I64))):
-            return _scaled(linear(a), int(v))
+            return _scaled(linear(a, data), int(v))
         case Cast(a, dtype) if dtype in (DType.I64, DType.I32, DType.F32, DType.F64):
-            return linear(a)
+            return linear(a, data)
     return None
 
 
@@ -206,6 +285,8 @@ def extreme(terms: Mapping[Expr, int], *, largest: bool, plus: int) -> Expr:
             top = (c > 0) == largest
             constant -= c if top else 0  # the last index is tile_stop - 1
             t = call("tile_stop" if top else "tile_start", t)
+        elif any(True for _ in loads(t)):
+            t = call("tile_max" if (c > 0) == largest else "tile_min", t)
         part = t if c == 1 else call("mul", c, t)
         out = part if out is None else call("add", out, part)
     if out is None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import dims_used, loads, tensors_read
 from tilefold.errors import SourceLoc
 from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
@@ -113,7 +114,7 @@ def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Grou
     parallel = parallel_dims(g, members, limits)
     if isinstance(parallel, str):
         return parallel
-    crossing = _crossing(g, members, parallel) or (_moved(g, members) if limits.in_registers else None)
+    crossing = _crossing(g, members, parallel) or (_moved if limits.in_registers else _looked_up)(g, members)
     if crossing is None and limits.operands is not None:
         crossing = _computed_again(g, members, parallel, limits.operands)
     return Group(members, parallel) if crossing is None else crossing
@@ -195,6 +196,19 @@ def _moved(g: Graph, members: tuple[str, ...]) -> str | None:
                 return f"{name} reads {r} at a computed position"
         if c.reducer is not None or kept & set(g.producers[name]) or g.escapes(name, members):
             kept.add(name)
+    return None
+
+
+def _looked_up(g: Graph, members: tuple[str, ...]) -> str | None:
+    """The reason, if integers that a member reduces are read at a computed position: a table, which bounds loops where
+    it is in memory, and of which a block uses an element or two."""
+    for name in members:
+        for r in g.producers[name]:
+            c = g.by_name[r]
+            if r not in members or c.reducer is None or c.dtype not in (DType.I64, DType.I32):
+                continue
+            if any(g.extent(d) > 1 for d in set(c.dims) - plain_axes(g.by_name[name], c)):
+                return f"{name} looks up {r} at a computed position"
     return None
 
 

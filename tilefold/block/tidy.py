@@ -43,7 +43,7 @@ WORTH_HOISTING = 2
 def tidy(b: Block) -> Block:
     """`b` with every body tidied."""
     t = _Tidy(b)
-    return _without_dead(_without_copies(replace(b, body=t.body(b.body, ()))))
+    return without_dead(_without_copies(replace(b, body=t.body(b.body, ()))))
 
 
 def _without_copies(b: Block) -> Block:
@@ -64,19 +64,24 @@ def _renamed(nodes: tuple[Node, ...], table: dict[str, str]) -> tuple[Node, ...]
     def one(e: Expr) -> Expr | None:
         return Load(table[e.tensor], e.index) if isinstance(e, Load) and e.tensor in table else None
 
+    return mapped(nodes, lambda e: transform(e, one))
+
+
+def mapped(nodes: tuple[Node, ...], f: Callable[[Expr], Expr]) -> tuple[Node, ...]:
+    """The nodes with what they compute (not bounds, positions and payloads) rewritten."""
     out: list[Node] = []
     for n in nodes:
         match n:
             case Loop():
-                out.append(replace(n, body=_renamed(n.body, table)))
+                out.append(replace(n, body=mapped(n.body, f)))
             case Init():
                 out.append(n)
             case _:
-                out.append(replace(n, expr=transform(n.expr, one)))
+                out.append(replace(n, expr=f(n.expr)))
     return tuple(out)
 
 
-def _without_dead(b: Block) -> Block:
+def without_dead(b: Block) -> Block:
     """Drop values and states that nothing reads."""
     while True:
         read = {x for n in walk(b.body) for e in exprs_of(n) for x in tensors_read(e) if _reads_other(n, x)}

@@ -13,7 +13,7 @@ restrict alignas thread_local maybe_unused continue break constexpr inline uint1
 """
 _FUNCTION_LIST = """
 exp exp2 log log2 sqrt rsqrt tanh sigmoid erf where maximum minimum max min sum prod argmax argmin topk any all size
-tile_start tile_stop abs floor ceil round sign
+tile_start tile_stop tile_min tile_max abs floor ceil round sign
 """
 _KEYWORDS, _FUNCTIONS = frozenset(_KEYWORD_LIST.split()), frozenset(_FUNCTION_LIST.split())
 _TOKEN = re.compile(

@@ -25,6 +25,7 @@ _FUNCTIONS = {
     "maximum": "max", "minimum": "min", "log": "ln", "tanh": "tanh", "sin": "sin", "cos": "cos", "sigmoid": "σ",
     "erf": "erf", "log2": "log₂", "log1p": "log1p", "expm1": "expm1", "sign": "sgn", "trunc": "trunc",
     "round": "round", "isnan": "isnan", "isinf": "isinf", "tile_start": "start", "tile_stop": "stop",
+    "tile_min": "min", "tile_max": "max",
 }  # fmt: skip
 _FENCES = {"abs": ("|", "|"), "floor": ("⌊", "⌋"), "ceil": ("⌈", "⌉")}
 _BIG = {"sum": "∑", "prod": "∏"}

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, inf, prod
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Size, dims_used, loads
+from tilefold.algebra.ops import TILE_BOUNDS, TILE_EXTREMES
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Stmt, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
 from tilefold.errors import PlanError
@@ -30,7 +31,6 @@ from tilefold.tile.layout import product_of
 
 #: Tensor or value -> bytes.
 Bytes = Mapping[str, float]
-_NAMES_TILE = ("tile_start", "tile_stop")
 
 
 #: Units of an addition, and of moving one element.
@@ -40,7 +40,8 @@ _SIMPLE = dict.fromkeys(
     (
         *("add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "where", "and", "or", "not"),
         *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "floor", "ceil", "round", "trunc"),
-        *("tile_start", "tile_stop"),
+        *TILE_BOUNDS,
+        *TILE_EXTREMES,
     ),
     SIMPLE,
 )
@@ -276,8 +277,12 @@ class Analysis:
                 return self.sizes[d] / 2
             case Size(d):
                 return float(self.sizes[d])
-            case Call(op, (Index(d),)) if op in _NAMES_TILE:
+            case Call(op, (Index(d),)) if op in TILE_BOUNDS:
                 return self.sizes[d] / 2 + (self.tile(d) / 2 if op == "tile_stop" else -self.tile(d) / 2)
+            case Call(op) if op in TILE_EXTREMES:  # nobody knows the data: as if it bounded nothing
+                return inf if op == "tile_max" else -inf
+            case Call("where", (_, a, _)):
+                return self.middle(a)
             case Call(op, (a, b)) if op in ESTIMATED:
                 return float(ESTIMATED[op](self.middle(a), self.middle(b)))
             case _:

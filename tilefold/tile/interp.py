@@ -115,7 +115,7 @@ class _Run:
             case Alloc(b):
                 scope[b.name] = self.allocate(b, ranges)
             case For(dim, tile, body, start, stop):
-                env = Env(reader({}), self.sizes, self.syms)
+                env = Env(reader(self.tensors), self.sizes, self.syms)
                 lo = 0 if start is None else _scalar(start, env, ranges)
                 hi = self.sizes[dim] if stop is None else _scalar(stop, env, ranges)
                 for r in _tiles(tile, lo, hi):

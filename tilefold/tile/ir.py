@@ -23,7 +23,8 @@ start there. Loads of tensors index globally. Elements outside the ranges writte
 
 **Arithmetic** is in compute types (f32 for narrow floats); a Map into a narrower buffer, or a
 Store, rounds. `Call("tile_start" | "tile_stop", (Index(d),))` is the current range of d: legal in
-For bounds only. For bounds are over syms, sizes and enclosing ranges; an empty range runs no tile.
+For bounds only, as is `Call("tile_min" | "tile_max", (e,))`, the extreme of an integer expression of arguments over the
+current ranges of its dims. For bounds are over syms, sizes, enclosing ranges and these; an empty range runs no tile.
 
 **Order.** `Reduce` and `Gemm` may sum in any order; `Select` breaks ties to the lowest position.
 Grid iterations are independent: two never store to the same element.

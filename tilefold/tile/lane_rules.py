@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, lit, tensors_read, transform, walk
+from tilefold.algebra.ops import TILE_BOUNDS, TILE_EXTREMES
 from tilefold.tile import ir
 from tilefold.tile.uses import written
 
@@ -89,4 +90,5 @@ def position(e: Expr, tiles: Mapping[str, int]) -> Expr | None:
         return None
 
     done = transform(e, one)
-    return None if any(isinstance(n, Call) and n.op in ("tile_start", "tile_stop") for n in walk(done)) else done
+    named = (*TILE_BOUNDS, *TILE_EXTREMES)
+    return None if any(isinstance(n, Call) and n.op in named for n in walk(done)) else done

@@ -125,6 +125,8 @@ class _Pass:
     def length(self, s: ir.For, tiles: Mapping[str, int]) -> int | None:
         """Indices that the loop runs over, if that is one number for all tiles of the dims in its bounds."""
         bounds = (s.start or lit(0), s.stop or Size(s.dim))
+        if any(isinstance(n, Load) for e in bounds for n in walk(e)):
+            return None
         dims = sorted({d for e in bounds for d in dims_used(e)})
         used = {n.dim for e in bounds for n in walk(e) if isinstance(n, Size)} | set(dims)
         sizes = {d: int(e.value) for d in used if isinstance(e := self.kernel.sizes[d], Const)}

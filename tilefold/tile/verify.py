@@ -18,15 +18,14 @@ from dataclasses import dataclass, field
 from typing import NoReturn, assert_never
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used, type_of, walk
-from tilefold.algebra.ops import INDEX_REDUCERS, OPS, VALUE_REDUCERS
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used, transform, type_of, walk
+from tilefold.algebra.ops import INDEX_REDUCERS, OPS, TILE_BOUNDS, TILE_EXTREMES, VALUE_REDUCERS
 from tilefold.algebra.text import show
 from tilefold.errors import VerifyError
 from tilefold.tile.affine import separates
 from tilefold.tile.ir import Alloc, Buffer, Fill, For, Gemm, Kernel, Map, Reduce, Select, Stmt, Store, TensorParam
 from tilefold.tile.text import show_stmt
 
-_TILE_BOUNDS = ("tile_start", "tile_stop")
 _RESERVED = frozenset({"inf", "nan", "size", "f64const"})
 
 
@@ -113,7 +112,8 @@ class _Verifier:
     def integer_over(
         self, scope: _Scope | None, stmt: Stmt | None, e: Expr, what: str, *, sizes: bool, tiles: bool
     ) -> None:
-        """`e` is an integer over syms, and sizes and ranges of dims where allowed."""
+        """`e` is an integer over syms, and sizes and ranges of dims, and extremes of data on these, where allowed."""
+        e = transform(e, lambda n: self.extreme(scope, stmt, n, what)) if tiles else e
         for n in walk(e):
             match n:
                 case Sym(name) if name not in self.kernel.syms:
@@ -122,14 +122,27 @@ class _Verifier:
                     self.fail(scope, stmt, f"{what}: size({d}) is not known here")
                 case Load() | Cast():
                     self.fail(scope, stmt, f"{what} must be over symbols and sizes only")
-                case Call(op, (Index(d),)) if tiles and op in _TILE_BOUNDS and d not in self.kernel.sizes:
+                case Call(op, (Index(d),)) if tiles and op in TILE_BOUNDS and d not in self.kernel.sizes:
                     self.fail(scope, stmt, f"{what}: no dim {d}")
-                case Call(op, args) if op in _TILE_BOUNDS and not (tiles and isinstance(args[0], Index)):
+                case Call(op, args) if op in TILE_BOUNDS and not (tiles and isinstance(args[0], Index)):
                     self.fail(scope, stmt, f"{what}: {op} is legal in loop bounds only, of a dim")
-                case Call(op, args) if op not in _TILE_BOUNDS and any(isinstance(a, Index) for a in args):
+                case Call(op, args) if op not in TILE_BOUNDS and any(isinstance(a, Index) for a in args):
                     self.fail(scope, stmt, f"{what} may not depend on an index")
         if isinstance(e, Index) or type_of(e, lambda _: DType.F32) is not DType.I64:
             self.fail(scope, stmt, f"{what} is not an integer over symbols and sizes")
+
+    def extreme(self, scope: _Scope | None, stmt: Stmt | None, e: Expr, what: str) -> Expr | None:
+        """A number in place of the least or greatest value of an expression over arguments and indices, if e is one."""
+        match e:
+            case Call(op, (arg,)) if op in TILE_EXTREMES:
+                assert scope is not None and stmt is not None
+                if any(isinstance(n, Load) and n.tensor not in self.tensors for n in walk(arg)):
+                    self.fail(scope, stmt, f"{what}: {op} of what is no argument of the kernel")
+                self.value(stmt, scope, arg, tuple(dims_used(arg)))
+                if self.type(scope, arg) is not DType.I64:
+                    self.fail(scope, stmt, f"{what}: {op} of what is no integer")
+                return Const(0, DType.I64)
+        return None
 
     # -------------------------------------------------------------- statements
 
@@ -228,7 +241,7 @@ class _Verifier:
                 case Call(op, args):
                     if op not in OPS or len(args) != OPS[op].arity:
                         self.fail(scope, s, f"no operation {op} of {len(args)} argument(s)")
-                    if op in _TILE_BOUNDS:
+                    if op in (*TILE_BOUNDS, *TILE_EXTREMES):
                         self.fail(scope, s, f"{op} is legal in loop bounds only")
 
     def type(self, scope: _Scope, e: Expr) -> DType:

@@ -39,6 +39,24 @@ def documents(q, k, v, doc):
     return torch.softmax(torch.where(same, scores, float("-inf")), -1) @ v
 
 
+def lengths(q, k, v, n):
+    """Each head sees as many keys as data says, those before the first of which are none."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    return (
+        torch.softmax(
+            torch.where(torch.arange(k.shape[-2], device=q.device) <= 100 * n.view(-1, 1, 1), scores, float("-inf")), -1
+        )
+        @ v
+    )
+
+
+def listed(q, k, v, first, last):
+    """Blocks of 128 queries see keys from one position to another, by tables."""
+    i, j = _positions(q, k)
+    seen = (j >= 60 * first[:, i // 128]) & (j <= 150 * last[:, i // 128])
+    return torch.where(seen, torch.sigmoid(q @ k.mT * q.shape[-1] ** -0.5), 0.0) @ v
+
+
 def sinks(q, k, v, sink):
     """A logit a head that takes probability and has no value."""
     scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
@@ -102,6 +120,8 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "alibi": (alibi, [*attention(256, 256, 64), ((2,), B)]),
     "bias": (biased, [*attention(300, 333, 128), ((2, 300, 333), B)]),
     "documents": (documents, [*attention(200, 200, 64), ((200,), torch.int64)]),
+    "lengths": (lengths, [*attention(200, 500, 64), ((2,), torch.int64)]),
+    "listed": (listed, [*attention(300, 500, 128), *(2 * [((2, 3), torch.int64)])]),
     "sinks": (sinks, [*attention(200, 200, 64), ((2,), B)]),
     "sigmoid": (sigmoid, attention(300, 333, 128)),
     "retention": (retention, [*attention(200, 200, 64), ((2,), B)]),

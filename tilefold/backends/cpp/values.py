@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, children, dims_used, type_of
-from tilefold.algebra.ops import BY_INFIX, OPS
+from tilefold.algebra.ops import BY_INFIX, OPS, TILE_EXTREMES
 from tilefold.backends.cpp.affine import in_range, split
 from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, const_int, literal, product
 
@@ -149,6 +149,8 @@ class Values:
         if op in ("tile_start", "tile_stop"):
             assert isinstance(args[0], Index)
             return Value(self.facts.ranges[args[0].dim][op == "tile_stop"], "int64_t", False)
+        if op in TILE_EXTREMES:
+            return Value(self.extreme(op, args[0]), "int64_t", False)
         values = [self.value(a) for a in args]  # once: a second time for every level of nesting would be exponential
         if op == "random":
             return self.random(args, values)
@@ -186,6 +188,18 @@ class Values:
         words = [self.typed(a, "int32_t", vec, v) for a, v in zip(args[1:], values[1:], strict=True)]
         seed = self.typed(args[0], "int64_t", False, values[0])
         return Value(f"tf::random({seed}, {', '.join(words)})", "int32_t", vec)
+
+    def extreme(self, op: str, e: Expr) -> str:
+        """The least or greatest value of an integer over the current ranges of its dims: by trying them all."""
+        dims = sorted(dims_used(e))
+        scope = Scope(frozenset(dims))
+        value = Values(self.facts, [scope]).address(e)
+        loops = [f"for (int64_t {d} = {lo}; {d} < {hi}; ++{d})" for d in dims for lo, hi in (self.facts.ranges[d],)]
+        best = self.facts.name("best")
+        start, better = ("INT64_MIN", ">") if op == "tile_max" else ("INT64_MAX", "<")
+        step = f"const int64_t {best}_x = {value}; if ({best}_x {better} {best}) {best} = {best}_x;"
+        body = f"{' '.join(loops)} {{ {' '.join(scope.lines)} {step} }}"
+        return f"[&] {{ int64_t {best} = {start}; {body} return {best}; }}()"
 
     def plain(self, op: str, parts: list[str], vec: bool) -> str:
         if op in _INFIX:

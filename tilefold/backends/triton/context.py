@@ -14,6 +14,7 @@ from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, walk
 from tilefold.algebra.facts import Range, range_of
 from tilefold.backends.triton.bounds import Bounds
 from tilefold.backends.triton.config import TooLarge, TritonConfig
+from tilefold.backends.triton.extremes import extreme
 from tilefold.backends.triton.layouts import Layouts
 from tilefold.backends.triton.memory import Memory
 from tilefold.backends.triton.names import python_names, python_value
@@ -24,6 +25,7 @@ from tilefold.backends.triton.scope import Dim, Known, Scopes
 from tilefold.backends.triton.simplify import settle
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number
+from tilefold.block.bounds import integers
 from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
 from tilefold.tile import ir
@@ -68,6 +70,7 @@ class Context:
         self.scopes = Scopes()
         self.matrix: tuple[str, ...] = ()  # in Gluon: rows and columns of the layout that values have
         self.layout = "mma"  # its name
+        self.gluon = False  # values have layouts
         self.dims: dict[str, Dim] = {}
         self.known = Known()
         self.reuse = Reuse()
@@ -75,6 +78,7 @@ class Context:
         self.reductions_done = 0
         self.buffers: dict[str, ir.Buffer] = {}
         self.tensors = {t.name: t for t in kernel.tensors}
+        self.data = integers((t.name, t.dtype) for t in kernel.tensors if t.role == "in")
         self.names = python_names([t.name for t in kernel.tensors])
         self.buffer_names: dict[str, str] = {}
         self.held: dict[str, tuple[int, ...]] = {}
@@ -93,8 +97,8 @@ class Context:
         read = [t.dtype for t in kernel.tensors if t.dtype.is_float and t.role == "in"]
         self.narrow_inputs = bool(read) and all(d.nbytes <= 2 for d in read)
         leaves = Leaves(
-            self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.fixed_quotient,
-            self.range_of, self.bounds.quotient, self.scopes.once,
+            self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.extreme,
+            self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once,
             narrow=self.narrow, exact=_coarse(kernel), inverses=not self.multiplies,
             interpreted=interpreted, nvidia=nvidia,
         )  # fmt: skip
@@ -181,6 +185,10 @@ class Context:
         if dim.stop is None:
             return Value(end, (), DType.I64, dim.level)
         return Value(f"tl.minimum({end}, {dim.stop})", (), DType.I64, dim.level)
+
+    def extreme(self, op: str, e: Expr) -> Value:
+        """The least or greatest value of `e` over the current ranges of its dims."""
+        return extreme(self, op, e)
 
     def fixed_quotient(self, d: str, n: int) -> bool:
         """Whether d // n is one number on a tile of d (tiles start at multiples of the tile)."""

@@ -24,16 +24,17 @@ class Certain:
     stops: tuple[Expr, ...]
 
 
-def certain(exprs: Iterable[Expr], dim: str, outer: frozenset[str]) -> Certain:
+def certain(exprs: Iterable[Expr], dim: str, outer: frozenset[str], data: frozenset[str] = frozenset()) -> Certain:
     """The stretch of `dim` on which as many conditions of `where`s as possible are settled.
 
-    A condition counts with the value that keeps the second operand, unless that is the masked one.
+    A condition counts with the value that keeps the second operand, unless that is the masked one. data: arguments
+    whose elements may bound it (`block.bounds.integers`).
     """
     conditions: list[tuple[Expr, bool]] = []
     starts: list[Expr] = []
     stops: list[Expr] = []
     for c, value in _conditions(exprs, dim):
-        found = _bounds(c, value, dim, outer)
+        found = _bounds(c, value, dim, outer, data)
         if found is None:
             continue
         conditions.append((c, value))
@@ -51,22 +52,24 @@ def _conditions(exprs: Iterable[Expr], dim: str) -> Iterator[tuple[Expr, bool]]:
                 yield x.args[0], not isinstance(x.args[1], Const)
 
 
-def _bounds(e: Expr, truth: bool, dim: str, outer: frozenset[str]) -> list[tuple[str, Expr]] | None:
+def _bounds(
+    e: Expr, truth: bool, dim: str, outer: frozenset[str], data: frozenset[str]
+) -> list[tuple[str, Expr]] | None:
     """Bounds of dim that make `e` have that value on whole tiles; None where that cannot be told."""
     match e:
         case Call("not", (a,)):
-            return _bounds(a, not truth, dim, outer)
+            return _bounds(a, not truth, dim, outer, data)
         case Call("and", (a, b)) if truth:
-            return _both(_bounds(a, True, dim, outer), _bounds(b, True, dim, outer))
+            return _both(_bounds(a, True, dim, outer, data), _bounds(b, True, dim, outer, data))
         case Call("or", (a, b)) if not truth:
-            return _both(_bounds(a, False, dim, outer), _bounds(b, False, dim, outer))
+            return _both(_bounds(a, False, dim, outer, data), _bounds(b, False, dim, outer, data))
         case Cast(a, DType.BOOL):
-            return _bounds(a, truth, dim, outer)
+            return _bounds(a, truth, dim, outer, data)
         case Call(("ne" | "eq") as op, (Call("where", (c, Const(x, _), Const(y, _))), Const(z, _))):
             on, off = (x == z) == (op == "eq"), (y == z) == (op == "eq")
-            return _bounds(c, truth == on, dim, outer) if on != off else None
+            return _bounds(c, truth == on, dim, outer, data) if on != off else None
         case Call(("lt" | "le" | "gt" | "ge") as op, (a, b)):
-            found = bound(Call(op if truth else NEGATED[op], (a, b)), dim, outer, everywhere=True)
+            found = bound(Call(op if truth else NEGATED[op], (a, b)), dim, outer, everywhere=True, data=data)
             return None if found is None else [found]
     return None
 

@@ -100,6 +100,7 @@ class _Groups:
             replace(self.kernel, body=body), self.c.config, self.c.bins, wide=False, interpreted=False, nvidia=True
         )
         c.matrix = matrix
+        c.gluon = True
         c.raw |= read_raw(self.kernel.body) | {self.r.probabilities, *self.r.factors, *self.r.finals}
         c.rounded = rounded(self.kernel.body)
         return c

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Size, tensors_read
 from tilefold.backends.triton.context import EMPTY, Context
+from tilefold.backends.triton.extremes import MOST, in_bound
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scope import Dim, Known
@@ -57,6 +58,10 @@ class Loops:
     def bound(self, e: Expr, stem: str) -> str:
         """Code of a bound, as a variable here."""
         v = self.c.expressions.value(self.c.settled(e), ())
+        if in_bound(e) and not self.c.wide:
+            return self.c.scopes.once(
+                f"tl.minimum(tl.maximum({v.code}, 0), {MOST}).to(tl.int32)", stem, self.c.scopes.here
+            )
         return v.code if v.code.isdigit() else self.c.scopes.once(v.code, stem, self.c.scopes.here)
 
     def _single(self, s: ir.For, hi: str, covered: int | None) -> None:
@@ -72,7 +77,7 @@ class Loops:
     def _segments(self, s: ir.For, lo: str, hi: str) -> None:
         """Before, in and after the stretch of tiles on which masks are settled and nothing is ragged."""
         outer = frozenset(self.c.dims) | {s.dim}
-        found = certain(expressions(s.body), s.dim, outer - {s.dim})
+        found = certain(expressions(s.body), s.dim, outer - {s.dim}, self.c.data)
         starts = [self.bound(e, f"{s.dim}_from") for e in found.starts]
         stops = [self.bound(e, f"{s.dim}_to") for e in found.stops]
         lanes = max(power_of_two(s.tile), self.c.config.lanes.get(s.dim, 1))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, Size
+from tilefold.backends.triton.extremes import numbers
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.gluon_text import in_gluon, matrix_layout
 from tilefold.backends.triton.loops import nested
@@ -51,7 +52,8 @@ class Folds(Role):
         base = c.scopes.once(f"{whole.base} + GROUP * {ROWS}", f"{r.row}_own", c.scopes.here)
         c.dims[r.row] = Dim(r.row, base, ROWS, ROWS, c.scopes.here, whole.stop)
         outer = frozenset(c.dims) - {r.loop.dim}
-        found = certain(expressions(r.loop.body), r.loop.dim, outer)
+        body = expressions(r.loop.body)
+        found = certain(body, r.loop.dim, outer, numbers(body, c.data, r.row, ROWS))
         parts = self._stretches(found.starts, found.stops, lo, hi)
         self.body(r.before)
         self._on_states(r.begun)

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, loads, tensors_read
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, loads, tensors_read, walk
+from tilefold.algebra.ops import TILE_EXTREMES
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.extremes import few
 from tilefold.backends.triton.parts import (
     BARRIERS,
     ROWS,
@@ -134,6 +136,10 @@ class _Finder(Reading):
         if [t.tile for t in tiled] != [ROWS]:
             return "rows are not in tiles of 64"
         row, stream, body = tiled[0].dim, self.loop.dim, self.loop.body
+        bounds = [e for e in (self.loop.start, self.loop.stop) if e is not None]
+        data = [x for e in bounds for x in walk(e) if isinstance(x, Call) and x.op in TILE_EXTREMES]
+        if not all(few(x.args[0], row, ROWS * self.config.groups) for x in data):
+            return "the stream is bounded by data that every row has for itself"
         gemms = [s for s in body if isinstance(s, ir.Gemm)]
         sums = [s for s in gemms if s.rdims == (stream,)]
         wide = {s.buf for s in sums}

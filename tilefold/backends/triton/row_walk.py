@@ -49,6 +49,7 @@ class Shared:
         """A fresh context; matrix: rows and columns of its layout."""
         c = Context(self.kernel, self.c.config, self.c.bins, wide=False, interpreted=False, nvidia=True)
         c.matrix = matrix
+        c.gluon = True
         c.raw |= {*self.r.taken, *(m.made for m in self.r.merges)}
         return c
 

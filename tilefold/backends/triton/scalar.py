@@ -70,6 +70,7 @@ class Leaves:
     sym: Callable[[str], Value]
     tile_start: Callable[[str], Value]
     tile_stop: Callable[[str], Value]
+    extreme: Callable[[str, Expr], Value]
     fixed_quotient: Callable[[str, int], bool]
     range_of: Callable[[Expr], Range]
     most: Callable[[Expr, Expr], float | None]
@@ -108,6 +109,8 @@ class Expressions:
                 return self.leaves.tile_stop(d)
             case Call("within", (arg, _)):
                 return self.value(arg, frame)  # checked by the load whose index it is
+            case Call(("tile_min" | "tile_max") as op, (arg,)):
+                return self.leaves.extreme(op, arg)
             case Call("exp", (arg,)):
                 return self._exp(arg, frame)
             case Call("pow", (base, Const(n, _))):

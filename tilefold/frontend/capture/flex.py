@@ -12,6 +12,7 @@ torch/_higher_order_ops/flex_attention.py).
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,17 @@ from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
 #: Where a block mask's tuple has what is read here (`BlockMask.as_tuple`, the same in torch 2.11 to 2.13).
 _KV_BLOCKS, _KV_INDICES, _FULL_BLOCKS, _FULL_INDICES = 2, 3, 4, 5
+#: What masks are made of that compare sums of positions.
+_LINEAR = (
+    operator.add,
+    operator.sub,
+    operator.and_,
+    operator.ge,
+    operator.gt,
+    operator.le,
+    operator.lt,
+    operator.getitem,
+)
 #: A score or mask function after its captured tensors were added to its arguments.
 Mod = Callable[..., torch.Tensor]
 
@@ -76,11 +88,46 @@ def _mask(
 ) -> torch.Tensor | None:
     """What may be attended, [B, H, L, S] by broadcasting; None: everything."""
     mask_mod = block_mask[-1]
+    rows, columns = block_mask[_KV_INDICES].shape[-2:]
     if not _is_noop(mask_mod):
-        return _over(mask_mod, (), buffers)(*indices, *buffers)
-    if block_mask[_KV_INDICES].shape[-1] == 1 and block_mask[_KV_INDICES].shape[-2] == 1:
+        mask = _over(mask_mod, (), buffers)(*indices, *buffers)
+        return mask if columns == 1 or _is_linear(mask_mod) else mask & _between(block_mask, indices)
+    if columns == 1 and rows == 1:
         return None  # one block that holds everything, as torch makes it where no mask is given
     return _of_blocks(block_mask, indices)
+
+
+def _between(block_mask: tuple[Any, ...], indices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Keys from the first to the last block listed for a block of queries: what loops over keys are bounded by.
+
+    The lists are those of the mask function (`create_block_mask`), so nothing else is masked than by that.
+    """
+    first, last = (_by_queries(x, block_mask, indices) for x in _ends(block_mask))
+    return (indices[3] >= first) & (indices[3] < last)
+
+
+def _ends(block_mask: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first key that a block of queries sees and the end of the last one, [B or 1, H or 1, blocks] each; none if
+    that is not after the first."""
+    size, indices = block_mask[-2], block_mask[_KV_INDICES]
+    columns = torch.arange(indices.shape[-1], device=indices.device)
+    live = columns < block_mask[_KV_BLOCKS][..., None]
+    first, last = torch.where(live, indices, len(columns)), torch.where(live, indices, -1)
+    if block_mask[_FULL_BLOCKS] is not None:
+        live, full = columns < block_mask[_FULL_BLOCKS][..., None], block_mask[_FULL_INDICES]
+        first, last = (
+            torch.where(live, torch.minimum(first, full), first),
+            torch.where(live, torch.maximum(last, full), last),
+        )
+    return (first * size).amin(-1), ((last + 1) * size).amax(-1)
+
+
+def _by_queries(x: torch.Tensor, block_mask: tuple[Any, ...], indices: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What each block of queries has, at each query: [B or 1, H or 1, blocks] -> [B or 1, H or 1, L, 1]."""
+    b, h, q, _ = indices
+    b = b[:, None, None] if x.shape[0] > 1 else torch.zeros_like(b[:1])[:, None, None]
+    h = h[:, None] if x.shape[1] > 1 else torch.zeros_like(h[:1])[:, None]
+    return x[b, h, q // block_mask[-3]][..., None]
 
 
 def _is_noop(mask_mod: Mod) -> bool:
@@ -90,6 +137,14 @@ def _is_noop(mask_mod: Mod) -> bool:
         return False
     calls = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
     return [n.target for n in calls] == ["new_ones"]
+
+
+def _is_linear(mask_mod: Mod) -> bool:
+    """Whether a mask only compares sums of positions and of what it captured, all of which have to hold: such masks
+    bound loops as they are."""
+    graph = getattr(mask_mod, "graph", None)
+    calls = [n for n in graph.nodes if n.op not in ("placeholder", "output", "get_attr")] if graph is not None else []
+    return bool(calls) and all(n.op == "call_function" and n.target in _LINEAR for n in calls)
 
 
 def _of_blocks(block_mask: tuple[Any, ...], indices: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -13,6 +13,7 @@ from tilefold.suites.programs import (
     reductions,
     routing,
     transformers,
+    variants,
 )
 from tilefold.suites.programs.program import Program
 
@@ -26,6 +27,7 @@ PROGRAMS: tuple[Program, ...] = (
     *convolutions.POOLING,
     *attentions.ATTENTION,
     *attentions.DECODING,
+    *variants.VARIANTS,
     *routing.ROUTING,
     *routing.SCANS,
     *networks.RECURRENT,
