@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -24,7 +25,7 @@ from tilefold.log import at_step
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import gpu_here
-from tilefold.plan.library import ConvolutionCall, LibraryCall, library_calls, ragged
+from tilefold.plan.library import ConvolutionCall, LibraryCall, bias_apart, library_calls
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
@@ -148,7 +149,9 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     }
     p, copies = streams.apart(p)
     products = target.products(p) - frozenset().union(*copies) if goal == "fast" else frozenset()
-    p, calls = library_calls(p, products - frozenset(chain.from_iterable(scaled)), bare=ragged)
+    p, calls = library_calls(
+        p, products - frozenset(chain.from_iterable(scaled)), bare=partial(bias_apart, cores=target.machine.cores)
+    )
     return GpuKernels(fused_for_gpu(p, target, calls=(*scaled, *calls)), calls, scaled)
 
 

@@ -101,3 +101,15 @@ def test_products_into_rows_apart_are_right():
         tensors = {"a": a, "b": b}
         step.run(tensors, {})
         assert torch.equal(tensors["y"], a @ b) and tensors["y"].stride() == ((8, 1) if rows_apart else (7, 1))
+
+
+def test_no_bias_is_added_by_a_product_of_few_tiles_in_float32():
+    """The library would cut its contraction, which a bias rules out."""
+
+    def members(rows, depth, dtype=torch.float32):
+        args = (torch.empty(s, dtype=dtype, device="meta") for s in ((rows, depth), (256, depth), (256,)))
+        fn = lambda x, w, b: torch.tanh(torch.nn.functional.linear(x, w, b))  # noqa: E731
+        return [len(s.members) for s in steps_of(fn, *args) if isinstance(s, LibraryStep)]
+
+    assert members(256, 1024) == [1]
+    assert members(256, 64) == members(16384, 1024) == members(256, 1024, B) == [2]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Index, Load, dims_used, substitute
+from tilefold.algebra.expr import Const, Index, Load, dims_used, loads, substitute
 from tilefold.block.build import Loops, choose_loops
 from tilefold.block.fuse import FusedKernel, with_unit
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, exprs_of
@@ -23,7 +23,7 @@ from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, strea
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import divided, product, product_of
+from tilefold.tensor.product import divided, library_product, product, product_of
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two
 
 
@@ -131,7 +131,8 @@ def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None
     if given is not None and given.segments is not None:
         return given.segments if given.segments > 1 else None
     if all(product_of(g.by_name[m]) is None for m in plan.inner):
-        return segments_of_reads(g, plan, axis, machine)
+        n = _segments_of_contraction(g, plan, axis, machine)
+        return segments_of_reads(g, plan, axis, machine) if n is None else n if n > 1 else None
     n = _segments_of_products(g, plan, axis, machine)
     return n if n > 1 else None
 
@@ -151,6 +152,27 @@ def _segments_of_products(g: Graph, plan: StagePlan, axis: str, machine: Gpu) ->
         )
     n = int(min(units * (1 if wide else machine.blocks_a_unit) // have, most, machine.most_segments))
     return equal(n, lambda k: g.extent(axis) % (k * machine.one_tile) == 0)
+
+
+def _segments_of_contraction(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int | None:
+    """Segments of what one product of matrices contracts, of tiles too few to fill the machine; None if there is no
+    such product. (The library's are cut by the library: this is one whose operand is computed, 8-bit weights.)"""
+    found = [m for m in plan.group.members if axis in g.by_name[m].rdims]
+    p = product_of(g.by_name[found[0]]) if len(found) == 1 and len(plan.stages) == 1 else None
+    if (
+        p is None
+        or library_product(g.by_name[found[0]], g.program.sizes) is not None
+        or p.left == p.right
+        or not p.is_matrix(lambda d: g.extent(d) > 1)
+        or not is_static(g.program.sizes[axis])
+    ):
+        return None
+    tiles = math.prod(-(-g.extent(d) // machine.rows) for d in (*p.rows, *p.cols)) * g.points(p.batch)
+    n = int(min(machine.cores * machine.blocks_a_unit // max(1, tiles), g.extent(axis) // machine.least_step))
+    n = equal(max(1, n), lambda k: g.extent(axis) % (k * machine.one_tile) == 0)
+    read = sum(g.program.dtype_of(t).nbytes for t in {ld.tensor for ld in loads(g.by_name[found[0]].body)})
+    seconds = g.extent(axis) * machine.rows * read / machine.stream_rate
+    return n if seconds * (1 - 1 / n) > machine.second_kernel else 1
 
 
 def kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:

@@ -32,6 +32,9 @@ FREE = 1
 CHEAP = 2
 #: Arithmetic of a map that spreads smaller tensors over its dims: reading its result would cost more than computing it.
 SPREAD = 4
+#: Arithmetic that its one reader may repeat because it reads a map at several places (neighbours of a padded image):
+#: what 4 bytes cost to write and read again, on a GPU of 16 adds per 4 bytes as on a CPU.
+NEIGHBOURS = 32
 #: Most nodes of a body after substitution; larger ones stay statements.
 BODY_LIMIT = 400
 
@@ -135,8 +138,10 @@ def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter
         return True
     if cost <= SPREAD and _spreads(m) and product_of(c) is None:
         return True
-    if readers[m.name] > 1 or (count[m.name] > 1 and cost > CHEAP):
+    if readers[m.name] > 1:
         return False
+    if count[m.name] > 1 and cost > CHEAP:
+        return not lacking and product_of(c) is None and (count[m.name] - 1) * cost <= NEIGHBOURS
     return not lacking or cost <= CHEAP
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ class Leaves:
     inverses: bool = True
     interpreted: bool = False
     nvidia: bool = True
+
+
+#: An integer of fewer bits that is kept in 64.
+_WIDENED = re.compile(r"\(?(\w+)\.to\(tl\.int64\)\)?")
 
 
 class Expressions:
@@ -262,6 +267,9 @@ class Expressions:
         code = v.code
         if is_number(code):
             code = f"tl.full([], {code}, {TRITON_TYPE[v.kind]})"
+        narrow = _WIDENED.fullmatch(code)
+        if narrow is not None and dtype.is_float:
+            code = narrow[1]  # the conversion of an integer rounds once, whatever type it is kept in
         if dtype.is_float and dtype.compute is not dtype:
             return Value(f"{narrowed(code, v.kind, dtype, checked=checked)}.to(tl.float32)", v.axes, DType.F32, v.level)
         if not dtype.is_float and dtype is not DType.I64:

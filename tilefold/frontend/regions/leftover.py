@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
+import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -57,8 +58,20 @@ def _no_strides_reported() -> Iterator[None]:
 
 
 def _generated(group: Group) -> bool:
-    """Whether a single operator is not left to eager: on a GPU, its kernels of scans take twice Inductor's time."""
-    return any(n.target in SCANS and n.all_input_nodes[0].meta["val"].device.type == "cuda" for n in group.nodes)
+    """Whether a single operator is not left to eager on a GPU: its scans take twice Inductor's time, and what
+    adds up at indices sorts them first, where atomic additions do (deterministic mode keeps to the sort, as eager)."""
+    slow = [n for n in group.nodes if n.target in SCANS or _adds_up(n)]
+    return any(n.all_input_nodes[0].meta["val"].device.type == "cuda" for n in slow)
+
+
+def _adds_up(n: torch.fx.Node) -> bool:
+    """Whether a node adds values to elements at indices that may repeat."""
+    accumulates = len(n.args) > 3 and n.args[3] is True
+    return (
+        n.target is torch.ops.aten.index_put.default
+        and accumulates
+        and not torch.are_deterministic_algorithms_enabled()
+    )
 
 
 def _draws_numbers(group: Group) -> bool:
