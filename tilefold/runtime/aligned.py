@@ -1,68 +1,62 @@
-"""Rows of matrices that begin at multiples of 16 bytes, as the fast kernels of a GPU's library want them.
+"""Products of 16-bit operands on a GPU, with columns and contracted elements in multiples of 16 bytes.
 
-cuBLAS takes rows of any length, but where those of 16-bit operands or results begin elsewhere (50257 columns, 1023
-features) its kernels move them element by element, at a fraction of their rate (`Gpu.ragged`). So what lies between
-steps has its rows apart, and an operand or result that a caller has packed is copied where that takes less time than it
-saves. torch.compile pads such products too, decided by timing them.
+cuBLAS takes any extents, but where rows of operands or results are no multiple of 16 bytes (50257 columns, 1023
+features) its kernels move them element by element, at a fraction of their rate (`Gpu.ragged`), wherever the rows begin.
+So operands are copied with zeros behind their rows, and the result has columns that nobody reads, where that is
+estimated faster. torch.compile pads such products too, decided by timing them.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Iterable, Sequence
 
 import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.plan.hardware import Gpu
 
-#: Bytes that rows begin at multiples of.
+#: Bytes that rows are a multiple of.
 BYTES = 16
 
 
-def apart(shape: Sequence[int], itemsize: int) -> tuple[int, ...] | None:
-    """Strides in elements of a tensor whose rows begin at multiples of 16 bytes; None where packed ones do."""
-    if len(shape) < 2 or shape[-1] * itemsize % BYTES == 0 or BYTES % itemsize:
-        return None
-    each = BYTES // itemsize
-    strides = [1, -(-shape[-1] // each) * each]
-    for n in reversed(shape[1:-1]):
-        strides.append(strides[-1] * n)
-    return tuple(reversed(strides))
+def rounded(n: int, itemsize: int) -> int:
+    """The least extent from n on whose rows are a multiple of 16 bytes."""
+    each = max(1, BYTES // itemsize)
+    return -(-n // each) * each
 
 
-def empty_apart(shape: Sequence[int], dtype: torch.dtype, *, device: torch.device | None) -> torch.Tensor:
-    """Memory of this shape with its rows apart."""
-    strides = apart(shape, dtype.itemsize)
-    if strides is None:
-        return torch.empty(tuple(shape), dtype=dtype, device=device)
-    return torch.empty_strided(tuple(shape), strides, dtype=dtype, device=device)
+def filled(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """x, with zeros to so many rows and columns; x itself where it has them. Its unit axis stays what it is."""
+    if tuple(x.shape[-2:]) == (rows, columns):
+        return x
+    if x.stride(-2) == 1 and x.stride(-1) != 1:
+        return filled(x.mT, columns, rows).mT
+    y = x.new_empty((*x.shape[:-2], rows, columns))
+    y[..., : x.shape[-2], : x.shape[-1]].copy_(x)
+    if columns > x.shape[-1]:
+        y[..., x.shape[-1] :].zero_()
+    if rows > x.shape[-2]:
+        y[..., x.shape[-2] :, :].zero_()
+    return y
 
 
-def fits(x: torch.Tensor) -> bool:
-    """Whether the rows of a matrix, or of a batch of them, and its first element, are at multiples of 16 bytes."""
-    strides, size = x.stride(), x.element_size()
-    if all(s != 1 or n == 1 for s, n in zip(strides[-2:], x.shape[-2:], strict=True)):
-        return True  # neither rows nor columns are packed: the library copies it anyway
-    steps = [s for s, n in zip(strides, x.shape, strict=True) if s != 1 and n != 1]
-    return x.storage_offset() * size % BYTES == 0 and all(s * size % BYTES == 0 for s in steps)
+def product(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [.., rows, depth] times y [.., depth, columns], and a bias of the columns; the rows of the result lie apart
+    where columns are ragged."""
+    size, columns = x.element_size(), y.shape[-1]
+    depth, wide = (rounded(n, size) for n in y.shape[-2:])
+    a, b = filled(x, x.shape[-2], depth), filled(y, depth, wide)
+    if bias is not None and wide == columns:
+        return torch.addmm(bias, a, b)
+    out = (torch.bmm(a, b) if a.dim() == 3 else torch.mm(a, b))[..., :columns]
+    return out if bias is None else out + bias
 
 
-def copied(x: torch.Tensor) -> torch.Tensor:
-    """The same matrices with their rows (or columns, where these are what is packed) apart."""
-    by_columns = x.stride(-2) == 1 and x.stride(-1) != 1
-    y = x.mT if by_columns else x
-    y = empty_apart(y.shape, y.dtype, device=y.device).copy_(y)
-    return y.mT if by_columns else y
-
-
-def worth(flops: float, copies: Iterable[int], gpu: Gpu) -> bool:
-    """Whether a product of so many FLOP is faster with tensors of so many bytes copied before or after it."""
-    rate = gpu.gemm_rate(DType.BF16, library=True)
-    moved = sum(gpu.second_kernel + 2 * n / (gpu.reached * gpu.bandwidth) for n in copies)
-    return flops / (gpu.ragged * rate) > flops / rate + moved
-
-
-def product_flops(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Of x [.., rows, depth] times y [.., depth, columns]."""
-    return 2.0 * math.prod(x.shape) * y.shape[-1]
+def worth(batch: int, rows: int, depth: int, columns: int, itemsize: int, gpu: Gpu, *, packed: bool) -> bool:
+    """Whether a product of these extents is estimated faster with operands copied, and, if it has to be packed, the
+    result too. False where nothing is ragged."""
+    deep, wide = (rounded(n, itemsize) != n for n in (depth, columns))
+    sizes = ((rows * depth, deep), (depth * columns, deep or wide), (rows * columns, wide and packed))
+    moved = sum(
+        gpu.second_kernel + 2 * batch * n * itemsize / (gpu.reached * gpu.bandwidth) for n, moves in sizes if moves
+    )
+    seconds = 2.0 * batch * rows * depth * columns / gpu.gemm_rate(DType.BF16, library=True)
+    return (deep or wide) and seconds / gpu.ragged > seconds + moved

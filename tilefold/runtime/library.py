@@ -7,7 +7,7 @@ A product is one call of `mm`, `bmm` or `addmm`. How its operands become matrice
     cols before rows     (A B)^T = B^T A^T
     shared heads         q[h, i, k] * k[h // 4, j, k]: 4 heads of q are rows of one product, and k is read once
 
-On a GPU, rows of 16-bit operands and results begin at multiples of 16 bytes (`runtime.aligned`).
+On a GPU, ragged extents of 16-bit operands are rounded up where that pays (`runtime.aligned`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
 from tilefold.plan.hardware import gpu_here
-from tilefold.plan.library import LibraryCall, Matrices, axis_extent, ragged
+from tilefold.plan.library import LibraryCall, Matrices, axis_extent
 from tilefold.plan.scaled import ScaledProduct
 from tilefold.runtime import aligned
 from tilefold.runtime.step import LIBRARY, Code
@@ -143,8 +143,10 @@ class LibraryStep:
         self._bias = None if call.bias is None else self._vector(call.bias, p)
         self._weight = _as_linear(call)
         self.apart = False
-        self._ragged = ragged(m, call.dtype, p.sizes)
-        self._fed: dict[object, tuple[bool, bool]] = {}
+        widths = {p.dtype_of(ld.tensor).nbytes for ld in both}
+        sides = (*((m.batch, m.cols, m.rows) if m.swap else (m.batch, m.rows, m.cols)), m.depth)
+        self._sides = shape_function([self._extent(side, p) for side in sides]) if widths == {2} else None
+        self._pads: dict[tuple[int, ...], bool] = {}
         self._shaped = not m.plain  # the library's result has not the shape of the step's
         self._expanded = shape_function(self._axes(p)) if m.order is not None else self.shape
 
@@ -167,11 +169,25 @@ class LibraryStep:
                 out.append(p.sizes[d] // Const(m.split[d], DType.I64) if d in m.split else p.sizes[d])
         return out
 
+    def _extent(self, side: Sequence[str], p: Program) -> Expr:
+        """Elements of a side of the matrices."""
+        n: Expr = Const(1, DType.I64)
+        for d in side:
+            whole = d.removesuffix(".in")
+            if d != whole:
+                n = n * Const(self.matrices.split[whole], DType.I64)
+            else:
+                n = n * (
+                    p.sizes[d] // Const(self.matrices.split[d], DType.I64) if d in self.matrices.split else p.sizes[d]
+                )
+        return n
+
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Compute the result; where `tensors` has one, into that."""
         reads, parts = self.reads, self._parts
         a, b = parts[0](tensors[reads[0]], syms), parts[1](tensors[reads[1]], syms)
-        if self._weight is not None and a.dtype is b.dtype is self.dtype and self._linear(a, b):
+        pads = a.is_cuda and self._padded(syms)
+        if self._weight is not None and a.dtype is b.dtype is self.dtype and a.is_contiguous() and not pads:
             bias = None if self._bias is None else self._bias(tensors[reads[2]], syms)
             out = torch.nn.functional.linear(a, self._weight(b), bias)
             target = tensors.get(self.name)
@@ -183,14 +199,12 @@ class LibraryStep:
         if self.matrices.swap:
             a, b = b, a
         x, y = self._views[0](a), self._views[1](b)
-        if x.is_cuda and x.element_size() == 2:
-            x, y = self._feed(x, y)
         bias = None if self._bias is None else self._bias(tensors[reads[2]], syms)
         target = tensors.get(self.name)
         if target is not None and not self._shaped and x.dtype is y.dtype is self.dtype:
             self._into(target, x, y, bias)
             return
-        out = self._product(x, y, bias)
+        out = self._product(x, y, bias, pads=pads)
         if self._shaped:
             out = out.view(self._expanded(syms))
             if self.matrices.order is not None:
@@ -200,29 +214,30 @@ class LibraryStep:
         else:
             target.copy_(out)
 
-    def keeps_rows(self, tensor: str) -> bool:
-        """Whether an operand with its rows apart is read as it is: its last axis is all of a side of its matrix."""
-        m = self.matrices
-        alone = {side[0] for side in (m.rows, m.cols, m.depth) if len(side) == 1}
-        read = [ld for ld in (self.call.a, self.call.b) if ld.tensor == tensor]
-        bias = self.call.bias
-        last = [ld.index[-1] for ld in read]
-        return all(isinstance(ix, Index) and ix.dim in alone for ix in last) and (bias is None or bias.tensor != tensor)
-
-    def _linear(self, a: torch.Tensor, b: torch.Tensor) -> bool:
-        """Whether torch's `linear` takes the operands as they are."""
-        return a.is_contiguous() and not (a.is_cuda and (self._ragged or not (aligned.fits(a) and aligned.fits(b))))
-
-    def _feed(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The operands, copied with their rows apart where that is estimated faster."""
-        key = x.shape, x.stride(), x.storage_offset(), y.shape, y.stride(), y.storage_offset()
-        found = self._fed.get(key)
+    def _padded(self, syms: Mapping[str, int]) -> bool:
+        """Whether ragged extents are rounded up."""
+        if self._sides is None:
+            return False
+        batch, rows, columns, depth = sides = self._sides(syms)
+        found = self._pads.get(sides)
         if found is None:
-            misfits = [not aligned.fits(z) for z in (x, y)]
-            copies = [z.numel() * z.element_size() for z, bad in zip((x, y), misfits, strict=True) if bad]
-            copy = aligned.worth(aligned.product_flops(x, y), copies, gpu_here())
-            found = self._fed[key] = misfits[0] and copy, misfits[1] and copy
-        return aligned.copied(x) if found[0] else x, aligned.copied(y) if found[1] else y
+            packed = not self.apart
+            found = aligned.worth(batch, rows, depth, columns, 2, gpu_here(), packed=packed)
+            self._pads[sides] = found
+        return found
+
+    def rows_apart(self, syms: Mapping[str, int]) -> tuple[int, ...] | None:
+        """Strides of the result, in elements, where its rows lie apart; None where it is packed."""
+        if not self.apart or self.matrices.order is not None or not self._padded(syms):
+            return None
+        assert self._sides is not None
+        columns, shape = self._sides(syms)[2], self.shape(syms)
+        if len(shape) < 2 or shape[-1] != columns:
+            return None
+        strides = [1, aligned.rounded(columns, self.dtype.itemsize)]
+        for n in reversed(shape[1:-1]):
+            strides.append(strides[-1] * n)
+        return tuple(reversed(strides))
 
     def _into(self, target: torch.Tensor, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
         if bias is not None:
@@ -232,7 +247,9 @@ class LibraryStep:
         else:
             torch.mm(x, y, out=target)
 
-    def _product(self, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _product(
+        self, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, *, pads: bool = False
+    ) -> torch.Tensor:
         """Row-major. Operands of 16 bits and a float32 result: their products are summed in float32 anyway."""
         dtype = self.dtype
         if x.dtype is not dtype or y.dtype is not dtype:
@@ -241,18 +258,13 @@ class LibraryStep:
                 return multiply(x, y, out_dtype=dtype)
             kind = torch.promote_types(torch.promote_types(x.dtype, y.dtype), dtype)
             x, y = x.to(kind), y.to(kind)
+        if pads:
+            out = aligned.product(x, y, bias)
+            return out if self.apart and self.matrices.order is None else out.contiguous()
         if bias is not None:
             return torch.addmm(bias, x, y)
-        if self._ragged and (self.apart or (x.is_cuda and self._worth_apart(x, y))):
-            out = aligned.empty_apart((*x.shape[:-1], y.shape[-1]), dtype, device=x.device)
-            self._into(out, x, y, None)
-            return out if self.apart else out.contiguous()
         out = torch.bmm(x, y) if self.matrices.batch else torch.mm(x, y)
         return out if out.dtype is dtype else out.to(dtype)
-
-    def _worth_apart(self, x: torch.Tensor, y: torch.Tensor) -> bool:
-        made = x.shape[:-1].numel() * y.shape[-1] * x.element_size()
-        return aligned.worth(aligned.product_flops(x, y), (made,), gpu_here())
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """There is none of ours."""

@@ -11,7 +11,6 @@ import torch
 
 from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
-from tilefold.runtime.aligned import apart
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.recorder import Recorder
@@ -101,7 +100,8 @@ class CompiledProgram:
             return
         tensors = dict(inputs)
         for s in self.steps:
-            tensors |= {name: _made(s, name, dtype, shape(syms), device) for name, dtype, shape in s.results}
+            made = ((name, Like.packed(shape(syms), dtype, device)) for name, dtype, shape in s.results)
+            tensors |= {name: _made(s, like, syms) for name, like in made}
             if isinstance(s, GpuStep):
                 s.start_building(tensors, syms)
 
@@ -109,46 +109,25 @@ class CompiledProgram:
         """Let a step's result have the memory of what it reads last (`runtime.reuse`)."""
         for new, old in self._over[at]:
             (_, dtype, shape), x = self.steps[at].results[0], tensors[old]
-            packed = x.is_contiguous() or (
-                new in _apart_of(self.steps[at]) and x.stride() == apart(x.shape, x.itemsize)
-            )
-            if new not in tensors and x.dtype is dtype and x.shape == shape(syms) and packed:
+            if new not in tensors and x.dtype is dtype and x.shape == shape(syms) and x.is_contiguous():
                 tensors[new] = x
                 return
 
 
 def _rows_apart(steps: Sequence[Step], kept: Collection[str]) -> None:
-    """Tell steps of a GPU which of their results may have their rows apart: those of 16 bits that a product of the
-    library makes or reads, and that all readers take with any strides. kept: names that callers see."""
-    if not any(isinstance(s, GpuStep) for s in steps):
-        return
+    """Tell products of the library which of their results may have their rows apart: those that steps of a GPU read,
+    which all take any strides. kept: names that callers see."""
     readers: dict[str, list[Step]] = {}
     for s in steps:
         for t in s.reads:
             readers.setdefault(t, []).append(s)
-
-    def any_strides(t: str) -> bool:
-        return all(
-            isinstance(r, GpuStep) or (isinstance(r, LibraryStep) and r.keeps_rows(t)) for r in readers.get(t, ())
-        )
-
     for s in steps:
         if isinstance(s, LibraryStep):
-            s.apart = s.name not in kept and s.matrices.order is None and any_strides(s.name)
-        elif isinstance(s, GpuStep):
-            narrow = (name for name, dtype, _ in s.results if dtype.itemsize == 2 and name not in kept)
-            read = (t for t in narrow if any(isinstance(r, LibraryStep) for r in readers.get(t, ())))
-            s.apart = frozenset(t for t in read if any_strides(t))
+            mine = readers.get(s.name, ())
+            s.apart = s.name not in kept and bool(mine) and all(isinstance(r, GpuStep) for r in mine)
 
 
-def _apart_of(s: Step) -> Collection[str]:
-    if isinstance(s, LibraryStep):
-        return (s.name,) if s.apart else ()
-    return s.apart if isinstance(s, GpuStep) else ()
-
-
-def _made(s: Step, name: str, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> Like:
+def _made(s: Step, like: Like, syms: Mapping[str, int]) -> Like:
     """What a step's result will be."""
-    strides = apart(shape, dtype.itemsize) if name in _apart_of(s) else None
-    packed = Like.packed(shape, dtype, device)
-    return packed if strides is None else replace(packed, strides=strides)
+    strides = s.rows_apart(syms) if isinstance(s, LibraryStep) else None
+    return like if strides is None else replace(like, strides=strides)

@@ -25,7 +25,6 @@ from tilefold.block.ir import Block
 from tilefold.block.text import show as show_block
 from tilefold.errors import BackendError
 from tilefold.plan.gpu_forms import Given, Refuse
-from tilefold.runtime.aligned import empty_apart
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch
@@ -60,8 +59,6 @@ class FusedStep:
             (named[r.name], r.dtype.torch_dtype, shape_function([fused.block.sizes[d] for d in dims]))
             for r, dims in zip(block.results, [r.dims for r in fused.block.results], strict=True)
         )
-        #: Of the results, those whose readers take them with their rows apart (`runtime.aligned`).
-        self.apart: frozenset[str] = frozenset()
         self._tensors = tuple(named.items())
         self._syms = tuple(self.canonical.syms.items())
 
@@ -82,8 +79,7 @@ class FusedStep:
         device = None if read is None else read.device
         for name, dtype, shape in self.results:
             if name not in tensors:
-                empty = empty_apart if name in self.apart else torch.empty
-                tensors[name] = empty(shape(syms), dtype=dtype, device=device)
+                tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
 
     def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Compute the results, which are there."""
