@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import platformdirs
 #: Kernels that are compiled at once, however many cores there are.
 MOST_PROCESSES = 32
 COMPILERS = ("g++", "clang++", "c++")
+RUNNERS = ("cpu", "all", "python")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,26 @@ def load() -> Config:
         dependent_launch=os.environ.get("TILEFOLD_PDL") != "0",
         compile_processes=_processes(os.environ.get("TILEFOLD_COMPILE_PROCESSES", "")),
         strict=os.environ.get("TILEFOLD_STRICT", "0") not in ("", "0"),
-        runner=os.environ.get("TILEFOLD_RUNNER", "cpu"),
+        runner=_runner(os.environ.get("TILEFOLD_RUNNER", "")),
         index_checks=os.environ.get("TILEFOLD_INDEX_CHECKS") != "0",
         quiet=os.environ.get("TILEFOLD_QUIET", "0") not in ("", "0"),
     )
 
 
 def _processes(given: str) -> int:
-    return int(given) if given.isdecimal() else min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    if given.isdecimal() and int(given):
+        return int(given)
+    if given:
+        _ignored("TILEFOLD_COMPILE_PROCESSES", given, "a number from 1")
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+
+
+def _runner(given: str) -> str:
+    if given and given not in RUNNERS:
+        _ignored("TILEFOLD_RUNNER", given, " or ".join(RUNNERS))
+    return given if given in RUNNERS else RUNNERS[0]
+
+
+def _ignored(name: str, given: str, wanted: str) -> None:
+    """Say (once: Python does not repeat a warning) that a value means nothing: no run should end for that."""
+    warnings.warn(f"{name}={given!r} is ignored: it is {wanted}", RuntimeWarning, stacklevel=4)
