@@ -13,7 +13,7 @@ from tilefold.algebra.ops import OPS
 from tilefold.block.ir import Block
 from tilefold.errors import PlanError
 from tilefold.plan.cost import UNHIDDEN, kernel_cost, product_seconds, slowest
-from tilefold.plan.dataflow import CPU_UNITS, GPU_UNITS, Dataflow, Product, analyse, element_units
+from tilefold.plan.dataflow import CPU_UNITS, GPU_UNITS, Dataflow, MatrixWork, analyse, element_units
 from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import H100, H200, Machine, Tier
 from tilefold.plan.machine import nominal
@@ -123,7 +123,7 @@ def test_blocks_that_do_not_divide_among_the_cores_take_longer() -> None:
 
 def test_ragged_register_blocks_run_as_if_full() -> None:
     m = nominal()
-    full, ragged = (product_seconds(Product(1.0, 6, n, 64, DType.F32), m) for n in (64, 65))
+    full, ragged = (product_seconds(MatrixWork(1.0, 6, n, 64, DType.F32), m) for n in (64, 65))
     assert ragged > 1.15 * full
 
 

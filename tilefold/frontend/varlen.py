@@ -95,10 +95,10 @@ def _packed(
         assert cu_k is not None
         used = cu_k[1:] - cu_k[:-1]
     shift = used - long_q
-    q = _Apart.apply(query, cu_q, max_q)
+    q = _Moved.apply(query, cu_q, max_q, True)
     if table is None:
         assert cu_k is not None
-        k, v = (_Apart.apply(x, cu_k, max_k) for x in (key, value))
+        k, v = (_Moved.apply(x, cu_k, max_k, True) for x in (key, value))
     else:
         k, v = (_of_pages(x, table, max_k) for x in (key, value))
 
@@ -112,46 +112,34 @@ def _packed(
 
     out, sums = masked(q, k, v, score_mod, mask, scale)
     total = query.shape[0]
-    return _Together.apply(out, cu_q, total), _Together.apply(sums, cu_q, total) if lse else None
+    return _Moved.apply(out, cu_q, total, False), _Moved.apply(sums, cu_q, total, False) if lse else None
 
 
-class _Apart(torch.autograd.Function):
-    """[T, H, E] -> [N, H, most, E], 0 beyond a sequence's end. Its adjoint is `_Together`; torch's would scatter."""
+class _Moved(torch.autograd.Function):
+    """`_apart` or `_together` to an extent; each is the other's adjoint, where torch's own would scatter."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, starts: torch.Tensor, most: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, starts: torch.Tensor, extent: int, apart: bool) -> torch.Tensor:
         ctx.save_for_backward(starts)
-        ctx.total = x.shape[0]
-        return _apart(x, starts, most)
+        ctx.before, ctx.apart = x.shape[0 if apart else 2], apart
+        return _apart(x, starts, extent) if apart else _together(x, starts, extent)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
         (starts,) = ctx.saved_tensors
-        return _together(gradient, starts, ctx.total), None, None
-
-
-class _Together(torch.autograd.Function):
-    """[N, H, most, ...] -> [total, H, ...], 0 for rows of no sequence; `_Apart` is its adjoint."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, starts: torch.Tensor, total: int) -> torch.Tensor:
-        ctx.save_for_backward(starts)
-        ctx.most = x.shape[2]
-        return _together(x, starts, total)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        (starts,) = ctx.saved_tensors
-        return _apart(gradient, starts, ctx.most), None, None
+        back = _together if ctx.apart else _apart
+        return back(gradient, starts, ctx.before), None, None, None
 
 
 def _apart(x: torch.Tensor, starts: torch.Tensor, most: int) -> torch.Tensor:
+    """[T, H, E] -> [N, H, most, E], 0 beyond a sequence's end."""
     at = starts[:-1, None] + torch.arange(most, device=x.device)
     live = (at < starts[1:, None]).view(*at.shape, *[1] * (x.dim() - 1))
     return torch.where(live, x[at.clamp(max=x.shape[0] - 1)], 0.0).transpose(1, 2)
 
 
 def _together(x: torch.Tensor, starts: torch.Tensor, total: int) -> torch.Tensor:
+    """[N, H, most, ...] -> [total, H, ...], 0 for rows of no sequence."""
     t = torch.arange(total, device=x.device)
     b = (starts[1:-1, None] <= t).sum(0)
     i = t - starts[b]

@@ -15,7 +15,7 @@ from math import ceil
 
 from tilefold.algebra.dtypes import DType
 from tilefold.block.ir import Block
-from tilefold.plan.dataflow import Dataflow, Product, analyse
+from tilefold.plan.dataflow import Dataflow, MatrixWork, analyse
 from tilefold.plan.hardware import Machine
 from tilefold.plan.library_rates import Kind, Sizes
 
@@ -91,7 +91,7 @@ def compute_seconds(flow: Dataflow, machine: Machine) -> float:
     return seconds
 
 
-def product_seconds(p: Product, machine: Machine) -> float:
+def product_seconds(p: MatrixWork, machine: Machine) -> float:
     """Products of tiles: full register blocks, and packing of both operands at every call."""
     rows, cols = p.rows, p.cols
     if machine.kind == "cpu":

@@ -62,7 +62,7 @@ GPU_UNITS: Mapping[str, float] = _SIMPLE | {
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixWork:
     """Matrix products of one statement: `calls` of rows x cols x depth. `dtype`: of the first operand; `narrow`: the
     narrower of both, which a matrix unit takes (a value of the block is rounded to the type of what it multiplies)."""
 
@@ -89,7 +89,7 @@ class Dataflow:
     blocks: int
     steps: float
     units: float
-    products: tuple[Product, ...]
+    products: tuple[MatrixWork, ...]
 
     def moved(self, tier: int) -> float:
         """All bytes between tier and the next slower one."""
@@ -308,9 +308,9 @@ class Analysis:
 
     def work(
         self, nodes: Sequence[Node], ranges: Mapping[str, int], times: float
-    ) -> tuple[float, float, list[Product]]:
+    ) -> tuple[float, float, list[MatrixWork]]:
         """Statements run, element-wise units, and the products."""
-        steps, units, products = 0.0, 0.0, list[Product]()
+        steps, units, products = 0.0, 0.0, list[MatrixWork]()
         for n in nodes:
             if isinstance(n, Loop):
                 inner = {**ranges, n.dim: self.tile(n.dim)}
@@ -349,7 +349,7 @@ class Analysis:
                 return frozenset(), 0.0
         raise AssertionError(n)
 
-    def product(self, n: Stmt, ranges: Mapping[str, int], times: float) -> Product | None:
+    def product(self, n: Stmt, ranges: Mapping[str, int], times: float) -> MatrixWork | None:
         """The matrix product that a statement is, if it is one."""
         if not isinstance(n, Let | Accumulate):
             return None
@@ -361,7 +361,7 @@ class Analysis:
         rows, cols, batch, depth = (self.current(d, ranges) for d in sides[:4])
         first, second = (self.dtypes.get(t, DType.F32) for t in sides[4])
         narrow = min(first, second, key=lambda dtype: dtype.nbytes)
-        return Product(times * batch, int(rows), int(cols), int(depth), first, narrow)
+        return MatrixWork(times * batch, int(rows), int(cols), int(depth), first, narrow)
 
     def _sides(self, n: Let | Accumulate) -> tuple[tuple[str, ...], ...] | None:
         """Dims of the rows, the columns, both operands and the contraction of a product; the names of both."""
