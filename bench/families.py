@@ -64,10 +64,10 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 #: Weights are drawn this far around what the model begins with.
 SPREAD = 0.02
-WARM_UP, ROUNDS = 3, 11
+WARM_UP, ROUNDS = 3, 9
 OUT_OF_TIME = "not compiled in the given time"
 #: Seconds after the compilations in which the timings end.
-AFTER = 45
+AFTER = 25
 
 
 @dataclass(slots=True)
