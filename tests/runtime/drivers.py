@@ -12,6 +12,7 @@ from tilefold.backends.cpp.compile import toolchain
 from tilefold.backends.triton import driver, launcher
 from tilefold.backends.triton.driver import Handle, Image
 from tilefold.backends.triton.launcher import Described, Launcher, Plan
+from tilefold.runtime.launches import launch_of
 from tilefold.runtime.native.load import native
 from tilefold.runtime.recorder import Recorder
 
@@ -108,7 +109,7 @@ def recorded(module, plan, x):
     recorder.step("scaled", "in the test")
     with recorder:
         y = torch.empty_like(x)
-        recorder.planned(plan, [x, y], [x.data_ptr(), y.data_ptr()])
+        recorder.add(launch_of(plan, recorder.slots([x, y]), [x.data_ptr(), y.data_ptr()], *recorder.at))
     tape = recorder.tape([y])
     assert tape is not None, recorder.refused
     region = module.region(False, None)

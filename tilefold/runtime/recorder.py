@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tilefold import config
-from tilefold.backends.triton.launcher import Plan
-from tilefold.runtime.launches import launch_of
 from tilefold.runtime.tape import Instruction, Kind, Op, Slot, Tape, finished
 
 aten = torch.ops.aten
@@ -65,6 +63,12 @@ class Operator:
 class Recorder(TorchDispatchMode):
     """Records what runs while it is entered, on these arguments. `refused`: why there can be no tape."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch wraps the hook in what imports all of Dynamo, two seconds of a process that only loads packages.
+        Dynamo does not look into compiled regions."""
+        return False
+
     def __init__(self, args: Sequence[object], constants: Iterable[torch.Tensor]):
         super().__init__()
         self.refused = ""
@@ -100,13 +104,17 @@ class Recorder(TorchDispatchMode):
     def kernel(self, address: int, outside: int, numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
         """A C function was called with the addresses of these tensors and integers. outside: address of the function
         that says whether an index was out of range, or 0."""
-        self._add(Op.KERNEL, self._slots_of(tensors), (address, outside, *numbers))
+        self._add(Op.KERNEL, self.slots(tensors), (address, outside, *numbers))
 
-    def planned(self, plan: Plan, tensors: Sequence[torch.Tensor], pointers: Sequence[int]) -> None:
-        """A kernel of a GPU was launched with the addresses of these tensors."""
-        found = launch_of(plan, self._slots_of(tensors), pointers, *self._step)
-        if found is not None and not self.refused:
-            self._code.append(found)
+    @property
+    def at(self) -> tuple[str, str]:
+        """Name and line of the step that runs."""
+        return self._step
+
+    def add(self, instruction: Instruction | None) -> None:
+        """What a step has called, written down by itself for the slots of its tensors; None: nothing."""
+        if instruction is not None and not self.refused:
+            self._code.append(instruction)
 
     def tape(self, outputs: Sequence[object]) -> Tape | None:
         """The record of a call that returned these; None where it was refused."""
@@ -152,7 +160,7 @@ class Recorder(TorchDispatchMode):
         elif func in _PRODUCTS:
             self._product(func, args, kwargs, self._memory(out))
         elif func in _COPIES and out.device == args[0].device:
-            reads = self._slots_of(args[:1])
+            reads = self.slots(args[:1])
             self._add(Op.COPY, (self._memory(out), *reads))
         elif func is aten.convolution.default:
             self._convolution(args, out)
@@ -168,18 +176,18 @@ class Recorder(TorchDispatchMode):
         if func in _PRODUCTS:
             self._product(func, args, kwargs, slot)
         elif func is aten.copy_.default and args[1].device == out.device:
-            self._add(Op.COPY, (slot, *self._slots_of(args[1:2])))
+            self._add(Op.COPY, (slot, *self.slots(args[1:2])))
         else:
             self._call(func, args, kwargs, None)
 
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: int) -> None:
         scalars = tuple(float(kwargs.get(name, 1)) for name in ("beta", "alpha"))
-        self._add(_PRODUCTS[func], (out, *self._slots_of(args)), scalars=scalars)
+        self._add(_PRODUCTS[func], (out, *self.slots(args)), scalars=scalars)
 
     def _convolution(self, args: tuple[Any, ...], out: torch.Tensor) -> None:
         x, w, bias, stride, padding, dilation, transposed, output_padding, groups = args
         dims = x.dim() - 2
-        reads = self._slots_of([x, w] if bias is None else [x, w, bias])
+        reads = self.slots([x, w] if bias is None else [x, w, bias])
         lists = [_whole(v, dims) for v in (stride, padding, dilation, output_padding)]
         numbers = (dims, groups, int(transposed), *(n for v in lists for n in v))
         self._add(Op.CONVOLUTION, (self._new(out, Slot(Kind.RESULT)), *reads), numbers)
@@ -187,13 +195,13 @@ class Recorder(TorchDispatchMode):
     def _scaled(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> None:
         given = [*args, *[kwargs[n] for n in ("scale_a", "scale_b") if n in kwargs]][:4]
         fast = kwargs.get("use_fast_accum", args[7] if len(args) > 7 else False)
-        self._add(Op.SCALED_MM, (self._memory(out), *self._slots_of(given)), (int(fast),))
+        self._add(Op.SCALED_MM, (self._memory(out), *self.slots(given)), (int(fast),))
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """What has no instruction: the operator itself, of tensors in their places."""
         leaves, spec = tree_flatten((args, kwargs))
         places = [n for n, a in enumerate(leaves) if isinstance(a, torch.Tensor)]
-        reads = self._slots_of([leaves[n] for n in places])
+        reads = self.slots([leaves[n] for n in places])
         results, _ = tree_flatten(out)
         wanted = [n for n, x in enumerate(results) if isinstance(x, torch.Tensor)]
         memory = {leaves[n].untyped_storage()._cdata for n in places}
@@ -210,7 +218,7 @@ class Recorder(TorchDispatchMode):
         here = out.untyped_storage()._cdata
         for x in tree_flatten(args)[0]:
             if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata == here and x.dtype is out.dtype:
-                return self._slots_of([x])[0] if not self.refused else None
+                return self.slots([x])[0] if not self.refused else None
         return None
 
     def _view(self, base: int, out: torch.Tensor) -> None:
@@ -237,7 +245,8 @@ class Recorder(TorchDispatchMode):
         known = self._known.get(id(x))
         return known[1] if known is not None and known[0]() is x else None
 
-    def _slots_of(self, xs: Iterable[object]) -> tuple[int, ...]:
+    def slots(self, xs: Iterable[object]) -> tuple[int, ...]:
+        """Of tensors, in their order; the call is refused where one comes from nowhere."""
         found = [self._slot(x) if isinstance(x, torch.Tensor) else None for x in xs]
         if None in found:
             self.refused = self.refused or f"{self._step[0]} reads a tensor that no recorded operator made"

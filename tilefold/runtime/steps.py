@@ -28,6 +28,7 @@ from tilefold.plan.gpu_forms import Given, Refuse
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch
+from tilefold.runtime.launches import launch_of
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.reuse import overwritable
 from tilefold.runtime.step import Code, Result, Units
@@ -204,7 +205,8 @@ class GpuStep(FusedStep):
     def _started(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
         xs = [tensors[old] for _, old in self._tensors]
         own = {new: syms[old] for new, old in self._syms}
-        recorder.planned(self.triton.planned(xs, own, pointers := [x.data_ptr() for x in xs]), xs, pointers)
+        plan = self.triton.planned(xs, own, pointers := [x.data_ptr() for x in xs])
+        recorder.add(launch_of(plan, recorder.slots(xs), pointers, *recorder.at))
 
     def start_building(self, tensors: Mapping[str, Like], syms: Mapping[str, int]) -> None:
         """Have compiled meanwhile, by another process, what `run` needs for such tensors, its results among them."""

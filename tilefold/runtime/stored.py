@@ -11,6 +11,7 @@ a process that only runs stored programs starts in less than a tenth of a second
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,13 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr
 from tilefold.backends.cpp.prebuilt import Built, PrebuiltKernel
 from tilefold.runtime.calls import library_step
+from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.spans import profiled, span
 from tilefold.runtime.step import Code, Result, Step, Units
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
+
+NO_SPAN = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,22 @@ class PrebuiltStep:
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """See `Step`."""
+        launch, own = self._ready(tensors, syms)
+        launch(own, {new: syms[old] for new, old in self._syms})
+
+    def record(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
+        """`run`, and say what it called: no operator of torch that the recorder would see."""
+        launch, own = self._ready(tensors, syms)
+        numbers = {new: syms[old] for new, old in self._syms}
+        with recorder.aside():
+            launch(own, numbers)
+        bound, xs = launch.bound(own, numbers)
+        recorder.kernel(bound.address, bound.outside, bound.numbers, xs)
+
+    def _ready(
+        self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]
+    ) -> tuple[PrebuiltKernel, dict[str, torch.Tensor]]:
+        """The kernel for such tensors, and what it is called with, the results among them."""
         read = [tensors[t] for t in self.reads]
         own, found = tensors, next((k for k in self._kernels if all(map(_fits, read, k[0]))), None)
         units, launch = self._kernels[0] if found is None else found
@@ -89,7 +109,7 @@ class PrebuiltStep:
         for name, dtype, shape in self.results:
             if name not in tensors:
                 own[name] = tensors[name] = torch.empty(shape(syms), dtype=dtype)
-        launch({new: own[old] for new, old in self._tensors}, {new: syms[old] for new, old in self._syms})
+        return launch, {new: own[old] for new, old in self._tensors}
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """Machine code alone."""
@@ -119,16 +139,35 @@ class LoadedProgram:
 
     def __call__(self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Outputs by name."""
+        return self._run(inputs, syms)
+
+    def recorded(
+        self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder
+    ) -> dict[str, torch.Tensor]:
+        """The same call, written down: the recorder has been entered."""
+        return self._run(inputs, syms, recorder)
+
+    def _run(
+        self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder | None = None
+    ) -> dict[str, torch.Tensor]:
         tensors, named = dict(inputs), profiled()
         for s, title, done in zip(self.steps, self.titles, self._done, strict=True):
-            if named:
-                with span(title):
+            with span(title) if named else NO_SPAN:
+                if recorder is None:
                     s.run(tensors, syms)
-            else:
-                s.run(tensors, syms)
+                else:
+                    recorder.step(title, f"in {s.name}")
+                    _record(s, tensors, syms, recorder)
             for t in done:
                 del tensors[t]
         return {name: tensors[name] for name in self.program.outputs}
+
+
+def _record(s: Step, tensors: dict[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
+    if isinstance(s, PrebuiltStep):
+        s.record(tensors, syms, recorder)
+    else:
+        s.run(tensors, syms)
 
 
 def _call(p: Program, members: Sequence[str]) -> Step:

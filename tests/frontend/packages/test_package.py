@@ -18,6 +18,7 @@ from tilefold import TilefoldError, UnsupportedError
 from tilefold.frontend.packages import load as loading
 from tilefold.frontend.packages.archive import MANIFEST, PACKAGE, Reader, Writer
 from tilefold.frontend.packages.form import Package
+from tilefold.frontend.regions.execute import Executable
 from tilefold.runtime import records
 from tilefold.version import version
 
@@ -68,7 +69,9 @@ import sys, torch
 import tilefold
 cases = torch.load(sys.argv[2])
 run = tilefold.load(sys.argv[1])
-results = [run(tokens, mask=mask) for tokens, mask, _, _ in cases]
+for _ in range(3):  # in Python, recorded, in C++
+    results = [run(tokens, mask=mask) for tokens, mask, _, _ in cases]
+assert all(r._module.count(r._region) == len(cases) for r in run.regions), [r.refused for r in run.regions]
 print(sorted({"triton", "sympy", "z3", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
 for made, (tokens, _, y, order) in zip(results, cases):
     torch.testing.assert_close(made["y"], y, rtol=1e-4, atol=1e-5)
@@ -293,3 +296,12 @@ def test_an_argument_with_a_name_of_python_s(tmp_path):
     torch.testing.assert_close(run(x), m(x).detach())
     with pytest.raises(TilefoldError, match="has shape"):
         run(x[:2])
+
+
+def test_without_the_module_for_this_python_regions_run_in_python(model, file, monkeypatch):
+    monkeypatch.setattr(loading, "python", lambda: "cpython-20")
+    run = tilefold.load(file)
+    assert {type(r) for r in run.regions} == {Executable}
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(run(tokens(20), mask=masked(20))["y"], model(tokens(20), mask=masked(20))["y"])

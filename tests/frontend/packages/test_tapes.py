@@ -13,6 +13,7 @@ from tilefold.frontend.packages.form import CLASSES, StoredTape
 from tilefold.frontend.packages.taped import TapedRegion, tape_of
 from tilefold.frontend.packages.tapes import stored_tape
 from tilefold.runtime import records
+from tilefold.runtime.launches import launch_of
 from tilefold.runtime.recorder import Recorder
 
 CPU = torch.device("cpu")
@@ -65,7 +66,7 @@ def test_a_tape_computes_what_was_recorded(module, library, monkeypatch):
     def several(recorder, x, w):
         h = torch.addmm(bias, x, w)
         y = torch.empty_like(h)
-        recorder.planned(plan, [h, y], [h.data_ptr(), y.data_ptr()])
+        recorder.add(launch_of(plan, recorder.slots([h, y]), [h.data_ptr(), y.data_ptr()], *recorder.at))
         values, at = torch.sort(y, dim=-1, descending=True)
         return [values, at, torch.cat([y, h], 1).to(torch.float64), x[1:], None]
 
@@ -107,7 +108,7 @@ def test_arguments_of_other_strides_and_addresses_are_copied(module):
 def test_what_has_no_form_is_refused(module, library):
     def launched(recorder, x):
         y = torch.empty_like(x)
-        recorder.planned(Plan(Launcher(lambda *given: None, ()), 1, ()), [x, y], [0, 0])
+        recorder.add(launch_of(Plan(Launcher(print, ()), 1, ()), recorder.slots([x, y]), [0, 0], *recorder.at))
         return [y]
 
     with pytest.raises(UnsupportedError, match="started by Triton's own launcher"):

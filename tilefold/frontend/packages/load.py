@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -33,10 +35,13 @@ from tilefold.frontend.packages.form import (
 )
 from tilefold.frontend.packages.taped import TapedRegion, tape_of
 from tilefold.frontend.regions.execute import Executable
-from tilefold.runtime.native.load import module_at
+from tilefold.frontend.regions.replay import Replayed
+from tilefold.runtime.native.load import Built, module_at
 from tilefold.runtime.stored import LoadedProgram
 from tilefold.tensor.sizes import extent
 from tilefold.version import version
+
+log = logging.getLogger("tilefold")
 
 #: Where the shared libraries of loaded packages are, as long as the process lives.
 _folders: list[tempfile.TemporaryDirectory[str]] = []
@@ -101,9 +106,8 @@ def _check_device(r: Requires, path: str) -> None:
     if here != r.capability:
         wanted = ".".join(map(str, r.capability))
         raise TilefoldError(f"{path} is for GPUs of capability {wanted}, this one has {here[0]}.{here[1]}", hint=AGAIN)
-    python = str(sysconfig.get_config_var("SOABI"))
-    if python != r.python:
-        raise TilefoldError(f"{path} was made with Python {r.python}, this is {python}", hint=AGAIN)
+    if python() != r.python:
+        raise TilefoldError(f"{path} was made with Python {r.python}, this is {python()}", hint=AGAIN)
 
 
 class Packaged:
@@ -177,9 +181,12 @@ def _regions(
     package: Package, reader: Reader, tensors: Sequence[torch.Tensor], files: Mapping[str, Path], device: str
 ) -> list[Callable[..., Any]]:
     """The regions, ready to be called; of GPUs, on the current device."""
-    if package.runner is None:
-        return [region_of(r, tensors, files) for r in package.regions if isinstance(r, StoredRegion)]
-    module, loaded = module_at(files[package.runner]), dict[tuple[str, str, int], int]()
+    module = _runner(package, reader, files)
+    if device == "cpu":
+        return [region_of(r, tensors, files, module) for r in package.regions if isinstance(r, StoredRegion)]
+    if module is None:
+        raise TilefoldError(f"{reader.path} has no module that runs it", hint=AGAIN)
+    loaded = dict[tuple[str, str, int], int]()
     here = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     if (driver := functions()) is not None:
         module.driver(driver)
@@ -190,14 +197,33 @@ def _regions(
     return found
 
 
-def region_of(r: StoredRegion, tensors: Sequence[torch.Tensor], files: Mapping[str, Path]) -> Executable:
-    """A stored region, ready to be called with the arguments of its graph."""
+def _runner(package: Package, reader: Reader, files: Mapping[str, Path]) -> ModuleType | None:
+    """The module that runs calls in C++; None of a package without one, or where it is for another Python: regions of
+    CPUs then run in Python."""
+    if package.runner is None or reader.manifest.requires.python != python():
+        return None
+    try:
+        return module_at(files[package.runner])
+    except ImportError as err:
+        log.info("%s runs in Python: %s", reader.path, err)
+        return None
+
+
+def python() -> str:
+    """What a module for Python is built for."""
+    return str(sysconfig.get_config_var("SOABI"))
+
+
+def region_of(
+    r: StoredRegion, tensors: Sequence[torch.Tensor], files: Mapping[str, Path], module: ModuleType | None = None
+) -> Executable:
+    """A stored region, ready to be called with the arguments of its graph. module: what runs calls in C++."""
     inputs = tuple(
         InputBinding(i.name, i.position, i.axes, None if i.constant is None else tensors[i.constant]) for i in r.inputs
     )
     program = LoadedProgram(r.program, files)
     lowered = Lowered(program.program, program.program, inputs, r.syms, r.outputs, r.placeholders)
-    return Executable(lowered, program)
+    return Executable(lowered, program) if module is None else Replayed(lowered, program, Built(module))
 
 
 def _weights(

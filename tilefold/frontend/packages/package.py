@@ -8,7 +8,6 @@ graph is called once on the arguments, and the kernels that this loads are what 
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +40,7 @@ from tilefold.frontend.packages.form import (
     Weight,
     written,
 )
+from tilefold.frontend.packages.load import python
 from tilefold.frontend.packages.tapes import stored_tape
 from tilefold.frontend.regions.assemble import Options, assembled
 from tilefold.frontend.regions.execute import Executable
@@ -181,7 +181,7 @@ class _Packing:
         return Package(
             tuple(self.arguments), tuple(self.weights), self.constants, tuple(nodes), results, tuple(regions.values()),
             tuple(self.writer.tensors), ranges, treespec_dumps(spec.in_spec), treespec_dumps(spec.out_spec),
-            self._runner() if self.device == "cuda" else None,
+            self._runner(),
         )  # fmt: skip
 
     def _taped(self, graph: torch.fx.Graph, root: torch.nn.Module) -> dict[str, StoredRegion | StoredTape]:
@@ -198,10 +198,11 @@ class _Packing:
         writer = self.writer
         return {n: stored_tape(tape, args, writer.code, writer.constant) for n, (tape, args) in taping.tapes.items()}
 
-    def _runner(self) -> str:
+    def _runner(self) -> str | None:
+        """The digest of the module that runs calls in C++; None where it cannot be built."""
+        native().wait()
         path = native().path
-        assert path is not None
-        return self.writer.library(path)
+        return None if path is None else self.writer.library(path)
 
     def _placeholders(self) -> list[str]:
         """Sort the graph's arguments into weights, constants and the user's; readable names for them."""
@@ -267,7 +268,7 @@ class _Taping(torch.fx.Interpreter):
             raise UnsupportedError("a part of the graph does not compile", hint="TORCH_LOGS=tilefold says why")
         made, tape, why = run.written(args)
         if tape is None:
-            raise UnsupportedError(f"{run.program.program.name} cannot be packaged: {why}")
+            raise UnsupportedError(f"{run.lowered.program.name} cannot be packaged: {why}")
         self.tapes[str(target)] = tape, args
         return made
 
@@ -293,9 +294,8 @@ def region(run: object, writer: Writer) -> StoredRegion:
 def requires(device: str = "cpu") -> Requires:
     """What a package of this machine needs of another."""
     if device == "cpu":
-        return Requires(FORMAT, version(), torch.__version__, device, needed(toolchain()))
-    capability, python = torch.cuda.get_device_capability(), str(sysconfig.get_config_var("SOABI"))
-    return Requires(FORMAT, version(), torch.__version__, device, (), capability, python)
+        return Requires(FORMAT, version(), torch.__version__, device, needed(toolchain()), (), python())
+    return Requires(FORMAT, version(), torch.__version__, device, (), torch.cuda.get_device_capability(), python())
 
 
 def _argument(name: str, fake: object, x: object) -> Argument:

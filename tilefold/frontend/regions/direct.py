@@ -77,6 +77,7 @@ class Direct(Replayed):
 
     def __init__(self, lowered: Lowered, runner: CompiledProgram, whole: GpuProgram):
         super().__init__(lowered, runner)
+        self._where = runner.where
         self.whole = whole
         self._positions = tuple(dict.fromkeys(b.position for b in lowered.inputs if b.position is not None))
         self._straight = self._positions == tuple(range(len(self._positions)))
@@ -113,7 +114,7 @@ class Direct(Replayed):
         made, call, pointers = self._planned_call(args)
         syms, first = self.symbols(args), args[self._positions[0]]
         assert isinstance(first, torch.Tensor)
-        slots, code = call.written(self._positions, self._constants, pointers, self.program.where, first.device)
+        slots, code = call.written(self._positions, self._constants, pointers, self._where, first.device)
         of = {name: len(self._positions) + len(self._constants) + k for k, name in enumerate(self._made)}
         outputs = [self._output(o, slots, code, of, syms) for o in self.lowered.outputs]
         return made, finished(slots, code, outputs, torch.empty(0, dtype=torch.uint8, device=first.device)), ""

@@ -8,16 +8,16 @@ change is recorded for sizes that come a second time: those that change at every
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Protocol
 
 import torch
 
 from tilefold import config
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.execute import Executable
-from tilefold.runtime.native.load import WORTH, native, stream_of
-from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.native.load import WORTH, Built, Native, native, stream_of
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.tape import Tape
 
@@ -27,17 +27,29 @@ log = logging.getLogger("tilefold")
 SEEN = 4096
 
 
+class Recordable(Protocol):
+    """A program that runs step by step, and can say what it did (`runtime.program`, `runtime.stored`)."""
+
+    def __call__(
+        self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int], /
+    ) -> Mapping[str, torch.Tensor]: ...
+
+    def recorded(
+        self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder
+    ) -> Mapping[str, torch.Tensor]: ...
+
+
 class Replayed(Executable):
     """An `Executable` that is recorded. `refused`: why it is not. `aligned`: tapes hold for alignments of addresses, as
-    they always do on GPUs."""
+    they always do on GPUs. module: what runs tapes (None: what this machine builds)."""
 
     aligned = False
 
-    def __init__(self, lowered: Lowered, runner: CompiledProgram):
+    def __init__(self, lowered: Lowered, runner: Recordable, module: Native | Built | None = None):
         super().__init__(lowered, runner)
         self.program = runner
         self.refused = ""
-        self._native = native()
+        self._native = module or native()
         self._module: ModuleType | None = None
         self._region: object = None
         self._constants = [

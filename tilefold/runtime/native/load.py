@@ -107,6 +107,16 @@ class Native:
             self._process.kill()
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A module that was built elsewhere."""
+
+    module: ModuleType
+
+    def start_building(self) -> None:
+        """It is there."""
+
+
 @cache
 def native() -> Native:
     """The process's; only what an earlier process built is there at once."""
