@@ -22,6 +22,19 @@ def grows(stmts: Sequence[ir.Stmt], d: str) -> bool:
     return False
 
 
+def shrinks(stmts: Sequence[ir.Stmt], d: str) -> bool:
+    """Whether later tiles of d have shorter loops: keys that later queries alone see, in a backward."""
+    for s in stmts:
+        if isinstance(s, ir.For):
+            stop = () if s.stop is None else walk(s.stop)
+            start = () if s.start is None else walk(s.start)
+            if Call("tile_start", (Index(d),)) in start and Call("tile_stop", (Index(d),)) not in stop:
+                return True
+            if shrinks(s.body, d):
+                return True
+    return False
+
+
 def expressions(stmts: Sequence[ir.Stmt]) -> list[Expr]:
     """Every expression that is computed, loop bounds excepted."""
     out: list[Expr] = []

@@ -183,7 +183,7 @@ def _language(block: threading.local) -> types.SimpleNamespace:
         full=lambda shape, v, dtype, layout=None: torch.full(shape, v, dtype=dtype),
         broadcast_to=lambda x, shape: torch.broadcast_to(x, shape),
         convert_layout=lambda x, layout: x, DotOperandLayout=lambda **k: None,
-        SliceLayout=lambda *a: None, NVMMADistributedLayout=lambda **k: None,
+        SliceLayout=lambda *a: None, BlockedLayout=lambda *a: None, NVMMADistributedLayout=lambda **k: None,
         NVMMASharedLayout=types.SimpleNamespace(get_default_for=lambda *a: None), SwizzledSharedLayout=lambda *a: None,
     )  # fmt: skip
 

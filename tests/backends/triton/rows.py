@@ -11,6 +11,7 @@ from tilefold.backends.triton import tiles
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Block
 from tilefold.suites.gpu import operators as o
+from tilefold.tile.pieces import power_of_two
 
 H, B = torch.float16, torch.bfloat16
 _default = tiles.default_config
@@ -139,12 +140,14 @@ TILES = {"two softmaxes": 64}
 def by_rows(groups: int = 2, tile: int = 128, stages: int = 2, *, draws: bool = False) -> Callable[..., TritonConfig]:
     """A choice of configuration: groups that own 64 rows each, this many streamed indices a tile."""
 
-    def choose(block: Block, sizes: Mapping[str, int], **how: bool) -> TritonConfig:
-        base, s = _default(block, sizes, **how), tiles.Shape.of(block)
+    def choose(block: Block, sizes: Mapping[str, int], unit: tiles.UnitAxes | None = None, **how: bool) -> TritonConfig:
+        base, s = _default(block, sizes, unit, **how), tiles.Shape.of(block)
         rows = [d for d in s.parallel if max(base.tiles.get(d, 1), base.lanes.get(d, 1)) >= 16][-1:]
         if not any(m and n for m, n, _ in s.products) or not rows:
             return base
-        cut = {**base.tiles, **dict.fromkeys(rows, 64), **dict.fromkeys(s.streamed, tile)}
+        streams = [d for d in s.streamed if any(d in m | n for m, n, _ in s.products)]
+        whole = {d: power_of_two(sizes[d]) for d in s.streamed if d not in streams}
+        cut = {**base.tiles, **whole, **dict.fromkeys(rows, 64), **dict.fromkeys(streams, tile)}
         shared = {
             "groups": groups,
             "own": "rows",

@@ -79,6 +79,29 @@ def test_what_is_kept_and_restored_is_no_use():
     assert strays(code.replace("MOV R7, UR8", "UMOV UR3, UR8")) != ()
 
 
+@pytest.mark.parametrize(
+    "between, same",
+    [
+        ("UMOV UR8, 0x1", True),
+        ("UMOV UR8, 0x1 ;\n        /*0048*/                   IADD3 R7, R7, 0x1, RZ", False),
+        ("UMOV UR8, 0x1 ;\n        /*0048*/                   IMAD.WIDE R6, R2, 0x4, R4", False),
+        ("UMOV UR8, 0x1 ;\n        /*0048*/                   SHFL.IDX PT, R7, R2, RZ, 0x1f", False),
+        ("UMOV UR8, 0x1 ;\n        /*0048*/                   IADD3 R5, R7, 0x1, RZ", True),
+    ],
+)
+def test_what_is_restored_is_what_was_kept(between, same):
+    """By one group, of what stood before the jump: the other one still reads that, unless the keeper was written."""
+    code = CODE.replace("UIADD3 UR6, UR4, 0x1, URZ", "UMOV UR8, 0x400")
+    lines = [
+        "MOV R7, UR8",
+        f"        /*0044*/                   {between}",
+        "        /*004c*/                   R2UR UR8, R7",
+    ]
+    kept = " ;\n".join(lines)
+    code = code.format(first=kept, second="NOP").replace("gdesc[UR8].tnspB", "R2, UR8")
+    assert any(s.address == 0x90 and s.register == 8 for s in strays(code)) != same
+
+
 def test_code_without_groups_has_no_strays():
     assert strays("") == ()
     assert strays("\n".join(line for line in CODE.splitlines() if "BRX" not in line)) == ()

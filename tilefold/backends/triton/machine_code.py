@@ -43,7 +43,11 @@ _WRITE_NOTHING = re.compile(r"UTMA|UBLKCP|UCGABAR|USETMAXREG")
 _PURE = frozenset({"UMOV", "ULEA", "UIADD3", "USHF", "ULOP3", "UIMAD", "ULDC", "S2UR"})
 _OF_BLOCK = re.compile(r"SR_(CTAID|CgaCtaId)\b")
 #: A uniform register kept in another, to be restored: no use.
-_KEPT = re.compile(r"(MOV|IMAD\.U32|IMAD\.MOV\.U32) R\d+, (RZ, RZ, )?UR\d+$")
+_KEPT = re.compile(r"(?:MOV|IMAD\.U32|IMAD\.MOV\.U32) R(\d+), (?:RZ, RZ, )?UR(\d+)$")
+#: One that is restored, and the number that stands for a register that keeps one.
+_RESTORED, _KEEPER = re.compile(r"R2UR UR(\d+), R(\d+)$"), 1000
+#: Most instructions that a value is followed through.
+DEEP = 6
 #: No instruction wrote it.
 _NOTHING = -1
 
@@ -123,6 +127,10 @@ def _instruction(address: int, text: str, line: str, labels: tuple[str, ...]) ->
     operands = [o.strip() for o in rest.split(",")]
     pairs = not {"64", "WIDE"}.isdisjoint(kinds)
     writes: set[int] = set()
+    beside = re.fullmatch(r"PT|P\d", operands[0]) is not None and len(operands) > 1  # a predicate is written first
+    kept = re.fullmatch(r"R(\d+)", operands[1 if beside else 0])
+    if kept is not None:
+        writes = set(range(_KEEPER + int(kept[1]), _KEEPER + int(kept[1]) + _width(name, kinds)))
     if (name in _WRITE or name.startswith("U")) and not _WRITE_NOTHING.match(name):
         into = re.fullmatch(r"UR(\d+)", operands[0])
         if into is not None:
@@ -138,6 +146,16 @@ def _instruction(address: int, text: str, line: str, labels: tuple[str, ...]) ->
     always = guard is None and (name in ("BRX", "EXIT", "RET") or (name == "BRA" and rest.startswith("`")))
     targets = tuple(_PLACES.findall(line)) if jumps else ()
     return Instruction(address, text, labels, frozenset(writes), frozenset(reads), targets, not always, name == "BRX")
+
+
+def _width(name: str, kinds: Sequence[str]) -> int:
+    """Registers of a thread that an instruction writes from its first operand on, at most."""
+    columns = next((int(n[1]) for k in kinds if (n := re.fullmatch(r"64x(\d+)x\d+", k))), 0)
+    if name == "HGMMA" or columns:
+        return max(columns // 2, 1)
+    if name in ("LDSM", "LDTM") or "128" in kinds:
+        return 4
+    return 2 if not {"64", "WIDE", "F64"}.isdisjoint(kinds) or name in ("CS2R", "DADD", "DMUL", "DFMA") else 1
 
 
 class _Flow:
@@ -210,27 +228,51 @@ class _Flow:
             state |= dict.fromkeys(self.code[k].writes, frozenset({k}))
         return state
 
-    def _value(self, n: int, deep: int = 6) -> str | None:
-        """What an instruction writes, as an expression of constants; None where it is made of more."""
+    def _value(self, n: int, register: int, above: tuple[int, ...]) -> str | None:
+        """What an instruction writes to a register, as an expression of constants; None where it is made of more.
+
+        above: instructions whose values are made of this one's.
+        """
         i = self.code[n]
+        restored = _RESTORED.match(i.text)
+        if restored is not None:
+            return self._kept(self._before(n).get(_KEEPER + int(restored[2]), frozenset()), (*above, n))
         op, _, rest = i.text.partition(" ")
         name, special = op.split(".")[0], op.startswith("S2UR")
-        if n == _NOTHING or deep == 0 or name not in _PURE or len(i.writes) != 1 or "UP" in rest:
+        both = op == "ULDC.64"  # of constants next to each other
+        if name not in _PURE or (len(i.writes) != 1 and not both) or "UP" in rest:
             return None
         if special and _OF_BLOCK.search(rest) is None:
             return None
         state, (_, *operands) = self._before(n), rest.split(",")
         found = ",".join(operands)
         for r in sorted(i.reads):
-            value = self._same(state.get(r, frozenset()), deep - 1)
+            value = self._same(state.get(r, frozenset()), r, (*above, n))
             if value is None:
                 return None
             found = re.sub(rf"\bUR{r}\b", f"({value})", found)
-        return f"{op} {found}"
+        return f"{op} {found}" + (f" {register - min(i.writes)}" if both else "")
 
-    def _same(self, by: frozenset[int], deep: int = 6) -> str | None:
-        """The value that all of these instructions write; None where it is not one."""
-        values = {None if n == _NOTHING else self._value(n, deep) for n in by}
+    def _kept(self, by: frozenset[int], above: tuple[int, ...]) -> str | None:
+        """The value of a uniform register that all of these instructions keep."""
+        values: set[str | None] = set()
+        for n in by:
+            kept = None if n == _NOTHING else _KEPT.match(self.code[n].text)
+            if kept is None:
+                return None
+            values.add(self._same(self._before(n).get(int(kept[2]), frozenset()), int(kept[2]), above))
+        return values.pop() if len(values) == 1 else None
+
+    def _same(self, by: frozenset[int], register: int, above: tuple[int, ...] = ()) -> str | None:
+        """The value that all of these instructions write to a register; None where it is not one.
+
+        One that restores what it kept, a turn of a loop before, adds no value to those of the others.
+        """
+        if len(above) > DEEP or _NOTHING in by:
+            return None
+        values = {
+            self._value(n, register, above) for n in by if n not in above or _RESTORED.match(self.code[n].text) is None
+        }
         return values.pop() if len(values) == 1 else None
 
     def strays(self) -> Iterator[Stray]:
@@ -242,7 +284,7 @@ class _Flow:
             for n in range(b, self.stop[b]):
                 i = self.code[n]
                 for r in sorted(i.reads):
-                    if self._crossed(b, state.get(r, frozenset())) and self._same(state[r]) is not None:
+                    if self._crossed(b, state.get(r, frozenset())) and self._same(state[r], r) is not None:
                         continue
                     for by in sorted(state.get(r, frozenset({_NOTHING}))):
                         if by == _NOTHING:

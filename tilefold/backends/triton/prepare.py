@@ -13,6 +13,7 @@ from tilefold.tile.ir import For, Gemm, Kernel, Reduce, Select, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import cut, lengths, power_of_two, product_dims, singles
+from tilefold.tile.rows_first import rows_first, without_single_loops
 from tilefold.tile.stream import stream
 from tilefold.tile.uses import expressions
 from tilefold.tile.verify import verify
@@ -40,6 +41,8 @@ def tile_kernel(
     tiles = {d: config.tiles.get(d, 1) for d in loops}
     kernel = verify(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False)))
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})
+    if config.groups and config.own == "rows":
+        kernel = verify(rows_first(without_single_loops(kernel)))
     dims = product_dims(kernel)
     if not dims:
         beside = {d for s in kernel.body if isinstance(s, For) for d in _beside(s)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, Size
 from tilefold.backends.triton.extremes import numbers
@@ -11,8 +12,10 @@ from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.gluon_text import in_gluon, matrix_layout
 from tilefold.backends.triton.loops import nested
 from tilefold.backends.triton.names import identifier
-from tilefold.backends.triton.parts import ROWS
-from tilefold.backends.triton.row_states import States, prepare
+from tilefold.backends.triton.parts import ROWS, about
+from tilefold.backends.triton.row_lines import Line, Streamed, by_thread, lines_of
+from tilefold.backends.triton.row_phases import phases, results, running
+from tilefold.backends.triton.row_states import States, prepare, sum_beside
 from tilefold.backends.triton.row_walk import Role
 from tilefold.backends.triton.scalar import narrowed
 from tilefold.backends.triton.scope import Dim, Known
@@ -25,6 +28,16 @@ from tilefold.tile.uses import allocated, expressions
 class Folds(Role):
     def lines(self) -> list[str]:
         r = self.r
+        if r.several:  # quotients are many, and take fewer registers than the products' results
+            self.c.expressions.leaves = replace(self.c.expressions.leaves, inverses=True)
+        elementwise = r.elementwise
+        self.lines_of_a_tile: tuple[Line, ...] = ()
+        if r.several:
+            singles = {t.dim for t in self.c.kernel.grid if t.tile == 1}
+            elementwise, self.lines_of_a_tile = lines_of(r.elementwise, r.loop.dim, singles, self.c.kernel.tensors)
+        if self.lines_of_a_tile:
+            self.emit(f"by_thread: tl.constexpr = {by_thread()}")
+        self.phases = phases(elementwise, results(r))
         self.emit(f"mma: tl.constexpr = {matrix_layout(self.tile)}")
         self.columns = {m.columns: (n, r.parts[m.part].lanes) for n, m in enumerate(r.merges)}
         for n, lanes in self.columns.values():
@@ -57,7 +70,7 @@ class Folds(Role):
         parts = self._stretches(found.starts, found.stops, lo, hi)
         self.body(r.before)
         self._on_states(r.begun)
-        if not r.never_empty:
+        if r.behind and not r.never_empty:
             for n, m in enumerate(r.merges):
                 i, _ = self.columns[m.columns]
                 self.emit(
@@ -67,14 +80,16 @@ class Folds(Role):
         for n, made in r.prepared:
             prepare(self.of, c, n, made)
         with self.some():
-            self._first(f"{lo} + (tiles - 1) * {self.tile}", None if exact else hi)
+            first = self._first if r.behind else self._whole
+            first(f"{lo} + (tiles - 1) * {self.tile}", None if exact else hi, {})
             settled = dict(found.conditions)
             for n, (count, last) in enumerate(parts if settled else [("tiles - 1", "tiles - 2")]):
                 facts = settled if n == 1 or not settled else {}
                 self._loop(count, f"{lo} + ({last} - n) * {self.tile}", facts)
         self.emit("mbarrier.arrive(rows_empty.index(GROUP), count=1)")
-        with self.some():
-            self._last()
+        if r.behind:
+            with self.some():
+                self._last()
         for name in r.kept:
             c.assign(name, f"gl.convert_layout(gl.sum({c.buffer_names[name]}, 1), gl.SliceLayout(1, mma))")
         self.body(r.after)
@@ -111,47 +126,103 @@ class Folds(Role):
                 if v.axes != (self.r.row, self.r.loop.dim):
                     raise BackendError(f"{self.c.kernel.name}: a sum of what does not vary over rows and the stream")
                 self.c.assign(buf, f"{self.c.buffer_names[buf]} + tf_row_sums({v.code})")
+            case ir.Reduce(buf=buf) if self.r.loop.dim not in s.rdims:
+                code = sum_beside(self.of, self.c, s)
+                self.c.assign(buf, f"{self.c.buffer_names[buf]} + {code}" if s.accumulate else code)
             case _:
                 super().stmt(s)
 
-    def _first(self, start: str, stop: str | None) -> None:
+    def _first(self, start: str, stop: str | None, facts: Mapping[Expr, bool]) -> None:
         """Lift of the first tile: nothing is merged yet."""
-        with self._at(start, stop, {}):
-            self._await("early", "s", "turn")
-            if self.r.shares:
-                self._await("late", "s", "turn")
-            names = self._lift("s")
-            self._waited(names, 0)
-            self._release("early", "s")
-            self.body(self.r.elementwise)
+        with self._at(start, stop, facts):
+            self._lifted("s", "turn")
+            self._compute(0)
             self._on_states(self.r.repairs)
-            self._hold()
+            self._hold(range(len(self.r.merges)))
+
+    def _whole(self, start: str, stop: str | None, facts: Mapping[Expr, bool]) -> None:
+        """A tile from its lifts to its merges, each of which starts as soon as what it adds is there."""
+        r = self.r
+        with self._at(start, stop, facts):
+            self._lifted("s", "turn")
+            if not r.shares:
+                self._await("late", "s", "turn")
+            self._on_states(r.repairs) if self._early_repairs() else None
+            begun: list[int] = []
+            for n, name in enumerate(results(r)):
+                self._waited([self.c.buffer_names[name]], running(r, name) + len(begun))
+                self._phase(n)
+                last = n == len(self.phases) - 1
+                if last and not self._early_repairs():
+                    self._on_states(r.repairs)
+                ready = [k for k in range(len(r.merges)) if k not in begun and (last or self._ready(k, n))]
+                if last or self._early_repairs():
+                    self._hold(ready)
+                    self._merge(ready)
+                    begun += ready
+            self._release("early", "s")
+            self._waited(self._states(), 0)
+            self._release("late", "s")
+        self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
+
+    def _early_repairs(self) -> bool:
+        """Whether states are not changed but by merges."""
+        return not self.r.repairs
+
+    def _ready(self, merge: int, phase: int) -> bool:
+        """Whether what a merge multiplies is complete after a phase."""
+        made = self.r.merges[merge].made
+        return not any(about(s) == made for later in self.phases[phase + 1 :] for s in later)
 
     def _loop(self, count: str, start: str, facts: Mapping[Expr, bool]) -> None:
         """Steps: lifts of a tile and merges of the one before, side by side with the elementwise part."""
+        r = self.r
         self.c.scopes.open()
         before = self.c.known
-        self.emit(f"ahead, ahead_turn = tf_advance(s, turn, {self.stages})")
-        with self._at(start, None, facts):
-            self._await("early", "ahead", "ahead_turn")
-            if self.r.shares:
-                self._await("late", "ahead", "ahead_turn")
-            names = self._lift("ahead")
-            if not self.r.shares:
-                self._await("late", "s", "turn")
-            states = self._merge()
-            self._waited(names, len(self.r.merges))
-            self._release("early", "ahead")
-            self.body(self.r.elementwise)
-            self._waited(states, 0)
-            self._release("late", "s")
-            self._on_states(self.r.repairs)
-            self._hold()
-        self.emit("s = ahead", "turn = ahead_turn")
+        if r.behind:
+            self._step(start, facts)
+        else:
+            self._whole(start, None, facts)
         self.c.known = before
         self.c.scopes.close(f"for n in range({count}):")
-        for n in {*allocated(self.r.loop.body), *(m.gemm.buf for m in self.r.merges), *self._narrow()}:
+        for n in {*allocated(r.loop.body), *(m.gemm.buf for m in r.merges), *self._narrow()}:
             self.c.scopes.forget(self.c.buffer_names[n])
+
+    def _step(self, start: str, facts: Mapping[Expr, bool]) -> None:
+        self.emit(f"ahead, ahead_turn = tf_advance(s, turn, {self.stages})")
+        with self._at(start, None, facts):
+            self._lifted("ahead", "ahead_turn")
+            if not self.r.shares:
+                self._await("late", "s", "turn")
+            every = range(len(self.r.merges))
+            self._merge(every)
+            self._compute(len(every))
+            self._waited(self._states(), 0)
+            self._release("late", "s")
+            self._on_states(self.r.repairs)
+            self._hold(every)
+        self.emit("s = ahead", "turn = ahead_turn")
+
+    def _lifted(self, s: str, turn: str) -> None:
+        """Start the lifts of the tile in stage s."""
+        self._await("early", s, turn)
+        if self.r.shares:
+            self._await("late", s, turn)
+        self._lift(s)
+        self.streamed = Streamed(self.of, self.c, self.lines_of_a_tile)
+
+    def _phase(self, n: int) -> None:
+        """What can be computed when the n-th result of the lifts is there."""
+        self.streamed.needed(self.phases[n])
+        self.body(self.phases[n])
+
+    def _compute(self, merges: int) -> None:
+        """The elementwise part, each phase as soon as its lift is complete; `merges` started after the lifts."""
+        for n, name in enumerate(results(self.r)):
+            self._waited([self.c.buffer_names[name]], running(self.r, name) + merges)
+            if n == len(self.phases) - 1:
+                self._release("early", "ahead" if merges else "s")
+            self._phase(n)
 
     def _narrow(self) -> list[str]:
         own = allocated((*self.r.before, *self.r.begun))
@@ -181,9 +252,7 @@ class Folds(Role):
         if self.r.early if which == "early" else self.r.late:
             self.emit(f"mbarrier.arrive({which}_empty.index({s}), count=1)")
 
-    def _lift(self, s: str) -> list[str]:
-        """Start the lifts of the tile in stage s; names of their results."""
-        names: list[str] = []
+    def _lift(self, s: str) -> None:
         for x in self.r.lifts:
             if x.gemm.buf not in self.c.buffers:
                 self.stmt(ir.Alloc(self.of.buffer(x.gemm.buf)))
@@ -193,18 +262,17 @@ class Folds(Role):
             held = name if x.gemm.accumulate else "zero, use_acc=False"
             self.emit(f"{name} = warpgroup_mma({rows}, {tile}.permute((1, 0)), {held}, is_async=True)")
             self.c.layouts.wrote(x.gemm.buf, frozenset({False}))
-            names.append(name)
-        return list(dict.fromkeys(names))
 
-    def _merge(self) -> list[str]:
-        """Start the merges of the tile in stage s; names of the states."""
-        names: list[str] = []
-        for n, m in enumerate(self.r.merges):
+    def _merge(self, which: Iterable[int]) -> None:
+        """Start merges of the tile in stage s."""
+        for n in which:
+            m = self.r.merges[n]
             name, lanes = self.c.buffer_names[m.gemm.buf], self.r.parts[m.part].lanes
             tile = f"{self.of.parts[m.part]}.index(s).reshape([{self.tile}, {lanes}])"
             self.emit(f"{name} = warpgroup_mma(held_p{n}, {tile}, {name}, is_async=True)")
-            names.append(name)
-        return list(dict.fromkeys(names))
+
+    def _states(self) -> list[str]:
+        return list(dict.fromkeys(self.c.buffer_names[m.gemm.buf] for m in self.r.merges))
 
     def _waited(self, names: Sequence[str], running: int) -> None:
         joined = ", ".join(names)
@@ -212,9 +280,10 @@ class Folds(Role):
         for name in names:
             self.c.scopes.forget(name)
 
-    def _hold(self) -> None:
-        """Operands of the merges, in registers until the next step."""
-        for n, m in enumerate(self.r.merges):
+    def _hold(self, which: Iterable[int]) -> None:
+        """Operands of merges, in registers until they are done."""
+        for n in which:
+            m = self.r.merges[n]
             frame = (self.r.row, self.r.loop.dim)
             buffer = self.of.buffer(m.made)
             v = self.c.raw_load(Load(m.made, tuple(Index(d) for d in buffer.dims)), frame)
@@ -229,8 +298,8 @@ class Folds(Role):
         """Merges of the last tile."""
         if not self.r.shares:
             self._await("late", "s", "turn")
-        states = self._merge()
-        self._waited(states, 0)
+        self._merge(range(len(self.r.merges)))
+        self._waited(self._states(), 0)
         self._release("late", "s")
         self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, SUMS, WALK, WARPS, in_gluon, mentions
-from tilefold.backends.triton.parts import ROWS, Part
+from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.prelude import prelude
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.row_folds import Folds
@@ -93,12 +93,14 @@ class _Rows:
         for names, parts, count, tile in (
             (self.of.parts, r.parts, self.of.stages, r.loop.tile),
             (self.of.rows, r.rows, groups, ROWS),
-            (self.of.outs, [p for _, p in r.stored], groups, ROWS),
         ):
             for name, p in zip(names, parts, strict=True):
                 d = self.of.map_of(p, tile)
-                of = kind if p.tensor in {x.tensor for x in (*r.parts, *r.rows)} else self._kind(p)
-                lines.append(f"{name} = gl.allocate_shared_memory({of}, {[count, *self.of.maps[d][1]]}, {d}.layout)")
+                lines.append(f"{name} = gl.allocate_shared_memory({kind}, {[count, *self.of.maps[d][1]]}, {d}.layout)")
+        for name, o in zip(self.of.outs, r.stored, strict=True):
+            d = self.of.map_out(o)
+            of = in_gluon(TRITON_TYPE[self.c.tensors[o.part.tensor].dtype])
+            lines.append(f"{name} = gl.allocate_shared_memory({of}, {[groups, *o.box]}, {d}.layout)")
         for b in (*_OF_ROWS, *_OF_RING):
             count = groups if b in _OF_ROWS else self.of.stages
             readers = groups if b in ("early_empty", "late_empty") else 1
@@ -118,6 +120,3 @@ class _Rows:
             f"], {[WARPS] * (groups - 1) + [1]}, {[REGISTERS[groups]] * (groups - 1) + [COPYING]})",
         ]
         return "\n".join([f"@gluon.jit\ndef {self.of.name}({', '.join(args)}):", *("    " + line for line in lines)])
-
-    def _kind(self, p: Part) -> str:
-        return in_gluon(TRITON_TYPE[self.c.tensors[p.tensor].dtype])

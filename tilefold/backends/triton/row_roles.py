@@ -12,7 +12,7 @@ Kernels that have none keep the usual one: `row_roles_of` says why not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, loads, tensors_read, walk
@@ -33,7 +33,9 @@ from tilefold.backends.triton.parts import (
     streams,
     writes,
 )
+from tilefold.backends.triton.row_bounds import never_empty
 from tilefold.tile import ir
+from tilefold.tile.pieces import power_of_two
 from tilefold.tile.uses import allocated, expressions, written
 
 #: Groups beside the copying warp.
@@ -66,19 +68,42 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class Out:
+    """A result that leaves by tensor map: 64 rows and all columns of `part`. turned: rows are last in memory, and the
+    part's index has the columns."""
+
+    store: ir.Store
+    part: Part
+    column: str
+    turned: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of a group's tile in memory, without axes of one."""
+        return (self.part.lanes, ROWS) if self.turned else (ROWS, self.part.lanes)
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """The same with all axes of the tensor."""
+        plain = [isinstance(e, Index) and e.dim in self.store.dims[-2:] for e in self.part.index]
+        return (*(self.shape[0] if p else 1 for p in plain), self.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
 class RowRoles:
     """Who does what.
 
-    elementwise: the loop's statements beside products and `repairs`. before, after: around the loop, on values a row;
-    begun, finish: the same on states. taken: buffers of a value a row that repairs or finish read. parts: what is
-    copied once a tile; `early`: those that lifts need. rows: what is copied once for each group.
-    stored: results that leave by tensor map, by statement. kept: sums a row, per thread until the end. never_empty:
-    every block of rows has a tile, for certain.
+    behind: merges are a tile behind lifts (`row_groups`). elementwise: the loop's statements beside products and
+    `repairs`. before, after: around the loop, on values a row; begun, finish: the same on states. taken: buffers of a
+    value a row that repairs or finish read. parts: what is copied once a tile; `early`: those that lifts need. rows:
+    what is copied once for each group. stored: results that leave by tensor map. kept: sums a row, per thread until the
+    end. never_empty: every block of rows has a tile, for certain.
     """
 
     loop: ir.For
     row: str
     groups: int
+    behind: bool
     lifts: tuple[Lift, ...]
     merges: tuple[Merge, ...]
     prepared: tuple[tuple[int, ir.Map], ...]
@@ -91,7 +116,7 @@ class RowRoles:
     taken: tuple[str, ...]
     parts: tuple[Part, ...]
     rows: tuple[Part, ...]
-    stored: tuple[tuple[ir.Store, Part], ...]
+    stored: tuple[Out, ...]
     kept: tuple[str, ...]
     never_empty: bool
     dtype: DType
@@ -111,6 +136,11 @@ class RowRoles:
     def late(self) -> tuple[int, ...]:
         """Parts that merges read."""
         return tuple(dict.fromkeys(m.part for m in self.merges))
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several products in the lift: what else a tile reads is then asked for before they end."""
+        return len(self.lifts) > 1
 
     @property
     def shares(self) -> bool:
@@ -153,6 +183,8 @@ class _Finder(Reading):
         repairs = tuple(s for s in own if s not in sums)
         elementwise = tuple(s for s in body if s not in own and s not in products)
         begun = tuple(s for s in self.before if about(s) in wide)
+        if not all(self._summed(s, row, stream) for s in self._sums_beside()):
+            return "something else than a sum of a row's is reduced before the loop"
         why = self._orderly(own, sums, elementwise, products, wide, set(computed))
         if why or not all(isinstance(s, ir.Alloc | ir.Fill) for s in begun):
             return why or "a state begins with a computed value"
@@ -180,14 +212,14 @@ class _Finder(Reading):
         if any(len(columns & set(_dims(s, self))) != 1 for s in finish):
             return "a result is of columns of several states"
         found = RowRoles(
-            self.loop, row, self.config.groups,
+            self.loop, row, self.config.groups, True,
             tuple(Lift(s, rows.index(a), parts.index(b)) for s, a, b in lifts),
             tuple(Merge(s, s.a.tensor, parts.index(p), c) for s, p, c in merges),
             prepared, elementwise, repairs,
             tuple(s for s in self.before if s not in begun and about(s) not in computed), begun,
             tuple(s for s in self.after if s not in finish), finish, taken, parts, rows,
-            tuple((s, p) for s in finish if isinstance(s, ir.Store) and (p := self._stored(s, row, columns))),
-            self._kept(elementwise, (*repairs, *own)), self._never_empty(row), next(iter(dtypes)),
+            tuple(o for s in finish if isinstance(s, ir.Store) and (o := self._stored(s, row, columns))),
+            self._kept(elementwise, (*repairs, *own)), never_empty(self.kernel, self.loop, row), next(iter(dtypes)),
         )  # fmt: skip
         return self._fits(found)
 
@@ -207,11 +239,19 @@ class _Finder(Reading):
                 found.append(name)
         return tuple(sorted(found))
 
-    def _never_empty(self, row: str) -> bool:
-        sizes = (self.kernel.sizes[row], self.kernel.sizes[self.loop.dim])
-        some = all(isinstance(e, Const) and int(e.value) > 0 for e in sizes)
-        stop = self.loop.stop
-        return some and self.loop.start is None and (stop is None or _at_least_one(stop, row, self.loop.dim))
+    def _sums_beside(self) -> list[ir.Reduce]:
+        return [s for s in self.before if isinstance(s, ir.Reduce)]
+
+    def _summed(self, s: ir.Reduce, row: str, stream: str) -> bool:
+        """Whether a reduction before the loop is a sum over columns of a value for each row and column of tensors."""
+        return s.op == "sum" and len(s.rdims) == 1 and s.rdims != (stream,) and (
+            self.vectors(self.buffer(s.buf).dims) == [row] and self.buffer(s.buf).dtype is DType.F32
+            and tensors_read(s.expr) <= self.tensors.keys() and LEAST_COLUMNS <= self._lanes(s.rdims[0]) <= MOST_COLUMNS
+        )  # fmt: skip
+
+    def _lanes(self, d: str) -> int:
+        size = self.kernel.sizes[d]
+        return power_of_two(int(size.value)) if isinstance(size, Const) else 0
 
     def _orderly(
         self,
@@ -295,30 +335,34 @@ class _Finder(Reading):
         ends = isinstance(last, Const) and p.stop == int(last.value)
         return LEAST_COLUMNS <= p.lanes <= MOST_COLUMNS and (p.lanes == p.width or ends)
 
-    def _stored(self, s: ir.Store, row: str, columns: set[str]) -> Part | None:
-        """A result that a tensor map describes, as the part that is written; None: it is not stored so."""
+    def _stored(self, s: ir.Store, row: str, columns: set[str]) -> Out | None:
+        """A result that a tensor map describes; None: it is not stored so."""
         t = self.tensors[s.tensor]
         column = next(c for c in columns if c in s.dims)
         size = self.kernel.sizes[column]
-        start = offset(s.index[-1], column)
-        if not described(t) or t.dtype not in (DType.F16, DType.BF16) or start is None:
+        turned = s.index[-1] == Index(row)
+        start = 0 if turned else offset(s.index[-1], column)
+        if not described(t) or t.dtype not in (DType.F16, DType.BF16) or start is None or not isinstance(size, Const):
             return None
-        plain = [e for e in s.index[:-1] if e == Index(row)]
-        others = [e for e in s.index[:-1] if e != Index(row)]
-        axis = [n for n, e in enumerate(s.index[:-1]) if e == Index(row)]
-        if len(plain) != 1 or any(_names_dim(e, (row, column)) for e in others) or not isinstance(size, Const):
+        along = Index(column if turned else row)
+        axis = [n for n, e in enumerate(s.index[:-1]) if e == along]
+        others = [e for e in s.index[:-1] if e != along]
+        if len(axis) != 1 or any(_names_dim(e, (row, column)) for e in others):
             return None
-        if t.shape[axis[0]] not in (self.kernel.sizes[row], Size(row)):
+        rows = t.shape[-1 if turned else axis[0]]
+        if rows not in (self.kernel.sizes[row], Size(row)):
             return None
         p = Part(s.tensor, s.index[:-1], start, int(size.value), False)
-        return p if self._whole(p) else None
+        whole = t.shape[axis[0]] == size and p.lanes <= MOST_COLUMNS if turned else self._whole(p)
+        return Out(s, p, column, turned) if whole else None
 
     def _fits(self, r: RowRoles) -> RowRoles | str:
         if shared_bytes(r, self.config) > SHARED:
             return f"{shared_bytes(r, self.config)} bytes of shared memory"
-        if registers(r) > REGISTERS[r.groups]:
-            return f"{registers(r)} registers a thread"
-        return r
+        ways = [r, replace(r, behind=False)] if r.several else [r]
+        return next(
+            (x for x in ways if registers(x) <= REGISTERS[r.groups]), f"{registers(ways[-1])} registers a thread"
+        )
 
 
 def registers(r: RowRoles) -> int:
@@ -327,6 +371,8 @@ def registers(r: RowRoles) -> int:
     tile = r.loop.tile * ROWS // 128
     lifted = len({x.gemm.buf for x in r.lifts}) * tile
     made = len({m.made for m in r.merges}) * tile // 2
+    if not r.behind:  # the last operand takes the place of what it is made of
+        made -= tile // 2
     return states + lifted + made + OTHER
 
 
@@ -334,7 +380,7 @@ def shared_bytes(r: RowRoles, config: TritonConfig) -> int:
     """Shared memory of a thread block."""
     held = sum(p.lanes for p in r.rows) * ROWS * r.groups * r.dtype.nbytes
     streamed = sum(p.lanes for p in r.parts) * r.loop.tile * config.stages * r.dtype.nbytes
-    out = sum(p.lanes for _, p in r.stored) * ROWS * r.groups * r.dtype.nbytes
+    out = sum(o.part.lanes for o in r.stored) * ROWS * r.groups * r.dtype.nbytes
     return held + streamed + out + BARRIERS
 
 
@@ -359,18 +405,4 @@ def _names_dim(e: Expr, dims: Sequence[str]) -> bool:
             return any(_names_dim(a, dims) for a in args)
         case Load():
             return True
-    return False
-
-
-def _at_least_one(e: Expr, row: str, stream: str) -> bool:
-    """Whether a bound of the stream is at least 1: minimum(size(stream), tile_stop(row) + c), c not negative."""
-    match e:
-        case Call("minimum", (a, b)):
-            return _at_least_one(a, row, stream) and _at_least_one(b, row, stream)
-        case Call("add", (a, Const(c, DType.I64))):
-            return int(c) >= 0 and _at_least_one(a, row, stream)
-        case Call("tile_stop", (Index(d),)):
-            return d == row
-        case Size(d):
-            return d == stream
     return False

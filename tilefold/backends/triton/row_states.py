@@ -8,9 +8,11 @@ from dataclasses import replace
 from tilefold.algebra.expr import Index, Load, loads, tensors_read, transform
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE
-from tilefold.backends.triton.gluon_text import matrix_layout
+from tilefold.backends.triton.gluon_text import WARPS, matrix_layout
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS
+from tilefold.backends.triton.product import Products
+from tilefold.backends.triton.reductions import Reductions
 from tilefold.backends.triton.render import Renderer
 from tilefold.backends.triton.row_walk import Shared, scalar
 from tilefold.backends.triton.scalar import narrowed
@@ -18,6 +20,9 @@ from tilefold.backends.triton.scope import Scope
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.uses import allocated, expressions
+
+#: Elements that a thread loads at once of 16 bits, threads of a warp.
+AT_ONCE, THREADS = 8, 32
 
 
 class States(Renderer):
@@ -57,23 +62,22 @@ class States(Renderer):
     def store(self, s: ir.Store) -> None:
         """By tensor map where one describes the result: rows and columns beyond the tensor are not written."""
         of = self.of
-        found = next((n for n, (x, _) in enumerate(of.r.stored) if x == s), None)
+        found = next((n for n, o in enumerate(of.r.stored) if o.store == s), None)
         if found is None:
             super().store(s)
             return
-        _, p = of.r.stored[found]
-        frame = self.c.matrix
-        code = self.value_to_store(s, tuple(frame))
-        at = [
-            *(self.c.hold(of.r.row).base if e == Index(of.r.row) else scalar(self.c, e) for e in p.index),
-            str(p.start),
-        ]
+        o = of.r.stored[found]
+        code = self.value_to_store(s, tuple(self.c.matrix))
+        row = self.c.hold(of.r.row).base
+        first = {Index(of.r.row): row, Index(o.column): str(o.part.start)}
+        at = [first[e] if e in first else scalar(self.c, e) for e in o.part.index]
+        at.append(row if o.turned else str(o.part.start))
+        tile = f"{of.outs[found]}.index(GROUP)"
         self.c.scopes.emit("tma.store_wait(0)")
-        self.c.scopes.emit(f"{of.outs[found]}.index(GROUP).reshape([{ROWS}, {p.lanes}]).store({code})")
+        to = f"{tile}.reshape({list(o.shape)})"
+        self.c.scopes.emit(f"{to}{'.permute((1, 0))' if o.turned else ''}.store({code})")
         self.c.scopes.emit("fence_async_shared()")
-        self.c.scopes.emit(
-            f"tma.async_copy_shared_to_global({of.map_of(p, ROWS)}, [{', '.join(at)}], {of.outs[found]}.index(GROUP))"
-        )
+        self.c.scopes.emit(f"tma.async_copy_shared_to_global({of.map_out(o)}, [{', '.join(at)}], {tile})")
 
 
 def prepare(of: Shared, outer: Context, number: int, made: ir.Map) -> None:
@@ -99,3 +103,22 @@ def prepare(of: Shared, outer: Context, number: int, made: ir.Map) -> None:
         raise BackendError(f"{c.kernel.name}: {made.buf} does not vary over rows and columns")
     c.scopes.emit(f"{there}.store({v.code if v.kind is r.dtype else narrowed(v.code, v.kind, r.dtype)})")
     c.scopes.emit("fence_async_shared()")
+
+
+def sum_beside(of: Shared, outer: Context, s: ir.Reduce) -> str:
+    """Code of a sum, before the loop, over columns that are no stream: a value a row, where rows lie in registers."""
+    (columns,) = s.rdims
+    c = of.context((of.r.row, columns))
+    c.scopes.stack = [Scope(0, lines=outer.scopes.stack[-1].lines)]
+    c.scopes.used = outer.scopes.used
+    c.dims = {d: replace(x, level=0) for d, x in outer.dims.items() if d != of.r.loop.dim}
+    c.layout = c.scopes.fresh("beside")
+    lanes = c.hold(columns).lanes
+    across = min(lanes // AT_ONCE, THREADS)
+    layout = f"[1, {AT_ONCE}], [{THREADS // across}, {across}], [{WARPS}, 1], [1, 0]"
+    c.scopes.emit(f"{c.layout}: tl.constexpr = gl.BlockedLayout({layout})")
+    c.buffers[s.buf], c.held[s.buf] = of.buffer(s.buf), (c.hold(of.r.row).lanes,)
+    v = Reductions(c, Products(c, tf32=False)).masked(s).value
+    if v.axes != c.matrix:
+        raise BackendError(f"{c.kernel.name}: {s.buf} sums what does not vary over rows and columns")
+    return f"gl.convert_layout(gl.sum({v.code}, 1), gl.SliceLayout(1, {outer.layout}))"

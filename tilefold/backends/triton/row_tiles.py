@@ -7,7 +7,7 @@ groups or three, one ring, and a multiprocessor to itself, so there must be enou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Load, dims_used, loads
@@ -17,46 +17,70 @@ from tilefold.backends.triton.tiles import FULL, Shape
 from tilefold.block.ir import Accumulate, Block, Let, exprs_of, walk
 from tilefold.tile.pieces import power_of_two
 
+#: Dims that the operands of a product keep, and those that it reduces.
+Product = tuple[frozenset[str], frozenset[str]]
 #: Columns of the states, most of them: groups, streamed indices a tile, stages of the ring.
 SHAPES = ((64, 3, 128, 4), (128, 2, 128, 2))
+#: The same where several products lift, or add to states: each has results, or a state, in registers.
+SEVERAL = ((64, 2, 64, 4), (128, 2, 64, 2))
 #: Of the multiprocessors, the part that has a thread block.
 BUSY = 0.5
+#: Most indices of what is summed beside the stream: held whole.
+BESIDE = 256
 
 
-def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig) -> TritonConfig:
+def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, several: bool = False) -> TritonConfig:
     """The configuration for groups of warps that own rows; the usual one where they would gain nothing.
 
     sizes: extents of all dims. What is read for each row and streamed index (a bias) comes by pointers, which the
-    scheme does not hide; what a lift multiplies and is computed was not measured either.
+    scheme does not hide; what a lift multiplies and is computed was not measured either. several: also for folds with
+    several products in the lift or in the merge.
     """
     s = Shape.of(b)
     sizes = s.seen(sizes)
-    if len(s.streamed) != 1 or s.exact or s.segments:
+    streams = [d for d in s.streamed if any(d in m | n for m, n, _ in s.products)]
+    beside = [d for d in s.streamed if d not in streams]
+    if len(streams) != 1 or s.exact or s.segments or any(sizes[d] > BESIDE for d in beside):
         return usual
-    (stream,) = s.streamed
+    (stream,) = streams
     lifts = [(m | n, k) for m, n, k in s.products if stream not in k and stream in m | n]
     merges = [(m | n, k) for m, n, k in s.products if k == {stream}]
     rows = [d for d in s.parallel if usual.tiles.get(d, 1) >= ROWS and usual.lanes.get(d, 1) <= usual.tiles[d]]
-    if len(lifts) != 1 or len(merges) != 1 or len(rows) != 1 or usual.lanes:
+    if not lifts or not merges or len(rows) != 1 or usual.lanes:
         return usual
-    (row,), (lifted, held), (merged, _) = rows, lifts[0], merges[0]
-    columns = merged - {row} - {d for d in s.parallel if d != row}
-    if any({row, stream} <= set(dims_used(ld)) for ld in _loads(b)) or not _of_arguments(b, held):
+    alone = len(lifts) == len(merges) == 1
+    if not (alone or several) or (beside and alone):
         return usual
-    if row not in lifted or row not in merged or len(columns) != 1 or stream in columns or held & {*s.parallel}:
+    (row,) = rows
+    held = frozenset(d for _, k in lifts for d in k)
+    found = _columns(s, row, stream, lifts, merges)
+    if any({row, stream} <= set(dims_used(ld)) for ld in _loads(b)) or not all(_of_arguments(b, k) for _, k in lifts):
         return usual
-    wide = max(power_of_two(sizes[d]) for d in (*columns, *held))
-    found = next((x for most, *x in SHAPES if wide <= most), None)
-    if found is None:
+    if found is None or held & {*s.parallel}:
         return usual
-    groups, tile, stages = found
+    wide = max(power_of_two(sizes[d]) for d in (*found, *held))
+    shape = next((x for most, *x in (SHAPES if alone else SEVERAL) if wide <= most), None)
+    if shape is None:
+        return usual
+    groups, tile, stages = shape
     blocks = math.prod(sizes[d] for d in s.parallel if d != row)
     if groups > 2 and -(-sizes[row] // (ROWS * groups)) * blocks < FULL:
         groups = 2
     if -(-sizes[row] // (ROWS * groups)) * blocks < BUSY * FULL or sizes[stream] <= tile or sizes[row] <= ROWS:
         return usual
-    tiles = {**usual.tiles, row: ROWS, stream: tile}
+    tiles = {**usual.tiles, **{d: power_of_two(sizes[d]) for d in beside}, row: ROWS, stream: tile}
     return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", descriptors=False)
+
+
+def _columns(
+    s: Shape, row: str, stream: str, lifts: Sequence[Product], merges: Sequence[Product]
+) -> frozenset[str] | None:
+    """Dims of the states beside the row; None: a product does not have the form."""
+    columns = [merged - {row} - {d for d in s.parallel if d != row} for merged, _ in merges]
+    fits = all(row in lifted for lifted, _ in lifts) and all(row in merged for merged, _ in merges)
+    if not fits or any(len(c) != 1 or stream in c for c in columns):
+        return None
+    return frozenset(d for c in columns for d in c)
 
 
 def _loads(b: Block) -> Iterator[Load]:

@@ -16,11 +16,11 @@ from tilefold.backends.triton.dependent import ALONE
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS, Part
 from tilefold.backends.triton.render import Renderer
-from tilefold.backends.triton.row_roles import RowRoles
+from tilefold.backends.triton.row_roles import Out, RowRoles
 from tilefold.backends.triton.scope import Dim
 from tilefold.errors import BackendError
 from tilefold.tile import ir
-from tilefold.tile.uses import grows
+from tilefold.tile.uses import grows, shrinks
 
 #: What a tile that is drawn is handed over in.
 DRAWN_BY = ("drawn", "drawn_full", "drawn_empty")
@@ -61,12 +61,18 @@ class Shared:
     def map_of(self, p: Part, tile: int) -> str:
         """The tensor map of a part: one for each tensor and shape of box."""
         along = Index(self.r.loop.dim if p.streamed else self.r.row)
-        box = (*(tile if e == along else 1 for e in p.index), p.lanes)
+        return self._map(p.tensor, (*(tile if e == along else 1 for e in p.index), p.lanes))
+
+    def map_out(self, o: Out) -> str:
+        """The tensor map of a result."""
+        return self._map(o.part.tensor, o.box)
+
+    def _map(self, tensor: str, box: tuple[int, ...]) -> str:
         for name, known in self.maps.items():
-            if known == (p.tensor, box):
+            if known == (tensor, box):
                 return name
-        name = f"d_{self.c.names[p.tensor][2:]}_{len(self.maps)}"
-        self.maps[name] = (p.tensor, box)
+        name = f"d_{self.c.names[tensor][2:]}_{len(self.maps)}"
+        self.maps[name] = (tensor, box)
         return name
 
 
@@ -107,10 +113,13 @@ class Role(Renderer):
         sizes = {t.dim: self.c.size(t.dim).code for t in self.c.kernel.grid}
         row = self.r.row
         blocks = _cdiv(sizes[row], self.block)
-        if grows(self.c.kernel.body, row):
+        fewer = shrinks(self.c.kernel.body, row)
+        if fewer or grows(self.c.kernel.body, row):
             width = self._side_by_side(sizes)
             count = " * ".join(sizes[t.dim] for t in others) or "1"
             self.emit(f"block, rest = tf_longest_first(tile, {blocks}, {count}, {width})")
+            if fewer:
+                self.emit(f"block = {blocks} - 1 - block")
         else:
             self.emit(f"block = tile % ({blocks})", f"rest = tile // ({blocks})")
         left = "rest"

@@ -45,7 +45,7 @@ def space(block: Block, sizes: Mapping[str, int], effort: Effort) -> tuple[Trito
     s = Shape.of(block)
     seen = s.seen(sizes)
     products = any(m and n for m, n, _ in s.products)
-    rows = owning_rows(block, sizes, base)
+    rows = owning_rows(block, sizes, base, several=True)
     found = _with_products(base, s, seen, effort) if products else _without(base, s, seen, effort)
     owned = [*_owning(rows)] if rows is not base else []
     unique = {c.key(): c for c in (base, *owned, *found)}

@@ -1,0 +1,95 @@
+"""The two kernels of attention's backward as programs: queries that own dQ, keys that own dK and dV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+B, F = torch.bfloat16, torch.float32
+Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | float]]
+
+
+def plain(s, i, j):
+    """A score and its derivative."""
+    return s, 1.0
+
+
+def causal(s, i, j):
+    return torch.where(j <= i, s, float("-inf")), 1.0
+
+
+def window(s, i, j):
+    return torch.where((j <= i) & (j > i - 100), s, float("-inf")), 1.0
+
+
+def softcap(s, i, j):
+    t = torch.tanh(s / 20)
+    return torch.where(j <= i, 20 * t, float("-inf")), 1 - t * t
+
+
+def alibi(s, i, j):
+    return torch.where(j <= i, s + 0.05 * (j - i), float("-inf")), 1.0
+
+
+def _lift(score: Score, q, k, v, g, lse, delta):
+    """Probabilities and the gradient of what the queries and keys are multiplied to."""
+    i, j = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1), torch.arange(k.shape[-2], device=q.device)
+    factor = q.shape[-1] ** -0.5
+    s, slope = score((q @ k.mT).float() * factor, i, j)
+    p = torch.exp(s - lse)
+    return p, p * ((g @ v.mT).float() - delta) * slope * factor
+
+
+def queries(score: Score):
+    """dQ, and the sums that the other kernel reads."""
+
+    def fn(q, k, v, g, o, lse):
+        delta = (g.float() * o.float()).sum(-1, keepdim=True)
+        _, d = _lift(score, q, k, v, g, lse[..., None], delta)
+        return d.to(q.dtype) @ k, delta
+
+    return fn
+
+
+def keys(score: Score, *, turned: bool = False):
+    """dK, in memory by features if it is `turned`, and dV."""
+
+    def fn(q, k, v, g, lse, delta):
+        p, d = _lift(score, q, k, v, g, lse[..., None], delta[..., None])
+        d = d.to(q.dtype)
+        return (q.mT @ d if turned else d.mT @ q), p.to(q.dtype).mT @ g
+
+    return fn
+
+
+def guarded(q, k, v, g, top, total, delta):
+    """dK and dV from a maximum and a sum, which rows without a key have as -inf and 0."""
+    i, j = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1), torch.arange(k.shape[-2], device=q.device)
+    s = torch.where(j <= i, (q @ k.mT).float() * 0.1, float("-inf"))
+    shift, divisor = torch.where(top == float("-inf"), 0.0, top), torch.where(total == 0.0, 1.0, total)
+    p = torch.exp(s - shift[..., None]) / divisor[..., None]
+    d = p * ((g @ v.mT).float() - delta[..., None]) * 0.1
+    return d.to(q.dtype).mT @ q, p.to(q.dtype).mT @ g
+
+
+def arguments(rows: int, columns: int, dim: int, numbers: int, *, saved: bool = False, dtype: torch.dtype = B):
+    """Shapes and types: q, k, v, g, with the forward's result if it is `saved`, and so many numbers a query."""
+    q, k, row = ((1, 2, n, dim) for n in (rows, columns, rows))
+    return [(q, dtype), (k, dtype), (k, dtype), (row, dtype), *[(q, dtype)] * saved, *[((1, 2, rows), F)] * numbers]
+
+
+#: Name -> function, shapes and types of its arguments.
+GRADIENTS = {
+    "queries, causal": (queries(causal), arguments(333, 333, 128, 1, saved=True)),
+    "queries, full, fewer than keys": (queries(plain), arguments(130, 200, 64, 1, saved=True, dtype=torch.float16)),
+    "queries, window": (queries(window), arguments(300, 300, 64, 1, saved=True)),
+    "queries, soft cap": (queries(softcap), arguments(200, 200, 64, 1, saved=True)),
+    "keys, causal": (keys(causal), arguments(333, 333, 128, 2)),
+    "keys, causal, by features": (keys(causal, turned=True), arguments(333, 333, 64, 2)),
+    "keys, full, fewer than queries": (keys(plain), arguments(200, 130, 64, 2, dtype=torch.float16)),
+    "keys, causal, more than queries": (keys(causal), arguments(130, 300, 64, 2)),
+    "keys, window": (keys(window), arguments(300, 300, 64, 2)),
+    "keys, alibi": (keys(alibi), arguments(200, 200, 96, 2)),
+    "keys, guarded": (guarded, arguments(200, 200, 64, 3)),
+}

@@ -1,0 +1,135 @@
+"""Groups of warps that own rows of a backward: several products in the lift, several states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton import emulated  # noqa: E402
+from tests.backends.triton.emulation import emulate, same  # noqa: E402
+from tests.backends.triton.gradients import GRADIENTS, arguments, causal, keys  # noqa: E402
+from tests.backends.triton.kernels import made  # noqa: E402
+from tests.backends.triton.rows import by_rows  # noqa: E402
+from tests.backends.triton.test_compile import HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tilefold.algebra.expr import Const, DType, Index, Load, call  # noqa: E402
+from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
+from tilefold.backends.triton.row_lines import lines_of  # noqa: E402
+from tilefold.backends.triton.row_phases import phases  # noqa: E402
+from tilefold.backends.triton.row_roles import RowRoles, registers, row_roles_of, shared_bytes  # noqa: E402
+from tilefold.backends.triton.space import space  # noqa: E402
+from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
+from tilefold.tile import ir  # noqa: E402
+
+
+def kernel_of(fn, shapes, **how) -> TritonKernel:
+    (k,) = made(fn, *(torch.empty(s, dtype=d, device="meta") for s, d in shapes))
+    return TritonKernel(k.block, by_rows(**{"tile": 64, **how}))
+
+
+def variant_of(k: TritonKernel):
+    return k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_groups_together_compute_the_kernel(name):
+    same(*emulate(kernel_of(*GRADIENTS[name]), most=3))
+
+
+@pytest.mark.parametrize("how", [{"tile": 32, "stages": 4}, {"groups": 3, "tile": 32}, {"draws": True}], ids=str)
+def test_other_groups_tiles_and_rings(how):
+    name = "keys, causal, by features"
+    same(*emulate(kernel_of(*GRADIENTS[name], **how), most=1 if how.get("draws") else 2))
+
+
+@pytest.mark.parametrize("dim, behind", [(64, True), (128, False)])
+def test_merges_are_a_tile_behind_where_registers_suffice(dim, behind):
+    v = variant_of(kernel_of(keys(causal), arguments(300, 300, dim, 2)))
+    r = row_roles_of(v.kernel, v.config)
+    assert isinstance(r, RowRoles) and r.behind is behind and len(r.lifts) == len(r.merges) == 2
+    assert registers(replace(r, behind=True)) > registers(replace(r, behind=False))
+    assert ("ahead" in v.rendered.source) is behind
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("late_empty.index(0), count=2", "late_empty.index(0), count=3"),
+        ("mbarrier.arrive(rows_empty.index(GROUP), count=1)", "pass"),
+        ("s, turn = tf_advance(s, turn, 2)\n        for n in range(tiles", "pass\n        for n in range(tiles"),
+    ],
+    ids=["a reader too many", "rows not given back", "a stage twice"],
+)
+def test_what_would_hang_a_device_is_found(change, monkeypatch):
+    monkeypatch.setattr(emulated, "PATIENCE", 0.5)
+    with pytest.raises(AssertionError):
+        k = kernel_of(*GRADIENTS["keys, causal"])
+        same(*emulate(k, change, most=2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("(last_2 - 1 - n) * 64", "(last_2 - n) * 64"),
+        ("GROUP * 64", "0"),
+        ("block = 3 - 1 - block", "block = block * 0"),
+    ],
+    ids=["numbers of another tile", "rows of another group", "one block alone"],
+)
+def test_what_would_be_wrong_is_found(change):
+    with pytest.raises(AssertionError):
+        same(*emulate(kernel_of(keys(causal), arguments(333, 333, 64, 2)), change, most=2))
+
+
+def test_hot_loops_do_not_spill(tmp_path):
+    """States of 128 registers, results of two lifts of 64: what is left is little, and spilled outside of loops."""
+    shapes = [((2, 16, *s[2:]), d) for s, d in arguments(2048, 2048, 128, 2)]
+    v = variant_of(kernel_of(keys(causal), shapes))
+    r, roles = built(v, HOPPER), row_roles_of(v.kernel, v.config)
+    assert isinstance(roles, RowRoles) and 0 <= shared_bytes(roles, v.config) - r.shared <= 1024
+    assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= 128 and r.shared <= SHARED[90]
+
+
+def test_they_are_the_tuners_and_not_the_default():
+    shapes = [((4, 16, *s[2:]), d) for s, d in arguments(2048, 2048, 64, 2)]
+    k = TritonKernel(kernel_of(keys(causal), shapes).block)
+    assert not variant_of(k).rendered.groups
+    found = [c for c in space(k.block, k.sizes({}), "quick") if c.own == "rows"]
+    assert any(variant_of(TritonKernel(k.block, lambda b, s, c=c: c)).rendered.groups for c in found)
+
+
+def _of(name: str) -> Load:
+    return Load(name, (Index("i"), Index("j")))
+
+
+def _map(name: str, *read: str) -> ir.Map:
+    e = _of(read[0])
+    for x in read[1:]:
+        e = call("mul", e, _of(x))
+    return ir.Map(name, e)
+
+
+def test_statements_stand_after_the_product_that_they_need():
+    p, q, both, late = _map("p", "s"), _map("q", "t"), _map("r", "p", "q"), _map("u", "p")
+    assert phases((p, q, both, late), ("s", "t")) == ((p, late), (q, both))
+    assert phases((p, q, both, late), ("t", "s")) == ((q,), (p, both, late))
+    again = _map("p", "p", "q")  # of the second, so that what follows on p is as well
+    assert phases((p, again, late), ("s", "t")) == ((p,), (again, late)) or phases((p, again), ("s", "q"))
+
+
+def test_what_varies_along_the_stream_alone_is_a_line():
+    size, f = Const(64, DType.I64), DType.F32
+    tensors = [ir.TensorParam("m", f, (size,), "in", 0), ir.TensorParam("n", DType.I64, (size,), "in", 0)]
+    m, s = Load("m", (Index("j"),)), _of("s")
+    guard = ir.Map("g", call("where", call("eq", m, Const(0.0, f)), Const(1.0, f), m))
+    alloc = ir.Alloc(ir.Buffer("g", ("j",), (size,), f))
+    use = ir.Map("p", call("div", call("sub", s, m), Load("g", (Index("j"),))))
+    kept, lines = lines_of((alloc, guard, use), "j", (), tensors)
+    assert [(x.name, x.expr, x.inverse) for x in lines] == [("line_0", m, False), ("line_1", guard.expr, True)]
+    (only,) = kept
+    assert only.expr == call("mul", call("sub", s, Load("line_0", (Index("j"),))), Load("line_1", (Index("j"),)))
+    for other in (Load("m", (Index("i"),)), Load("n", (Index("j"),)), Load("s", (Index("i"), Index("j")))):
+        assert lines_of((ir.Map("p", call("mul", s, other)),), "j", (), tensors)[1] == ()
