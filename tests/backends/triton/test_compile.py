@@ -17,6 +17,7 @@ from tilefold.backends.triton.compile import Target, resources  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 from tilefold.frontend.fuse import trace  # noqa: E402
+from tilefold.frontend.operators.random import random_op  # noqa: E402
 from tilefold.pipeline import compile_program  # noqa: E402
 from tilefold.runtime.steps import GpuStep, usual_variant  # noqa: E402
 
@@ -60,6 +61,21 @@ def test_indices_of_data_are_asserted_and_nothing_else(monkeypatch):
     (softmax,) = kernels("softmax")
     for k in (plain, softmax):
         assert "assert" not in built(variant(k), HOPPER).assembly["ptx"]
+
+
+def test_groups_of_warps_draw_no_random_numbers():
+    """Their loops are written out, and leave no registers for Philox's rounds."""
+
+    def attention(q, k, v, seed, draws):
+        p = (q @ k.mT).float().softmax(-1)
+        return (p * (random_op(seed, p.shape) < 1 << 23) if draws else p).to(q.dtype) @ v
+
+    args = (*heads(4, 16, 1024, 1024, 64), meta(2, dtype=torch.int64))
+
+    def groups(draws: bool) -> int:
+        return sum(variant(k, hopper=True).rendered.groups for k in made(lambda *a: attention(*a, draws), *args))
+
+    assert groups(False) and not groups(True)
 
 
 def test_a_spill_is_seen(tmp_path):
