@@ -44,7 +44,9 @@ def draw(flow: Dataflow, title: str) -> str:
     outer = [e for e in flow.edges if _home(nodes[e.source]) != _home(nodes[e.target])]
     links = [_link(e, nodes, frames) for e in outer]
     drawing = place(boxes, links)
-    parts = [_edge(e, r, len(flow.edges) <= LABELLED) for e, r in zip(outer, drawing.routes, strict=True)]
+    parts = [_edge(e, r) for e, r in zip(outer, drawing.routes, strict=True)]
+    if len(flow.edges) <= LABELLED:  # above all lines
+        parts += [_bytes(e, r[0]) for e, r in zip(outer, drawing.routes, strict=True) if e.via == "memory"]
     for g, f in frames.items():
         parts.append(_draw_frame(f, drawing.at[g], flow, nodes))
     parts += [_draw_node(n, drawing.at[n.name]) for n in flow.nodes if n.group is None]
@@ -112,7 +114,7 @@ def _draw_frame(f: Frame, at: Point, flow: Dataflow, nodes: Mapping[str, Node]) 
             points = [(points[0][0], top), *points]
         if not enters:
             points = [*points, (points[-1][0], bottom)]
-        parts.append(_edge(e, points, False))
+        parts.append(_edge(e, points))
     for n in flow.nodes:
         if n.group == f.group:
             px, py = f.drawing.at[n.name]
@@ -153,13 +155,14 @@ def _draw_node(n: Node, at: Point) -> str:
     )
 
 
-def _edge(e: Edge, points: Sequence[Point], labelled: bool) -> str:
+def _edge(e: Edge, points: Sequence[Point]) -> str:
     tip = f"<title>{escape(e.tensor)}: {human(e.bytes)}</title>"
-    line = f'<path class="edge {e.via}" d="{_curve(points)}">{tip}</path>'
-    if not labelled or e.via != "memory":
-        return line
-    x, y = points[0]
-    return line + f'<text class="bytes" x="{x + 6:.1f}" y="{y + 15:.1f}">{human(e.bytes)}</text>'
+    return f'<path class="edge {e.via}" d="{_curve(points)}">{tip}</path>'
+
+
+def _bytes(e: Edge, at: Point) -> str:
+    x, y = at
+    return f'<text class="bytes" x="{x + 6:.1f}" y="{y + 15:.1f}">{human(e.bytes)}</text>'
 
 
 def _curve(points: Sequence[Point]) -> str:

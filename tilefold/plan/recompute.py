@@ -21,8 +21,9 @@ import numpy as np
 
 from tilefold.algebra.expr import tensors_read
 from tilefold.names import fresh
-from tilefold.tensor.analysis import Graph, live, renamed
+from tilefold.tensor.analysis import Graph, renamed
 from tilefold.tensor.ir import Compute, Input, Program
+from tilefold.tensor.rewrite import drop_dead
 
 #: Most maps that one kernel may compute again.
 MOST = 3
@@ -153,4 +154,4 @@ def rewritten(p: Program, kernels: Sequence[tuple[str, ...]], chosen: Sequence[C
             body[m].append(replace(c, name=names[m], body=renamed(c.body, names)))
         for m in kernels[v.kernel]:
             body[m][0] = replace(body[m][0], body=renamed(body[m][0].body, names))
-    return live(replace(p, body=tuple(c for c in p.body for c in body[c.name])))
+    return drop_dead(replace(p, body=tuple(c for c in p.body for c in body[c.name])))

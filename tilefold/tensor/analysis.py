@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads, tensors_read, transform
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads, transform
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import estimate
 
@@ -110,17 +110,6 @@ def plain_axes(c: Compute, producer: Compute) -> frozenset[str]:
         if ld.tensor in producer.results:
             same &= {d for d, ix in zip(producer.dims, ld.index, strict=True) if ix == Index(d)}
     return frozenset(same)
-
-
-def live(p: Program) -> Program:
-    """Without statements that no output depends on."""
-    needed = set(p.outputs)
-    keep: list[Compute] = []
-    for c in reversed(p.body):
-        if needed & set(c.results):
-            keep.append(c)
-            needed |= tensors_read(c.body)
-    return replace(p, body=tuple(reversed(keep)))
 
 
 def renamed(e: Expr, names: Mapping[str, str]) -> Expr:

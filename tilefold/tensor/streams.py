@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.expr import Index, Load, tensors_read
 from tilefold.names import fresh
-from tilefold.tensor.analysis import Graph, live, out_dims, renamed
+from tilefold.tensor.analysis import Graph, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
+from tilefold.tensor.rewrite import drop_dead
 from tilefold.tensor.sizes import estimate
 
 #: Extents that fit on chip with a block of the streamed tensor (head sizes).
@@ -143,7 +144,7 @@ def _copied(p: Program, s: Stream) -> tuple[Program, list[frozenset[str]]]:
         new.update((e, replace(g.by_name[e], body=renamed(g.by_name[e].body, names))) for e in ends)
         made.append(frozenset((*names.values(), *ends)))
     body = [x for c in p.body for x in (new.get(c.name, c), *more.get(c.name, ()))]
-    return live(replace(p, body=tuple(body))), made
+    return drop_dead(replace(p, body=tuple(body))), made
 
 
 def _staged(p: Program, s: Stream) -> tuple[Program, Stream]:

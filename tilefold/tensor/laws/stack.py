@@ -16,7 +16,7 @@ stack and interleave; concatenate adds in the accumulator what was rounded in be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 
@@ -34,6 +34,7 @@ from tilefold.algebra.expr import (
     transform,
     walk,
 )
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.index_simplify import const, poly, same
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
@@ -55,22 +56,9 @@ def _alike(p: Program, a: Compute, b: Compute) -> dict[str, str] | None:
     return names if all(same(p.sizes[x], p.sizes[y]) for x, y in names.items()) else None
 
 
-def _depends(p: Program, later: str, earlier: str) -> bool:
-    by_name = {r: c for c in p.body for r in c.results}
-    todo, seen = [later], {later}
-    while todo:
-        c = by_name.get(todo.pop())
-        for ld in loads(c.body) if c is not None else ():
-            if ld.tensor == earlier:
-                return True
-            if ld.tensor not in seen:
-                seen.add(ld.tensor)
-                todo.append(ld.tensor)
-    return False
-
-
-def _independent(p: Program, names: tuple[str, ...]) -> bool:
-    return not any(_depends(p, a, b) for a in names for b in names if a != b)
+def _independent(g: Graph, names: tuple[str, ...]) -> bool:
+    """Whether none of these statements needs another of them."""
+    return not any(c.name in names for n in names for c in g.reached(n, g.producers, lambda c: True))
 
 
 def _stacked(q: str, parts: list[Expr]) -> Expr:
@@ -140,16 +128,16 @@ def _with_shared(p: Program, found: list[Gemm]) -> list[tuple[Load, Load]] | Non
 
 def stack_matches(p: Program) -> tuple[Match, ...]:
     """Products that share an operand."""
+    known, g = gemms(p), Graph.of(p)
     return tuple(
         Match("stack", names, f"{', '.join(names)} as one product")
-        for names in _groups(p)
-        if _with_shared(p, [gemms(p)[n] for n in names]) is not None and _independent(p, names)
+        for names in _groups(known)
+        if _with_shared(p, [known[n] for n in names]) is not None and _independent(g, names)
     )
 
 
-def _groups(p: Program) -> Iterator[tuple[str, ...]]:
+def _groups(known: Mapping[str, Gemm]) -> Iterator[tuple[str, ...]]:
     """Pairs and triples of products that read a common tensor."""
-    known = gemms(p)
     names = list(known)
     reads = {n: frozenset(o.tensor for o in known[n].operands) for n in names}
     for size in range(2, MOST + 1):
@@ -265,8 +253,9 @@ def _join(e: Expr, group: tuple[Load, ...], whole: Load) -> Expr | None:
 
 def concat_matches(p: Program) -> tuple[Match, ...]:
     """Products that are only ever added."""
+    graph = Graph.of(p)
     names = [tuple(g.compute.name for g in found) for found, _ in _summed(p)]
-    return tuple(Match("concatenate", n, " + ".join(n)) for n in names if _independent(p, n))
+    return tuple(Match("concatenate", n, " + ".join(n)) for n in names if _independent(graph, n))
 
 
 def concat_apply(p: Program, match: Match) -> Program:
