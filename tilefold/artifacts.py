@@ -2,9 +2,9 @@
 
 `torch.compiler.save_cache_artifacts()` gives what the compilations of a process made or found, in one piece of bytes;
 `load_cache_artifacts` writes that into the caches of another process, on a machine like this one: plans, compiled
-kernels for CPUs, what is fused for GPUs, and the measured machine that the plans are for (GPUs' machine code is in
-Triton's cache, which is no part of it). torch knows artifacts of this kind when the back end is loaded, which
-`torch.compile(model, backend="tilefold")` does: load artifacts after that line.
+kernels for CPUs, normalised programs, what is fused for GPUs, and the measured machine that the plans are for (GPUs'
+machine code is in Triton's cache, which is no part of it). torch knows artifacts of this kind when the back end is
+loaded, which `torch.compile(model, backend="tilefold")` does: load artifacts after that line.
 
 Whoever loads artifacts trusts them as the machine code that they are; only names of files of the cache are written.
 """
@@ -27,7 +27,7 @@ except ImportError:  # a later torch that has moved its registry: nothing is rec
 log = logging.getLogger("tilefold")
 TYPE = "tilefold"
 #: Files that may be written, below the cache's folder.
-_NAME = re.compile(r"machine\.json|(plans|fused)/[0-9a-f]{32}\.\1|kernels/[0-9a-f]{32}\.(so|json)")
+_NAME = re.compile(r"machine\.json|(plans|fused|normal)/[0-9a-f]{32}\.\1|kernels/[0-9a-f]{32}\.(so|json)")
 _lock = threading.Lock()
 
 if CacheArtifactManager is not None:

@@ -169,6 +169,7 @@ _FILES = {
     "triton": (".py", ".known", ".tmp"),
     "fused": (".fused", ".tmp"),
     "plans": (".plans", ".tmp"),
+    "normal": (".normal", ".tmp"),
 }
 
 

@@ -21,9 +21,8 @@ from tilefold.block.legal import Group, Grouping, Refusal
 from tilefold.block.stages import Rejection, Stage, StagePlan
 from tilefold.block.verify import verify
 from tilefold.errors import SourceLoc
-from tilefold.runtime.kept import Shelf
+from tilefold.runtime.kept import Shelf, lines_of
 from tilefold.tensor.ir import Compute, Input, Program
-from tilefold.tensor.text import show
 
 FUSED = Shelf("fused", "every process fuses its programs anew")
 PLANS = Shelf("plans", "every process plans its programs anew")
@@ -91,8 +90,8 @@ def settled_for_cpu(p: Program, asked: Collection[str], settle: Callable[[Progra
 
 
 def _path(shelf: Shelf, p: Program, asked: Collection[str]) -> Path:
-    """A program's file. Its own name, which numbers the graphs of a process, does not count."""
-    return shelf.path([show(replace(p, name="program")), *(f"{c.loc} {c.origin}" for c in p.body), *asked])
+    """A program's file."""
+    return shelf.path([*lines_of(p), *asked])
 
 
 def _named(found: Fused, name: str) -> Fused:

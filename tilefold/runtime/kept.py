@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,8 @@ from tilefold import artifacts, config
 from tilefold.errors import ParseError, VerifyError
 from tilefold.files import cache_folder, put, read_trusted, warn_unusable
 from tilefold.runtime import records
+from tilefold.tensor.ir import Program
+from tilefold.tensor.text import show
 
 PACKAGE = Path(__file__).parents[1]
 #: Characters of the checksum.
@@ -71,6 +73,12 @@ class Shelf:
             return
         except OSError as err:
             warn_unusable(self.folder(), err, self.instead)
+
+
+def lines_of(p: Program) -> list[str]:
+    """What is kept of a program depends on: its text, and the user's lines. Its own name, which numbers the graphs of a
+    process, does not count."""
+    return [show(replace(p, name="program")), *(f"{c.loc} {c.origin}" for c in p.body)]
 
 
 @lru_cache

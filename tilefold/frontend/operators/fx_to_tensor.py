@@ -24,9 +24,9 @@ from tilefold.frontend.operators.context import Context, Value, dtype_of, meta_o
 from tilefold.frontend.operators.create import as_constant
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import TABLE
+from tilefold.runtime.normal_forms import normal_form
 from tilefold.tensor.index_simplify import const, is_one, nonnegative, poly, same, simplify
 from tilefold.tensor.ir import Program
-from tilefold.tensor.passes import normalise
 
 
 def supports(node: torch.fx.Node) -> str | None:
@@ -153,7 +153,7 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
             raise UnsupportedError(f"a {node.op} node ({node.target}) is not covered")
     outputs = _outputs(ctx, placeholders, results)
     raw = _program(ctx, name, outputs)
-    program, layouts = normalise(raw, _contiguous_axes(placeholders, bound))
+    program, layouts = normal_form(raw, _contiguous_axes(placeholders, bound))
     program = replace(program, syms=_symbols(program))
     bound = [replace(b, axes=layouts[b.name]) for b in bound]
     used = {t for c in program.body for t in _reads(c.body)}

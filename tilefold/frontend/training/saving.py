@@ -25,7 +25,6 @@ from typing import Any, Literal
 
 import torch
 from torch._functorch import config as functorch
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
@@ -38,6 +37,7 @@ from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.partition import nbytes
 from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.reassociate import reassociate
+from tilefold.frontend.training.repeated import drop_repeated
 from tilefold.frontend.training.states import take_apart
 
 Node = torch.fx.Node
@@ -85,7 +85,8 @@ def partitioner(kind: Literal["folds", "min_cut"] = "folds", budget: float | Non
             joint.recompile()
         elif part.fallbacks:
             compilations.append(CompiledGraph(part.name, [], part.fallbacks))
-        with functorch.patch(activation_memory_budget=share if made is None else 1.0):
+        ours = {} if made is None else {"activation_memory_budget": 1.0, "cse": False}  # nothing is there twice
+        with functorch.patch({"activation_memory_budget": share} | ours):
             return min_cut_rematerialization_partition(
                 joint, inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static, **rest
             )
@@ -95,15 +96,24 @@ def partitioner(kind: Literal["folds", "min_cut"] = "folds", budget: float | Non
 
 def prepared(graph: torch.fx.Graph, results: int, static: Collection[int], budget: float = 1.0) -> torch.fx.Graph:
     """A joint graph with its folds taken apart, and on its nodes what is saved. Arguments as those of `chosen`."""
-    graph = fx_graph_cse(graph)
+    graph = _copy(graph)
+    drop_repeated(graph)
     take_apart(graph)
-    graph = fx_graph_cse(graph)
+    drop_repeated(graph)
     reassociate(graph)
     graph.eliminate_dead_code()
     found = chosen(graph, results, static, budget)
     if found is not None:
         _tag(found)
     return graph
+
+
+def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A graph to change: if that goes wrong, torch cuts the one that was given."""
+    made, nodes = torch.fx.Graph(), dict[Node, Node]()
+    for n in graph.nodes:
+        nodes[n] = made.node_copy(n, nodes.__getitem__)
+    return made
 
 
 def chosen(graph: torch.fx.Graph, results: int, static: Collection[int], budget: float = 1.0) -> Saved | None:
