@@ -43,12 +43,6 @@ class Selections:
         spread = key if set(v.axes) | set(p.axes) == set(frame) else f"tl.broadcast_to({key}, {shape})"
         valid = self.c.masks(rdims, frame)
         self.c.scopes.emit(f"{keys} = {spread if valid is None else f'tl.where({valid}, {spread}, {LEAST_KEY})'}")
-        if len(rdims) > 1:
-            lanes = 1
-            for d in rdims:
-                lanes *= self.c.hold(d).lanes
-            flat = [str(self.c.hold(d).lanes) for d in keep] + [str(lanes)]
-            self.c.scopes.emit(f"{keys} = tl.reshape({keys}, [{', '.join(flat)}])")
         held, held_at = self.c.buffer_names[s.buf], self.c.buffer_names[s.index_buf]
         old = self.c.scopes.fresh("held")
         sign = "-" if s.op == "argmin" else ""
@@ -56,14 +50,19 @@ class Selections:
             rank = f"tf_rank({sign}{held}, {held_at}.to(tl.int32))"
             self.c.scopes.emit(f"{old} = tl.where({held_at} < 0, {LEAST_KEY}, {rank})")
         if slot:
-            self._top(s, b, keys, old, keep)
+            self._top(s, b, keys, old, keep, len(rdims))
             return
         best = self.c.scopes.fresh("best")
-        found = (
-            f"tl.reduce({keys}, {len(keep)}, tf_int_max)" if not self.c.interpreted else f"tl.max({keys}, {len(keep)})"
-        )
+        found = self._largest(keys, len(keep), len(rdims))
         self.c.scopes.emit(f"{best} = tl.maximum({found}, {old})" if s.accumulate else f"{best} = {found}")
         self._unranked(s, best, sign)
+
+    def _largest(self, keys: str, first: int, count: int) -> str:
+        """The largest key over the last axes, one after the other: Triton 3.6 mixes up rows where keys of several axes
+        are reshaped to one before they are reduced (8 rows of 32 x 2 keys)."""
+        for axis in reversed(range(first, first + count)):
+            keys = f"tl.max({keys}, {axis})" if self.c.interpreted else f"tl.reduce({keys}, {axis}, tf_int_max)"
+        return keys
 
     def _ranked(self, v: Value, p: Value, frame: Sequence[str], op: str) -> str:
         sign = "-" if op == "argmin" else ""
@@ -74,26 +73,31 @@ class Selections:
         self.c.assign(s.buf, f"tl.where({best} == {LEAST_KEY}, {none}, {sign}tf_ranked_value({best}))")
         self.c.assign(s.index_buf, f"tl.where({best} == {LEAST_KEY}, -1, tf_ranked_index({best}))")
 
-    def _top(self, s: ir.Select, b: ir.Buffer, keys: str, old: str, keep: Sequence[str]) -> None:
+    def _top(self, s: ir.Select, b: ir.Buffer, keys: str, old: str, keep: Sequence[str], count: int) -> None:
         """k times the best key, which is then removed (keys differ, for so do indices)."""
         slot = b.dims[-1]
         dim = self.c.hold(slot)
         axis = len(keep)
         best = self.c.scopes.fresh("best")
         slots = fitted(self.c.index(slot), (*keep, slot))
-        reduce = (
-            (lambda k: f"tl.max({k}, {axis}, keep_dims=True)")
-            if self.c.interpreted
-            else (lambda k: f"tl.reduce({k}, {axis}, tf_int_max, keep_dims=True)")
-        )
         self.c.scopes.emit(f"{best} = tl.full({self.c.shape(b)}, {LEAST_KEY}, tl.int64)")
         one = self.c.scopes.fresh("top")
         self.c.scopes.open()
-        self.c.scopes.emit(f"{one} = {reduce(keys)}")
+        self.c.scopes.emit(f"{one} = {self._kept(keys, axis, count)}")
         if s.accumulate:
-            self.c.scopes.emit(f"{one} = tl.maximum({one}, {reduce(old)})")
+            self.c.scopes.emit(f"{one} = tl.maximum({one}, {self._kept(old, axis, 1)})")
             self.c.scopes.emit(f"{old} = tl.where({old} == {one}, {LEAST_KEY}, {old})")
-        self.c.scopes.emit(f"{keys} = tl.where({keys} == {one}, {LEAST_KEY}, {keys})")
+        spread = one if count == 1 else f"tl.expand_dims({one}, {axis})"
+        for _ in range(count - 2):
+            spread = f"tl.expand_dims({spread}, {axis})"
+        self.c.scopes.emit(f"{keys} = tl.where({keys} == {spread}, {LEAST_KEY}, {keys})")
         self.c.scopes.emit(f"{best} = tl.where({slots} == slot, {one}, {best})")
         self.c.scopes.close(f"for slot in tl.static_range({dim.tile}):")
         self._unranked(s, best, "")
+
+    def _kept(self, keys: str, axis: int, count: int) -> str:
+        """The largest key over the last axes, with one axis of one key in their place."""
+        inner = self._largest(keys, axis + 1, count - 1)
+        if self.c.interpreted:
+            return f"tl.max({inner}, {axis}, keep_dims=True)"
+        return f"tl.reduce({inner}, {axis}, tf_int_max, keep_dims=True)"
