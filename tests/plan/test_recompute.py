@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from tests.block.programs import ALL
-from tilefold.block.fuse import prepare
+from tilefold.block.fuse import UNIT, prepare
+from tilefold.errors import PlanError
 from tilefold.pipeline import compile_program
+from tilefold.plan import planner
 from tilefold.plan.machine import nominal
 from tilefold.plan.planner import plan_program
 from tilefold.plan.recompute import Choice, choices, rewritten, solve
+from tilefold.plan.select import Problem, Selection, select
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse
@@ -100,3 +103,25 @@ def test_nothing_stored_for_others_gives_no_choice() -> None:
     p = prepare(parse(ALL["softmax"]), frozenset())
     found = choices(p, [tuple(c.name for c in p.body)])
     assert [v.again for v in found] == [()]
+
+
+def test_a_sum_of_everything_has_a_kernel_beside_copies() -> None:
+    """Its kernel is parallel over a dim that no statement has, which goes with no dead statement."""
+    text = SHARED.replace("  return r, c", "  t[]: f32 = sum[i, j] h[i, j] * x[i, j]\n  return r, c, t")
+    plan = plan_program(parse(text), CpuTarget(nominal()), budget=None)
+    assert [c for c in plan.program.body if "again" in c.name] and UNIT in plan.program.sizes
+    assert sorted(m for k in plan.kernels for m in k.members if "again" not in m and m != "h") == ["c", "r", "t"]
+
+
+def test_a_plan_stands_where_there_is_none_with_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def select_once(problem: Problem, *, rivals: bool) -> Selection:
+        seen.append(problem.dag.names[0])
+        if len(seen) > 1:
+            raise PlanError("no partition into legal kernels covers the program")
+        return select(problem, rivals=rivals)
+
+    monkeypatch.setattr(planner, "select", select_once)
+    plan = plan_program(parse(SHARED), CpuTarget(nominal()), budget=None)
+    assert len(seen) == 2 and not [c for c in plan.program.body if "again" in c.name]

@@ -135,6 +135,18 @@ def test_too_many_ideals_are_an_error() -> None:
     assert select(Problem(dag, everyone, lambda s: 1.0, lambda s: [Variant(1.0)], most_ideals=5000)).seconds == 1.0
 
 
+def test_a_node_with_many_readers_is_not_looked_at_with_all_sets_of_them() -> None:
+    """2^40 sets hold the node: they are not grown first and counted then."""
+    names = ["x", *(f"r{k}" for k in range(40))]
+    dag = Dag.of(names, {f"r{k}": ["x"] for k in range(40)})
+    links = tuple(a | b for a, b in zip(dag.preds, dag.succs, strict=True))
+    found = select(Problem(dag, links, lambda s: 1.0, lambda s: [Variant(1.0)], largest=30, most_sets=2000))
+    assert not found.exact and found.seconds == 40.0  # one of them with x: of two there are 2^40 ideals
+    few = Dag.of(names[:7], {f"r{k}": ["x"] for k in range(6)})
+    links = tuple(a | b for a, b in zip(few.preds, few.succs, strict=True))
+    assert select(Problem(few, links, lambda s: 1.0, lambda s: [Variant(1.0)], most_sets=2000)).seconds == 1.0
+
+
 def test_pairs_of_sinks_do_not_multiply_the_ideals() -> None:
     """A chain; each of its nodes feeds two sinks that may share a kernel with each other and with the node: gradients
     of biases. What links them to the chain is done when they wait: 3^12 ideals, of which a line remains."""

@@ -143,7 +143,10 @@ def _plan(
     made, found = search(p)
     again = _recomputed(made, found)
     if again is not None:
-        other, better = search(again)
+        try:
+            other, better = search(again)
+        except PlanError:  # with the copies it is too large, or has an operator of no kernel: it stays without them
+            better = found
         if better.seconds < found.seconds:
             made, found = other, better
     groups: dict[int, Group] = {}

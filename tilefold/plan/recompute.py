@@ -141,7 +141,8 @@ def solve(p: Program, found: Sequence[Choice], cost: Callable[[Choice], float]) 
 
 
 def rewritten(p: Program, kernels: Sequence[tuple[str, ...]], chosen: Sequence[Choice]) -> Program:
-    """The program with a copy of each map for every kernel that computes it again; what nothing reads is dropped."""
+    """The program with a copy of each map for every kernel that computes it again; what nothing reads is dropped, but
+    for dims: kernels without a parallel dim need one that no statement has (`block.fuse.UNIT`)."""
     taken = set(p.names)
     body: dict[str, list[Compute]] = {c.name: [c] for c in p.body}
     by_name = {c.name: c for c in p.body}
@@ -154,4 +155,4 @@ def rewritten(p: Program, kernels: Sequence[tuple[str, ...]], chosen: Sequence[C
             body[m].append(replace(c, name=names[m], body=renamed(c.body, names)))
         for m in kernels[v.kernel]:
             body[m][0] = replace(body[m][0], body=renamed(body[m][0].body, names))
-    return drop_dead(replace(p, body=tuple(c for c in p.body for c in body[c.name])))
+    return replace(drop_dead(replace(p, body=tuple(c for c in p.body for c in body[c.name]))), sizes=p.sizes)

@@ -31,6 +31,8 @@ from tilefold.plan.dag import Dag, bits, connected, piece
 
 #: Sizes of the search beyond which it stops with an error instead of running for minutes.
 MOST_IDEALS = 200_000
+#: Sets that are grown from one part of the graph, for each that may be looked at: not all of them are.
+GROWN = 40
 #: Operators of the largest kernel where there are too many sets of more.
 SMALLER = (6, 4, 2)
 Shapes = tuple[tuple[int, str], ...]
@@ -244,7 +246,10 @@ class _Search:
         todo = [1 << k for k in bits(region) if not self.dag.preds[k] & region]
         seen = set(todo)
         out: list[int] = []
+        most = self.problem.most_sets
         while todo:
+            if most is not None and len(seen) > GROWN * most:
+                raise _TooManySets
             s = todo.pop()
             whole, near = self._linked(s)
             if whole:
