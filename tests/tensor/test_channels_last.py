@@ -81,3 +81,22 @@ def test_windows_of_one_channel_want_taps_in_front():
     q = converted(text, {})
     assert [c.name for c in q.body] == ["x_last", "w_last", "out"]
     assert [len(c.dims) for c in q.body[:2]] == [3, 2] and q.body[1].dims[-1] == q.body[1].body.index[0].dim
+
+
+@pytest.mark.parametrize("index, copies", [("x[n, c, y]", ["x_last"]), ("x[n, y, c]", [])])
+def test_rows_on_both_sides_of_what_is_summed_are_put_together(index, copies):
+    shape = "3, 5, 7" if copies else "3, 7, 5"
+    q = converted(
+        f"""program f()
+  input x: f32[{shape}]
+  input w: f32[5, 4]
+  dim n = 3
+  dim c = 5
+  dim y = 7
+  dim o = 4
+  out[n, y, o]: f32 = sum[c] {index} * w[c, o]
+  return out
+""",
+        {},
+    )
+    assert [c.name for c in q.body if c.name != "out"] == copies

@@ -23,7 +23,7 @@ from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
 from tilefold.plan.library_rates import Sizes
 from tilefold.tensor.analysis import Graph, is_static, out_dims
-from tilefold.tensor.convolution import convolution
+from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
 from tilefold.tensor.reduction_laws import align_reductions
@@ -57,7 +57,8 @@ def _window_wins(p: Program, c: Compute, machine: Gpu) -> bool:
     read = g.nbytes([form.x.tensor])
     memory, written = machine.reached * machine.bandwidth, made * c.dtype.nbytes
     own = max((read + written) / memory, taps * made / machine.tap_rate)
-    library = max((read + written) / memory, taps * made / machine.alone_rate)
+    rate = machine.alone_rate if is_channels_last(c, form) else machine.apart_rate
+    library = max((read + written) / memory, taps * made / rate)
     return own <= library + written / memory + machine.call
 
 

@@ -17,6 +17,7 @@ from tilefold.names import free, fresh
 from tilefold.tensor.convolution import axis_of, convolution, group_axes, is_channels_last
 from tilefold.tensor.index_simplify import const, same
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import library_product
 from tilefold.tensor.rewrite import rename_loads
 
 
@@ -29,7 +30,10 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
     for name in [c.name for c in p.body]:
         c = next(c for c in p.body if c.name == name)
         form = convolution(c, p)
-        if form is None or not is_channels_last(c, form):
+        if form is None:
+            p = _rows_together(p, c, contiguous)
+            continue
+        if not is_channels_last(c, form):
             continue
         outs, taps = (*form.groups, *form.outs), [s.tap for s in form.space if s.tap is not None]
         alone = form.depthwise(p.sizes)  # each tap is a vector beside those of the image
@@ -38,6 +42,21 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
         of_x = [*batch, *places, *group_axes(form), *(axis_of(form.x, d) for d in form.channels)]
         for load, order in ((form.x, of_x), (form.w, of_w)):
             p = _converted(p, name, load, order, contiguous)
+    return p
+
+
+def _rows_together(p: Program, c: Compute, contiguous: Mapping[str, int]) -> Program:
+    """The same for a product of matrices whose rows lie on both sides of what is summed (images with channels in
+    front): the library would copy it, for its rows are one axis."""
+    product = library_product(c, p.sizes)
+    if product is None or product.loads is None or product.batch:
+        return p
+    for load, side in zip(product.loads, (product.rows, product.cols), strict=True):
+        axes = [n for n, i in enumerate(load.index) if isinstance(i, Index)]
+        rows = [n for n in axes if load.index[n] in [Index(d) for d in side]]
+        depth = [n for n in axes if n not in rows]
+        if len(depth) == 1 and rows and min(rows) < depth[0] < max(rows):
+            p = _converted(p, c.name, load, [*rows, *depth], contiguous)
     return p
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tests.frontend.check import check, lowered, randn
 from tilefold.algebra.expr import Call, Load
 from tilefold.errors import UnsupportedError
+from tilefold.tensor.product import library_product
 
 
 def test_matrix_products_of_every_rank():
@@ -94,9 +95,22 @@ def test_pointwise_and_one_dimensional_convolutions():
     check(lambda a, c: F.conv2d(a, c, groups=4), randn(2, 4, 5, 6), randn(4, 1, 2, 2), modes=(False,))
 
 
-def test_transposed_convolution_is_refused():
+def test_transposed_convolutions_whose_windows_touch_are_products():
+    def upsampled(a, c, b):
+        return F.conv_transpose2d(a, c, b, stride=(2, 3)).relu()
+
+    a, c, b = randn(2, 4, 5, 6), randn(4, 3, 2, 3), randn(3)
+    check(upsampled, a, c, b, modes=(False,))
+    check(upsampled, a.contiguous(memory_format=torch.channels_last), c, b, modes=(False,))
+    check(lambda a, c: F.conv_transpose1d(a, c, stride=3), randn(2, 4, 5), randn(4, 2, 3), modes=(False,))
+    product = lowered(upsampled, a, c, b).program.body[0]
+    assert library_product(product, lowered(upsampled, a, c, b).program.sizes) is not None
+
+
+@pytest.mark.parametrize("how", [{}, {"stride": 3}, {"stride": 2, "padding": 1}, {"stride": 2, "output_padding": 1}])
+def test_transposed_convolutions_with_overlap_or_gaps_are_refused(how):
     with pytest.raises(UnsupportedError, match="transposed convolution"):
-        lowered(lambda a, c: F.conv_transpose2d(a, c), randn(2, 4, 5, 5), randn(4, 3, 2, 2))
+        lowered(lambda a, c: F.conv_transpose2d(a, c, **how), randn(2, 4, 5, 5), randn(4, 3, 2, 2))
 
 
 def _fp8(*shape, seed):

@@ -52,6 +52,21 @@ def test_hostile_values():
     check(lambda x: F.avg_pool2d(x, 3, 2, 1), x, modes=(False,))
 
 
+@pytest.mark.parametrize("settings", [(2,), (3, 2, 1), (3, 1, 1, 2), (3, 2, 1, 1, True)])
+def test_positions_of_hostile_values(settings):
+    """Ties go to the first, NaN to the last one, and what is nowhere above -inf to the first place that counts."""
+
+    def pool(x):
+        return F.max_pool2d(x, *settings, return_indices=True)
+
+    x = randn(1, 3, 9, 10).round()  # ties
+    x[0, 1] = -float("inf")
+    x[0, 2, 2:5, 3:7], x[0, 2, 3, 4] = float("nan"), float("inf")
+    check(pool, x, modes=(False,))
+    program = lowered(pool, x).program
+    assert all(c.reducer is None for c in program.body)
+
+
 def test_small_windows_are_maps_and_large_ones_reductions():
     (small,) = lowered(lambda x: F.max_pool2d(x, 5, 1, 2), randn(*IMAGE)).program.body
     assert small.reducer is None

@@ -97,7 +97,7 @@ class Context:
         read = [t.dtype for t in kernel.tensors if t.dtype.is_float and t.role == "in"]
         self.narrow_inputs = bool(read) and all(d.nbytes <= 2 for d in read)
         leaves = Leaves(
-            self.load, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.extreme,
+            self.load, self.guarded, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.extreme,
             self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once,
             narrow=self.narrow, exact=_coarse(kernel), inverses=not self.multiplies,
             interpreted=interpreted, nvidia=nvidia,
@@ -218,6 +218,15 @@ class Context:
     def load(self, ld: Load, frame: Sequence[str]) -> Value:
         """An element of a tensor or buffer in its compute type."""
         v = self.raw_load(ld, frame)
+        return converted(Value(v.code, v.axes, v.kind, v.level), v.kind.compute)
+
+    def guarded(self, e: Expr, frame: Sequence[str]) -> Value | None:
+        """An element of a tensor, or what stands for those outside of it (padding), which the load gives by itself;
+        None for any other choice."""
+        ld, fill = self.memory.padded(e)
+        if ld is None or ld.tensor in self.buffers or self.matrix:
+            return None
+        v = self.memory.load(self.tensors[ld.tensor], ld.index, frame, fill)
         return converted(Value(v.code, v.axes, v.kind, v.level), v.kind.compute)
 
     def raw_load(self, ld: Load, frame: Sequence[str]) -> Value:

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, walk
 from tilefold.backends.triton.values import Value, fitted
-from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, within
+from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, same, within
 from tilefold.tile import ir
 from tilefold.tile.uses import expressions
 
@@ -32,8 +32,39 @@ class Memory:
         self.descriptors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.kept: dict[str, tuple[str, int]] = {}
 
-    def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Value:
-        """Elements of a tensor, axes in frame order; each distinct access is loaded once."""
+    def padded(self, e: Expr) -> tuple[Load | None, float]:
+        """The load of a choice between elements of a tensor and one number, and that number, where the conditions say
+        no more than that its positions lie inside of the tensor."""
+        fill: float | None = None
+        conditions: list[Expr] = []
+        while isinstance(e, Call) and e.op == "where" and isinstance(e.args[2], Const):
+            value = float(e.args[2].value)
+            if value not in (0.0, -math.inf) or fill not in (None, value):
+                return None, 0.0
+            fill = value
+            conditions.append(e.args[0])
+            e = e.args[1]
+        t = self.c.tensors.get(e.tensor) if isinstance(e, Load) else None
+        if not isinstance(e, Load) or fill is None or t is None or t.role != "in" or t.dtype.nbytes < 2:
+            return None, 0.0
+        if not t.dtype.is_float:
+            return None, 0.0
+        places = list(zip(e.index, t.shape, strict=True))
+        while conditions:
+            match conditions.pop():
+                case Call("and", (a, b)):
+                    conditions += [a, b]
+                case Call("ge", (at, Const(0, _))) if any(at == i for i, _ in places):
+                    pass
+                case Call("lt", (at, end)) if any(at == i and same(end, n, self.c.kernel.sizes) for i, n in places):
+                    pass
+                case _:
+                    return None, 0.0
+        return e, fill
+
+    def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], outside: float = 0.0) -> Value:
+        """Elements of a tensor, axes in frame order; each distinct access is loaded once. outside: what stands for
+        positions that it does not have."""
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
         base, offsets, axes = self._address(t, index, order)
         self.c.check_value(f"a load of {t.name}", axes)
@@ -45,6 +76,7 @@ class Memory:
             level = max(level, computed)
         small = t.dtype.nbytes == 1 and t.dtype.is_float  # Triton casts no integer to them, its interpreter nothing
         fill = ", other=0" if not small else "" if self.c.interpreted else ", other=0.0"
+        fill = ', other=float("-inf")' if outside else fill
         hint = "last" if t.name in self.c.reuse.keep else "first" if t.name in self.c.reuse.drop else ""
         hint = hint and f', eviction_policy="evict_{hint}"'
         pointer = base if offsets is None else f"{base} + {offsets}"

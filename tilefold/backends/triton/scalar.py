@@ -66,6 +66,7 @@ class Leaves:
     """
 
     load: Callable[[Load, Sequence[str]], Value]
+    guarded: Callable[[Expr, Sequence[str]], Value | None]
     index: Callable[[str], Value]
     size: Callable[[str], Value]
     sym: Callable[[str], Value]
@@ -116,6 +117,8 @@ class Expressions:
                 return self.value(arg, frame)  # checked by the load whose index it is
             case Call(("tile_min" | "tile_max") as op, (arg,)):
                 return self.leaves.extreme(op, arg)
+            case Call("where", (_, _, Const())) if (found := self.leaves.guarded(e, frame)) is not None:
+                return found
             case Call("exp", (arg,)):
                 return self._exp(arg, frame)
             case Call("pow", (base, Const(n, _))):

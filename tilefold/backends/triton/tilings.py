@@ -8,6 +8,7 @@ the choice of least estimated time (`traffic`); the rule of rows (`tiles`) stand
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from tilefold.algebra.expr import loads as loads_of
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.traffic import WARP, Traffic
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
+from tilefold.plan.hardware import H100
 from tilefold.tile.pieces import power_of_two
 
 if TYPE_CHECKING:
@@ -37,8 +39,11 @@ SHARE = 1 / 16
 CLEAR = 0.95
 #: The same of a smaller tile's time beside a larger one's.
 SMALLER = 0.97
-#: Loads of a thread that are under way at once, where one element takes `WINDOW` or more; warps of such a block.
-UNDER_WAY, WINDOW, MOST_FOR_WINDOWS = 208, 16, 8
+#: Loads of a thread that are under way at once, where one element takes `WINDOW` or more; warps of such a block, and
+#: blocks that larger tiles leave.
+UNDER_WAY, WINDOW, MOST_FOR_WINDOWS, BLOCKS = 208, 9, 8, 8 * H100.cores
+#: Neighbours of a vector of 16 bytes.
+VECTOR = 8
 #: Thread blocks of so many warps are the largest.
 MOST_WARPS = 32
 
@@ -62,13 +67,23 @@ def cheapest(s: Shape, rule: TritonConfig, t: Traffic, local: Mapping[str, int])
     return best
 
 
-def few_at_once(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) -> TritonConfig:
-    """With more threads, or smaller tiles, where a window is written out: its loads are all under way at once, and what
-    a thread has loaded is in registers."""
+def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
+    """Where a window is written out: as much for each thread as its registers have room for while all loads of a part
+    are under way, so that what does not vary from place to place (its weights) is loaded and converted once for
+    several; and no more."""
+    inputs = {i.name: i.dtype.nbytes for i in b.inputs}
+    read = [Counter(x.tensor for e in exprs for x in loads_of(e) if x.tensor in inputs) for exprs in _computed(b.body)]
+    window, loads = max(((max(n.values(), default=0), n.total()) for n in read), default=(0, 0))
+    if window < WINDOW or loads == window:
+        return c
     tiles, warps = dict(c.tiles), c.warps
-    inputs = {i.name for i in b.inputs}
-    loads = max((sum(x.tensor in inputs for e in exprs for x in loads_of(e)) for exprs in _computed(b.body)), default=0)
-    while loads * s.area({**local, **tiles}) > UNDER_WAY * WARP * warps and loads >= WINDOW:
+    contiguous = _contiguous(s, t)
+    narrow = max(inputs.values()) <= 2 and all(a.run(c.tiles, t.sizes)[0] >= VECTOR for a in t.accesses if a.axes)
+    most = UNDER_WAY * (2 if narrow else 1) * WARP  # vectors of 16 bits: two elements a register
+    for d in contiguous if narrow else ():  # lanes beyond the last channel compute as much as others
+        widths = [n for n in _widths(t.sizes[d]) if min(4 * VECTOR, tiles[d]) <= n <= tiles[d]] or [tiles[d]]
+        tiles[d] = min(reversed(widths), key=lambda n: -(-t.sizes[d] // n) * n)
+    while loads * s.area({**local, **tiles}) > most * warps:
         free = [d for d in s.parallel if tiles.get(d, 1) > 1]
         if warps < MOST_FOR_WINDOWS:
             warps *= 2
@@ -76,6 +91,13 @@ def few_at_once(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) -
             tiles[free[0]] //= 2
         else:
             break
+    for d in reversed([d for d in s.parallel if d not in contiguous]):
+        while (
+            tiles.get(d, 1) < t.sizes[d]
+            and 2 * loads * s.area({**local, **tiles}) <= most * warps
+            and t.blocks(tiles) >= 2 * BLOCKS
+        ):
+            tiles[d] = 2 * tiles.get(d, 1)
     return c if (tiles, warps) == (c.tiles, c.warps) else replace(c, tiles=tiles, warps=warps)
 
 

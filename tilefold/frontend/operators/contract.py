@@ -150,16 +150,24 @@ def _blocks(ctx: Context, node: torch.fx.Node) -> Value:
     if rank < 1 or not touching or any(padding) or any(more) or a["groups"] != 1:
         raise UnsupportedError("transposed convolution")
 
+    places = x.shape[2:]
+
     def body(i: Indices, r: Indices) -> Expr:
+        block, o, inside = i[1 : 1 + rank], i[1 + rank], i[2 + rank :]
+        return x.at((i[0], *r, *block)) * w.at((*r, o, *inside))
+
+    # in the order of a product's result: rows, then columns
+    made = (x.shape[0], *places, w.shape[1], *w.shape[2:])
+    product = ctx.reduce("sum", made, (x.shape[1],), dtype, body, f"{ctx.base}_blocks")
+    bias = None if a["bias"] is None else ctx.value(a["bias"])
+
+    def at(i: Indices) -> Expr:
         block = tuple(ctx.simplify(call("floordiv", y, const(s))) for y, s in zip(i[2:], stride, strict=True))
         inside = tuple(ctx.simplify(call("mod", y, const(s))) for y, s in zip(i[2:], stride, strict=True))
-        return x.at((i[0], *r, *block)) * w.at((*r, i[1], *inside))
+        e = product.at((i[0], *block, i[1], *inside))
+        return e if bias is None else e + bias.at((i[1],))
 
-    out = ctx.reduce("sum", shape, (x.shape[1],), dtype, body, "" if a["bias"] is None else f"{ctx.base}_conv")
-    if a["bias"] is None:
-        return out
-    bias = ctx.value(a["bias"])
-    return ctx.map(shape, dtype, lambda i: out.at(i) + bias.at((i[1],)))
+    return ctx.map(shape, dtype, at)
 
 
 def _per_axis(ctx: Context, values: object, rank: int) -> list[int]:

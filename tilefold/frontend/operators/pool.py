@@ -109,10 +109,14 @@ def max_pool(ctx: Context, node: torch.fx.Node) -> tuple[Value, ...]:
     rank = 2 if node.target is aten.max_pool2d_with_indices.default else 3
     kernel = _per_axis(ctx, a["kernel_size"], rank)
     windows = _regular(ctx, a, x, rank, kernel)
-    values = _pooled(ctx, x, windows, shape, dtype, "max", ctx.base)
     element = _elements(ctx, x, windows, -math.inf)
-    over = tuple(const(n) for n in kernel)
-    best = ctx.reduce("argmax", shape, over, DType.I64, element, f"{ctx.base}_best")
+    asked = not node.users or any(u.args[1:] != (0,) for u in node.users)
+    if math.prod(kernel) > WRITTEN_OUT or not asked:
+        values = _pooled(ctx, x, windows, shape, dtype, "max", ctx.base)
+        over = tuple(const(n) for n in kernel)
+        best = ctx.reduce("argmax", shape, over, DType.I64, element, f"{ctx.base}_best")
+    else:
+        values, best = _first_of_largest(ctx, element, windows, shape, dtype)
 
     def flat(i: Indices) -> Expr:
         rest, taps = best.at(i), []
@@ -125,6 +129,44 @@ def max_pool(ctx: Context, node: torch.fx.Node) -> tuple[Value, ...]:
         return e
 
     return values, ctx.map(shape, position, flat, f"{ctx.base}_at")
+
+
+def _first_of_largest(
+    ctx: Context,
+    element: Callable[[Indices, Indices], Expr],
+    windows: Sequence[_Window],
+    shape: tuple[Expr, ...],
+    dtype: DType,
+) -> tuple[Value, Value]:
+    """The maxima and which elements of their windows they are, written out; of equal ones the first, of NaN the last,
+    of windows without anything larger than -inf the first element that counts, as torch has it."""
+    rank, strides = len(windows), [math.prod(w.count for w in windows[n + 1 :]) for n in range(len(windows))]
+
+    def start(i: Indices) -> Expr:
+        e: Expr = const(0)
+        for w, j, by in zip(windows, i[-rank:], strides, strict=True):
+            before = call("floordiv", const(w.step - 1) - w.start(j), const(w.step))  # elements in front of x
+            e = e + (call("maximum", before, const(0)) if w.low else const(0)) * by
+        return e
+
+    first, *rest = [tuple(map(const, k)) for k in itertools.product(*(range(w.count) for w in windows))]
+    top, best = Value(shape, dtype.compute, lambda i: element(i, first)), Value(shape, DType.I64, start)
+    for n, k in enumerate(rest, 1):
+
+        def larger(i: Indices, k: Indices = k, top: Value = top) -> Expr:
+            e = element(i, k)
+            return call("or", call("gt", e, top.at(i)), call("ne", e, e))
+
+        def chosen(i: Indices, n: int = n, best: Value = best, larger: Callable[..., Expr] = larger) -> Expr:
+            return call("where", larger(i), const(n), best.at(i))
+
+        def maximum(i: Indices, k: Indices = k, top: Value = top) -> Expr:
+            return call("maximum", top.at(i), element(i, k))
+
+        best = ctx.map(shape, DType.I64, chosen, f"{ctx.base}_best")
+        last = n == len(rest)
+        top = ctx.map(shape, dtype if last else dtype.compute, maximum, ctx.base if last else f"{ctx.base}_top")
+    return top, best
 
 
 def avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
