@@ -32,6 +32,7 @@ from tilefold.frontend.regions.partition import (
     operators,
     partition,
 )
+from tilefold.frontend.regions.prefixes import own_prefixes
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.log import at_part, progress
@@ -141,6 +142,7 @@ def _compiled_graph(
     began = time.monotonic()
     fold_scans(gm)
     gather_seeds(gm.graph)
+    own_prefixes(gm)
     parts = partition(gm)
     if options.strict and parts.fallbacks:
         first = parts.fallbacks[0]
@@ -161,6 +163,7 @@ def assembled(
     """A graph of regions and operators, the modules that it calls (each `run`s a region), and both as a callable."""
     fold_scans(gm)
     gather_seeds(gm.graph)
+    own_prefixes(gm)
     build = _Assembler(gm, partition(gm), options, name, titles)
     run = build.assemble()
     return build.graph, build.root, run

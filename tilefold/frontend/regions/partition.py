@@ -20,6 +20,7 @@ from math import prod
 import torch
 
 from tilefold.frontend.operators.fx_to_tensor import free_symbols, is_scalar, supports
+from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import VIEWS
@@ -228,7 +229,7 @@ def _ready(n: Node, owners: Mapping[Node, int], sizes: Mapping[Node, int]) -> in
 
 def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
     """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
-    if draws_seeds(node):  # what is drawn from them is covered
+    if draws_seeds(node) or node.target is prefixes_op:  # what is drawn is covered; kernels of ours
         return ""
     part = Part(str(node.target), fallbacks, location(node), instead="by another compiler")
     asked = part.attempt(lambda: (covers(node),))
@@ -276,8 +277,8 @@ def operators(group: Group) -> int:
 
 
 def count_operators(nodes: Iterable[Node]) -> int:
-    """How many nodes compute something of tensors."""
-    calls = (n for n in nodes if n.op == "call_function" and not is_scalar(n))
+    """How many nodes compute something of tensors, that another compiler could take."""
+    calls = (n for n in nodes if n.op == "call_function" and not is_scalar(n) and n.target is not prefixes_op)
     return sum(n.target not in VIEWS and _tuple_source(n) is None and bool(_tensor_inputs(n)) for n in calls)
 
 

@@ -1,0 +1,136 @@
+"""Prefixes of a fold down an axis that is not the last one in memory: running sums and products of columns.
+
+The fold's state is one number a column. Columns are lanes, and rows are taken by chunks that a thread holds whole, so
+that a chunk's prefixes are a scan in registers by the fold's merge (Blelloch, "Prefix sums and their applications",
+1990). Where columns alone do not fill the device, rows are cut into blocks over the grid: a first kernel folds each
+block, and each block of the second starts from the merge of those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from tilefold.backends.triton.compile import module_of
+from tilefold.backends.triton.prelude import INTERPRETED
+from tilefold.errors import BackendError
+
+#: Merge and neutral element of each fold.
+FOLDS: Mapping[str, tuple[str, str]] = {"sum": ("a + b", "0"), "prod": ("a * b", "1")}
+#: Warps of a block; bytes that a thread loads at once; rows of a chunk and lanes at most, lanes at least.
+_WARPS, _VECTOR, _ROWS, _LANES, _LEAST = 4, 16, 16, 1024, 32
+#: Thread blocks that a multiprocessor should have, and rows of a block of theirs at least.
+_BLOCKS, _FEW = 4, 64
+
+_SOURCE = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def merge(a, b):
+    return {merge}
+
+
+@triton.jit
+def place(inner, blocks, LANES: tl.constexpr):
+    pid = tl.program_id(0).to(tl.int64)
+    across = tl.cdiv(inner, LANES)
+    lanes = (pid % across) * LANES + tl.arange(0, LANES)
+    return pid // across // blocks, (pid // across) % blocks, lanes, lanes < inner
+
+
+@triton.jit
+def totals(p_x, p_total, n, inner, blocks, height, ROWS: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr):
+    outer, block, lanes, live = place(inner, blocks, LANES)
+    start = block * height
+    stop = tl.minimum(start + height, n)
+    rows = tl.arange(0, ROWS)
+    state = tl.full([ROWS, LANES], {neutral}, KIND)
+    for k in range(start, stop, ROWS):
+        ok = ((k + rows) < stop)[:, None] & live[None, :]
+        x = tl.load(p_x + (outer * n + k + rows)[:, None] * inner + lanes[None, :], mask=ok, other={neutral})
+        state = merge(state, x.to(KIND))
+    tl.store(p_total + (outer * blocks + block) * inner + lanes, tl.reduce(state, 0, merge), mask=live)
+
+
+@triton.jit
+def prefixes(
+    p_x, p_total, p_y, n, inner, blocks, height, ROWS: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr
+):
+    outer, block, lanes, live = place(inner, blocks, LANES)
+    start = block * height
+    stop = tl.minimum(start + height, n)
+    rows = tl.arange(0, ROWS)
+    state = tl.full([LANES], {neutral}, KIND)
+    for k in range(0, block, 1):
+        state = merge(state, tl.load(p_total + (outer * blocks + k) * inner + lanes, mask=live, other={neutral}))
+    for k in range(start, stop, ROWS):
+        ok = ((k + rows) < stop)[:, None] & live[None, :]
+        at = (outer * n + k + rows)[:, None] * inner + lanes[None, :]
+        x = tl.load(p_x + at, mask=ok, other={neutral}).to(KIND)
+        y = merge(tl.broadcast_to(state[None, :], [ROWS, LANES]), tl.associative_scan(x, 0, merge))
+        tl.store(p_y + at, y.to(p_y.dtype.element_ty), mask=ok)
+        state = merge(state, tl.reduce(x, 0, merge))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a tensor [outer, n, inner] is shared: lanes of a thread block, rows of its chunks, blocks of rows, rows of
+    each."""
+
+    lanes: int
+    rows: int
+    blocks: int
+    height: int
+
+    def grid(self, outer: int, inner: int) -> int:
+        """Thread blocks."""
+        return outer * self.blocks * -(-inner // self.lanes)
+
+
+def cut(outer: int, n: int, inner: int, nbytes: int, units: int) -> Cut:
+    """As many blocks of rows as fill a device of so many multiprocessors, of enough rows each. nbytes: of an element;
+    a thread has one vector of columns and all rows of a chunk."""
+    most = min(_LANES, _WARPS * 32 * _VECTOR // nbytes)
+    lanes = min(most, max(_LEAST, 1 << (inner - 1).bit_length()))
+    rows = min(_ROWS, 4 * nbytes)
+    columns = max(1, outer * -(-inner // lanes))
+    wanted = min(-(-_BLOCKS * units // columns), -(-n // _FEW))
+    height = -(-n // max(1, wanted) // rows) * rows
+    return Cut(lanes, rows, -(-n // height), height)
+
+
+def source(kind: str, *, interpreted: bool = False) -> str:
+    """Both kernels of a fold. BackendError: there is none of that name."""
+    if kind not in FOLDS:
+        raise BackendError(f"there is no fold {kind}", hint=f"one of {', '.join(FOLDS)}")
+    merge, neutral = FOLDS[kind]
+    text = _SOURCE.format(merge=merge, neutral=neutral)
+    return text.replace(" in range(", " in tf_range(") + INTERPRETED if interpreted else text
+
+
+def run(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: int) -> torch.Tensor:
+    """The prefixes of `kind` of a contiguous tensor along dim, which is not its last one, on its device (a
+    CPU's: by Triton's interpreter); in dtype, the
+    state in at least float32 or int64."""
+    import triton.language as tl  # noqa: PLC0415 (an optional package)
+
+    outer, n, inner = prod(x.shape[:dim]), x.shape[dim], prod(x.shape[dim + 1 :])
+    y = torch.empty(x.shape, dtype=dtype, device=x.device)
+    if not x.numel():
+        return y
+    wide = torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
+    how = cut(outer, n, inner, x.element_size(), units)
+    made = module_of(source(kind, interpreted=x.device.type == "cpu"), f"prefixes_{kind}")
+    total = torch.empty((outer, how.blocks, inner), dtype=wide, device=x.device)
+    types = {torch.float64: tl.float64, torch.float32: tl.float32, torch.int64: tl.int64}
+    grid = (how.grid(outer, inner),)
+    sizes, fixed = (n, inner, how.blocks, how.height), (how.rows, how.lanes, types[wide])
+    if how.blocks > 1:
+        made.totals[grid](x, total, *sizes, *fixed, num_warps=_WARPS)
+    made.prefixes[grid](x, total, y, *sizes, *fixed, num_warps=_WARPS)
+    return y

@@ -1,0 +1,30 @@
+"""`tilefold::prefixes`: running sums and products of columns, with kernels of ours on GPUs."""
+
+from __future__ import annotations
+
+import torch
+
+from tilefold.backends.triton import prefixes
+
+_LIBRARY = torch.library.Library("tilefold", "FRAGMENT")
+_LIBRARY.define(
+    "prefixes(Tensor x, int dim, str kind, ScalarType dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+
+@torch.library.impl(_LIBRARY, "prefixes", "CUDA")
+def _on_gpu(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
+    units = torch.cuda.get_device_properties(x.device).multi_processor_count
+    with torch.cuda.device(x.device):
+        return prefixes.run(x.contiguous(), dim, kind, dtype, units)
+
+
+@torch.library.impl(_LIBRARY, "prefixes", "CPU")
+def _on_cpu(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.cumsum(x, dim, dtype=dtype) if kind == "sum" else torch.cumprod(x, dim, dtype=dtype)
+
+
+torch.library.register_fake(
+    "tilefold::prefixes", lambda x, dim, kind, dtype: torch.empty(x.shape, dtype=dtype, device=x.device), lib=_LIBRARY
+)
+prefixes_op = torch.ops.tilefold.prefixes.default
