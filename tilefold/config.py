@@ -10,7 +10,7 @@
 | `TILEFOLD_STRICT` | 1: `torch.compile` raises what it would leave to eager: failures of Tilefold (default: 0) |
 | `TILEFOLD_INDEX_CHECKS` | 0: kernels do not check indices that data choose (default: 1) |
 | `TILEFOLD_QUIET` | 1: neither a summary a model nor a line of progress; warnings stay (default: 0) |
-| `TILEFOLD_RUNNER` | what runs compiled regions: cpu (default: C++ for CPUs), all (GPUs too), python (neither) |
+| `TILEFOLD_RUNNER` | what runs compiled regions: all (default: C++), cpu (C++ for CPUs, Python for GPUs), python |
 | `TILEFOLD_PDL` | 0: no programmatic dependent launch on GPUs (default: where there is one) |
 """
 

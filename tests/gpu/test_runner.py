@@ -114,8 +114,8 @@ def test_a_kernel_that_the_device_refuses_raises(cuda, in_cpp, monkeypatch):
     """More shared memory than a block can have: of the launches that the driver makes, not of the first call's."""
     usual = launcher.handle_of
 
-    def huge(head):
-        h = usual(head)
+    def huge(*given):
+        h = usual(*given)
         return Handle(h.function, h.threads, 1 << 30, h.dependent, h.cooperative)
 
     def scaled(x):
