@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.tensor.test_streams import program
 from tilefold.pipeline import compile_program
 from tilefold.runtime.steps import GpuStep
+from tilefold.tensor.text import parse
 
 
 def test_no_kernel_of_a_gradient_stores_a_stream():
@@ -14,3 +15,71 @@ def test_no_kernel_of_a_gradient_stores_a_stream():
     stored = {o.removesuffix("_part") for s in made.steps for o in s.fused.block.outputs}
     assert {"dq", "dk", "dv", "slope"} <= stored
     assert not any({"i", "j"} <= {*by_name[n].dims} for n in stored & by_name.keys())
+
+
+SHARED = """program shared()
+  input x: bf16[2, 1024, 6, 64]
+  input g: bf16[2, 1024, 2, 2, 64]
+  input m: f32[2, 2, 2, 1024]
+  input l: f32[2, 2, 2, 1024]
+  input dot: f32[2, 2, 2, 1024]
+  dim b = 2
+  dim h = 2
+  dim r = 2
+  dim i = 1024
+  dim j = 1024
+  dim d = 64
+  dim c = 2
+  s[b, h, r, i, j]: f32 = sum[d] x[b, i, h * 2 + r, d] * x[b, j, h + 4, d]
+  p[b, h, r, i, j]: f32 = exp(where(j <= i, s[b, h, r, i, j] * 0.125, -inf) - m[b, h, r, i]) / l[b, h, r, i]
+  dv[b, h, r, j, d]: f32 = sum[i] p[b, h, r, i, j] * g[b, i, h, r, d]
+  dp[b, h, r, i, j]: f32 = sum[d] g[b, i, h, r, d] * x[b, j, h + 4, d]
+  ds[b, h, r, i, j]: f32 = p[b, h, r, i, j] * (dp[b, h, r, i, j] - dot[b, h, r, i])
+  dk[b, h, r, j, d]: f32 = sum[i] x[b, i, h * 2 + r, d] * ds[b, h, r, i, j]
+  dq[b, h, r, j, d]: f32 = sum[i] ds[b, h, r, j, i] * x[b, i, h + 4, d]
+  both[b, j, h, c, d]: bf16 = where(c < 1, bf16(sk[b, h, j, d]), bf16(sv[b, h, j, d]))
+  sk[b, h, j, d]: f32 = sum[r] dk[b, h, r, j, d]
+  sv[b, h, j, d]: f32 = sum[r] dv[b, h, r, j, d]
+  bias[h, c, d]: f32 = sum[b, j] both[b, j, h, c, d]
+  return dq, both, bias
+"""
+
+
+def test_heads_that_share_keys_and_a_sum_over_what_is_written():
+    """Gradients of packed projections: the copies stay apart though both are small enough for one block, and the sum
+    over rows (a bias' gradient) does not become a loop around the stream's."""
+    lines = SHARED.splitlines()
+    both = next(n for n, line in enumerate(lines) if line.startswith("  both"))
+    lines.insert(both + 2, lines.pop(both))  # after what it reads
+    made = compile_program(parse("\n".join(lines)), device="cuda")
+    by_name = {c.name: c for c in made.fused.program.body}
+    stored = {o for s in made.steps for o in (r[0] for r in s.results)}
+    wide = {n for n in stored & by_name.keys() if {"i", "j"} <= {*by_name[n].dims}}
+    assert not wide
+    assert not any(n.endswith("_parts") for n in stored)
+
+
+def test_states_of_attention_are_written_by_the_kernel_that_has_them():
+    text = """program forward()
+  input q: bf16[4, 16, 1024, 64]
+  input k: bf16[4, 16, 1024, 64]
+  input v: bf16[4, 16, 1024, 64]
+  dim b = 4
+  dim h = 16
+  dim i = 1024
+  dim j = 1024
+  dim d = 64
+  dim e = 64
+  s[b, h, i, j]: f32 = sum[d] q[b, h, i, d] * k[b, h, j, d]
+  w[b, h, i, j]: f32 = where(j <= i, s[b, h, i, j] * 0.125, -inf)
+  top[b, h, i]: f32 = max[j] w[b, h, i, j]
+  shift[b, h, i]: f32 = where(top[b, h, i] == -inf, 0.0, top[b, h, i])
+  e1[b, h, i, j]: f32 = exp(w[b, h, i, j] - shift[b, h, i])
+  total[b, h, i]: f32 = sum[j] e1[b, h, i, j]
+  safe[b, h, i]: f32 = where(total[b, h, i] == 0.0, 1.0, total[b, h, i])
+  p[b, h, i, j]: f32 = e1[b, h, i, j] / safe[b, h, i]
+  o[b, h, i, e]: bf16 = sum[j] p[b, h, i, j] * v[b, h, j, e]
+  return o, shift, safe
+"""
+    made = compile_program(parse(text), device="cuda")
+    assert len(made.steps) == 1

@@ -3,12 +3,14 @@ alone what its side condition excludes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
-from tilefold.tensor.inline import absorb_copies, inline
+from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
 from tilefold.tensor.narrow import narrow
@@ -271,6 +273,56 @@ program q(n)
         assert len(q.body) == 1 and (f"{dtype}(" in show(q)) is kept
         if kept or dtype == "f32":
             unchanged(p, q)
+
+
+ROUNDED = """
+program rounded()
+  input x: f32[6, 4]
+  input w: bf16[4, 4]
+  dim i = 6
+  dim j = 4
+  dim k = 4
+  y[i, j]: f32 = exp(x[i, j]) + {first}
+  z[i, k]: f32 = sum[j] bf16(y[i, j]) * w[j, k]
+  u[i, j]: f32 = {second}
+  return z, u{more}
+"""
+
+
+def test_what_every_reader_rounds_is_rounded_once():
+    p = parse(ROUNDED.format(first="1.0", second="bf16(y[i, j]) + 1.0", more=""))
+    q = unchanged(p, round_where_stored(p))
+    assert q.body[0].dtype is DType.BF16 and "bf16(" not in show(q)
+
+
+@pytest.mark.parametrize(
+    ("second", "more"), [("y[i, j] + 1.0", ""), ("f16(y[i, j]) + 1.0", ""), ("bf16(y[i, j]) + 1.0", ", y")]
+)
+def test_what_a_reader_has_wide_stays_wide(second, more):
+    p = parse(ROUNDED.format(first="1.0", second=second, more=more))
+    assert round_where_stored(p) == p
+
+
+def test_one_element_at_a_label_is_computed_where_it_is_read():
+    text = """
+program loss()
+  input x: f32[6, 4]
+  input t: i64[6]
+  dim i = 6
+  dim j = 4
+  top[i]: f32 = max[j] x[i, j]
+  below[i, j]: f32 = x[i, j] - top[i]
+  total[i]: f32 = sum[j] exp(below[i, j])
+  out[i]: f32 = log(total[i]) - below[i, {at}]
+  return out
+"""
+    p = parse(text.format(at="t[i]"))
+    (out,) = (c for c in inline(p).body if c.name == "out")
+    assert "below" not in show(replace(p, body=(out,)))
+    x = {"x": torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), "t": torch.tensor([0, 1, 2, 3, 0, 1])}
+    torch.testing.assert_close(run(inline(p), x)["out"], run(p, x)["out"])
+    everywhere = parse(text.replace("out[i]: f32", "out[i, j]: f32").format(at="j"))
+    assert "below" in show(inline(everywhere))
 
 
 def test_outputs_are_not_inlined_away():

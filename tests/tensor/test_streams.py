@@ -67,11 +67,35 @@ def test_the_sum_of_fewer_axes_is_taken_in_two_stages():
     assert (first.dims, first.rdims, rest.rdims) == (("b", "j"), ("i",), ("j",))
 
 
+def test_ends_whose_names_are_crossed_are_told_apart_by_what_they_read():
+    """Queries and keys that are slices of one tensor have gradients with common names."""
+    crossed = "dq[b, j, d]: f32 = sum[i] ds[b, j, i] * k[b, i, d]"
+    p = program(text=GRADIENT.replace("dq[b, i, d]: f32 = sum[j] ds[b, i, j] * k[b, j, d]", crossed))
+    q, copies = streams.apart(p)
+    assert [sorted(n for n in part if n[0] == "d" and "p" not in n and "s" not in n) for part in copies] == [
+        ["dk", "dv"],
+        ["dq"],
+    ]
+    assert next(c for c in q.body if c.name == "dq").dims == ("b", "i", "d")
+    gen = torch.Generator().manual_seed(0)
+    x = {i.name: torch.randn(*(int(n.value) for n in i.shape), generator=gen) for i in p.inputs}
+    x["m"] = x["m"].abs() + 8
+    want, got = run(p, x), run(q, x)
+    for n in p.outputs:
+        torch.testing.assert_close(got[n], want[n], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         (GRADIENT.format(s=12), "scores that are no larger than queries and keys"),
         (GRADIENT.format(s=24).replace("return dv,", "return ds, dv,"), "a result that has to be in memory"),
+        (
+            GRADIENT.format(s=24)
+            .replace("sum[i, j] ds[b, i, j] * (j - i)", "sum[i] ds[b, i, t[i]]")
+            .replace("  input m:", "  input t: i64[24]\n  input m:"),
+            "elements at places that data give",
+        ),
         (GRADIENT.format(s=24).replace(", 8]", ", 512]").replace("= 8", "= 512"), "features that do not fit on chip"),
     ],
 )

@@ -126,14 +126,45 @@ def _less_parallel(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group
     lost = [{d for d in x.parallel if d not in whole.parallel and d not in reduced} for x in parts]
     if limits.in_registers:
         kept = [m for m in whole.members if g.by_name[m].reducer is None and g.escapes(m, whole.members)]
+        kept = [m for m in kept if not _is_state(g, m, whole)]
         gone = frozenset().union(*lost)
         for m in kept if gone else ():
             if any(gone & set(x.parallel) - set(out_dims(g.by_name[m])) for x in parts if m not in x.members):
                 return f"{m} goes to memory, and its kernel would not be parallel over {', '.join(sorted(gone))}"
+        for m in (m for m in whole.members if ends_a_chain(g, m, whole.members)):
+            along = _summed_later(g, m, whole)
+            if any(along & set(x.parallel) for x in parts if m in x.members):
+                return f"{m} goes to memory, and a thread block would run along {', '.join(sorted(along))}"
     for x, dims in zip(parts, lost, strict=True):
         if g.points(dims) > limits.lost or not all(is_static(g.program.sizes[d]) for d in dims):
             return f"the parallel dim {', '.join(sorted(dims))} of {x.members[-1]} would be lost"
     return None
+
+
+def _is_state(g: Graph, m: str, whole: Group) -> bool:
+    """Whether a map is one value a block and made of what the kernel reduces: it costs its kernel no dim."""
+    before = g.reached(m, g.producers, lambda c: c.name in whole.members)
+    return set(out_dims(g.by_name[m])) <= set(whole.parallel) and any(
+        c.reducer is not None and c.name in whole.members for c in before
+    )
+
+
+def ends_a_chain(g: Graph, m: str, members: Sequence[str]) -> bool:
+    """Whether m is a product that sums over what another product of the kernel makes, and so in a loop."""
+    found = product_of(g.by_name[m])
+    if found is None or not found.is_matrix():
+        return False
+    before = g.reached(m, g.producers, lambda c: c.name in members and c.reducer is None)
+    return any(c.name in members and product_of(c) is not None for c in before)
+
+
+def _summed_later(g: Graph, m: str, whole: Group) -> set[str]:
+    """Dims of a product that the kernel sums over afterwards, although it writes something that has them: a sum over
+    those can read that."""
+    after = [c for c in g.reached(m, g.consumers, lambda c: c.name in whole.members) if c.name in whole.members]
+    summed = {d for c in after for d in c.rdims} & set(out_dims(g.by_name[m])) - set(whole.parallel)
+    written = [g.by_name[m], *after]
+    return {d for d in summed if any(d in out_dims(c) and g.escapes(c.name, whole.members) for c in written)}
 
 
 def _too_few(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> str | None:

@@ -17,7 +17,7 @@ from tilefold.block.build import Loops, choose_loops
 from tilefold.block.fuse import FusedKernel, with_unit
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, exprs_of
 from tilefold.block.ir import walk as walk_block
-from tilefold.block.legal import Group
+from tilefold.block.legal import Group, ends_a_chain
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, streamed_axis
 from tilefold.plan.hardware import Gpu
@@ -249,6 +249,8 @@ def _wanted(g: Graph, group: Group, machine: Gpu) -> dict[str, int]:
         p = product_of(c)
         if p is None or p.loads is None or len(c.rdims) != 1 or 2 * have >= units or len(group.members) == 1:
             continue
+        if ends_a_chain(g, m, group.members):
+            continue  # apart, it would read from memory what another product streams into it
         (k,) = c.rdims
         n = 1
         while have * n < units and g.extent(k) // (2 * n) >= machine.least_step and g.extent(k) % (2 * n) == 0:

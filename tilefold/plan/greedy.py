@@ -6,13 +6,16 @@ refusal is recorded with its reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
 from tilefold.block.fuse import Fused, fuse_group, prepare
 from tilefold.block.legal import ANY, Group, Grouping, Limits, Refusal, legal
 from tilefold.tensor.analysis import Graph, out_dims
-from tilefold.tensor.ir import Program
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import product_of
 
 
 def fuse(
@@ -65,6 +68,14 @@ def group(
     return Grouping(ordered(g, list(unique), of), tuple(refusals.values()))
 
 
+def _twins(g: Graph) -> dict[str, Compute]:
+    """Products that the program has twice, each with what is equal of both: copies of a stream for ends over different
+    axes (`tensor.streams`), which a kernel of both would write to memory."""
+    what = {c.name: replace(c, name="", loc=None) for c in g.program.body if product_of(c) is not None}
+    twice = {c for c, n in Counter(what.values()).items() if n > 1}
+    return {name: c for name, c in what.items() if c in twice}
+
+
 class _Greedy:
     """The groups as they grow: `of` each Compute, one object a group. What is found out of two groups, or of one, is
     remembered: most of them stay as they are from round to round."""
@@ -74,12 +85,15 @@ class _Greedy:
         self._at = {c.name: n for n, c in enumerate(g.program.body)}
         self._external = _external_tensors(g)
         self._legal: dict[tuple[Group, Group], Group | str] = {}
+        self._twins = _twins(g)
         self._reads: dict[Group, set[tuple[str, tuple[str, ...]] | Load]] = {}
 
     def merge(self, a: Group, b: Group) -> Group | str:
         """The union of two groups, or the reason why it is not one kernel."""
         if not self.apart.isdisjoint(a.members) or not self.apart.isdisjoint(b.members):
             return "a library call computes it"
+        if any(self._twins[m] in {self._twins.get(n) for n in b.members} for m in a.members if m in self._twins):
+            return "each computes a product again that the other has"
         if self._path_outside(a, b):
             return "another kernel stands between them"
         found = self._legal.get((a, b))

@@ -136,6 +136,8 @@ def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter
         return False  # operands stay plain loads, so that it is a matrix product to every back end
     if cost <= FREE and len(loads(m.body)) <= 1:
         return True
+    if not lacking and all(_takes_few(ld, m) for ld in at):
+        return True
     if cost <= SPREAD and _spreads(m) and product_of(c) is None:
         return True
     if readers[m.name] > 1:
@@ -143,6 +145,11 @@ def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter
     if count[m.name] > 1 and cost > CHEAP:
         return not lacking and product_of(c) is None and (count[m.name] - 1) * cost <= NEIGHBOURS
     return not lacking or cost <= CHEAP
+
+
+def _takes_few(ld: Load, m: Compute) -> bool:
+    """Whether a load takes one element along a dim of the map, at a place that data give: the label's logarithm."""
+    return any(isinstance(e, Load) for i in ld.index for e in walk(i)) and len(dims_used(ld)) < len(m.dims)
 
 
 def _spreads(m: Compute) -> bool:
@@ -160,6 +167,42 @@ def _renames(e: Expr) -> bool:
 def _permutes(m: Compute) -> bool:
     """Whether a map that renames only reorders the axes of what it reads."""
     return all(isinstance(i, Index) for ld in loads(m.body) for i in ld.index) and len(dims_used(m.body)) == len(m.dims)
+
+
+def round_where_stored(p: Program) -> Program:
+    """Results that every reader rounds to the same type are rounded where they are made: fewer bytes, the same values.
+
+    Law: a value that is stored in a type is that value rounded once to it. Side conditions: no result of the program;
+    the wide type is what the narrow one computes in, so that nothing else is lost.
+    """
+    read: dict[str, set[DType | None]] = {}
+    for c in p.body:
+        rounded = [x for x in walk(c.body) if isinstance(x, Cast) and isinstance(x.arg, Load)]
+        plain = Counter(x.tensor for x in walk(c.body) if isinstance(x, Load))
+        plain.subtract(Counter(x.arg.tensor for x in rounded if isinstance(x.arg, Load)))
+        for x in rounded:
+            read.setdefault(x.arg.tensor, set()).add(x.dtype)  # type: ignore[attr-defined]
+        for name, times in plain.items():
+            if times:
+                read.setdefault(name, set()).add(None)
+    narrow: dict[str, DType] = {}
+    for c in p.body:
+        types = read.get(c.name, set())
+        found = next(iter(types)) if len(types) == 1 else None
+        if found is None or c.index_name is not None or c.name in p.outputs:
+            continue
+        if found.is_float and found is not c.dtype and found.compute is c.dtype:
+            narrow[c.name] = found
+    if not narrow:
+        return p
+
+    def stored(x: Expr) -> Expr | None:
+        return (
+            x.arg if isinstance(x, Cast) and isinstance(x.arg, Load) and narrow.get(x.arg.tensor) is x.dtype else None
+        )
+
+    body = (replace(c, dtype=narrow.get(c.name, c.dtype), body=transform(c.body, stored)) for c in p.body)
+    return replace(p, body=tuple(body))
 
 
 def absorb_copies(p: Program) -> Program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tilefold.tensor.channels_last import channels_last_operands
-from tilefold.tensor.inline import absorb_copies, inline
+from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
 from tilefold.tensor.ir import Program
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.rewrite import drop_dead, drop_repeated
@@ -16,6 +16,7 @@ from tilefold.tensor.unify import canonical_names, unify
 INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("narrow conditions", narrow),
     ("inline maps", inline),
+    ("round where stored", round_where_stored),
     ("absorb copies", absorb_copies),
 )
 #: Applied when operands are in the order that their readers want.

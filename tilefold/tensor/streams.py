@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilefold.algebra.expr import Index, Load, tensors_read
+from tilefold.algebra.expr import Index, Load, loads, rename_dims, tensors_read
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
@@ -70,10 +70,17 @@ def streams(p: Program) -> list[Stream]:
         left = [n for n in left if n not in members]
         ends = {u for n in members for u in g.consumers[n]} - members
         kept = any(r in p.outputs for n in members for r in g.by_name[n].results)
+        kept = kept or any(_taken_at_places(g.by_name[e], members) for e in ends)
         if not kept and all(g.by_name[e].reducer is not None for e in ends):
             order = [c.name for c in p.body]
             found.append(Stream(tuple(filter(members.__contains__, order)), tuple(filter(ends.__contains__, order))))
     return found
+
+
+def _taken_at_places(c: Compute, members: set[str]) -> bool:
+    """Whether a statement reads single elements of a stream, at places that data give: they have to be in memory."""
+    places = (ix for ld in loads(c.body) if ld.tensor in members for ix in ld.index)
+    return any(loads(ix) for ix in places)
 
 
 def _streaming(g: Graph) -> dict[str, None]:
@@ -116,10 +123,37 @@ def apart(p: Program) -> tuple[Program, tuple[frozenset[str], ...]]:
     where no stream has such ends."""
     made: list[frozenset[str]] = []
     for s in streams(p):
-        p, s = _staged(p, s)
+        p, s = _staged(_aligned(p, s), s)
         p, copies = _copied(p, s)
         made += copies
     return p, tuple(made)
+
+
+def _aligned(p: Program, s: Stream) -> Program:
+    """The members and ends of a stream with the names that its first products have for its axes.
+
+    Dims are bound names; what reads a member at a plain index ranges over the member's dim. Elsewhere names may have
+    been given otherwise: where queries and keys are slices of one tensor, so are their gradients.
+    """
+    taken = {*p.sizes, *p.names, *(i.name for i in p.inputs), *p.syms}
+    sizes, body = dict(p.sizes), {c.name: c for c in p.body}
+    for n in (*s.members, *s.ends):
+        c = body[n]
+        names: dict[str, str] = {}
+        for ld in loads(c.body):
+            if ld.tensor in s.members:
+                pairs = zip(ld.index, body[ld.tensor].dims, strict=True)
+                for d, own in ((ix.dim, own) for ix, own in pairs if isinstance(ix, Index)):
+                    names.setdefault(d, own)
+        if len(set(names.values())) < len(names) or all(d == own for d, own in names.items()):
+            continue
+        for d in (*c.dims, *c.rdims):
+            if d not in names and d in names.values():
+                names[d] = fresh(d, taken)
+                sizes[names[d]] = sizes[d]
+        dims, rdims = (tuple(names.get(d, d) for d in own) for own in (c.dims, c.rdims))
+        body[n] = replace(c, dims=dims, rdims=rdims, body=rename_dims(c.body, names))
+    return replace(p, sizes=sizes, body=tuple(body[c.name] for c in p.body))
 
 
 def belongs(p: Program) -> frozenset[str]:

@@ -95,6 +95,34 @@ def test_attention_saves_nothing_of_queries_times_keys(fn, dynamic):
     right(fn, args, gradients)
 
 
+def test_attention_of_narrow_types_saves_no_wide_copies():
+    _, _, graphs = passes(causal, *qkv(torch.bfloat16))
+    assert all(dtype is torch.bfloat16 or shape[-1] == 1 for shape, dtype in saved(graphs))
+    assert len(saved(graphs)) == 6  # q, k, v, the result, two numbers a row
+
+
+def test_a_residual_is_saved_as_it_is_and_not_as_its_terms():
+    """The forward writes it for the next layer; its terms would each be held and read again."""
+
+    def layers(x, a, b, c, w):
+        for u in (a, b, c):
+            x = x + F.layer_norm(x, (64,), w) @ u
+        return F.layer_norm(x, (64,), w)
+
+    gen = torch.Generator().manual_seed(1)
+    args = [torch.randn(*s, generator=gen) for s in ((256, 64), (64, 64), (64, 64), (64, 64), (64,))]
+    _, gradients, graphs = passes(layers, *args)
+    terms = [
+        n
+        for n in graphs["backward"].graph.nodes
+        if n.target is torch.ops.aten.add.Tensor and n.meta["val"].shape == (256, 64)
+    ]
+    assert not any(all(a.op == "placeholder" and "mm" in a.name for a in n.all_input_nodes[1:]) for n in terms)
+    wide = [shape for shape, _ in saved(graphs) if shape == (256, 64)]
+    assert len(wide) <= 7  # x of four norms, their results that are multiplied
+    right(layers, args, gradients)
+
+
 def test_torchs_own_cut_saves_the_probabilities():
     """What the test above would not see otherwise."""
     _, _, graphs = passes(causal, *qkv(), kind="min_cut")

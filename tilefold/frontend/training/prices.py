@@ -18,8 +18,9 @@ What streams is said by `tensor.streams`: attention's scores do; logits and hidd
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -103,6 +104,16 @@ class Prices:
     results: frozenset[Node]
     free: frozenset[Node]
 
+    @cached_property
+    def depths(self) -> Mapping[Node, int]:
+        """How many library calls stand one behind the other before each node of the forward."""
+        found: dict[Node, int] = {}
+        for n in next(iter(self.forward)).graph.nodes if self.forward else ():
+            if n in self.forward:
+                before = max((found.get(a, 0) for a in n.all_input_nodes), default=0)
+                found[n] = before + (n.op == "call_function" and _in_library(n) and not is_view(n))
+        return found
+
     def keep(self, node: Node, worth: float = KEEP) -> float | None:
         """Bytes for saving a value; None: never (views, wider copies and what follows from a fold's result alone, which
         are made again)."""
@@ -144,9 +155,12 @@ class Prices:
             return True
         made = node if node.target is not operator.getitem else node.args[0]
         assert isinstance(made, Node)
-        sizes = product(made)
-        own = sizes.streamed != 2 if sizes else made.target not in TABLE
-        return own or self._library_reads(node, self.forward)
+        return _in_library(made) or self._library_reads(node, self.forward) or self._waits(node)
+
+    def _waits(self, node: Node) -> bool:
+        """Whether the forward reads a value again after a library call that depends on it: the residual of a layer."""
+        users = [u for seen in (node, *_views_of(node)) for u in seen.users if u in self.forward]
+        return any(self.depths.get(u, 0) > self.depths.get(node, 0) for u in users)
 
     def _needed_whole(self, node: Node) -> bool:
         return self._library_reads(node, self.backward)
@@ -160,11 +174,15 @@ class Prices:
                 sizes = product(user)
                 if sizes is None and user.target not in TABLE and not is_view(user):
                     return True
-                if sizes is not None and not any(
-                    sizes.streamed == k and n is seen for k, n in enumerate(sizes.operands)
-                ):
+                if sizes is not None and sizes.streamed is None:
                     return True
         return False
+
+
+def _in_library(node: Node) -> bool:
+    """Whether a library computes an operator: what no kernel of ours does, and products that do not stream."""
+    sizes = product(node)
+    return sizes.streamed != 2 if sizes else node.target not in TABLE
 
 
 def is_view(node: Node) -> bool:

@@ -35,6 +35,7 @@ from tilefold.frontend.regions.assemble import CompiledGraph, compilations
 from tilefold.frontend.regions.flow import NEVER, Network
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.partition import nbytes
+from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.reassociate import reassociate
 from tilefold.frontend.training.repeated import drop_repeated
@@ -78,6 +79,7 @@ def partitioner(kind: Literal["folds", "min_cut"] = "folds", budget: float | Non
         joint.recompile()
         share: float = functorch.activation_memory_budget if budget is None else budget
         static = list(static_lifetime_input_indices or ())
+        fold_scans(joint)
         part = Part("what is saved", [])
         made = part.attempt(lambda: prepared(joint.graph, num_fwd_outputs, static, share)) if kind == "folds" else None
         if made is not None:
