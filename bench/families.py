@@ -36,6 +36,7 @@ import torch
 import transformers
 
 from tests.integrations.families import MODELS, model_of, results, worst
+from tilefold.frontend.torch_compile import backend
 from tilefold.integrations.transformers import apply
 
 MODES = ("infer", "train")
@@ -137,7 +138,7 @@ def contender(name: str, model: Any) -> tuple[Any, Any]:
         case "inductor":
             model.compile(dynamic=False)
         case "tilefold":
-            model.compile(backend="tilefold", dynamic=False)
+            model.compile(backend=backend, dynamic=False)  # the name needs an installed package
     return model, None
 
 
