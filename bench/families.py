@@ -271,7 +271,7 @@ def every(a: argparse.Namespace) -> list[Timed]:
             words = [sys.executable, __file__, family, "--one", mode, "--device", a.device, "--folder", folder]
             words += ["--began", str(a.began), "--seconds", str(a.seconds), "--processes", str(len(pairs))]
             places = {"TILEFOLD_CACHE_DIR": f"t-{family}-{mode}", "TORCHINDUCTOR_CACHE_DIR": f"i-{family}-{mode}"}
-            own = {k: f"{folder}/{v}" for k, v in places.items()} | {"PYTHONPATH": str(Path(__file__).parents[1])}
+            own = {k: f"{folder}/{v}" for k, v in places.items()} | {"PYTHONPATH": os.pathsep.join(sys.path)}
             running.append(subprocess.Popen([*words, *(["--small"] if a.small else [])], env=os.environ | own))
         for process, (family, mode) in zip(running, pairs, strict=True):
             try:
