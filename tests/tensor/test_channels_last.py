@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilefold.tensor.channels_last import channels_last_operands
+from tilefold.tensor.channels_last import channels_last_operands, taps_in_front
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse
@@ -79,7 +79,12 @@ def test_windows_of_one_channel_want_taps_in_front():
   return out
 """
     q = converted(text, {})
+    assert [c.name for c in q.body] == ["x_last", "out"]
+    assert taps_in_front(q, []) == q
+    q = taps_in_front(q, ["out"])
     assert [c.name for c in q.body] == ["x_last", "w_last", "out"]
+    x, w = torch.randn(2, 8, 9, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
+    torch.testing.assert_close(run(q, {"x": x, "w": w})["out"], run(parse(text), {"x": x, "w": w})["out"])
     assert [len(c.dims) for c in q.body[:2]] == [3, 2] and q.body[1].dims[-1] == q.body[1].body.index[0].dim
 
 

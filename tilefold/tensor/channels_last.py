@@ -9,7 +9,7 @@ all readers, and a map that is stored for the convolution alone is stored in the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Const, Expr, Index, Load, loads
@@ -36,12 +36,22 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
         if not is_channels_last(c, form):
             continue
         outs, taps = (*form.groups, *form.outs), [s.tap for s in form.space if s.tap is not None]
-        alone = form.depthwise(p.sizes)  # each tap is a vector beside those of the image
-        of_w = [axis_of(form.w, d) for d in ((*taps, *outs) if alone else (*outs, *taps, *form.channels))]
+        of_w = [axis_of(form.w, d) for d in (*outs, *taps, *form.channels)]
         places, batch = [s.axis for s in form.space], [axis_of(form.x, d) for d in form.batch]
         of_x = [*batch, *places, *group_axes(form), *(axis_of(form.x, d) for d in form.channels)]
         for load, order in ((form.x, of_x), (form.w, of_w)):
             p = _converted(p, name, load, order, contiguous)
+    return p
+
+
+def taps_in_front(p: Program, names: Collection[str]) -> Program:
+    """The program in which channels-last convolutions of one channel a group read weights with contiguous channels:
+    where they are written out, each tap is a vector beside those of the image."""
+    for c in [c for c in p.body if c.name in names]:
+        form = convolution(c, p)
+        if form is not None and is_channels_last(c, form):
+            dims = (*(s.tap for s in form.space if s.tap is not None), *form.groups, *form.outs)
+            p = _converted(p, c.name, form.w, [axis_of(form.w, d) for d in dims], {})
     return p
 
 

@@ -17,6 +17,7 @@ from tilefold.plan.gpu_library import gpu_library_products, gpu_windows
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
+from tilefold.tensor.channels_last import taps_in_front
 from tilefold.tensor.ir import Program
 from tilefold.tensor.windows import windows_written_out
 
@@ -55,7 +56,8 @@ class GpuTarget:
 
     def written_out(self, p: Program) -> Program:
         """The program with sums over windows written out where that is faster than the library's convolution."""
-        return windows_written_out(p, gpu_windows(p, self.machine))
+        names = gpu_windows(p, self.machine)
+        return windows_written_out(taps_in_front(p, names), names)
 
     def products(self, p: Program) -> frozenset[str]:
         """Products that gain nothing, or too little, from a kernel of ours."""
