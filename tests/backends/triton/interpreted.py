@@ -21,6 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import _interpreter
 
+from tests.backends.triton import gradients as backward
 from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
@@ -76,6 +77,19 @@ def heads(b: int, h: int, queries: int, keys: int, dim: int, *, kv: int | None =
     """q, k, v."""
     kv, value = kv or h, value or dim
     return rand(b, h, queries, dim), rand(b, kv, keys, dim, seed=1), rand(b, kv, keys, value, seed=2)
+
+
+def of_keys(queries: int, keys: int, dim: int) -> tuple[torch.Tensor, ...]:
+    """Arguments of the kernel that makes dK and dV: log-sum-exps are not less than the scores."""
+    q, k, v = heads(1, 2, queries, keys, dim)
+    return (
+        q,
+        k,
+        v,
+        rand(1, 2, queries, dim, seed=3),
+        rand(1, 2, queries, seed=4).float() + 4,
+        rand(1, 2, queries).float(),
+    )
 
 
 def case(name: str, *, hostile: bool = False) -> str:
@@ -440,6 +454,10 @@ CHECKS: dict[str, Check] = {
     "latent attention": lambda: case("L-small"),
     "window": lambda: case("window-prefill-67"),
     "soft cap": lambda: case("softcap-prefill-67"),
+    "gradients of keys": lambda: right(backward.keys(backward.causal), *of_keys(70, 70, 64), hostile=False),
+    "gradients of keys by features": lambda: right(
+        backward.keys(backward.softcap, turned=True), *of_keys(45, 70, 32), hostile=False
+    ),
     "alibi": lambda: case("alibi-prefill-67"),
     "routing to one expert, ties": lambda: ties(1),
     "routing to eight experts, ties": lambda: ties(8),

@@ -137,7 +137,9 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
 TILES = {"two softmaxes": 64}
 
 
-def by_rows(groups: int = 2, tile: int = 128, stages: int = 2, *, draws: bool = False) -> Callable[..., TritonConfig]:
+def by_rows(
+    groups: int = 2, tile: int = 128, stages: int = 2, *, draws: bool = False, turned: bool = True
+) -> Callable[..., TritonConfig]:
     """A choice of configuration: groups that own 64 rows each, this many streamed indices a tile."""
 
     def choose(block: Block, sizes: Mapping[str, int], unit: tiles.UnitAxes | None = None, **how: bool) -> TritonConfig:
@@ -153,7 +155,7 @@ def by_rows(groups: int = 2, tile: int = 128, stages: int = 2, *, draws: bool = 
             "own": "rows",
             "draws": draws,
             "stages": stages,
-            "descriptors": False,
+            "descriptors": turned,
         }
         return replace(base, tiles=cut, lanes={}, **shared)  # type: ignore[arg-type]
 

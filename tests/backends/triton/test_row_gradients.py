@@ -39,7 +39,9 @@ def test_groups_together_compute_the_kernel(name):
     same(*emulate(kernel_of(*GRADIENTS[name]), most=3))
 
 
-@pytest.mark.parametrize("how", [{"tile": 32, "stages": 4}, {"groups": 3, "tile": 32}, {"draws": True}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"tile": 32, "stages": 4}, {"groups": 3, "tile": 32}, {"draws": True}, {"turned": False}], ids=str
+)
 def test_other_groups_tiles_and_rings(how):
     name = "keys, causal, by features"
     same(*emulate(kernel_of(*GRADIENTS[name], **how), most=1 if how.get("draws") else 2))
@@ -93,9 +95,20 @@ def test_hot_loops_do_not_spill(tmp_path):
     assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= 128 and r.shared <= SHARED[90]
 
 
-def test_they_are_the_tuners_and_not_the_default():
-    shapes = [((4, 16, *s[2:]), d) for s, d in arguments(2048, 2048, 64, 2)]
-    k = TritonKernel(kernel_of(keys(causal), shapes).block)
+def wide_kernel(dim: int) -> TritonKernel:
+    """Keys' gradients of many heads, configured as by default."""
+    shapes = [((4, 16, *s[2:]), d) for s, d in arguments(2048, 2048, dim, 2)]
+    return TritonKernel(kernel_of(keys(causal), shapes).block)
+
+
+def test_two_states_of_many_columns_have_the_form_by_default_on_hopper_alone():
+    k = wide_kernel(128)
+    assert variant_of(k).rendered.groups == 2 and variant_of(k).rendered.draws
+    assert not k.variant(usual_units(k.block), k.sizes({}), hopper=False).rendered.groups
+
+
+def test_of_few_columns_they_are_the_tuners():
+    k = wide_kernel(64)
     assert not variant_of(k).rendered.groups
     found = [c for c in space(k.block, k.sizes({}), "quick") if c.own == "rows"]
     assert any(variant_of(TritonKernel(k.block, lambda b, s, c=c: c)).rendered.groups for c in found)

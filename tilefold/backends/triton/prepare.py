@@ -42,8 +42,10 @@ def tile_kernel(
     kernel = verify(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False)))
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})
     if config.groups and config.own == "rows":
-        kernel = verify(rows_first(without_single_loops(kernel)))
+        kernel = without_single_loops(kernel)
     dims = product_dims(kernel)
+    if dims:
+        kernel = verify(rows_first(kernel))
     if not dims:
         beside = {d for s in kernel.body if isinstance(s, For) for d in _beside(s)}
         kernel = cut(singles(kernel), [d for d in _wasteful(kernel) if d not in beside])

@@ -340,7 +340,7 @@ class _Finder(Reading):
         t = self.tensors[s.tensor]
         column = next(c for c in columns if c in s.dims)
         size = self.kernel.sizes[column]
-        turned = s.index[-1] == Index(row)
+        turned = s.index[-1] == Index(row) and self.config.descriptors
         start = 0 if turned else offset(s.index[-1], column)
         if not described(t) or t.dtype not in (DType.F16, DType.BF16) or start is None or not isinstance(size, Const):
             return None

@@ -21,20 +21,21 @@ from tilefold.tile.pieces import power_of_two
 Product = tuple[frozenset[str], frozenset[str]]
 #: Columns of the states, most of them: groups, streamed indices a tile, stages of the ring.
 SHAPES = ((64, 3, 128, 4), (128, 2, 128, 2))
-#: The same where several products lift, or add to states: each has results, or a state, in registers.
-SEVERAL = ((64, 2, 64, 4), (128, 2, 64, 2))
+#: The same where several products lift, or add to states: each has results, or a state, in registers. Up to `NARROW`
+#: columns the usual form is faster, as a multiprocessor then has several thread blocks.
+SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3)), 64
 #: Of the multiprocessors, the part that has a thread block.
 BUSY = 0.5
 #: Most indices of what is summed beside the stream: held whole.
 BESIDE = 256
 
 
-def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, several: bool = False) -> TritonConfig:
+def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, every: bool = False) -> TritonConfig:
     """The configuration for groups of warps that own rows; the usual one where they would gain nothing.
 
     sizes: extents of all dims. What is read for each row and streamed index (a bias) comes by pointers, which the
-    scheme does not hide; what a lift multiplies and is computed was not measured either. several: also for folds with
-    several products in the lift or in the merge.
+    scheme does not hide; what a lift multiplies and is computed was not measured either. every: also where the usual
+    form is faster as a rule.
     """
     s = Shape.of(b)
     sizes = s.seen(sizes)
@@ -49,7 +50,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, seve
     if not lifts or not merges or len(rows) != 1 or usual.lanes:
         return usual
     alone = len(lifts) == len(merges) == 1
-    if not (alone or several) or (beside and alone):
+    if beside and alone:
         return usual
     (row,) = rows
     held = frozenset(d for _, k in lifts for d in k)
@@ -60,7 +61,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, seve
         return usual
     wide = max(power_of_two(sizes[d]) for d in (*found, *held))
     shape = next((x for most, *x in (SHAPES if alone else SEVERAL) if wide <= most), None)
-    if shape is None:
+    if shape is None or (not alone and wide <= NARROW and not every):
         return usual
     groups, tile, stages = shape
     blocks = math.prod(sizes[d] for d in s.parallel if d != row)
@@ -69,7 +70,8 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, seve
     if -(-sizes[row] // (ROWS * groups)) * blocks < BUSY * FULL or sizes[stream] <= tile or sizes[row] <= ROWS:
         return usual
     tiles = {**usual.tiles, **{d: power_of_two(sizes[d]) for d in beside}, row: ROWS, stream: tile}
-    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", descriptors=False)
+    draws = not alone and (s.bounded or len(merges) > 1)
+    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=draws, descriptors=False)
 
 
 def _columns(

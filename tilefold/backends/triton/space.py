@@ -45,7 +45,7 @@ def space(block: Block, sizes: Mapping[str, int], effort: Effort) -> tuple[Trito
     s = Shape.of(block)
     seen = s.seen(sizes)
     products = any(m and n for m, n, _ in s.products)
-    rows = owning_rows(block, sizes, base, several=True)
+    rows = owning_rows(block, sizes, base, every=True)
     found = _with_products(base, s, seen, effort) if products else _without(base, s, seen, effort)
     owned = [*_owning(rows)] if rows is not base else []
     unique = {c.key(): c for c in (base, *owned, *found)}
@@ -75,9 +75,10 @@ def _with_products(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effor
 
 
 def _owning(rows: TritonConfig) -> Iterator[TritonConfig]:
-    """Groups of warps that own rows: how many, whether they draw their tiles."""
+    """Groups of warps that own rows: how many, whether they draw their tiles, whether results leave turned."""
     for groups, draws in itertools.product((2, 3), (False, True)):
         yield replace(rows, groups=groups, draws=draws)
+    yield replace(rows, descriptors=True)
 
 
 def _without(base: TritonConfig, s: Shape, sizes: Mapping[str, int], effort: Effort) -> Iterator[TritonConfig]:
