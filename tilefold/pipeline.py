@@ -41,6 +41,8 @@ from tilefold.runtime.step import Step
 from tilefold.runtime.steps import GpuStep, KernelStep, load_all, refuser
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import Graph
+from tilefold.tensor.distribute import distributed
+from tilefold.tensor.hulls import bounded
 from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import plain_operands
 from tilefold.tensor.product import product_of
@@ -118,6 +120,7 @@ def _planned(p: Program, target: CpuTarget) -> Settled | None:
 
 def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
     p, _ = streams.apart(p)
+    p = bounded(p)
     p, calls = library_calls(p, () if goal == "fused" else target.products(p) - streams.belongs(p))
     fused = fuse(p, frozenset(chain.from_iterable(calls)), target.limits, calls=calls)
     parts = []
@@ -143,11 +146,12 @@ class GpuKernels:
 
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
-    p = target.written_out(plain_operands(p))
+    p = distributed(target.written_out(plain_operands(p)))
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }
     p, copies = streams.apart(p)
+    p = bounded(p)
     products = target.products(p) - frozenset().union(*copies) if goal == "fast" else frozenset()
     p, calls = library_calls(
         p, products - frozenset(chain.from_iterable(scaled)), bare=partial(bias_apart, cores=target.machine.cores)

@@ -12,6 +12,7 @@ import tilefold
 from tilefold.algebra.text import show
 from tilefold.block.ir import Loop, walk
 from tilefold.frontend.regions.assemble import compilations
+from tilefold.tensor import hulls
 
 B, H, S, D = 3, 2, 600, 16
 
@@ -72,6 +73,29 @@ def test_keys_beyond_are_not_read():
     assert tilefold.fuse(attend)(q, k, v, n + 530, None).isnan().any()
 
 
+def test_documents_as_people_write_them(monkeypatch):
+    """A mask of equal numbers in plain PyTorch bounds the loop too."""
+    monkeypatch.setattr(hulls, "LEAST", S)
+    ids = torch.randint(0, 4, (B, S), generator=torch.Generator().manual_seed(3)).sort(-1).values
+
+    def attend(q, k, v, d):
+        i, j = torch.arange(S)[:, None], torch.arange(S)
+        seen = (d[:, None, :, None] == d[:, None, None, :]) & (i >= j)
+        return torch.softmax((q @ k.mT * D**-0.5).masked_fill(~seen, -math.inf), -1) @ v
+
+    q, k, v = heads()
+    got = tilefold.fuse(attend)(q, k, v, ids)
+    torch.testing.assert_close(got.double(), attend(q.double(), k.double(), v.double(), ids), rtol=2e-5, atol=2e-5)
+    assert _bounded()
+
+
+def _bounded() -> bool:
+    """Whether a loop of the last program is bounded by data on both sides."""
+    steps = compilations[-1].regions[0].runner.steps
+    loops = [n for s in steps for n in walk(s.fused.block.body) if isinstance(n, Loop) and n.start and n.stop]
+    return any("tile_min" in show(n.start) and "tile_max" in show(n.stop) for n in loops)
+
+
 #: Masks of torch's form that lists of blocks bound.
 LISTED = {
     "documents": lambda d: lambda b, h, i, j: (d[b, i] == d[b, j]) & (i >= j),
@@ -93,10 +117,7 @@ def test_lists_of_blocks_bound_loops(name):
     scores = torch.where(seen, q.double() @ k.double().mT * D**-0.5, -math.inf)
     want = torch.where(seen.any(-1, keepdim=True), torch.softmax(scores, -1), 0.0) @ v.double()
     torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=2e-5)
-    loops = [
-        n for s in compilations[-1].regions[0].runner.steps for n in walk(s.fused.block.body) if isinstance(n, Loop)
-    ]
-    assert any("tile_min" in show(n.start) and "tile_max" in show(n.stop) for n in loops if n.start and n.stop)
+    assert _bounded()
 
 
 def test_a_list_that_names_no_more_bounds():

@@ -30,6 +30,7 @@ from tilefold.plan.select import Chosen, Selection, Variant, select
 from tilefold.plan.target import Target
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import out_dims
+from tilefold.tensor.hulls import bounded
 from tilefold.tensor.ir import Program
 
 #: Different kernels that are priced in a compilation; programs of large products need fewer.
@@ -127,6 +128,7 @@ def _plan(
     rivals: bool,
 ) -> Plan:
     p, copies = streams.apart(p)
+    p = bounded(p)
     inside = frozenset[str]().union(*copies)
     if target.machine.kind == "cpu":  # a GPU's products in front of folds are no library calls in any case
         inside |= streams.belongs(p)

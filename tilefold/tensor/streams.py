@@ -56,7 +56,7 @@ class Stream:
 def streams(p: Program) -> list[Stream]:
     """The streams of a program that end in reductions alone: no result of theirs is kept."""
     g = Graph.of(p)
-    wide = _streaming(g)
+    wide = streaming(g)
     left, found = list(wide), []
     while left:
         members = {left[0]}
@@ -83,7 +83,7 @@ def _taken_at_places(c: Compute, members: set[str]) -> bool:
     return any(loads(ix) for ix in places)
 
 
-def _streaming(g: Graph) -> dict[str, None]:
+def streaming(g: Graph) -> dict[str, None]:
     """Products whose result streams, maps over all of it, and maps of the same size that are made for them alone."""
     wide: dict[str, None] = {}
     for c in g.program.body:

@@ -65,6 +65,8 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
         return usual
     groups, tile, stages = shape
     blocks = math.prod(sizes[d] for d in s.parallel if d != row)
+    if groups > 2 and any({row, *found} <= set(dims_used(ld)) for ld in _loads(b)):
+        groups = 2  # what meets the states at the end (a gate) takes registers that three groups have not
     if groups > 2 and -(-sizes[row] // (ROWS * groups)) * blocks < FULL:
         groups = 2
     if -(-sizes[row] // (ROWS * groups)) * blocks < BUSY * FULL or sizes[stream] <= tile or sizes[row] <= ROWS:
