@@ -18,8 +18,8 @@ class TritonConfig:
     `lanes`: dims whose vectors are longer than their tile (a tensor core needs 16 rows); the rest is masked.
     `warps`, `stages`: of the kernel and of its software pipelines. `descriptors`: operands of
     products come through tensor-map copies (TMA) where strides allow it; of groups that own rows, results whose rows
-    are last in memory leave so. `specialize`: producer and consumer warps (Hopper and later; the result has to be
-    checked). `registers`: most a thread may use.
+    are last in memory leave so, and sums beside the stream are taken. `specialize`: producer and consumer warps (Hopper
+    and later; the result has to be checked). `registers`: most a thread may use.
     `groups`: of four warps on Hopper, beside one that copies. They `own` the columns of a wide state, and four warps
     more compute what they sum (`roles`), or 64 rows of the state each (`row_roles`). Of those,
     a thread block draws what to do next from a counter (`draws`), else it has a fixed share. A kernel without such a

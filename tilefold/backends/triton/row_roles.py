@@ -183,6 +183,8 @@ class _Finder(Reading):
         repairs = tuple(s for s in own if s not in sums)
         elementwise = tuple(s for s in body if s not in own and s not in products)
         begun = tuple(s for s in self.before if about(s) in wide)
+        if self._sums_beside() and not self.config.descriptors:
+            return "a sum beside the stream, which no device has run yet, is not asked for"
         if not all(self._summed(s, row, stream) for s in self._sums_beside()):
             return "something else than a sum of a row's is reduced before the loop"
         why = self._orderly(own, sums, elementwise, products, wide, set(computed))
