@@ -70,10 +70,10 @@ def load() -> Config:
 
 
 def _processes(given: str) -> int:
-    if given.isdecimal() and int(given):
+    if given.isdecimal():
         return int(given)
     if given:
-        _ignored("TILEFOLD_COMPILE_PROCESSES", given, "a number from 1")
+        _ignored("TILEFOLD_COMPILE_PROCESSES", given, "a number")
     return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import queue
 import subprocess
 import sys
 import threading
@@ -38,6 +39,7 @@ class Server:
         self._begun: set[str] = set()
         self._waiting: list[tuple[str, Mapping[str, Any]]] = []
         self._process: subprocess.Popen[str] | None = None
+        self._messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._dead = False
 
     def submit(self, key: str, job: Mapping[str, Any]) -> None:
@@ -69,6 +71,7 @@ class Server:
         """End the server; children end with their jobs."""
         with self._lock:
             process, self._process, self._dead = self._process, None, True
+        self._messages.put(None)
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):  # it died before
                 process.stdin.close()
@@ -89,7 +92,8 @@ class Server:
             self._dead = True
             return
         atexit.register(self.close)
-        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+        for work in (self._listen, self._write):
+            threading.Thread(target=work, args=(self._process,), daemon=True).start()
 
     def _send(self) -> None:
         for key, job in self._waiting:
@@ -99,13 +103,20 @@ class Server:
 
     def _say(self, message: Mapping[str, Any]) -> None:
         """A job, or a key alone to take one back."""
-        if self._process is None or self._process.stdin is None:
-            return
-        try:
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            self._dead = True
+        self._messages.put(json.dumps(message) + "\n")
+
+    def _write(self, process: subprocess.Popen[str]) -> None:
+        """Hand messages on: a server that still imports Triton reads none, and a pipe holds few."""
+        assert process.stdin is not None
+        while (message := self._messages.get()) is not None:
+            try:
+                process.stdin.write(message)
+                process.stdin.flush()
+            except (OSError, ValueError):  # it died, or its input was closed
+                with self._lock:
+                    self._dead = True
+                    self._lock.notify_all()
+                return
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
