@@ -228,7 +228,7 @@ class _Role(Renderer):
 
     def done(self) -> list[str]:
         """The function's lines."""
-        return list(self.c.scopes.stack[0].lines)
+        return self.c.scopes.finished()
 
     def load_of(self, name: str) -> Load:
         """All of a buffer."""

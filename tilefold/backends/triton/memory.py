@@ -127,8 +127,9 @@ class Memory:
         v, end = self.c.expressions.value(e, axes), self.c.expressions.value(limit, ())
         lanes = self.c.masks(v.axes, v.axes) or "True"
         level = max([v.level, end.level, *(self.c.hold(d).level for d in v.axes)])
-        code = f"tf_within({v.code}, {end.code}, {lanes})"
-        return Value(self.c.scopes.once(code, "exists", level), v.axes, DType.BOOL, level)
+        code = f"({v.code} >= 0) & ({v.code} < {end.code})"
+        late = f"tf_exist({{}}, {lanes})"  # an assertion keeps loads after it from being early
+        return Value(self.c.scopes.once(code, "exists", level, late), v.axes, DType.BOOL, level)
 
     def _again(self, name: str) -> str:
         """What was loaded before the last reduction, kept as it is in memory until here."""

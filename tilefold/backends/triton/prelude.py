@@ -173,23 +173,19 @@ def tf_random(seed, row, column):
     return (tl.where((column & 1) == 0, even, odd) >> 8).to(tl.int64)
 """
 
-#: Whether an index that data chose exists; where it does not in a lane of an element, the device stops (`ASSERTING`).
+#: Indices that data chose must exist: where one does not in a lane of an element, the device stops (`ASSERTING`).
 CHECKED = """
 
 @triton.jit
-def tf_within(i, n, lanes):
-    exists = (i >= 0) & (i < n)
+def tf_exist(exists, lanes):
     tl.device_assert(exists, "index out of range", lanes)
-    return exists
 """
 INTERPRETED_CHECKED = """
 
-def tf_within(i, n, lanes):
-    exists = (i >= 0) & (i < n)
+def tf_exist(exists, lanes):
     missing = exists == 0
     if (missing if lanes is True else missing & lanes).handle.data.any():
         raise IndexError("index out of range")
-    return exists
 """
 
 #: The interpreter runs kernels as Python: bounds of loops are numbers there. Replaces what it computes wrongly.
@@ -211,7 +207,7 @@ def tf_in_e4m3(x):
 
 
 #: In the code of kernels that must be compiled with assertions.
-ASSERTING = "tf_within("
+ASSERTING = "tf_exist("
 
 
 def prelude(code: str, *, interpreted: bool = False) -> str:

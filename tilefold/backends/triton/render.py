@@ -105,7 +105,7 @@ class Renderer:
         args += list(self.c.memory.descriptors)
         lines = ["", "", "@triton.jit", f"def {name}({', '.join(args)}):"]
         lines += [f"    # {line}" for line in self.c.kernel.listing.splitlines()]
-        lines += ["    " + line for line in [*self.place.lines(), *self.c.scopes.stack[0].lines] or ["pass"]]
+        lines += ["    " + line for line in [*self.place.lines(), *self.c.scopes.finished()] or ["pass"]]
         code = "\n".join(lines) + "\n"
         source = prelude(code, interpreted=self.c.interpreted) + code
         held, maps = dict(self.c.covers), dict(self.c.memory.descriptors)

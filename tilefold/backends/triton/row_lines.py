@@ -18,7 +18,6 @@ from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.gluon_text import WARPS
 from tilefold.backends.triton.parts import writes
 from tilefold.backends.triton.row_walk import Shared
-from tilefold.backends.triton.scope import Scope
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 
@@ -98,7 +97,7 @@ class Streamed:
         if not lines:
             return
         c = of.context((self.stream,))
-        c.scopes.stack = [Scope(0, lines=outer.scopes.stack[-1].lines)]
+        c.scopes.stack = [outer.scopes.stack[-1].nested()]
         c.scopes.used = outer.scopes.used
         c.dims = {d: replace(x, level=0) for d, x in outer.dims.items()}
         c.layout = "by_thread"

@@ -16,7 +16,6 @@ from tilefold.backends.triton.reductions import Reductions
 from tilefold.backends.triton.render import Renderer
 from tilefold.backends.triton.row_walk import Shared, scalar
 from tilefold.backends.triton.scalar import narrowed
-from tilefold.backends.triton.scope import Scope
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.uses import allocated, expressions
@@ -35,7 +34,7 @@ class States(Renderer):
         # quotients are many here, and their divisors are a value a row
         c.expressions.leaves = replace(c.expressions.leaves, inverses=True)
         c.layout = f"mma_{number}"
-        c.scopes.stack = [Scope(0, lines=outer.scopes.stack[-1].lines)]
+        c.scopes.stack = [outer.scopes.stack[-1].nested()]
         c.scopes.used = outer.scopes.used
         c.dims = {d: replace(x, level=0) for d, x in outer.dims.items() if d != r.loop.dim}
 
@@ -86,7 +85,7 @@ def prepare(of: Shared, outer: Context, number: int, made: ir.Map) -> None:
     (read,) = set(loads(made.expr))
     columns = of.buffer(made.buf).dims[-1]
     c = of.context((r.row, columns))
-    c.scopes.stack = [Scope(0, lines=outer.scopes.stack[-1].lines)]
+    c.scopes.stack = [outer.scopes.stack[-1].nested()]
     c.scopes.used = outer.scopes.used
     c.dims = {d: replace(x, level=0) for d, x in outer.dims.items() if d != r.loop.dim}
     c.layout = c.scopes.fresh("mma_rows")
@@ -109,7 +108,7 @@ def sum_beside(of: Shared, outer: Context, s: ir.Reduce) -> str:
     """Code of a sum, before the loop, over columns that are no stream: a value a row, where rows lie in registers."""
     (columns,) = s.rdims
     c = of.context((of.r.row, columns))
-    c.scopes.stack = [Scope(0, lines=outer.scopes.stack[-1].lines)]
+    c.scopes.stack = [outer.scopes.stack[-1].nested()]
     c.scopes.used = outer.scopes.used
     c.dims = {d: replace(x, level=0) for d, x in outer.dims.items() if d != of.r.loop.dim}
     c.layout = c.scopes.fresh("beside")

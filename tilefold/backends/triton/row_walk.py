@@ -173,7 +173,7 @@ class Role(Renderer):
 
     def done(self) -> list[str]:
         """The function's lines."""
-        return list(self.c.scopes.stack[0].lines)
+        return self.c.scopes.finished()
 
 
 class Copies(Role):

@@ -30,11 +30,16 @@ class Dim:
 
 @dataclass(slots=True)
 class Scope:
-    """One nesting level. `names` caches what was computed here: code -> variable."""
+    """One nesting level. `names` caches what was computed here: code -> variable. `late`: lines for its end."""
 
     depth: int
     lines: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
+
+    def nested(self) -> Scope:
+        """A scope whose lines are of this one, and that knows no names."""
+        return Scope(0, self.lines, self.late)
 
 
 class Scopes:
@@ -55,14 +60,18 @@ class Scopes:
         """A name not given before: the second `x_a` must not be the first `x_a_1`."""
         return fresh(stem, self.used)
 
-    def once(self, code: str, stem: str, level: int) -> str:
-        """A variable that holds `code`, defined at `level` unless it is already known there or further out."""
+    def once(self, code: str, stem: str, level: int, late: str = "") -> str:
+        """A variable that holds `code`, defined at `level` unless it is already known there or further out.
+
+        late: a line about the variable, {}, for the end of that level: what must not stand between loads."""
         for s in self.stack[: level + 1]:
             if code in s.names:
                 return s.names[code]
         name = self.fresh(stem)
         self.stack[level].lines.append(f"{name} = {code}")
         self.stack[level].names[code] = name
+        if late:
+            self.stack[level].late.append(late.format(name))
         return name
 
     def forget(self, prefix: str) -> None:
@@ -79,9 +88,14 @@ class Scopes:
         done = self.stack.pop()
         if header is None:
             self.stack[-1].lines += done.lines
+            self.stack[-1].late += done.late
             return
         self.stack[-1].lines.append(header)
-        self.stack[-1].lines += ["    " + line for line in done.lines or ["pass"]]
+        self.stack[-1].lines += ["    " + line for line in [*done.lines, *done.late] or ["pass"]]
+
+    def finished(self) -> list[str]:
+        """The outermost scope, all others having been closed."""
+        return [*self.stack[0].lines, *self.stack[0].late]
 
 
 @dataclass(slots=True)
