@@ -81,3 +81,18 @@ def test_checks_can_be_left_out(monkeypatch):
     monkeypatch.setenv("TILEFOLD_INDEX_CHECKS", "0")
     fn = FUNCTIONS["embedding"]
     assert fuse(fn)(at_the_end(10)).shape == (37, 33)
+
+
+@pytest.mark.parametrize("rows", [5, 64, 75, 200])
+def test_elements_that_labels_choose_in_rows_of_several_tiles(rows):
+    """The row of a product that a block keeps is read at the label's place in it, whichever block of rows it is."""
+
+    def losses(x, w, y):
+        return F.cross_entropy(x @ w.t(), y, reduction="none")
+
+    g = torch.Generator().manual_seed(rows)
+    x, w = torch.randn(rows, 32, generator=g), torch.randn(700, 32, generator=g)
+    y = torch.where(torch.arange(rows) % 5 == 0, -100, torch.randint(700, (rows,), generator=g))
+    with torch.no_grad():
+        found = torch.compile(losses, backend="tilefold")(x, w, y)
+    torch.testing.assert_close(found, losses(x.double(), w.double(), y).float(), rtol=1e-5, atol=1e-4)

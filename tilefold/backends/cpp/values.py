@@ -306,6 +306,9 @@ class Values:
             at = self.typed(index[n], "int64_t", True)
             if not inside or (verb == "load" and not self.certain(tensor, n, index[n])):
                 at = f"tf::clamp_index({at}, {self.extent(tensor, n)})"
+            tile = self.facts.tiles.get(tensor)
+            if tile is not None and tile.origin[n] != "0":
+                at = f"({at} - tf::splat<{self.lanes}>(int64_t({tile.origin[n]})))"
             stride = self.facts.stride(tensor, n)
             terms.append(at if stride == "1" else f"{at} * tf::splat<{self.lanes}>(int64_t({stride}))")
         return f"tf::{'gather' if verb == 'load' else 'scatter'}({base}, {' + '.join(terms)}, {data}w)"
