@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from tilefold.tensor.channels_last import channels_last_operands
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
 from tilefold.tensor.ir import Program
+from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.rewrite import drop_dead, drop_repeated
 from tilefold.tensor.split_dims import Layouts, split_dims
@@ -21,6 +22,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
 )
 #: Applied when operands are in the order that their readers want.
 NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
+    ("guard masked sums", guard_masked_sums),
     ("unify dims", unify),
     ("drop repeated", drop_repeated),
     ("drop dead", drop_dead),
