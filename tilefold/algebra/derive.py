@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tilefold.algebra.cascade import Cascade, Reduction
-from tilefold.algebra.check import check_fold
+from tilefold.algebra.check import WIDTH, check_fold
 from tilefold.algebra.context import Context, Options, identity_const
-from tilefold.algebra.expr import Expr, Index, Load, Size, call, loads, walk
+from tilefold.algebra.expr import Const, Expr, Index, Load, Size, call, loads, walk
 from tilefold.algebra.facts import ANY
 from tilefold.algebra.fold import Check, Fold, StateVar
 from tilefold.algebra.growth import can_overflow
@@ -64,7 +64,18 @@ def _closed(fold: Fold) -> tuple[Check, ...]:
     """A failed check for each result that would be finished from elements, which are gone then; usually none."""
     axes = frozenset(fold.axes)
     stray = [name for name, e in fold.finish if any(isinstance(x, Index) and x.dim in axes for x in walk(e))]
-    return tuple(Check("results follow from the state", "symbolic", False, f"{name} needs elements") for name in stray)
+    names = {v.name for v in fold.state}
+    used = [*fold.finish, *((v.name, e) for v in fold.state for e in (v.element, v.repair) if e is not None)]
+    apart = [name for name, e in used if any(_at_one_place(ld, names) for ld in loads(e))]
+    return (
+        *(Check("results follow from the state", "symbolic", False, f"{name} needs elements") for name in stray),
+        *(Check("results follow from the state", "symbolic", False, f"{name} needs another row's") for name in apart),
+    )
+
+
+def _at_one_place(ld: Load, names: set[str]) -> bool:
+    """Whether a state is read of a certain row (the last token's), whatever row the result is of (checks have few)."""
+    return ld.tensor.partition("@")[0] in names and any(isinstance(ix, Const) and ix.value >= WIDTH for ix in ld.index)
 
 
 def _proof(cascade: Cascade, fold: Fold, ignore_rounding: bool, used: Context) -> tuple[Check, ...]:

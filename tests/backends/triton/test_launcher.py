@@ -80,7 +80,7 @@ def test_the_c_function_under_tritons_wrapper_is_found(described):
     run.launch = driver.wrap_handle_tensordesc(c_function, signature, [{"swizzle": 3}] if described else None)
     run.global_scratch_size = run.profile_scratch_size = 0
     run.launch_cooperative_grid, run.launch_pdl = False, described
-    done = SimpleNamespace(run=run, function=5, packed_metadata=(4, 1, 0))
+    done = SimpleNamespace(run=run, function=5, packed_metadata=(4, 1, 0), name="f", kernel=None)
     found = launcher_of(done)
     assert found.call is c_function and found.encodings == (({"swizzle": 3},) if described else ())
     assert found.head == (5, False, described, None, None, (4, 1, 0), None, None, None)

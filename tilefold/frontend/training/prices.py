@@ -111,7 +111,8 @@ class Prices:
         for n in next(iter(self.forward)).graph.nodes if self.forward else ():
             if n in self.forward:
                 before = max((found.get(a, 0) for a in n.all_input_nodes), default=0)
-                found[n] = before + (n.op == "call_function" and _in_library(n) and not is_view(n))
+                called = n.op == "call_function" and _in_library(n) and not is_view(n) and not draws_seeds(n)
+                found[n] = before + called
         return found
 
     def keep(self, node: Node, worth: float = KEEP) -> float | None:
