@@ -63,6 +63,24 @@ def test_an_index_that_does_not_exist_stops_the_device(cuda, index, error):
     assert not error or "index out of range" in done.stderr
 
 
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_python_float_that_changes(cuda, explicit):
+    """From its second value on it arrives as a tensor of the host: it moves without waiting for the device."""
+
+    def scaled(x, s):
+        return torch.tanh(x * s).sum(-1) / (s + 1)
+
+    run = fuse(scaled) if explicit else torch.compile(scaled, backend=backend)
+    x = torch.randn(64, 300, device="cuda")
+    for s in (0.5, 1.25, -3.0, 7.5):
+        torch.testing.assert_close(run(x, s), scaled(x.double(), s).float(), rtol=1e-5, atol=1e-5)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(x, 2.75)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_two_streams(cuda):
     run = fuse(o.causal)
     args = [qkv(n) for n in range(2)]

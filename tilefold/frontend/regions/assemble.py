@@ -16,6 +16,7 @@ from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.operators.source import location
+from tilefold.frontend.regions.devices import constant_elsewhere, device_of, numbers_elsewhere
 from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.execute import Runner
 from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
@@ -261,18 +262,25 @@ class _Assembler:
         if run is None:
             self._eager(group)
         else:
-            self._call(part, run)
+            self._call(part, run, covered=group.covered)
 
     def _eager(self, group: Group) -> None:
         for n in group.nodes:
             self._copy(n)
 
-    def _call(self, part: Extracted, run: Callable[..., object]) -> None:
+    def _call(self, part: Extracted, run: Callable[..., object], *, covered: bool) -> None:
         target = f"part_{len(list(self.root.children()))}"
         self.root.add_module(target, _Call(run))
-        call = self.graph.call_module(target, tuple(self.made[n] for n in part.inputs))
+        moves = numbers_elsewhere(part) if covered else {}
+        given = tuple(self._moved(n, moves[n]) if n in moves else self.made[n] for n in part.inputs)
+        call = self.graph.call_module(target, given)
         for k, n in enumerate(part.results):
             self.made[n] = self.graph.call_function(item, (call, k))
+
+    def _moved(self, n: torch.fx.Node, device: torch.device) -> torch.fx.Node:
+        """A number of the host on a region's device: a copy that waits for nothing."""
+        copy = torch.ops.aten._to_copy.default
+        return self.graph.call_function(copy, (self.made[n],), {"device": device, "non_blocking": True})
 
     def _region(self, extracted: Extracted) -> Callable[..., object]:
         """The group compiled by Tilefold, in smaller parts where that fails, at last op by op."""
@@ -333,26 +341,6 @@ def tuned(program: CompiledProgram, name: str) -> None:
         log.warning("%s is not tuned: %s", name, err)
     else:
         log.info("%s: %d kernels tuned", name, len(found))
-
-
-def constant_elsewhere(part: Extracted) -> bool:
-    """Whether a region reads no tensor, and is not on a CPU: nothing tells its kernels which device they run on."""
-    values = [n.meta.get("val") for n in part.inputs]
-    made = [n.meta.get("val") for n in part.results]
-    of_nothing = not any(isinstance(v, torch.Tensor) for v in values)
-    return of_nothing and any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in made)
-
-
-def device_of(part: Extracted) -> str:
-    """The one kind of device that a region computes on. UnsupportedError: several, or one without a back end."""
-    values = [n.meta.get("val") for n in (*part.inputs, *part.results)]
-    found = {v.device for v in values if isinstance(v, torch.Tensor)}
-    if len(found) > 1:
-        raise UnsupportedError(f"tensors of {', '.join(sorted(map(str, found)))} in one region", hint="move them first")
-    kind = next(iter(found)).type if found else "cpu"
-    if kind not in ("cpu", "cuda"):
-        raise UnsupportedError(f"there is no back end for {kind}")
-    return kind
 
 
 def _first_line(extracted: Extracted) -> SourceLoc | None:

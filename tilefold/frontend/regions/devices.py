@@ -1,0 +1,47 @@
+"""The one device that a region computes on."""
+
+from __future__ import annotations
+
+import torch
+
+from tilefold.errors import UnsupportedError
+from tilefold.frontend.regions.partition import Extracted
+
+
+def constant_elsewhere(part: Extracted) -> bool:
+    """Whether a region reads no tensor, and is not on a CPU: nothing tells its kernels which device they run on."""
+    values = [n.meta.get("val") for n in part.inputs]
+    made = [n.meta.get("val") for n in part.results]
+    of_nothing = not any(isinstance(v, torch.Tensor) for v in values)
+    return of_nothing and any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in made)
+
+
+def numbers_elsewhere(part: Extracted) -> dict[torch.fx.Node, torch.device]:
+    """Arguments of a region on a GPU that are tensors of one element on the CPU, and the device that they belong on.
+
+    PyTorch takes such tensors for numbers, whatever device the others are on: a Python float that changed between
+    calls arrives so.
+    """
+    tensors = [n.meta["val"] for n in (*part.inputs, *part.results) if isinstance(n.meta.get("val"), torch.Tensor)]
+    others = {v.device for v in tensors if v.device.type != "cpu"}
+    if len(others) != 1:
+        return {}
+    (device,) = others
+    return {n: device for n in part.inputs if _is_number(n.meta.get("val"))}
+
+
+def device_of(part: Extracted) -> str:
+    """The one kind of device that a region computes on. UnsupportedError: several, or one without a back end."""
+    numbers = numbers_elsewhere(part)
+    values = [n.meta.get("val") for n in (*part.inputs, *part.results) if n not in numbers]
+    found = {v.device for v in values if isinstance(v, torch.Tensor)}
+    if len(found) > 1:
+        raise UnsupportedError(f"tensors of {', '.join(sorted(map(str, found)))} in one region", hint="move them first")
+    kind = next(iter(found)).type if found else "cpu"
+    if kind not in ("cpu", "cuda"):
+        raise UnsupportedError(f"there is no back end for {kind}")
+    return kind
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
