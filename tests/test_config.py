@@ -13,7 +13,7 @@ from tilefold import config
     ("name", "value", "field", "found"),
     [
         ("TILEFOLD_RUNNER", "python", "runner", "python"),
-        ("TILEFOLD_RUNNER", "", "runner", "cpu"),
+        ("TILEFOLD_RUNNER", "", "runner", "all"),
         ("TILEFOLD_COMPILE_PROCESSES", "3", "compile_processes", 3),
         ("TILEFOLD_COMPILE_PROCESSES", "0", "compile_processes", 0),
         ("TILEFOLD_STRICT", "0", "strict", False),
@@ -30,7 +30,7 @@ def test_values(name, value, field, found, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("TILEFOLD_RUNNER", "gpu", "cpu or all or python"),
+        ("TILEFOLD_RUNNER", "gpu", "all or cpu or python"),
         ("TILEFOLD_COMPILE_PROCESSES", "-2", "a number"),
         ("TILEFOLD_COMPILE_PROCESSES", "many", "a number"),
     ],

@@ -26,7 +26,8 @@ import platformdirs
 #: Kernels that are compiled at once, however many cores there are.
 MOST_PROCESSES = 32
 COMPILERS = ("g++", "clang++", "c++")
-RUNNERS = ("cpu", "all", "python")
+#: The first is the default.
+RUNNERS = ("all", "cpu", "python")
 
 
 @dataclass(frozen=True, slots=True)
