@@ -1,7 +1,8 @@
 """Operands of products stored as the products read them.
 
 `bf16(s) * v`, where nothing reads s but rounded to bf16: s is stored in bf16, and the product reads plain tensors,
-which is what a matrix library takes. A matrix unit rounds its operands so anyway.
+which is what a matrix library takes. A matrix unit rounds its operands so anyway. So are integers (`one_hot(t) @ w`):
+a conversion rounds once, wherever it is done.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _SHORT = (DType.F16, DType.BF16)
 
 
 def plain_operands(p: Program) -> Program:
-    """The program in which float32 results that products read, and that all their readers round to one type of 16 bits,
-    have that type."""
+    """The program in which results of float32 and maps of integers that products read, and that all their readers round
+    to one type of 16 bits, have that type."""
     reads = Counter(n.tensor for c in p.body for n in walk(c.body) if isinstance(n, Load))
     operands = {x.tensor for c in p.body for x in _operands(c)}
     rounded: dict[str, Counter[DType]] = {}
@@ -31,7 +32,8 @@ def plain_operands(p: Program) -> Program:
     stored: dict[str, DType] = {}
     for c in p.body:
         types = rounded.get(c.name, Counter[DType]())
-        if c.name not in p.outputs and c.index_name is None and c.dtype is DType.F32 and len(types) == 1:
+        wider = c.dtype is DType.F32 or (c.dtype is DType.I64 and c.reducer is None)
+        if c.name not in p.outputs and c.index_name is None and wider and len(types) == 1:
             ((dtype, n),) = types.items()
             if n == reads[c.name]:
                 stored[c.name] = dtype
@@ -42,7 +44,11 @@ def plain_operands(p: Program) -> Program:
                 return ld
         return None
 
-    body = [replace(c, dtype=stored.get(c.name, c.dtype), body=transform(c.body, plain)) for c in p.body]
+    def rounded_once(c: Compute) -> Expr:
+        e = transform(c.body, plain)
+        return Cast(e, stored[c.name]) if c.name in stored and c.dtype is DType.I64 else e
+
+    body = [replace(c, dtype=stored.get(c.name, c.dtype), body=rounded_once(c)) for c in p.body]
     return replace(p, body=tuple(body)) if stored else p
 
 

@@ -94,6 +94,15 @@ def test_few_experts_fill_a_matrix_unit():
     assert not config(wide).lanes
 
 
+def test_a_contraction_in_chunks_is_no_state():
+    """A long contraction is read in tiles: it neither makes a state wide nor takes the stages of the loads. A state of
+    512 columns does."""
+    b = torch.bfloat16
+    (routing,) = made(lambda x, w: (x @ w).float().softmax(-1), meta(8192, 2048, dtype=b), meta(2048, 64, dtype=b))
+    latent = made(o.mla(512), meta(32, 128, 576, dtype=b), meta(32, 4096, 576, dtype=b))[0]
+    assert (config(routing).groups, config(routing).stages) == (0, 3) and config(latent).groups == 2
+
+
 def test_products_of_float32_have_small_tiles_unless_they_may_be_rounded():
     (k,) = made(o.attention, *(x.float() for x in heads(2, 32, 1024, 1024, 128)))
     small, large = (default_config(k.block, k.sizes({}), tf32=tf32) for tf32 in (False, True))

@@ -78,6 +78,13 @@ def test_loads_and_stores_of_sixteen_bytes(fn, shape):
     assert r.has("ld.global.v4") and (fn is down or r.has("st.global.v4"))
 
 
+@pytest.mark.parametrize("elements", [9216, 16384, 65536, 262144])
+def test_small_maps_have_blocks_for_all_multiprocessors_and_not_thousands(elements):
+    (k,) = made(torch.nn.functional.gelu, meta(elements, dtype=B))
+    (tile,) = widths(k).values()
+    assert 132 <= -(-elements // tile) <= 1024
+
+
 def test_no_reduction_across_threads_in_a_loop_down_columns():
     (k,) = made(lambda x: x.float().sum(1), meta(64, 1000, 1024, dtype=B))
     source = variant(k).rendered.source

@@ -186,7 +186,8 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     blocks = math.prod(sizes[d] for d in others)
     inside = {d for _, _, k in s.products for d in k if _held_whole(s, d)} - {*s.streamed}
     long = {d for d in inside if sizes[d] > HELD_CONTRACTED}
-    held = {d for m, n, k in s.products for d in m | n | k} - {*s.parallel, *s.streamed, *long}
+    chunks = {d for _, _, k in s.products for d in k if sizes[d] > CONTRACTED and not _held_whole(s, d)}
+    held = {d for m, n, k in s.products for d in m | n | k} - {*s.parallel, *s.streamed, *long, *chunks}
     wide = max([sizes[d] for d in held] or [1])
     whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
     parts = blocks * math.prod(sizes[d] for d in s.segments)
@@ -212,10 +213,7 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     for d in s.streamed:
         product = d in sides or any(d in k for _, _, k in s.products)
         tiles[d] = 64 if product else 1024
-    for _, _, k in s.products:
-        for d in k:
-            if d not in tiles and sizes[d] > CONTRACTED and wide > 1 and not _held_whole(s, d):
-                tiles[d] = 64
+    tiles |= {d: 64 for d in sorted(chunks) if d not in tiles and wide > 1}
     tiles |= dict.fromkeys(sorted(long), 64)
     if s.exact:
         return _exact(s, TritonConfig(tiles, lanes), rows, sizes)

@@ -3,7 +3,8 @@
 A tile of an access is made of runs of neighbouring elements. Memory and the second-level cache deal in sectors of 32
 bytes, so that a run costs its sectors, and something beside them: its request. What several thread blocks read is moved
 once by the memory and each time by the cache. Little is on its way where blocks are few or small: the time is then that
-of their loops, a latency of the memory a turn. Rates are those of an H100; they rank tiles, they predict no times.
+of their loops, a latency of the memory a turn, after the last block has started: they start one after the other.
+Rates are those of an H100; they rank tiles, they predict no times.
 """
 
 from __future__ import annotations
@@ -134,4 +135,5 @@ class Traffic:
         waves = max(1.0, self.blocks(tiles) / (resident * machine.cores))
         # one block's waiting is hidden by those beside it
         waiting = waves * turns * machine.turn
-        return machine.empty + max(moved, served, waiting) + waiting / running + (moved + served) / 10
+        starts = self.blocks(tiles) * machine.dispatch
+        return machine.empty + max(moved, served, waiting + starts) + waiting / running + (moved + served) / 10
