@@ -76,6 +76,22 @@ def operand(m: Matrices, ld: Load, first: Sequence[str], second: Sequence[str]) 
     return _composed(steps)
 
 
+def _order(m: Matrices, ld: Load, first: Sequence[str], second: Sequence[str]) -> tuple[int, ...] | None:
+    """See `LibraryStep.wanted_order`: batch, rows and columns each side by side, the last axis still the last."""
+    axes = [ix.dim for ix in ld.index if isinstance(ix, Index)]
+    groups = [tuple(g) for g in (m.batch, first, second) if g]
+    if len(axes) < len(ld.index) or sorted(axes) != sorted(d for g in groups for d in g):
+        return None  # one place of an axis, or heads that share an operand
+    if all(axes[axes.index(g[0]) : axes.index(g[0]) + len(g)] == list(g) for g in groups):
+        return None
+    batch = [groups[0]] if m.batch else []
+    for inner in (groups[len(batch) :], groups[len(batch) :][::-1]):
+        order = tuple(axes.index(d) for g in (*batch, *inner) for d in g)
+        if order[-1] == len(axes) - 1:
+            return order
+    return None
+
+
 def _unflattened(x: torch.Tensor, *, at: int, inner: int) -> torch.Tensor:
     return x.unflatten(at, (-1, inner))
 
@@ -181,6 +197,15 @@ class LibraryStep:
                     p.sizes[d] // Const(self.matrices.split[d], DType.I64) if d in self.matrices.split else p.sizes[d]
                 )
         return n
+
+    def wanted_order(self, tensor: str) -> tuple[int, ...] | None:
+        """The axes of an operand in the order in which memory has to have them to be matrices without a copy; None
+        where row-major memory will do, or nothing will."""
+        m, found = self.matrices, None
+        for ld, first, second in ((self.call.a, m.rows, m.depth), (self.call.b, m.depth, m.cols)):
+            if ld.tensor == tensor:
+                found = _order(m, ld, first, second) if found is None else found
+        return found
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Compute the result; where `tensors` has one, into that."""

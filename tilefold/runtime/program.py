@@ -13,6 +13,7 @@ from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep
+from tilefold.runtime.orders import strides_in
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.spans import profiled, span, titles
 from tilefold.runtime.step import Step
@@ -46,8 +47,9 @@ class CompiledProgram:
         for name in (*self.program.outputs, *(i.name for i in self.program.inputs)):
             self._last_use.pop(name, None)
         _rows_apart(self.steps, (*self.program.outputs, *(i.name for i in self.program.inputs)))
+        _as_read(self.steps, self.program.outputs)
         for at, s in enumerate(self.steps):
-            pairs = s.over if isinstance(s, GpuStep) else ()
+            pairs = [(new, old) for new, old in s.over if new not in s.orders] if isinstance(s, GpuStep) else ()
             self._over[at] = [(new, old) for new, old in pairs if self._last_use.get(old) == at]
 
     def __call__(
@@ -101,7 +103,7 @@ class CompiledProgram:
         tensors = dict(inputs)
         for s in self.steps:
             made = ((name, Like.packed(shape(syms), dtype, device)) for name, dtype, shape in s.results)
-            tensors |= {name: _made(s, like, syms) for name, like in made}
+            tensors |= {name: _made(s, name, like, syms) for name, like in made}
             if isinstance(s, GpuStep):
                 s.start_building(tensors, syms)
 
@@ -127,7 +129,26 @@ def _rows_apart(steps: Sequence[Step], kept: Collection[str]) -> None:
             s.apart = s.name not in kept and bool(mine) and all(isinstance(r, GpuStep) for r in mine)
 
 
-def _made(s: Step, like: Like, syms: Mapping[str, int]) -> Like:
-    """What a step's result will be."""
+def _as_read(steps: Sequence[Step], kept: Collection[str]) -> None:
+    """Have kernels write their results as products of the library read them. kept: names that callers see. Other
+    kernels may read them too, which take any strides."""
+    readers: dict[str, list[Step]] = {}
+    for s in steps:
+        for t in s.reads:
+            readers.setdefault(t, []).append(s)
+    for s in steps:
+        for name in [name for name, _, _ in s.results if name not in kept] if isinstance(s, FusedStep) else ():
+            mine = readers.get(name, ())
+            orders = [r.wanted_order(name) for r in mine if isinstance(r, LibraryStep)]
+            wanted = next((order for order in orders if order is not None), None)
+            if wanted is not None and all(isinstance(r, LibraryStep | FusedStep) for r in mine):
+                assert isinstance(s, FusedStep)
+                s.orders[name] = wanted
+
+
+def _made(s: Step, name: str, like: Like, syms: Mapping[str, int]) -> Like:
+    """What a step's result of this name will be."""
     strides = s.rows_apart(syms) if isinstance(s, LibraryStep) else None
+    if isinstance(s, FusedStep) and name in s.orders:
+        strides = strides_in(s.orders[name], like.shape)
     return like if strides is None else replace(like, strides=strides)

@@ -29,6 +29,7 @@ from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch
 from tilefold.runtime.launches import launch_of
+from tilefold.runtime.orders import strides_in
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.reuse import overwritable
 from tilefold.runtime.step import Code, Result, Units
@@ -62,6 +63,8 @@ class FusedStep:
         )
         self._tensors = tuple(named.items())
         self._syms = tuple(self.canonical.syms.items())
+        #: Result -> its axes in the order in which memory has them, where that is another (`runtime.orders`).
+        self.orders: dict[str, tuple[int, ...]] = {}
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """See `Step`."""
@@ -80,7 +83,9 @@ class FusedStep:
         device = None if read is None else read.device
         for name, dtype, shape in self.results:
             if name not in tensors:
-                tensors[name] = torch.empty(shape(syms), dtype=dtype, device=device)
+                extents = shape(syms)
+                strides = strides_in(self.orders.get(name), extents)
+                tensors[name] = torch.empty_strided(extents, strides, dtype=dtype, device=device)
 
     def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Compute the results, which are there."""
