@@ -7,7 +7,8 @@ and the flat position that argmax reports is unchanged.
 
 A cut is made where it is asked for: an axis is read at h D + d with d of extent D; or a statement
 uses both n // D and n % D. A constant offset (reading part t of a fused projection at t D + d)
-asks only if every reader of the axis agrees. `h // 4` alone (a head shared by 4) does not ask.
+asks only if every reader of the axis agrees. `h // 4` alone (a head shared by 4) does not ask. What windows that
+overlap are read through, y + k, stays whole: in digits they are no windows that anybody recognises.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, loads, substitute, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_used, loads, substitute, walk
 from tilefold.names import free
+from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import divide, poly, simplify, to_expr
 from tilefold.tensor.ir import Compute, Input, Program
 from tilefold.tensor.rewrite import dims_of, prune_dims, rename_loads
@@ -69,10 +71,11 @@ def _divides(by: Expr, n: Expr) -> bool:
 def _demands(p: Program) -> _Cuts:
     """Dim or `input@axis` -> extent of the inner part."""
     cuts: _Cuts = {}
-    fixed = {d for c in p.body if c.reducer == "topk" for d in (*c.rdims, c.dims[-1])}
-    offered: dict[str, list[Expr | None]] = {}
     dims = {r: c.dims for c in p.body for r in c.results}
     shapes = {i.name: i.shape for i in p.inputs}
+    fixed = {d for c in p.body if c.reducer == "topk" for d in (*c.rdims, c.dims[-1])}
+    fixed |= {d for c in p.body if is_windowed(c) for d in _in_windows(c, p.sizes, dims, shapes)}
+    offered: dict[str, list[Expr | None]] = {}
     for c in p.body:
         for d, by in _self_demands(c, p.sizes):
             if d not in fixed:
@@ -110,6 +113,18 @@ def _accesses(
                 yield d, sizes[d], i
             else:
                 yield f"{ld.tensor}@{n}", shapes[ld.tensor][n], i
+
+
+def _in_windows(
+    c: Compute, sizes: Mapping[str, Expr], dims: Mapping[str, tuple[str, ...]], shapes: Mapping[str, tuple[Expr, ...]]
+) -> Iterator[str]:
+    """Axes that a convolution reads through windows that overlap, and the dims of those windows."""
+    for axis, extent, i in _accesses(c, sizes, dims, shapes):
+        used = dims_used(i)
+        plain = all(all(isinstance(n, Index) for n in mono) for mono in poly(i, {}))
+        if plain and used & set(c.dims) and used & set(c.rdims) and _radix(i, extent, sizes)[0] is None:
+            yield axis
+            yield from used
 
 
 def _self_demands(c: Compute, sizes: Mapping[str, Expr]) -> Iterator[tuple[str, Expr]]:

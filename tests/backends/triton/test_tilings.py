@@ -11,6 +11,7 @@ from tests.backends.triton.kernels import made, meta, variant
 from tilefold.backends.triton.compile import Target, resources
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import default_config
+from tilefold.backends.triton.traffic import Access
 from tilefold.suites.gpu import operators as o
 
 HOPPER = Target("cuda", 90)
@@ -90,3 +91,25 @@ def test_no_reduction_across_threads_in_a_loop_down_columns():
     source = variant(k).rendered.source
     loop = source[source.index("for ") : source.index("tl.sum(")]
     assert "tl.load(" in loop
+
+
+def blocks_in_place(x):
+    """Blocks of 2 x 2 behind their channels, as an image with its channels in front."""
+    return x.permute(0, 3, 1, 4, 2, 5).relu().contiguous()
+
+
+def test_short_inner_axes_have_neighbours_beside_them():
+    """Runs of two elements are none: lanes go on along the next axis of what is read and of what is written."""
+    (k,) = made(blocks_in_place, meta(16, 28, 28, 128, 2, 2, dtype=B))
+    config = default_config(k.block, k.sizes({}))
+    by_extent = [(k.sizes({})[d], n) for d, n in config.tiles.items()]
+    assert (128, 32) in by_extent and (28, 32) in by_extent and by_extent.count((2, 2)) == 2
+
+
+def test_what_is_whole_inside_counts_in_a_run():
+    whole = Access(2, ({"x": 1}, {"y": 1}, {"c": 1}), frozenset("xyc"), ())
+    sizes = {"x": 2, "y": 3, "c": 100}
+    assert whole.run({"x": 2, "y": 3, "c": 8}, sizes) == (48, 48)
+    assert whole.run({"x": 2, "y": 2, "c": 8}, sizes) == (4, 4)
+    assert whole.near(sizes, 8) == ["x", "y", "c"] and whole.near(sizes, 6) == ["x", "y"]
+    assert Access(2, (None, {"y": 1}), frozenset("y"), ()).near(sizes, 8) == []

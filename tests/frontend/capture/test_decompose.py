@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.frontend.check import check, randn, same
 from tilefold.frontend.capture.decompose import attention, decompositions
@@ -82,5 +84,29 @@ def test_the_fused_attention_of_the_cpu_stays_whole():
 
 def test_covered_operators_stay_whole():
     table = decompositions()
-    assert not set(table) & set(TABLE)
+    assert set(table) & set(TABLE) == {torch.ops.aten.convolution.default}  # its bias alone is taken off
     assert torch.ops.aten.hardswish.default in table
+
+
+def _operators_of_convolution(transposed: bool, device: str, bias: bool = True) -> list[str]:
+    with FakeTensorMode():
+        x, w, b = (torch.empty(s, device=device) for s in ((2, 4, 5, 5), (4, 4, 3, 3), (4,)))
+        run = F.conv_transpose2d if transposed else F.conv2d
+        g = make_fx(
+            lambda x, w, b: run(x, w, b if bias else None, stride=2, padding=1), decomposition_table=decompositions()
+        )(x, w, b)
+    return [n.target.name() for n in g.graph.nodes if n.op == "call_function"]
+
+
+def test_a_transposed_convolution_of_a_gpu_leaves_its_bias_to_what_follows():
+    assert _operators_of_convolution(True, "cuda") == ["aten::convolution", "aten::view", "aten::add.Tensor"]
+    for whole in ((False, "cuda", True), (True, "cuda", False), (True, "cpu", True)):
+        assert _operators_of_convolution(*whole) == ["aten::convolution"], whole
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_the_bias_apart_is_the_same_sum(axes):
+    x, w, b = randn(2, 3, *range(4, 4 + axes)), randn(3, 5, *[2] * axes), randn(5)
+    settings = ([2] * axes, [1] * axes, [1] * axes, True, [1] * axes, 1)
+    got = torch.ops.aten.convolution.default(x, w, None, *settings) + b.view(-1, *[1] * axes)
+    same(got, torch.ops.aten.convolution.default(x, w, b, *settings), 1e-6)

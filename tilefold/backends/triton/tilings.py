@@ -119,13 +119,14 @@ def _contiguous(s: Shape, t: Traffic) -> list[str]:
     """Dims in loops along which elements of some tensor are neighbours, those of most bytes first."""
     bytes_of: dict[str, float] = {}
     for a in t.accesses:
-        near = {d: abs(c) for d, c in (a.axes[0] or {}).items() if c} if a.axes else {}
-        for d in sorted(near, key=lambda d: near[d])[:1]:
+        for d in a.near(t.sizes, NARROWEST):
             if d in s.parallel or d in s.streamed:
                 bytes_of[d] = bytes_of.get(d, 0.0) + a.nbytes * t.points(a)
     all_of_them = sum(a.nbytes * t.points(a) for a in t.accesses)
     worth = [d for d in bytes_of if bytes_of[d] >= SHARE * all_of_them]
-    return sorted(worth, key=lambda d: -bytes_of[d])[:MOST_DIMS]
+    worth.sort(key=lambda d: -bytes_of[d])
+    short = [d for d in worth if len(_widths(t.sizes[d])) == 1]
+    return short + [d for d in worth if d not in short][:MOST_DIMS]
 
 
 def _candidates(s: Shape, t: Traffic, lanes: list[str], local: Mapping[str, int]) -> Iterator[dict[str, int]]:

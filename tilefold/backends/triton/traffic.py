@@ -39,14 +39,30 @@ class Access:
         for axis in self.axes:
             if axis is None:
                 break
+            inner = span  # elements of the axes behind this one, which the tile has whole
             for d, c in sorted(axis.items(), key=lambda x: abs(x[1])):
-                near = abs(c) <= span or (span == 1 and abs(c) * self.nbytes < H100.sector)
+                step = abs(c) * inner
+                near = step <= span or (span == 1 and step * self.nbytes < H100.sector)
                 if not near:
                     return count, span
-                count, span = count * tiles.get(d, sizes[d]), max(span, abs(c) * tiles.get(d, sizes[d]))
+                lanes = min(tiles.get(d, sizes[d]), sizes[d])
+                count, span = count * lanes, max(span, step * lanes)
             if any(tiles.get(d, sizes[d]) < sizes[d] for d in axis) or not axis:
                 break
         return count, span
+
+    def near(self, sizes: Mapping[str, int], narrow: int) -> list[str]:
+        """Dims along which elements are neighbours: the last axis' nearest, and where that axis is short of `narrow`
+        elements, the next axis' too."""
+        found: list[str] = []
+        whole = 1
+        for axis in self.axes:
+            along = sorted((d for d, c in (axis or {}).items() if c), key=lambda d: abs((axis or {})[d]))
+            found += along[:1]
+            whole *= math.prod(sizes[d] for d in along)
+            if not along or whole >= narrow:
+                break
+        return found
 
 
 def accesses(b: Block, unit: UnitAxes) -> tuple[Access, ...]:

@@ -50,7 +50,23 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
     for op in (*TABLE, *_KEEP_WHOLE):
         table.pop(op, None)
     drawn = {} if eagers_numbers else random.decompositions()
-    return {**table, **drawn, torch.ops.aten.native_dropout.default: _dropout}
+    own: dict[Any, Callable[..., object]] = {
+        torch.ops.aten.native_dropout.default: _dropout,
+        torch.ops.aten.convolution.default: _bias_apart,
+    }
+    return {**table, **drawn, **own}
+
+
+def _bias_apart(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
+    """A transposed convolution on a GPU as that and a sum with its bias, [N, O, ...] + [O, 1 ..].
+
+    The library adds the bias in a pass over its result; as an operator it belongs to what follows. Others stay whole.
+    """
+    transposed = settings[3]
+    if bias is None or not transposed or x.device.type != "cuda":
+        return NotImplemented  # type: ignore[no-any-return] # what says so stays as it is
+    y: torch.Tensor = torch.ops.aten.convolution.default(x, w, None, *settings)
+    return y + bias.view(-1, *[1] * (x.dim() - 2))
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,41 @@
+"""Which axes are cut into digits, and which stay whole: those that convolutions read through windows."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.frontend.check import check, randn
+from tilefold.frontend.fuse import trace
+from tilefold.tensor.convolution import convolution
+from tilefold.tensor.passes import normalise
+from tilefold.tensor.product import library_product
+
+
+def skipped(x, w, up, back):
+    """A level of a U-Net: what went down comes up as blocks of 2 x 2, beside what it came from."""
+    y = F.conv2d(x, w, padding=1).relu()
+    return F.conv2d(torch.cat([F.conv_transpose2d(F.max_pool2d(y, 2), up, stride=2), y], 1), back, padding=1)
+
+
+def patches(x, w):
+    return F.conv2d(x, w, stride=4).flatten(2).transpose(1, 2)
+
+
+LEVEL = (randn(2, 3, 8, 12), 0.2 * randn(4, 3, 3, 3), 0.3 * randn(4, 5, 2, 2), 0.1 * randn(6, 9, 3, 3))
+
+
+def test_convolutions_beside_blocks_stay_convolutions():
+    p, layouts = normalise(trace(skipped, *LEVEL).program)
+    found = [c for c in p.body if convolution(c, p) is not None and not convolution(c, p).pointwise]
+    assert len(found) == 2 and all(len(c.dims) == 4 for c in found)
+    assert all(len(parts) == 1 for parts in layouts["x"])
+    check(skipped, *LEVEL, modes=(False,))  # blocks of symbolic sizes are left to others
+
+
+def test_patches_that_touch_are_cut_into_a_product():
+    x, w = randn(2, 3, 8, 12), randn(5, 3, 4, 4)
+    p, layouts = normalise(trace(patches, x, w).program)
+    assert any(library_product(c, p.sizes) is not None for c in p.body)
+    assert sum(len(parts) for parts in layouts["x"]) == 6
+    check(patches, x, w)
