@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tilefold import files
-from tilefold.backends.triton.compile import Target
+from tilefold.backends.triton.build import Target
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.space import space

@@ -11,8 +11,9 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton.kernels import kernels, variant  # noqa: E402
 from tilefold.backends.triton import ahead, known  # noqa: E402
-from tilefold.backends.triton import compile as compile_module  # noqa: E402
-from tilefold.backends.triton.compile import Job, Target, built, job_of, key_of, start_building  # noqa: E402
+from tilefold.backends.triton import build as build_module  # noqa: E402
+from tilefold.backends.triton.build import Job, Target, built, key_of, start_building  # noqa: E402
+from tilefold.backends.triton.compile import job_of  # noqa: E402
 from tilefold.backends.triton.views import Like  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 
@@ -99,8 +100,8 @@ def test_no_processes_where_none_are_wanted(monkeypatch):
 
 def test_a_kernel_is_compiled_for_tensors_that_do_not_exist(monkeypatch):
     monkeypatch.setattr(ahead, "FEW", 0)
-    where = compile_module._where
-    monkeypatch.setattr(compile_module, "_where", lambda target: where(HOPPER))
+    where = build_module._where
+    monkeypatch.setattr(build_module, "_where", lambda target: where(HOPPER))
     k = kernels("softmax")[0]
     device = torch.device("cpu")
     like = [Like((8192, 32768), (32768, 1), torch.bfloat16, device) for _ in range(2)]

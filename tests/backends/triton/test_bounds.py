@@ -14,7 +14,8 @@ from tilefold.algebra.expr import Expr
 from tilefold.algebra.text import Names
 from tilefold.algebra.text import parse as parse_expr
 from tilefold.backends.triton.bounds import SLACK, Bounds
-from tilefold.backends.triton.compile import Target, resources
+from tilefold.backends.triton.build import Target
+from tilefold.backends.triton.compile import resources
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.canonical import canonical
 from tilefold.frontend.fuse import trace

@@ -13,7 +13,8 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton.functions import normalised_product  # noqa: E402
 from tests.backends.triton.kernels import PROGRAMS, assembled, heads, kernels, made, meta, variant  # noqa: E402
-from tilefold.backends.triton.compile import Target, resources  # noqa: E402
+from tilefold.backends.triton.build import Target  # noqa: E402
+from tilefold.backends.triton.compile import resources  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 from tilefold.frontend.fuse import trace  # noqa: E402

@@ -16,7 +16,7 @@ from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.groups import WIDE, shared_out  # noqa: E402
 from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
-from tilefold.backends.triton import compile as compile_  # noqa: E402
+from tilefold.backends.triton import build as build_  # noqa: E402
 from tilefold.backends.triton import launch  # noqa: E402
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
 from tilefold.backends.triton.context import Context  # noqa: E402
@@ -226,9 +226,9 @@ def test_only_what_is_copied_must_have_rows_that_tensor_maps_describe(tensor, gr
 
 
 def test_other_versions_of_gluon_are_not_used(monkeypatch):
-    assert compile_.has_gluon() == triton.__version__.startswith("3.6.")
+    assert build_.has_gluon() == triton.__version__.startswith("3.6.")
     monkeypatch.setattr(triton, "__version__", "3.9.0")
-    assert not compile_.has_gluon()
+    assert not build_.has_gluon()
 
 
 MORE = """kernel fold()

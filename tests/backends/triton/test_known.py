@@ -15,9 +15,10 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton.kernels import kernels, variant  # noqa: E402
 from tilefold import files  # noqa: E402
-from tilefold.backends.triton import compile as compiler  # noqa: E402
+from tilefold.backends.triton import build as compiler  # noqa: E402
 from tilefold.backends.triton import known  # noqa: E402
-from tilefold.backends.triton.compile import Target, resources  # noqa: E402
+from tilefold.backends.triton.build import Target  # noqa: E402
+from tilefold.backends.triton.compile import resources  # noqa: E402
 
 HOPPER = Target("cuda", 90)
 

@@ -10,7 +10,7 @@ import torch
 from tests.backends.triton.kernels import heads
 from tilefold.algebra.expr import Sym
 from tilefold.backends.triton import launch
-from tilefold.backends.triton.compile import DIVISOR
+from tilefold.backends.triton.build import DIVISOR
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.canonical import canonical
 from tilefold.errors import BackendError

@@ -10,7 +10,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton.test_compile import HOPPER, built, own_cache  # noqa: E402, F401
 from tests.backends.triton.test_groups import variant, wide_kernel  # noqa: E402
-from tilefold.backends.triton import compile as compile_  # noqa: E402
+from tilefold.backends.triton import build as build_  # noqa: E402
 from tilefold.backends.triton import machine_code  # noqa: E402
 from tilefold.backends.triton.machine_code import disassembled, strays  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
@@ -124,7 +124,7 @@ def test_what_the_assembler_does_wrong_is_found(monkeypatch):
     """On a device this kernel had half of its columns wrong, and then an illegal address."""
     with pytest.raises(BackendError, match=r"assembled wrongly: 0x.* by another group"):
         built(old_form(), HOPPER)
-    monkeypatch.setattr(compile_, "strays", lambda sass: ())
+    monkeypatch.setattr(build_, "strays", lambda sass: ())
     done = built(old_form(), HOPPER)
     assert {s.register for s in strays(disassembled(done.assembly["cubin"]))} >= {4, 5}
 

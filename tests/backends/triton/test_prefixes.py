@@ -10,7 +10,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from tilefold.backends.triton.compile import module_of  # noqa: E402
+from tilefold.backends.triton.build import module_of  # noqa: E402
 from tilefold.backends.triton.prefixes import cut, source  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 

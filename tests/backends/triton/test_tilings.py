@@ -8,7 +8,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
 from tests.backends.triton.kernels import made, meta, variant
-from tilefold.backends.triton.compile import Target, resources
+from tilefold.backends.triton.build import Target
+from tilefold.backends.triton.compile import resources
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import default_config
 from tilefold.backends.triton.traffic import Access

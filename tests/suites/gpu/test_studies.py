@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 
-from tilefold.backends.triton.compile import Target, resources
+from tilefold.backends.triton.build import Target
+from tilefold.backends.triton.compile import resources
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program

@@ -6,52 +6,29 @@ Python; compiling ahead for a signature and calling the launcher costs a few.
 
 from __future__ import annotations
 
-import hashlib
-import linecache
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import ModuleType
+from dataclasses import dataclass
 from typing import Any
 
 from tilefold.algebra.dtypes import DType
-from tilefold.backends.triton import ahead, known
+from tilefold.backends.triton.build import Job, Target, built
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.dependent import ALONE, supported
+from tilefold.backends.triton.dependent import ALONE
 from tilefold.backends.triton.gluon_text import WARPS
-from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.backends.triton.prelude import ASSERTING
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
-from tilefold.errors import BackendError
-from tilefold.files import read_trusted
-from tilefold.log import progress
 from tilefold.tile.ir import Kernel
 
 try:
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.compiler.errors import CompilationError
-    from triton.runtime import driver
-    from triton.runtime.errors import OutOfResources, PTXASError
 except ImportError:  # Triton is optional: without it there is no GPU back end
     triton = None
 
 try:
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
 except ImportError:
     gl = None
-
-#: Versions of Triton whose Gluon, an experiment that changes, has run what is generated here.
-GLUON = ("3.6.",)
-#: The architecture whose matrix and copy instructions they use.
-HOPPER = 90
-#: Pointers and integers that are multiples of this load and store whole vectors.
-DIVISOR = 16
-_modules: dict[str, ModuleType] = {}
 
 
 def available() -> bool:
@@ -59,28 +36,9 @@ def available() -> bool:
     return triton is not None
 
 
-def has_gluon() -> bool:
-    """Whether the installed Triton has the Gluon that kernels are generated for."""
-    return gl is not None and triton.__version__.startswith(GLUON)
-
-
-def has_groups(target: Target) -> bool:
-    """Whether kernels for a target may share their work among groups of warps (`roles`)."""
-    return has_gluon() and target.backend == "cuda" and target.arch == HOPPER
-
-
 def toolchain() -> str:
     """What turns source into machine code: part of the identity of tuned results."""
     return f"triton {triton.__version__}" if triton is not None else "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What to compile for: ("cuda", 90, 32), ("hip", "gfx942", 64) ..."""
-
-    backend: str
-    arch: int | str
-    warp_size: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,34 +51,6 @@ class Resources:
     def has(self, instruction: str) -> bool:
         """Whether the PTX (or AMD assembly) contains an instruction."""
         return any(isinstance(t, str) and instruction in t for t in self.assembly.values())
-
-
-def module_of(source: str, name: str) -> ModuleType:
-    """The source as a module. What runs is this text, never a file's; a copy of it is in the cache for its reader.
-
-    Triton asks `inspect` for the text of a kernel, which asks `linecache`: there it is given, without a time of change,
-    so that it is not looked for on the disk.
-    """
-    key = hashlib.sha256(source.encode()).hexdigest()[:24]
-    if key not in _modules:
-        path = known.folder() / f"{name}_{key}.py"
-        if not _is(path, source):
-            known.keep(path.name, source)
-        linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
-        module = ModuleType(f"tilefold_kernels.{name}_{key}")
-        module.__file__ = str(path)
-        sys.modules[module.__name__] = module
-        exec(compile(source, str(path), "exec"), module.__dict__)
-        _modules[key] = module
-    return _modules[key]
-
-
-def _is(path: Path, source: str) -> bool:
-    """Whether a file holds just this text."""
-    try:
-        return read_trusted(path) == source.encode()
-    except OSError:
-        return False
 
 
 def signature(kernel: Kernel, r: Rendered, *, wide: bool) -> dict[str, str]:
@@ -139,23 +69,6 @@ def signature(kernel: Kernel, r: Rendered, *, wide: bool) -> dict[str, str]:
 def _swizzled(box: Sequence[int], element: str) -> Any:
     """The layout of a box in shared memory that the matrix unit reads."""
     return gl.NVMMASharedLayout.get_default_for(list(box), {"fp16": gl.float16, "bf16": gl.bfloat16}[element])
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """All that decides a compiled kernel's code, as text and numbers: it can be built in another process.
-
-    types: of the arguments. vectors: positions of arguments that are multiples of 16. groups: written in Gluon, for
-    groups of warps. dependent: needs programmatic dependent launch.
-    """
-
-    name: str
-    source: str
-    types: Mapping[str, str]
-    vectors: tuple[int, ...]
-    options: Mapping[str, int]
-    groups: bool = False
-    dependent: bool = False
 
 
 def job_of(kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequence[bool], *, wide: bool) -> Job:
@@ -181,64 +94,6 @@ def compiled(
     target None: the current GPU.
     """
     return built(job_of(kernel, r, config, divisible, wide=wide), target)
-
-
-def built(job: Job, target: Target | None = None) -> Any:
-    """The compiled kernel of a job. BackendError where Triton refuses, or where groups of warps get in each other's way
-    (`machine_code`).
-
-    target None: the current GPU. What an earlier process compiled is loaded from Triton's cache; what another process
-    is compiling ahead (`ahead`) is waited for.
-    """
-    if triton is None:
-        raise BackendError("Triton is not installed", hint="pip install triton")
-    fn = getattr(module_of(job.source, job.name), job.name)
-    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n in job.vectors}
-    src = (GluonASTSource if job.groups else ASTSource)(fn, dict(job.types), constexprs={}, attrs=attrs)
-    try:
-        where = _where(target)
-        if job.dependent and not supported(where.backend, where.arch):
-            raise BackendError(
-                f"{where.backend} {where.arch} has no programmatic dependent launch, as {job.name} needs"
-            )
-        key = key_of(job, target)
-        found = known.find(key, src) if key is not None else None
-        if found is not None:
-            return found
-        with progress(f"kernel {job.name}"):
-            if key is not None and ahead.waited(key):
-                found = known.find(key, src)
-            if found is not None:
-                return found
-            done = triton.compile(src, target=where, options=dict(job.options))
-    except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
-        text = str(err).strip().splitlines()
-        raise BackendError(f"Triton does not compile {job.name}: {text[-1] if text else type(err).__name__}") from err
-    if job.groups and (wrong := strays(disassembled(done.asm["cubin"]))):
-        raise BackendError(f"{job.name} is assembled wrongly: {wrong[0]}")
-    if key is not None:
-        known.remember(key, done)
-    return done
-
-
-def key_of(job: Job, target: Target | None = None) -> str | None:
-    """What `known` calls the kernel of a job; None where it keeps none."""
-    where = _where(target)
-    return known.key_of(job.source, job.types, job.vectors, job.options, (where.backend, where.arch, where.warp_size))
-
-
-def start_building(job: Job, target: Target | None = None) -> None:
-    """Have another process compile a job meanwhile; nothing where that is done, cannot be, or is not worth it."""
-    key = key_of(job, target) if triton is not None else None
-    if key is not None and not known.exists(key):
-        where = _where(target)
-        ahead.submit(key, {"job": asdict(job), "target": [where.backend, where.arch, where.warp_size]})
-
-
-def _where(target: Target | None) -> Any:
-    if target is None:
-        return driver.active.get_current_target()
-    return GPUTarget(target.backend, target.arch, target.warp_size)
 
 
 def resources(kernel: Kernel, r: Rendered, config: TritonConfig, target: Target, *, wide: bool = False) -> Resources:

@@ -24,9 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from tilefold import config
-
-#: Compute capability from which devices have it, as tens.
-FIRST = 90
+from tilefold.backends.triton.build import Target, has_dependent_launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,9 @@ def places(launched: Sequence[bool]) -> list[Place]:
     return [Place(any(launched[:n]), any(launched[n + 1 :])) if on else ALONE for n, on in enumerate(launched)]
 
 
-def supported(backend: str, arch: int | str) -> bool:
-    """Whether a target has the instructions: ("cuda", 90)."""
-    return backend == "cuda" and int(arch) >= FIRST
-
-
 def enabled(device: torch.device) -> bool:
     """Whether kernels on a device are launched so: it has the instructions, and TILEFOLD_PDL is not 0."""
     if device.type != "cuda" or torch.version.hip is not None or not config.load().dependent_launch:
         return False
     major, minor = torch.cuda.get_device_capability(device)
-    return supported("cuda", 10 * major + minor)
+    return has_dependent_launch(Target("cuda", 10 * major + minor))

@@ -16,15 +16,8 @@ from functools import cache
 import torch
 
 from tilefold.algebra.expr import Const
-from tilefold.backends.triton.compile import (
-    DIVISOR,
-    Target,
-    compiled,
-    has_groups,
-    job_of,
-    module_of,
-    start_building,
-)
+from tilefold.backends.triton.build import DIVISOR, Target, has_groups, module_of, start_building
+from tilefold.backends.triton.compile import compiled, job_of
 from tilefold.backends.triton.config import TooLarge, TritonConfig, lighter
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.counters import counters_of

@@ -14,7 +14,7 @@ from math import prod
 
 import torch
 
-from tilefold.backends.triton.compile import module_of
+from tilefold.backends.triton.build import module_of
 from tilefold.backends.triton.prelude import INTERPRETED
 from tilefold.errors import BackendError
 

@@ -10,9 +10,10 @@ import os
 import selectors
 import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from tilefold.backends.triton.compile import Job, Target, built
+from tilefold.backends.triton.build import Job, Target, built, prepare
 from tilefold.errors import BackendError
 
 
@@ -20,6 +21,12 @@ def job_from(line: Mapping[str, Any]) -> tuple[Job, Target]:
     """A job and what it is to be compiled for."""
     job = line["job"]
     return Job(**{**job, "vectors": tuple(job["vectors"])}), Target(*line["target"])
+
+
+@cache
+def prepared(*target: Any) -> None:
+    """`build.prepare` for a target, before the first child that compiles for it is forked."""
+    prepare(Target(*target))
 
 
 def compile_in_child(line: Mapping[str, Any]) -> int:
@@ -59,6 +66,7 @@ def main(processes: int) -> None:
             print("done", running.pop(done), flush=True)
         while jobs and len(running) < processes:
             line = jobs.pop()
+            prepared(*line["target"])
             print("begun", line["key"], flush=True)
             running[compile_in_child(line)] = line["key"]
 

@@ -24,7 +24,7 @@ from tilefold.frontend.packages.form import (
 from tilefold.runtime.native.load import stream_of
 from tilefold.runtime.tape import Instruction, Slot, Tape
 
-#: What kernels are compiled for, in bytes (`backends.triton.compile.DIVISOR`).
+#: What kernels are compiled for, in bytes (`backends.triton.build.DIVISOR`).
 ALIGNED = 16
 
 

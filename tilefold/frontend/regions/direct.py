@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold import config
-from tilefold.backends.triton.compile import DIVISOR
+from tilefold.backends.triton.build import DIVISOR
 from tilefold.backends.triton.views import Like
 from tilefold.frontend.operators.bindings import Lowered, OutputBinding
 from tilefold.frontend.regions.alike import Alike

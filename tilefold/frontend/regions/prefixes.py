@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from tilefold.backends.triton.compile import has_gluon
+from tilefold.backends.triton.build import has_gluon
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.regions.partition import extents

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from tilefold.backends.triton.compile import Target, compiled, has_groups
+from tilefold.backends.triton.build import Target, has_groups
+from tilefold.backends.triton.compile import compiled
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.roles import SHARED
