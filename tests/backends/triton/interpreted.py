@@ -415,6 +415,17 @@ def one_channel_each(x, w, v, b):
     return short, F_.silu(F_.conv2d(x, v, padding=4, dilation=2, groups=x.shape[1])), along
 
 
+def of_tables(x, places, a, b, c, d):
+    """Rows of tables beside one that is computed: a part of the stack each."""
+    rows = (t[places[:, n]] for n, t in enumerate((a, b, c, d)))
+    return torch.stack([x.relu(), *rows], 1) * 2.0
+
+
+def many_parts() -> str:
+    tables = [rand(20, 48, dtype=F, seed=n) for n in range(4)]
+    return right(of_tables, rand(37, 48, dtype=F), torch.arange(37 * 4).reshape(37, 4) % 20, *tables)
+
+
 def windows() -> str:
     """Of images whose rows are no multiple of a vector."""
     x, b = rand(2, 5, 9, 13, dtype=F), rand(5, dtype=F, seed=3)
@@ -424,6 +435,7 @@ def windows() -> str:
 
 CHECKS: dict[str, Check] = {
     "windows": windows,
+    "many parts": many_parts,
     "a wrong program": wrong_program,
     "scheduled by hand": by_hand,
     "causal, ragged": lambda: right(o.causal, *heads(1, 2, 67, 67, 64)),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr
+from tilefold.backends.triton.choices import LEAST_PARTS, choices
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
@@ -22,6 +23,7 @@ from tilefold.backends.triton.prelude import prelude
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.reductions import Reductions
 from tilefold.backends.triton.reuse import reuse_of
+from tilefold.backends.triton.scope import Known
 from tilefold.backends.triton.select import Selections
 from tilefold.backends.triton.simplify import pull_scale
 from tilefold.backends.triton.values import fitted
@@ -219,6 +221,31 @@ class Renderer:
         self.c.assign(b.name, self.c.spread(self.c.stored(v, b.dtype), v.axes, axes, b))
 
     def store(self, s: ir.Store) -> None:
+        if len(self._choices(s)) + 1 >= LEAST_PARTS and not self.c.matrix:
+            self._by_parts(s)
+        else:
+            self._store(s)
+
+    def _choices(self, s: ir.Store) -> tuple[Expr, ...]:
+        """What is not known here and chooses between parts, the same one for all lanes."""
+        return choices(self.c.settled(s.expr), lambda d: not self.c.hold(d).vector)
+
+    def _by_parts(self, s: ir.Store) -> None:
+        """A branch for each part, which reads its own tensors alone."""
+        open_choices = self._choices(s)
+        if not open_choices:
+            self._store(s)
+            return
+        condition, before = open_choices[0], self.c.known
+        code = self.c.expressions.value(condition, ()).code
+        for holds, header in ((True, f"if {code}:"), (False, "else:")):
+            self.c.known = Known(dict(before.scales), {**before.facts, condition: holds})
+            self.c.scopes.open(branch=True)
+            self._by_parts(s)
+            self.c.scopes.close(header)
+        self.c.known = before
+
+    def _store(self, s: ir.Store) -> None:
         t = self.c.tensors[s.tensor]
         frame = tuple(d for d in s.dims if self.c.hold(d).vector)
         code = self.value_to_store(s, frame)

@@ -30,16 +30,18 @@ class Dim:
 
 @dataclass(slots=True)
 class Scope:
-    """One nesting level. `names` caches what was computed here: code -> variable. `late`: lines for its end."""
+    """One nesting level. `names` caches what was computed here: code -> variable. `late`: lines for its end. `branch`:
+    what is needed in it is computed in it, whatever it varies with."""
 
     depth: int
+    branch: bool = False
     lines: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
 
     def nested(self) -> Scope:
         """A scope whose lines are of this one, and that knows no names."""
-        return Scope(0, self.lines, self.late)
+        return Scope(0, False, self.lines, self.late)
 
 
 class Scopes:
@@ -64,6 +66,7 @@ class Scopes:
         """A variable that holds `code`, defined at `level` unless it is already known there or further out.
 
         late: a line about the variable, {}, for the end of that level: what must not stand between loads."""
+        level = max([level, *(n for n, s in enumerate(self.stack) if s.branch)])
         for s in self.stack[: level + 1]:
             if code in s.names:
                 return s.names[code]
@@ -80,8 +83,8 @@ class Scopes:
             for code in [c for c in s.names if prefix in c]:
                 del s.names[code]
 
-    def open(self) -> None:
-        self.stack.append(Scope(self.here + 1))
+    def open(self, *, branch: bool = False) -> None:
+        self.stack.append(Scope(self.here + 1, branch))
 
     def close(self, header: str | None) -> None:
         """End the innermost scope; its lines go under `header` in the enclosing one (None: inline)."""

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from tilefold.algebra.expr import Expr
 from tilefold.algebra.expr import loads as loads_of
+from tilefold.backends.triton.choices import of_parts
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.traffic import WARP, Traffic
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
+from tilefold.block.ir import walk as nodes_of
 from tilefold.plan.hardware import H100
 from tilefold.tile.pieces import power_of_two
 
@@ -99,6 +101,23 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
         ):
             tiles[d] = 2 * tiles.get(d, 1)
     return c if (tiles, warps) == (c.tiles, c.warps) else replace(c, tiles=tiles, warps=warps)
+
+
+def for_parts(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
+    """Where what is stored is one of many parts: one index of what chooses a thread block, which then reads one part;
+    as many elements as before, of the other dims, where they have them."""
+    near = set(_contiguous(s, t))
+    stored = [n.expr for n in nodes_of(b.body) if isinstance(n, Store)]
+    chosen = of_parts(stored, lambda d: d in s.parallel and d not in near)
+    if not chosen or all(c.tiles.get(d, 1) == 1 for d in chosen):
+        return c
+    area = s.area({**local, **c.tiles})
+    tiles = {**c.tiles, **dict.fromkeys(chosen, 1)}
+    for d in (*(d for d in s.parallel if d in near), *reversed([d for d in s.parallel if d not in near | chosen])):
+        while tiles.get(d, 1) < t.sizes[d] and 2 * s.area({**local, **tiles}) <= max(area, ONCE):
+            tiles[d] = 2 * tiles.get(d, 1)
+    found = s.area({**local, **tiles})
+    return replace(c, tiles=tiles, warps=max(1, min(MOST_WARPS, found // (WARP * EACH)))) if found >= area // 4 else c
 
 
 def _computed(nodes: Sequence[Node]) -> Iterator[tuple[Expr, ...]]:

@@ -1,0 +1,82 @@
+"""What is stored of many parts: a thread block branches to its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton.interpreted import of_tables
+from tests.backends.triton.kernels import made, meta, variant
+from tilefold.algebra.expr import Call, Index, Load, lit
+from tilefold.backends.triton.choices import LEAST_PARTS, choices, of_parts
+from tilefold.backends.triton.tiles import default_config
+
+F = torch.float32
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+
+
+def part(n: int) -> Load:
+    return Load(f"t{n}", (Index("i"),))
+
+
+def first(n: int) -> Call:
+    return Call("lt", (Index("j"), lit(n)))
+
+
+def stack(count: int, condition=first):
+    e = part(count - 1)
+    for n in range(count - 2, -1, -1):
+        e = Call("where", (condition(n + 1), part(n), e))
+    return e
+
+
+def test_conditions_are_found_outermost_first():
+    found = choices(Call("maximum", (stack(3), lit(0.0))), lambda d: d == "j")
+    assert found == (first(1), first(2))
+    assert choices(stack(3), lambda d: d == "i") == ()
+
+
+def test_conditions_of_data_and_choices_of_numbers_are_none():
+    data = Call("where", (Call("lt", (part(5), lit(0.0))), part(0), part(1)))
+    padding = Call("where", (first(1), part(0), lit(0.0)))
+    assert choices(data, lambda d: True) == choices(padding, lambda d: True) == ()
+
+
+def test_few_parts_are_read_side_by_side():
+    assert of_parts([stack(LEAST_PARTS)], lambda d: True) == {"j"}
+    assert of_parts([stack(LEAST_PARTS - 1), stack(2)], lambda d: True) == frozenset()
+
+
+def _source(*args: torch.Tensor) -> tuple[str, dict[int, int]]:
+    (k,) = made(of_tables, *args)
+    sizes = k.sizes({})
+    tiles = {sizes[d]: n for d, n in default_config(k.block, sizes).tiles.items()}
+    return variant(k).rendered.source, tiles
+
+
+def test_a_block_reads_its_part_alone():
+    places = meta(8192, 4, dtype=torch.int64)
+    source, tiles = _source(meta(8192, 64, dtype=F), places, *[meta(1000, 64, dtype=F)] * 4)
+    assert tiles[5] == 1 and tiles[64] == 64 and tiles[8192] >= 16
+    body = source[source.rindex("@triton.jit") :]
+    assert body.count("else:") == 4 and body.count("tl.store(") == 5
+    before = body[: body.index("if ")]
+    assert "tl.load(" not in before
+
+
+def test_parts_side_by_side_in_memory_share_a_block():
+    """Of a concatenation along what is contiguous, lanes of one row have several parts."""
+
+    def joined(a, b, c, d, e):
+        return torch.cat([a, b, c, d, e], 1) * 2.0
+
+    (k,) = made(joined, *[meta(4096, 24, dtype=F)] * 5)
+    source = variant(k).rendered.source
+    assert "else:" not in source[source.rindex("@triton.jit") :]
