@@ -114,3 +114,19 @@ def test_what_is_whole_inside_counts_in_a_run():
     assert whole.run({"x": 2, "y": 2, "c": 8}, sizes) == (4, 4)
     assert whole.near(sizes, 8) == ["x", "y", "c"] and whole.near(sizes, 6) == ["x", "y"]
     assert Access(2, (None, {"y": 1}), frozenset("y"), ()).near(sizes, 8) == []
+
+
+def test_what_registers_do_not_hold_costs_time():
+    """Columns held whole: of two layouts' rows so many that registers take them (mixers' norms)."""
+
+    def fn(x, y):
+        z = x + y.mT
+        return z, torch.nn.functional.layer_norm(z.float(), (512,))
+
+    (k,) = made(fn, meta(64, 196, 512, dtype=B), meta(64, 512, 196, dtype=B))
+    assert widths(k)[196] == 16 and default_config(k.block, k.sizes({})).warps <= 16
+
+
+def test_large_maps_keep_blocks_of_long_runs():
+    (k,) = made(lambda x, s: x * s, meta(64, 256, 3136, dtype=B), meta(256, 1, dtype=B))
+    assert widths(k)[3136] == 1024

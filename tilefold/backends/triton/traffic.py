@@ -21,6 +21,8 @@ from tilefold.tile.affine import coefficients
 from tilefold.tile.layout import UnitAxes
 
 WARP = 32
+#: Bytes of a register.
+SPILLED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,12 @@ class Traffic:
         resident = max(1, min(machine.blocks, machine.threads // threads, int(machine.registers // registers)))
         loops = {a.loops for a in self.accesses if a.loops}
         turns = 0.5 + max(1, sum(math.prod(self._turns(d, tiles) for d in p) for p in loops))
+        # what registers do not hold is written and read again
+        spilled = 2 * SPILLED * max(0.0, registers - machine.registers) * self.blocks(tiles)
+        served += spilled / (machine.cache_reached * machine.last_cache.bandwidth)
         running = max(1.0, min(resident, self.blocks(tiles) / machine.cores))
         waves = max(1.0, self.blocks(tiles) / (resident * machine.cores))
         # one block's waiting is hidden by those beside it
         waiting = waves * turns * machine.turn
-        starts = self.blocks(tiles) * machine.dispatch
-        return machine.empty + max(moved, served, waiting + starts) + waiting / running + (moved + served) / 10
+        last = self.blocks(tiles) * machine.dispatch + turns * machine.turn
+        return machine.empty + max(moved, served, waiting, last) + waiting / running + (moved + served) / 10
