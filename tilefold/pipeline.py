@@ -22,6 +22,7 @@ from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.legal import ANY, Limits
 from tilefold.errors import PlanError
 from tilefold.log import at_step
+from tilefold.plan.attention import AttentionCall, statements
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import gpu_here
@@ -130,12 +131,16 @@ def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
     return Settled(fused, tuple(parts), planned=False)
 
 
+#: What a library computes.
+Called = LibraryCall | ConvolutionCall | AttentionCall
+
+
 @dataclass(frozen=True, slots=True)
 class GpuKernels:
     """What runs on a GPU: the fused program, and which of its statements are calls of libraries."""
 
     fused: Fused
-    calls: Mapping[tuple[str, ...], LibraryCall | ConvolutionCall]
+    calls: Mapping[tuple[str, ...], Called]
     scaled: Mapping[tuple[str, ...], ScaledProduct]
 
     @property
@@ -152,10 +157,14 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     }
     p, copies = streams.apart(p)
     p = bounded(p)
+    attentions = target.attentions(p) if goal == "fast" else ()
     products = target.products(p) - frozenset().union(*copies) if goal == "fast" else frozenset()
-    p, calls = library_calls(
-        p, products - frozenset(chain.from_iterable(scaled)), bare=partial(bias_apart, cores=target.machine.cores)
+    p, products_called = library_calls(
+        p,
+        products - frozenset(chain.from_iterable(scaled)) - statements(attentions),
+        bare=partial(bias_apart, cores=target.machine.cores),
     )
+    calls: dict[tuple[str, ...], Called] = {**products_called, **{x.members: x for x in attentions}}
     return GpuKernels(fused_for_gpu(p, target, calls=(*scaled, *calls)), calls, scaled)
 
 
@@ -164,7 +173,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, 
     made = gpu_kernels(p, GpuTarget(gpu_here(), given, refuse, search=search), goal, scale=not interpreted)
     fused, calls, scaled = made.fused, made.calls, made.scaled
     steps: list[Step] = []
-    for k in fused.kernels:
+    for k in _first_of_calls(fused, made):
         called = scaled.get(k.plan.group.members)
         if called is not None:
             steps.append(ScaledStep(called, fused.program))
@@ -174,9 +183,20 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, 
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
 
-def _alone_in_library(
-    p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], LibraryCall | ConvolutionCall]
-) -> list[Step]:
+def _first_of_calls(fused: Fused, made: GpuKernels) -> list[FusedKernel]:
+    """The kernels, of each call one: as kernels of ours its statements might be two (a fold in segments)."""
+    calls, seen = set(made.every_call), set[tuple[str, ...]]()
+    found = []
+    for k in fused.kernels:
+        members = k.plan.group.members
+        if members not in seen:
+            found.append(k)
+        if members in calls:
+            seen.add(members)
+    return found
+
+
+def _alone_in_library(p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], Called]) -> list[Step]:
     """The step of a library call, or of a product that ended up alone, which then is one too; none of all else.
 
     Dot products of rows stay kernels: the library's is a matrix product with one row and one column, which sums 33

@@ -45,7 +45,9 @@ def group(
     g = Graph.of(p)
     of: dict[str, Group] = {c.name: Group((c.name,), out_dims(c)) for c in p.body}
     for call in calls:
-        of |= dict.fromkeys(call, Group(call, out_dims(g.by_name[call[-1]])))
+        common = set(out_dims(g.by_name[call[-1]])).intersection(*(out_dims(g.by_name[m]) for m in call))
+        parallel = tuple(d for d in out_dims(g.by_name[call[-1]]) if d in common)
+        of |= dict.fromkeys(call, Group(call, parallel))
     grouping = _Greedy(g, of, apart, limits)
     refusals: dict[tuple[str, str], Refusal] = {}
     changed = True

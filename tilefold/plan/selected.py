@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from tilefold.block.fuse import Fused
 from tilefold.block.legal import Group, Grouping, Refusal, legal
 from tilefold.errors import PlanError
+from tilefold.plan.attention import attention_call, extents, library_seconds
 from tilefold.plan.candidates import Kernels, Snapshot, together
 from tilefold.plan.cost import Cost
 from tilefold.plan.forms import Form
 from tilefold.plan.greedy import ordered
+from tilefold.plan.hardware import Gpu
 from tilefold.plan.planner import BUDGET, MOST_OPERATORS
 from tilefold.plan.select import select
 from tilefold.plan.target import Target
@@ -96,6 +98,10 @@ def priced(fused: Fused, target: Target, calls: Calls) -> tuple[Priced, ...]:
     g = Graph.of(fused.program)
     done: list[Priced] = []
     for x in dict.fromkeys(k.plan.group.members for k in fused.kernels):
+        whole = _attention(g, x, target, made) if x in calls else None
+        if whole is not None:
+            done.append(Priced(x, "library", whole))
+            continue
         call = made.calls.get(x[0]) if x in calls else None
         if call is not None:
             done.append(Priced(x, "library", made.library(call)))
@@ -106,6 +112,16 @@ def priced(fused: Fused, target: Target, calls: Calls) -> tuple[Priced, ...]:
         how = "split" if len(kernels) > 1 else "passes" if passes > 1 else "one pass" if _reduces(g, x) else "maps"
         done.append(Priced(x, how, together(costs)))
     return tuple(done)
+
+
+def _attention(g: Graph, members: tuple[str, ...], target: Target, made: Kernels) -> Cost | None:
+    """The price of a call that is an attention."""
+    x, machine = attention_call(g, g.by_name[members[-1]]), target.machine
+    if x is None or x.members != members or not isinstance(machine, Gpu):
+        return None
+    seconds = library_seconds(extents(g, x), machine)
+    stages = {"compute": seconds - machine.call}
+    return Cost(seconds, stages, machine.call, sum(made.traffic(members).values()))
 
 
 def _reduces(g: Graph, members: Sequence[str]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilefold.plan.attention import attention_call
 from tilefold.plan.library import ConvolutionCall, library_call
+from tilefold.runtime.attention import AttentionStep
 from tilefold.runtime.convolution import ConvolutionStep
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.step import Step
@@ -15,6 +17,9 @@ from tilefold.tensor.ir import Program
 def library_step(p: Program, members: Sequence[str]) -> Step | None:
     """None where the library has no such call."""
     g = Graph.of(p)
+    whole = attention_call(g, g.by_name[members[-1]]) if len(members) > 2 else None
+    if whole is not None and whole.members == tuple(members):
+        return AttentionStep(whole, p)
     call = library_call(g, g.by_name[members[0]], frozenset(members))
     if isinstance(call, ConvolutionCall):
         return ConvolutionStep(call, p)

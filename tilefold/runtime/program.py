@@ -11,6 +11,7 @@ import torch
 
 from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
+from tilefold.runtime.attention import AttentionStep
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.orders import strides_in
@@ -137,11 +138,14 @@ def _as_read(steps: Sequence[Step], kept: Collection[str]) -> None:
         for t in s.reads:
             readers.setdefault(t, []).append(s)
     for s in steps:
+        if isinstance(s, AttentionStep):
+            mine = readers.get(s.name, ())
+            s.packed = s.name in kept or not all(isinstance(r, LibraryStep | FusedStep | AttentionStep) for r in mine)
         for name in [name for name, _, _ in s.results if name not in kept] if isinstance(s, FusedStep) else ():
             mine = readers.get(name, ())
             orders = [r.wanted_order(name) for r in mine if isinstance(r, LibraryStep)]
             wanted = next((order for order in orders if order is not None), None)
-            if wanted is not None and all(isinstance(r, LibraryStep | FusedStep) for r in mine):
+            if wanted is not None and all(isinstance(r, LibraryStep | FusedStep | AttentionStep) for r in mine):
                 assert isinstance(s, FusedStep)
                 s.orders[name] = wanted
 

@@ -10,6 +10,7 @@ from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
 from tilefold.block.ir import Block
 from tilefold.block.legal import Group, Limits, Operands
 from tilefold.block.stages import plan_stages
+from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
 from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, read_at_once, segments
@@ -62,6 +63,10 @@ class GpuTarget:
     def products(self, p: Program) -> frozenset[str]:
         """Products that gain nothing, or too little, from a kernel of ours."""
         return gpu_library_products(p, self.machine) if self.library else frozenset()
+
+    def attentions(self, p: Program) -> tuple[AttentionCall, ...]:
+        """Attentions of plain form that the library computes in less time."""
+        return library_attentions(p, self.machine) if self.library else ()
 
     def forms(self, g: Graph, group: Group) -> Iterator[tuple[Form, tuple[FusedKernel, ...]]]:
         """One pass, split where too few blocks are left; then what is split in one kernel, and separate passes."""
