@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tilefold.tensor.channels_last import channels_last_operands
+from tilefold.tensor.constant_tail import shorten_softmax
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
 from tilefold.tensor.ir import Program
 from tilefold.tensor.masked_sums import guard_masked_sums
@@ -22,6 +23,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
 )
 #: Applied when operands are in the order that their readers want.
 NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
+    ("shorten softmaxes", shorten_softmax),
     ("guard masked sums", guard_masked_sums),
     ("unify dims", unify),
     ("drop repeated", drop_repeated),
