@@ -122,12 +122,62 @@ def test_views_become_numbers_and_copies_copies():
         (lambda x: [x[x > 0]], "depends on values"),
         (lambda x: [x + torch.from_numpy(x.numpy().copy())], "no recorded operator made"),
         (lambda x: [x.view(torch.int32)], "another type"),
-        (lambda x: list(x.split(2)), "several views"),
     ],
 )
 def test_refusals(fn, why):
     tape, recorder = recorded(fn, torch.ones(4, 6))
     assert tape is None and why in recorder.refused
+
+
+def test_results_that_are_views_or_no_tensors():
+    """Several views are views; sizes are the same in every call; None is None."""
+    x = torch.randn(4, 6)
+    tape, recorder = recorded(lambda x: [*torch.sin(x).split(3), x.shape[0], None, 2.5], x)
+    assert not recorder.refused and tape.fixed == (4, 2.5) and [i.op for i in tape.code] == [Op.CALL]
+    module = native().wait()
+    region = module.region(False, None)
+    assert module.add(region, (x,), *tape.packed())
+    y = torch.randn(4, 6)
+    first, second, *others = module.run(region, (y,))
+    assert torch.equal(torch.cat((first, second)), torch.sin(y)) and others == [4, None, 2.5]
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+def test_places_pick_as_many_elements_as_there_are_places():
+    """A mask of the elements does not (`test_refusals`)."""
+    x, at = torch.randn(4, 6), torch.tensor([3, 0, 3])
+    tape, recorder = recorded(lambda x, at: [x[at] * 2], x, at)
+    assert not recorder.refused
+    module = native().wait()
+    region = module.region(False, None)
+    assert module.add(region, (x, at), *tape.packed())
+    assert torch.equal(module.run(region, (x, at - 1))[0], x[at - 1] * 2)
+
+
+def test_a_callable_is_called_as_it_is():
+    """Of what it does inside nothing is written down; what shows an argument's memory is refused."""
+    x = torch.randn(4, 6)
+    seen = []
+
+    def other(x, n, none):
+        seen.append((n, none))
+        return [torch.sin(x) * n, x.sum()]
+
+    recorder = Recorder([x], [])
+    with recorder:
+        a, b = recorder.opaque(other, (x, 3, None))
+        made = [a + b]
+    tape = recorder.tape(made)
+    assert [i.op for i in tape.code] == [Op.CALL, Op.CALL]
+    module = native().wait()
+    region = module.region(False, None)
+    assert module.add(region, (x,), *tape.packed())
+    y = torch.randn(4, 6)
+    assert torch.equal(module.run(region, (y,))[0], torch.sin(y) * 3 + y.sum()) and seen == [(3, None)] * 2
+    recorder = Recorder([x], [])
+    with recorder:
+        made = recorder.opaque(lambda x: [x[1:]], (x,))
+    assert recorder.tape(made) is None and "views" in recorder.refused
 
 
 def test_what_runs_aside_is_not_written_down():

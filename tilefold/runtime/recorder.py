@@ -15,11 +15,11 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tilefold import config
-from tilefold.runtime.tape import Instruction, Kind, Op, Slot, Tape, finished
+from tilefold.runtime.tape import GIVEN, NOTHING, Instruction, Kind, Op, Slot, Tape, finished
 
 aten = torch.ops.aten
 #: Operators whose result is new memory that nothing has been written to.
@@ -84,7 +84,11 @@ class Recorder(TorchDispatchMode):
         for n, x in enumerate(args):
             if isinstance(x, torch.Tensor):
                 self._new(x, Slot(Kind.ARGUMENT, n))
-        for x in constants:
+        self.constants(constants)
+
+    def constants(self, xs: Iterable[torch.Tensor]) -> None:
+        """Tensors that are the same in every call."""
+        for x in xs:
             if self._slot(x) is None:
                 self._new(x, Slot(Kind.CONSTANT, like=x))
 
@@ -106,6 +110,14 @@ class Recorder(TorchDispatchMode):
         that says whether an index was out of range, or 0."""
         self._add(Op.KERNEL, self.slots(tensors), (address, outside, *numbers))
 
+    def opaque(self, run: Callable[..., Sequence[object]], args: Sequence[object]) -> Sequence[object]:
+        """The results of a callable that a call of the tape calls as it is: another compiler's code."""
+        with self.aside(), _disable_current_modes():
+            made = run(*args)
+        if not self.refused:
+            self._call(run, tuple(args), {}, tuple(made))
+        return made
+
     @property
     def at(self) -> tuple[str, str]:
         """Name and line of the step that runs."""
@@ -117,14 +129,23 @@ class Recorder(TorchDispatchMode):
             self._code.append(instruction)
 
     def tape(self, outputs: Sequence[object]) -> Tape | None:
-        """The record of a call that returned these; None where it was refused."""
-        found = [self._slot(x) if isinstance(x, torch.Tensor) else -1 for x in outputs]
+        """The record of a call that returned these; None where it was refused. Results that are no tensors are those of
+        every call: numbers that follow from the arguments' sizes."""
+        fixed: list[object] = []
+        found: list[int | None] = []
+        for x in outputs:
+            if x is None or isinstance(x, torch.Tensor):
+                found.append(NOTHING if x is None else self._slot(x))
+            else:
+                found.append(GIVEN - len(fixed))
+                fixed.append(x)
         slots = [n for n in found if n is not None]
         if len(slots) < len(found):
             self.refused = self.refused or "a result that no recorded operator made"
         if self.refused or self._device is None:
             return None
-        return finished(self._slots, self._code, slots, torch.empty(0, dtype=torch.uint8, device=self._device))
+        like = torch.empty(0, dtype=torch.uint8, device=self._device)
+        return finished(self._slots, self._code, slots, like, fixed)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -147,10 +168,10 @@ class Recorder(TorchDispatchMode):
         written = func._schema.is_mutable and isinstance(out, torch.Tensor) and self._slot(out) is not None
         if not written and any(self._slot(x) is None for x in operands):
             return  # a result that depends on it is known to nobody, and refused
-        if any(tag in func.tags for tag in _CHANGING):
+        if any(tag in func.tags for tag in _CHANGING) and not _by_places(func, operands):
             self.refused = f"{func} depends on values of tensors"
         elif not isinstance(out, torch.Tensor):
-            self._call(func, args, kwargs, out)
+            self._several(func, args, kwargs, out)
         elif (slot := self._slot(out)) is not None:
             self._written(func, args, kwargs, out, slot)
         elif (base := self._viewed(args, out)) is not None:
@@ -179,6 +200,16 @@ class Recorder(TorchDispatchMode):
             self._add(Op.COPY, (slot, *self.slots(args[1:2])))
         else:
             self._call(func, args, kwargs, None)
+
+    def _several(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """An operator with several results, or with none that is a tensor: a size, which the arguments' decide."""
+        made = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
+        bases = [self._viewed(args, x) for x in made]
+        if None not in bases and made:
+            for base, x in zip(bases, made, strict=True):
+                self._view(base, x)  # type: ignore[arg-type]
+        elif made or func._schema.is_mutable:
+            self._call(func, args, kwargs, out)
 
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: int) -> None:
         scalars = tuple(float(kwargs.get(name, 1)) for name in ("beta", "alpha"))
@@ -264,6 +295,12 @@ class Recorder(TorchDispatchMode):
         if not self.refused:
             name, where = self._step
             self._code.append(Instruction(op, name, where, slots, numbers, scalars, call, arguments))
+
+
+def _by_places(func: Any, operands: Sequence[torch.Tensor]) -> bool:
+    """Whether elements are picked by their places, not by a mask of them: as many as there are places."""
+    masks = (torch.bool, torch.uint8)
+    return func is aten.index.Tensor and all(x.dtype not in masks for x in operands[1:])
 
 
 def _by_scales(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

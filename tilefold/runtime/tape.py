@@ -47,6 +47,8 @@ class Op(IntEnum):
 
 #: The stream's place among the arguments of a launch, and that of what is the same in every call.
 CURRENT, FIXED = -2, -1
+#: In place of a result's slot: None; the first of what is no tensor, and the same in every call (the n-th: GIVEN - n).
+NOTHING, GIVEN = -1, -2
 
 
 class Is(IntEnum):
@@ -109,13 +111,15 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """A call. outputs: slots, -1 for None. arena: its bytes. like: what is on the call's device."""
+    """A call. outputs: slots, NOTHING, or GIVEN - n for the n-th of `fixed`. arena: its bytes. like: what is on its
+    device."""
 
     slots: tuple[Slot, ...]
     code: tuple[Instruction, ...]
     outputs: tuple[int, ...]
     arena: int
     like: torch.Tensor
+    fixed: tuple[object, ...] = ()
 
     def packed(self) -> tuple[object, ...]:
         """What `add` of the native module takes after the arguments."""
@@ -124,10 +128,16 @@ class Tape:
             (int(i.op), i.name, i.where, i.slots, i.numbers, i.scalars, i.call, i.arguments, i.release)
             for i in self.code
         )
-        return slots, code, self.outputs, self.arena, self.like
+        return slots, code, self.outputs, self.arena, self.like, self.fixed
 
 
-def finished(slots: Sequence[Slot], code: Sequence[Instruction], outputs: Sequence[int], like: torch.Tensor) -> Tape:
+def finished(
+    slots: Sequence[Slot],
+    code: Sequence[Instruction],
+    outputs: Sequence[int],
+    like: torch.Tensor,
+    fixed: Sequence[object] = (),
+) -> Tape:
     """The tape with memory given out. What is returned is allocated by itself, when it is first written; all else lies
     in an arena, or where that would take more memory at the worst moment, is allocated and freed as the call goes on.
     """
@@ -157,7 +167,7 @@ def finished(slots: Sequence[Slot], code: Sequence[Instruction], outputs: Sequen
         if root in freed and root in lives:
             release[lives[root][1]].append(n)
     done = tuple(replace(i, release=tuple(r)) for i, r in zip(code, release, strict=True))
-    return Tape(tuple(given), done, tuple(outputs), arena, like)
+    return Tape(tuple(given), done, tuple(outputs), arena, like, tuple(fixed))
 
 
 #: Bytes that an arena may always have: below it, one allocation instead of many is worth more than memory.

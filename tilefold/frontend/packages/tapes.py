@@ -55,6 +55,8 @@ def stored_tape(
         numbers = i.numbers if kernel is None else (0, *i.numbers[1:])
         return StoredInstruction(i.op, i.name, i.where, i.slots, numbers, i.scalars, i.release, kernel, maps, call)
 
+    if tape.fixed:
+        raise UnsupportedError("a result is no tensor", hint=HINT)
     slots, code = tuple(map(slot, tape.slots)), tuple(map(instruction, tape.code))
     return StoredTape(slots, code, tape.outputs, tape.arena, tuple(map(_argument, args)))
 

@@ -213,7 +213,7 @@ class _Assembler:
         output = self.gm.graph.output_node()
         self.graph.output(torch.fx.map_arg(output.args[0], self.made.__getitem__))
         run = self._alone() or torch.fx.GraphModule(self.root, self.graph).forward
-        return Outer(run, self.root, self.graph)
+        return Outer(run, self.root, self.graph, self.gm.graph, self.name)
 
     def _alone(self) -> Callable[..., Sequence[object]] | None:
         """The only part itself, if the outer graph hands it arguments and returns its results as they are."""

@@ -23,7 +23,7 @@ from tilefold.frontend.regions.execute import Executable, Runner
 from tilefold.frontend.regions.replay import Replayed
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
 from tilefold.runtime.program import CompiledProgram
-from tilefold.runtime.tape import Instruction, Kind, Op, Slot, Tape, finished
+from tilefold.runtime.tape import NOTHING, Instruction, Kind, Op, Slot, Tape, finished
 from tilefold.tensor.sizes import shape_function
 
 log = logging.getLogger("tilefold")
@@ -131,7 +131,7 @@ class Direct(Replayed):
         if o.position is not None:
             slots.append(Slot(Kind.ARGUMENT, o.position))
         elif o.name is None:
-            return -1
+            return NOTHING
         elif self._made[o.name] is not None:
             return made[o.name]
         else:

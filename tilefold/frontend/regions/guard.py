@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -18,6 +18,8 @@ from torch._dynamo.exc import TorchDynamoException
 
 from tilefold import config
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
+from tilefold.frontend.regions.replay import recorded
+from tilefold.runtime.recorder import Recorder
 
 log = logging.getLogger("tilefold")
 T = TypeVar("T")
@@ -135,6 +137,10 @@ class Guarded:
             self.part.note(failed)
             self.run = self.instead()
         return made
+
+    def record(self, args: Sequence[object], recorder: Recorder) -> object:
+        """A call as `run` alone makes it, written down (`regions.replay.recorded`)."""
+        return recorded(self.run, args, recorder)
 
     def boxed(self, args: list[object]) -> object:
         """A call whose caller gives its arguments up: the list is emptied. Where the part has `replay`, arguments are

@@ -8,9 +8,9 @@ change is recorded for sizes that come a second time: those that change at every
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -39,48 +39,55 @@ class Recordable(Protocol):
     ) -> Mapping[str, torch.Tensor]: ...
 
 
-class Replayed(Executable):
-    """An `Executable` that is recorded. `refused`: why it is not. `aligned`: tapes hold for alignments of addresses, as
-    they always do on GPUs. module: what runs tapes (None: what this machine builds)."""
+class Recorded:
+    """What is recorded, and done again in C++. name: for people; module: what runs tapes (None: what this machine
+    builds). `refused`: why it is not. `aligned`: tapes hold for alignments of addresses, as they always do on GPUs.
+    """
 
     aligned = False
 
-    def __init__(self, lowered: Lowered, runner: Recordable, module: Native | Built | None = None):
-        super().__init__(lowered, runner)
-        self.program = runner
+    def __init__(self, name: str, module: Native | Built | None = None):
+        self.name = name
         self.refused = ""
         self._native = module or native()
         self._module: ModuleType | None = None
         self._region: object = None
-        self._constants = [
-            read((), {}) for (_, read), b in zip(self.inputs, lowered.inputs, strict=True) if b.constant is not None
-        ]
         self._seen: set[tuple[int, ...]] = set()
         self._calls = 0
 
-    def __call__(self, *args: object) -> Sequence[torch.Tensor | None]:  # type: ignore[override]
+    def in_python(self, args: Sequence[object]) -> Sequence[Any]:
+        """A call without a tape."""
+        raise NotImplementedError
+
+    def written(self, args: Sequence[object]) -> tuple[Sequence[Any], Tape | None, str]:
+        """The results of a call, its tape, and why there is none."""
+        raise NotImplementedError
+
+    def sizes(self, args: Sequence[object]) -> tuple[int, ...]:
+        """Sizes that may be others in the next call."""
+        raise NotImplementedError
+
+    def __call__(self, *args: object) -> Sequence[Any]:
         module = self._module
         if module is not None:
-            made: Sequence[torch.Tensor | None] | None = module.run(self._region, args)
+            made: Sequence[Any] | None = module.run(self._region, args)
             if made is not None:
                 return made
-        elif not self.refused:
-            self._begin(args)
-        if self._module is None or not self._comes_again(args):
-            return self.in_python(args)
-        return self._recorded(args)
+        return self._recorded(args) if self._due(args) else self.in_python(args)
 
-    def in_python(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
-        """A call without a tape."""
-        return self._run(args, self.runner)
-
-    def replay(self, args: list[object]) -> Sequence[torch.Tensor | None] | None:
+    def replay(self, args: list[object]) -> Sequence[Any] | None:
         """The results of the tape for such arguments, which are freed after their last use: the list is emptied. None,
         and an untouched list, where there is no tape."""
         if self._module is None:
             return None
-        made: Sequence[torch.Tensor | None] | None = self._module.run(self._region, args)
+        made: Sequence[Any] | None = self._module.run(self._region, args)
         return made
+
+    def _due(self, args: Sequence[object]) -> bool:
+        """Whether this call is to be recorded."""
+        if self._module is None and not self.refused:
+            self._begin(args)
+        return self._module is not None and self._comes_again(args)
 
     def _begin(self, args: Sequence[object]) -> None:
         """Take the native module, if there is one by now."""
@@ -99,31 +106,63 @@ class Replayed(Executable):
         """Whether the sizes of these arguments are to be recorded."""
         if self.refused or torch._C._len_torch_dispatch_stack():
             return False
-        if not self.lowered.syms:
-            return True
-        sizes = tuple(self.symbols(args).values())
-        if sizes in self._seen:
+        sizes = self.sizes(args)
+        if not sizes or sizes in self._seen:
             return True
         if len(self._seen) >= SEEN:
             self._seen.clear()
         self._seen.add(sizes)
         return False
 
-    def _recorded(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
+    def _recorded(self, args: Sequence[object]) -> Sequence[Any]:
         made, tape, self.refused = self.written(args)
         if tape is None:
             self.refused = self.refused or "it has no tensors"
         elif self._module is not None and not self._module.add(self._region, tuple(args), *tape.packed()):
             self.refused = "an argument is no plain tensor"
         if self.refused:
-            log.info("%s runs step by step in Python: %s", self.lowered.program.name, self.refused)
+            log.info("%s runs step by step in Python: %s", self.name, self.refused)
             self._module = None
         return made
 
+
+class Replayed(Recorded, Executable):  # type: ignore[misc]
+    """An `Executable` that is recorded."""
+
+    def __init__(self, lowered: Lowered, runner: Recordable, module: Native | Built | None = None):
+        Executable.__init__(self, lowered, runner)
+        Recorded.__init__(self, lowered.program.name, module)
+        self.program = runner
+        self._constants = [
+            read((), {}) for (_, read), b in zip(self.inputs, lowered.inputs, strict=True) if b.constant is not None
+        ]
+
+    def in_python(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
+        """See `Recorded`."""
+        return self._run(args, self.runner)
+
+    def sizes(self, args: Sequence[object]) -> tuple[int, ...]:
+        """See `Recorded`."""
+        return tuple(self.symbols(args).values()) if self.lowered.syms else ()
+
     def written(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], Tape | None, str]:
-        """The results of a call, its tape, and why there is none."""
-        recorder = Recorder(args, self._constants)
+        """See `Recorded`."""
+        recorder = Recorder(args, ())
         with recorder:
-            made = self._run(args, lambda inputs, syms: self.program.recorded(inputs, syms, recorder))
+            made = self.record(args, recorder)
         tape = recorder.tape(made)
         return made, tape, recorder.refused
+
+    def record(self, args: Sequence[object], recorder: Recorder) -> tuple[torch.Tensor | None, ...]:
+        """The results of a call, written down by a recorder that has been entered."""
+        recorder.constants(self._constants)
+        return self._run(args, lambda inputs, syms: self.program.recorded(inputs, syms, recorder))
+
+
+def recorded(run: Callable[..., Any], args: Sequence[object], recorder: Recorder) -> Any:
+    """The results of a part of a graph, written down by a recorder that has been entered: step by step where the part
+    can say what it does, operator by operator where it is a graph, else as a callable that a tape calls as it is."""
+    record: Callable[..., Any] | None = getattr(run, "record", None)
+    if record is not None:
+        return record(args, recorder)
+    return run(*args) if isinstance(run, torch.fx.GraphModule) else recorder.opaque(run, args)

@@ -34,7 +34,7 @@ PyObject* results_of(Call& call, const std::vector<Object>& same) {
   list.p = PyList_New(call.tape.outputs.size());
   for (size_t k = 0; k < call.tape.outputs.size(); ++k) {
     const int64_t n = call.tape.outputs[k];
-    PyObject* o = same[k].p ? same[k].p : Py_None;
+    PyObject* o = same[k].p ? same[k].p : n <= GIVEN ? PyTuple_GET_ITEM(call.tape.fixed.p, GIVEN - n) : Py_None;
     if (n >= 0 && !same[k].p) o = THPVariable_Wrap(call.tensor(n));
     else Py_INCREF(o);
     PyList_SET_ITEM(list.p, k, o);
@@ -144,11 +144,11 @@ Instruction instruction_of(PyObject* o) {
   return i;
 }
 
-// add(region, args, slots, code, outputs, arena, like): a tape for such arguments; whether they can have one.
+// add(region, args, slots, code, outputs, arena, like, fixed): a tape for such arguments; whether they can have one.
 PyObject* add(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  Region* region = count == 7 ? region_of(given[0]) : nullptr;
-  if (!region) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "add takes 7 arguments");
+  Region* region = count == 8 ? region_of(given[0]) : nullptr;
+  if (!region) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_TypeError, "add takes 8 arguments");
   Numbers key;
   const bool known = described(&PyTuple_GET_ITEM(given[1], 0), PyTuple_GET_SIZE(given[1]), region->aligned,
       [&](int64_t n) { key.push_back(n); return true; });
@@ -164,6 +164,7 @@ PyObject* add(PyObject*, PyObject* const* given, Py_ssize_t count) {
   tape->outputs = numbers_of(given[4]);
   tape->arena = PyLong_AsLongLong(given[5]);
   tape->like = THPVariable_Unpack(given[6]);
+  tape->fixed = Object(given[7]);
   if (region->tapes.size() >= MOST_TAPES) {
     const auto last = std::prev(region->tapes.end());
     auto [from, to] = region->by_hash.equal_range(hash_of(last->key));

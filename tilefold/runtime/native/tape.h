@@ -29,6 +29,9 @@ constexpr uintptr_t DIVISOR = 16;
 enum class Kind : int64_t { Argument, Constant, Arena, Own, View, Result };
 enum class Op : int64_t { Kernel, Launch, Call, Mm, Bmm, Addmm, Baddbmm, Copy, Convolution, Start, ScaledMm };
 
+// In place of a result's slot: the first result that is no tensor.
+constexpr int64_t GIVEN = -2;
+
 // A reference to a Python object; made, copied and dropped with the GIL held.
 struct Object {
   PyObject* p = nullptr;
@@ -60,7 +63,8 @@ struct Instruction {
 struct Tape {
   std::vector<Slot> slots;
   std::vector<Instruction> code;
-  Numbers outputs;  // slots; -1 for None
+  Numbers outputs;  // slots; -1 for None; GIVEN - n for the n-th of `fixed`
+  Object fixed;  // a tuple of what is no tensor
   int64_t arena = 0;  // bytes
   Tensor like;  // device of the arena
   bool python = false;  // some instruction needs the GIL
