@@ -6,7 +6,7 @@
 `Index(j)` is the value of loop index j, `Size(j)` the run-time extent of dim j,
 `Sym(s)` a run-time integer symbol; all three are i64. A `Load` reads an element of a
 tensor, a block value or a tile buffer. Nodes are immutable and hashable, and remember
-what they read (`loads`, `tensors_read`, `dims_used`).
+their hash and what they read (`loads`, `tensors_read`, `dims_used`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Fact = TypeVar("Fact")
 class Expr:
     """Base of the node classes; Python operators build `Call`s."""
 
-    __slots__ = ("_dims", "_loads", "_tensors")  # set when first asked for
+    __slots__ = ("_dims", "_hash", "_loads", "_tensors")  # set when first asked for
     _dims: frozenset[str]
+    _hash: int
     _loads: tuple[Load, ...]
     _tensors: frozenset[str]
 
@@ -78,7 +79,10 @@ class Const(Expr):
         return isinstance(o, Const) and self._key() == o._key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        try:
+            return self._hash
+        except AttributeError:
+            return _remember(self, "_hash", hash(self._key()))
 
     def _key(self) -> tuple[str, DType]:
         return repr(float(self.value) if self.dtype.is_float else int(self.value)), self.dtype
@@ -112,6 +116,12 @@ class Load(Expr):
     tensor: str
     index: tuple[Expr, ...]
 
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return _remember(self, "_hash", hash((self.tensor, self.index)))
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Expr):
@@ -120,6 +130,12 @@ class Call(Expr):
     op: str
     args: tuple[Expr, ...]
 
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return _remember(self, "_hash", hash((self.op, self.args)))
+
 
 @dataclass(frozen=True, slots=True)
 class Cast(Expr):
@@ -127,6 +143,12 @@ class Cast(Expr):
 
     arg: Expr
     dtype: DType
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return _remember(self, "_hash", hash((self.arg, self.dtype)))
 
 
 ExprLike = Expr | int | float | bool
@@ -149,11 +171,12 @@ def call(op: str, *args: ExprLike) -> Expr:
 
 
 def children(e: Expr) -> tuple[Expr, ...]:
-    if isinstance(e, Call):
-        return e.args
-    if isinstance(e, Load):
-        return e.index
-    return (e.arg,) if isinstance(e, Cast) else ()
+    kind = type(e)
+    if kind is Call:
+        return e.args  # type: ignore[attr-defined, no-any-return]
+    if kind is Load:
+        return e.index  # type: ignore[attr-defined, no-any-return]
+    return (e.arg,) if kind is Cast else ()  # type: ignore[attr-defined]
 
 
 def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
@@ -175,7 +198,7 @@ def walk(e: Expr) -> Iterator[Expr]:
     while todo:
         n = todo.pop()
         yield n
-        todo.extend(reversed(children(n)))
+        todo.extend(children(n)[::-1])
 
 
 def transform(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:

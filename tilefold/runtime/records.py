@@ -16,9 +16,19 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from tilefold.errors import ParseError
+
+#: What JSON has itself.
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+@cache
+def _given(kind: Any) -> tuple[str, ...]:
+    """Names of the fields of a dataclass that its constructor takes."""
+    return tuple(f.name for f in fields(kind) if f.init)
 
 
 def dump(x: object) -> str:
@@ -42,32 +52,42 @@ def load(text: str | bytes, classes: Iterable[type]) -> Any:
 
 class _Writer:
     def __init__(self) -> None:
-        self.nodes: list[list[Any]] = []
+        self.nodes: list[tuple[Any, ...]] = []
         self._at: dict[str, int] = {}
         self._seen: dict[int, Any] = {}
 
     def value(self, x: Any) -> Any:
+        kind = type(x)
+        if kind in _PLAIN:
+            return x
+        if kind is tuple:
+            return ("t", *map(self.value, x))
+        found = self._seen.get(id(x))
+        if found is None:
+            found = self._other(x)
+        return found
+
+    def _other(self, x: Any) -> Any:
         match x:
             case Enum():
-                return ["e", type(x).__name__, x.value]
-            case None | bool() | int() | float() | str():
+                return ("e", type(x).__name__, x.value)
+            case int() | float() | str():
                 return x
             case tuple():
-                return ["t", *map(self.value, x)]
+                return ("t", *map(self.value, x))
             case frozenset():
-                return ["s", *sorted(map(self.value, x), key=json.dumps)]
+                return ("s", *sorted(map(self.value, x), key=json.dumps))
             case Mapping():
-                return ["d", *(self.value(v) for item in x.items() for v in item)]
+                return ("d", *(self.value(v) for item in x.items() for v in item))
         if not is_dataclass(x) or isinstance(x, type):
             raise TypeError(f"{type(x).__name__} has no form in records")
-        if id(x) not in self._seen:
-            node = [type(x).__name__, *(self.value(getattr(x, f.name)) for f in fields(x) if f.init)]
-            key = json.dumps(node)
-            if key not in self._at:
-                self._at[key] = len(self.nodes)
-                self.nodes.append(node)
-            self._seen[id(x)] = ["n", self._at[key]]
-        return self._seen[id(x)]
+        node = (type(x).__name__, *[self.value(getattr(x, name)) for name in _given(type(x))])
+        key = repr(node)  # unlike the node itself it tells 1 from True and 1.0, 0.0 from -0.0
+        if key not in self._at:
+            self._at[key] = len(self.nodes)
+            self.nodes.append(node)
+        self._seen[id(x)] = found = ("n", self._at[key])
+        return found
 
 
 class _Reader:
@@ -76,14 +96,14 @@ class _Reader:
 
     def add(self, name: str, *values: Any) -> None:
         made: Any = self._classes[name]
-        if not is_dataclass(made) or len(values) != sum(f.init for f in fields(made)):
+        if not is_dataclass(made) or len(values) != len(_given(self._classes[name])):
             raise ValueError(f"not a {name}")
         self._made.append(self._classes[name](*map(self.value, values)))
 
     def value(self, x: Any) -> Any:
+        if type(x) in _PLAIN:
+            return x
         match x:
-            case None | bool() | int() | float() | str():
-                return x
             case ["n", int(at)] if at >= 0:
                 return self._made[at]
             case ["t", *items]:

@@ -193,7 +193,11 @@ def cut(p: Program, cuts: Mapping[str, Expr]) -> Program:
     inputs = tuple(replace(i, shape=_cut_shape(i, cuts)) for i in p.inputs)
     axes = {r: c.dims for c in p.body for r in c.results}
     axes |= {i.name: tuple(f"{i.name}@{n}" for n in range(len(i.shape))) for i in p.inputs}
-    body = tuple(_cut_compute(c, cuts, pair, axes, sizes) for c in p.body)
+    table: dict[Expr, Expr] = {}
+    for d, (hi, lo) in pair.items():
+        table[Index(d)] = Index(hi) * cuts[d] + Index(lo)
+        table[Size(d)] = Call("mul", (Size(hi), Size(lo)))
+    body = tuple(_cut_compute(c, cuts, pair, table, axes, sizes) for c in p.body)
     return prune_dims(replace(p, sizes=sizes, inputs=inputs, body=body))
 
 
@@ -209,14 +213,11 @@ def _cut_compute(
     c: Compute,
     cuts: Mapping[str, Expr],
     pair: Mapping[str, tuple[str, str]],
+    table: Mapping[Expr, Expr],
     axes: Mapping[str, tuple[str, ...]],
     sizes: Mapping[str, Expr],
 ) -> Compute:
-    """One statement with its dims and the axes that it reads cut."""
-    table: dict[Expr, Expr] = {}
-    for d, (hi, lo) in pair.items():
-        table[Index(d)] = Index(hi) * cuts[d] + Index(lo)
-        table[Size(d)] = Call("mul", (Size(hi), Size(lo)))
+    """One statement with its dims and the axes that it reads cut. table: what stands for the dims."""
 
     def reindex(ld: Load) -> Expr | None:
         out: list[Expr] = []
