@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -163,3 +167,102 @@ def test_a_configuration_that_is_to_be_had_exactly_is_refused(small_device):
     with pytest.raises(TooLarge):
         k.plan(xs, {})
     assert len(small_device) == 1
+
+
+DRIVER = r"""
+#include <stdint.h>
+#include <string.h>
+uint64_t seen[16];
+int cuLaunchKernelEx(const unsigned* config, void* f, void** p, void** more) {
+  static const int bytes[] = {8, 8, 4, 8, 8, 8};  // two addresses, a number of 32 bits, one of 64, scratch twice
+  seen[0] = config[0];
+  seen[1] = (uint64_t)f;
+  for (int k = 0; k < 6; ++k) memcpy(&seen[2 + k], p[k], bytes[k]);
+  return 0;
+}
+int cuGetErrorString(int code, const char** s) { *s = "no"; return 0; }
+int cuCtxGetCurrent(void** c) { *c = seen; return 0; }
+int cuCtxSetCurrent(void* c) { return 0; }
+int cuDeviceGet(int* d, int n) { return 0; }
+int cuDevicePrimaryCtxRetain(void** c, int d) { return 0; }
+int cuPointerGetAttribute(void* a, int b, uint64_t c) { return 0; }
+int cuFuncSetAttribute(void* f, int a, int b) { return 0; }
+"""
+LAUNCH = """
+import ctypes, sys
+from types import SimpleNamespace
+library = ctypes.CDLL(sys.argv[1] + "/libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+from triton.backends.nvidia import driver
+from tilefold.backends.triton.launcher import Plan, launcher_of
+
+driver.library_dirs = lambda: [sys.argv[1]]
+driver.PyCUtensorMap = object
+about = SimpleNamespace(
+    target=SimpleNamespace(backend="cuda"), num_ctas=1, global_scratch_size=0, global_scratch_align=1,
+    profile_scratch_size=0, profile_scratch_align=1, launch_cooperative_grid=False, launch_pdl=False,
+)
+
+class Done:
+    metadata, function, packed_metadata, name, kernel = about, 77, (4, 1, 0), "f", None
+
+    def __init__(self, *types):
+        self.src = SimpleNamespace(signature=dict(enumerate(types)))
+
+    @property
+    def run(self):
+        return driver.CudaLauncher(self.src, self.metadata)
+
+for types in (("*fp32", "*bf16", "i32", "i64"), ("*fp16", "*i64", "i32", "i64")):
+    found = launcher_of(Done(*types))
+    Plan(found, 3, (-5, 1 << 40)).start(0, [0xFFFF_0000_1111_2222, 0x10])
+    print(list((ctypes.c_uint64 * 16).in_dll(library, "seen"))[:8])
+"""
+
+
+def test_kernels_share_a_c_function_that_takes_words(tmp_path):
+    """In a process of its own: a library under the name of CUDA's driver writes down what is launched."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "driver.c").write_text(DRIVER)
+    named = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run([compiler, *named, str(tmp_path / "driver.c")], check=True)
+    own = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", LAUNCH, tmp_path], env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    launched = [3, 77, 0xFFFF_0000_1111_2222, 0x10, 2**32 - 5, 1 << 40, 0, 0]
+    assert done.stdout.splitlines() == [str(launched)] * 2
+    assert len(list((tmp_path / "cache").glob("*/__triton_launcher*"))) == 1
+
+
+def kernel_of(types, **about):
+    """A compiled kernel with these types of arguments, and a launcher of Triton's."""
+    sizes = {"global_scratch_size": 0, "profile_scratch_size": 0} | about
+    metadata = SimpleNamespace(**{"target": SimpleNamespace(backend="cuda")} | sizes)
+    src = SimpleNamespace(signature=dict(enumerate(types)))
+    return SimpleNamespace(run=print, function=5, packed_metadata=(4, 1, 0), src=src, metadata=metadata)
+
+
+def test_zeros_follow_the_arguments_of_the_shared_function():
+    found = kernel_of(["*fp16", "i32", "i64"])
+    assert launcher_of(found).tail == (0,) * (launcher.WORDS - 3) == launcher_of(found).tail
+    assert len(found.src.signature) == launcher.WORDS
+    most = kernel_of(["*fp16"] * (launcher.WORDS - 2))
+    assert launcher_of(most).tail == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        kernel_of(["*fp16", "tensordesc<fp16[16, 32]>"]),
+        kernel_of(["*fp16", "fp32"]),
+        kernel_of(["*fp16", ("i32", "i32")]),
+        kernel_of(["*fp16"] * (launcher.WORDS - 1)),
+        kernel_of(["*fp16"], global_scratch_size=128),
+        kernel_of(["*fp16"], profile_scratch_size=128),
+        kernel_of(["*fp16"], target=SimpleNamespace(backend="hip")),
+    ],
+)
+def test_other_kernels_have_a_c_function_of_their_own(own):
+    types = own.src.signature
+    assert launcher_of(own).tail == () and own.src.signature is types

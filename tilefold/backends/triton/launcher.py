@@ -3,13 +3,18 @@
 Triton wraps the C function that launches a kernel in Python: scratch memory is asked for, tensor maps
 are encoded anew. Here the C function is called directly where a kernel needs no scratch, and tensor maps
 are kept by the addresses that they describe. On other devices than NVIDIA's, Triton's own launcher runs.
+
+Triton also writes and compiles a C function for every list of types of arguments, a quarter of a second each, while the
+first call waits. Here kernels share one that takes words: the driver is handed the address of each argument and reads
+as many bytes there as the kernel declares.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +43,9 @@ except ImportError:  # without Triton nothing here runs
 MAPS = 64
 #: Stands for the stream among the arguments of a launch.
 STREAM = object()
+#: Arguments of the C function that kernels share, the two for scratch memory among them; what may be one.
+WORDS = 32
+WORD = re.compile(r"\*.+|[iu](1|8|16|32|64)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +53,58 @@ class Launcher:
     """How a compiled kernel is started: `call(grid, 1, 1, stream, *head, *arguments)`.
 
     encodings: how Triton encodes each tensor map, where `call` takes them encoded; None: it takes them as `Operand`.
-    handle: the kernel for the driver itself, where it can be launched without `call`.
+    handle: the kernel for the driver itself, where it can be launched without `call`. tail: what `call` takes after the
+    kernel's arguments.
     """
 
     call: Callable[..., None]
     head: tuple[object, ...]
     encodings: tuple[object, ...] | None = None
     handle: Handle | None = None
+    tail: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What Triton makes the shared C function from, in place of the source of a kernel of so many arguments."""
+
+    arguments: int
+
+    @property
+    def signature(self) -> Mapping[int, str]:
+        """Types of the arguments."""
+        return dict.fromkeys(range(WORDS), "u64")
+
+
+def _as_words(done: Any) -> tuple[int, ...]:
+    """Have a kernel that is not loaded yet launched by the shared C function; the zeros that follow its arguments, of
+    which the first two say that it has no scratch memory. Empty for kernels that need a C function of their own: they
+    take tensor maps, scratch memory or too much."""
+    src, about = getattr(done, "src", None), getattr(done, "metadata", None)
+    if CudaLauncher is None or src is None or about is None or about.target.backend != "cuda":
+        return ()
+    if not isinstance(src, _Words):
+        types = list(src.signature.values())
+        scratch = about.global_scratch_size or about.profile_scratch_size
+        if (
+            scratch
+            or len(types) + len(SCRATCH) > WORDS
+            or not all(isinstance(t, str) and WORD.fullmatch(t) for t in types)
+        ):
+            return ()
+        src = done.src = _Words(len(types))
+    return (0,) * (WORDS - src.arguments)
 
 
 def launcher_of(done: Any) -> Launcher:
     """The launcher of a kernel that Triton compiled for the current device. TooLarge: the device cannot hold it."""
+    tail = _as_words(done)
     try:
         run = done.run
     except OutOfResources as err:
         what = f"{done.name} takes {err.required} of {err.name}, the device has {err.limit}"
         raise TooLarge(what, hint="smaller tiles, fewer stages, or fewer operators in the kernel") from err
-    plain = Launcher(run, (done.function, done.packed_metadata, None, None, None))
+    plain = Launcher(run, (done.function, done.packed_metadata, None, None, None), tail=tail)
     if CudaLauncher is None or type(run) is not CudaLauncher or run.global_scratch_size or run.profile_scratch_size:
         return plain
     head = (
@@ -70,7 +113,7 @@ def launcher_of(done: Any) -> Launcher:
     )
     handle = handle_of(head, Image(done.name, done.kernel) if isinstance(done.kernel, bytes) else None)
     if not inspect.isfunction(run.launch):
-        return Launcher(run.launch, head, (), handle)
+        return Launcher(run.launch, head, (), handle, tail)
     wrapped = inspect.getclosurevars(run.launch).nonlocals
     if "launcher" not in wrapped or "tensordesc_meta" not in wrapped:
         return plain
@@ -138,14 +181,15 @@ class Plan:
         more = self._encoded(pointers) if self.described else ()
         if self.counters is not None:
             more = (self.counters.address(stream), *more)
-        launcher.call(self.grid, 1, 1, stream, *launcher.head, *pointers, *self.numbers, *more)
+        launcher.call(self.grid, 1, 1, stream, *launcher.head, *pointers, *self.numbers, *more, *launcher.tail)
 
     def replayed(self) -> tuple[Callable[..., object], tuple[object, ...], tuple[object, ...]]:
         """A callable that launches, and its arguments before and after the addresses. The stream is the fourth, or,
         where a launch needs more than its addresses, the first."""
         if self.described or self.counters is not None:
             return lambda stream, *pointers: self.start(stream, pointers), (STREAM,), ()
-        return self.launcher.call, (self.grid, 1, 1, STREAM, *self.launcher.head), self.numbers
+        after = (*self.numbers, *self.launcher.tail)
+        return self.launcher.call, (self.grid, 1, 1, STREAM, *self.launcher.head), after
 
     def launched(self, pointers: Sequence[int]) -> Launched | None:
         """The same for the driver itself; None where only Triton's launcher will do. pointers: of some call."""
