@@ -133,7 +133,7 @@ def test_results_that_are_views_or_no_tensors():
     """Several views are views; sizes are the same in every call; None is None."""
     x = torch.randn(4, 6)
     tape, recorder = recorded(lambda x: [*torch.sin(x).split(3), x.shape[0], None, 2.5], x)
-    assert not recorder.refused and tape.fixed == (4, 2.5) and [i.op for i in tape.code] == [Op.CALL]
+    assert not recorder.refused and tape.fixed == (4, 2.5) and [i.op for i in tape.code] == [Op.NAMED]
     module = native().wait()
     region = module.region(False, None)
     assert module.add(region, (x,), *tape.packed())
@@ -154,6 +154,82 @@ def test_places_pick_as_many_elements_as_there_are_places():
     assert torch.equal(module.run(region, (x, at - 1))[0], x[at - 1] * 2)
 
 
+aten = torch.ops.aten
+AT = torch.tensor([[2, 0, 1, 1, 0, 2]] * 4)
+OPERATORS = {
+    "several results": lambda x: list(torch.sort(x, -1, descending=True)),
+    "a result of two that is used": lambda x: [torch.topk(x, 2, -1)[1]],
+    "a dtype": lambda x: [torch.cumsum(x, 0, dtype=torch.float64)],
+    "a list of tensors": lambda x: [torch.cat([x, x[1:], torch.sin(x)])],
+    "a list of tensors or none": lambda x: [aten.index.Tensor(torch.sin(x), [None, AT[0, :3]])],
+    "writing at places": lambda x: [aten.index_put.default(torch.sin(x), [AT[0, :3]], x[:3] * 2, True)],
+    "numbers of two types": lambda x: [aten.add.Tensor(x, torch.sin(x), alpha=2), aten.clamp.default(x, 0, 1.5)],
+    "lists of numbers": lambda x: [aten.constant_pad_nd.default(x, [1, 2, 0, 1], 2), torch.flip(x, [0, 1])],
+    "floats that are integers": lambda x: [aten.native_layer_norm.default(x, [6], None, None, 1)[0]],
+    "a number or a list": lambda x: list(torch.ops.aten.max_pool2d_with_indices.default(x[None], [2], [1], [0])),
+    "words": lambda x: [aten.gelu.default(x, approximate="tanh"), aten.index_reduce(x, 0, AT[0, :4], x, "prod")],
+    "no tensor": lambda x: [aten.arange.default(5, dtype=torch.int32, device=torch.device("cpu")) + x[0, :5]],
+    "numbers for tensors": lambda x: [torch.sin(x).mul(2), x.to(torch.int32).mul(2), x.half() / 3, 1.5 * (x > 0)],
+    "no correction": lambda x: [aten.var.correction(x, [0], correction=0, keepdim=True)],
+    "gradients": lambda x: [aten.embedding_dense_backward.default(torch.sin(x), AT[0, :4], 3, -1, False)],
+    "histogram": lambda x: [aten.histc.default(x, bins=4, min=-1, max=1)],
+    "scatter": lambda x: [aten.scatter.src(torch.sin(x), 1, AT % 3, x), aten.scatter_add(x, 1, AT, x)],
+}
+
+
+@pytest.mark.parametrize("case", OPERATORS)
+def test_operators_by_their_names(case):
+    """In C++, without Python's lock."""
+    fn, x = OPERATORS[case], torch.randn(4, 6)
+    recorder = Recorder((x,), [AT])
+    with recorder:
+        made = fn(x)
+    tape = recorder.tape(made)
+    assert tape is not None, recorder.refused
+    assert Op.NAMED in {i.op for i in tape.code} and Op.CALL not in {i.op for i in tape.code}
+    module = native().wait()
+    region = module.region(False, None)
+    assert module.add(region, (x,), *tape.packed())
+    for seed in range(2):
+        y = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+        for got, want in zip(module.run(region, (y,)), fn(y), strict=True):
+            assert got.dtype is want.dtype and got.stride() == want.stride() and torch.equal(got, want)
+
+
+@torch.library.custom_op("tilefold_tests::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (lambda x: [torch.bernoulli(x.sigmoid(), generator=torch.Generator().manual_seed(1))], "a generator"),
+        (lambda x: [doubled(x)], "another library's"),
+        (lambda x: [torch.mul(x, 1j)], "a complex number"),
+    ],
+)
+def test_operators_without_a_form_are_called_from_python(fn, name):
+    tape, recorder = recorded(fn, torch.randn(4, 6))
+    assert not recorder.refused and Op.CALL in {i.op for i in tape.code}, name
+
+
+def test_an_operators_error_is_raised_with_the_users_line():
+    x, at = torch.randn(3, 4), torch.tensor([0, 2])
+    recorder = Recorder((x, at), [])
+    recorder.step("index", "in index, from model.py:7")
+    with recorder:
+        made = [torch.sin(x)[at]]
+    tape = recorder.tape(made)
+    module = native().wait()
+    region = module.region(False, None)
+    assert module.add(region, (x, at), *tape.packed())
+    with pytest.raises(IndexError, match="out of bounds") as caught:
+        module.run(region, (x, at + 1))
+    assert "in index, from model.py:7" in caught.value.__notes__
+    assert torch.equal(module.run(region, (x, at))[0], torch.sin(x)[at])
+
+
 def test_a_callable_is_called_as_it_is():
     """Of what it does inside nothing is written down; what shows an argument's memory is refused."""
     x = torch.randn(4, 6)
@@ -168,7 +244,7 @@ def test_a_callable_is_called_as_it_is():
         a, b = recorder.opaque(other, (x, 3, None))
         made = [a + b]
     tape = recorder.tape(made)
-    assert [i.op for i in tape.code] == [Op.CALL, Op.CALL]
+    assert [i.op for i in tape.code] == [Op.CALL, Op.NAMED]
     module = native().wait()
     region = module.region(False, None)
     assert module.add(region, (x,), *tape.packed())
@@ -188,4 +264,4 @@ def test_what_runs_aside_is_not_written_down():
             x.add(1)
         y = x.add(2)
     tape = recorder.tape([y])
-    assert [i.op for i in tape.code] == [Op.CALL]
+    assert [i.op for i in tape.code] == [Op.NAMED]

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from tilefold import config
+from tilefold.runtime.operators import form_of
 from tilefold.runtime.tape import GIVEN, NOTHING, Instruction, Kind, Op, Slot, Tape, finished
 
 aten = torch.ops.aten
@@ -242,7 +243,11 @@ class Recorder(TorchDispatchMode):
         fixed = tuple(None if isinstance(a, torch.Tensor) else a for a in leaves)
         call = Operator(func, fixed, tuple(places), spec, tuple(wanted))
         made = tuple(self._new(results[n], Slot(Kind.RESULT)) for n in wanted)
-        self._add(Op.CALL, reads, made, call=call)
+        form = form_of(func, args, kwargs)
+        if form is None or len(wanted) < sum(x is not None for x in results):
+            self._add(Op.CALL, reads, made, call=call)
+        else:
+            self._add(Op.NAMED, reads, made, call=call, arguments=form)
 
     def _viewed(self, args: tuple[Any, ...], out: torch.Tensor) -> int | None:
         """The slot of an operand that has the result's memory."""

@@ -43,6 +43,7 @@ class Op(IntEnum):
     CONVOLUTION = 8
     START = 9
     SCALED_MM = 10
+    NAMED = 11
 
 
 #: The stream's place among the arguments of a launch, and that of what is the same in every call.
@@ -104,7 +105,7 @@ class Instruction:
     @property
     def touched(self) -> tuple[int, ...]:
         """Every slot that it needs or makes."""
-        if self.op in (Op.LAUNCH, Op.CALL):
+        if self.op in (Op.LAUNCH, Op.CALL, Op.NAMED):
             return (*self.slots, *[n for n in self.numbers if n >= 0])
         return self.slots
 

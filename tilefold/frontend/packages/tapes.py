@@ -48,12 +48,13 @@ def stored_tape(
             if handle is None or handle.image is None:
                 raise UnsupportedError(f"{i.name} has no machine code", hint=HINT)
             kernel = StoredKernelCode(handle.image.name, keep(handle.image.code), i.call is not None)
-        elif i.op is Op.CALL:
+        elif i.op in (Op.CALL, Op.NAMED):
             call = _operator(i.call)
         elif i.op in (Op.LAUNCH, Op.KERNEL):
             raise UnsupportedError(f"{i.name} is started by Triton's own launcher", hint=HINT)
         numbers = i.numbers if kernel is None else (0, *i.numbers[1:])
-        return StoredInstruction(i.op, i.name, i.where, i.slots, numbers, i.scalars, i.release, kernel, maps, call)
+        op = Op.CALL if i.op is Op.NAMED else i.op
+        return StoredInstruction(op, i.name, i.where, i.slots, numbers, i.scalars, i.release, kernel, maps, call)
 
     if tape.fixed:
         raise UnsupportedError("a result is no tensor", hint=HINT)

@@ -146,6 +146,14 @@ struct Call {
       made[i.numbers[k]] = THPVariable_Unpack(PyTuple_GET_ITEM(done.p, k));
   }
 
+  // numbers: the slots of results.
+  void operate(const Instruction& i) {
+    size_t k = 0;
+    call_operator(
+        i.named, [&](int64_t n) -> const Tensor& { return tensor(i.slots[n]); },
+        [&](const Tensor& x) { if (k < i.numbers.size()) made[i.numbers[k++]] = x; });
+  }
+
   [[noreturn]] static void throw_python() {
     python_error error;
     error.persist();
@@ -186,6 +194,7 @@ struct Call {
       case Op::Convolution: convolution(i); break;
       case Op::Start: start(i); break;
       case Op::ScaledMm: scaled_mm(i); break;
+      case Op::Named: operate(i); break;
     }
     for (int64_t n : i.release) made[n].reset();
   }

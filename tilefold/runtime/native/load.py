@@ -35,8 +35,8 @@ log = logging.getLogger("tilefold")
 SOURCE = Path(__file__).parent / "runner.cpp"
 NAME = "tilefold_runner"
 TIMEOUT_S = 600
-#: Calls of a region after which the module is worth building: few processes that call twice call often.
-WORTH = 3
+#: Calls of a region after which the module is worth building: processes that call once need none.
+WORTH = 2
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-psabi")
 _LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-ltorch", "-lc10")
 

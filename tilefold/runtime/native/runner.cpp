@@ -8,7 +8,8 @@
 //   kernel     a C function of ours: addresses, then integers
 //   launch     a Python callable that takes addresses as integers (Triton's launcher), with the current stream
 //   start      a compiled kernel of a GPU, launched by the driver (`driver.h`)
-//   call       a Python callable that takes and returns tensors: what has no instruction of its own
+//   named      an operator of torch by its name (`operator.h`): what has no instruction of its own
+//   call       a Python callable that takes and returns tensors: what is no operator of torch's own
 //   others     a function of torch's library, into memory that the tape has chosen but for convolutions
 
 #include "call.h"
@@ -140,6 +141,7 @@ Instruction instruction_of(PyObject* o) {
   i.callable = Object(PyTuple_GetItem(o, 6));
   i.arguments = Object(PyTuple_GetItem(o, 7));
   i.release = numbers_of(PyTuple_GetItem(o, 8));
+  if (i.op == Op::Named) i.named = operator_of(i.arguments.p);
   if (i.op == Op::Start) i.kernel = driver::kernel_of(i.numbers, maps_of(i.arguments.p));
   return i;
 }

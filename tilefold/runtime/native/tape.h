@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "driver.h"
+#include "operator.h"
 
 #include <list>
 #include <memory>
@@ -27,7 +28,7 @@ constexpr size_t MOST_TAPES = 256;
 constexpr uintptr_t DIVISOR = 16;
 
 enum class Kind : int64_t { Argument, Constant, Arena, Own, View, Result };
-enum class Op : int64_t { Kernel, Launch, Call, Mm, Bmm, Addmm, Baddbmm, Copy, Convolution, Start, ScaledMm };
+enum class Op : int64_t { Kernel, Launch, Call, Mm, Bmm, Addmm, Baddbmm, Copy, Convolution, Start, ScaledMm, Named };
 
 // In place of a result's slot: the first result that is no tensor.
 constexpr int64_t GIVEN = -2;
@@ -58,6 +59,7 @@ struct Instruction {
   std::vector<double> scalars;
   Object callable, arguments;
   driver::Kernel kernel;
+  Operator named;
 };
 
 struct Tape {
