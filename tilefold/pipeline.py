@@ -33,7 +33,7 @@ from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.calls import library_step
-from tilefold.runtime.fused_programs import Part, Settled, fused_for_gpu, settled_for_cpu
+from tilefold.runtime.fused_programs import Part, Settled, fused_for_gpu, products_for_gpu, settled_for_cpu
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import ScaledStep
 from tilefold.runtime.program import CompiledProgram
@@ -158,7 +158,7 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     p, copies = streams.apart(p)
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
-    products = target.products(p) - frozenset().union(*copies) if goal == "fast" else frozenset()
+    products = products_for_gpu(p, target) - frozenset().union(*copies) if goal == "fast" else frozenset()
     p, products_called = library_calls(
         p,
         products - frozenset(chain.from_iterable(scaled)) - statements(attentions),

@@ -127,6 +127,27 @@ def test_a_poisoned_file_is_made_again(poison, asked, tmp_path):
     assert cache.fused_for_gpu(p) == first and len(asked) == before + 2 and file.stat().st_mode & 0o777 == 0o600
 
 
+def test_library_products_are_chosen_once(asked, tmp_path, monkeypatch):
+    chosen = []
+
+    def products(self, p):
+        chosen.append(p)
+        return frozenset({p.body[0].name})
+
+    monkeypatch.setattr(GpuTarget, "products", products)
+    p = program()
+    first = cache.products_for_gpu(p, GpuTarget())
+    assert first == cache.products_for_gpu(dataclasses.replace(p, name="another"), GpuTarget()) == {p.body[0].name}
+    assert len(chosen) == 1
+    cache.products_for_gpu(p, GpuTarget(gpu_named("", 60)))
+    cache.products_for_gpu(program(keys=301), GpuTarget())
+    assert len(chosen) == 3
+    for file in (tmp_path / "fused").iterdir():
+        text = file.read_bytes()[kept.DIGEST :]
+        with_text(file, text.replace(p.body[0].name.encode(), b"nowhere"))
+    assert cache.products_for_gpu(p, GpuTarget()) == first and len(chosen) == 4
+
+
 def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkeypatch):
     def refuses(p, *args, **options):
         raise NotFusibleError("no rule")

@@ -49,6 +49,13 @@ class Settled:
     planned: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Statements of a program, by name."""
+
+    names: frozenset[str]
+
+
 #: All that a file may hold.
 _CLASSES = (
     *(Settled, Part, Fused, FusedKernel, Grouping, Group, Refusal, StagePlan, Stage, Rejection, SourceLoc),
@@ -76,6 +83,21 @@ def fused_for_gpu(
     found = plan.fuse_for_gpu(p, target, calls=calls)
     FUSED.write(path, found)
     return found
+
+
+def products_for_gpu(p: Program, target: plan.GpuTarget) -> frozenset[str]:
+    """`target.products(p)`, remembered: what a fold would keep of its products is known when it has been derived."""
+
+    def sound(found: Chosen) -> None:
+        if not found.names <= {c.name for c in p.body}:
+            raise ValueError("no such statements")
+
+    path = _path(FUSED, p, ("products", f"{replace(target, refuse=None)}"))
+    found = FUSED.read(path, Chosen, (Chosen,), sound)
+    if found is None:
+        found = Chosen(target.products(p))
+        FUSED.write(path, found)
+    return found.names
 
 
 def settled_for_cpu(p: Program, asked: Collection[str], settle: Callable[[Program], Settled]) -> Settled:
