@@ -54,6 +54,19 @@ def test_a_second_process_reads_the_same(asked):
     assert [c.loc for c in again.program.body] == [c.loc for c in first.program.body]
 
 
+def test_a_new_program_for_a_gpu_that_is_there_has_compilers_started(asked, monkeypatch):
+    expected = []
+    monkeypatch.setattr(cache, "expect_jobs", lambda: expected.append(True))
+    cache.fused_for_gpu(program(keys=302))
+    assert not expected or torch.cuda.is_available()
+    expected.clear()
+    p = program()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for _ in range(2):
+        cache.fused_for_gpu(p)
+    assert expected == [True]
+
+
 def test_whatever_decides_the_kernels_counts(asked, monkeypatch):
     p = program()
     cache.fused_for_gpu(p)

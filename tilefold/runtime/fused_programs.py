@@ -10,11 +10,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 import tilefold.plan.gpu as plan
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Index, Load, Size, Sym
 from tilefold.algebra.fold import Check, Fold, StateVar, Step
+from tilefold.backends.triton.build import expect_jobs
 from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Result, Store, Update
 from tilefold.block.legal import Group, Grouping, Refusal
@@ -80,6 +83,8 @@ def fused_for_gpu(
     found = FUSED.read(path, Fused, _CLASSES, _sound)
     if found is not None:
         return _named(found, p.name)
+    if torch.cuda.is_available():
+        expect_jobs()
     found = plan.fuse_for_gpu(p, target, calls=calls)
     FUSED.write(path, found)
     return found

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 from tests.backends.triton.kernels import kernels, variant  # noqa: E402
 from tilefold.backends.triton import ahead, known  # noqa: E402
 from tilefold.backends.triton import build as build_module  # noqa: E402
-from tilefold.backends.triton.build import Job, Target, built, key_of, start_building  # noqa: E402
+from tilefold.backends.triton.build import Job, Target, built, expect_jobs, key_of, start_building  # noqa: E402
 from tilefold.backends.triton.compile import job_of  # noqa: E402
 from tilefold.backends.triton.views import Like  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
@@ -70,6 +70,31 @@ def test_others_compile_what_is_then_only_loaded(monkeypatch):
     with pytest.raises(BackendError, match="does not compile broken"):
         built(broken, HOPPER)
     assert not known.exists(key(broken))
+
+
+def test_a_server_that_is_expected_to_work_takes_few_kernels_as_well(monkeypatch):
+    expect_jobs(HOPPER)
+    process = ahead._server._process
+    assert process is not None
+    expect_jobs(HOPPER)
+    assert ahead._server._process is process
+    softmax = job("softmax")
+    start_building(softmax, HOPPER)
+    begun(key(softmax))
+    monkeypatch.setattr(triton, "compile", lambda *a, **k: pytest.fail("compiled here"))
+    assert "cubin" in built(softmax, HOPPER).asm
+
+
+def test_nothing_is_expected_without_a_device(monkeypatch):
+    def none(target):
+        raise RuntimeError("0 active drivers")
+
+    monkeypatch.setattr(build_module, "_where", none)
+    monkeypatch.setattr(ahead.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
+    expect_jobs()
+    monkeypatch.setenv("TILEFOLD_COMPILE_PROCESSES", "0")
+    ahead.expect(["cuda", 90, 32])
+    assert ahead._server._process is None
 
 
 def test_few_kernels_start_no_server(monkeypatch):

@@ -19,12 +19,12 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilefold import config
 
-#: Kernels that are compiled where they are asked for, before processes are started: a server takes seconds to start.
+#: Kernels that are compiled where they are asked for, unless a server runs already: one takes half a second to start.
 FEW = 2
 #: Seconds after which a kernel is compiled where it is needed.
 LONGEST = 180.0
@@ -52,6 +52,13 @@ class Server:
                 self._start()
             if self._process is not None:
                 self._send()
+
+    def expect(self, target: Sequence[object]) -> None:
+        """Start the server before there are jobs: it is ready for this target when the first ones are planned."""
+        with self._lock:
+            if self._process is None and not self._dead:
+                self._start()
+                self._say({"target": list(target)})
 
     def waited(self, key: str) -> bool:
         """Wait until a job that was submitted is done; False, at once, for one that no process has begun, and none
@@ -102,7 +109,7 @@ class Server:
         self._waiting.clear()
 
     def _say(self, message: Mapping[str, Any]) -> None:
-        """A job, or a key alone to take one back."""
+        """A job, a key alone to take one back, or a target alone of jobs to come."""
         self._messages.put(json.dumps(message) + "\n")
 
     def _write(self, process: subprocess.Popen[str]) -> None:
@@ -134,6 +141,11 @@ class Server:
 
 
 _server = Server()
+
+
+def expect(target: Sequence[object]) -> None:
+    """`Server.expect` of this process's server."""
+    _server.expect(target)
 
 
 def submit(key: str, job: Mapping[str, Any]) -> None:

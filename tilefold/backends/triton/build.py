@@ -167,6 +167,16 @@ def start_building(job: Job, target: Target | None = None) -> None:
         ahead.submit(key, {"job": asdict(job), "target": [where.backend, where.arch, where.warp_size]})
 
 
+def expect_jobs(target: Target | None = None) -> None:
+    """Have the processes that compile start meanwhile: a program that was never planned may have kernels that were
+    never compiled. Nothing where Triton sees no device."""
+    if triton is None:
+        return
+    with contextlib.suppress(RuntimeError):  # of Triton's: no driver, or several
+        where = _where(target)
+        ahead.expect([where.backend, where.arch, where.warp_size])
+
+
 def _where(target: Target | None) -> Any:
     if target is None:
         return driver.active.get_current_target()

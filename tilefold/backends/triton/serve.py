@@ -1,4 +1,5 @@
 """The server of `ahead`: a line of JSON a job on standard input; its key on standard output, once `begun` and `done`.
+A line of a target alone says what jobs to come are for.
 
 The latest jobs come first: those that came earlier are needed earlier, and may be taken back (a line of a key alone).
 """
@@ -60,6 +61,8 @@ def main(processes: int) -> None:
         for line in map(json.loads, lines):
             if "job" in line:
                 jobs.append(line)
+            elif "target" in line:
+                prepared(*line["target"])
             else:
                 jobs = [j for j in jobs if j["key"] != line["key"]]
         while running and (done := os.waitpid(-1, os.WNOHANG)[0]):
