@@ -167,3 +167,41 @@ def test_a_bias_that_all_readers_add_is_the_library_s(first: str, second: str, a
                 text = text.replace(old, new)
             scope[f"{name}d"] = eval(text, scope)
             torch.testing.assert_close(got[name].double(), scope[f"{name}d"], rtol=1e-5, atol=1e-5)
+
+
+def around(a: str, b: str, out: str, wide: int) -> Program:
+    """The same with extents of a library's tiles: e, f around the contraction k, and rows r."""
+    extent = {"e": 3, "k": 16, "f": wide, "r": 130}
+    dims = "\n".join(f"  dim {d} = {extent[d]}" for d in dict.fromkeys(a + b))
+    x, y = (", ".join(str(extent[d]) for d in of) for of in (a, b))
+    return parse(
+        f"program p()\n  input a: f32[{x}]\n  input b: f32[{y}]\n{dims}\n"
+        f"  y[{', '.join(out)}]: f32 = sum[k] a[{', '.join(a)}] * b[{', '.join(b)}]\n  return y\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out", "wide", "batch"),
+    [
+        ("rk", "ekf", "erf", 136, ("e",)),  # experts on the same rows
+        ("ekf", "rk", "erf", 136, ("e",)),
+        ("rk", "ekf", "efr", 136, ("e",)),
+        ("rk", "ekf", "ref", 136, ()),  # the result has another order
+        ("rk", "ekf", "erf", 137, ()),  # the library is slow with such rows
+        ("rk", "ekf", "erf", 64, ()),  # few columns
+        ("rk", "kef", "erf", 136, ()),  # they are side by side
+    ],
+)
+def test_what_lies_around_a_contraction_is_a_batch(a, b, out, wide, batch, monkeypatch) -> None:
+    p = around(a, b, out, wide)
+    x, y = (torch.randn([int(e.value) for e in i.shape]) for i in p.inputs)  # type: ignore[attr-defined]
+    tensors, step = {"a": x, "b": y}, step_of(p)
+    seen: list[torch.Tensor] = []
+    whole = torch.bmm if batch else torch.mm
+    monkeypatch.setattr(torch, "bmm" if batch else "mm", lambda m, n: seen.extend((m, n)) or whole(m, n))
+    step.run(tensors, {})
+    monkeypatch.undo()
+    torch.testing.assert_close(tensors["y"].double(), by_einsum(a, b, out, x, y), rtol=1e-5, atol=1e-4)
+    assert step.matrices.batch == batch
+    if batch:  # as they lie in memory
+        assert {t.data_ptr() for t in seen} == {x.data_ptr(), y.data_ptr()}

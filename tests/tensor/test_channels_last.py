@@ -105,3 +105,41 @@ def test_rows_on_both_sides_of_what_is_summed_are_put_together(index, copies):
         {},
     )
     assert [c.name for c in q.body if c.name != "out"] == copies
+
+
+@pytest.mark.parametrize("given, copies", [(True, []), (False, ["s"])])
+def test_an_input_that_can_be_a_batch_stays_as_it_lies(given, copies):
+    """Whoever computes it writes it in the order of one product; what is given would be copied."""
+    s = "" if given else "\n  s[n, c, y]: f32 = maximum(x[n, c, y], 0.0)"
+    q = converted(
+        f"""program f()
+  input x: f32[3, 5, 136]
+  input w: f32[128, 5]
+  dim n = 3
+  dim c = 5
+  dim y = 136
+  dim o = 128{s}
+  out[n, o, y]: f32 = sum[c] {"x" if given else "s"}[n, c, y] * w[o, c]
+  return out
+""",
+        {},
+    )
+    assert [c.name for c in q.body if c.name != "out"] == copies
+    assert given or q.body[0].dims == ("n", "y", "c")
+
+
+def test_a_result_that_only_the_program_reads_is_written_as_a_batch():
+    text = """program f()
+  input a: f32[3, 5, 136]
+  input x: f32[128, 5]
+  dim e = 3
+  dim c = 5
+  dim f = 136
+  dim n = 128
+  h[n, e, f]: f32 = sum[c] x[n, c] * a[e, c, f]
+  out[n, e, f]: f32 = exp(h[n, e, f])
+  return {results}
+"""
+    q = converted(text.format(results="out"), {})
+    assert [(c.name, c.dims) for c in q.body] == [("h", ("e", "n", "f")), ("out", ("n", "e", "f"))]
+    assert [c.name for c in converted(text.format(results="out, h"), {}).body] == ["a_last", "h", "out"]

@@ -224,7 +224,7 @@ H100 = Gpu(
     second_kernel=2e-6,  # estimate: an empty kernel, and as much again
     call=4e-6,  # between library calls of a sequence, on an H100 and an H200
     empty=2e-6,  # estimate, with what keeps the device from starting at once
-    dispatch=0.55e-9,  # GELU of 65,536 elements in 4,096 blocks: 3.5 us on one H200, 1.3 as Inductor has it; 2026-11
+    dispatch=0.6e-9,  # empty kernels of 132 to 67,584 blocks of up to 16 warps on one H200, 2026-11 (32 warps: 1.3)
     turn=0.8e-6,  # the memory's latency (600 cycles), and what is done with what came
     # tiles of 64 x 64 x (576 + 512), H100 and H200: 4.0 us each and 11 us beside them; where warps share the state out
     # (`backends.triton.roles`), 1.9 us, the rate of the second-level cache, and 10.5 us

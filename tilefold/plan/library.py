@@ -21,7 +21,7 @@ from tilefold.plan.hardware import Machine
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.convolution import Convolution, convolution
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import Product, library_product, product_of
+from tilefold.tensor.product import Product, library_product, product_of, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class Matrices:
     """How a product of dims becomes one of matrices.
 
     split: dim -> heads that share an operand; such a dim is two axes, `d` (the groups) and `d.in`. batch (empty: one
-    product), rows, cols, depth: dims in the order in which they are flattened. swap: columns are in front in the
+    product; an operand without these dims is the same for all), rows, cols, depth: dims in the order in which they are
+    flattened. swap: columns are in front in the
     result, which is then B^T A^T. order: of the result's axes in those of batch, rows and columns; None where they are
     the same.
     """
@@ -74,18 +75,20 @@ class Matrices:
     order: tuple[int, ...] | None
 
     @staticmethod
-    def of(p: Product, a: Load) -> Matrices:
+    def of(p: Product, a: Load, sizes: Mapping[str, Expr]) -> Matrices:
         """Of a product whose first operand is `a`."""
-        split = p.shared
+        split, outer = p.shared, spread(p, sizes)
         inner = tuple(f"{d}.in" for d in p.batch if d in split)
         first_is_shared = any(isinstance(ix, Call) for ix in a.index)
-        rows, cols = (p.rows, (*inner, *p.cols)) if first_is_shared else ((*inner, *p.rows), p.cols)
+        rows, cols = (tuple(d for d in side if d not in outer) for side in (p.rows, p.cols))
+        rows, cols = (rows, (*inner, *cols)) if first_is_shared else ((*inner, *rows), cols)
+        batch = (*outer, *p.batch)
         depth = tuple(ix.dim for ix in a.index if isinstance(ix, Index) and ix.dim in p.rdims)
-        have = [*p.batch, *rows, *cols]
+        have = [*batch, *rows, *cols]
         wanted = [x for d in p.dims for x in ((d, f"{d}.in") if d in split else (d,))]
-        swap = wanted != have and wanted == [*p.batch, *cols, *rows]
+        swap = wanted != have and wanted == [*batch, *cols, *rows]
         order = None if swap or wanted == have else tuple(have.index(d) for d in wanted)
-        return Matrices(split, p.batch, rows, cols, depth, swap, order)
+        return Matrices(split, batch, rows, cols, depth, swap, order)
 
     @property
     def plain(self) -> bool:
@@ -178,7 +181,7 @@ def _is_bare(p: Program, c: Compute, bare: Bare) -> bool:
     found = library_product(c, p.sizes)
     if found is None or found.loads is None:
         return False
-    return bare(Matrices.of(found, found.loads[0]), c.dtype, p.sizes)
+    return bare(Matrices.of(found, found.loads[0], p.sizes), c.dtype, p.sizes)
 
 
 def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | ConvolutionCall | None:
@@ -191,7 +194,7 @@ def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | C
     if p is None or p.loads is None:
         return None
     a, b = p.loads
-    alone = LibraryCall((c.name,), c.name, c.dtype, a, b, p, Matrices.of(p, a))
+    alone = LibraryCall((c.name,), c.name, c.dtype, a, b, p, Matrices.of(p, a, g.program.sizes))
     if len(g.consumers[c.name]) != 1 or c.name in g.program.outputs:
         return alone
     m = g.by_name[g.consumers[c.name][0]]
@@ -219,7 +222,7 @@ def _bias(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
     found = library_product(c, p.sizes)
     if product.tensor != c.name or bias.tensor == c.name or found is None or found.loads is None:
         return None
-    m = Matrices.of(found, found.loads[0])
+    m = Matrices.of(found, found.loads[0], p.sizes)
     if m.batch or m.swap or m.order is not None or m.split:
         return None
     at = dict(zip(c.dims, product.index, strict=True))

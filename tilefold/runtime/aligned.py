@@ -38,6 +38,13 @@ def filled(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return y
 
 
+def alike(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two batches of as many matrices; one matrix that is the same for all is not copied. Matrices stay as they are."""
+    if x.dim() < 3 or x.shape[0] == y.shape[0]:
+        return x, y
+    return (x.expand(y.shape[0], -1, -1), y) if x.shape[0] == 1 else (x, y.expand(x.shape[0], -1, -1))
+
+
 def product(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [.., rows, depth] times y [.., depth, columns], and a bias of the columns; the rows of the result lie apart
     where columns are ragged."""
@@ -46,7 +53,7 @@ def product(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) 
     a, b = filled(x, x.shape[-2], depth), filled(y, depth, wide)
     if bias is not None and wide == columns:
         return torch.addmm(bias, a, b)
-    out = (torch.bmm(a, b) if a.dim() == 3 else torch.mm(a, b))[..., :columns]
+    out = (torch.bmm(*alike(a, b)) if a.dim() == 3 else torch.mm(a, b))[..., :columns]
     return out if bias is None else out + bias
 
 

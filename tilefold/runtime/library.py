@@ -63,12 +63,13 @@ def operand(m: Matrices, ld: Load, first: Sequence[str], second: Sequence[str]) 
             dims += [d, f"{d}.in"]
         else:
             dims.append(d)
-    order = [dims.index(d) for d in (*m.batch, *first, *second)]
+    batch = tuple(d for d in m.batch if d in dims)
+    order = [dims.index(d) for d in (*batch, *first, *second)]
     if order == [1, 0]:
         steps.append(torch.t)
     elif order != sorted(order):
         steps.append(partial(torch.permute, dims=order))
-    for at, group in enumerate([*([m.batch] if m.batch else []), first, second]):
+    for at, group in enumerate([*([batch] if m.batch else []), first, second]):
         if not group:
             steps.append(partial(torch.unsqueeze, dim=at))
         elif len(group) > 1:
@@ -268,7 +269,7 @@ class LibraryStep:
         if bias is not None:
             torch.addmm(bias, x, y, out=target)
         elif self.matrices.batch:
-            torch.bmm(x, y, out=target)
+            torch.bmm(*aligned.alike(x, y), out=target)
         else:
             torch.mm(x, y, out=target)
 
@@ -280,7 +281,7 @@ class LibraryStep:
         if x.dtype is not dtype or y.dtype is not dtype:
             if x.is_cuda and x.dtype is y.dtype and x.dtype.itemsize == 2 and dtype is torch.float32:
                 multiply = torch.bmm if self.matrices.batch else torch.mm
-                return multiply(x, y, out_dtype=dtype)
+                return multiply(*aligned.alike(x, y), out_dtype=dtype)
             kind = torch.promote_types(torch.promote_types(x.dtype, y.dtype), dtype)
             x, y = x.to(kind), y.to(kind)
         if pads:
@@ -288,7 +289,7 @@ class LibraryStep:
             return out if self.apart and self.matrices.order is None else out.contiguous()
         if bias is not None:
             return torch.addmm(bias, x, y)
-        out = torch.bmm(x, y) if self.matrices.batch else torch.mm(x, y)
+        out = torch.bmm(*aligned.alike(x, y)) if self.matrices.batch else torch.mm(x, y)
         return out if out.dtype is dtype else out.to(dtype)
 
     def code(self, units: Mapping[str, int | None]) -> Code:

@@ -17,7 +17,7 @@ from tilefold.names import free, fresh
 from tilefold.tensor.convolution import axis_of, convolution, group_axes, is_channels_last
 from tilefold.tensor.index_simplify import const, same
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import library_product
+from tilefold.tensor.product import library_product, spread, spread_order
 from tilefold.tensor.rewrite import rename_loads
 
 
@@ -57,17 +57,35 @@ def taps_in_front(p: Program, names: Collection[str]) -> Program:
 
 def _rows_together(p: Program, c: Compute, contiguous: Mapping[str, int]) -> Program:
     """The same for a product of matrices whose rows lie on both sides of what is summed (images with channels in
-    front): the library would copy it, for its rows are one axis."""
+    front): the library would copy it, for its rows are one axis. Inputs that can be a batch (`spread`) stay as they lie
+    in memory; the result is then written as such a batch, if the program needs no other order."""
     product = library_product(c, p.sizes)
     if product is None or product.loads is None or product.batch:
         return p
+    given = {i.name for i in p.inputs}
     for load, side in zip(product.loads, (product.rows, product.cols), strict=True):
         axes = [n for n, i in enumerate(load.index) if isinstance(i, Index)]
         rows = [n for n in axes if load.index[n] in [Index(d) for d in side]]
         depth = [n for n in axes if n not in rows]
-        if len(depth) == 1 and rows and min(rows) < depth[0] < max(rows):
+        if len(depth) != 1 or not rows or not min(rows) < depth[0] < max(rows):
+            continue
+        order = spread_order(product, p.sizes) if load.tensor in given else None
+        if order is None or (c.name in p.outputs and not spread(product, p.sizes)):
             p = _converted(p, c.name, load, [*rows, *depth], contiguous)
+        elif not spread(product, p.sizes):
+            p = _turned(p, c, order)
     return p
+
+
+def _turned(p: Program, c: Compute, dims: Sequence[str]) -> Program:
+    """The program in which the result of c has its axes in that order."""
+    at = [c.dims.index(d) for d in dims]
+
+    def one(x: Load) -> Expr | None:
+        return Load(x.tensor, tuple(x.index[n] for n in at)) if x.tensor == c.name else None
+
+    body = [replace(x, body=rename_loads(x.body, one)) for x in p.body]
+    return replace(p, body=tuple(replace(x, dims=tuple(dims)) if x.name == c.name else x for x in body))
 
 
 def _converted(p: Program, reader: str, ld: Load, order: Sequence[int], contiguous: Mapping[str, int]) -> Program:

@@ -9,7 +9,7 @@ What more a place asks for (bare loads, plain indices, no sum over one factor al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
@@ -129,6 +129,54 @@ def library_product(c: Compute, sizes: Mapping[str, Expr]) -> Product | None:
                 case _:
                     return None
     return p
+
+
+#: Elements that rows and columns of a matrix of a batch have at least, and that the inner ones are a multiple of.
+SIDE, ALIGNED = 128, 8
+
+
+def spread(p: Product, sizes: Mapping[str, Expr]) -> tuple[str, ...]:
+    """Kept dims of one factor alone that are better a batch, over which the other factor is the same: those in front of
+    what is summed, where others lie behind it.
+
+        out[e, n, f] = sum over c of x[n, c] * a[e, c, f]: a product for each e, of a as it lies in memory
+
+    As one product it would have e and f side by side in a copy of a. The result must have the order of such a batch,
+    and its matrices rows and columns enough for the library's tiles. Empty where there is nothing to gain.
+    """
+    return next((outer for outer, orders in _batches(p, sizes) if p.dims in orders), ())
+
+
+def spread_order(p: Product, sizes: Mapping[str, Expr]) -> tuple[str, ...] | None:
+    """The order of the result's dims in which some would be a batch (`spread`); None where there is none."""
+    return next((orders[0] for _, orders in _batches(p, sizes)), None)
+
+
+def _batches(
+    p: Product, sizes: Mapping[str, Expr]
+) -> Iterator[tuple[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]]]:
+    """Dims that might be a batch, and the orders in which the library writes its result."""
+    if p.batch or p.loads is None or not p.depth:
+        return
+    for ld, mine, other in zip(p.loads, (p.rows, p.cols), (p.cols, p.rows), strict=True):
+        axes = [ix.dim for ix in ld.index if isinstance(ix, Index)]
+        at = [axes.index(d) for d in p.depth if d in axes]
+        if len(axes) < len(ld.index) or len(at) < len(p.depth):
+            continue
+        outer, inner = tuple(axes[: min(at)]), tuple(axes[max(at) + 1 :])
+        whole = {*outer, *inner} == set(mine) and len(at) == max(at) - min(at) + 1
+        few = [_points(dims, sizes) for dims in (inner, other)]
+        if outer and inner and whole and min(few) >= SIDE and few[0] % ALIGNED == 0:
+            yield outer, ((*outer, *other, *inner), (*outer, *inner, *other))
+
+
+def _points(dims: tuple[str, ...], sizes: Mapping[str, Expr]) -> int:
+    """Elements of these dims; none where an extent is not known."""
+    n = 1
+    for d in dims:
+        e = sizes[d]
+        n *= int(e.value) if isinstance(e, Const) else 0
+    return n
 
 
 def _divides(n: int, extent: Expr) -> bool:

@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
 from tests.backends.triton.functions import top_of_products
-from tests.backends.triton.kernels import heads, made, meta
+from tests.backends.triton.kernels import heads, made, meta, variant
+from tilefold.backends.triton.compile import Target, resources
 from tilefold.backends.triton.config import TritonConfig, lighter
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import FULL, LEAST_LAST, Shape, default_config
@@ -100,7 +101,20 @@ def test_a_contraction_in_chunks_is_no_state():
     b = torch.bfloat16
     (routing,) = made(lambda x, w: (x @ w).float().softmax(-1), meta(8192, 2048, dtype=b), meta(2048, 64, dtype=b))
     latent = made(o.mla(512), meta(32, 128, 576, dtype=b), meta(32, 4096, 576, dtype=b))[0]
-    assert (config(routing).groups, config(routing).stages) == (0, 3) and config(latent).groups == 2
+    assert (config(routing).groups, config(routing).stages) == (0, 4) and config(latent).groups == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "tile", "step"),
+    [(1024, 1024, 8, 32, 256), (8192, 2048, 64, 64, 128), (300, 4096, 16, 32, 256)],
+)
+def test_few_columns_are_summed_in_long_steps(rows, depth, columns, tile, step):
+    b = torch.bfloat16
+    (k,) = made(lambda x, w: (x @ w).float().softmax(-1), meta(rows, depth, dtype=b), meta(depth, columns, dtype=b))
+    found, sizes = config(k), k.sizes({})
+    assert {sizes[d]: n for d, n in found.tiles.items()} == {rows: tile, depth: step} and found.stages == 4
+    v = variant(k)
+    assert resources(v.kernel, v.rendered, v.config, Target("cuda", 90)).shared <= 227 << 10
 
 
 def test_products_of_float32_have_small_tiles_unless_they_may_be_rounded():
