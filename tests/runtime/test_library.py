@@ -205,3 +205,16 @@ def test_what_lies_around_a_contraction_is_a_batch(a, b, out, wide, batch, monke
     assert step.matrices.batch == batch
     if batch:  # as they lie in memory
         assert {t.data_ptr() for t in seen} == {x.data_ptr(), y.data_ptr()}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out", "library"),
+    [
+        ("bkc", "bk", "bc", False),  # each element once: memory is all that counts
+        ("brk", "bkc", "brc", True),
+        ("kc", "k", "c", True),  # one vector: libraries are made for it
+    ],
+)
+def test_batches_of_vectors_are_kernels_of_a_gpu(a, b, out, library) -> None:
+    steps = compile_program(program(a, b, out), device="interpreter", load=False).steps
+    assert [isinstance(s, LibraryStep) for s in steps] == [library]
