@@ -83,3 +83,38 @@ def test_states_of_attention_are_written_by_the_kernel_that_has_them():
 """
     made = compile_program(parse(text), device="cuda")
     assert len(made.steps) == 1
+
+
+SEPARATE = """program separate()
+  input q: bf16[32, 197, 12, 64]
+  input k: bf16[32, 197, 12, 64]
+  input v: bf16[32, 197, 12, 64]
+  input y: bf16[32, 197, 12, 64]
+  input g: bf16[32, 197, 12, 64]
+  input m: f32[32, 12, 197]
+  input l: f32[32, 12, 197]
+  dim b = 32
+  dim h = 12
+  dim i = 197
+  dim j = 197
+  dim d = 64
+  s[b, h, i, j]: f32 = sum[d] q[b, i, h, d] * k[b, j, h, d]
+  p[b, h, i, j]: f32 = exp(s[b, h, i, j] * 0.125 - m[b, h, i]) / l[b, h, i]
+  dv[b, h, j, d]: bf16 = sum[i] p[b, h, i, j] * g[b, i, h, d]
+  dp[b, h, i, j]: f32 = sum[d] g[b, i, h, d] * v[b, j, h, d]
+  dot[b, h, i]: f32 = sum[d] g[b, i, h, d] * y[b, i, h, d]
+  ds[b, h, i, j]: f32 = p[b, h, i, j] * (dp[b, h, i, j] - dot[b, h, i]) * 0.125
+  dk[b, h, j, d]: bf16 = sum[i] q[b, i, h, d] * ds[b, h, i, j]
+  dq[b, h, i, d]: bf16 = sum[j] ds[b, h, i, j] * k[b, j, h, d]
+  return dv, dk, dq
+"""
+
+
+def test_what_is_made_of_a_copy_stays_with_it():
+    """Both copies read the sum of results times their gradients, which one of them computes: no way for a part of the
+    other one into its kernel."""
+    made = compile_program(parse(SEPARATE), device="cuda")
+    by_name = {c.name: c for c in made.fused.program.body}
+    stored = {r[0] for s in made.steps for r in s.results}
+    assert stored >= {"dq", "dk", "dv"}
+    assert not any({"i", "j"} <= {*by_name[n].dims} for n in stored & by_name.keys())

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
+from tilefold.algebra.expr import Expr, Load, dims_used, loads, tensors_read, transform
 from tilefold.block.fuse import Fused, fuse_group, prepare
 from tilefold.block.legal import ANY, Group, Grouping, Limits, Refusal, legal
 from tilefold.tensor.analysis import Graph, out_dims
@@ -71,11 +71,25 @@ def group(
 
 
 def _twins(g: Graph) -> dict[str, Compute]:
-    """Products that the program has twice, each with what is equal of both: copies of a stream for ends over different
-    axes (`tensor.streams`), which a kernel of both would write to memory."""
-    what = {c.name: replace(c, name="", loc=None) for c in g.program.body if product_of(c) is not None}
+    """Products that the program has twice, and what is made of them twice, each with what is equal of both: copies of a
+    stream for ends over different axes (`tensor.streams`), which a kernel of both would write to memory."""
+    what: dict[str, Compute] = {}
+    first: dict[Compute, str] = {}
+    same: dict[str, str] = {}
+
+    def renamed(e: Expr) -> Expr | None:
+        return replace(e, tensor=same[e.tensor]) if isinstance(e, Load) and e.tensor in same else None
+
+    for c in g.program.body:
+        made = what[c.name] = replace(c, name="", loc=None, body=transform(c.body, renamed))
+        same[c.name] = first.setdefault(made, c.name)
     twice = {c for c, n in Counter(what.values()).items() if n > 1}
-    return {name: c for name, c in what.items() if c in twice}
+    found: dict[str, Compute] = {}
+    for c in g.program.body:
+        of_one = product_of(c) is not None or any(ld.tensor in found for ld in loads(c.body))
+        if of_one and what[c.name] in twice:
+            found[c.name] = what[c.name]
+    return found
 
 
 class _Greedy:
