@@ -53,3 +53,18 @@ def test_rotated_keys_that_one_block_reads_stay_in_its_loop():
 def test_keys_that_are_read_in_fewer_bytes_stay_in_the_loop(queries):
     q, k, v = arguments(queries, 2048)
     assert len(kernels(of_eight_bits, q, k.to(torch.int8), v, like(64))) == 1
+
+
+def of_unit_length(q, k, v):
+    return attention(torch.nn.functional.normalize(q, dim=-1), torch.nn.functional.normalize(k, dim=-1), v)
+
+
+def test_normalised_rows_of_many_blocks_are_computed_once():
+    """Their norms as well: of keys else in every block of rows, and no copy brings such queries to the matrix unit."""
+    *maps, fold = kernels(of_unit_length, *arguments(1024, 1024))
+    assert len(maps) == 2 and len(fold) == 6
+
+
+@pytest.mark.parametrize("queries", [1, 16])
+def test_normalised_keys_that_one_block_reads_stay_in_its_loop(queries):
+    assert len(kernels(of_unit_length, *arguments(queries, 1024))) == 1

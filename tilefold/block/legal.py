@@ -52,13 +52,14 @@ class Operands:
     """What it costs to compute an operand of a product that a fold streams, in each of the blocks of rows that read it.
 
     rows: of a product that share a block. As bytes of memory: cached, a byte out of the last cache; flop, arithmetic of
-    a product; kernel, one more of them.
+    a product; vector, arithmetic of a map; kernel, one more of them.
     """
 
     rows: int
     cached: float
     flop: float
     kernel: float
+    vector: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +245,10 @@ def _looked_up(g: Graph, members: tuple[str, ...]) -> str | None:
 
 
 def _computed_again(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...], cost: Operands) -> str | None:
-    """The reason, if blocks of rows would each compute what a product reads (rotated keys), or would compute it of
-    several elements of a tensor (rotated queries), so that no copy brings it to the matrix unit; and writing it once
-    costs less. Of products that a fold streams, or that are its scores."""
+    """The reason, if blocks of rows would each compute what a product reads (rotated or normalised keys), or would
+    compute it of several elements of a tensor, or of a sum over them (rotated or normalised queries), so that no copy
+    brings it to the matrix unit; and writing it once costs less. Of products that a fold streams, or that are its
+    scores."""
     for name in members:
         p = product_of(g.by_name[name])
         if p is None or not p.is_matrix(lambda d: g.extent(d) > 1):
@@ -259,12 +261,21 @@ def _computed_again(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...
             again = -(-g.points(d for d in parallel if d not in own) // cost.rows)
             read, written = _read_for(g, c, parallel), g.nbytes([r])
             apart = 2 * written + cost.kernel
-            if again > 1 and again * (read - written) * cost.cached > apart:
+            made = _made_of(g, r, members, own)
+            work = sum(map(g.flops, made)) * cost.vector
+            if again > 1 and again * ((read - written) * cost.cached + work) > apart:
                 return f"{again} blocks of rows would each compute {r}, which {name} multiplies"
             elements = set(loads(c.body))
-            if len({ld.tensor for ld in elements}) < len(elements) and g.flops(name) * cost.flop > apart:
+            moves = len({ld.tensor for ld in elements}) < len(elements) or any(g.by_name[m].reducer for m in made)
+            if moves and g.flops(name) * cost.flop > apart:
                 return f"{name} would multiply {r}, which moves between the threads that compute it"
     return None
+
+
+def _made_of(g: Graph, r: str, members: tuple[str, ...], own: set[str]) -> set[str]:
+    """A map, and what the kernel computes of one index of it (norms of keys): again wherever the map is."""
+    before = g.reached(r, g.producers, lambda c: c.name in members)
+    return {r, *(c.name for c in before if c.name in members and set(out_dims(c)) <= own)}
 
 
 def _is_folded(g: Graph, name: str) -> bool:

@@ -52,6 +52,7 @@ class GpuTarget:
                 cached=m.bandwidth / m.last_cache.bandwidth,
                 flop=m.bandwidth / m.gemm_rate(DType.BF16, library=False),
                 kernel=m.second_kernel * m.bandwidth,
+                vector=m.bandwidth / m.vector,
             ),
         )
 
