@@ -8,6 +8,7 @@ from tilefold.tensor.channels_last import channels_last_operands
 from tilefold.tensor.constant_tail import shorten_softmax
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
 from tilefold.tensor.ir import Program
+from tilefold.tensor.laws.one_hot import collapse_sums
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.rewrite import drop_dead, drop_repeated
@@ -25,6 +26,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
 NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("shorten softmaxes", shorten_softmax),
     ("guard masked sums", guard_masked_sums),
+    ("collapse sums", collapse_sums),
     ("unify dims", unify),
     ("drop repeated", drop_repeated),
     ("drop dead", drop_dead),

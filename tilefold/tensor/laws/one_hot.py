@@ -2,6 +2,7 @@
 
     select    h[i, y(i)] = sum over k of where(k == y(i), h[i, k], 0)          CODA kernels 3 and 8
     collapse  sum over k of where(k == y and c, v, 0) = where(c and 0 <= y < K, v, 0)   for v constant along k
+              sum over k of u + where(k == y and c, v, 0) = K u + where(c and 0 <= y < K, v, 0)   as a pass
 
 `select` makes the gather of a product's element a reduction along the product's output, which an
 epilogue has in its tile; where the index is out of range the sum is 0 (a gather is undefined there).
@@ -13,10 +14,11 @@ Rounding: none, all other terms are exact zeros (a nan or inf elsewhere in the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, transform, walk
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
@@ -71,12 +73,18 @@ def select_apply(p: Program, match: Match) -> Program:
     return in_order(replace(p, body=(*out, picked)))
 
 
-def _one_hot(c: Compute) -> tuple[Expr, Expr, Expr] | None:
+#: Something of a one-hot row: where it is not zero, what else must hold there, and the value.
+Pick = tuple[Expr, Expr, Expr]
+
+
+def _one_hot(c: Compute) -> Pick | None:
     """(index, other condition, value) of a sum of a one-hot row."""
-    if c.reducer != "sum" or len(c.rdims) != 1:
-        return None
-    (k,) = c.rdims
-    match c.body:
+    return _pick(c.body, c.rdims[0]) if c.reducer == "sum" and len(c.rdims) == 1 else None
+
+
+def _pick(e: Expr, k: str) -> Pick | None:
+    """The one element of a row that may not be zero."""
+    match e:
         case Call("where", (condition, value, Const(zero, _))) if zero == 0 and k not in dims_used(value):
             pass
         case _:
@@ -97,6 +105,78 @@ def _one_hot(c: Compute) -> tuple[Expr, Expr, Expr] | None:
     for o in others:
         rest = o if rest == Const(True, DType.BOOL) else Call("and", (rest, o))
     return index, rest, value
+
+
+def _affine(e: Expr, k: str) -> tuple[Expr | None, list[Pick]] | None:
+    """e as something constant along k (None: 0) and elements of one-hot rows, all of them added up."""
+    if k not in dims_used(e):
+        return e, []
+    match e:
+        case Call("add" | "sub" as op, (a, b)):
+            x, y = _affine(a, k), _affine(b, k)
+            if x is None or y is None:
+                return None
+            y = _scaled(y, lambda v: Call("neg", (v,))) if op == "sub" else y
+            both = [v for v in (x[0], y[0]) if v is not None]
+            return Call("add", (both[0], both[1])) if len(both) == 2 else next(iter(both), None), x[1] + y[1]
+        case Call("neg", (a,)):
+            x = _affine(a, k)
+            return None if x is None else _scaled(x, lambda v: Call("neg", (v,)))
+        case Call("mul" | "div" as op, (a, b)) if k not in dims_used(b):
+            x = _affine(a, k)
+            return None if x is None else _scaled(x, lambda v: Call(op, (v, b)))
+        case Call("mul", (a, b)) if k not in dims_used(a):
+            x = _affine(b, k)
+            return None if x is None else _scaled(x, lambda v: Call("mul", (a, v)))
+    found = _pick(e, k)
+    return None if found is None else (None, [found])
+
+
+def _scaled(x: tuple[Expr | None, list[Pick]], by: Callable[[Expr], Expr]) -> tuple[Expr | None, list[Pick]]:
+    return None if x[0] is None else by(x[0]), [(index, rest, by(value)) for index, rest, value in x[1]]
+
+
+def collapse_sums(p: Program) -> Program:
+    """The program in which sums over rows that are constant but for single elements are maps: the constant times the
+    length, and the elements. Added up one after the other, many small terms beside a large one would be rounded as it
+    is (the gradient of a smoothed cross-entropy). Rows of floats with a known length that is not 0."""
+    maps = {c.name: c for c in p.body if c.reducer is None and len(c.results) == 1 and c.dtype is DType.F32}
+
+    def written_out(e: Expr, k: str) -> Expr:
+        def one(n: Expr) -> Expr | None:
+            m = maps.get(n.tensor) if isinstance(n, Load) and k in dims_used(n) else None
+            if m is None or not isinstance(n, Load):
+                return None
+            return written_out(substitute(m.body, {Index(d): ix for d, ix in zip(m.dims, n.index, strict=True)}), k)
+
+        return transform(e, one)
+
+    body = []
+    for c in p.body:
+        size = p.sizes[c.rdims[0]] if len(c.rdims) == 1 else None
+        if c.reducer != "sum" or c.dtype is not DType.F32 or not isinstance(size, Const) or size.value == 0:
+            body.append(c)
+            continue
+        found = _affine(written_out(c.body, c.rdims[0]), c.rdims[0])
+        if found is None or not found[1]:
+            body.append(c)
+            continue
+        constant, picks = found
+        terms = [] if constant is None else [Call("mul", (constant, Const(float(size.value), DType.F32)))]
+        terms += [_element(pick, size) for pick in picks]
+        total = terms[0]
+        for t in terms[1:]:
+            total = Call("add", (total, t))
+        body.append(replace(c, reducer=None, rdims=(), body=total))
+    return replace(p, body=tuple(body))
+
+
+def _element(pick: Pick, size: Expr) -> Call:
+    """What a sum over a one-hot row is."""
+    index, rest, value = pick
+    inside = Call("and", (Call("ge", (index, const(0))), Call("lt", (index, size))))
+    condition = inside if rest == Const(True, DType.BOOL) else Call("and", (inside, rest))
+    return Call("where", (condition, value, Const(0.0, DType.F32)))
 
 
 def _conjuncts(e: Expr) -> list[Expr]:
@@ -121,12 +201,7 @@ def collapse_apply(p: Program, match: Match) -> Program:
         if found is None:
             body.append(c)
             continue
-        index, rest, value = found
-        size = p.sizes[c.rdims[0]]
-        inside = Call("and", (Call("ge", (index, const(0))), Call("lt", (index, size))))
-        condition = inside if rest == Const(True, DType.BOOL) else Call("and", (inside, rest))
-        e = Call("where", (condition, value, Const(0.0, DType.F32)))
-        body.append(replace(c, reducer=None, rdims=(), body=e))
+        body.append(replace(c, reducer=None, rdims=(), body=_element(found, p.sizes[c.rdims[0]])))
     return replace(p, body=tuple(body))
 
 

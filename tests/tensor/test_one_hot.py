@@ -1,0 +1,82 @@
+"""Sums over rows that are constant but for single elements, as maps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.tensor.interp import run
+from tilefold.tensor.ir import Program
+from tilefold.tensor.laws.one_hot import collapse_sums
+from tilefold.tensor.text import parse, show
+
+ROWS = """
+program rows()
+  input x: f32[6, 9]
+  input y: i64[6]
+  input u: f32[6]
+  dim i = 6
+  dim j = 9
+  g[i, j]: f32 = {row}
+  s[i]: {dtype} = sum[j] {summed}
+  z[i, j]: f32 = g[i, j] - x[i, j] * s[i]
+  return z
+"""
+
+
+def program(row: str, summed: str = "g[i, j]", dtype: str = "f32") -> Program:
+    return parse(ROWS.format(row=row, summed=summed, dtype=dtype))
+
+
+def results(p: Program, u: float = 1.0) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 9, generator=gen)
+    return run(p, {"x": x, "y": torch.tensor([0, 8, -1, 9, 3, -100]), "u": torch.full((6,), u)})["z"]
+
+
+@pytest.mark.parametrize(
+    ("row", "summed"),
+    [
+        ("where((j == y[i]) & (y[i] != 3), u[i], 0.0)", "g[i, j]"),
+        ("u[i] + where(j == y[i], 2.0, 0.0)", "g[i, j]"),
+        ("0.5 * (u[i] - where(y[i] == j, 2.0, 0.0) * u[i]) / 3.0", "-g[i, j] * u[i]"),
+        ("where(j == y[i], 2.0, 0.0) + where(j == 4, u[i], 0.0)", "g[i, j] + 1.0"),
+    ],
+)
+def test_the_sum_is_a_map_of_the_same_value(row, summed):
+    before = program(row, summed)
+    after = collapse_sums(before)
+    assert all(c.reducer is None for c in after.body)
+    assert parse(show(after)) == after
+    for u in (1.0, 0.0, -3e4):
+        torch.testing.assert_close(results(after, u), results(before, u))
+
+
+@pytest.mark.parametrize(
+    ("row", "summed", "dtype"),
+    [
+        ("u[i] * 2.0", "g[i, j]", "f32"),  # constant: no element stands out
+        ("x[i, j] + where(j == y[i], 2.0, 0.0)", "g[i, j]", "f32"),
+        ("where(j == y[i], x[i, j], 0.0)", "g[i, j]", "f32"),  # a gather, which may stand for what a product makes
+        ("where(j <= y[i], u[i], 0.0)", "g[i, j]", "f32"),
+        ("where(j == y[i], 2.0, 0.0)", "g[i, j] * g[i, j]", "f32"),
+        ("where(j == y[i], 2.0, 0.0)", "g[i, j]", "bf16"),
+    ],
+)
+def test_other_sums_stay(row, summed, dtype):
+    before = program(row, summed, dtype)
+    assert collapse_sums(before) == before
+
+
+def test_many_small_terms_beside_a_large_one():
+    """A smoothed label's gradient: added up in float32 one after the other, the small ones would be lost."""
+    text = """
+program row()
+  input u: f32[1]
+  dim i = 1
+  dim j = 100000
+  s[i]: f32 = sum[j] u[i] + where(j == 3, -1.0, 0.0)
+  return s
+"""
+    s = run(collapse_sums(parse(text)), {"u": torch.tensor([9.87654e-6])})["s"]
+    assert abs(s.double() - (torch.tensor(9.87654e-6).double() * 100000 - 1)) < 1e-7
