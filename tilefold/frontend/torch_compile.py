@@ -26,6 +26,7 @@ from tilefold.frontend.capture.decompose import decompositions, rewrite_attentio
 from tilefold.frontend.capture.options import read_options
 from tilefold.frontend.capture.random import eagers_numbers
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
+from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.layouts import channels_last
 from tilefold.frontend.regions.summary import Told
@@ -57,7 +58,7 @@ def backend(
     part, title = Part("the graph", []), f"graph{next(_numbers)}"
     told = Told(title)
     how = replace(how, on_compiled=told.add)
-    with progress(title):
+    with progress(title), collecting_later():
         made = part.attempt(lambda: compile_captured(gm, example_inputs, how, title))
     if made is None:  # AOTAutograd failed, with our decompositions or without
         calls = [n for n in gm.graph.nodes if n.op.startswith("call_")]

@@ -19,6 +19,7 @@ from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.devices import constant_elsewhere, device_of, numbers_elsewhere
 from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.execute import Runner
+from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
 from tilefold.frontend.regions.leftover import compile_leftover
 from tilefold.frontend.regions.outer import Outer, item
@@ -121,7 +122,7 @@ def compile_graph(
 
     titles: names for the placeholders. With `options.strict` raises the first TilefoldError.
     """
-    with progress(name):
+    with progress(name), collecting_later():
         if options.strict:
             return _compiled_graph(gm, options, name, titles)
         fallbacks: list[Fallback] = []
