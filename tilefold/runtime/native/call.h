@@ -29,6 +29,10 @@ inline Tensor view_of(const Tensor& base, const Tensor& like, const Numbers& siz
 
 inline Tensor allocated(const Tensor& like, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   if (like.device().is_cpu()) return at::detail::empty_strided_cpu(sizes, strides, like.scalar_type());
+  // what `at::empty_strided` does below its dispatch; the current device is the tape's
+  if (c10::Allocator* from = like.is_cuda() ? like.storage().allocator() : nullptr)
+    return at::detail::empty_strided_generic(
+        sizes, strides, from, c10::DispatchKeySet(c10::DispatchKey::CUDA), like.scalar_type());
   return at::empty_strided(sizes, strides, like.options());
 }
 
