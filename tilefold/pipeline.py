@@ -45,7 +45,7 @@ from tilefold.tensor.analysis import Graph
 from tilefold.tensor.distribute import distributed
 from tilefold.tensor.hulls import bounded
 from tilefold.tensor.ir import Program
-from tilefold.tensor.operands import plain_operands
+from tilefold.tensor.operands import plain_operands, stored_operands
 from tilefold.tensor.product import product_of
 
 log = logging.getLogger("tilefold")
@@ -151,7 +151,7 @@ class GpuKernels:
 
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
-    p = distributed(target.written_out(plain_operands(p)))
+    p = distributed(stored_operands(target.written_out(plain_operands(p))))
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tilefold.tensor.convolution import convolution, is_windowed
@@ -155,3 +157,42 @@ def test_a_place_of_an_axis_is_no_window():
     for at in (0, 3):
         p = parse(text.format(at=at))
         assert convolution(p.body[0], p) is None and library_product(p.body[0], p.sizes) is not None
+
+
+BLOCKS = """program f()
+  input x: {kind}[2, 8, 5, 7]
+  input w: {kind}[8, 6, 2, 2]
+  dim n = 2
+  dim o = 6
+  dim y = 5
+  dim v = 7
+  dim c = 8
+  dim k = 2
+  dim l = 2
+  out[{dims}]: {kind} = sum[c] x[n, c, y, v] * w[c, o, k, l]
+  return out
+"""
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_blocks_of_a_transposed_convolution_are_planes_of_channels(kind):
+    p = parse(BLOCKS.format(kind=kind, dims="n, o, k, l, y, v"))
+    found = convolution(p.body[0], p)
+    assert found is not None and found.pointwise and found.outs == ("o", "k", "l") and len(found.space) == 2
+    turned = parse(BLOCKS.format(kind=kind, dims="n, y, v, o, k, l"))
+    assert convolution(turned.body[0], turned) is None  # a product of rows
+    theirs = replace(turned.body[0], origin="aten.convolution.default")
+    assert convolution(theirs, turned) is not None
+
+
+def test_single_taps_behind_places_are_a_products_unless_they_may_be_rounded():
+    text = BLOCKS.replace("[2, 8, 5, 7]", "[2, 5, 7, 8]").replace("[8, 6, 2, 2]", "[6, 8, 1, 1]")
+    text = text.replace("x[n, c, y, v] * w[c, o, k, l]", "x[n, y, v, c] * w[o, c, 0, 0]")
+    for kind, origin, wanted in (
+        ("f32", "aten.convolution.default", True),
+        ("bf16", "aten.convolution.default", False),
+        ("f32", "aten.mm.default", False),
+    ):
+        p = parse(text.format(kind=kind, dims="n, y, v, o"))
+        found = convolution(replace(p.body[0], origin=origin), p)
+        assert (found is not None) is wanted, (kind, origin)

@@ -1,51 +1,51 @@
-"""Operands of products are stored as the products read them."""
+"""Operands of products that are read at computed positions are stored plainly first, where that pays."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tilefold.algebra.dtypes import DType
 from tilefold.tensor.interp import run
-from tilefold.tensor.operands import plain_operands
+from tilefold.tensor.operands import stored_operands
 from tilefold.tensor.product import library_product
 from tilefold.tensor.text import parse
 
-TEXT = """
-program p()
-  input t: i64[9]
-  input w: bf16[6, 8]
-  dim i = 9
-  dim k = 6
-  dim j = 8
-  s[i, k]: i64 = i64(t[i] == k) * 3
-  {other}
-  y[i, j]: bf16 = sum[k] bf16(s[i, k]) * w[k, j]
-  return {results}
+TEXT = """program f()
+  input x: {kind}[4, {rows}, 8]
+  input w: {kind}[8, 5]
+  dim b = 4
+  dim i = 6
+  dim k = 8
+  dim o = 5
+  out[b, i, o]: {kind} = sum[k] x[{at}] * w[k, o]
+  return out
 """
 
 
-def made(other: str = "", results: str = "y"):
-    return parse(TEXT.format(other=other, results=results))
+def program(at: str, kind: str = "f32", rows: int = 6):
+    return parse(TEXT.format(at=at, kind=kind, rows=rows))
 
 
-def test_integers_that_are_only_read_rounded_are_stored_so() -> None:
-    p = made()
-    q = plain_operands(p)
-    assert q.dtype_of("s") is DType.BF16
-    assert library_product(p.body[-1], p.sizes) is None and library_product(q.body[-1], q.sizes) is not None
-    for t in (torch.randint(0, 6, (9,)), torch.tensor([-1, 6, 99, 0, 5, -7, 2, 2, 3])):  # also of no row
-        inputs = {"t": t, "w": torch.randn(6, 8).bfloat16()}
-        torch.testing.assert_close(run(q, inputs)["y"], run(p, inputs)["y"], rtol=0, atol=0)
+def test_shifted_rows_are_stored_and_then_a_product_of_the_library():
+    p = program("b, (i + 2) % 6, k")
+    q = stored_operands(p)
+    copy, product = q.body
+    assert copy.reducer is None and copy.dims == ("b", "i", "k")
+    assert library_product(p.body[0], p.sizes) is None and library_product(product, q.sizes) is not None
+    gen = torch.Generator().manual_seed(0)
+    given = {"x": torch.randn(4, 6, 8, generator=gen), "w": torch.randn(8, 5, generator=gen)}
+    torch.testing.assert_close(run(q, given)["out"], given["x"].roll(-2, 1) @ given["w"])
 
 
 @pytest.mark.parametrize(
-    ("other", "results"),
+    ("at", "kind", "rows"),
     [
-        ("", "y, s"),  # a result of the program
-        ("z[i]: i64 = sum[k] s[i, k]", "y, z"),  # a reader that takes it whole
-        ("z[i]: f32 = sum[k] f16(s[i, k])", "y, z"),  # readers of two types
+        ("b, i, k", "f32", 6),  # plain
+        ("b // 2, i, k", "f32", 6),  # heads that share
+        ("b, (i + 2) % 6, k", "bf16", 6),  # matrix units take it where it is
+        ("b, (i + 2) % 6, k", "f32", 3),  # more is read than there is
     ],
 )
-def test_integers_that_somebody_reads_whole_stay(other: str, results: str) -> None:
-    assert plain_operands(made(other, results)).dtype_of("s") is DType.I64
+def test_what_stays_as_it_is(at, kind, rows):
+    p = program(at, kind, rows)
+    assert stored_operands(p) is p

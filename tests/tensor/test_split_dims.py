@@ -39,3 +39,19 @@ def test_patches_that_touch_are_cut_into_a_product():
     assert any(library_product(c, p.sizes) is not None for c in p.body)
     assert sum(len(parts) for parts in layouts["x"]) == 6
     check(patches, x, w)
+
+
+def shuffled(x, first, deep, last):
+    """Channels in three groups, shuffled between them: their digits are not those of the next groups."""
+    y = F.conv2d(x, first, groups=3)
+    y = y.unflatten(1, (3, -1)).transpose(1, 2).flatten(1, 2).relu()
+    y = F.conv2d(y, deep, padding=1, groups=y.shape[1]) * 0.5
+    return F.conv2d(y, last, groups=3).relu()
+
+
+def test_groups_of_channels_are_cut_before_other_digits():
+    args = (randn(2, 12, 5, 6), randn(15, 4, 1, 1), randn(15, 1, 3, 3), randn(9, 5, 1, 1))
+    p, _ = normalise(trace(shuffled, *args).program)
+    sums = [c for c in p.body if c.reducer == "sum"]
+    assert len(sums) == 3 and all(convolution(c, p) is not None for c in sums)
+    check(shuffled, *args, modes=(False,))

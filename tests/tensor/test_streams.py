@@ -131,3 +131,28 @@ def test_a_hidden_layer_does_not_stream():
   return y
 """)
     assert streams.streams(p) == []
+
+
+WINDOWED = """program f()
+  input x: f32[64, 8]
+  input w: f32[8, 96]
+  input v: f32[96, 8]
+  dim i = 64
+  dim c = 8
+  dim o = 8
+  dim h = 96
+  wide[i, h]: f32 = sum[c] x[i, c] * w[c, h]
+  near[i, h]: f32 = wide[i, h] + {beside}
+  mean[h]: f32 = sum[i] near[i, h]
+  out[i, o]: f32 = sum[h] near[i, h] * v[h, o]
+  return mean, out
+"""
+
+
+def test_what_reads_its_neighbours_does_not_stream():
+    """A block of a window that is written out needs rows of other blocks: computed again for each, they are no less
+    work than what is saved."""
+    beside = "where(i >= 1, wide[i - 1, h], 0.0)"
+    assert not streams.streams(parse(WINDOWED.format(beside=beside)))
+    (found,) = streams.streams(parse(WINDOWED.format(beside="wide[i, h]")))
+    assert found.members == ("wide", "near") and set(found.ends) == {"mean", "out"}

@@ -22,6 +22,7 @@ from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.convolution import Convolution, convolution
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, library_product, product_of, spread
+from tilefold.tensor.sizes import estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,15 @@ class Matrices:
 
     @staticmethod
     def of(p: Product, a: Load, sizes: Mapping[str, Expr]) -> Matrices:
-        """Of a product whose first operand is `a`."""
+        """Of a product whose first operand is `a`. Where operands have what is summed in different orders, it is that
+        of the larger one, so that the smaller one is what is turned (images that a linear layer flattens)."""
         split, outer = p.shared, spread(p, sizes)
         inner = tuple(f"{d}.in" for d in p.batch if d in split)
         first_is_shared = any(isinstance(ix, Call) for ix in a.index)
         rows, cols = (tuple(d for d in side if d not in outer) for side in (p.rows, p.cols))
         rows, cols = (rows, (*inner, *cols)) if first_is_shared else ((*inner, *rows), cols)
         batch = (*outer, *p.batch)
-        depth = tuple(ix.dim for ix in a.index if isinstance(ix, Index) and ix.dim in p.rdims)
+        depth = tuple(ix.dim for ix in _turns_least(p, a, sizes).index if isinstance(ix, Index) and ix.dim in p.rdims)
         have = [*batch, *rows, *cols]
         wanted = [x for d in p.dims for x in ((d, f"{d}.in") if d in split else (d,))]
         swap = wanted != have and wanted == [*batch, *cols, *rows]
@@ -94,6 +96,15 @@ class Matrices:
     def plain(self) -> bool:
         """Whether the result of `mm` or `bmm` has the axes of the product's."""
         return not self.split and len(self.batch) <= 1 and len(self.rows) == len(self.cols) == 1 and self.order is None
+
+
+def _turns_least(p: Product, a: Load, sizes: Mapping[str, Expr]) -> Load:
+    """The operand whose order of what is summed both take: the first one, unless the other is larger."""
+    other = next((ld for ld in p.loads or () if ld != a), a)
+    if len(p.rdims) < 2 or any(isinstance(ix, Call) for ix in (*a.index, *other.index)):
+        return a
+    elements = [math.prod(estimate(sizes[d]) for d in dims_used(ld)) for ld in (a, other)]
+    return other if elements[1] > elements[0] else a
 
 
 #: Rows and columns of the library's usual tile, and the depth from which it cuts contractions for want of tiles.

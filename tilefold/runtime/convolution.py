@@ -40,8 +40,10 @@ class ConvolutionStep:
         self.last = is_channels_last(c, v)
         rows = tuple(d for d in c.dims if d not in outs)
         dense = v.pointwise and not v.groups and v.spread == 1
-        self.product = dense and (not places or c.dims == (*rows, *outs))
-        short = v.dtype in (DType.F16, DType.BF16)  # of float32 torch's settings for products are others
+        short = v.dtype in (DType.F16, DType.BF16)
+        # of float32 torch's settings for products are others: convolutions may be rounded to TF32, four times as fast
+        rounded = v.dtype is DType.F32 and "conv" in c.origin and cudnn.allow_tf32
+        self.product = dense and (not places or (c.dims == (*rows, *outs) and not rounded))
         self.planes = dense and short and not self.product and c.dims == (*v.batch, *outs, *places)
         sizes = {**p.sizes, "": const(1)}
         of_x = [axis_of(v.x, d) for d in v.batch], group_axes(v), [axis_of(v.x, d) for d in v.channels]

@@ -196,7 +196,9 @@ class _Reader:
         for images, whose channels are in front of their places; with one output of a place it is that of a matrix and
         a vector, which memory bounds."""
         windows = len(v.space)
-        if not any(s.tap or s.out for s in v.space) and not (units and v.outs and self._of_images(v)):
+        planes = not units and self._of_planes(v)
+        single = planes or (units and v.outs and (self._of_images(v) or self._rounded(v)))
+        if not any(s.tap or s.out for s in v.space) and not single:
             return None
         space, batch, channels = list(v.space), v.batch, v.channels
         # taps as many as the image has places are channels too; beside windows they are space
@@ -204,7 +206,7 @@ class _Reader:
             d, channels = channels[-1], channels[:-1]
             space.append(Space(axis_of(v.x, d), self.p.sizes[d], None, d, 1, 1, 0))
         # the places of a pointwise convolution are batches; one is left, which the library calls batch
-        most = MOST_SPACE if windows else min(units, MOST_SPACE)
+        most = MOST_SPACE if windows or planes else min(units, MOST_SPACE)
         while len(batch) > 1 and len(space) < most:
             space.append(Space(axis_of(v.x, batch[-1]), self.p.sizes[batch[-1]], batch[-1], None, 1, 1, 0))
             batch = batch[:-1]
@@ -219,6 +221,21 @@ class _Reader:
         places = [axis_of(v.x, d) for d in v.batch]
         behind = bool(places) and all(axis_of(v.x, d) < max(places) for d in v.channels)
         return not v.space and isinstance(v.w.index[-1], Const) and behind
+
+    def _rounded(self, v: Convolution) -> bool:
+        """Whether it is one of images with channels behind places that libraries may round: torch lets convolutions of
+        float32 be of TF32, which products may not be."""
+        return not v.space and v.dtype is DType.F32 and "conv" in self.c.origin and len(v.batch) > 1
+
+    def _of_planes(self, v: Convolution) -> bool:
+        """Whether an image has several dims of channels in the result: the blocks that a transposed convolution makes
+        of each place, in front of its places (as a product of all images the result would be turned) or behind."""
+        places = v.batch[1:]
+        of_images = bool(places) and all(axis_of(v.x, d) < axis_of(v.x, places[0]) for d in v.channels)
+        orders = [(v.batch[0], *v.outs, *places)] if places else []
+        if "conv" in self.c.origin:
+            orders.append((*v.batch, *v.outs))
+        return not v.space and len(v.outs) > 1 and of_images and self.c.dims in orders
 
     def _space(self, x: Load, axis: int, i: Expr, of_w: Sequence[str], guards: _Guards) -> Space | None:
         """Axis of space read at s y + d k - p."""

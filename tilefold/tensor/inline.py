@@ -23,7 +23,7 @@ from tilefold.tensor.analysis import expr_flops
 from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import poly, same, within
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import product_of
+from tilefold.tensor.product import product_of, varying
 from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute_map
 
 #: Arithmetic (in adds) that is repeated rather than kept in a tensor.
@@ -132,7 +132,8 @@ def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter
     if _renames(m.body):
         return True
     lacking = any(set(dims_of(c)) - frozenset().union(*map(dims_used, ld.index)) for ld in at)
-    if lacking and product_of(c) is not None:
+    shared = any(set(dims_of(c)) - varying(ld) for ld in at)  # also by outputs of a group, o // q
+    if shared and product_of(c) is not None:
         return False  # operands stay plain loads, so that it is a matrix product to every back end
     if cost <= FREE and len(loads(m.body)) <= 1:
         return True

@@ -7,13 +7,18 @@ a conversion rounds once, wherever it is done.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Cast, Expr, Load, transform, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, transform, walk
+from tilefold.names import fresh
+from tilefold.tensor.convolution import convolution
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import product_of
+from tilefold.tensor.product import library_product, product_of
+from tilefold.tensor.sizes import estimate
 
 _SHORT = (DType.F16, DType.BF16)
 
@@ -50,6 +55,47 @@ def plain_operands(p: Program) -> Program:
 
     body = [replace(c, dtype=stored.get(c.name, c.dtype), body=rounded_once(c)) for c in p.body]
     return replace(p, body=tuple(body)) if stored else p
+
+
+def stored_operands(p: Program) -> Program:
+    """The program in which products of float32 read plain tensors: what one reads at computed positions (a shifted
+    window, rows that are taken in another order) is stored so first.
+
+    No matrix unit takes float32 as it is: the library multiplies it ten times as fast as a kernel that reads its
+    operands where they are, and a copy is one pass. Not of windows that overlap, and not of a library's convolutions.
+    """
+    taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
+    body: list[Compute] = []
+    for c in p.body:
+        reads: dict[Expr, Load] = {}
+        for ld in _to_be_stored(p, c):
+            dims = tuple(d for d in (*c.dims, *c.rdims) if d in dims_used(ld))
+            copy = Compute(fresh(f"{ld.tensor}_read", taken), dims, DType.F32, ld, loc=c.loc, origin=c.origin)
+            reads[ld] = Load(copy.name, tuple(map(Index, dims)))
+            body.append(copy)
+        body.append(replace(c, body=transform(c.body, reads.get)) if reads else c)
+    return replace(p, body=tuple(body)) if len(body) > len(p.body) else p
+
+
+def _to_be_stored(p: Program, c: Compute) -> list[Load]:
+    x = product_of(c)
+    if x is None or x.loads is None or not x.whole or not x.is_matrix():
+        return []
+    if library_product(c, p.sizes) is not None or convolution(c, p) is not None:
+        return []
+    computed = (ld for ld in x.loads if _computed(ld) and p.dtype_of(ld.tensor) is DType.F32)
+    # windows that overlap have more elements than what they are of
+    return [ld for ld in computed if _points(p.sizes[d] for d in dims_used(ld)) <= _points(p.shape_of(ld.tensor))]
+
+
+def _points(extents: Iterable[Expr]) -> int:
+    return math.prod(map(estimate, extents))
+
+
+def _computed(ld: Load) -> bool:
+    """Whether an axis is read at anything but a dim, one place, or a head that several share."""
+    shared = (isinstance(ix, Call) and ix.op == "floordiv" and isinstance(ix.args[0], Index) for ix in ld.index)
+    return any(not isinstance(ix, Index | Const) and not s for ix, s in zip(ld.index, shared, strict=True))
 
 
 def _operands(c: Compute) -> list[Load]:

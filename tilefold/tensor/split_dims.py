@@ -76,7 +76,8 @@ def _demands(p: Program) -> _Cuts:
     fixed = {d for c in p.body if c.reducer == "topk" for d in (*c.rdims, c.dims[-1])}
     fixed |= {d for c in p.body if is_windowed(c) for d in _in_windows(c, p.sizes, dims, shapes)}
     offered: dict[str, list[Expr | None]] = {}
-    for c in p.body:
+    # groups of a convolution's channels go before other digits of them
+    for c in sorted(p.body, key=lambda c: c.reducer is None or "conv" not in c.origin):
         for d, by in _self_demands(c, p.sizes):
             if d not in fixed:
                 cuts.setdefault(d, by)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilefold.algebra.expr import Index, Load, loads, rename_dims, tensors_read
+from tilefold.algebra.expr import Call, Index, Load, loads, rename_dims, tensors_read
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
@@ -89,12 +89,20 @@ def streaming(g: Graph) -> dict[str, None]:
     for c in g.program.body:
         read = [r for r in g.producers[c.name] if r in wide]
         same = [r for r in read if set(g.by_name[r].dims) <= set(c.dims)]
-        if _streams(g, c) or (c.reducer is None and same and g.points(c.dims) == g.points(g.by_name[same[0]].dims)):
+        alike = same and not _shifted(c, read) and g.points(c.dims) == g.points(g.by_name[same[0]].dims)
+        if _streams(g, c) or (c.reducer is None and alike):
             wide[c.name] = None
     for c in reversed(g.program.body):
         if c.name not in wide and _made_of_less(g, c, wide):
             wide[c.name] = None
     return wide
+
+
+def _shifted(c: Compute, tensors: Sequence[str]) -> bool:
+    """Whether a statement reads neighbours of its own place (a window that is written out): a block of the stream has
+    not all of them."""
+    places = (ix for ld in loads(c.body) if ld.tensor in tensors for ix in ld.index)
+    return any(isinstance(ix, Call) and ix.op in ("add", "sub") for ix in places)
 
 
 def _made_of_less(g: Graph, c: Compute, wide: Mapping[str, object]) -> bool:

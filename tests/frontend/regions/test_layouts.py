@@ -47,6 +47,26 @@ def test_results_are_as_traced(end, monkeypatch):
     assert len(calls) == 2 and all(s.last for s in calls)
 
 
+def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeypatch):
+    clones: list[int] = []
+
+    def counted(gm):
+        assert channels_last(gm, "cpu")
+        forms = [n.kwargs for n in gm.graph.nodes if n.target is torch.ops.aten.clone.default]
+        clones.append(forms.count({"memory_format": torch.channels_last}))
+
+    monkeypatch.setattr(torch_compile, "channels_last", counted)
+    module = nn.Sequential(nn.ConvTranspose2d(8, 6, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(6, 4, 4, 2, 1)).eval()
+    x = randn(2, 8, 5, 7)
+    torch._dynamo.reset()
+    options = Options(compile_program, leftover="eager")
+    run = torch.compile(module, backend=lambda gm, xs: torch_compile.compile_captured(gm, xs, options), dynamic=False)
+    with torch.no_grad():
+        got, want = run(x), module(x)
+    assert clones == [3] and got.stride() == want.stride()  # the image, and two weights
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("conv", "dtype", "wanted"),
     [
@@ -55,7 +75,12 @@ def test_results_are_as_traced(end, monkeypatch):
         (nn.Conv2d(8, 8, 5, groups=8), torch.bfloat16, True),  # a large window, of vectors of channels
         (nn.Conv2d(8, 8, 5, groups=8), torch.float32, False),
         (nn.Conv2d(8, 16, 3, groups=4), torch.bfloat16, False),  # two channels a group
+        (nn.Conv2d(16, 32, 3, groups=2), torch.bfloat16, True),
+        (nn.Conv2d(16, 32, 3, groups=2), torch.float32, False),  # the library turns each group around
         (nn.Conv2d(8, 8, 1), torch.bfloat16, False),
+        (nn.ConvTranspose2d(8, 8, 3, 2), torch.float32, True),
+        (nn.ConvTranspose2d(8, 8, 2, 2), torch.bfloat16, False),  # blocks: a product
+        (nn.ConvTranspose2d(8, 8, 3, groups=2), torch.bfloat16, False),
         (nn.Conv1d(8, 8, 3), torch.bfloat16, False),
     ],
 )

@@ -150,21 +150,25 @@ def _blocks(ctx: Context, node: torch.fx.Node) -> Value:
     if rank < 1 or not touching or any(padding) or any(more) or a["groups"] != 1:
         raise UnsupportedError("transposed convolution")
 
-    places = x.shape[2:]
+    # of rows of channels a product, rows then columns; of planes one an image, and what then writes the blocks stays
+    # inside of a channel's image
+    image = node.args[0]
+    assert isinstance(image, torch.fx.Node)
+    planes = image.meta["val"].stride(1) != 1
+    blocks, columns = x.shape[2:], w.shape[1:]
+    made = (x.shape[0], *columns, *blocks) if planes else (x.shape[0], *blocks, *columns)
 
     def body(i: Indices, r: Indices) -> Expr:
-        block, o, inside = i[1 : 1 + rank], i[1 + rank], i[2 + rank :]
-        return x.at((i[0], *r, *block)) * w.at((*r, o, *inside))
+        block, column = (i[2 + rank :], i[1 : 2 + rank]) if planes else (i[1 : 1 + rank], i[1 + rank :])
+        return x.at((i[0], *r, *block)) * w.at((*r, *column))
 
-    # in the order of a product's result: rows, then columns
-    made = (x.shape[0], *places, w.shape[1], *w.shape[2:])
     product = ctx.reduce("sum", made, (x.shape[1],), dtype, body, f"{ctx.base}_blocks")
     bias = None if a["bias"] is None else ctx.value(a["bias"])
 
     def at(i: Indices) -> Expr:
         block = tuple(ctx.simplify(call("floordiv", y, const(s))) for y, s in zip(i[2:], stride, strict=True))
         inside = tuple(ctx.simplify(call("mod", y, const(s))) for y, s in zip(i[2:], stride, strict=True))
-        e = product.at((i[0], *block, i[1], *inside))
+        e = product.at((i[0], i[1], *inside, *block) if planes else (i[0], *block, i[1], *inside))
         return e if bias is None else e + bias.at((i[1],))
 
     return ctx.map(shape, dtype, at)

@@ -48,7 +48,8 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                 continue
             args, kwargs = torch.fx.map_arg((n.args, n.kwargs), made.__getitem__)
             if _wants(n, device):
-                args = (args[0].contiguous(memory_format=torch.channels_last), *args[1:])
+                whole = 2 if n.args[6] else 1  # nobody converts operands of what is left to others but a copy
+                args = (*(a.contiguous(memory_format=torch.channels_last) for a in args[:whole]), *args[whole:])
             try:
                 made[n] = n.target(*args, **kwargs)
             except (RuntimeError, ValueError):  # of views: what was adjacent in memory is so no longer
@@ -56,14 +57,16 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                     return False
                 made[n] = aten.reshape.default(*args)
                 reshaped.append(n)
-    _apply(gm, made, reshaped)
+    _apply(gm, made, reshaped, [n for n in wanted if n.args[6]])
     return True
 
 
-def _apply(gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node]) -> None:
-    """Write the metadata; results of the graph keep theirs through copies."""
+def _apply(gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node], left: list[Node]) -> None:
+    """Write the metadata; results of the graph keep theirs through copies. left: convolutions left to others."""
     for n in reshaped:
         n.target = aten.reshape.default
+    for n in left:
+        _convert_operands(gm, n, made)
     output = gm.graph.output_node()
     for n in list(output.all_input_nodes):
         old, new = n.meta.get("val"), made[n]
@@ -79,6 +82,19 @@ def _apply(gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node]
     gm.recompile()
 
 
+def _convert_operands(gm: torch.fx.GraphModule, n: Node, made: dict[Node, Any]) -> None:
+    """Copies, in front of a convolution that is left to others, of operands that have another layout."""
+    for a in n.args[:2]:
+        assert isinstance(a, Node)
+        if made[a].is_contiguous(memory_format=torch.channels_last):
+            continue
+        with gm.graph.inserting_before(n):
+            copy = gm.graph.call_function(aten.clone.default, (a,), {"memory_format": torch.channels_last})
+        copy.meta = dict(a.meta)
+        made[copy] = made[a].contiguous(memory_format=torch.channels_last)
+        n.replace_input_with(a, copy)
+
+
 def _wants(n: Node, device: str) -> bool:
     """Whether a node is a convolution of images that runs on matrix units."""
     if n.target is not aten.convolution.default:
@@ -89,7 +105,10 @@ def _wants(n: Node, device: str) -> bool:
     units = x.dtype in (torch.float16, torch.bfloat16)
     units = units or (x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
     large = w.shape[1] == 1 and x.dtype.itemsize == 2 and w.shape[2:].numel() >= LARGE_WINDOW
-    return bool(units and not n.args[6] and (n.args[8] == 1 or w.shape[1] >= MATRIX_CHANNELS or large))
+    if n.args[6]:  # blocks that touch are a product
+        return bool(units and n.args[8] == 1 and list(w.shape[2:]) != n.args[3])
+    grouped = x.dtype.itemsize == 2 and w.shape[1] >= MATRIX_CHANNELS  # of float32 the library turns groups around
+    return bool(units and (n.args[8] == 1 or grouped or large))
 
 
 def _pointwise(n: Node) -> bool:
