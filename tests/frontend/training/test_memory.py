@@ -47,10 +47,10 @@ def step(fn, args, dtype=torch.float32):
     return [made.detach(), *(a.grad for a in leaves if a.requires_grad)]
 
 
-def allocations(fn, args):
+def allocations(fn, args, run=step):
     """(most bytes held at once, bytes of the largest allocation) of a step, as the CPU's allocator has them."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        step(fn, args)
+        run(fn, args)
     held = most = largest = 0
     for e in found.profiler.kineto_results.events():
         if e.name() == "[memory]":

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -35,6 +35,7 @@ from tilefold.frontend.regions.partition import (
     partition,
 )
 from tilefold.frontend.regions.prefixes import own_prefixes
+from tilefold.frontend.regions.rows import Loop
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.log import at_part, progress
@@ -248,6 +249,11 @@ class _Assembler:
             for a in n.all_input_nodes:  # a size of a view of an argument, say
                 self._copy(a)
             self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
+            if isinstance(n.target, Loop):
+                self.made[n].target = n.target.compiled(self._body)
+
+    def _body(self, gm: torch.fx.GraphModule, rows: int) -> Callable[..., Sequence[object]]:
+        return compile_graph(gm, replace(self.options, specialise=False), name=f"{self.name}_rows{rows}")
 
     def _group(self, group: Group) -> None:
         if is_trivial(group):

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.regions.guard import Guarded, Part
 from tilefold.frontend.regions.partition import Extracted, Group, draws_numbers, operators
+from tilefold.frontend.regions.rows import Loop, scaled
 from tilefold.frontend.regions.scans import SCANS
 
 #: Leftovers of fewer operators than this run op by op: compiling them costs more than it gives.
@@ -21,7 +22,7 @@ def compile_leftover(
     group: Group, extracted: Extracted, part: Part, config: Mapping[str, object]
 ) -> Callable[..., object] | None:
     """The group as a callable; None where op by op is better or the only way. config: Inductor's, for this alone."""
-    if _draws_numbers(group) or (operators(group) < WORTH_INDUCTOR and not _generated(group)):
+    if _draws_numbers(group) or _of_ours(group) or (operators(group) < WORTH_INDUCTOR and not _generated(group)):
         return None
     run = part.attempt(lambda: _compiled(extracted, config))
     return None if run is None else Guarded(part, run, extracted.module)
@@ -72,6 +73,11 @@ def _adds_up(n: torch.fx.Node) -> bool:
         and accumulates
         and not torch.are_deterministic_algorithms_enabled()
     )
+
+
+def _of_ours(group: Group) -> bool:
+    """Whether a loop over rows, or what belongs to one, is in the group: no operator that Inductor knows."""
+    return any(isinstance(n.target, Loop) or n.target is scaled for n in group.nodes)
 
 
 def _draws_numbers(group: Group) -> bool:

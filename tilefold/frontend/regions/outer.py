@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.guard import Part, say_once
 from tilefold.frontend.regions.replay import Recorded, recorded
+from tilefold.frontend.regions.rows import Loop, scaled
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.tape import Tape
 
@@ -178,6 +179,8 @@ def _refused(traced: torch.fx.Graph) -> str:
     for n in traced.nodes:
         if isinstance(n.target, torch._ops.HigherOrderOperator):
             return f"{n.target} runs functions"
+        if isinstance(n.target, Loop) or n.target is scaled:
+            return "its losses run a chunk of rows at a time"
     if any(isinstance(v, _SIZED) and free_unbacked_symbols(v) for v in values):
         return "some sizes depend on values of tensors"
     if len({v.device for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"}) > 1:

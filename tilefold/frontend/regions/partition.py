@@ -26,6 +26,7 @@ from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import VIEWS
 from tilefold.frontend.regions.guard import Fallback, Part
 from tilefold.frontend.regions.levels import Unit, earliest, settled
+from tilefold.frontend.regions.rows import Loop, scaled
 from tilefold.frontend.regions.scans import carried
 
 Node = torch.fx.Node
@@ -229,11 +230,16 @@ def _ready(n: Node, owners: Mapping[Node, int], sizes: Mapping[Node, int]) -> in
 
 def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
     """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
-    if draws_seeds(node) or node.target is prefixes_op:  # what is drawn is covered; kernels of ours
+    if draws_seeds(node) or _own(node):  # what is drawn is covered; kernels of ours
         return ""
     part = Part(str(node.target), fallbacks, location(node), instead="by another compiler")
     asked = part.attempt(lambda: (covers(node),))
     return "" if asked is None else asked[0]
+
+
+def _own(node: Node) -> bool:
+    """Whether a node is an operator of Tilefold's that runs as it is."""
+    return node.target in (prefixes_op, scaled) or isinstance(node.target, Loop)
 
 
 def _tuple_source(node: Node) -> Node | None:
@@ -278,7 +284,7 @@ def operators(group: Group) -> int:
 
 def count_operators(nodes: Iterable[Node]) -> int:
     """How many nodes compute something of tensors, that another compiler could take."""
-    calls = (n for n in nodes if n.op == "call_function" and not is_scalar(n) and n.target is not prefixes_op)
+    calls = (n for n in nodes if n.op == "call_function" and not is_scalar(n) and not _own(n))
     return sum(n.target not in VIEWS and _tuple_source(n) is None and bool(_tensor_inputs(n)) for n in calls)
 
 

@@ -36,6 +36,7 @@ from tilefold.frontend.regions.flow import NEVER, Network
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.partition import nbytes
 from tilefold.frontend.regions.scans import fold_scans
+from tilefold.frontend.training.chunks import in_chunks
 from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.reassociate import reassociate
 from tilefold.frontend.training.repeated import drop_repeated
@@ -104,6 +105,7 @@ def prepared(graph: torch.fx.Graph, results: int, static: Collection[int], budge
     drop_repeated(graph)
     reassociate(graph)
     graph.eliminate_dead_code()
+    in_chunks(graph, _passes(graph, results).late, budget)
     found = chosen(graph, results, static, budget)
     if found is not None:
         _tag(found)
