@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,14 +12,14 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
-from tests.backends.triton.gradients import GRADIENTS, arguments, causal, keys  # noqa: E402
+from tests.backends.triton.gradients import GRADIENTS, arguments, causal, keys, softcap, window  # noqa: E402
 from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
 from tests.backends.triton.test_compile import HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.algebra.expr import Const, DType, Index, Load, call  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.row_lines import lines_of  # noqa: E402
-from tilefold.backends.triton.row_phases import phases  # noqa: E402
+from tilefold.backends.triton.row_phases import crossing, phases  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, registers, row_roles_of, shared_bytes  # noqa: E402
 from tilefold.backends.triton.space import space  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
@@ -53,7 +54,27 @@ def test_merges_are_a_tile_behind_where_registers_suffice(dim, behind):
     r = row_roles_of(v.kernel, v.config)
     assert isinstance(r, RowRoles) and r.behind is behind and len(r.lifts) == len(r.merges) == 2
     assert registers(replace(r, behind=True)) > registers(replace(r, behind=False))
-    assert ("ahead" in v.rendered.source) is behind
+    assert merged_later(v) == ({"0", "1"} if behind else {"0"})
+
+
+def merged_later(v) -> set[str]:
+    """Numbers of the merges that a step leaves to the next."""
+    *_, step = v.rendered.source.partition("\n\n\n@gluon.jit\ndef " + v.rendered.name + "_folds")[2].split(
+        "for n in range("
+    )
+    return set(re.findall(r"warpgroup_mma\(held_p(\d), tile_\d\.index\(s\)", step.partition("rows_empty")[0]))
+
+
+def test_nothing_is_left_to_the_next_step_where_more_values_wait_for_the_second_product():
+    """A soft-cap's slope has registers beside the probabilities."""
+    v = variant_of(kernel_of(keys(softcap), arguments(300, 300, 128, 2)))
+    assert v.rendered.groups == 2 and "ahead" not in v.rendered.source
+    assert crossing(((_map("p", "s"), _map("u", "p"), _map("w", "s")), (_map("q", "p", "t", "w"),))) == {"p", "w"}
+    assert crossing(((_map("p", "s"),), (_map("q", "t"),))) == frozenset()
+
+
+def test_a_window_leaves_merges_to_the_next_step():
+    same(*emulate(kernel_of(keys(window), arguments(300, 300, 128, 2)), most=2))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +105,13 @@ def test_what_would_hang_a_device_is_found(change, monkeypatch):
 def test_what_would_be_wrong_is_found(change):
     with pytest.raises(AssertionError):
         same(*emulate(kernel_of(keys(causal), arguments(333, 333, 64, 2)), change, most=2))
+
+
+def test_a_last_merge_of_another_tile_is_found():
+    merge = "v_view_out_s = warpgroup_mma(held_p0, tile_0.index(s)"
+    with pytest.raises(AssertionError):
+        change = (f"\n        {merge}", f"\n        {merge}".replace("index(s)", "index(1 - s)"))
+        same(*emulate(kernel_of(*GRADIENTS["keys, causal"]), change, most=2))
 
 
 def test_hot_loops_do_not_spill(tmp_path):

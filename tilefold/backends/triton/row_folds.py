@@ -14,7 +14,8 @@ from tilefold.backends.triton.loops import nested
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS, about
 from tilefold.backends.triton.row_lines import Line, Streamed, by_thread, lines_of
-from tilefold.backends.triton.row_phases import phases, results, running
+from tilefold.backends.triton.row_phases import crossing, phases, results, running
+from tilefold.backends.triton.row_roles import Lift
 from tilefold.backends.triton.row_states import States, prepare, sum_beside
 from tilefold.backends.triton.row_walk import Role
 from tilefold.backends.triton.scalar import narrowed
@@ -23,6 +24,10 @@ from tilefold.backends.triton.values import TRITON_TYPE
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.uses import allocated, expressions
+
+#: Values of an element that a later phase reads may be so many, where the last merges are a tile behind: one takes the
+#: registers of the lift's result.
+CROSSING = 1
 
 
 class Folds(Role):
@@ -38,6 +43,9 @@ class Folds(Role):
         if self.lines_of_a_tile:
             self.emit(f"by_thread: tl.constexpr = {by_thread()}")
         self.phases = phases(elementwise, results(r))
+        self.later = [n for n in range(len(r.merges)) if r.behind or not self._ready(n, len(self.phases) - 2)]
+        some = 0 < len(self.later) < len(r.merges)
+        self.trails = some and not r.behind and r.shares and not r.repairs and len(crossing(self.phases)) <= CROSSING
         self.emit(f"mma: tl.constexpr = {matrix_layout(self.tile)}")
         self.columns = {m.columns: (n, r.parts[m.part].lanes) for n, m in enumerate(r.merges)}
         for n, lanes in self.columns.values():
@@ -70,9 +78,9 @@ class Folds(Role):
         parts = self._stretches(found.starts, found.stops, lo, hi)
         self.body(r.before)
         self._on_states(r.begun)
-        if r.behind and not r.never_empty:
-            for n, m in enumerate(r.merges):
-                i, _ = self.columns[m.columns]
+        if not r.never_empty:
+            for n in self.later if r.behind or self.trails else ():
+                i, _ = self.columns[r.merges[n].columns]
                 self.emit(
                     f"held_p{n} = gl.full([{ROWS}, {self.tile}], 0.0, {in_gluon(TRITON_TYPE[r.dtype])}, held_{i})"
                 )
@@ -80,14 +88,14 @@ class Folds(Role):
         for n, made in r.prepared:
             prepare(self.of, c, n, made)
         with self.some():
-            first = self._first if r.behind else self._whole
+            first = self._first if r.behind else self._led if self.trails else self._whole
             first(f"{lo} + (tiles - 1) * {self.tile}", None if exact else hi, {})
             settled = dict(found.conditions)
             for n, (count, last) in enumerate(parts if settled else [("tiles - 1", "tiles - 2")]):
                 facts = settled if n == 1 or not settled else {}
                 self._loop(count, f"{lo} + ({last} - n) * {self.tile}", facts)
         self.emit("mbarrier.arrive(rows_empty.index(GROUP), count=1)")
-        if r.behind:
+        if r.behind or self.trails:
             with self.some():
                 self._last()
         for name in r.kept:
@@ -165,6 +173,41 @@ class Folds(Role):
             self._release("late", "s")
         self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
 
+    def _led(self, start: str, stop: str | None, facts: Mapping[Expr, bool]) -> None:
+        """The first tile, where the last merges are a tile behind: they are left to the next step."""
+        with self._at(start, stop, facts):
+            self._lifted("s", "turn")
+            self._through("s")
+
+    def _trailed(self, start: str, facts: Mapping[Expr, bool]) -> None:
+        """A tile, of which the last merges are left to the next step, and those of the tile before. They run beside
+        what follows from the first result of the lifts."""
+        self.emit(f"ahead, ahead_turn = tf_advance(s, turn, {self.stages})")
+        with self._at(start, None, facts):
+            self._lifted("ahead", "ahead_turn", self.later)
+            self._through("ahead")
+        self.emit("s = ahead", "turn = ahead_turn")
+
+    def _through(self, s: str) -> None:
+        """The elementwise part of the tile in stage s, and merges of what is complete before the last phase."""
+        r, first = self.r, s == "s"
+        begun: list[int] = []
+        for n, name in enumerate(results(r)):
+            older = 0 if first or n else len(self.later)
+            self._waited([self.c.buffer_names[name]], running(r, name) + len(begun) + older)
+            self._phase(n)
+            if older:
+                self._waited(self._states(self.later), running(r, name))
+                self._release("late", "s")
+            if n < len(self.phases) - 1:
+                ready = [k for k in range(len(r.merges)) if k not in begun + self.later and self._ready(k, n)]
+                self._hold(ready)
+                self._merge(ready, s)
+                begun += ready
+        self._release("early", s)
+        self._waited(self._states(begun), 0)
+        self._hold(self.later)
+
     def _early_repairs(self) -> bool:
         """Whether states are not changed but by merges."""
         return not self.r.repairs
@@ -181,6 +224,8 @@ class Folds(Role):
         before = self.c.known
         if r.behind:
             self._step(start, facts)
+        elif self.trails:
+            self._trailed(start, facts)
         else:
             self._whole(start, None, facts)
         self.c.known = before
@@ -203,12 +248,15 @@ class Folds(Role):
             self._hold(every)
         self.emit("s = ahead", "turn = ahead_turn")
 
-    def _lifted(self, s: str, turn: str) -> None:
-        """Start the lifts of the tile in stage s."""
+    def _lifted(self, s: str, turn: str, behind: Sequence[int] = ()) -> None:
+        """Start the lifts of the tile in stage s, and after the first result's those merges of the tile before."""
         self._await("early", s, turn)
         if self.r.shares:
             self._await("late", s, turn)
-        self._lift(s)
+        first = [x for x in self.r.lifts if x.gemm.buf == results(self.r)[0]] if behind else []
+        self._lift(s, first)
+        self._merge(behind)
+        self._lift(s, [x for x in self.r.lifts if x not in first])
         self.streamed = Streamed(self.of, self.c, self.lines_of_a_tile)
 
     def _phase(self, n: int) -> None:
@@ -252,8 +300,8 @@ class Folds(Role):
         if self.r.early if which == "early" else self.r.late:
             self.emit(f"mbarrier.arrive({which}_empty.index({s}), count=1)")
 
-    def _lift(self, s: str) -> None:
-        for x in self.r.lifts:
+    def _lift(self, s: str, lifts: Sequence[Lift]) -> None:
+        for x in lifts:
             if x.gemm.buf not in self.c.buffers:
                 self.stmt(ir.Alloc(self.of.buffer(x.gemm.buf)))
             name = self.c.buffer_names[x.gemm.buf]
@@ -263,16 +311,18 @@ class Folds(Role):
             self.emit(f"{name} = warpgroup_mma({rows}, {tile}.permute((1, 0)), {held}, is_async=True)")
             self.c.layouts.wrote(x.gemm.buf, frozenset({False}))
 
-    def _merge(self, which: Iterable[int]) -> None:
+    def _merge(self, which: Iterable[int], s: str = "s") -> None:
         """Start merges of the tile in stage s."""
         for n in which:
             m = self.r.merges[n]
             name, lanes = self.c.buffer_names[m.gemm.buf], self.r.parts[m.part].lanes
-            tile = f"{self.of.parts[m.part]}.index(s).reshape([{self.tile}, {lanes}])"
+            tile = f"{self.of.parts[m.part]}.index({s}).reshape([{self.tile}, {lanes}])"
             self.emit(f"{name} = warpgroup_mma(held_p{n}, {tile}, {name}, is_async=True)")
 
-    def _states(self) -> list[str]:
-        return list(dict.fromkeys(self.c.buffer_names[m.gemm.buf] for m in self.r.merges))
+    def _states(self, which: Iterable[int] | None = None) -> list[str]:
+        """States of these merges, of all where not said."""
+        merges = self.r.merges if which is None else [self.r.merges[n] for n in which]
+        return list(dict.fromkeys(self.c.buffer_names[m.gemm.buf] for m in merges))
 
     def _waited(self, names: Sequence[str], running: int) -> None:
         joined = ", ".join(names)
@@ -298,8 +348,8 @@ class Folds(Role):
         """Merges of the last tile."""
         if not self.r.shares:
             self._await("late", "s", "turn")
-        self._merge(range(len(self.r.merges)))
-        self._waited(self._states(), 0)
+        self._merge(self.later)
+        self._waited(self._states(self.later), 0)
         self._release("late", "s")
         self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
 

@@ -36,3 +36,12 @@ def phases(stmts: Sequence[ir.Stmt], known: Sequence[str]) -> tuple[tuple[ir.Stm
         made[own] = max(at, made.get(own, 0))
         touched |= {t: max(at, touched.get(t, 0)) for t in (*read, own)}
     return tuple(tuple(x) for x in found)
+
+
+def crossing(found: Sequence[Sequence[ir.Stmt]]) -> frozenset[str]:
+    """Buffers of an element of rows and stream that one phase computes and a later one reads."""
+    out: set[str] = set()
+    for n, phase in enumerate(found):
+        later = {t for e in expressions(s for p in found[n + 1 :] for s in p) for t in tensors_read(e)}
+        out |= {s.buf for s in phase if isinstance(s, ir.Map)} & later
+    return frozenset(out)
