@@ -162,11 +162,10 @@ def tf_random(seed, row, column):
     b = row.to(tl.uint32)
     c = a * 0
     d = c
-    for _ in tl.static_range(10):
-        above, other = tl.umulhi(c, 0xCD9E8D57), tl.umulhi(a, 0xD2511F53)
-        above, other, low = above ^ b ^ k, other ^ d ^ m, a * 0xD2511F53
-        b = c * 0xCD9E8D57
-        a, c, d = above, other, low
+    for _ in tl.static_range(10):  # one multiplication has both words of a product
+        p, q = c.to(tl.uint64) * 0xCD9E8D57, a.to(tl.uint64) * 0xD2511F53
+        a, c = (p >> 32).to(tl.uint32) ^ b ^ k, (q >> 32).to(tl.uint32) ^ d ^ m
+        b, d = p.to(tl.uint32), q.to(tl.uint32)
         k += 0x9E3779B9
         m += 0xBB67AE85
     even, odd = tl.where((column & 2) == 0, a, c), tl.where((column & 2) == 0, b, d)

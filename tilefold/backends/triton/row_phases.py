@@ -42,6 +42,6 @@ def crossing(found: Sequence[Sequence[ir.Stmt]]) -> frozenset[str]:
     """Buffers of an element of rows and stream that one phase computes and a later one reads."""
     out: set[str] = set()
     for n, phase in enumerate(found):
-        later = {t for e in expressions(s for p in found[n + 1 :] for s in p) for t in tensors_read(e)}
+        later = {t for e in expressions([s for p in found[n + 1 :] for s in p]) for t in tensors_read(e)}
         out |= {s.buf for s in phase if isinstance(s, ir.Map)} & later
     return frozenset(out)
