@@ -135,6 +135,14 @@ def test_two_states_of_many_columns_have_the_form_by_default_on_hopper_alone():
     assert not k.variant(usual_units(k.block), k.sizes({}), hopper=False).rendered.groups
 
 
+def test_numbers_that_no_tensor_map_describes_do_not_matter():
+    """A maximum a query, [.., 1], comes by pointers; the usual form has no tensor maps at all then."""
+    k = kernel_of(*GRADIENTS["queries, causal"])
+    assert k.variant(usual_units(k.block), k.sizes({}), plain=True, hopper=True).rendered.groups == 2
+    usual = k.variant(usual_units(k.block), k.sizes({}), plain=True)
+    assert not usual.rendered.groups and not usual.config.descriptors
+
+
 def test_of_few_columns_they_are_the_tuners():
     k = wide_kernel(64)
     assert not variant_of(k).rendered.groups

@@ -146,10 +146,11 @@ class TritonKernel:
         tensor maps must then describe what they copy.
         """
         config = self._config(sizes, units, tf32=options.get("tf32", False), hopper=hopper and not wide)
-        if plain or wide:
-            config = replace(config, descriptors=False)
         if wide or not hopper:
             config = replace(config, groups=0)
+        rows = config.groups and config.own == "rows"  # what their tensor maps describe is asked for in `_bound`
+        if wide or (plain and not rows):
+            config = replace(config, descriptors=False)
         if config.specialize:
             place = ALONE  # only some of its warps would wait
         key = (units, config.key(), wide, place, tuple(sorted(options.items())))
@@ -163,7 +164,7 @@ class TritonKernel:
         if rendered is None and config.groups and config.own == "rows" and not self.exactly:
             return self.variant(units, sizes, wide=wide, plain=plain, place=place, **options)
         if rendered is None:
-            config = replace(config, groups=0)
+            config = replace(config, groups=0, descriptors=config.descriptors and not plain)
             side = self._interleave(kernel, sizes)
             rendered = render(kernel, config, bins=bins, wide=wide, interleave=side, place=place, **options)
         tensors = {t.name: t for t in kernel.tensors}

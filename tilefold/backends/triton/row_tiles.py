@@ -73,7 +73,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
         return usual
     tiles = {**usual.tiles, **{d: power_of_two(sizes[d]) for d in beside}, row: ROWS, stream: tile}
     draws = not alone and (s.bounded or len(merges) > 1)
-    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=draws, descriptors=False)
+    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=draws, descriptors=bool(beside))
 
 
 def _columns(
