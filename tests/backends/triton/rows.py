@@ -114,6 +114,7 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "heads of 64": (o.causal, attention(300, 300, 64)),
     "heads of 96": (o.causal, attention(200, 200, 96)),
     "heads of 80": (o.attention, attention(130, 333, 80)),
+    "heads of 72": (o.causal, attention(200, 333, 72)),
     "soft cap, grouped heads": (o.softcap(30.0), attention(300, 300, 64, kv=2, heads=4)),
     "window": (o.window(100), attention(500, 500, 128)),
     "after a cache": (o.causal, attention(200, 500, 128)),

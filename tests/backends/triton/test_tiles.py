@@ -160,3 +160,10 @@ def test_a_step_of_a_loop_has_registers_for_all_that_it_reads(inputs, elements):
     s = Shape.of(k.block)
     whole = {d: n for d, n in s.seen(sizes).items() if d not in s.parallel and d not in s.streamed}
     assert s.area({**whole, **tiles}) <= elements
+
+
+@pytest.mark.parametrize(("columns", "pieces"), [(72, 0), (80, 4), (96, 4), (88, 0)])
+def test_no_last_piece_is_too_short_for_a_matrix_unit(columns, pieces):
+    """72 = 64 + 8 would be multiplied element by element: all of it is padded. 80 = 64 + 16 is not."""
+    (k,) = made(o.attention, *heads(8, 16, 256, 256, columns))
+    assert len(variant(k).kernel.cut) == pieces

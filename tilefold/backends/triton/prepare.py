@@ -12,7 +12,7 @@ from tilefold.tile.again import recomputed
 from tilefold.tile.ir import For, Gemm, Kernel, Reduce, Select, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import cut, lengths, power_of_two, product_dims, singles
+from tilefold.tile.pieces import MATRIX_UNIT, cut, lengths, power_of_two, product_dims, singles
 from tilefold.tile.rows_first import rows_first, without_single_loops
 from tilefold.tile.stream import stream
 from tilefold.tile.uses import expressions
@@ -54,7 +54,7 @@ def tile_kernel(
         return verify(per_lane(kernel, lambda s: lanes_of(kernel, s, config.warps, bins or {})))
     if not steady(kernel):
         dims = tuple(d for d in dims if _padded(kernel, d) > MOST_PADDED)
-    return verify(cut(kernel, dims))
+    return verify(cut(kernel, [d for d in dims if _padded(kernel, d) > MOST_PADDED or not _splinters(kernel, d)]))
 
 
 def packed(kernel: Kernel, config: TritonConfig) -> bool:
@@ -146,6 +146,13 @@ def steady(kernel: Kernel) -> bool:
         return whole and s.start is None and s.stop is None and all(map(ok, s.body))
 
     return all(map(ok, kernel.body)) and any(isinstance(s, For) for s in kernel.body)
+
+
+def _splinters(kernel: Kernel, d: str) -> bool:
+    """Whether the last piece of a product's dim is too short for a matrix unit (72 = 64 + 8): it would be multiplied
+    element by element, out of registers that a thread does not have. Padding it all costs less."""
+    e = kernel.sizes[d]
+    return isinstance(e, Const) and power_of_two(lengths(int(e.value))[-1]) < MATRIX_UNIT
 
 
 def _padded(kernel: Kernel, d: str) -> int:
