@@ -9,7 +9,7 @@ Whether the call is worth it, a price decides. Both sides work on tiles of rows 
 the whole device are counted by tile: `Gpu.rows_start` for a tile of rows beside its keys, `Gpu.scores` for the scores
 of one tile, both in proportion to the width of a head, which matrix units take in steps of 16. Lengths are rounded up
 to tiles. A kernel of ours is a little slower a tile (`Gpu.own_scores`), needs one more of several, with a mask, where
-keys end within one, and is no kernel by groups of warps where heads are no multiple of 16 wide (`Gpu.uneven`).
+keys end within one, and pads heads that are no multiple of 16 wide to a power of two.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, library_product
+from tilefold.tile.pieces import power_of_two
 
 #: Widest heads, and elements that their width is a multiple of, that the library takes.
 WIDEST, WIDTHS = 128, 8
@@ -80,11 +81,11 @@ def library_seconds(x: Extents, machine: Gpu) -> float:
 def own_seconds(x: Extents, machine: Gpu) -> float:
     """Of a kernel of ours."""
     blocks, tiles = _tiles(x, machine)
-    share = -(-x.width // STEP) * STEP / machine.head
+    width = power_of_two(x.width) if x.width % STEP else x.width
+    share = width / machine.head
     masked = 0 if x.even or x.causal or x.keys <= machine.score_tile else blocks
-    slower = machine.uneven if x.width % STEP else machine.own_scores
     return machine.call + share * (
-        slower * (blocks * machine.rows_start + tiles * machine.scores) + masked * machine.scores
+        machine.own_scores * (blocks * machine.rows_start + tiles * machine.scores) + masked * machine.scores
     )
 
 

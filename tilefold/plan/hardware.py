@@ -130,7 +130,7 @@ class Gpu(Machine):
 
     Attention (`plan.attention`), seconds of all multiprocessors together, of heads `head` columns wide: rows_start: for
     `score_tile` rows, beside their keys; scores: for as many keys of them, in the library. own_scores: how many times
-    as long kernels of ours take for both; uneven: the same of heads whose width is no multiple of 16.
+    as long kernels of ours take for both.
     """
 
     block_rate: float
@@ -187,7 +187,6 @@ class Gpu(Machine):
     rows_start: float
     scores: float
     own_scores: float
-    uneven: float
 
 
 _LOCAL = "measured on one H100 80GB: own micro-benchmark, every SM reading 64 KB by 16-byte loads"
@@ -269,13 +268,12 @@ H100 = Gpu(
     window=49,
     # H200, bf16, cuDNN 9.19: of 384 heads, 256 and 512 keys 26.7 and 72.0 us. The law then gives 47 for 768 heads and
     # 197 keys (45 measured), 13.1 for 128 heads of 72 and 256 keys (14.2), 40 for 512 of 80 (43.0). Ours: 1.05 to 1.11
-    # times as long, and 199 us for the heads of 72
+    # times as long
     head=64,
     score_tile=128,
     rows_start=12.9e-9,
     scores=7.7e-9,
     own_scores=1.07,
-    uneven=21.0,
 )
 
 
