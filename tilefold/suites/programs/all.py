@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilefold.suites.programs import (
     attentions,
     convolutions,
+    images,
     losses,
     networks,
     norms,
@@ -24,6 +25,7 @@ PROGRAMS: tuple[Program, ...] = (
     *losses.PROGRAMS,
     *products.PROGRAMS,
     *convolutions.CONVOLUTIONS,
+    *images.CHAINS,
     *convolutions.POOLING,
     *attentions.ATTENTION,
     *attentions.DECODING,
@@ -33,6 +35,7 @@ PROGRAMS: tuple[Program, ...] = (
     *networks.RECURRENT,
     *networks.PERCEPTRONS,
     *networks.CONVOLUTIONAL,
+    *images.NETWORKS,
     *transformers.PROGRAMS,
 )
 CLASSES = tuple(dict.fromkeys(p.family for p in PROGRAMS))
