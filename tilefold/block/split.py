@@ -66,7 +66,7 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
         dims = _part_dims(g, plan, v, segment)
         for value, result, dtype in ((name, v.name, v.dtype), (index, v.index_name, DType.I64)):
             if value is not None and result is not None:
-                held = _part(g, result)
+                held = _part(g, plan, result)
                 parts.append(Result(held, dims, dtype))
                 first.outer.nodes.append(Store(held, plain(dims), dims, Load(value, plain(v.dims))))
     second = Builder(g, plan, loops)
@@ -103,7 +103,7 @@ def _merge(b: Builder, stage: Stage, v: StateVar, segment: str, sizes: dict[str,
     at: dict[str, Expr] = {}
     if v.reducer == "topk":
         slot = v.dims[-1]
-        each = _part(g, slot)
+        each = _part(g, b.plan, slot)
         sizes[each] = g.program.sizes[slot]
         at[slot] = Index(each)
         rdims = (segment, each)
@@ -113,7 +113,7 @@ def _merge(b: Builder, stage: Stage, v: StateVar, segment: str, sizes: dict[str,
         w = held[result]
         same = {d: lit(0) for d in b.plan.group.parallel if d not in w.dims}
         index = tuple({**same, **at}.get(d, Index(d)) for d in _part_dims(g, b.plan, w, segment))
-        return Load(_part(g, result), index)
+        return Load(_part(g, b.plan, result), index)
 
     value: Expr = part(v.name)
     if v.repair is not None:
@@ -137,9 +137,11 @@ def _moved(b: Builder, fold: Fold, v: StateVar, part: Callable[[str], Load]) -> 
     return b.in_fold(fold, transform(v.repair, one), b.outer)
 
 
-def _part(g: Graph, name: str) -> str:
-    """What holds the parts of a state, or counts the slots of one; nothing in the program is called so."""
-    return free(f"{name}_part", g.program.names)
+def _part(g: Graph, plan: StagePlan, name: str) -> str:
+    """What holds the parts of a state, or counts the slots of one; nothing in the program is called so. A state that is
+    no value of the program (a count) has the name of its group too: other kernels count as well."""
+    own = name if name in g.program.names or name in g.program.sizes else f"{plan.group.members[-1]}_{name}"
+    return free(f"{own}_part", g.program.names)
 
 
 def column_dim(g: Graph, plan: StagePlan) -> str | None:
