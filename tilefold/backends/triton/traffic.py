@@ -22,7 +22,7 @@ from tilefold.tile.layout import UnitAxes
 
 WARP = 32
 #: Bytes of a register.
-SPILLED = 4
+REGISTER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,9 @@ class Traffic:
         resident = max(1, min(machine.blocks, machine.threads // threads, int(machine.registers // registers)))
         loops = {a.loops for a in self.accesses if a.loops}
         turns = 0.5 + max(1, sum(math.prod(self._turns(d, tiles) for d in p) for p in loops))
-        # what registers do not hold is written and read again
-        spilled = 2 * SPILLED * max(0.0, registers - machine.registers) * self.blocks(tiles)
+        # what registers do not hold, of a value and of all that is read for it or stored, is written and read again
+        held = area + sum(self._elements(a, tiles) * a.nbytes / REGISTER for a in self.accesses)
+        spilled = 2 * REGISTER * max(0.0, held - machine.registers) * self.blocks(tiles)
         served += spilled / (machine.cache_reached * machine.last_cache.bandwidth)
         running = max(1.0, min(resident, self.blocks(tiles) / machine.cores))
         waves = max(1.0, self.blocks(tiles) / (resident * machine.cores))
