@@ -125,6 +125,32 @@ def test_attention_has_the_form_by_default_on_hopper_alone():
     assert not k.variant(usual_units(k.block), k.sizes({}), hopper=True, wide=True).rendered.groups
 
 
+def windowed(q, k, v, width: int = 256):
+    """Each query sees so many keys."""
+    i, j = (torch.arange(n, device=q.device) for n in (q.shape[-2], k.shape[-2]))
+    i = i.unsqueeze(-1)
+    seen = (j <= i) & (i - j < width)
+    return torch.softmax((q @ k.mT).masked_fill(~seen, float("-inf")), -1) @ v
+
+
+@pytest.mark.parametrize(
+    "fn, heads_, length, dim, groups, tile",
+    [
+        (o.attention, 64, 1024, 64, 3, 128),
+        (o.causal, 64, 2048, 64, 3, 128),
+        (o.causal, 64, 2048, 128, 2, 128),
+        (windowed, 64, 1024, 64, 2, 64),
+        (windowed, 64, 4096, 128, 2, 64),
+        (lambda *x: windowed(*x, width=2048), 64, 4096, 64, 3, 128),
+    ],
+)
+def test_tiles_are_short_where_every_one_has_a_mask(fn, heads_, length, dim, groups, tile):
+    (k,) = made(fn, *(torch.empty(1, heads_, length, dim, dtype=B, device="meta") for _ in range(3)))
+    v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+    (stream,) = {d for d, n in v.config.tiles.items() if n == tile} - {t.dim for t in v.kernel.grid}
+    assert (v.rendered.groups, v.config.tiles[stream]) == (groups, tile)
+
+
 @pytest.mark.parametrize("queries, why", [(64, "one tile of rows"), (256, "two thread blocks a head of two")])
 def test_few_rows_have_their_usual_form(queries, why):
     shapes = [(1, 2, queries, 128), (1, 2, 4096, 128), (1, 2, 4096, 128)]

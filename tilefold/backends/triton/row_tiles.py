@@ -10,17 +10,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilefold.algebra.expr import Load, dims_used, loads
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.tiles import FULL, Shape
-from tilefold.block.ir import Accumulate, Block, Let, exprs_of, walk
+from tilefold.block.ir import Accumulate, Block, Let, Loop, exprs_of, walk
 from tilefold.tile.pieces import power_of_two
 
 #: Dims that the operands of a product keep, and those that it reduces.
 Product = tuple[frozenset[str], frozenset[str]]
 #: Columns of the states, most of them: groups, streamed indices a tile, stages of the ring.
 SHAPES = ((64, 3, 128, 4), (128, 2, 128, 2))
+#: The same where both ends of the stream follow the rows and are so near (a window) that most tiles have masks.
+ENDS, MASKED = ((64, 2, 64, 6), (128, 2, 64, 4)), 1024
 #: The same where several products lift, or add to states: each has results, or a state, in registers. Up to `NARROW`
 #: columns the usual form is faster, as a multiprocessor then has several thread blocks.
 SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3)), 64
@@ -60,7 +62,8 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     if found is None or held & {*s.parallel}:
         return usual
     wide = max(power_of_two(sizes[d]) for d in (*found, *held))
-    shape = next((x for most, *x in (SHAPES if alone else SEVERAL) if wide <= most), None)
+    table = SEVERAL if not alone else ENDS if _narrow(b, stream, row, sizes) else SHAPES
+    shape = next((x for most, *x in table if wide <= most), None)
     if shape is None or (not alone and wide <= NARROW and not every):
         return usual
     groups, tile, stages = shape
@@ -74,6 +77,31 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     tiles = {**usual.tiles, **{d: power_of_two(sizes[d]) for d in beside}, row: ROWS, stream: tile}
     draws = not alone and (s.bounded or len(merges) > 1)
     return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=draws, descriptors=bool(beside))
+
+
+def _narrow(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> bool:
+    """Whether the stream's loop begins and ends where the rows say, and a block meets at most `MASKED` indices."""
+    for n in walk(b.body):
+        if isinstance(n, Loop) and n.dim == stream and n.start is not None and n.stop is not None:
+            ends = [_middle(e, row, sizes) for e in (n.start, n.stop) if row in dims_used(e)]
+            if len(ends) == 2 and ends[1] - ends[0] <= MASKED:
+                return True
+    return False
+
+
+def _middle(e: Expr, row: str, sizes: Mapping[str, int]) -> float:
+    """A bound of the stream for a block of rows in the middle; infinite where it is none of numbers, sizes and rows."""
+    match e:
+        case Const(value, _):
+            return float(value)
+        case Size(d) if d in sizes:
+            return float(sizes[d])
+        case Call("tile_start" | "tile_stop" as op, (Index(d),)) if d == row:
+            return sizes[d] // 2 + (2 * ROWS if op == "tile_stop" else 0)
+        case Call("add" | "sub" | "minimum" | "maximum" as op, (x, y)):
+            a, c = _middle(x, row, sizes), _middle(y, row, sizes)
+            return {"add": a + c, "sub": a - c, "minimum": min(a, c), "maximum": max(a, c)}[op]
+    return math.inf
 
 
 def _columns(
