@@ -434,6 +434,7 @@ def windows() -> str:
 
 
 CHECKS: dict[str, Check] = {
+    "powers in quarters": lambda: right(lambda x: (x * x + 1) ** 0.75 + (x.abs() + 2) ** -1.25, rand(7, 40, dtype=F)),
     "windows": windows,
     "many parts": many_parts,
     "a wrong program": wrong_program,

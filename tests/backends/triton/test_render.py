@@ -16,10 +16,12 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.render import Rendered, render
+from tilefold.backends.triton.reuse import passing
 from tilefold.backends.triton.scope import Scopes
 from tilefold.backends.triton.simplify import pull_scale, settle, terms
 from tilefold.backends.triton.values import Value, converted, fitted
 from tilefold.block.canonical import canonical
+from tilefold.block.text import parse as parse_block
 from tilefold.errors import BackendError
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.tensor.text import parse as parse_tensor
@@ -354,3 +356,77 @@ def test_a_ragged_end_inside_a_tensor_is_not_read_by_tensor_map(tile, by_map):
     made = body(variant(k).rendered)
     assert made.count(".load([") == by_map
     assert made.count("mask=ok_l") == (0 if 320 % tile == 0 else 2)
+
+
+READ = """
+block rows()
+  input x: {kind}[{held}, {columns}]
+  input w: f32[{columns}]
+  dim i = {rows}
+  dim j = {columns}
+  result y[{out}]: f32
+  forall i
+    init s[i]: f32 = 0.0
+    for j
+      accum s = sum[j] {read}
+    {store}
+  return y
+"""
+SUMS = {"out": "i", "store": "store y[i] over (i) = s[i]"}
+ALL_OF_IT = {"out": "i, j", "store": "store y[i, j] over (i, j) = s[i] * w[j]"}
+
+
+def streams_by(
+    rows: int = 8192, columns: int = 4096, kind: str = "bf16", read: str = "x[i, j] * w[j]", each: int = 1, **more: str
+) -> frozenset[str]:
+    """each: rows of the result for every row of x."""
+    facts = {"rows": rows * each, "held": rows, "columns": columns, "kind": kind, "read": read}
+    return passing(parse_block(READ.format(**facts, **(more or SUMS))))
+
+
+def test_what_is_read_once_and_is_larger_than_the_cache_streams_by():
+    assert streams_by() == {"x"}  # the weights are for all rows
+    assert streams_by(rows=1024) == frozenset()  # the next kernel may find it in the cache
+    assert streams_by(kind="f32", rows=4096) == {"x"}
+
+
+def test_what_several_blocks_read_does_not_stream_by():
+    assert streams_by(read="x[i, j] * x[i, maximum(j - 1, 0)]") == frozenset()
+    assert streams_by(read="x[i // 2, j]", each=2) == frozenset()
+
+
+def test_nothing_streams_by_where_as_much_is_written():
+    assert streams_by(**ALL_OF_IT) == frozenset()
+
+
+def test_neighbours_that_share_a_sector_do_not_stream_by():
+    assert streams_by(rows=1 << 23, columns=3, kind="f32") == frozenset()
+    assert streams_by(rows=1 << 22, columns=32, kind="bf16") == {"x"}
+
+
+def test_what_streams_by_leaves_the_cache_first():
+    once = TWICE.format(columns=64).replace("x[i, j] * s[i]", "s[i]")
+    text = body(code(once, passing=frozenset({"x"})))
+    assert re.search(r"x_x = tl.load\([^\n]*", text)[0].count("evict_first") == 1
+    assert re.search(r"x_w = tl.load\([^\n]*", text)[0].count("evict") == 0
+
+
+POWER = """
+kernel power()
+  dim i = 16
+  in x: f32[16] unit 0
+  out y: f32[16] unit 0
+  grid i:16
+    store y[i] over i = ({base}) ** {n}
+"""
+
+
+@pytest.mark.parametrize("n", [0.25, 0.75, 1.5, "-0.75"])
+def test_powers_of_normal_numbers_in_quarters_are_roots(n):
+    text = body(code(POWER.format(base="x[i] * x[i] + 1.0", n=n)))
+    assert "tl.sqrt(" in text and "pow(" not in text
+
+
+@pytest.mark.parametrize(("base", "n"), [("x[i]", 0.75), ("x[i] * x[i]", 0.75), ("x[i] * x[i] + 1.0", 0.7)])
+def test_other_powers_are_the_librarys(base, n):
+    assert "libdevice.pow(" in body(code(POWER.format(base=base, n=n)))

@@ -77,7 +77,8 @@ def test_whole_columns_are_held_if_they_fit():
 def test_loads_and_stores_of_sixteen_bytes(fn, shape):
     (k,) = made(fn, meta(*shape, dtype=B))
     r = resources((v := variant(k)).kernel, v.rendered, v.config, HOPPER)
-    assert r.has("ld.global.v4") and (fn is down or r.has("st.global.v4"))
+    loaded = r.has("ld.global.v4") or r.has("ld.global.L1::evict_first.L2::cache_hint.v4")
+    assert loaded and (fn is down or r.has("st.global.v4"))
 
 
 @pytest.mark.parametrize("elements", [9216, 16384, 65536, 262144])
@@ -130,3 +131,15 @@ def test_what_registers_do_not_hold_costs_time():
 def test_large_maps_keep_blocks_of_long_runs():
     (k,) = made(lambda x, s: x * s, meta(64, 256, 3136, dtype=B), meta(256, 1, dtype=B))
     assert widths(k)[3136] == 1024
+
+
+def test_a_sum_of_everything_has_many_threads_and_a_few_loads_each():
+    (k, _) = made(lambda x, y: (x * y).sum(), meta(1 << 25, dtype=F), meta(1 << 25, dtype=F))
+    config = default_config(k.block, k.sizes({}))
+    assert config.warps == 16 and max(config.tiles.values()) == 4096
+
+
+def test_sums_of_rows_in_segments_keep_the_rule_of_rows():
+    (k, _) = made(lambda x: x.float().sum(-1), meta(64, 524288, dtype=B))
+    config = default_config(k.block, k.sizes({}))
+    assert config.warps == 8 and max(config.tiles.values()) == 8192

@@ -74,6 +74,7 @@ class Context:
         self.dims: dict[str, Dim] = {}
         self.known = Known()
         self.reuse = Reuse()
+        self.passing: frozenset[str] = frozenset()  # inputs that stream by (`reuse.passing`)
         self.packed = packed(kernel, config) and nvidia and not interpreted
         self.reductions_done = 0
         self.buffers: dict[str, ir.Buffer] = {}

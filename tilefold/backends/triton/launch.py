@@ -28,6 +28,7 @@ from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.backends.triton.prepare import tile_kernel
 from tilefold.backends.triton.render import Rendered, render
+from tilefold.backends.triton.reuse import passing
 from tilefold.backends.triton.roles import roles_of
 from tilefold.backends.triton.row_groups import render_rows
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of
@@ -166,7 +167,8 @@ class TritonKernel:
         if rendered is None:
             config = replace(config, groups=0, descriptors=config.descriptors and not plain)
             side = self._interleave(kernel, sizes)
-            rendered = render(kernel, config, bins=bins, wide=wide, interleave=side, place=place, **options)
+            by = passing(self.block)
+            rendered = render(kernel, config, bins=bins, wide=wide, interleave=side, place=place, passing=by, **options)
         tensors = {t.name: t for t in kernel.tensors}
         if not set(self.tensors) <= tensors.keys():
             raise BackendError(f"{kernel.name} does not use all of its tensors")

@@ -77,7 +77,8 @@ class Memory:
         small = t.dtype.nbytes == 1 and t.dtype.is_float  # Triton casts no integer to them, its interpreter nothing
         fill = ", other=0" if not small else "" if self.c.interpreted else ", other=0.0"
         fill = ', other=float("-inf")' if outside else fill
-        hint = "last" if t.name in self.c.reuse.keep else "first" if t.name in self.c.reuse.drop else ""
+        once = t.name in self.c.reuse.drop or t.name in self.c.passing
+        hint = "last" if t.name in self.c.reuse.keep else "first" if once else ""
         hint = hint and f', eviction_policy="evict_{hint}"'
         pointer = base if offsets is None else f"{base} + {offsets}"
         code = f"tl.load({pointer}{hint})" if masked is None else f"tl.load({pointer}, mask={masked}{fill}{hint})"

@@ -66,16 +66,19 @@ def render(
     tf32: bool = False,
     interleave: int = 1,
     place: Place = ALONE,
+    passing: frozenset[str] = frozenset(),
 ) -> Rendered:
     """The Triton source of `kernel`. BackendError where it has no such form (a value too large to hold).
 
     bins: dynamic dim -> most indices a call may have (for dims held whole). wide: 64-bit offsets. interleave: heads
     (or what else is parallel) that start side by side at the end where later rows have longer loops (`order`).
-    place: among the kernels of its call; only for NVIDIA devices that have the instructions (`dependent`).
+    place: among the kernels of its call; only for NVIDIA devices that have the instructions (`dependent`). passing:
+    inputs that stream by (`reuse.passing`).
     """
     if place != ALONE and (interpreted or not nvidia):
         raise BackendError(f"{kernel.name} cannot wait for another kernel here")
     c = Context(kernel, config, bins or {}, wide=wide, interpreted=interpreted, nvidia=nvidia)
+    c.passing = passing
     return Renderer(c, tf32, interleave, place).render()
 
 

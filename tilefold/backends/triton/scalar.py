@@ -45,6 +45,13 @@ _UNARY = {
     "trunc": "libdevice.trunc({})",
     "round": "libdevice.rint({})",
 }
+#: Powers of normal numbers as roots.
+_ROOTS = {
+    0.25: "tl.sqrt(tl.sqrt({0}))",
+    0.75: "(tl.sqrt({0}) * tl.sqrt(tl.sqrt({0})))",
+    1.25: "({0} * tl.sqrt(tl.sqrt({0})))",
+    1.5: "({0} * tl.sqrt({0}))",
+}
 _IN_INTERPRETER = {
     "sqrt": "tl.sqrt({})",
     "expm1": "(tl.exp({}) - 1.0)",
@@ -122,7 +129,7 @@ class Expressions:
             case Call("exp", (arg,)):
                 return self._exp(arg, frame)
             case Call("pow", (base, Const(n, _))):
-                return self._power(self.value(base, frame), float(n))
+                return self._power(self.value(base, frame), float(n), self.leaves.range_of(base).lo)
             case Call("floordiv", (Index(d), Const(n, DType.I64))) if self.leaves.fixed_quotient(d, int(n)):
                 start = self.leaves.tile_start(d)
                 return Value(f"({start.code} // {int(n)})", (), DType.I64, start.level)
@@ -315,12 +322,17 @@ class Expressions:
     def _is_int(self, e: Expr, frame: Sequence[str]) -> bool:
         return not self.value(e, frame).kind.is_float
 
-    def _power(self, v: Value, n: float) -> Value:
+    def _power(self, v: Value, n: float, least: float) -> Value:
+        """v ** n, where v is known to be `least` or more: powers of a normal number in quarters are roots."""
         v = converted(v, DType.F32) if not v.kind.is_float and n != int(n) else v
         simple = {1.0: "{}", 2.0: "tf_square({})", 3.0: "tf_cube({})", 4.0: "tf_square(tf_square({}))"}
         simple |= {0.5: "tl.sqrt({})", -0.5: "tl.rsqrt({})", -1.0: "(1.0 / {})"}
         if n in simple:
             return Value(simple[n].format(v.code), v.axes, v.kind, v.level)
+        if v.kind is DType.F32 and abs(n) in _ROOTS and least >= LEAST_NORMAL:
+            x = v.code if v.code.isidentifier() else self.leaves.named(v.code, "base", v.level)
+            code = _ROOTS[abs(n)].format(x)
+            return Value(code if n > 0 else f"(1.0 / {code})", v.axes, v.kind, v.level)
         v = converted(v, DType.F32) if not v.kind.is_float else v
         if self.leaves.interpreted:
             return Value(f"tl.exp2({n} * tl.log2({v.code}))", v.axes, v.kind, v.level)

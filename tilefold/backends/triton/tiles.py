@@ -44,6 +44,8 @@ FULL = H100.cores
 FEW = 64
 #: A streamed dim is a vector, also where one index of it is left: nothing is selected from single elements.
 LEAST_STREAMED = 2
+#: Threads of a warp; most warps of a thread block that is one of few, and least elements of each thread there.
+THREADS, MOST_WARPS, LEAST_EACH = 32, 16, 8
 #: Neighbours along the last dim that are not torn apart: 32 bytes of float32.
 LEAST_LAST = 8
 
@@ -316,6 +318,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     """
     local = _held_lanes(s, sizes)
     tiles: dict[str, int] = {}
+    whole_cut = _everything(s, sizes)
     inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
     most = AREA if s.products else HELD
     for d in s.streamed:
@@ -328,9 +331,12 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
             whole_tiles = d not in s.dynamic and sizes[d] > large and sizes[d] % large == 0
             area = large if s.narrow and whole_tiles else HELD
         part = area // min(with_d, area) // several
+        if whole_cut:
+            whole = min(whole, part)
         tiles[d] = max(LEAST_STREAMED, whole if whole <= room else min(part, whole))
+    at_once = AREA if whole_cut else HELD
     for d in () if s.products else s.streamed:  # several tensors are read at every step, and not again
-        while d not in s.again and tiles[d] > LEAST_STREAMED and s.held({**local, **tiles}) > HELD:
+        while d not in s.again and tiles[d] > LEAST_STREAMED and s.held({**local, **tiles}) > at_once:
             tiles[d] //= 2
     area = s.area({**local, **tiles})
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
@@ -348,9 +354,20 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         warps = 1 if held <= 4096 else 4 if held <= 16384 else 8
     if inner:
         warps = 2
+    elif whole_cut:
+        blocks = max(1, math.prod(sizes[d] for d in s.segments) // FULL)
+        most_warps = min(MOST_WARPS, area // (THREADS * LEAST_EACH))
+        warps = max(warps, min(most_warps, power_of_two(H100.threads // (THREADS * blocks))))
     warps = max(1, min(warps, area // FEW))
     # loads straight to registers: copies ahead of their use take no cache hints, and single elements badly
     return TritonConfig(tiles, {}, warps=warps, stages=3 if inner else 1 if s.streamed else 2)
+
+
+def _everything(s: Shape, sizes: Mapping[str, int]) -> bool:
+    """Whether a kernel reduces all there is in segments, reading it once: segments are its only thread blocks, so they
+    have the threads of a multiprocessor among them, and each thread a few loads at a time."""
+    once = bool(s.streamed) and not s.again and not s.products and s.cut >= set(s.streamed)
+    return once and all(sizes[d] == 1 for d in s.parallel)
 
 
 def _spread(s: Shape, sizes: Mapping[str, int], tiles: dict[str, int]) -> None:
