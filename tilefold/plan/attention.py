@@ -10,6 +10,9 @@ the whole device are counted by tile: `Gpu.rows_start` for a tile of rows beside
 of one tile, both in proportion to the width of a head, which matrix units take in steps of 16. Lengths are rounded up
 to tiles. A kernel of ours is a little slower a tile (`Gpu.own_scores`), needs one more of several, with a mask, where
 keys end within one, and pads heads that are no multiple of 16 wide to a power of two.
+
+Of float32, which no matrix unit takes unrounded, the other form is that of `plan.gpu_library`: two products of the
+library, which know of no causal mask, with the scores through memory between them; or a kernel of ours.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from tilefold.tile.pieces import power_of_two
 WIDEST, WIDTHS = 128, 8
 #: Columns that one instruction of a matrix unit contracts.
 STEP = 16
+#: Times that scores pass memory between products: written, read, written as probabilities, read.
+SCORES_MOVED = 4
 #: What a price of another form must be beaten by: predictions are not better than that.
 DOUBT = 1.15
 
@@ -61,7 +66,7 @@ class AttentionCall:
 @dataclass(frozen=True, slots=True)
 class Extents:
     """Of an attention: heads of all batches, rows, keys, columns of a head. even: keys end with a tile, as far as is
-    known."""
+    known. exact: of float32."""
 
     heads: int
     rows: int
@@ -69,17 +74,28 @@ class Extents:
     width: int
     causal: bool
     even: bool = True
+    exact: bool = False
 
 
 def library_seconds(x: Extents, machine: Gpu) -> float:
     """Of the library's call."""
+    if x.exact:
+        tile = machine.one_tile
+        rows, keys = -(-x.rows // tile), -(-x.keys // tile)
+        seen = (keys + 1) / 2 if x.causal else keys
+        return machine.call + _flops(x.heads * rows * seen * tile**2, x) / machine.exact_scores
     blocks, tiles = _tiles(x, machine)
     share = -(-x.width // STEP) * STEP / machine.head
     return machine.call + share * (blocks * machine.rows_start + tiles * machine.scores)
 
 
 def own_seconds(x: Extents, machine: Gpu) -> float:
-    """Of a kernel of ours."""
+    """Of a kernel of ours; of float32, of it or of products with the scores between them."""
+    if x.exact:
+        scores = x.heads * x.rows * x.keys
+        rate, memory = machine.gemm_rate(DType.F32, library=True), machine.reached * machine.bandwidth
+        apart = _flops(scores, x) / rate + SCORES_MOVED * scores * DType.F32.nbytes / memory + 2 * machine.call
+        return machine.call + min(apart, _flops(scores, x) / (machine.folded * rate))
     blocks, tiles = _tiles(x, machine)
     width = power_of_two(x.width) if x.width % STEP else x.width
     share = width / machine.head
@@ -87,6 +103,11 @@ def own_seconds(x: Extents, machine: Gpu) -> float:
     return machine.call + share * (
         machine.own_scores * (blocks * machine.rows_start + tiles * machine.scores) + masked * machine.scores
     )
+
+
+def _flops(scores: float, x: Extents) -> float:
+    """Of so many scores and their share of the result."""
+    return 4.0 * scores * x.width
 
 
 def _tiles(x: Extents, machine: Gpu) -> tuple[float, float]:
@@ -116,7 +137,7 @@ def extents(g: Graph, x: AttentionCall) -> Extents:
     keys = g.program.sizes[x.keys]
     even = not isinstance(keys, Const) or int(keys.value) % STEP == 0
     heads, rows, width = (int(g.points(dims)) for dims in (x.batch, (x.rows,), (x.width,)))
-    return Extents(heads, rows, int(g.extent(x.keys)), width, x.causal, even)
+    return Extents(heads, rows, int(g.extent(x.keys)), width, x.causal, even, x.dtype is DType.F32)
 
 
 def attention_call(g: Graph, c: Compute) -> AttentionCall | None:
@@ -141,7 +162,7 @@ def attention_call(g: Graph, c: Compute) -> AttentionCall | None:
     found.names.append(product.name)
     (width,), (_, scale, causal), sizes = made.rdims, parts, g.program.sizes
     kinds = {g.program.dtype_of(ld.tensor) for ld in (q, k, v)} | {c.dtype}
-    if len(kinds) != 1 or not kinds <= {DType.F16, DType.BF16} or sizes[width] != sizes[columns]:
+    if len(kinds) != 1 or not kinds <= {DType.F16, DType.BF16, DType.F32} or sizes[width] != sizes[columns]:
         return None
     if not isinstance(sizes[width], Const) or (causal and sizes[rows] != sizes[keys]):
         return None
