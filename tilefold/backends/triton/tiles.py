@@ -224,7 +224,8 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     if s.exact:
         return _exact(s, TritonConfig(tiles, lanes), rows, sizes)
     whole_rows = not sides <= set(s.parallel) and chunks.issuperset(s.streamed)
-    if chunks and whole_rows and not s.segments and wide <= STEPPED:
+    loaded = chunks.isdisjoint(sides)  # attention's second product contracts what its first makes
+    if chunks and loaded and whole_rows and not s.segments and wide <= STEPPED:
         return _in_steps(TritonConfig(tiles, lanes), s, rows, sizes, chunks)
     big = max([tiles[d] for d in rows] or [16])
     if long and wide == 1:  # a matrix product, and what is reduced over its columns
