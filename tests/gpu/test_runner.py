@@ -125,7 +125,8 @@ def test_a_kernel_that_the_device_refuses_raises(cuda, in_cpp, monkeypatch):
     run = torch.compile(scaled, backend="tilefold")
     run(x(cuda))
     with pytest.raises(RuntimeError, match="CUDA error: invalid argument"):
-        run(x(cuda))
+        for _ in range(3):  # a call that is recorded launches as the first one does
+            run(x(cuda))
     monkeypatch.setattr(launcher, "handle_of", usual)
     close(torch.softmax(x(cuda), -1).sum(-1), torch.ones(64, device=cuda, dtype=torch.float16))  # the device is sound
 
