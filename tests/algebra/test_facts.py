@@ -55,6 +55,12 @@ def test_intervals() -> None:
     assert fact("nan") == ANY
 
 
+def test_distances_are_bounded_by_the_last_indices() -> None:
+    e = parse("abs((i - j) * 2) * 0.5", Names(dims={"i", "j"}))
+    found = range_of(e, known, {"i": 9, "j": 4}.__getitem__)
+    assert (found.lo, found.hi) == (0, 9) and range_of(e, known).hi == math.inf
+
+
 def test_reductions() -> None:
     assert after_reduction("sum", POSITIVE).positive and after_reduction("sum", NONNEG).nonneg
     assert not after_reduction("sum", Range(-1, 1)).nonneg and after_reduction("max", NONNEG).nonneg

@@ -49,3 +49,13 @@ def test_shifted_rows_are_stored_and_then_a_product_of_the_library():
 def test_what_stays_as_it_is(at, kind, rows):
     p = program(at, kind, rows)
     assert stored_operands(p) is p
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_a_matrix_of_nothing_is_stored_in_the_other_operands_type(kind):
+    text = TEXT.replace(" * w[k, o]", " * where(k == o, 1.0, 0.0)").replace("  input w: {kind}[8, 5]\n", "")
+    p = parse(text.format(at="b, i, k", kind=kind, rows=6))
+    constant, product = (q := stored_operands(p)).body
+    assert constant.dtype is product.dtype and library_product(product, q.sizes) is not None
+    x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0)).to(constant.dtype.torch_dtype)
+    torch.testing.assert_close(run(q, {"x": x})["out"], x[..., :5])

@@ -417,6 +417,20 @@ program f()
         assert left in show(unchanged(p, narrow(p)))
 
 
+def test_narrow_compares_numbers():
+    """A comparison that is left of a mask of documents where there is one alone: the others' bounds count then."""
+    text = """
+program f()
+  input a: f32[4]
+  dim i = 4
+  y[i]: f32 = where({condition} & (i < 2), a[i], -1.0)
+  return y
+"""
+    for condition, left in (("(0 == 0)", "where(i < 2, a[i], -1.0)"), ("(0 != 0)", "= -1.0"), ("(1 == 0)", "= -1.0")):
+        p = parse(text.format(condition=condition))
+        assert left in show(unchanged(p, narrow(p)))
+
+
 def test_narrow_uses_both_bounds_of_a_branch():
     p = parse("""
 program rotate_half()

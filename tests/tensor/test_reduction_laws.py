@@ -99,6 +99,49 @@ def test_what_is_kept_whole_on_demand():
     assert split_axes(before, frozenset({"s"})) == before
 
 
+#: Columns normalised over rows and places, a product that a library computes, and a sum over rows behind it.
+NORMALISED = """
+program normalised()
+  input x: f32[5, 2, 7]
+  input w: f32[7, 3]
+  dim i = 5
+  dim h = 2
+  dim j = 7
+  dim k = 3
+  m[j]: f32 = sum[i, h] x[i, h, j]
+  n[i, h, j]: f32 = x[i, h, j] - m[j]
+  o[i, h, k]: f32 = sum[j] n[i, h, j] * w[j, k]
+  s[h, k]: f32 = sum[i] o[i, h, k]
+  return s
+"""
+
+
+def test_what_is_behind_one_that_is_kept_cuts_nothing():
+    before = parse(NORMALISED)
+    assert reduced(split_axes(before))["m_in"] == ("h",)
+    assert split_axes(before, frozenset({"o"})) == before
+
+
+#: A batch norm, and the mean of each image behind it.
+POOLED = """
+program pooled()
+  input x: f32[5, 2, 7]
+  dim i = 5
+  dim h = 2
+  dim j = 7
+  m[j]: f32 = sum[i, h] x[i, h, j]
+  v[j]: f32 = sum[i, h] (x[i, h, j] - m[j]) * (x[i, h, j] - m[j])
+  n[i, h, j]: f32 = (x[i, h, j] - m[j]) * v[j]
+  s[i, j]: f32 = sum[h] n[i, h, j]
+  return s
+"""
+
+
+def test_a_mean_and_a_variance_stay_whole_in_front_of_a_sum_over_fewer_axes():
+    before = parse(POOLED)
+    assert split_axes(before) == before
+
+
 #: Heads of two features, made of a reduction over the keys that they then are summed with.
 HEADS = """
 program heads()

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tile.kernels import ALL
-from tilefold.algebra.expr import Call, Index, call
+from tilefold.algebra.expr import Call, Index, Size, call, lit
 from tilefold.algebra.text import Names
 from tilefold.algebra.text import parse as expr
 from tilefold.errors import VerifyError
-from tilefold.tile.affine import separates
+from tilefold.tile.affine import segment_of, separates
 from tilefold.tile.ir import Map
 from tilefold.tile.text import parse
 from tilefold.tile.verify import verify
@@ -154,3 +154,18 @@ def test_refusals_are_right(coefficients, extents):
         at.setdefault(sum(c * p for c, p in zip(coefficients, point, strict=True)), set()).add(point[0])
     if extents[0] > 1 and not separates([e], "i", {**dict(zip(dims, extents, strict=False)), "z": 1}):
         assert any(len(values) > 1 for values in at.values())
+
+
+def test_segments_of_a_loop_store_apart():
+    at, n, d = call("tile_start", Index("s")), lit(8), Size("l")
+    own = call("minimum", d, call("mul", call("add", at, 1), n))
+    assert segment_of(call("mul", at, n), own) == "s"
+    rows = lit(4)  # of each of n places
+    whole = call("minimum", d, call("mul", call("mul", call("add", at, 1), n), rows))
+    assert segment_of(call("mul", call("mul", at, n), rows), whole) == "s"
+    assert segment_of(call("mul", call("mul", at, rows), rows), whole) is None
+    by_itself = call("minimum", d, call("mul", call("add", at, 1), Index("s")))
+    assert segment_of(call("mul", at, Index("s")), by_itself) is None
+    longer = call("minimum", d, call("mul", call("add", at, 2), n))  # overlaps with the next one's
+    assert segment_of(call("mul", at, n), longer) is None
+    assert segment_of(call("mul", at, lit(4)), own) is None and segment_of(None, own) is None

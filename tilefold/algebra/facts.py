@@ -51,27 +51,27 @@ UNIT = Range(0, 1)
 Known = Callable[[Load], Range]
 
 
-def range_of(e: Expr, known: Known) -> Range:
-    """What is proved about the value of `e`; `known` gives the facts about loads."""
+def range_of(e: Expr, known: Known, last: Callable[[str], float] = lambda d: INF) -> Range:
+    """What is proved about the value of `e`; `known` gives the facts about loads, `last` the last index of a dim."""
     match e:
         case Const(value, _):
             v = float(value)
             return ANY if math.isnan(v) else Range(v, v, v != 0)
-        case Index():
-            return NONNEG
+        case Index(d):
+            return Range(0, last(d))
         case Size():
             return Range(1, INF, True)
         case Load():
             return known(e)
         case Cast(arg, dtype):
-            return _cast(range_of(arg, known), dtype)
+            return _cast(range_of(arg, known, last), dtype)
         case Call(op, args):
             if op == "mul" and args[0] == args[1]:
-                a = range_of(args[0], known)
+                a = range_of(args[0], known, last)
                 return Range(0, INF, a.never_zero)
             if op == "where":
-                return _join(range_of(args[1], known), range_of(args[2], known))
-            return _call(op, [range_of(a, known) for a in args], args)
+                return _join(range_of(args[1], known, last), range_of(args[2], known, last))
+            return _call(op, [range_of(a, known, last) for a in args], args)
     return ANY
 
 

@@ -109,6 +109,8 @@ def equal_at_points(lhs: Expr, rhs: Expr) -> tuple[bool, str]:
         try:
             if _rational(lhs, seed) != _rational(rhs, seed):
                 return False, method
+        except ZeroDivisionError:  # a divisor that is 0 there, as one that is always: nothing is shown
+            return False, method
         except ValueError:
             method = "numeric"
             a, b = _float(lhs, seed), _float(rhs, seed)

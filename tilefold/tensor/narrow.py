@@ -80,6 +80,8 @@ def _decided(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
             return Const(True, DType.BOOL) if value else x
         case Call("not", (Const(value, _),)):
             return Const(not value, DType.BOOL)
+        case Call(("eq" | "ne") as op, (Const(x, _), Const(y, _))):
+            return Const((x == y) == (op == "eq"), DType.BOOL)
         case Call("lt" | "le" | "gt" | "ge", (a, b)) if _over_indices(a) and _over_indices(b):
             known = _compared(e.op, a, b, sizes)
             return _lowest_terms(e, sizes) if known is None else Const(known, DType.BOOL)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, transform, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, transform, walk
 from tilefold.names import fresh
 from tilefold.tensor.convolution import convolution
 from tilefold.tensor.ir import Compute, Program
@@ -59,7 +59,8 @@ def plain_operands(p: Program) -> Program:
 
 def stored_operands(p: Program) -> Program:
     """The program in which products of float32 read plain tensors: what one reads at computed positions (a shifted
-    window, rows that are taken in another order) is stored so first.
+    window, rows that are taken in another order) is stored so first. So is, of any type, a matrix that is made of
+    nothing (the identity).
 
     No matrix unit takes float32 as it is: the library multiplies it ten times as fast as a kernel that reads its
     operands where they are, and a copy is one pass. Not of windows that overlap, and not of a library's convolutions.
@@ -68,12 +69,15 @@ def stored_operands(p: Program) -> Program:
     body: list[Compute] = []
     for c in p.body:
         reads: dict[Expr, Load] = {}
-        for ld in _to_be_stored(p, c):
-            dims = tuple(d for d in (*c.dims, *c.rdims) if d in dims_used(ld))
-            copy = Compute(fresh(f"{ld.tensor}_read", taken), dims, DType.F32, ld, loc=c.loc, origin=c.origin)
-            reads[ld] = Load(copy.name, tuple(map(Index, dims)))
+        for e, name, dtype in (
+            *((ld, f"{ld.tensor}_read", DType.F32) for ld in _to_be_stored(p, c)),
+            *_of_nothing(p, c),
+        ):
+            dims = tuple(d for d in (*c.dims, *c.rdims) if d in dims_used(e))
+            copy = Compute(fresh(name, taken), dims, dtype, e, loc=c.loc, origin=c.origin)
+            reads[e] = Load(copy.name, tuple(map(Index, dims)))
             body.append(copy)
-        body.append(replace(c, body=transform(c.body, reads.get)) if reads else c)
+        body.append(replace(c, body=substitute(c.body, reads)) if reads else c)
     return replace(p, body=tuple(body)) if len(body) > len(p.body) else p
 
 
@@ -86,6 +90,19 @@ def _to_be_stored(p: Program, c: Compute) -> list[Load]:
     computed = (ld for ld in x.loads if _computed(ld) and p.dtype_of(ld.tensor) is DType.F32)
     # windows that overlap have more elements than what they are of
     return [ld for ld in computed if _points(p.sizes[d] for d in dims_used(ld)) <= _points(p.shape_of(ld.tensor))]
+
+
+def _of_nothing(p: Program, c: Compute) -> list[tuple[Expr, str, DType]]:
+    """The factor of a product of matrices that reads nothing, with a name and the type of the other."""
+    x = product_of(c)
+    if x is None or not x.whole or not x.is_matrix():
+        return []
+    pairs = ((x.a, x.b), (x.b, x.a))
+    return [
+        (e, f"{c.name}_constant", p.dtype_of(other.tensor))
+        for e, other in pairs
+        if not loads(e) and isinstance(other, Load) and p.dtype_of(other.tensor).is_float
+    ]
 
 
 def _points(extents: Iterable[Expr]) -> int:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 
 from tilefold.tensor.channels_last import channels_last_operands
 from tilefold.tensor.constant_tail import shorten_softmax
+from tilefold.tensor.differences import joined_sums
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
 from tilefold.tensor.ir import Program
 from tilefold.tensor.laws.one_hot import collapse_sums
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
+from tilefold.tensor.positions import settled_positions
 from tilefold.tensor.rewrite import drop_dead, drop_repeated
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
@@ -27,6 +29,7 @@ NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("shorten softmaxes", shorten_softmax),
     ("guard masked sums", guard_masked_sums),
     ("collapse sums", collapse_sums),
+    ("join sums", joined_sums),
     ("unify dims", unify),
     ("drop repeated", drop_repeated),
     ("drop dead", drop_dead),
@@ -40,7 +43,7 @@ def normalise(p: Program, contiguous: Mapping[str, int] | None = None) -> tuple[
     contiguous: axes of inputs along which neighbours lie side by side in memory (default: the last), where operands of
     channels-last convolutions are converted by statements; None where the library converts them.
     """
-    p, layouts = split_dims(inline(drop_dead(p)))
+    p, layouts = split_dims(settled_positions(inline(drop_dead(p))))
     for _, run in INLINED:
         p = run(p)
     if contiguous is not None:

@@ -36,7 +36,7 @@ def split_axes(p: Program, keep_whole: frozenset[str] = frozenset()) -> Program:
     g = Graph.of(p)
     body: list[Compute] = []
     for c in p.body:
-        keep = None if c.name in keep_whole else _outer_axes(g, c)
+        keep = None if c.name in keep_whole else _outer_axes(g, c, keep_whole)
         if keep is None:
             body.append(c)
             continue
@@ -48,23 +48,35 @@ def split_axes(p: Program, keep_whole: frozenset[str] = frozenset()) -> Program:
     return replace(p, body=tuple(body))
 
 
-def _outer_axes(g: Graph, c: Compute) -> tuple[str, ...] | None:
+def _outer_axes(g: Graph, c: Compute, apart: frozenset[str]) -> tuple[str, ...] | None:
     """Axes of `c` that are reduced last: those that a dependent reduction over strictly fewer of them has, or those
-    that a reduction over strictly fewer of them, which `c` depends on, has not."""
-    if c.reducer not in VALUE_REDUCERS or len(c.rdims) < 2:
+    that a reduction over strictly fewer of them, which `c` depends on, has not. What is behind one of `apart` is in
+    another kernel, whatever its axes (the loss behind a network of convolutions and batch norms). One that is a cascade
+    with another over all of its axes (a mean and a variance) stays whole, as that one would have to be cut too."""
+    if c.reducer not in VALUE_REDUCERS or len(c.rdims) < 2 or _in_cascade(g, c):
         return None
-    for later in g.reached(c.name, g.consumers, lambda _: True):
+
+    def through(x: Compute) -> bool:
+        return x.name not in apart
+
+    for later in g.reached(c.name, g.consumers, through):
         common = tuple(d for d in c.rdims if d in later.rdims)
         if later.reducer is not None and common and len(common) < len(c.rdims):
             return common
     product = product_of(c)
     if product is not None and product.is_matrix():
         return None
-    for earlier in g.reached(c.name, g.producers, lambda _: True):
+    for earlier in g.reached(c.name, g.producers, through):
         rest = tuple(d for d in c.rdims if d not in earlier.rdims)
         if earlier.reducer is not None and rest and len(rest) < len(c.rdims) and set(rest) <= set(out_dims(earlier)):
             return rest
     return None
+
+
+def _in_cascade(g: Graph, c: Compute) -> bool:
+    """Whether a reduction over the same axes depends on `c`, or `c` on it, with maps alone between them."""
+    linked = (x for step in (g.consumers, g.producers) for x in g.reached(c.name, step, lambda m: m.reducer is None))
+    return any(x.reducer is not None and set(x.rdims) == set(c.rdims) for x in linked)
 
 
 def exchange_sums(p: Program, keep: frozenset[str] = frozenset()) -> Program:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used
+from tilefold.algebra.expr import Call, Const, Expr, Index, call, dims_used
 
 
 def coefficients(e: Expr) -> dict[str, int] | None:
@@ -58,3 +58,20 @@ def separates(index: Sequence[Expr], dim: str, extents: Mapping[str, int | None]
         if all(v < n if n is not None else v == 1 for v, n in bounds):
             return False
     return True
+
+
+def segment_of(start: Expr | None, stop: Expr | None) -> str | None:
+    """The dim d whose indices share a loop out without overlap: it runs from d n to (d + 1) n or an earlier end, where
+    n may be a product (of axes that are one with the one cut)."""
+    match stop:
+        case Call("minimum", (_, end)):
+            factors: set[str] = set()
+            while True:
+                match start, end:
+                    case Call("mul", (a, n)), Call("mul", (b, m)) if n == m:
+                        start, end, factors = a, b, factors | dims_used(n)
+                    case Call("tile_start", (Index(d),)) as at, _:
+                        return d if end == call("add", at, 1) and d not in factors else None
+                    case _:
+                        return None
+    return None

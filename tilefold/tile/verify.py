@@ -22,7 +22,7 @@ from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sy
 from tilefold.algebra.ops import INDEX_REDUCERS, OPS, TILE_BOUNDS, TILE_EXTREMES, VALUE_REDUCERS
 from tilefold.algebra.text import show
 from tilefold.errors import VerifyError
-from tilefold.tile.affine import separates
+from tilefold.tile.affine import segment_of, separates
 from tilefold.tile.ir import Alloc, Buffer, Fill, For, Gemm, Kernel, Map, Reduce, Select, Stmt, Store, TensorParam
 from tilefold.tile.text import show_stmt
 
@@ -37,16 +37,18 @@ def verify(kernel: Kernel) -> Kernel:
 
 @dataclass(slots=True)
 class _Scope:
-    """Buffers in scope, those written so far, and the tile of each dim that a loop is over."""
+    """Buffers in scope, those written so far, the tile of each dim that a loop is over, and loops' dims by the dim that
+    cuts them into segments."""
 
     buffers: dict[str, Buffer]
     written: set[str]
     tiles: dict[str, int]
     path: tuple[str, ...] = ()
+    segments: dict[str, str] = field(default_factory=dict)
 
     def inner(self, **tiles: int) -> _Scope:
         """The scope of a loop body; what it writes counts as written afterwards."""
-        return _Scope(dict(self.buffers), self.written, {**self.tiles, **tiles}, self.path)
+        return _Scope(dict(self.buffers), self.written, {**self.tiles, **tiles}, self.path, dict(self.segments))
 
 
 @dataclass(slots=True)
@@ -161,6 +163,8 @@ class _Verifier:
                         self.integer_over(scope, s, e, "a loop bound", sizes=True, tiles=True)
                 inner = scope.inner(**{dim: tile})
                 inner.path = (*scope.path, show_stmt(s, {}))
+                if (segment := segment_of(start, stop)) is not None:
+                    inner.segments[segment] = dim
                 self.body(body, inner)
             case Fill(buf, value):
                 if dims_used(value) or any(isinstance(n, Load) for n in walk(value)):
@@ -352,7 +356,8 @@ class _Verifier:
         for d in dict.fromkeys((*s.dims, *(g.dim for g in self.kernel.grid))):
             n, tile = extents[d], scope.tiles.get(d)
             one_tile = d not in s.dims and n is not None and tile is not None and n <= tile
-            if n != 1 and not one_tile and not separates(s.index, d, extents):
+            apart = scope.segments.get(d) in s.dims or separates(s.index, d, extents)
+            if n != 1 and not one_tile and not apart:
                 self.fail(scope, s, f"different values of {d} store to the same element")
         self.stored.add(s.tensor)
 

@@ -1,0 +1,59 @@
+"""Positions computed in floating point become integers where they are known, and stay where they are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as f
+
+from tilefold.algebra.expr import Cast, loads, walk
+from tilefold.frontend.fuse import trace
+from tilefold.tensor.interp import run
+from tilefold.tensor.positions import settled_positions
+from tilefold.tensor.text import parse, show
+
+
+def resized(mode: str, size: tuple[int, int]):
+    return lambda x: f.interpolate(x, size=size, mode=mode)
+
+
+def positions(p):
+    return [ix for c in p.body for ld in loads(c.body) for ix in ld.index]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+@pytest.mark.parametrize("size", [(16, 24), (13, 7), (5, 30), (1, 12)])
+def test_images_are_resized_as_eager_does(mode, size):
+    x = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    p = trace(resized(mode, size), x).program
+    made = run(p, {p.inputs[0].name: x})[p.outputs[0]]
+    torch.testing.assert_close(made.reshape(2, 3, *size), resized(mode, size)(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "form"), [("nearest", "// 2"), ("bilinear", "// 4")])
+def test_no_position_is_rounded_or_checked(mode, form):
+    torch._dynamo.reset()
+    p = trace(resized(mode, (16, 24)), torch.empty(2, 3, 8, 12)).program
+    assert not any(isinstance(x, Cast) for ix in positions(p) for x in walk(ix))
+    assert "within" not in show(p) and form in show(p)
+
+
+STEPS = """
+program steps()
+  input x: f32[{n}]
+  dim i = 8
+  y[i]: f32 = x[within(i64(f32(i) * 1.6), {n})]
+  return y
+"""
+
+
+def test_positions_that_do_not_exist_keep_their_check():
+    assert settled_positions(p := parse(STEPS.format(n=8))) == p  # the last is 11
+    assert "within" not in show(settled_positions(parse(STEPS.format(n=12))))
+
+
+def test_positions_of_data_keep_their_check():
+    torch._dynamo.reset()
+    given = trace(lambda x, i: x[(i * 0.5).long()], torch.empty(8), torch.zeros(4)).program
+    assert "within" in show(given)
