@@ -11,9 +11,10 @@ from tests.block.programs import ATTENTION, inputs
 from tests.block.test_fuse import run_blocks
 from tilefold.algebra import text as expr_text
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const
+from tilefold.algebra.expr import Call, Const
 from tilefold.algebra.text import Names
-from tilefold.block.bounds import _settled
+from tilefold.algebra.text import parse as parse_expr
+from tilefold.block.bounds import _settled, of_positions
 from tilefold.block.ir import Loop, walk
 from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
@@ -48,7 +49,11 @@ def masked(text: str) -> tuple[str | None, str | None, object]:
         # not bounded: a bias that keeps masked keys alive, a parity mask, a finite fill
         ("where(j % 2 == 0, s[b, h, i, j], -inf)", None, None),
         ("where(j <= i, s[b, h, i, j], -10000.0)", None, None),
-        ("where((j <= i) | (j < 3), s[b, h, i, j], -inf)", None, None),
+        ("where((j <= i) | (j % 2 == 0), s[b, h, i, j], -inf)", None, None),
+        ("where((j <= i) | (j >= 3), s[b, h, i, j], -inf)", None, None),
+        # a prefix that all see
+        ("where((j <= i) | (j < 3), s[b, h, i, j], -inf)", None, "minimum(size(j), maximum(tile_stop(i), 3))"),
+        ("where((j >= i) | (j >= 3), s[b, h, i, j], -inf)", "maximum(0, minimum(tile_start(i), 3))", None),
     ],
 )
 def test_bounds(text: str, start: str | None, stop: str | None) -> None:
@@ -141,3 +146,14 @@ def test_what_an_element_is_where_the_mask_is_known(text, inside, outside):
 def test_values_settled_before_are_used():
     assert _settled(parsed("exp(s[i, j] - m[i])"), MASK, False, {"s": NONE}) == Const(0.0, DType.F32)
     assert _settled(parsed("s[i, j]"), MASK, False, {"t": NONE}) == parsed("s[i, j]")
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [("(j <= i) & (i - j < 5)", True), ("not (j <= i)", True), ("x[j] <= 0.0", False), ("(i - j) % 4 == 0", False)],
+)
+def test_masks_of_positions_are_put_where_they_are_read(text: str, own: bool) -> None:
+    """A window that the scores and their gradient read was a statement, and bounded neither loop."""
+    text, negated = text.removeprefix("not "), text.startswith("not ")
+    e = parse_expr(text, Names(dims={"i", "j"}, tensors={"x"}))
+    assert of_positions(Call("not", (e,)) if negated else e, frozenset()) is own

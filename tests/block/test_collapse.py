@@ -8,10 +8,12 @@ import torch
 from tilefold.backends.triton.views import Like, merged, neighbours
 from tilefold.block import interp
 from tilefold.block.collapse import collapsed
-from tilefold.block.ir import Block
+from tilefold.block.ir import Block, Loop, walk
 from tilefold.block.verify import verify
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_forms import Given
+from tilefold.plan.targets.gpu import GpuTarget
 
 CPU = torch.device("cpu")
 
@@ -68,11 +70,37 @@ def test_the_same_on_joined_views(fn, shape, memory, joined):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x = x.contiguous(memory_format=memory) if memory else x
     (b,) = blocks(fn, x.float())
-    given = {b.inputs[0].name: x}
+    given = {b.inputs[0].name: x.permute(0, 2, 3, 1) if memory else x}
     xs = tensors(b, given)
     names = [*(i.name for i in b.inputs), *(r.name for r in b.results)]
     after, merges = collapsed(b, {n: neighbours(t) for n, t in zip(names, xs, strict=True)})
     assert len(merges) == joined and len(after.sizes) <= len(b.sizes)
+    verify(after)
+    views = dict(zip(names, merged(xs, names, merges), strict=True))
+    before = interp.run(b, given, {}, block_sizes=dict.fromkeys(b.sizes, 4), exact=True)
+    mine = {i.name: views[i.name] for i in after.inputs}
+    now = interp.run(after, mine, {}, block_sizes=dict.fromkeys(after.sizes, 8), exact=True)
+    for r in b.results:
+        torch.testing.assert_close(now[r.name].reshape(before[r.name].shape), before[r.name])
+
+
+def beside(x, w):
+    """A map of pixels of channels, and sums of a product with it over the pixels."""
+    y = x + w
+    return y, (y * w).sum((0, 1))
+
+
+def test_segments_of_rows_are_segments_of_pixels():
+    torch._dynamo.reset()
+    x, w = torch.randn(2, 929, 3, 7, generator=torch.Generator().manual_seed(0))
+    kernels = fuse_for_gpu(trace(beside, x, w).program, GpuTarget(given=Given(segments=4))).kernels
+    b = kernels[0].block
+    assert any(n.single for n in walk(b.body) if isinstance(n, Loop))
+    given = {"x": x, "w": w}
+    xs = tensors(b, given)
+    names = [*(i.name for i in b.inputs), *(r.name for r in b.results)]
+    after, merges = collapsed(b, {n: neighbours(t) for n, t in zip(names, xs, strict=True)})
+    assert merges
     verify(after)
     views = dict(zip(names, merged(xs, names, merges), strict=True))
     before = interp.run(b, given, {}, block_sizes=dict.fromkeys(b.sizes, 4), exact=True)

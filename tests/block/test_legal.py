@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilefold.block.legal import Group, Limits, legal, one_kernel
+from tilefold.block.legal import Group, Limits, Operands, legal, one_kernel
 from tilefold.plan.greedy import group
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.text import parse
@@ -104,3 +104,26 @@ def test_greed_asks_the_same_test() -> None:
     parts = [Group((m,), out_dims(g.by_name[m])) for m in ("a", "b")]
     assert refusal.reason == legal(g, ("a", "b"), Limits(), parts)
     assert [x.members for x in group(p, limits=Limits(lost=513)).groups] == [("a", "b")]
+
+
+MEANS = """
+program means()
+  input x: f32[{n}, {m}, 16384]
+  dim i = {n}
+  dim j = {m}
+  dim k = 16384
+  mean[i, j]: f32 = sum[k] x[i, j, k]
+  top[i]: f32 = max[j] mean[i, j]
+  return top
+"""
+STARVED = Limits(workers=1, both=8, in_registers=True, readers=172, operands=Operands(64, 1.0, 0.01, 8.6e6))
+
+
+def test_what_many_blocks_could_read_is_not_left_to_few():
+    found = legal(graph(MEANS, n=16, m=64), ("mean", "top"), STARVED)
+    assert isinstance(found, str) and "16 independent blocks would read what more could" in found
+
+
+@pytest.mark.parametrize(("n", "m"), [(512, 64), (16, 65536)], ids=["enough blocks", "an axis that can be cut"])
+def test_blocks_that_read_at_the_rate_of_the_memory_keep_what_they_reduce(n, m):
+    assert isinstance(legal(graph(MEANS, n=n, m=m), ("mean", "top"), STARVED), Group)

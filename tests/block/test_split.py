@@ -95,22 +95,23 @@ def test_segments_stop_at_the_end_of_the_axis() -> None:
 
 
 def test_counts_of_several_kernels_have_their_own_parts() -> None:
-    """Variances down columns of different lengths: a count is no value of the program, and was called the same."""
+    """Variances down columns of different lengths: a count is no value of the program, and was called the same, as it
+    was where a dim has its name."""
     text = """program two()
   input x: f32[65536, 64]
   input y: f32[32768, 128]
   dim i = 65536
   dim j = 64
-  dim k = 32768
+  dim n = 32768
   dim l = 128
   a[j]: f32 = sum[i] x[i, j]
   m[j]: f32 = a[j] / size(i)
   r[j]: f32 = sum[i] x[i, j] - m[j]
   v[j]: f32 = sum[i] (x[i, j] - m[j]) * (x[i, j] - m[j])
-  b[l]: f32 = sum[k] y[k, l]
-  o[l]: f32 = b[l] / size(k)
-  s[l]: f32 = sum[k] y[k, l] - o[l]
-  w[l]: f32 = sum[k] (y[k, l] - o[l]) * (y[k, l] - o[l])
+  b[l]: f32 = sum[n] y[n, l]
+  o[l]: f32 = b[l] / size(n)
+  s[l]: f32 = sum[n] y[n, l] - o[l]
+  w[l]: f32 = sum[n] (y[n, l] - o[l]) * (y[n, l] - o[l])
   return m, r, v, o, s, w
 """
     made = compile_program(parse(text), device="cuda", load=False)

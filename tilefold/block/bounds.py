@@ -12,7 +12,7 @@ data that the loop's dim does not index (`k < length[b]`): the bound then has th
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -55,8 +55,8 @@ def bound_loops(b: Block) -> Block:
 
 
 def _spelled_out(b: Block, data: frozenset[str]) -> Block:
-    """`b` with masks that compare positions with data where they are used: there they bound loops, and a back end
-    settles them for a whole tile. What was computed for them alone goes."""
+    """`b` with masks that compare positions where they are used (a window, which the scores and their gradient read):
+    there they bound loops, and a back end settles them for a whole tile. What was computed for them alone goes."""
     made = {n.name: n for n in walk_nodes(b.body) if isinstance(n, Let) and n.reducer is None and not n.dtype.is_float}
     inputs = {i.name for i in b.inputs}
 
@@ -94,10 +94,9 @@ def _node(n: Node, outer: tuple[str, ...], data: frozenset[str]) -> Node:
     for mask, alive in _masks(n.body):
         if not _dead(n.body, mask, not alive):
             continue
-        for need in _conjuncts(mask, alive):
-            found = bound(need, n.dim, outer, everywhere=False, data=data)
-            if found is not None:
-                (starts if found[0] == "start" else stops).append(found[1])
+        begins, ends = _ends(mask, alive, lambda need: bound(need, n.dim, outer, everywhere=False, data=data))
+        starts += begins
+        stops += ends
     start = _fold("maximum", [Const(0, DType.I64), *starts]) if starts else None
     stop = _fold("minimum", [Size(n.dim), *stops]) if stops else None
     return replace(n, start=start, stop=stop)
@@ -179,25 +178,30 @@ def _settled(e: Expr, mask: Expr, value: bool, known: Mapping[str, Const]) -> Ex
 # -- what a living block needs --------------------------------------------------------------
 
 
-def _conjuncts(e: Expr, truth: bool) -> Iterator[Call]:
-    """Comparisons that all have to hold somewhere in a block for `e` to have that value there."""
+def _ends(e: Expr, truth: bool, find: Callable[[Call], tuple[str, Expr] | None]) -> tuple[list[Expr], list[Expr]]:
+    """Starts and stops of what has to hold somewhere in a block for `e` to have that value there: of both parts of a
+    conjunction, and around both parts of a disjunction (a causal mask or a prefix)."""
     match e:
         case Call("not", (a,)):
-            yield from _conjuncts(a, not truth)
-        case Call("and", (a, b)) if truth:
-            yield from _conjuncts(a, True)
-            yield from _conjuncts(b, True)
-        case Call("or", (a, b)) if not truth:
-            yield from _conjuncts(a, False)
-            yield from _conjuncts(b, False)
+            return _ends(a, not truth, find)
+        case Call(("and" | "or") as op, (a, b)):
+            (starts, stops), (others, ends) = _ends(a, truth, find), _ends(b, truth, find)
+            if (op == "and") == truth:
+                return starts + others, stops + ends
+            first = [call("minimum", _fold("maximum", starts), _fold("maximum", others))] if starts and others else []
+            last = [call("maximum", _fold("minimum", stops), _fold("minimum", ends))] if stops and ends else []
+            return first, last
         case Call(("lt" | "le" | "gt" | "ge") as op, (a, b)):
-            yield Call(op if truth else NEGATED[op], (a, b))
+            found = find(Call(op if truth else NEGATED[op], (a, b)))
+            if found is not None:
+                return ([found[1]], []) if found[0] == "start" else ([], [found[1]])
         case Call(("ne" | "eq") as op, (Call("where", (c, Const(x, _), Const(y, _))), Const(z, _))):
             on, off = (x == z) == (op == "eq"), (y == z) == (op == "eq")
             if on != off:
-                yield from _conjuncts(c, truth == on)
+                return _ends(c, truth == on, find)
         case Cast(a, DType.BOOL):
-            yield from _conjuncts(a, truth)
+            return _ends(a, truth, find)
+    return [], []
 
 
 def bound(
@@ -228,12 +232,15 @@ def bound(
 
 
 def of_positions(e: Expr, data: Container[str]) -> bool:
-    """Whether `e` compares positions with integers that data gives, beside what else it asks: it may bound a loop."""
+    """Whether `e` compares positions, with each other or with integers of data, beside what else it asks: it may
+    bound a loop."""
     match e:
         case Call("and" | "or" | "not", args):
             return any(of_positions(a, data) for a in args)
         case Call(("lt" | "le" | "gt" | "ge"), args):
-            return any(ld.tensor in data for ld in loads(e)) and linear(Call("sub", args), data) is not None
+            read = [ld.tensor for ld in loads(e)]
+            own = any(t in data for t in read) if read else bool(dims_used(e))
+            return own and linear(Call("sub", args), data) is not None
     return False
 
 

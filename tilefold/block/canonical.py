@@ -42,18 +42,32 @@ def canonical(b: Block) -> Canonical:
     taken = {*dims.values(), *syms.values(), *RESERVED}
     for name in (*(i.name for i in b.inputs), *(r.name for r in b.results), *_value_names(b)):
         names[name] = fresh(_NUMBERS.sub("", name).strip("_") or "value", taken)
-    r = Renamer(dims, syms, names)
-    block = Block(
-        names[b.results[-1].name] if b.results else b.name,
-        tuple(syms.values()),
+    name = names[b.results[-1].name] if b.results else b.name
+    block = _renamed(b, name, Renamer(dims, syms, names))
+    tensors = {names[t]: t for t in (*(i.name for i in b.inputs), *(x.name for x in b.results))}
+    return Canonical(block, tensors, {new: old for old, new in syms.items()}, dims)
+
+
+def nameless(b: Block) -> Block:
+    """A canonical program with its tensors and values numbered, so that those are equal which differ in names alone;
+    its own name stays, for it is the kernel's."""
+    tensors = (*(i.name for i in b.inputs), *(r.name for r in b.results), *_value_names(b))
+    names = {name: f"t{k}" for k, name in enumerate(dict.fromkeys(tensors))}
+    return _renamed(b, b.name, Renamer({d: d for d in b.sizes}, {s: s for s in b.syms}, names))
+
+
+def _renamed(b: Block, name: str, r: Renamer) -> Block:
+    """Without sizes of dims that have no new name."""
+    names, dims = r.names, r.dims
+    return Block(
+        name,
+        tuple(r.syms.values()),
         {dims[d]: r.expr(e) for d, e in b.sizes.items() if d in dims},
         tuple(Input(names[i.name], i.dtype, tuple(map(r.expr, i.shape))) for i in b.inputs),
         tuple(Result(names[x.name], tuple(dims[d] for d in x.dims), x.dtype) for x in b.results),
         tuple(names[o] for o in b.outputs),
         r.nodes(b.body),
     )
-    tensors = {names[t]: t for t in (*(i.name for i in b.inputs), *(x.name for x in b.results))}
-    return Canonical(block, tensors, {new: old for old, new in syms.items()}, dims)
 
 
 def _dim_names(b: Block) -> dict[str, str]:

@@ -211,4 +211,6 @@ def _product(a: Expr, b: Expr) -> Expr:
             return Const(int(x) * int(y), DType.I64)
         case Call(("minimum" | "maximum") as op, (x, y)), _:
             return call(op, _product(x, b), _product(y, b))
+        case Call("mul", (Call("tile_start" | "add") as n, x)), _:  # segment n has so many indices of d, each of e's
+            return call("mul", n, _product(x, b))
     return call("mul", a, b)

@@ -71,8 +71,10 @@ def build_kernels(g: Graph, plan: StagePlan, loops: Loops, segments: int | None)
         nests = split(g, plan, loops, segments)
         sizes |= nests.sizes
         parts = tuple(Input(r.name, r.dtype, tuple(sizes[d] for d in r.dims)) for r in nests.parts)
-        first = Block(f"{name}_partial", p.syms, sizes, inputs, nests.parts, _names(nests.parts), nests.partial)
-        second = Block(name, p.syms, sizes, (*inputs, *parts), results, _names(results), nests.combine)
+        own = (*nests.parts, *(r for r in results if r.name in nests.early))
+        rest = tuple(r for r in results if r.name not in nests.early)
+        first = Block(f"{name}_partial", p.syms, sizes, inputs, own, _names(own), nests.partial)
+        second = Block(name, p.syms, sizes, (*inputs, *parts), rest, _names(rest), nests.combine)
         return FusedKernel(_polish(first), plan), FusedKernel(_polish(second), plan)
     return (
         FusedKernel(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import dims_used, loads, tensors_read
+from tilefold.algebra.expr import Call, dims_used, loads, tensors_read, walk
 from tilefold.errors import SourceLoc
 from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
 from tilefold.tensor.ir import Compute
@@ -76,6 +76,8 @@ class Limits:
     block along a parallel dim that repeated members are charged for. little: bytes between parts that are not worth
     fewer blocks, as a share of what the first part reads.
     operands: of streamed products; None: computing them again costs nothing.
+    readers: blocks that together read at the memory's rate, where fewer read at less; segment: elements of an axis that
+    is summed over that are worth a block of their own.
     few_blocks, long_axis: fewer blocks than that are worth cutting along a reduced axis of at least so many elements.
     """
 
@@ -89,6 +91,8 @@ class Limits:
     repeat_block: int = 128
     little: float = 1 / 16
     operands: Operands | None = None
+    readers: int = 1
+    segment: int = 256
     few_blocks: int = 4
     long_axis: int = 1 << 16
 
@@ -116,6 +120,8 @@ def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Grou
     if isinstance(parallel, str):
         return parallel
     crossing = _crossing(g, members, parallel) or (_moved if limits.in_registers else _looked_up)(g, members)
+    if crossing is None and limits.in_registers:
+        crossing = _one_of_parts(g, members) or _beside_a_sum(g, members, limits.operands)
     if crossing is None and limits.operands is not None:
         crossing = _computed_again(g, members, parallel, limits.operands)
     return Group(members, parallel) if crossing is None else crossing
@@ -178,10 +184,26 @@ def _too_few(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> 
         if a is not b
     ):
         return f"only {left} independent blocks would be left, to save little"
+    if any(_starved(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
+        return f"{left} independent blocks would read what more could"
     few = left < min(limits.workers, max(had)) and not splittable(g, whole, limits)
     if few or left < min(limits.both, *had):
         return f"only {left} independent blocks would be left"
     return None
+
+
+def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
+    """Whether a reads all it reads in so few blocks, because b sums over dims that a is parallel over, that a kernel of
+    its own costs less (maxima over channels of means of images)."""
+    if limits.operands is None or not _little_between(g, a, b, 1.0):
+        return False
+    summed = {d for m in b.members for d in g.by_name[m].rdims} & {*a.parallel} - {*whole.parallel}
+    left = g.points(whole.parallel) * max(1, g.points(summed) // limits.segment)
+    slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
+    between = {r for m in b.members for r in g.producers[m] if r in a.members}
+    read = {ld for m in a.members for ld in loads(g.by_name[m].body) if ld.tensor not in a.members}
+    nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
+    return bool(summed) and slower * nbytes > limits.operands.kernel + 2 * g.nbytes(between)
 
 
 def _little_between(g: Graph, a: Group, b: Group, little: float) -> bool:
@@ -229,6 +251,46 @@ def _moved(g: Graph, members: tuple[str, ...]) -> str | None:
         if c.reducer is not None or kept & set(g.producers[name]) or g.escapes(name, members):
             kept.add(name)
     return None
+
+
+def _one_of_parts(g: Graph, members: tuple[str, ...]) -> str | None:
+    """The reason, if a result is put together of parts (gradients of queries, keys and values) and a fold over products
+    makes one: its registers would have to hold as many elements as there are of all parts."""
+    for name in members:
+        c = g.by_name[name]
+        conditions = [
+            n.args[0] for n in walk(c.body) if isinstance(n, Call) and n.op == "where" and not loads(n.args[0])
+        ]
+        chosen = {d for e in conditions for d in dims_used(e) if g.extent(d) > 1}
+        if c.reducer is not None or not chosen or not g.escapes(name, members):
+            continue
+        for r in g.reached(name, g.producers, lambda c: c.name in members and c.reducer is None):
+            if r.name in members and chosen - set(r.dims) and ends_a_chain(g, r.name, members):
+                return f"{r.name} is one of the parts of {name}"
+    return None
+
+
+def _beside_a_sum(g: Graph, members: tuple[str, ...], cost: Operands | None) -> str | None:
+    """The reason, if a large map that goes to memory is summed down its columns: blocks of columns with a stretch of
+    rows write it slower than blocks that have all of it in parallel, by more than reading it again costs."""
+    for name in members:
+        c = g.by_name[name]
+        p = product_of(c)
+        if c.reducer is None or not c.dims or (p is not None and p.is_matrix()) or cost is None:
+            continue
+        for m in g.reached(name, g.producers, lambda m: m.name in members and m.reducer is None):
+            own = out_dims(m)
+            along = m.reducer is None and bool(own) and bool({*own} & {*c.rdims}) and own[-1] in c.dims
+            large = m.name in members and g.escapes(m.name, members) and g.nbytes([m.name]) > cost.kernel
+            if along and large and not _follows_a_product(g, m, members):
+                return f"{m.name} goes to memory, where {name} sums its columns"
+    return None
+
+
+def _follows_a_product(g: Graph, m: Compute, members: tuple[str, ...]) -> bool:
+    """Whether a map is of products that its kernel makes: without it, they are read from memory as well."""
+    within = g.reached(m.name, g.producers, lambda c: c.name in members)
+    return any(c.name in members and product_of(c) is not None for c in within)
 
 
 def _looked_up(g: Graph, members: tuple[str, ...]) -> str | None:

@@ -29,12 +29,28 @@ SEGMENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class SplitNests:
-    """Bodies of the two kernels, the partial results between them, and the dims they add."""
+    """Bodies of the two kernels, the partial results between them, the dims they add, and the results that the first
+    kernel writes: maps along the axis that need nothing of the fold."""
 
     partial: tuple[Node, ...]
     combine: tuple[Node, ...]
     parts: tuple[Result, ...]
     sizes: dict[str, Expr]
+    early: frozenset[str] = frozenset()
+
+
+def early_maps(g: Graph, plan: StagePlan, axis: str) -> frozenset[str]:
+    """Members that are written along the axis of the first stage and need nothing of any stage: each segment writes its
+    own."""
+    members = plan.group.members
+    return frozenset(
+        m
+        for m in members
+        if g.escapes(m, members)
+        and g.by_name[m].reducer is None
+        and plan.ready[m] < 0
+        and axis in out_dims(g.by_name[m])
+    )
 
 
 def worth_splitting(g: Graph, plan: StagePlan, limits: Limits = ANY) -> bool:
@@ -57,7 +73,8 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     first = Builder(g, plan, loops)
     length = call("floordiv", call("add", Size(axis), segments - 1), segments)
     at = call("tile_start", Index(segment))
-    first.to_write = []
+    early = early_maps(g, plan, axis)
+    first.to_write = [m for m in first.to_write if m in early]
     stop = call("minimum", Size(axis), call("mul", call("add", at, 1), length))
     first.fold_pass(0, stage, axis, call("mul", at, length), stop)
     parts: list[Result] = []
@@ -70,6 +87,7 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
                 parts.append(Result(held, dims, dtype))
                 first.outer.nodes.append(Store(held, plain(dims), dims, Load(value, plain(v.dims))))
     second = Builder(g, plan, loops)
+    second.to_write = [m for m in second.to_write if m not in early]
     apart = _own_columns(g, plan, second.to_write)
     for v in stage.fold.state:
         second.outer.nodes.append(_merge(second, stage, v, segment, sizes, g))
@@ -86,6 +104,7 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
         in_parallel(tuple(second.outer.nodes), (*parallel, *apart)),
         tuple(parts),
         sizes,
+        early,
     )
 
 
@@ -139,8 +158,9 @@ def _moved(b: Builder, fold: Fold, v: StateVar, part: Callable[[str], Load]) -> 
 
 def _part(g: Graph, plan: StagePlan, name: str) -> str:
     """What holds the parts of a state, or counts the slots of one; nothing in the program is called so. A state that is
-    no value of the program (a count) has the name of its group too: other kernels count as well."""
-    own = name if name in g.program.names or name in g.program.sizes else f"{plan.group.members[-1]}_{name}"
+    no value of the program (a count, which may have the name of a dim) has the name of its group too: other kernels
+    count as well."""
+    own = name if name in g.results else f"{plan.group.members[-1]}_{name}"
     return free(f"{own}_part", g.program.names)
 
 
