@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from tests.backends.triton.kernels import meta
+from tests.block.test_fuse import run_blocks
 from tilefold.block.ir import Loop, walk
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_forms import Given
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor import interp
 
 B = torch.bfloat16
@@ -109,3 +112,90 @@ def test_maps_of_the_same_elements_are_one_kernel():
     assert len(apart.kernels) == 2
     _, broadcast = fused(lambda x, y, b: (x + b, y * b), meta(1024, 1024), meta(1024, 1024), meta(1024))
     assert len(broadcast.kernels) == 2  # a bias is read from the cache anyway
+
+
+def scaled_and_summed(x, y, w):
+    """A map, and the sum of a product with it over all but the last axis: what a norm's gradient writes."""
+    s = x + y
+    return s, (s.float() * w.float()).sum((0, 1))
+
+
+def test_a_large_map_that_is_summed_down_its_columns_has_a_kernel_of_its_own():
+    _, f = fused(scaled_and_summed, *(meta(4, 1024, 2048, dtype=B) for _ in range(3)))
+    first, partial, combine = f.kernels
+    assert not first.plan.stages and partial.block.name.endswith("_partial") and len(combine.block.inputs) == 1
+    assert first.block.outputs[0] in {i.name for i in partial.block.inputs}  # it reads what was written
+    _, rows = fused(
+        lambda x, y: ((s := x + y), s.float().sum(-1)), meta(4096, 2048, dtype=B), meta(4096, 2048, dtype=B)
+    )
+    assert len(rows.kernels) == 1  # rows are written by the blocks that sum them
+
+
+def test_a_small_map_beside_a_sum_leaves_it_in_segments():
+    _, f = fused(scaled_and_summed, *(meta(4, 4096, 64, dtype=B) for _ in range(3)))
+    partial, _ = f.kernels
+    assert [len(r.dims) for r in partial.block.results] == [2, 3]  # parts, and the map
+    (segment,) = [n.dim for n in walk(partial.block.body) if isinstance(n, Loop) and n.single]
+    assert int(partial.block.sizes[segment].value) >= 32
+
+
+def test_segments_write_all_rows_of_what_is_beside_a_sum():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    args = [torch.randn(3, 929, 7) for _ in range(3)]
+    program = trace(scaled_and_summed, *args).program
+    f = fuse_for_gpu(program, GpuTarget(given=Given(segments=4)))
+    assert len(f.kernels) == 2
+    tensors = {i.name: v for i, v in zip(program.inputs, args, strict=True)}
+    found = run_blocks(f, tensors, 1, dict.fromkeys(f.kernels[0].block.sizes, 64), exact=True)
+    for name, want in zip(program.outputs, scaled_and_summed(*args), strict=True):
+        torch.testing.assert_close(found[name].float(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_segments_are_of_an_axis_that_has_as_many():
+    """Four sequences of 1,024 rows: the batch has four indices, which leave most multiprocessors without a block."""
+    heads = meta(4, 4, 4, 1024, 128, dtype=B)
+    assert segments(lambda x: x.float().sum((0, 1, 2, 3)), heads) >= 132
+    images = meta(32, 64, 56, 56, dtype=B)  # images stay whole
+    assert segments(stats, images) <= 32
+
+
+def test_a_map_of_the_sum_is_not_written_by_its_segments():
+    """Of what the sum makes, the segments know nothing."""
+    _, f = fused(lambda x: x.float() - x.float().sum(0), meta(512, 64, dtype=B))
+    assert not any(k.block.name.endswith("_partial") and len(k.block.results) > 1 for k in f.kernels)
+
+
+def gradient_of_a_norm(g, y, x, m):
+    """Of columns behind an activation whose gradient a residual passes on: that, and the one of the norm's input."""
+    s = torch.where(y <= 0, 0.0, g)
+    centred = x.float() - m
+    a, b = s.float().sum(0), (s.float() * centred).sum(0)
+    return s, s - a / x.shape[0] - centred * b
+
+
+def test_what_needs_nothing_of_the_fold_is_written_once_and_read_by_the_next():
+    shape = (8192, 1024)
+    program, f = fused(gradient_of_a_norm, *(meta(*shape, dtype=B) for _ in range(3)), meta(1024))
+    assert len(f.kernels) == 4 and not f.kernels[0].plan.stages  # large: by a kernel of its own
+    program, f = fused(gradient_of_a_norm, *(meta(8192, 128, dtype=B) for _ in range(3)), meta(128))
+    partial, _, last = f.kernels
+    (passed_on, _) = program.outputs
+    assert passed_on in {r.name for r in partial.block.results}
+    read = {i.name for i in last.block.inputs}
+    assert passed_on in read and not read & {"g", "y"}
+    torch.manual_seed(0)
+    args = [*(torch.randn(8192, 8) for _ in range(3)), torch.randn(8)]
+    program, f = fused(gradient_of_a_norm, *args)
+    assert len(f.kernels) == 3
+    found = interp.run(f.program, dict(zip("gyxm", args, strict=True)))
+    for name, want in zip(program.outputs, gradient_of_a_norm(*args), strict=True):
+        torch.testing.assert_close(found[name], want, rtol=1e-4, atol=1e-4)
+
+
+def test_columns_of_several_tensors_are_held_if_registers_have_room_for_all():
+    """Columns of 2,048 rows: a softmax's fit, the three tensors of a norm's gradient do not."""
+    _, one = fused(softmax_down, meta(2048, 2048, dtype=B))
+    assert len(one.kernels) == 1
+    _, three = fused(gradient_of_a_norm, *(meta(2048, 2048, dtype=B) for _ in range(3)), meta(2048))
+    assert len(three.kernels) > 1

@@ -13,9 +13,11 @@ from tilefold.frontend.fuse import trace
 from tilefold.plan import gpu_library
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, H200, Gpu, gpu_named
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.suites.gpu import operators as o
 from tilefold.tensor.ir import Program
 from tilefold.tensor.product import product_of
+from tilefold.tensor.text import parse
 
 
 def program(batch: int, heads: int, keys: int, values: int, positions: int = 64) -> Program:
@@ -228,3 +230,49 @@ def test_attention_is_priced_by_the_type_that_its_products_have(dim, machine):
     torch._dynamo.reset()
     x = torch.empty(4, 16, 1024, dim, dtype=torch.bfloat16, device="meta")
     assert not gpu_library_products(trace(attention, x, x, x).program, machine)
+
+
+IMAGES = """program images()
+  input x: {t}[32, {n}, {n}, {c}]
+  input w: {t}[{o}, {k}, {k}, {c}]
+  input g: f32[{o}]
+  dim b = 32
+  dim i = {m}
+  dim j = {m}
+  dim o = {o}
+  dim c = {c}
+  dim p = {k}
+  dim q = {k}
+  y[b, i, j, o]: {t} = sum[p, q, c] x[b, i + p, j + q, c] * w[o, p, q, c]
+  z[b, i, j, o]: {t} = maximum({t}(y[b, i, j, o]{scale} + g[o]), 0)
+  return z
+"""
+PIXELS = IMAGES.replace("[{o}, {k}, {k}, {c}]", "[{o}, {c}]").replace("  dim p = {k}\n  dim q = {k}\n", "")
+
+
+def in_call(text: str, m: int, c: int, o: int, k: int, t: str = "bf16", scale: str = " * g[o]") -> bool:
+    p = parse(text.format(n=m + k - 1, m=m, c=c, o=o, k=k, t=t, scale=scale))
+    return bool(GpuTarget(H200).with_tails(p)[1])
+
+
+def test_what_follows_a_convolution_is_in_its_call_where_that_saves_more_than_scaled_weights_cost():
+    assert in_call(IMAGES, 56, 64, 64, 3)
+    assert not in_call(IMAGES, 7, 512, 512, 3)
+    assert in_call(IMAGES, 7, 512, 512, 3, scale="")  # weights as they are
+    assert not in_call(IMAGES, 56, 64, 64, 3, "f32")
+    assert not in_call(IMAGES, 56, 3, 64, 3)  # no 16 bytes of channels
+
+
+def test_so_are_large_images_of_single_taps():
+    text = PIXELS.replace("sum[p, q, c] x[b, i + p, j + q, c] * w[o, p, q, c]", "sum[c] x[b, i, j, c] * w[o, c]")
+
+    def wins(*args: int, **how: str) -> bool:
+        p = parse(
+            text.format(**dict(zip("mco", args, strict=True)), n=args[0], t="bf16", scale=how.get("scale", " * g[o]"))
+        )
+        body = tuple(replace(c, origin="aten.convolution.default") if c.name == "y" else c for c in p.body)
+        return bool(GpuTarget(H200).with_tails(replace(p, body=body))[1])
+
+    assert wins(56, 64, 256) and wins(28, 128, 512)
+    assert not wins(7, 512, 2048)
+    assert not wins(56, 64, 256, scale="")  # a product with a bias

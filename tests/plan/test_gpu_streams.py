@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
+from tests.backends.triton.kernels import meta
 from tests.tensor.test_streams import program
+from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
+from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.runtime.steps import GpuStep
 from tilefold.tensor.text import parse
 
@@ -118,3 +123,18 @@ def test_what_is_made_of_a_copy_stays_with_it():
     stored = {r[0] for s in made.steps for r in s.results}
     assert stored >= {"dq", "dk", "dv"}
     assert not any({"i", "j"} <= {*by_name[n].dims} for n in stored & by_name.keys())
+
+
+def test_parts_of_a_result_are_put_together_apart():
+    """Keys' gradient in the kernel of a fold over products, beside queries' in one tensor: registers for both."""
+
+    def joined(q, k, v):
+        return torch.stack([q, torch.softmax(q @ k.transpose(-1, -2), -1) @ v], 2)
+
+    torch._dynamo.reset()
+    args = [meta(4, 12, 1024, 64, dtype=torch.bfloat16) for _ in range(3)]
+    f = fuse_for_gpu(trace(joined, *args).program)
+    assert [len(k.plan.stages) for k in f.kernels] == [1, 0]
+    assert any("one of the parts" in r.reason for r in f.grouping.refusals)
+    whole = fuse_for_gpu(trace(lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -1) @ v + q, *args).program)
+    assert len(whole.kernels) == 1

@@ -17,6 +17,7 @@ from tilefold.block.fuse import UNIT, Fused, FusedKernel
 from tilefold.block.legal import Group, Grouping, Refusal, one_kernel
 from tilefold.errors import PlanError, TilefoldError
 from tilefold.plan.cut import components, cuts
+from tilefold.plan.few_rows import feeding_products
 from tilefold.plan.forms import Form
 from tilefold.plan.gpu_folds import separated
 from tilefold.plan.gpu_forms import split_contractions
@@ -61,6 +62,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     machine = target.machine
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
     g = Graph.of(p)
+    apart |= feeding_products(g, machine)
     chosen = groups_of(p, target, apart, calls)
     p, alone = split_contractions(p, g, chosen.grouping.groups, machine)
     if alone:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import dims_used, loads
 from tilefold.block.build import ROW_IN_CACHE, loop_dim, rewritten_rows
 from tilefold.block.fuse import with_unit
@@ -23,24 +24,38 @@ from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tile.pieces import power_of_two
 
+#: How many times as many indices another axis has that is cut into segments instead of the first.
+OTHER_AXIS = 4
+
 
 def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
     """The axis that stage k streams over: of several the first, if a thread block holds all of the others (an image in
-    a loop over a batch), else the longest; None where all of them are one block."""
+    a loop over a batch), else the longest; None where all of them are one block.
+
+    Segments are of that axis. Where the first has fewer indices than would fill the machine, and another `OTHER_AXIS`
+    times as many (sequences of a batch, their positions), it is the longest too.
+    """
     axes, longest = plan.stages[k].axes, loop_dim(g, plan.stages[k])
     if longest is None or len(axes) == 1 or plan.inner or not all(is_static(g.program.sizes[d]) for d in axes):
         return longest
     beside = math.prod(power_of_two(int(g.extent(d))) for d in axes[1:])
+    first = g.extent(axes[0])
+    few = first * _blocks(g, plan, machine) < machine.cores * machine.column_blocks
+    if few and g.extent(longest) >= OTHER_AXIS * first:
+        return longest
     return axes[0] if beside <= machine.beside else longest
 
 
 def columns_fit(g: Graph, plan: StagePlan, machine: Gpu) -> bool:
-    """Whether a thread block can hold what `block.build` keeps of a stage: whole rows, or enough whole columns."""
+    """Whether a thread block can hold what `block.build` keeps of a stage: whole rows, or enough whole columns, of each
+    tensor that the stage reads."""
     kept = [k for k in range(len(plan.stages)) if rewritten_rows(g, plan, k)]
     if not kept or column_dim(g, plan) is None:
         return True
     most = max(math.prod(power_of_two(int(g.extent(d))) for d in plan.stages[k].axes) for k in kept)
-    return most * machine.least_columns <= machine.held_columns
+    read = {t for k in kept for d in plan.stages[k].axes[:1] for t in _read_along(g, plan, d)}
+    registers = max(1.0, sum(g.program.dtype_of(t).nbytes for t in read) / DType.F32.nbytes)
+    return most * machine.least_columns * registers <= machine.held_columns
 
 
 def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int | None:
@@ -131,7 +146,9 @@ def separated(
 
     A kernel that reduces few long rows or columns and then writes them again (a batch norm in training, a softmax down
     columns) has few thread blocks. In two kernels the first is cut into segments, the second is parallel over all that
-    it writes; both read the input, as the one does that cannot hold it. Maps that both need are computed in both.
+    it writes; both read the input, as the one does that cannot hold it. Maps that both need are computed in both, but
+    for what is written and needs nothing of the fold (the gradient behind an activation, which a residual passes on):
+    the first kernel writes it, the second reads it.
     """
     done: list[Group] = []
     bodies: dict[str, Compute] = {}
@@ -154,8 +171,14 @@ def _with(p: Program, bodies: dict[str, Compute]) -> Program:
 
 
 def _alone(g: Graph, c: Compute, others: frozenset[str]) -> Compute:
-    """The map with the maps among the others put in: it reads memory and what was reduced."""
-    return replace(c, body=inline_maps(g, c.body, lambda m: m in others and g.by_name[m].reducer is None))
+    """The map with the maps among the others put in: it reads memory, what the others write there, and what was
+    reduced."""
+
+    def put_in(m: str) -> bool:
+        within = m in others and g.by_name[m].reducer is None
+        return within and not (m in g.program.outputs and set(out_dims(c)) <= set(out_dims(g.by_name[m])))
+
+    return replace(c, body=inline_maps(g, c.body, put_in))
 
 
 def _late(g: Graph, members: Group, machine: Gpu) -> list[str]:
@@ -172,6 +195,7 @@ def _late(g: Graph, members: Group, machine: Gpu) -> list[str]:
         m
         for m in members.members
         if g.by_name[m].reducer is None and g.escapes(m, members.members) and axes & set(out_dims(g.by_name[m]))
+        if not (plan.ready[m] < 0 and axes <= set(out_dims(g.by_name[m])))
     ]
     kept = all(rewritten_rows(g, plan, 0) for _ in late[:1]) and columns_fit(g, plan, machine)
     if not late or kept or any(u in members.members for m in late for u in g.consumers[m]):

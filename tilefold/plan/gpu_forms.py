@@ -18,7 +18,9 @@ from tilefold.block.fuse import FusedKernel, with_unit
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, exprs_of
 from tilefold.block.ir import walk as walk_block
 from tilefold.block.legal import Group, ends_a_chain
+from tilefold.block.split import early_maps
 from tilefold.block.stages import StagePlan, plan_stages
+from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, streamed_axis
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_static, out_dims
@@ -126,7 +128,12 @@ def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None
     if any(axis in s.axes for s in plan.stages[1:]):
         return None
     members = plan.group.members
-    if axis is None or any(g.escapes(m, members) and axis in out_dims(g.by_name[m]) for m in members):
+    if axis is None:
+        return None
+    early = early_maps(g, plan, axis)
+    if any(g.escapes(m, members) and m not in early and axis in out_dims(g.by_name[m]) for m in members):
+        return None
+    if early and gpu_loops(g, plan, machine, given).stages[0] is None:  # rows that a block keeps are not cut
         return None
     if given is not None and given.segments is not None:
         return given.segments if given.segments > 1 else None
@@ -159,9 +166,10 @@ def _segments_of_contraction(g: Graph, plan: StagePlan, axis: str, machine: Gpu)
     such product. (The library's are cut by the library: this is one whose operand is computed, 8-bit weights.)"""
     found = [m for m in plan.group.members if axis in g.by_name[m].rdims]
     p = product_of(g.by_name[found[0]]) if len(found) == 1 and len(plan.stages) == 1 else None
+    few = p is not None and of_few_rows(g, g.by_name[found[0]], machine)
     if (
         p is None
-        or library_product(g.by_name[found[0]], g.program.sizes) is not None
+        or (library_product(g.by_name[found[0]], g.program.sizes) is not None and not few)
         or p.left == p.right
         or not p.is_matrix(lambda d: g.extent(d) > 1)
         or not is_static(g.program.sizes[axis])

@@ -94,6 +94,7 @@ class Gpu(Machine):
     block_rate: of a row that one block holds. stream_rate: of a row that it streams, with reductions between the tiles.
     unit_rate: of a multiprocessor, when all of them read. near_rate: the same out of the second-level cache.
     reached: share of the memory's bandwidth that kernels reach; cache_reached: of the second-level cache's.
+    few_tile: columns of the library's tiles of float32 where rows are few.
     ragged: share of the library's rate in products of 16-bit types whose rows are not at multiples of 16 bytes.
     second_kernel: what one more kernel costs in a CUDA graph: its start, and partial states through memory. call: from
     one library call in a sequence to the next, beside its work. empty: an empty kernel. dispatch: from the start of one
@@ -139,6 +140,7 @@ class Gpu(Machine):
     near_rate: float
     reached: float
     cache_reached: float
+    few_tile: int
     ragged: float
     second_kernel: float
     call: float
@@ -220,6 +222,7 @@ H100 = Gpu(
     near_rate=40e9,  # the second-level cache's nominal 5.5 TB/s over 132
     reached=0.85,  # by kernels and library calls on an H100 and an H200
     cache_reached=0.75,  # estimate
+    few_tile=64,  # 8 x 12544 times 12544 x 2048 on one H200: 73.6 us in 32 tiles; 8 x 2048 x 100: 53.5; 2026-11
     ragged=0.2,  # 4096 x 2048 times 2048 x 50257 of bf16, results packed: 135 TFLOP/s on one H200, 2026-11
     second_kernel=2e-6,  # estimate: an empty kernel, and as much again
     call=4e-6,  # between library calls of a sequence, on an H100 and an H200

@@ -20,6 +20,7 @@ from tilefold.names import free
 from tilefold.plan.hardware import Machine
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.convolution import Convolution, convolution
+from tilefold.tensor.convolution_tails import Tail, of_call
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, library_product, product_of, spread
 from tilefold.tensor.sizes import estimate
@@ -42,18 +43,21 @@ class LibraryCall:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCall:
-    """A convolution, which stands for one statement. `form`: what the library has to be told."""
+    """A convolution, which stands for one statement, or for two with its tail (`tensor.convolution_tails`), which adds
+    `shift` and `tail.added`. `form`: what the library has to be told."""
 
     compute: Compute
     form: Convolution
+    tail: Tail | None = None
+    shift: Load | None = None
 
     @property
     def out(self) -> str:
-        return self.compute.name
+        return self.members[-1]
 
     @property
     def members(self) -> tuple[str, ...]:
-        return (self.out,)
+        return (self.compute.name,) if self.tail is None else (self.compute.name, self.tail.map.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +173,26 @@ def ragged(m: Matrices, dtype: DType, sizes: Mapping[str, Expr]) -> bool:
 
 
 def library_calls(
-    p: Program, products: Iterable[str], *, bare: Bare = lambda m, dtype, sizes: False
+    p: Program,
+    products: Iterable[str],
+    *,
+    bare: Bare = lambda m, dtype, sizes: False,
+    tails: frozenset[str] = frozenset(),
 ) -> tuple[Program, dict[tuple[str, ...], LibraryCall | ConvolutionCall]]:
     """The calls for these products and convolutions by the statements that they stand for, and the program in which
-    biases are statements of their own. bare: of which results no bias is added by the call."""
+    biases are statements of their own. bare: of which results no bias is added by the call. tails: convolutions that
+    take what follows them along."""
     wanted = set(products)
     alone = frozenset(c.name for c in p.body if c.name in wanted and _is_bare(p, c, bare))
     for c in p.body:
-        if c.name in wanted - alone:
+        if c.name in wanted - alone - tails:
             p = _with_bias(p, c)
     found: dict[tuple[str, ...], LibraryCall | ConvolutionCall] = {}
     g = Graph.of(p)
     for c in p.body:
         if c.name in wanted:
-            call = library_call(g, c, frozenset(() if c.name in alone else g.consumers[c.name]))
+            apart = frozenset(() if c.name in alone else g.consumers[c.name])
+            call = library_call(g, c, apart, tails=c.name in tails)
             if call is not None:
                 found[call.members] = call
     return p, found
@@ -195,9 +205,14 @@ def _is_bare(p: Program, c: Compute, bare: Bare) -> bool:
     return bare(Matrices.of(found, found.loads[0], p.sizes), c.dtype, p.sizes)
 
 
-def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | ConvolutionCall | None:
-    """The call for a convolution, or for a product, and for the bias if its only reader, one of `apart`, adds one; None
-    if c is nothing that a library computes."""
+def library_call(
+    g: Graph, c: Compute, apart: frozenset[str], *, tails: bool = False
+) -> LibraryCall | ConvolutionCall | None:
+    """The call for a convolution, or for a product, and for its tail (if `tails`) or bias if its only reader, one of
+    `apart`, is one; None if c is nothing that a library computes."""
+    tail = of_call(g, c) if tails and apart.intersection(g.consumers[c.name]) else None
+    if tail is not None:
+        return ConvolutionCall(c, tail[0].form, *tail)
     form = convolution(c, g.program)
     if form is not None:
         return ConvolutionCall(c, form)
@@ -224,7 +239,8 @@ def library_call(g: Graph, c: Compute, apart: frozenset[str]) -> LibraryCall | C
 
 
 def _bias(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
-    """(product, bias) if `e` adds to an element of the product c the one of its columns' bias that belongs to it."""
+    """(product, bias) if `e` adds to an element of the product c the one of its columns' bias that belongs to it, and
+    there is one of each column (columns that a ragged product is widened by have none)."""
     match e:
         case Call("add", (Load() as x, Load() as y)):
             product, bias = (x, y) if x.tensor == c.name else (y, x)
@@ -239,7 +255,8 @@ def _bias(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
     at = dict(zip(c.dims, product.index, strict=True))
     same_type = {c.dtype, *(p.dtype_of(ld.tensor) for ld in (bias, *found.loads))} == {c.dtype}
     one_each = len(set(bias.index)) == len(bias.index) == len(m.cols)
-    return (product, bias) if same_type and one_each and set(bias.index) == {at[d] for d in m.cols} else None
+    whole = all(p.sizes[ix.dim] == p.sizes[d] for d, ix in at.items() if d in m.cols and isinstance(ix, Index))
+    return (product, bias) if same_type and one_each and whole and set(bias.index) == {at[d] for d in m.cols} else None
 
 
 def _with_bias(p: Program, c: Compute) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from tilefold.algebra.dtypes import DType
 from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
@@ -14,11 +15,12 @@ from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
 from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, read_at_once, segments
-from tilefold.plan.gpu_library import gpu_library_products, gpu_windows
+from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.channels_last import taps_in_front
+from tilefold.tensor.convolution_tails import tails_in_calls
 from tilefold.tensor.ir import Program
 from tilefold.tensor.windows import windows_written_out
 
@@ -47,6 +49,8 @@ class GpuTarget:
             both=m.least_blocks,
             in_registers=True,
             held=m.held,
+            readers=int(m.bandwidth / m.unit_rate),
+            segment=m.least_segment,
             operands=Operands(
                 rows=m.rows,
                 cached=m.bandwidth / m.last_cache.bandwidth,
@@ -60,6 +64,12 @@ class GpuTarget:
         """The program with sums over windows written out where that is faster than the library's convolution."""
         names = gpu_windows(p, self.machine)
         return windows_written_out(taps_in_front(p, names), names)
+
+    def with_tails(self, p: Program) -> tuple[Program, frozenset[str]]:
+        """The program with tails of convolutions as a library's call has them, where that takes less time; which."""
+        if not self.library:
+            return p, frozenset()
+        return tails_in_calls(p, partial(gpu_tail, machine=self.machine))
 
     def products(self, p: Program) -> frozenset[str]:
         """Products that gain nothing, or too little, from a kernel of ours."""

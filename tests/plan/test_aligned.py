@@ -1,0 +1,92 @@
+"""Ragged products of the library are of copies with whole rows, which are kernels of their own."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from tilefold.algebra.expr import Load
+from tilefold.frontend.fuse import trace
+from tilefold.plan.aligned import aligned
+from tilefold.plan.hardware import H200
+from tilefold.plan.library import library_calls
+from tilefold.tensor.interp import run
+
+B = torch.bfloat16
+
+
+def made(fn, *shapes):
+    """The program and its names of products, before and after; all products are the library's."""
+    torch._dynamo.reset()
+    p = trace(fn, *(torch.empty(s, dtype=B, device="meta") for s in shapes)).program
+    return p, *aligned(p, frozenset(c.name for c in p.body if c.reducer == "sum"), H200)
+
+
+def chain(x, w, v):
+    return torch.relu(x @ w) @ v
+
+
+def test_operands_are_copied_once_and_what_is_between_is_written_with_its_zeros():
+    _, p, products = made(chain, (4096, 2048), (2048, 1001), (1001, 1024))
+    maps = [c.name for c in p.body if c.reducer is None]
+    assert len(products) == 2 and len(maps) == 3  # both weights, and relu of the first product
+    assert {c.name for c in p.body if c.reducer == "sum"} == products
+    assert p.outputs[0] in products  # whose columns are whole
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (lambda x, w: x @ w, ((40, 33), (33, 17))),
+        (lambda x, w: x @ w.mT, ((40, 33), (17, 33))),
+        (lambda x, w, b: torch.nn.functional.gelu(x @ w + b), ((40, 33), (33, 17), (17,))),
+        (chain, ((40, 33), (33, 17), (17, 24))),
+        (lambda x, w: torch.bmm(x, w), ((3, 40, 33), (3, 33, 20))),
+    ],
+)
+def test_results_are_those_of_the_operands(fn, shapes, monkeypatch):
+    monkeypatch.setattr("tilefold.plan.aligned.worth", lambda *extents, packed: True)
+    before, after, products = made(fn, *shapes)
+    assert after != before and products
+    gen = torch.Generator().manual_seed(0)
+    args = [torch.randn(s, generator=gen).to(B) for s in shapes]
+    args[0][0, ..., 0] = torch.inf
+    values = dict(zip(inspect.signature(fn).parameters, args, strict=True))
+    found, want = (run(p, values)[before.outputs[0]] for p in (after, before))
+    torch.testing.assert_close(found, want, equal_nan=True, rtol=0.02, atol=0.1)
+
+
+def test_a_bias_of_the_columns_alone_is_added_behind_the_wide_product():
+    """The call of the library would want one of each column that is there."""
+    _, p, products = made(lambda x, w, b: torch.relu(x @ w + b), (4096, 1024), (1024, 1001), (1001,))
+    assert all(call.bias is None for call in library_calls(p, products)[1].values())
+    _, p, products = made(lambda x, w, b: torch.relu(x @ w + b), (4096, 1024), (1024, 1024), (1024,))
+    assert [call.bias is None for call in library_calls(p, products)[1].values()] == [False]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [((1000, 1024), (1024, 776)), ((8, 1023), (1023, 777))],
+    ids=["whole rows", "not worth it"],
+)
+def test_other_products_stay(shapes):
+    before, after, products = made(lambda x, w: x @ w, *shapes)
+    assert after is before and products == {c.name for c in before.body}
+
+
+def test_other_types_and_sizes_that_calls_bring_stay():
+    torch._dynamo.reset()
+    x, w = torch.empty(1000, 1023), torch.empty(1023, 777)
+    p = trace(lambda x, w: x @ w, x, w).program
+    assert aligned(p, frozenset(p.outputs), H200)[0] is p
+    x, w = x.to(B), w.to(B)
+    torch._dynamo.mark_dynamic(x, 0)
+    p = trace(lambda x, w: x @ w, x, w, dynamic="auto").program
+    assert p.syms and aligned(p, frozenset(p.outputs), H200)[0] is p
+
+
+def test_the_part_of_a_wide_result_is_not_written_for_its_readers():
+    _, p, _ = made(lambda x, w: ((x @ w).float().logsumexp(-1), (x @ w)[:, 0]), (1000, 1023), (1023, 777))
+    assert not any(isinstance(c.body, Load) and c.dims == ("i", "j") for c in p.body)

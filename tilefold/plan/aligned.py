@@ -1,0 +1,145 @@
+"""Products of 16-bit operands on a GPU, with columns and contracted elements in multiples of 16 bytes.
+
+cuBLAS takes any extents, but where rows of operands or results are no multiple of 16 bytes (50257 columns, 1023
+features) its kernels move them element by element, at a fraction of their rate (`Gpu.ragged`), wherever the rows begin.
+So operands are copied with zeros behind their rows, one kernel each, and the result has columns that nobody reads,
+where that is estimated faster. torch.compile pads such products too, decided by timing them.
+
+Law: sum over k of x[k] y[k]  is  sum over k' of where(k' < K, x[k'], 0) where(k' < K, y[k'], 0), K <= K'
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute
+from tilefold.names import fresh
+from tilefold.plan.hardware import Gpu
+from tilefold.tensor.index_simplify import const
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import Product, library_product
+from tilefold.tensor.rewrite import drop_dead, rename_loads, substitute_map
+
+#: Bytes that rows are a multiple of.
+BYTES = 16
+SHORT = (DType.F16, DType.BF16)
+
+
+def rounded(n: int, itemsize: int) -> int:
+    """The least extent from n on whose rows are a multiple of 16 bytes."""
+    each = max(1, BYTES // itemsize)
+    return -(-n // each) * each
+
+
+def worth(batch: int, rows: int, depth: int, columns: int, itemsize: int, gpu: Gpu, *, packed: bool) -> bool:
+    """Whether a product of these extents is estimated faster with operands copied, and, if it has to be packed, the
+    result too. False where nothing is ragged."""
+    deep, wide = (rounded(n, itemsize) != n for n in (depth, columns))
+    sizes = ((rows * depth, deep), (depth * columns, deep or wide), (rows * columns, wide and packed))
+    moved = sum(
+        gpu.second_kernel + 2 * batch * n * itemsize / (gpu.reached * gpu.bandwidth) for n, moves in sizes if moves
+    )
+    seconds = 2.0 * batch * rows * depth * columns / gpu.gemm_rate(DType.BF16, library=True)
+    return (deep or wide) and seconds / gpu.ragged > seconds + moved
+
+
+def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, frozenset[str]]:
+    """The program in which ragged products of the library are of copies that are not, where that pays, and the names of
+    the library's products in it. Of sizes known before the call; `runtime.aligned` does it at a call for others."""
+    made = dict(p.sizes)
+    taken = set(p.names)
+    body: list[Compute] = []
+    names = set(products)
+    maps, whole = _read_once(p), dict[str, str]()
+    for c in p.body:
+        found = _extents(p, c) if c.name in products else None
+        if found is None or not worth(*found[1:], 2, gpu, packed=c.name in p.outputs):
+            body.append(c)
+            continue
+        new = _copied(c, found[0], made, taken, maps)
+        maps |= {c.name: new[-1]} if c.name in maps else {}
+        product = next(s.name for s in new if s.reducer is not None)
+        names = names - {c.name} | {product}
+        whole[c.name] = product  # which those that read `c` read instead
+        body += new
+    if len(body) == len(p.body):
+        return p, products
+    body = [
+        replace(c, body=rename_loads(c.body, lambda x: replace(x, tensor=whole.get(x.tensor, x.tensor)))) for c in body
+    ]
+    return drop_dead(replace(p, body=tuple(body), sizes=made)), frozenset(names)
+
+
+def _read_once(p: Program) -> dict[str, Compute]:
+    """Maps and products that one statement reads, in one place: a copy computes such maps itself."""
+    reads = Counter(ld.tensor for c in p.body for ld in loads(c.body))
+    return {c.name: c for c in p.body if reads[c.name] == 1 and c.name not in p.outputs}
+
+
+def _inlined(e: Expr, maps: Mapping[str, Compute]) -> Expr:
+    """With maps in place of their elements."""
+    for ld in loads(e):
+        m = maps.get(ld.tensor)
+        if m is not None and m.reducer is None:
+            return _inlined(substitute(e, {ld: substitute_map(m, ld)}), maps)
+    return e
+
+
+def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int] | None:
+    """A product of plain matrices of 16 bits; batch, rows, depth and columns, which are the last dim of the result."""
+    x = library_product(c, p.sizes)
+    if x is None or x.loads is None or c.dtype not in SHORT or len(x.rdims) != 1 or not x.is_matrix():
+        return None
+    plain = all(isinstance(ix, Index) for ld in x.loads for ix in ld.index)
+    if not plain or any(p.dtype_of(ld.tensor) is not c.dtype for ld in x.loads) or c.dims[-1] not in x.of_one_side:
+        return None
+    sizes = {d: e.value for d in (*c.dims, *c.rdims) if isinstance(e := p.sizes[d], Const)}
+    if len(sizes) < len(c.dims) + 1 or not all(sizes.values()):
+        return None
+    cols, one = c.dims[-1], x.of_one_side
+    beside = [d for d in one if d in (x.rows if cols in x.rows else x.cols) and d != cols]
+    if beside:  # columns of several dims lie side by side in memory
+        return None
+    n = {d: int(v) for d, v in sizes.items()}
+    rows = math.prod(n[d] for d in one if d != cols)
+    return x, math.prod(n[d] for d in x.batch), rows, n[c.rdims[0]], n[cols]
+
+
+def _copied(
+    c: Compute, x: Product, sizes: dict[str, Expr], taken: set[str], maps: Mapping[str, Compute]
+) -> list[Compute]:
+    """Copies of operands, their product, and the part of it that is `c`."""
+    longer: dict[str, str] = {}
+    for d in (c.rdims[0], c.dims[-1]):
+        have = sizes[d]
+        assert isinstance(have, Const)
+        if (want := rounded(int(have.value), 2)) != have.value:
+            longer[d] = fresh(f"{d}_wide", taken)
+            sizes[longer[d]] = const(want)
+    made: list[Compute] = []
+
+    def copy(ld: Expr) -> Load:
+        assert isinstance(ld, Load)
+        dims = tuple(longer.get(d, d) for ix in ld.index for d in dims_used(ix))
+        at = Load(ld.tensor, tuple(map(Index, dims)))
+        inside = [call("lt", Index(new), sizes[d]) for d, new in longer.items() if new in dims]
+        if not inside:
+            return ld
+        e: Expr = Cast(_inlined(at, maps), c.dtype) if ld.tensor in maps else at
+        for condition in inside:
+            e = call("where", condition, e, Const(0.0, c.dtype.compute))
+        made.append(Compute(fresh(f"{ld.tensor}_wide", taken), dims, c.dtype, e, loc=c.loc))
+        return Load(made[-1].name, at.index)
+
+    factors = copy(x.a), copy(x.b)
+    dims, rdims = (tuple(longer.get(d, d) for d in ds) for ds in (c.dims, c.rdims))
+    whole = replace(c, dims=dims, rdims=rdims, body=call("mul", *factors))
+    if dims == c.dims:
+        return [*made, whole]
+    whole = replace(whole, name=fresh(f"{c.name}_wide", taken))
+    part = Load(whole.name, tuple(map(Index, c.dims)))
+    return [*made, whole, replace(c, body=part, reducer=None, rdims=(), origin="")]

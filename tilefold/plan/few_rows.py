@@ -1,0 +1,48 @@
+"""Products of a few rows of float32 with a matrix: the last layers of an image network, of a batch of eight.
+
+The library has no matrix unit for them and does not cut what they contract: few thread blocks then read all of the
+matrix. Kernels of ours read it in segments (`gpu_forms.segments`), at the memory's rate.
+"""
+
+from __future__ import annotations
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import loads
+from tilefold.plan.hardware import Gpu
+from tilefold.tensor.analysis import Graph, is_static
+from tilefold.tensor.ir import Compute
+from tilefold.tensor.product import product_of
+from tilefold.tile.pieces import MATRIX_UNIT
+
+
+def of_few_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
+    """Whether c multiplies few rows of float32 with a matrix, in less time in segments than in the library's tiles."""
+    p = product_of(c)
+    if p is None or {g.program.dtype_of(ld.tensor) for ld in loads(c.body)} != {DType.F32}:
+        return False
+    if (
+        p.batch
+        or not p.whole
+        or len(p.rdims) > 1
+        or not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims))
+    ):
+        return False
+    few, many = sorted((g.points(p.rows), g.points(p.cols)))
+    if few > MATRIX_UNIT or g.points(p.depth) < 2 * machine.least_step:
+        return False
+    nbytes = g.nbytes({ld.tensor for ld in loads(c.body)}) + g.nbytes([c.name])
+    memory = nbytes / (machine.reached * machine.bandwidth)
+    library = max(memory, nbytes / (-(-many // machine.few_tile) * machine.block_rate))
+    padded = 2.0 * MATRIX_UNIT * many * g.points(p.depth)
+    own = max(memory, padded / machine.gemm_rate(DType.F32, library=False)) + machine.second_kernel
+    return own < library
+
+
+def feeding_products(g: Graph, machine: Gpu) -> frozenset[str]:
+    """Those of them that another product sums over: in one kernel, its columns would be all of its blocks."""
+    found = (c for c in g.program.body if of_few_rows(g, c, machine))
+    return frozenset(
+        c.name
+        for c in found
+        if any(product_of(x) is not None for x in g.reached(c.name, g.consumers, lambda m: m.reducer is None))
+    )
