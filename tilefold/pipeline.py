@@ -22,10 +22,12 @@ from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.legal import ANY, Limits
 from tilefold.errors import PlanError
 from tilefold.log import at_step
+from tilefold.plan.aligned import aligned
 from tilefold.plan.attention import AttentionCall, statements
+from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
-from tilefold.plan.hardware import gpu_here
+from tilefold.plan.hardware import Gpu, gpu_here
 from tilefold.plan.library import ConvolutionCall, LibraryCall, bias_apart, library_calls
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import plan_program
@@ -152,6 +154,7 @@ class GpuKernels:
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
     p = distributed(stored_operands(target.written_out(plain_operands(p))))
+    p, tails = target.with_tails(p) if goal == "fast" else (p, frozenset[str]())
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }
@@ -159,10 +162,12 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
     products = products_for_gpu(p, target) - frozenset().union(*copies) if goal == "fast" else frozenset()
+    p, products = aligned(p, products - {*chain.from_iterable(scaled)} - statements(attentions), target.machine)
     p, products_called = library_calls(
         p,
-        products - frozenset(chain.from_iterable(scaled)) - statements(attentions),
+        products,
         bare=partial(bias_apart, cores=target.machine.cores),
+        tails=tails,
     )
     calls: dict[tuple[str, ...], Called] = {**products_called, **{x.members: x for x in attentions}}
     return GpuKernels(fused_for_gpu(p, target, calls=(*scaled, *calls)), calls, scaled)
@@ -170,7 +175,8 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, search: bool) -> CompiledProgram:
     refuse, rendered = refuser(given, interpreted=interpreted)
-    made = gpu_kernels(p, GpuTarget(gpu_here(), given, refuse, search=search), goal, scale=not interpreted)
+    target = GpuTarget(gpu_here(), given, refuse, search=search)
+    made = gpu_kernels(p, target, goal, scale=not interpreted)
     fused, calls, scaled = made.fused, made.calls, made.scaled
     steps: list[Step] = []
     for k in _first_of_calls(fused, made):
@@ -178,7 +184,9 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, 
         if called is not None:
             steps.append(ScaledStep(called, fused.program))
             continue
-        steps += _alone_in_library(fused.program, k, calls, gpu=True) or [GpuStep(k, given, interpreted=interpreted)]
+        steps += _alone_in_library(fused.program, k, calls, gpu=target.machine) or [
+            GpuStep(k, given, interpreted=interpreted)
+        ]
     del rendered  # kernels that were looked at and not taken
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
@@ -197,7 +205,7 @@ def _first_of_calls(fused: Fused, made: GpuKernels) -> list[FusedKernel]:
 
 
 def _alone_in_library(
-    p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], Called], *, gpu: bool = False
+    p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], Called], *, gpu: Gpu | None = None
 ) -> list[Step]:
     """The step of a library call, or of a product that ended up alone, which then is one too; none of all else.
 
@@ -212,7 +220,8 @@ def _alone_in_library(
     g = Graph.of(p)
     alone = product_of(g.by_name[members[0]]) if len(members) == 1 else None
     vectors = alone is not None and alone.batch and not alone.shared and not alone.is_matrix(lambda d: g.extent(d) > 1)
-    return [] if alone is None or alone.left == alone.right or (gpu and vectors) else _library_step(p, members)
+    own = gpu is not None and (vectors or of_few_rows(g, g.by_name[members[0]], gpu))
+    return [] if alone is None or alone.left == alone.right or own else _library_step(p, members)
 
 
 def _library_step(p: Program, members: Sequence[str]) -> list[Step]:

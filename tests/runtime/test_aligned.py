@@ -7,8 +7,9 @@ import torch
 
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
+from tilefold.plan.aligned import rounded, worth
 from tilefold.plan.hardware import H200
-from tilefold.runtime.aligned import filled, product, rounded, worth
+from tilefold.runtime.aligned import filled, product
 from tilefold.runtime.library import LibraryStep
 
 B = torch.bfloat16
@@ -56,9 +57,13 @@ def steps_of(fn, *args):
 
 def test_results_that_kernels_read_may_have_their_rows_apart():
     x, w, v = (torch.empty(s, dtype=B, device="meta") for s in ((4096, 2048), (2048, 1001), (1001, 1024)))
-    first, _, last = steps_of(lambda x, w, v: torch.relu(x @ w) @ v, x, w, v)
-    assert isinstance(first, LibraryStep) and first.apart and first.rows_apart({}) == (1008, 1)
-    assert isinstance(last, LibraryStep) and not last.apart and last.rows_apart({}) is None  # the caller's
+    torch._dynamo.mark_dynamic(w, 1)
+    torch._dynamo.mark_dynamic(v, 0)
+    p = trace(lambda x, w, v: torch.relu(x @ w) @ v, x, w, v, dynamic="auto").program
+    first, _, last = compile_program(p, device="interpreter").steps
+    (n,) = p.syms
+    assert isinstance(first, LibraryStep) and first.apart and first.rows_apart({n: 1001}) == (1008, 1)
+    assert isinstance(last, LibraryStep) and not last.apart and last.rows_apart({n: 1001}) is None  # the caller's
 
 
 def test_no_bias_is_added_by_a_product_that_is_ragged():

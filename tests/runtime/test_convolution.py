@@ -16,6 +16,7 @@ from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import compile_program
 from tilefold.runtime.convolution import ConvolutionStep
 from tilefold.runtime.steps import KernelStep
+from tilefold.tensor.text import parse
 
 
 def compiled(module: nn.Module, found: list[CompiledGraph], dynamic: bool = False):
@@ -215,3 +216,49 @@ def test_training_has_eagers_gradients_and_statistics():
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4 * float(q.grad.abs().max() + 1), msg=name)
     for (name, p), q in zip(m.named_buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5, msg=name)
+
+
+BLOCK = """program block()
+  input x: bf16[2, 52, 42, 8]
+  input w: bf16[16, 3, 3, 8]
+  input r: bf16[2, 50, 40, 16]
+  input b: bf16[16]
+  dim n = 2
+  dim i = 50
+  dim j = 40
+  dim o = 16
+  dim c = 8
+  dim p = 3
+  dim q = 3
+  y[n, i, j, o]: bf16 = sum[p, q, c] x[n, i + p, j + q, c] * w[o, p, q, c]
+  z[n, i, j, o]: bf16 = maximum(y[n, i, j, o] + b[o]{more}, 0)
+  return z
+"""
+
+
+@pytest.mark.parametrize("more", ["", " + r[n, i, j, o]"])
+def test_what_follows_a_convolution_of_a_gpu_is_in_its_call(more):
+    """On tensors of a CPU the step does one thing after the other."""
+    p = parse(BLOCK.format(more=more))
+    (step,) = [s for s in compile_program(p, device="cuda").steps if isinstance(s, ConvolutionStep)]
+    assert step.name == "z" and step.members == ("y", "z") and step.tail is not None
+    x, w, *also = step.reads
+    assert (x, w, also[1:]) == ("x", "w", ["r"] * bool(more))
+    made = {t: torch.randn(s).bfloat16() for t, s in ((x, (2, 52, 42, 8)), ("r", (2, 50, 40, 16)), (also[0], (16,)))}
+    made[w] = torch.randn(16, 3, 3, 8).bfloat16()
+    y = F.conv2d(made[x].double().permute(0, 3, 1, 2), made[w].double().permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    want = torch.relu(y + made[also[0]] + (made["r"] if more else 0))
+    step.run(made, {})
+    assert made["z"].is_contiguous() and (made["z"].double() - want).norm() < 6e-3 * want.norm()
+
+
+def test_tails_of_other_convolutions_are_kernels():
+    """Float32, channels that are no multiple of 16 bytes, and a CPU."""
+    texts = [
+        BLOCK.format(more="").replace("bf16", "f32"),
+        BLOCK.format(more="").replace("16]", "12]").replace("16,", "12,"),
+    ]
+    texts[1] = texts[1].replace("dim o = 16", "dim o = 12")
+    for text, device in ((texts[0], "cuda"), (texts[1], "cuda"), (BLOCK.format(more=""), "cpu")):
+        steps = compile_program(parse(text), device=device, load=False).steps
+        assert [s.tail for s in steps if isinstance(s, ConvolutionStep)] == [None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from weakref import ref
 
 import pytest
@@ -265,3 +266,11 @@ def test_what_runs_aside_is_not_written_down():
         y = x.add(2)
     tape = recorder.tape([y])
     assert [i.op for i in tape.code] == [Op.NAMED]
+
+
+def test_memory_of_another_device_is_none_of_the_arena():
+    """A number that the host converts, among the steps of a GPU."""
+    slots, code, out = chain(1000, 6)
+    other = [replace(s, like=torch.empty(0, device="meta")) if s.kind is Kind.OWN else s for s in slots]
+    assert any(s.kind is Kind.ARENA for s in finished(slots, code, out, LIKE).slots)
+    assert not any(s.kind is Kind.ARENA for s in finished(other, code, out, LIKE).slots)

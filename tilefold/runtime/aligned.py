@@ -1,26 +1,10 @@
-"""Products of 16-bit operands on a GPU, with columns and contracted elements in multiples of 16 bytes.
-
-cuBLAS takes any extents, but where rows of operands or results are no multiple of 16 bytes (50257 columns, 1023
-features) its kernels move them element by element, at a fraction of their rate (`Gpu.ragged`), wherever the rows begin.
-So operands are copied with zeros behind their rows, and the result has columns that nobody reads, where that is
-estimated faster. torch.compile pads such products too, decided by timing them.
-"""
+"""Products of ragged extents (`plan.aligned`) whose sizes are only known at a call: operands are copied here."""
 
 from __future__ import annotations
 
 import torch
 
-from tilefold.algebra.dtypes import DType
-from tilefold.plan.hardware import Gpu
-
-#: Bytes that rows are a multiple of.
-BYTES = 16
-
-
-def rounded(n: int, itemsize: int) -> int:
-    """The least extent from n on whose rows are a multiple of 16 bytes."""
-    each = max(1, BYTES // itemsize)
-    return -(-n // each) * each
+from tilefold.plan.aligned import rounded
 
 
 def filled(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -55,15 +39,3 @@ def product(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) 
         return torch.addmm(bias, a, b)
     out = (torch.bmm(*alike(a, b)) if a.dim() == 3 else torch.mm(a, b))[..., :columns]
     return out if bias is None else out + bias
-
-
-def worth(batch: int, rows: int, depth: int, columns: int, itemsize: int, gpu: Gpu, *, packed: bool) -> bool:
-    """Whether a product of these extents is estimated faster with operands copied, and, if it has to be packed, the
-    result too. False where nothing is ragged."""
-    deep, wide = (rounded(n, itemsize) != n for n in (depth, columns))
-    sizes = ((rows * depth, deep), (depth * columns, deep or wide), (rows * columns, wide and packed))
-    moved = sum(
-        gpu.second_kernel + 2 * batch * n * itemsize / (gpu.reached * gpu.bandwidth) for n, moves in sizes if moves
-    )
-    seconds = 2.0 * batch * rows * depth * columns / gpu.gemm_rate(DType.BF16, library=True)
-    return (deep or wide) and seconds / gpu.ragged > seconds + moved

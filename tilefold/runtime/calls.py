@@ -20,7 +20,7 @@ def library_step(p: Program, members: Sequence[str]) -> Step | None:
     whole = attention_call(g, g.by_name[members[-1]]) if len(members) > 2 else None
     if whole is not None and whole.members == tuple(members):
         return AttentionStep(whole, p)
-    call = library_call(g, g.by_name[members[0]], frozenset(members))
+    call = library_call(g, g.by_name[members[0]], frozenset(members), tails=True)
     if isinstance(call, ConvolutionCall):
         return ConvolutionStep(call, p)
     return None if call is None else LibraryStep(call, p)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,6 +19,8 @@ from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
 
+log = logging.getLogger("tilefold")
+
 #: Formats in which channels are contiguous, by the number of axes.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 #: Space of one place: the library wants an axis of it at least.
@@ -33,8 +36,10 @@ class ConvolutionStep:
 
     def __init__(self, call: ConvolutionCall, p: Program):
         c, v = self.compute, self.form = call.compute, call.form
-        self.name, self.members = call.out, call.members
-        self.reads = (v.x.tensor, v.w.tensor)
+        self.name, self.members, self.tail, self.shift = call.out, call.members, call.tail, call.shift
+        added = None if call.tail is None else call.tail.added
+        also = [ld for ld in (call.shift, added) if ld is not None]
+        self.reads = (v.x.tensor, v.w.tensor, *(ld.tensor for ld in also))
         outs = (*v.groups, *v.outs)
         places = [s.out for s in v.space if s.out is not None]
         self.last = is_channels_last(c, v)
@@ -43,6 +48,7 @@ class ConvolutionStep:
         short = v.dtype in (DType.F16, DType.BF16)
         # of float32 torch's settings for products are others: convolutions may be rounded to TF32, four times as fast
         rounded = v.dtype is DType.F32 and "conv" in c.origin and cudnn.allow_tf32
+        dense = dense and self.tail is None
         self.product = dense and (not places or (c.dims == (*rows, *outs) and not rounded))
         self.planes = dense and short and not self.product and c.dims == (*v.batch, *outs, *places)
         sizes = {**p.sizes, "": const(1)}
@@ -65,18 +71,21 @@ class ConvolutionStep:
         made = (*rows, *outs) if self.product else (*v.batch, *outs, *places)
         self._made = shape_function([sizes[d] for d in made])
         self._turn = [made.index(d) for d in c.dims]
-        self.results: tuple[Result, ...] = ((c.name, c.dtype.torch_dtype, shape_function([sizes[d] for d in c.dims])),)
+        self._order_z = [] if added is None else [axis_of(added, d) for d in made]
+        self._apart = False  # the library has no such call for these operands
+        shape = shape_function([sizes[d] for d in c.dims])
+        self.results: tuple[Result, ...] = ((call.out, c.dtype.torch_dtype, shape),)
         self._space = [[s.stride for s in space], [s.padding for s in space], [s.dilation for s in space]]
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        x, w = (tensors[t] for t in self.reads)
+        x, w, *also = (tensors[t] for t in self.reads)
         kind = self.form.dtype.torch_dtype
         x = self._read_x(x, syms).to(kind).permute(self._order_x)
         w = self._read_w(w, syms).to(kind).permute(self._order_w)
         if self.planes:
             y = self._as_products(x, w, syms)
         else:
-            y = self._as_product(x, w, syms) if self.product else self._as_convolution(x, w, syms)
+            y = self._as_product(x, w, syms) if self.product else self._as_convolution(x, w, also, syms)
         y = y.to(self.compute.dtype.torch_dtype)
         target = tensors.get(self.name)
         if target is None:
@@ -101,7 +110,9 @@ class ConvolutionStep:
         w = w.reshape(outs, channels).expand(batch, outs, channels)
         return torch.bmm(w, x.reshape(batch, channels, space)).view(self._made(syms))
 
-    def _as_convolution(self, x: torch.Tensor, w: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
+    def _as_convolution(
+        self, x: torch.Tensor, w: torch.Tensor, also: Sequence[torch.Tensor], syms: Mapping[str, int]
+    ) -> torch.Tensor:
         batch, groups, channels, space = (f(syms) for f in self._sizes)
         outs, inside = (_product(f(syms)) for f in self._sizes_w)
         count = _product(groups)
@@ -110,8 +121,32 @@ class ConvolutionStep:
         form = CHANNELS_LAST.get(x.dim()) if self.last else None
         if form is not None:
             x = x.contiguous(memory_format=form)
-        y = self._convolve(x, w, count)
+        y = self._convolve(x, w, count) if self.tail is None else self._with_tail(x, w, also)
         return y.reshape(self._made(syms)).permute(self._turn)
+
+    def _with_tail(self, x: torch.Tensor, w: torch.Tensor, also: Sequence[torch.Tensor]) -> torch.Tensor:
+        """relu(conv(x, w) + shift + z) in one call where cuDNN has it, else op by op."""
+        b = also[0] if self.shift is not None else None
+        z = None
+        if self._order_z:
+            z = also[-1].permute(self._order_z)
+            z = z.reshape(x.shape[0], w.shape[0], *z.shape[z.dim() - len(self._space[0]) :])
+        if x.is_cuda and torch.version.hip is None and cudnn.enabled and not self._apart:
+            try:
+                if z is None:
+                    return torch.ops.aten.cudnn_convolution_relu.default(x, w, b, *self._space, 1)
+                return torch.ops.aten.cudnn_convolution_add_relu.default(x, w, z, 1.0, b, *self._space, 1)
+            except torch.OutOfMemoryError:
+                raise
+            # Hidden: cuDNN finds no engine for such operands. The same is then computed one by one.
+            except RuntimeError as err:
+                if "CUDA error" in str(err):
+                    raise
+                log.info("a convolution and what follows it are not one call: %s", err)
+                self._apart = True
+        y = self._convolve(x, w, 1)
+        y = y if b is None else y + b.reshape(-1, *[1] * len(self._space[0]))
+        return torch.relu(y if z is None else y + z)
 
     def _convolve(self, x: torch.Tensor, w: torch.Tensor, groups: int) -> torch.Tensor:
         """Float32 may be rounded to TF32 where torch lets convolutions be, which it does by default. A sum over windows

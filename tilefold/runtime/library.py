@@ -19,6 +19,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
+from tilefold.plan.aligned import worth
 from tilefold.plan.hardware import gpu_here
 from tilefold.plan.library import LibraryCall, Matrices, axis_extent
 from tilefold.plan.scaled import ScaledProduct
@@ -248,7 +249,7 @@ class LibraryStep:
         found = self._pads.get(sides)
         if found is None:
             packed = not self.apart
-            found = aligned.worth(batch, rows, depth, columns, 2, gpu_here(), packed=packed)
+            found = worth(batch, rows, depth, columns, 2, gpu_here(), packed=packed)
             self._pads[sides] = found
         return found
 

@@ -18,7 +18,7 @@ from tilefold.backends.cpp.launch import CppKernel
 from tilefold.backends.cpp.render import render
 from tilefold.backends.triton.launch import TritonKernel, Variant
 from tilefold.backends.triton.views import Like
-from tilefold.block.canonical import canonical
+from tilefold.block.canonical import canonical, nameless
 from tilefold.block.fuse import FusedKernel
 from tilefold.block.interchange import interchanged
 from tilefold.block.ir import Block
@@ -160,8 +160,9 @@ _kernels: WeakValueDictionary[tuple[str, Given | None, bool], TritonKernel] = We
 
 
 def triton_kernel(block: Block, given: Given | None = None, *, interpreted: bool = False) -> TritonKernel:
-    """The kernel of a block program; equal ones (the layers of a model) are one, rendered and compiled once."""
-    key = (show_block(block), given, interpreted)
+    """The kernel of a canonical block program; equal ones (the layers of a model) are one, rendered and compiled once,
+    whatever the names of their tensors, which come by their places."""
+    key = (show_block(nameless(block)), given, interpreted)
     found = _kernels.get(key)
     if found is None:
         found = _kernels[key] = TritonKernel(block, chooser(given), interpreted=interpreted)

@@ -150,7 +150,7 @@ def finished(
             lives[root] = (lives.get(root, (at, at))[0], at)
     kept = {roots[n] for n in outputs if n >= 0}
     made = {n: s for n, s in enumerate(slots) if s.kind is Kind.OWN and n in lives}
-    inner = {str(n): s.nbytes for n, s in made.items() if n not in kept}
+    inner = {str(n): s.nbytes for n, s in made.items() if n not in kept and _device(s) == like.device}
     offsets, arena = packed(inner, {n: lives[int(n)] for n in inner})
     returned = {str(n): s.nbytes for n, s in made.items() if n in kept}
     ends = {n: (lives[int(n)][0], len(code)) for n in returned}
@@ -179,3 +179,8 @@ def _root(slots: Sequence[Slot], n: int) -> int:
     while slots[n].kind is Kind.VIEW:
         n = slots[n].source
     return n
+
+
+def _device(s: Slot) -> torch.device | None:
+    """Of memory: a number of the host does not lie in a GPU's arena."""
+    return None if s.like is None else s.like.device

@@ -14,9 +14,8 @@ import torch
 
 from tilefold.backends.triton.build import Target, has_groups
 from tilefold.backends.triton.compile import compiled
-from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.config import SHARED, TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
-from tilefold.backends.triton.roles import SHARED
 from tilefold.block.ir import Block
 from tilefold.block.text import parse
 from tilefold.errors import BackendError
