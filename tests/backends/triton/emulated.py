@@ -269,12 +269,15 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
     exec(compile(body, name, "exec"), space)
     space |= {
         "tf_tanh_approx": torch.tanh,
+        "tf_tanh_by_exp": torch.tanh,
         "tf_apart": lambda: 0,
         "tf_put": lambda slot, value: slot.data.fill_(int(value)),
         "tf_get": lambda slot: int(slot.data),
         "tf_draw": draw,
         "tf_no_sums": lambda like: torch.zeros(like.shape[0], 4),
         "tf_by_row": lambda row, like: row[:, None],
+        "tf_in_pairs": lambda x, kind: x.to({"bf16": torch.bfloat16, "f16": torch.float16}[kind]),
+        "tf_from_pairs": lambda x, like, kind: x.to(kind),
         "tf_floordiv": operator.floordiv,
         "tf_mod": operator.mod,
     }

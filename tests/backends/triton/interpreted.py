@@ -6,6 +6,7 @@ A process of its own, for Triton looks at the variable when it is imported. Writ
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import warnings
@@ -26,14 +27,15 @@ from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
-from tilefold.backends.triton import launch, memory, order, prefixes
+from tilefold.backends.triton import launch, memory, order, prefixes, scale
 from tilefold.errors import TilefoldError
+from tilefold.frontend.fuse import trace
 from tilefold.frontend.operators.random import LIMIT, random_op, seed_op
 from tilefold.frontend.regions.assemble import compilations
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
+from tilefold.plan.gpu_forms import Given
 from tilefold.plan.hardware import H100
-from tilefold.plan.targets import gpu
 from tilefold.suites.gpu import operators as o
 from tilefold.suites.gpu.cases import SMALL
 
@@ -190,9 +192,18 @@ def summed(x):
     return (x * 2).sum(-1)
 
 
-def in_segments(fn, *args) -> str:
-    """With more segments than rows of this length are worth."""
-    with patch.object(gpu, "segments", return_value=7):
+def given(segments: int, fn, *args) -> str:
+    """Folds are cut into this many segments, or not at all (1), whatever rows of this length are worth."""
+    p = trace(fn, *args).program
+    made = compile_program(p, device="interpreter", given=Given(segments=segments))
+    kernels = [s.name for s in made.steps]
+    if any(n.endswith("_partial") for n in kernels) != (segments > 1):
+        return f"the kernels are {', '.join(kernels)}"
+
+    def compile_given(p, *, device, **options):
+        return _interpreted(p, device=device, **{**options, "given": Given(segments=segments)})
+
+    with patch.dict(vars(importlib.import_module("tilefold.frontend.fuse")), compile_program=compile_given):
         return right(fn, *args)
 
 
@@ -200,14 +211,12 @@ def long_inertia(n: int) -> str:
     """Masses of both signs, and none in whole lanes."""
     m = rand(2, n, dtype=F) + 0.5
     m[:, ::8] = 0
-    with patch.object(gpu, "segments", return_value=None):
-        return right(o.inertia, m, rand(2, n, 3, dtype=F, seed=1))
+    return given(1, o.inertia, m, rand(2, n, 3, dtype=F, seed=1))
 
 
 def long_variance() -> str:
     """One kernel, no segments."""
-    with patch.object(gpu, "segments", return_value=None):
-        return right(o.variance_by_hand, rand(3, 40_009, dtype=F) + 100)
+    return given(1, o.variance_by_hand, rand(3, 40_009, dtype=F) + 100)
 
 
 def weighed(x, x_2):
@@ -433,7 +442,55 @@ def windows() -> str:
     return right(strided_windows, x) + right(one_channel_each, x, w, v, b)
 
 
+def written_by_segments() -> str:
+    """A map that the segments of a sum write, the last of which are shorter."""
+
+    def both(x, y):
+        s = x + y
+        return s, (s * y).sum((0, 1))
+
+    args = rand(3, 929, 24, dtype=F), rand(3, 929, 24, dtype=F, seed=1)
+    p = trace(both, *args).program
+    compiled = compile_program(p, device="interpreter", given=Given(segments=4))
+    found = compiled(dict(zip((i.name for i in p.inputs), args, strict=True)), {})
+    wrong = [n for n, x in zip(p.outputs, both(*args), strict=True) if not torch.allclose(found[n], x, atol=1e-3)]
+    return f"{', '.join(wrong)} differ" if wrong else "" if len(compiled.steps) == 2 else "it is not cut"
+
+
+def masked_by_the_least() -> str:
+    """Keys are masked by the least number of the type: those of the first tiles, and a row's (the values' mean)."""
+    q, k, v = (x.to(B) for x in heads(1, 2, 33, 300, 64))
+    seen = torch.arange(300) >= 5 * torch.arange(33)[:, None] + 100
+    seen[7] = False
+
+    def attention(q, k, v, seen):
+        s = q @ k.mT * 0.125
+        return torch.softmax(torch.where(seen, s, torch.finfo(s.dtype).min), -1) @ v
+
+    def added(q, k, v, mask):
+        return torch.softmax(q @ k.mT * 0.125 + mask, -1) @ v
+
+    mask = torch.zeros(33, 300, dtype=B).masked_fill(~seen, torch.finfo(B).min)
+    x = rand(9, 6000).to(B)
+    x[:, :5000], x[3] = torch.finfo(B).min, torch.finfo(B).min
+    said = right(attention, q, k, v, seen) + right(added, q, k, v, mask, hostile=False)
+    return said + right(lambda x: torch.softmax(x, -1), x, hostile=False)
+
+
+def scaled_in_place() -> str:
+    """Several steps of a thread block, the last of them ragged."""
+    wrong = []
+    for dtype, factor in itertools.product((F, B, torch.float64), (1.0, -0.5, math.nan)):
+        x = rand(3 * 4096 + 7, dtype=dtype)
+        found = scale.run(x.clone(), torch.tensor(factor), 1)
+        wrong += [] if torch.allclose(found, x * factor, equal_nan=True) else [f"{dtype} times {factor}"]
+    return ", ".join(wrong)
+
+
 CHECKS: dict[str, Check] = {
+    "masked by the least number": masked_by_the_least,
+    "scaled in place": scaled_in_place,
+    "written by segments": written_by_segments,
     "powers in quarters": lambda: right(lambda x: (x * x + 1) ** 0.75 + (x.abs() + 2) ** -1.25, rand(7, 40, dtype=F)),
     "windows": windows,
     "many parts": many_parts,
@@ -474,10 +531,8 @@ CHECKS: dict[str, Check] = {
     "alibi": lambda: case("alibi-prefill-67"),
     "routing to one expert, ties": lambda: ties(1),
     "routing to eight experts, ties": lambda: ties(8),
-    "variance in segments": lambda: in_segments(o.variance_by_hand, rand(2, 5003, dtype=F)),
-    "inertia in segments": lambda: in_segments(
-        o.inertia, rand(2, 9001, dtype=F) + 2, rand(2, 9001, 3, dtype=F, seed=1)
-    ),
+    "variance in segments": lambda: given(7, o.variance_by_hand, rand(2, 5003, dtype=F)),
+    "inertia in segments": lambda: given(7, o.inertia, rand(2, 9001, dtype=F) + 2, rand(2, 9001, 3, dtype=F, seed=1)),
     "inertia": lambda: case("I-small", hostile=True),
     "inertia of long rows": lambda: long_inertia(20_000),
     "inertia of long rows, ragged": lambda: long_inertia(9_001),
@@ -499,7 +554,7 @@ CHECKS: dict[str, Check] = {
     "sums of nothing": lambda: right(summed, rand(3, 0, dtype=F)),
     "softmax of no rows": lambda: right(o.softmax, rand(0, 7, dtype=F)),
     "RMS norm and maximum": lambda: case("rmsnorm-max-5x517", hostile=True),
-    "L2 norm in segments": lambda: in_segments(o.l2_norm, rand(1, 20_001)),
+    "L2 norm in segments": lambda: given(7, o.l2_norm, rand(1, 20_001)),
     "performer": lambda: case("performer-70", hostile=True),
     "performer with panels that no block holds": lambda: right(
         o.performer, *(rand(2, 300, 16, seed=n) for n in range(3)), rand(256, 16, seed=3)
@@ -560,11 +615,16 @@ CHECKS: dict[str, Check] = {
     "dropout": lambda: dropped_out(64),
     "dropout of ragged rows": lambda: dropped_out(37),
     "transposed": lambda: right(lambda x, y: (x.T + y).relu(), rand(300, 70), rand(70, 300, seed=1)),
+    "functions of numbers near zero": lambda: "".join(
+        right(lambda x, f=f: f(x) * 2, rand(5, 70, dtype=F) * scale)
+        for f in (torch.tanh, torch.expm1, torch.log1p)
+        for scale in (1e-9, 1e-4, 0.1)
+    ),
 }
 
 
 #: Kernels whose tensors the watch is not told.
-UNWATCHED = ("running sums of columns", "running sums of columns, few blocks")
+UNWATCHED = ("running sums of columns", "running sums of columns, few blocks", "scaled in place")
 
 
 def main() -> None:

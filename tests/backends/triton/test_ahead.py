@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 from tests.backends.triton.kernels import kernels, variant  # noqa: E402
 from tilefold.backends.triton import ahead, known  # noqa: E402
 from tilefold.backends.triton import build as build_module  # noqa: E402
-from tilefold.backends.triton.build import Job, Target, built, expect_jobs, key_of, start_building  # noqa: E402
+from tilefold.backends.triton.build import DIVISOR, Job, Target, built, expect_jobs, key_of, start_building  # noqa: E402
 from tilefold.backends.triton.compile import job_of  # noqa: E402
 from tilefold.backends.triton.views import Like  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
@@ -41,7 +41,7 @@ def own_server(tmp_path, monkeypatch):
 
 def job(name: str) -> Job:
     v = variant(kernels(name)[0])
-    return job_of(v.kernel, v.rendered, v.config, [True] * len(v.rendered.arguments), wide=False)
+    return job_of(v.kernel, v.rendered, v.config, [DIVISOR] * len(v.rendered.arguments), wide=False)
 
 
 def key(j: Job) -> str:
@@ -58,7 +58,7 @@ def begun(*keys: str) -> None:
 
 def test_others_compile_what_is_then_only_loaded(monkeypatch):
     jobs = [job(n) for n in ("softmax", "routing", "grouped decode")]
-    broken = Job("broken", BROKEN, {"x": "*fp32", "n": "i32"}, (0,), {"num_warps": 4, "num_stages": 3})
+    broken = Job("broken", BROKEN, {"x": "*fp32", "n": "i32"}, ((0, 16),), {"num_warps": 4, "num_stages": 3})
     for j in (*jobs, jobs[0], broken):
         start_building(j, HOPPER)
     begun(*map(key, (*jobs, broken)))
@@ -132,7 +132,7 @@ def test_a_kernel_is_compiled_for_tensors_that_do_not_exist(monkeypatch):
     like = [Like((8192, 32768), (32768, 1), torch.bfloat16, device) for _ in range(2)]
     k.start_building(like, {})
     v = k.variant((1, 1), k.sizes({}), tf32=False, interpreted=False)
-    wanted = key_of(job_of(v.kernel, v.rendered, v.config, [True] * len(v.rendered.arguments), wide=False), HOPPER)
+    wanted = key_of(job_of(v.kernel, v.rendered, v.config, [DIVISOR] * len(v.rendered.arguments), wide=False), HOPPER)
     assert wanted is not None
     begun(wanted)
     assert ahead.waited(wanted)

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton.kernels import kernels, variant  # noqa: E402
 from tilefold.backends.triton import dependent  # noqa: E402
-from tilefold.backends.triton.build import Target, has_dependent_launch  # noqa: E402
+from tilefold.backends.triton.build import DIVISOR, Target, has_dependent_launch  # noqa: E402
 from tilefold.backends.triton.compile import compiled  # noqa: E402
 from tilefold.backends.triton.dependent import ALONE, Place, enabled, places  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
@@ -40,7 +40,7 @@ def variants(name: str) -> list[Variant]:
 
 
 def built(v: Variant, target: Target = HOPPER):
-    return compiled(v.kernel, v.rendered, v.config, [True] * len(v.rendered.arguments), wide=False, target=target)
+    return compiled(v.kernel, v.rendered, v.config, [DIVISOR] * len(v.rendered.arguments), wide=False, target=target)
 
 
 def statements(v: Variant) -> list[str]:

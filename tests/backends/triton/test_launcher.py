@@ -18,9 +18,12 @@ from triton.runtime.errors import OutOfResources
 
 from tests.backends.triton.kernels import made, meta
 from tilefold.backends.triton import context, launch, launcher
+from tilefold.backends.triton.build import Target, built
+from tilefold.backends.triton.compile import job_of
 from tilefold.backends.triton.config import TooLarge, TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Described, Launcher, Operand, Plan, launcher_of
+from tilefold.backends.triton.views import Like
 from tilefold.errors import BackendError
 from tilefold.suites.gpu import operators as o
 
@@ -212,9 +215,9 @@ class Done:
     def run(self):
         return driver.CudaLauncher(self.src, self.metadata)
 
-for types in (("*fp32", "*bf16", "i32", "i64"), ("*fp16", "*i64", "i32", "i64")):
+for types in (("*fp32", "*bf16", "i32", "i64"), ("*fp16", "*i64", "i32", "i64"), ("*fp16", "*i64", *["i64"] * 50)):
     found = launcher_of(Done(*types))
-    Plan(found, 3, (-5, 1 << 40)).start(0, [0xFFFF_0000_1111_2222, 0x10])
+    Plan(found, 3, (-5, 1 << 40, *range(len(types) - 4))).start(0, [0xFFFF_0000_1111_2222, 0x10])
     print(list((ctypes.c_uint64 * 16).in_dll(library, "seen"))[:8])
 """
 
@@ -231,8 +234,9 @@ def test_kernels_share_a_c_function_that_takes_words(tmp_path):
     done = subprocess.run([sys.executable, "-c", LAUNCH, tmp_path], env=own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     launched = [3, 77, 0xFFFF_0000_1111_2222, 0x10, 2**32 - 5, 1 << 40, 0, 0]
-    assert done.stdout.splitlines() == [str(launched)] * 2
-    assert len(list((tmp_path / "cache").glob("*/__triton_launcher*"))) == 1
+    many = [3, 77, 0xFFFF_0000_1111_2222, 0x10, 2**32 - 5, 1 << 40, 0, 1]
+    assert done.stdout.splitlines() == [str(launched)] * 2 + [str(many)]
+    assert len(list((tmp_path / "cache").glob("*/__triton_launcher*"))) == 2
 
 
 def kernel_of(types, **about):
@@ -243,12 +247,16 @@ def kernel_of(types, **about):
     return SimpleNamespace(run=print, function=5, packed_metadata=(4, 1, 0), src=src, metadata=metadata)
 
 
-def test_zeros_follow_the_arguments_of_the_shared_function():
+def test_zeros_follow_the_arguments_of_a_shared_function():
+    few, many = launcher.WORDS
     found = kernel_of(["*fp16", "i32", "i64"])
-    assert launcher_of(found).tail == (0,) * (launcher.WORDS - 3) == launcher_of(found).tail
-    assert len(found.src.signature) == launcher.WORDS
-    most = kernel_of(["*fp16"] * (launcher.WORDS - 2))
+    assert launcher_of(found).tail == (0,) * (few - 3) == launcher_of(found).tail
+    assert len(found.src.signature) == few
+    most = kernel_of(["*fp16"] * (few - 2))
     assert launcher_of(most).tail == (0, 0)
+    more = kernel_of(["*fp16"] * (few - 1))
+    assert launcher_of(more).tail == (0,) * (many - few + 1)
+    assert len(more.src.signature) == many
 
 
 @pytest.mark.parametrize(
@@ -257,7 +265,7 @@ def test_zeros_follow_the_arguments_of_the_shared_function():
         kernel_of(["*fp16", "tensordesc<fp16[16, 32]>"]),
         kernel_of(["*fp16", "fp32"]),
         kernel_of(["*fp16", ("i32", "i32")]),
-        kernel_of(["*fp16"] * (launcher.WORDS - 1)),
+        kernel_of(["*fp16"] * (launcher.WORDS[-1] - 1)),
         kernel_of(["*fp16"], global_scratch_size=128),
         kernel_of(["*fp16"], profile_scratch_size=128),
         kernel_of(["*fp16"], target=SimpleNamespace(backend="hip")),
@@ -266,3 +274,37 @@ def test_zeros_follow_the_arguments_of_the_shared_function():
 def test_other_kernels_have_a_c_function_of_their_own(own):
     types = own.src.signature
     assert launcher_of(own).tail == () and own.src.signature is types
+
+
+@pytest.mark.parametrize(("columns", "vectors"), [(1000, True), (1001, False)])
+def test_rows_at_multiples_of_sixteen_bytes_are_read_as_vectors(columns, vectors, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+    (k,) = made(o.softmax, meta(4096, columns, dtype=torch.bfloat16))
+    kernel = TritonKernel(k.block)
+    xs = [Like.packed((4096, columns), torch.bfloat16, torch.device("meta"))] * 2
+    v, _, numbers = kernel._bound(xs, {})
+    divisors = kernel._divisors(xs, numbers)
+    assert divisors == [16, 16, *[8 if vectors else 1] * 2]
+    code = built(job_of(v.kernel, v.rendered, v.config, divisors, wide=False), Target("cuda", 90)).asm["ptx"]
+    assert ("ld.global.v4" in code) is vectors and ("ld.global.b16" in code) is not vectors
+
+
+def test_kernels_of_dynamic_sizes_do_not_differ_by_every_power_of_two():
+    kernel = TritonKernel(made(o.softmax, meta(64, 1000))[0].block)
+    assert kernel._divisors([], [16, 8, 24, 1000, 0]) == [16, 8, 8, 8, 16]
+    kernel._dynamic = frozenset("i")
+    assert kernel._divisors([], [16, 8, 24, 1000, 0]) == [16, 1, 1, 1, 16]
+
+
+def test_tensors_of_several_devices_are_refused():
+    """Where a GPU can read the memory of the host, a kernel would."""
+    x = meta(4, 8, dtype=torch.bfloat16)
+    (k,) = made(o.softmax, x)
+    with pytest.raises(ValueError, match="tensors of cpu, meta"):
+        TritonKernel(k.block).plan([x, torch.empty(4, 8, dtype=torch.bfloat16)], {})
+
+
+def test_windows_that_are_written_out_have_no_long_vectors_to_store():
+    (k,) = made(lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1), meta(8, 8, 28, 28))
+    assert TritonKernel(k.block)._divisors([], [16, 8, 56]) == [16, 1, 1]

@@ -12,7 +12,7 @@ from tests.backends.triton.test_compile import HOPPER, built, own_cache  # noqa:
 from tests.backends.triton.test_groups import variant, wide_kernel  # noqa: E402
 from tilefold.backends.triton import build as build_  # noqa: E402
 from tilefold.backends.triton import machine_code  # noqa: E402
-from tilefold.backends.triton.machine_code import disassembled, strays  # noqa: E402
+from tilefold.backends.triton.machine_code import _instruction, disassembled, strays  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 
 #: Two groups after an indirect jump, and a loop in the first; {first}, {second}: what they do.
@@ -137,3 +137,11 @@ def test_a_missing_disassembler_is_an_error_that_leads_to_the_usual_form(monkeyp
     monkeypatch.setattr(machine_code, "knobs", None)
     with pytest.raises(BackendError, match="not installed"):
         disassembled(done)
+
+
+def test_a_left_operand_in_registers_has_no_descriptor():
+    """The two uniform registers where it would stand are anybody's."""
+    product = "HGMMA.64x128x16.F32.BF16 R24, R120, gdesc[UR8].tnspB, R24 ;"
+    assert _instruction(0, product, product, ()).reads == {10, 11}
+    both = product.replace("R120, ", "")
+    assert _instruction(0, both, both, ()).reads == {8, 9, 10, 11}

@@ -12,7 +12,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr
 from tilefold.algebra.text import Names, show
 from tilefold.algebra.text import parse as parse_expr
-from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.config import TooLarge, TritonConfig
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.render import Rendered, render
@@ -85,6 +85,20 @@ def test_certain_stretches_of_a_causal_loop():
     assert not certain([expr("where(x[j] <= 0.0, x[j], -inf)")], "j", frozenset({"i"})).conditions
 
 
+@pytest.mark.parametrize(
+    ("mask", "known", "stop"),
+    [
+        ("(j <= i) | (j < 30)", "(j <= i) | (j < 30)", "maximum(tile_start(i) + 1, 30)"),
+        ("(j <= i) & ((i - j) % 4 == 0)", "j <= i", "tile_start(i) + 1"),
+        ("(j <= i) | (j % 4 == 0)", "(j <= i) | (j % 4 == 0)", "tile_start(i) + 1"),
+    ],
+)
+def test_masks_of_several_conditions_are_known_in_part(mask, known, stop):
+    found = certain([expr(f"where({mask}, x[j], -inf)")], "j", frozenset({"i"}))
+    assert found.conditions == ((expr(known), True),) and not found.starts
+    assert found.stops == (expr(stop),)
+
+
 # -- values -----------------------------------------------------------------------------------
 
 
@@ -143,6 +157,29 @@ def test_masks_where_lanes_are_not():
     assert "mask=ok_i" in body(code(ROWS.format(rows=7, columns=16)))
 
 
+LATER = """
+kernel later()
+  dim i = 64
+  dim j = 64
+  in x: f32[64, 64] unit 1
+  out y: f32[64] unit 0
+  grid i:16
+    alloc s: f32[i:16] tile
+    fill s = 0.0
+    for j:{tile} in tile_start(i) .. size(j)
+      s sum= over j: where(i <= j, x[i, j], 0.0)
+    store y[i] over i = s[i]
+"""
+
+
+def test_a_loop_from_a_tiles_start_has_no_ragged_end():
+    """Keys under a causal mask: the queries from their own tile on, in tiles that both start and end at multiples."""
+    text = body(code(LATER.format(tile=16)))
+    assert text.count("for j0 in") == 2 and "ok_j" not in text  # at the edge of the mask, and behind it
+    ragged = body(code(LATER.format(tile=32)))
+    assert "ok_j" in ragged  # a tile of 32 may begin at 16
+
+
 def test_a_dim_without_indices_is_masked():
     text = body(code(ROWS.format(rows=8, columns=0)))
     assert "r_j < 0" in text and 'float("-inf")' in text
@@ -154,6 +191,28 @@ def test_unbounded_and_too_large_values_are_refused():
     wide = ROWS.replace("    m[i]", "    alloc w: f32[i:4, j:100000] tile\n    w[i, j] = x[i, j]\n    m[i]")
     with pytest.raises(BackendError, match="elements in a thread block"):
         code(wide.format(rows=8, columns=100_000))
+
+
+LONG = """
+kernel long()
+  dim i = 16
+  dim j = 256
+  dim k = {depth}
+  in x: f32[16, {depth}] unit 1
+  in y: f32[{depth}, 256] unit 1
+  out o: f32[16, 256] unit 1
+  grid
+    alloc s: f32[i:16, j:256] tile
+    s[i, j] = gemm over k: x[i, k] * y[k, j]
+    store o[i, j] over i, j = s[i, j]
+"""
+
+
+def test_operands_of_products_fit_into_shared_memory():
+    """The matrix unit reads them from there: 256 KB of y are refused before they are compiled."""
+    assert "tl.dot" in body(code(LONG.format(depth=128)))
+    with pytest.raises(TooLarge, match="y would hold 65536 elements"):
+        code(LONG.format(depth=256))
 
 
 PRODUCT = """

@@ -62,7 +62,11 @@ def merged_later(v) -> set[str]:
     *_, step = v.rendered.source.partition("\n\n\n@gluon.jit\ndef " + v.rendered.name + "_folds")[2].split(
         "for n in range("
     )
-    return set(re.findall(r"warpgroup_mma\(held_p(\d), tile_\d\.index\(s\)", step.partition("rows_empty")[0]))
+    return set(
+        re.findall(
+            r"warpgroup_mma\((?:tf_from_pairs\()?held_p(\d),.*? tile_\d\.index\(s\)", step.partition("rows_empty")[0]
+        )
+    )
 
 
 def test_nothing_is_left_to_the_next_step_where_more_values_wait_for_the_second_product():
@@ -108,7 +112,7 @@ def test_what_would_be_wrong_is_found(change):
 
 
 def test_a_last_merge_of_another_tile_is_found():
-    merge = "v_view_out_s = warpgroup_mma(held_p0, tile_0.index(s)"
+    merge = "v_view_out_s = warpgroup_mma(tf_from_pairs(held_p0, held_0, gl.bfloat16), tile_0.index(s)"
     with pytest.raises(AssertionError):
         change = (f"\n        {merge}", f"\n        {merge}".replace("index(s)", "index(1 - s)"))
         same(*emulate(kernel_of(*GRADIENTS["keys, causal"]), change, most=2))

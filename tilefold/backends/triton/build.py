@@ -55,6 +55,11 @@ class Target:
     warp_size: int = 32
 
 
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return triton is not None
+
+
 def has_gluon() -> bool:
     """Whether the installed Triton has the Gluon that kernels are generated for."""
     return gl is not None and triton.__version__.startswith(GLUON)
@@ -102,14 +107,14 @@ def _is(path: Path, source: str) -> bool:
 class Job:
     """All that decides a compiled kernel's code, as text and numbers: it can be built in another process.
 
-    types: of the arguments. vectors: positions of arguments that are multiples of 16. groups: written in Gluon, for
-    groups of warps. dependent: needs programmatic dependent launch.
+    types: of the arguments. vectors: positions of arguments, and powers of two that they are multiples of. groups:
+    written in Gluon, for groups of warps. dependent: needs programmatic dependent launch.
     """
 
     name: str
     source: str
     types: Mapping[str, str]
-    vectors: tuple[int, ...]
+    vectors: tuple[tuple[int, int], ...]
     options: Mapping[str, int]
     groups: bool = False
     dependent: bool = False
@@ -125,7 +130,7 @@ def built(job: Job, target: Target | None = None) -> Any:
     if triton is None:
         raise BackendError("Triton is not installed", hint="pip install triton")
     fn = getattr(module_of(job.source, job.name), job.name)
-    attrs = {(n,): [["tt.divisibility", DIVISOR]] for n in job.vectors}
+    attrs = {(n,): [["tt.divisibility", power]] for n, power in job.vectors}
     src = (GluonASTSource if job.groups else ASTSource)(fn, dict(job.types), constexprs={}, attrs=attrs)
     try:
         where = _where(target)

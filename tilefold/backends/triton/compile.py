@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilefold.algebra.dtypes import DType
-from tilefold.backends.triton.build import Job, Target, built
+from tilefold.backends.triton.build import DIVISOR, Job, Target, built
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.dependent import ALONE
 from tilefold.backends.triton.gluon_text import WARPS
@@ -71,10 +71,10 @@ def _swizzled(box: Sequence[int], element: str) -> Any:
     return gl.NVMMASharedLayout.get_default_for(list(box), {"fp16": gl.float16, "bf16": gl.bfloat16}[element])
 
 
-def job_of(kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequence[bool], *, wide: bool) -> Job:
-    """What is to be compiled; `divisible[n]`: argument n is a multiple of 16."""
+def job_of(kernel: Kernel, r: Rendered, config: TritonConfig, divisors: Sequence[int], *, wide: bool) -> Job:
+    """What is to be compiled; `divisors[n]`: a power of two, up to 16, that argument n is a multiple of."""
     pointers_and_numbers = len(r.arguments) - len(r.descriptors)
-    vectors = tuple(n for n, d in enumerate(divisible) if d and n < pointers_and_numbers)
+    vectors = tuple((n, d) for n, d in enumerate(divisors) if d > 1 and n < pointers_and_numbers)
     options: dict[str, int] = {"num_warps": WARPS if r.groups else config.warps, "num_stages": config.stages}
     if config.registers:
         options["maxnreg"] = config.registers
@@ -87,16 +87,16 @@ def job_of(kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequenc
 
 
 def compiled(
-    kernel: Kernel, r: Rendered, config: TritonConfig, divisible: Sequence[bool], *, wide: bool, target: Target | None
+    kernel: Kernel, r: Rendered, config: TritonConfig, divisors: Sequence[int], *, wide: bool, target: Target | None
 ) -> Any:
-    """The compiled kernel; `divisible[n]`: argument n is a multiple of 16. Errors as of `built`.
+    """The compiled kernel; `divisors[n]`: what argument n is a multiple of. Errors as of `built`.
 
     target None: the current GPU.
     """
-    return built(job_of(kernel, r, config, divisible, wide=wide), target)
+    return built(job_of(kernel, r, config, divisors, wide=wide), target)
 
 
 def resources(kernel: Kernel, r: Rendered, config: TritonConfig, target: Target, *, wide: bool = False) -> Resources:
     """Cross-compile (no GPU needed), all arguments divisible by 16."""
-    done = compiled(kernel, r, config, [True] * len(r.arguments), wide=wide, target=target)
+    done = compiled(kernel, r, config, [DIVISOR] * len(r.arguments), wide=wide, target=target)
     return Resources(int(done.metadata.shared), dict(done.asm))

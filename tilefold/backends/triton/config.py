@@ -65,6 +65,10 @@ class TritonConfig:
         return f"{tiles}; {', '.join(extra)}"
 
 
+#: Bytes of shared memory of a thread block on Hopper.
+SHARED = 232_448
+
+
 class TooLarge(BackendError):
     """A kernel that takes more than the device, or its compiler, has; `lighter` may help."""
 

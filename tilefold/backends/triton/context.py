@@ -10,11 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, walk
 from tilefold.algebra.facts import Range, range_of
 from tilefold.backends.triton.bounds import Bounds
-from tilefold.backends.triton.config import TooLarge, TritonConfig
+from tilefold.backends.triton.coarse import coarse
+from tilefold.backends.triton.config import SHARED, TooLarge, TritonConfig
 from tilefold.backends.triton.extremes import extreme
+from tilefold.backends.triton.far import far_tensors, may_be_far
 from tilefold.backends.triton.layouts import Layouts
 from tilefold.backends.triton.memory import Memory
 from tilefold.backends.triton.names import python_names, python_value
@@ -90,17 +92,19 @@ class Context:
         self.entered = entered(kernel.body)
         self.rounded = rounded(kernel.body)
         self.ranges: dict[str, Range] = {}
+        self.distant = far_tensors(kernel)
         self.bounds = Bounds()
         self.covers: dict[str, int] = {}
         self.multiplies = bool(product_dims(kernel))
         floats = [t.dtype for t in kernel.tensors if t.dtype.is_float]
-        self.narrow = bool(floats) and all(d.nbytes <= 2 for d in floats)
+        all_narrow = bool(floats) and all(d.nbytes <= 2 for d in floats)
+        self.narrow = all_narrow or coarse(kernel)
         read = [t.dtype for t in kernel.tensors if t.dtype.is_float and t.role == "in"]
         self.narrow_inputs = bool(read) and all(d.nbytes <= 2 for d in read)
         leaves = Leaves(
             self.load, self.guarded, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.extreme,
-            self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once,
-            narrow=self.narrow, exact=_coarse(kernel), inverses=not self.multiplies,
+            self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once, self.far,
+            narrow=self.narrow, all_narrow=all_narrow, exact=_coarse(kernel), inverses=not self.multiplies,
             interpreted=interpreted, nvidia=nvidia,
         )  # fmt: skip
         self.expressions = Expressions(leaves)
@@ -108,7 +112,16 @@ class Context:
 
     def range_of(self, e: Expr) -> Range:
         """What is known of the value of e, through the buffers that are written once."""
-        return range_of(e, lambda ld: self.ranges.get(ld.tensor, Range()))
+        return range_of(e, lambda ld: self.ranges.get(ld.tensor, Range()), self.most_of)
+
+    def most_of(self, d: str) -> float:
+        """The largest index of a dim, infinite where that is not known."""
+        e = self.kernel.sizes.get(d)
+        return float(e.value) - 1 if isinstance(e, Const) else math.inf
+
+    def far(self, e: Expr) -> bool:
+        """Whether e may be so far from 0 that its product with log2(e) overflows."""
+        return may_be_far(e, lambda ld: ld.tensor in self.distant)
 
     # -- ranges of dims ---------------------------------------------------------------------
 
@@ -254,6 +267,10 @@ class Context:
     def check_product(self, b: ir.Buffer) -> None:
         """BackendError for a result of the matrix unit that the registers of a thread block do not hold."""
         self._check(b.name, b.dims, LARGEST_PRODUCT)
+
+    def check_operand(self, what: str, axes: Sequence[str], dtype: DType) -> None:
+        """TooLarge for an operand of the matrix unit that the shared memory of a thread block does not hold."""
+        self._check(what, axes, SHARED // dtype.nbytes, TooLarge)
 
     def check_value(self, what: str, axes: Sequence[str]) -> None:
         """BackendError for a value, loaded or computed on the way to a buffer, that Triton would refuse."""

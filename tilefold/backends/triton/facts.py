@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, dims_used, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, call, dims_used, walk
 from tilefold.block.bounds import NEGATED, bound
 
 
@@ -34,13 +34,14 @@ def certain(exprs: Iterable[Expr], dim: str, outer: frozenset[str], data: frozen
     starts: list[Expr] = []
     stops: list[Expr] = []
     for c, value in _conditions(exprs, dim):
-        found = _bounds(c, value, dim, outer, data)
-        if found is None:
-            continue
-        conditions.append((c, value))
-        starts += [e for side, e in found if side == "start"]
-        stops += [e for side, e in found if side == "stop"]
-    return Certain(tuple(conditions), tuple(dict.fromkeys(starts)), tuple(dict.fromkeys(stops)))
+        for part, truth in _parts(c, value):
+            found = _bounds(part, truth, dim, outer, data)
+            if found is None:
+                continue
+            conditions.append((part, truth))
+            starts += [e for side, e in found if side == "start"]
+            stops += [e for side, e in found if side == "stop"]
+    return Certain(tuple(dict.fromkeys(conditions)), tuple(dict.fromkeys(starts)), tuple(dict.fromkeys(stops)))
 
 
 def _conditions(exprs: Iterable[Expr], dim: str) -> Iterator[tuple[Expr, bool]]:
@@ -52,6 +53,14 @@ def _conditions(exprs: Iterable[Expr], dim: str) -> Iterator[tuple[Expr, bool]]:
                 yield x.args[0], not isinstance(x.args[1], Const)
 
 
+def _parts(e: Expr, truth: bool) -> list[tuple[Expr, bool]]:
+    """What all has to hold for `e` to have that value: a part may be certain where the whole is not."""
+    match e:
+        case Call(("and" | "or") as op, (a, b)) if (op == "and") == truth:
+            return _parts(a, truth) + _parts(b, truth)
+    return [(e, truth)]
+
+
 def _bounds(
     e: Expr, truth: bool, dim: str, outer: frozenset[str], data: frozenset[str]
 ) -> list[tuple[str, Expr]] | None:
@@ -59,10 +68,9 @@ def _bounds(
     match e:
         case Call("not", (a,)):
             return _bounds(a, not truth, dim, outer, data)
-        case Call("and", (a, b)) if truth:
-            return _both(_bounds(a, True, dim, outer, data), _bounds(b, True, dim, outer, data))
-        case Call("or", (a, b)) if not truth:
-            return _both(_bounds(a, False, dim, outer, data), _bounds(b, False, dim, outer, data))
+        case Call(("and" | "or") as op, (a, b)):
+            one, other = _bounds(a, truth, dim, outer, data), _bounds(b, truth, dim, outer, data)
+            return _both(one, other) if (op == "and") == truth else _either(one, other)
         case Cast(a, DType.BOOL):
             return _bounds(a, truth, dim, outer, data)
         case Call(("ne" | "eq") as op, (Call("where", (c, Const(x, _), Const(y, _))), Const(z, _))):
@@ -72,6 +80,16 @@ def _bounds(
             found = bound(Call(op if truth else NEGATED[op], (a, b)), dim, outer, everywhere=True, data=data)
             return None if found is None else [found]
     return None
+
+
+def _either(a: list[tuple[str, Expr]] | None, b: list[tuple[str, Expr]] | None) -> list[tuple[str, Expr]] | None:
+    """Where one of two is certain: both end, or both begin, at one place; else where the first is."""
+    if a is None or b is None:
+        return b if a is None else a
+    ((one, x), *more), ((other, y), *rest) = a, b
+    if more or rest or one != other:
+        return a
+    return [(one, call("minimum" if one == "start" else "maximum", x, y))]
 
 
 def _both(a: list[tuple[str, Expr]] | None, b: list[tuple[str, Expr]] | None) -> list[tuple[str, Expr]] | None:

@@ -22,7 +22,7 @@ from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.gluon_text import COPYING, HEADER, WARPS, in_gluon, matrix_layout, mentions
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS, Part
-from tilefold.backends.triton.prelude import prelude
+from tilefold.backends.triton.prelude import functions
 from tilefold.backends.triton.render import Rendered, Renderer
 from tilefold.backends.triton.roles import Roles, readers
 from tilefold.backends.triton.scalar import narrowed
@@ -91,7 +91,7 @@ class _Groups:
             self._entry(args, passed),
         ]
         code = "\n\n\n".join(parts) + "\n"
-        source = HEADER + "\n\n" + in_gluon(prelude(code).split("\n\n\n", 1)[1]) + "\n\n" + code
+        source = HEADER + in_gluon(functions(code)) + "\n\n" + code
         grid = tuple(self.kernel.grid)
         return Rendered(source, self.name, tuple(args), grid, {}, self.maps, self.place, groups=self.r.groups)
 

@@ -123,6 +123,24 @@ def tf_by_row(row, like):
 """
 
 
+#: Operands of products that wait for the next step, two of 16 bits in a register: one by one the compiler keeps them in
+#: a register each, and joins them again.
+PAIRS = """
+@gluon.jit
+def tf_in_pairs(x, KIND: gl.constexpr):
+    a, b = gl.split(x.reshape([x.shape[0], x.shape[1] // 2, 2]))
+    return gl.inline_asm_elementwise(
+        "cvt.rn." + KIND + "x2.f32 $0, $2, $1;", "=r,r,r", [a, b], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def tf_from_pairs(x, like, KIND: gl.constexpr):
+    a, b = (x & 0xFFFF).to(gl.int16).to(KIND, bitcast=True), (x >> 16).to(gl.int16).to(KIND, bitcast=True)
+    return gl.convert_layout(gl.join(a, b).reshape([x.shape[0], x.shape[1] * 2]), like)
+"""
+
+
 def matrix_layout(columns: int) -> str:
     """The layout of results of the matrix unit, for four warps of 16 rows each."""
     shape = [16, min(columns, INSTRUCTION), 16]

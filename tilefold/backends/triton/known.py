@@ -59,13 +59,13 @@ def stamp(root: Path) -> str:
 def key_of(
     source: str,
     signature: Mapping[str, str],
-    divisible: Sequence[int],
+    vectors: Sequence[tuple[int, int]],
     options: Mapping[str, Any],
     target: Sequence[object],
 ) -> str | None:
     """Name of a kernel's file; None where Triton was told to do something else than to look into its cache.
 
-    divisible: positions of arguments. target: of the kernel, as text.
+    vectors: positions of arguments, and what they are multiples of. target: of the kernel, as text.
     """
     if knobs is None:
         return None
@@ -78,7 +78,7 @@ def key_of(
     parts: list[object] = [
         source,
         sorted(signature.items()),
-        list(divisible),
+        list(vectors),
         sorted(options.items()),
         [str(t) for t in target],
         triton.__version__,

@@ -1,14 +1,14 @@
 """Calling generated kernels on CUDA tensors.
 
-A call looks up what its shapes and strides need (`Plan`: compiled kernel, grid, all integer
-arguments) and hands the launcher the addresses. No synchronisation, the current stream of the
-tensors' device; nothing but the launch is recorded in a CUDA graph. In Triton's interpreter a plan
-is started with addresses as well.
+A call looks up what its shapes and strides need (`Plan`: compiled kernel, grid, all integer arguments) and hands the
+launcher the addresses. No synchronisation, the current stream of the tensors' device; nothing but the launch is
+recorded in a CUDA graph. In Triton's interpreter a plan is started with addresses as well.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,6 +34,7 @@ from tilefold.backends.triton.row_groups import render_rows
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of
 from tilefold.backends.triton.row_tiles import owning_rows
 from tilefold.backends.triton.tiles import Shape, default_config
+from tilefold.backends.triton.tilings import WINDOW, window_of
 from tilefold.backends.triton.views import Seen, merged, neighbours
 from tilefold.block.collapse import Merge, collapsed
 from tilefold.block.ir import Block
@@ -209,12 +210,12 @@ class TritonKernel:
         return owning_rows(self.block, sizes, usual) if hopper else usual
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> Plan:
-        """The launch for tensors of these shapes, strides and alignments, compiled. ValueError: other than declared.
-
-        place: among the kernels of a call, which must be launched in their order on one stream.
-        """
+        """The launch for such tensors, compiled. ValueError: other than declared, or of several devices. place: among
+        the kernels of a call, which must be launched in their order on one stream."""
         if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
             return Plan(Launcher(_nothing, ()), 0, ())
+        if len(devices := {str(x.device) for x in xs}) > 1:
+            raise ValueError(f"{self.block.name}: tensors of {', '.join(sorted(devices))}")
         joined, merges = self.joined(xs, syms)
         if merges:
             return joined.plan(
@@ -238,7 +239,7 @@ class TritonKernel:
             v, _, numbers = self._bound(xs, syms, place)
         except BackendError:
             return  # `plan` says so, where something else can be tried
-        start_building(job_of(v.kernel, v.rendered, v.config, _divisible(xs, numbers), wide=v.wide))
+        start_building(job_of(v.kernel, v.rendered, v.config, self._divisors(xs, numbers), wide=v.wide))
 
     def joined(self, xs: Sequence[Seen], syms: Mapping[str, int]) -> tuple[TritonKernel, tuple[Merge, ...]]:
         """The kernel with dims joined that these tensors have side by side, and how; not of products, nor where a
@@ -277,14 +278,14 @@ class TritonKernel:
         if self.interpreted:
             return Plan(Launcher(_interpreter(v, self.tensors, xs), ()), grid, tuple(numbers))
         device = xs[0].device
-        divisible = _divisible(xs, numbers)
+        divisors = self._divisors(xs, numbers)
         if v.rendered.persistent:
             grid = min(grid, multiprocessors(device.index))
-        key = (device.index, v.rendered.source, v.config.warps, v.config.stages, v.config.registers, tuple(divisible))
+        key = (device.index, v.rendered.source, v.config.warps, v.config.stages, v.config.registers, tuple(divisors))
         with torch.cuda.device(device):
             launcher = self._compiled.get(key)
             if launcher is None:
-                done = compiled(v.kernel, v.rendered, v.config, divisible, wide=v.wide, target=None)
+                done = compiled(v.kernel, v.rendered, v.config, divisors, wide=v.wide, target=None)
                 launcher = self._compiled[key] = launcher_of(done)
         described = tuple(
             Described(n, tuple(xs[n].shape), xs[n].stride(), tuple(box))
@@ -294,6 +295,13 @@ class TritonKernel:
         if counters is not None:
             counters.reserve()
         return Plan(launcher, grid, tuple(numbers), described, counters)
+
+    def _divisors(self, xs: Sequence[Seen], numbers: Sequence[int]) -> list[int]:
+        """Powers of two that arguments are multiples of: addresses, then integers. Rows of 1,000 elements of 16 bits
+        begin at multiples of 16 bytes, too. 16 or nothing where sizes vary from call to call (fewer kernels), and of
+        windows that are written out: a result that leaves in long vectors takes registers from their loads."""
+        found, whole = [*(x.data_ptr() for x in xs), *numbers], self._dynamic or window_of(self.block)[0] >= WINDOW
+        return [d if d == DIVISOR or not whole else 1 for d in (math.gcd(n, DIVISOR) for n in found)]
 
     def _described(self, v: Variant) -> list[int]:
         """Positions of the tensors that tensor maps describe."""
@@ -377,11 +385,6 @@ def memory_at(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
     elements = 1 + sum(s * (n - 1) for s, n in zip(strides, shape, strict=True))
     flat = torch.frombuffer((ctypes.c_char * (elements * dtype.itemsize)).from_address(address), dtype=torch.uint8)
     return flat.view(dtype).as_strided(shape, strides)
-
-
-def _divisible(xs: Sequence[Seen], numbers: Sequence[int]) -> list[bool]:
-    """Which arguments are multiples of 16: addresses, then integers."""
-    return [*(x.data_ptr() % DIVISOR == 0 for x in xs), *(n % DIVISOR == 0 for n in numbers)]
 
 
 def _describable(x: Seen) -> bool:

@@ -5,8 +5,8 @@ are encoded anew. Here the C function is called directly where a kernel needs no
 are kept by the addresses that they describe. On other devices than NVIDIA's, Triton's own launcher runs.
 
 Triton also writes and compiles a C function for every list of types of arguments, a quarter of a second each, while the
-first call waits. Here kernels share one that takes words: the driver is handed the address of each argument and reads
-as many bytes there as the kernel declares.
+first call waits. Here kernels share two that take words, few or many: the driver is handed the address of each argument
+and reads as many bytes there as the kernel declares.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ except ImportError:  # without Triton nothing here runs
 MAPS = 64
 #: Stands for the stream among the arguments of a launch.
 STREAM = object()
-#: Arguments of the C function that kernels share, the two for scratch memory among them; what may be one.
-WORDS = 32
+#: Arguments of the C functions that kernels share, the two for scratch memory among them; what may be one.
+WORDS = (32, 128)
 WORD = re.compile(r"\*.+|[iu](1|8|16|32|64)")
 
 
@@ -66,18 +66,20 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What Triton makes the shared C function from, in place of the source of a kernel of so many arguments."""
+    """What Triton makes a shared C function of so many words from, in place of the source of a kernel of so many
+    arguments."""
 
     arguments: int
+    words: int
 
     @property
     def signature(self) -> Mapping[int, str]:
         """Types of the arguments."""
-        return dict.fromkeys(range(WORDS), "u64")
+        return dict.fromkeys(range(self.words), "u64")
 
 
 def _as_words(done: Any) -> tuple[int, ...]:
-    """Have a kernel that is not loaded yet launched by the shared C function; the zeros that follow its arguments, of
+    """Have a kernel that is not loaded yet launched by a shared C function; the zeros that follow its arguments, of
     which the first two say that it has no scratch memory. Empty for kernels that need a C function of their own: they
     take tensor maps, scratch memory or too much."""
     src, about = getattr(done, "src", None), getattr(done, "metadata", None)
@@ -86,14 +88,11 @@ def _as_words(done: Any) -> tuple[int, ...]:
     if not isinstance(src, _Words):
         types = list(src.signature.values())
         scratch = about.global_scratch_size or about.profile_scratch_size
-        if (
-            scratch
-            or len(types) + len(SCRATCH) > WORDS
-            or not all(isinstance(t, str) and WORD.fullmatch(t) for t in types)
-        ):
+        words = next((n for n in WORDS if len(types) + len(SCRATCH) <= n), None)
+        if scratch or words is None or not all(isinstance(t, str) and WORD.fullmatch(t) for t in types):
             return ()
-        src = done.src = _Words(len(types))
-    return (0,) * (WORDS - src.arguments)
+        src = done.src = _Words(len(types), words)
+    return (0,) * (src.words - src.arguments)
 
 
 def launcher_of(done: Any) -> Launcher:

@@ -81,7 +81,8 @@ class Loops:
         starts = [self.bound(e, f"{s.dim}_from") for e in found.starts]
         stops = [self.bound(e, f"{s.dim}_to") for e in found.stops]
         lanes = max(power_of_two(s.tile), self.c.config.lanes.get(s.dim, 1))
-        exact = lo == "0" and lanes == s.tile and self.divisible(s.stop or Size(s.dim), s.tile)
+        whole = lo == "0" or (s.start is not None and self.divisible(s.start, s.tile))
+        exact = whole and lanes == s.tile and self.divisible(s.stop or Size(s.dim), s.tile)
         if exact and not found.conditions:
             self._part(s, lo, hi, None, {})
             return
@@ -108,6 +109,8 @@ class Loops:
             (first, last, None, dict(found.conditions)),
             (last, hi, None if exact else hi, {}),
         ]
+        if exact and not stops:
+            parts.pop()  # nothing is behind the stretch
         if starts:
             parts.insert(0, (lo, first, None if exact else hi, {}))
         for part in reversed(parts) if self.c.reuse.writes else parts:
@@ -124,6 +127,8 @@ class Loops:
                 return self.divisible(a, n) and self.divisible(b, n)
             case Call("mul", (a, b)):
                 return self.divisible(a, n) or self.divisible(b, n)
+            case Call("tile_start", (Index(d),)) if any(g.dim == d for g in self.c.kernel.grid):
+                return self.c.hold(d).tile % n == 0
             case Call("tile_stop", (Index(d),)):
                 return self.c.hold(d).tile % n == 0 and self.divisible(Size(d), n)
         return False

@@ -46,6 +46,8 @@ _OF_BLOCK = re.compile(r"SR_(CTAID|CgaCtaId)\b")
 _KEPT = re.compile(r"(?:MOV|IMAD\.U32|IMAD\.MOV\.U32) R(\d+), (?:RZ, RZ, )?UR(\d+)$")
 #: One that is restored, and the number that stands for a register that keeps one.
 _RESTORED, _KEEPER = re.compile(r"R2UR UR(\d+), R(\d+)$"), 1000
+#: A product whose left operand is in registers.
+_IN_REGISTERS = re.compile(r"HGMMA\S* R\d+, R\d+, gdesc")
 #: Most instructions that a value is followed through.
 DEEP = 6
 #: No instruction wrote it.
@@ -141,7 +143,8 @@ def _instruction(address: int, text: str, line: str, labels: tuple[str, ...]) ->
     for operand in operands if _KEPT.match(body) is None else ():
         for r in map(int, _REGISTER.findall(operand)):
             count = 4 if f"gdesc[UR{r}]" in operand else 2 if f"desc[UR{r}]" in operand or op == "UIADD3.64" else 1
-            reads |= set(range(r, r + count))
+            # descriptors of the left and the right operand; a left one in registers has none
+            reads |= set(range(r + 2 if count == 4 and _IN_REGISTERS.match(body) else r, r + count))
     jumps = name in ("BRA", "BRX")
     always = guard is None and (name in ("BRX", "EXIT", "RET") or (name == "BRA" and rest.startswith("`")))
     targets = tuple(_PLACES.findall(line)) if jumps else ()

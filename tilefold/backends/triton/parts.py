@@ -18,8 +18,8 @@ from tilefold.tile.uses import expressions, written
 
 #: Rows of a Hopper matrix instruction of four warps; streamed indices a tile may have.
 ROWS, STREAMED = 64, (32, 64, 128)
-#: Bytes of shared memory of a thread block on Hopper, and of them for barriers and gaps.
-SHARED, BARRIERS = 232_448, 1024
+#: Bytes of shared memory for barriers and gaps.
+BARRIERS = 1024
 
 
 @dataclass(frozen=True, slots=True)

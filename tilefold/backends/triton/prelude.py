@@ -1,10 +1,18 @@
-"""Device functions that generated kernels call: the text that stands before every kernel."""
+"""Device functions that generated kernels call: before a kernel stand those that it needs, for Triton reads the text of
+every one (2 ms of the processor each)."""
 
-PRELUDE = """import triton
+from __future__ import annotations
+
+import re
+from functools import cache
+
+HEADER = """import triton
 import triton.language as tl
+from triton.language import core
 from triton.language.extra import libdevice
+"""
 
-
+FUNCTIONS = """
 @triton.jit
 def tf_max(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -78,7 +86,56 @@ def tf_round(x):
 
 @triton.jit
 def tf_tanh(x):
-    return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))
+    # near zero the odd polynomial of CUDA's library: one less two parts of one has no digit right there
+    s = x * x
+    p = ((0.0157296831 * s - 0.0523029624) * s + 0.133152977) * s - 0.333327681
+    return tl.where(tl.abs(x) < 0.55, p * s * x + x, 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268)))
+
+
+@triton.jit
+def tf_expm1(x):
+    # Kahan's: what rounding takes from exp(x) - 1 it takes from the logarithm too
+    u = tl.exp(x)
+    near = (u - 1.0) * x / tl.log(tl.where(u == 1.0, 2.0, u))
+    return tl.where(u == 1.0, x, tl.where(tl.abs(x) < 1.0, near, u - 1.0))
+
+
+@triton.jit
+def tf_log1p(x):
+    u = 1.0 + x
+    rest = tl.where(u == 1.0, 1.0, u - 1.0)
+    return tl.where(u == 1.0, x, tl.where(tl.abs(x) < 1.0, tl.log(u) * (x / rest), tl.log(u)))
+
+
+@triton.jit
+def tf_tanh_by_exp(x):
+    e = 1.0 + tl.exp2(x * 2.8853900817779268)
+    r = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [e], dtype=tl.float32, is_pure=True, pack=1)
+    return 1.0 - 2.0 * r
+
+
+@triton.jit
+def tf_log2_approx(x):
+    return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def tf_turned(x):
+    # x less its whole turns, in two parts: off by 2^-22 at most
+    n = tl.fma(x, 0.15915494309189535, 12582912.0) - 12582912.0  # rounded, for it has no places left there
+    return tl.fma(n, 1.7484556e-07, tl.fma(n, -6.2831855, x))
+
+
+@triton.jit
+def tf_cos_approx(x):
+    x = tf_turned(x)
+    return tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def tf_sin_approx(x):
+    x = tf_turned(x)
+    return tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -150,10 +207,6 @@ def tf_ranked_index(key):
 
 #: Philox-4x32-10 of the counter (column / 4, row, 0, 0), and of its four words that of column % 4 (`algebra.philox`).
 RANDOM = """
-
-from triton.language import core
-
-
 @triton.jit
 def tf_random(seed, row, column):
     row, column = core.to_tensor(row), core.to_tensor(column)
@@ -174,13 +227,11 @@ def tf_random(seed, row, column):
 
 #: Indices that data chose must exist: where one does not in a lane of an element, the device stops (`ASSERTING`).
 CHECKED = """
-
 @triton.jit
 def tf_exist(exists, lanes):
     tl.device_assert(exists, "index out of range", lanes)
 """
 INTERPRETED_CHECKED = """
-
 def tf_exist(exists, lanes):
     missing = exists == 0
     if (missing if lanes is True else missing & lanes).handle.data.any():
@@ -210,8 +261,33 @@ ASSERTING = "tf_exist("
 
 
 def prelude(code: str, *, interpreted: bool = False) -> str:
-    """The functions for a kernel of this code: drawing random numbers and checks of indices only where it does so."""
-    text = PRELUDE + (RANDOM if "tf_random(" in code else "") + (INTERPRETED if interpreted else "")
-    if ASSERTING not in code:
-        return text
-    return text + (INTERPRETED_CHECKED if interpreted else CHECKED)
+    """Imports, and the functions that a kernel of this code needs."""
+    return HEADER + functions(code, interpreted=interpreted)
+
+
+def functions(code: str, *, interpreted: bool = False) -> str:
+    """The functions that a kernel of this code needs."""
+    return needed(FUNCTIONS, RANDOM, *((INTERPRETED, INTERPRETED_CHECKED) if interpreted else (CHECKED,)), code=code)
+
+
+def needed(*texts: str, code: str) -> str:
+    """Of texts of functions those that the code calls, and those that these call, in the texts' order; of two with one
+    name the later one."""
+    known = _by_name("\n".join(texts))
+    wanted: set[str] = set()
+    new = _called(code) & known.keys()
+    while new:
+        wanted |= new
+        new = {n for f in new for n in _called(known[f])} & known.keys() - wanted
+    return "".join(f"\n\n{text}\n" for name, text in known.items() if name in wanted)
+
+
+@cache
+def _by_name(text: str) -> dict[str, str]:
+    """The functions of a text, each with its decorator."""
+    parts = re.split(r"\n(?=@|def )(?<!jit\n)", "\n" + text)
+    return {found[1]: part.strip("\n") for part in parts if (found := re.search(r"^def (\w+)", part, re.MULTILINE))}
+
+
+def _called(code: str) -> set[str]:
+    return set(re.findall(r"\btf_\w+", code))

@@ -14,6 +14,7 @@ from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import MATRIX_UNIT, cut, lengths, power_of_two, product_dims, singles
 from tilefold.tile.rows_first import rows_first, without_single_loops
+from tilefold.tile.scaled_after import scaled_after
 from tilefold.tile.stream import stream
 from tilefold.tile.uses import expressions
 from tilefold.tile.verify import verify
@@ -45,7 +46,7 @@ def tile_kernel(
         kernel = without_single_loops(kernel)
     dims = product_dims(kernel)
     if dims:
-        kernel = verify(rows_first(kernel))
+        kernel = verify(scaled_after(rows_first(kernel)))
     if not dims:
         beside = {d for s in kernel.body if isinstance(s, For) for d in _beside(s)}
         kernel = cut(singles(kernel), [d for d in _wasteful(kernel) if d not in beside])

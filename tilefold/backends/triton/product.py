@@ -107,6 +107,8 @@ class Products:
         left = self._operand(s.a, s.m, s.k, s.k, zeros=zeros)
         right = self._operand(s.b, s.k, s.n, s.k, zeros=zeros)
         kind = self._kind(s.a, s.b, s.kept)
+        c.check_operand(s.a.tensor, (*s.m, *s.k), kind)
+        c.check_operand(s.b.tensor, (*s.k, *s.n), kind)
         x, y = self._in(left, kind), self._in(right, kind)
         name = c.buffer_names[buf]
         flat = len(s.m) == 1 and len(s.n) == 1

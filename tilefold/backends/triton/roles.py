@@ -17,11 +17,10 @@ from itertools import pairwise
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
-from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.config import SHARED, TritonConfig
 from tilefold.backends.triton.parts import (
     BARRIERS,
     ROWS,
-    SHARED,
     STREAMED,
     Part,
     Reading,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Expr, Index, Load, Size
 from tilefold.backends.triton.extremes import numbers
 from tilefold.backends.triton.facts import certain
@@ -25,6 +26,8 @@ from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.uses import allocated, expressions
 
+#: Names of types in the assembler's language.
+_PTX = {DType.BF16: "bf16", DType.F16: "f16"}
 #: Values of an element that a later phase reads may be so many, where the last merges are a tile behind: one takes the
 #: registers of the lift's result.
 CROSSING = 1
@@ -83,10 +86,7 @@ class Folds(Role):
         self._on_states(r.begun)
         if not r.never_empty:
             for n in self.later if r.behind or self.trails else ():
-                i, _ = self.columns[r.merges[n].columns]
-                self.emit(
-                    f"held_p{n} = gl.full([{ROWS}, {self.tile}], 0.0, {in_gluon(TRITON_TYPE[r.dtype])}, held_{i})"
-                )
+                self.emit(f"held_p{n} = {self._in_pairs('zero')}")
         self.emit("mbarrier.wait(rows_full.index(GROUP), r & 1)")
         for n, made in r.prepared:
             prepare(self.of, c, n, made)
@@ -320,7 +320,12 @@ class Folds(Role):
             m = self.r.merges[n]
             name, lanes = self.c.buffer_names[m.gemm.buf], self.r.parts[m.part].lanes
             tile = f"{self.of.parts[m.part]}.index({s}).reshape([{self.tile}, {lanes}])"
-            self.emit(f"{name} = warpgroup_mma(held_p{n}, {tile}, {name}, is_async=True)")
+            held = f"held_p{n}"
+            if n in self.later:
+                held = (
+                    f"tf_from_pairs({held}, held_{self.columns[m.columns][0]}, {in_gluon(TRITON_TYPE[self.r.dtype])})"
+                )
+            self.emit(f"{name} = warpgroup_mma({held}, {tile}, {name}, is_async=True)")
 
     def _states(self, which: Iterable[int] | None = None) -> list[str]:
         """States of these merges, of all where not said."""
@@ -344,8 +349,15 @@ class Folds(Role):
                 raise BackendError(f"{self.c.kernel.name}: {m.made} does not vary over rows and the stream")
             masked = self.c.masks(frame[1:], frame)
             code = v.code if masked is None else f"tl.where({masked}, {v.code}, 0.0)"
+            if n in self.later:
+                code = code if v.kind is DType.F32 else f"({code}).to(tl.float32)"
+                self.emit(f"held_p{n} = {self._in_pairs(code)}")
+                continue
             code = code if v.kind is self.r.dtype else narrowed(code, v.kind, self.r.dtype)
             self.emit(f"held_p{n} = gl.convert_layout({code}, held_{self.columns[m.columns][0]})")
+
+    def _in_pairs(self, code: str) -> str:
+        return f'tf_in_pairs({code}, "{_PTX[self.r.dtype]}")'
 
     def _last(self) -> None:
         """Merges of the last tile."""

@@ -19,9 +19,9 @@ from dataclasses import replace
 
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
-from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, SUMS, WALK, WARPS, in_gluon, mentions
+from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, PAIRS, SUMS, WALK, WARPS, in_gluon, mentions
 from tilefold.backends.triton.parts import ROWS
-from tilefold.backends.triton.prelude import prelude
+from tilefold.backends.triton.prelude import functions, needed
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.row_folds import Folds
 from tilefold.backends.triton.row_roles import REGISTERS, RowRoles
@@ -61,10 +61,7 @@ class _Rows:
             self._entry(args, passed),
         ]
         code = "\n\n\n".join(parts) + "\n"
-        text = in_gluon(prelude(code).split("\n\n\n", 1)[1])
-        some = [t for t, on in ((SUMS, self.r.kept), (DRAWN, self.of.draws)) if on]
-        source = "\n".join([HEADER, "", WALK, "", *(t + "\n" for t in some), text, ""])
-        source += code
+        source = HEADER + needed(WALK, SUMS, DRAWN, PAIRS, code=code) + in_gluon(functions(code)) + "\n\n" + code
         grid = tuple(replace(t, tile=t.tile * self.r.groups) if t.tile > 1 else t for t in self.kernel.grid)
         return Rendered(
             source,

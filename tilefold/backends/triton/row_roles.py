@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, loads, tensors_read, walk
 from tilefold.algebra.ops import TILE_EXTREMES
-from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.config import SHARED, TritonConfig
 from tilefold.backends.triton.extremes import few
 from tilefold.backends.triton.parts import (
     BARRIERS,
     ROWS,
-    SHARED,
     STREAMED,
     Part,
     Reading,

@@ -12,6 +12,8 @@ from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
 from tilefold.algebra.facts import Range
 from tilefold.algebra.ops import OPS
+from tilefold.backends.triton.far import NEAR
+from tilefold.backends.triton.functions import IN_INTERPRETER, INFIX, ROOTS, UNARY
 from tilefold.backends.triton.simplify import pull_scale, terms
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number, number, union
 from tilefold.errors import BackendError
@@ -21,52 +23,19 @@ LOG2E = math.log2(math.e)
 LEAST_NORMAL = 2.0**-126
 #: Divisors between its inverse and this have inverses that are good for all quotients.
 BY_INVERSE = 2.0**100
+#: Angles up to which turns are whole numbers of float32, with room.
+MOST_TURNED = 2.0**22
 #: What is more is rounded beyond the largest e4m3 (448).
 MOST_E4M3 = 464.0
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-_UNARY = {
-    "neg": "-({})",
-    "abs": "tl.abs({})",
-    "exp": "tl.exp({})",
-    "exp2": "tl.exp2({})",
-    "log": "tl.log({})",
-    "log2": "tl.log2({})",
-    "sqrt": "tl.sqrt_rn({})",
-    "rsqrt": "tl.rsqrt({})",
-    "sin": "tl.sin({})",
-    "cos": "tl.cos({})",
-    "sigmoid": "tl.sigmoid({})",
-    "erf": "tl.erf({})",
-    "floor": "tl.floor({})",
-    "ceil": "tl.ceil({})",
-    "expm1": "libdevice.expm1({})",
-    "log1p": "libdevice.log1p({})",
-    "tanh": "libdevice.tanh({})",
-    "trunc": "libdevice.trunc({})",
-    "round": "libdevice.rint({})",
-}
-#: Powers of normal numbers as roots.
-_ROOTS = {
-    0.25: "tl.sqrt(tl.sqrt({0}))",
-    0.75: "(tl.sqrt({0}) * tl.sqrt(tl.sqrt({0})))",
-    1.25: "({0} * tl.sqrt(tl.sqrt({0})))",
-    1.5: "({0} * tl.sqrt({0}))",
-}
-_IN_INTERPRETER = {
-    "sqrt": "tl.sqrt({})",
-    "expm1": "(tl.exp({}) - 1.0)",
-    "log1p": "tl.log(1.0 + {})",
-    "tanh": "tf_tanh({})",
-    "trunc": "tf_trunc({})",
-    "round": "tf_round({})",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
     """What expressions are made of in a kernel: loads, indices, tile bounds; and the accuracy wanted.
 
-    narrow: all floats of the kernel are 16 bits or less, so errors of 2^-20 are far below theirs.
+    far: whether an expression has finite values whose product with log2(e) overflows (`far`).
+    narrow: results are of 16 bits or less (`coarse`), so errors of 2^-20 are far below theirs. all_narrow: so are all
+    floats of the kernel, and those of 2^-11 are.
     exact: quotients are correctly rounded, for something in the kernel rounds to a coarse grid.
     inverses: quotients are many: they are products with inverses. In kernels of matrix products they are few, and what
     inverses take of the registers costs more (attention of 256 keys: 107 to 139, a block fewer, 12 % of the time).
@@ -84,7 +53,9 @@ class Leaves:
     range_of: Callable[[Expr], Range]
     most: Callable[[Expr, Expr], float | None]
     named: Callable[[str, str, int], str]
+    far: Callable[[Expr], bool]
     narrow: bool = False
+    all_narrow: bool = False
     exact: bool = False
     inverses: bool = True
     interpreted: bool = False
@@ -114,6 +85,11 @@ class Expressions:
                 return self.leaves.sym(s)
             case Load():
                 return self.leaves.load(e, frame)
+            case Cast(Call(("add" | "sub" | "abs"), _) as arg, DType.F32) if self._far_apart(arg, frame):
+                return self._to(arg, self.value(arg, frame), DType.F32, frame)
+            case Call("log1p", (Cast(arg, DType.F32) as x,)) if self._whole(arg, frame):
+                n = self.value(x, frame)  # 1 + n is exact
+                return Value(f"(tf_log2_approx(1.0 + {n.code}) * {1 / LOG2E})", n.axes, n.kind, n.level)
             case Cast(arg, dtype):
                 return self._cast(self.to_be_cast(arg, dtype, frame), dtype, self.checked(arg, dtype))
             case Call("tile_start", (Index(d),)):
@@ -136,6 +112,22 @@ class Expressions:
             case Call(op, args):
                 return self._call(op, args, frame)
         raise AssertionError(e)
+
+    def _far_apart(self, e: Expr, frame: Sequence[str]) -> bool:
+        """Whether `e` is made of whole numbers and varies along several dims, as a distance does."""
+        v = self.value(e, frame)
+        return v.kind is DType.I64 and len(v.axes) > 1
+
+    def _bounded(self, e: Expr) -> bool:
+        """Whether the sine of `e` may be one to a few places: less than `MOST_TURNED` from 0, for certain."""
+        found = self.leaves.range_of(e)
+        short = self.leaves.narrow and self.leaves.nvidia and not self.leaves.interpreted
+        return short and found.lo > -MOST_TURNED and found.hi < MOST_TURNED
+
+    def _whole(self, e: Expr, frame: Sequence[str]) -> bool:
+        """Whether log1p of `e`, a whole number, may be a logarithm to a few places."""
+        short = self.leaves.narrow and self.leaves.nvidia and not self.leaves.interpreted
+        return short and self.value(e, frame).kind is DType.I64
 
     def to_be_cast(self, e: Expr, dtype: DType, frame: Sequence[str]) -> Value:
         """Code of `e` for a reader that rounds it to `dtype`."""
@@ -162,7 +154,7 @@ class Expressions:
             quotient = self._quotient(vs[0], vs[1], args[1], axes, to_e4m3=to_e4m3)
             if quotient is not None:
                 return Value(quotient, axes, kind, level)
-        return Value(self._code(op, codes, kind, vs), axes, result, level)
+        return Value(self._code(op, codes, kind, vs, args), axes, result, level)
 
     def _quotient(self, x: Value, s: Value, divisor: Expr, axes: tuple[str, ...], *, to_e4m3: bool) -> str | None:
         """x / s in float32 where s varies along fewer axes: by an inverse that is computed along these alone.
@@ -207,16 +199,19 @@ class Expressions:
         """Convert; a difference of indices is converted before it is spread over a tile."""
         if kind is DType.F32 and v.kind is DType.I64 and len(v.axes) > 1:
             match e:
+                case Call("abs", (a,)):
+                    x = self._to(a, self.value(a, frame), kind, frame)
+                    return Value(f"tl.abs({x.code})", x.axes, kind, x.level)
                 case Call(("add" | "sub") as op, (a, b)) if not any(isinstance(x, Load) for x in (a, b)):
                     x, y = (self._to(k, self.value(k, frame), kind, frame) for k in (a, b))
                     axes = union([x, y], frame)
-                    code = f"({fitted(x, axes)} {_INFIX[op]} {fitted(y, axes)})"
+                    code = f"({fitted(x, axes)} {INFIX[op]} {fitted(y, axes)})"
                     return Value(code, axes, kind, max(x.level, y.level))
         return converted(v, kind)
 
-    def _code(self, op: str, c: list[str], kind: DType, vs: list[Value]) -> str:
-        if op in _INFIX:
-            return f"({c[0]} {_INFIX[op]} {c[1]})"
+    def _code(self, op: str, c: list[str], kind: DType, vs: list[Value], args: Sequence[Expr]) -> str:
+        if op in INFIX:
+            return f"({c[0]} {INFIX[op]} {c[1]})"
         if op == "where":
             return f"tl.where({c[0]}, {c[1]}, {c[2]})"
         if op in ("maximum", "minimum"):
@@ -255,8 +250,12 @@ class Expressions:
         if op in ("floor", "ceil", "trunc", "round") and not kind.is_float:
             return c[0]
         if op == "tanh" and self.leaves.narrow and not self.leaves.interpreted:
-            return f"tf_tanh_approx({c[0]})" if self.leaves.nvidia else f"tf_tanh({c[0]})"
-        table = _IN_INTERPRETER if self.leaves.interpreted and op in _IN_INTERPRETER else _UNARY
+            if not self.leaves.nvidia:
+                return f"tf_tanh({c[0]})"
+            return f"tf_tanh_approx({c[0]})" if self.leaves.all_narrow else f"tf_tanh_by_exp({c[0]})"
+        if op in ("sin", "cos") and kind is DType.F32 and self._bounded(args[0]):
+            return f"tf_{op}_approx({c[0]})"
+        table = IN_INTERPRETER if self.leaves.interpreted and op in IN_INTERPRETER else UNARY
         if op not in table:
             raise BackendError(f"the Triton back end has no operation {op}", hint="use backend cpp, or report it")
         return table[op].format(c[0])
@@ -298,12 +297,13 @@ class Expressions:
             if v.kind is DType.F32 and not is_number(v.code):
                 return Value(f"libdevice.exp({v.code})", v.axes, v.kind, v.level)
         wide = [(k, x) for k, x in parts if len(dims_used(x)) > 1 or isinstance(x, Call)]
-        folds = self.leaves.narrow or any(abs(k) != 1.0 for k, _ in parts)
+        folds = self.leaves.narrow or any(abs(k) * pull_scale(x, loose=False)[0] != 1.0 for k, x in parts)
         if not folds or not wide or len(parts) > 3:
             v = converted(self.value(arg, frame), DType.F32) if self._is_int(arg, frame) else self.value(arg, frame)
             return Value(f"tl.exp({v.code})", v.axes, v.kind, v.level)
-        code, kind, level = "", DType.F32, 0
+        kind = DType.F32
         done: list[tuple[float, Value]] = []
+        wide_far: list[tuple[int, bool]] = []
         for k, x in parts:
             more, inner = pull_scale(x, loose=self.leaves.narrow)
             v = self.value(inner, frame)
@@ -311,10 +311,27 @@ class Expressions:
                 v = self._to(inner, v, DType.F32, frame)
             kind = promote(kind, v.kind)
             done.append((k * more * LOG2E, v))
+            wide_far.append((len(v.axes), self.leaves.far(x)))
+        done.sort(key=lambda t: -len(t[1].axes))
+        far = max(wide_far)[1]
+        return self._exp2(done, kind, frame, done[-1] if far and len(done) > 1 and kind is DType.F32 else None)
+
+    def _exp2(
+        self, done: Sequence[tuple[float, Value]], kind: DType, frame: Sequence[str], far: tuple[float, Value] | None
+    ) -> Value:
+        """exp2 of a sum of multiples; where `far`, one of them, would overflow, all are halved."""
         axes = union([v for _, v in done], frame)
-        for k, v in sorted(done, key=lambda t: -len(t[1].axes)):
-            term = fitted(Value(f"({v.code} * {number(abs(k), DType.F32)})", v.axes, kind), axes)
-            sign = "-" if k < 0 else "+"
+        code, level = "", 0
+        for k, v in done:
+            factor, over = number(abs(k), DType.F32), v.axes
+            if far is not None:
+                beyond = number(NEAR * LOG2E / abs(far[0]), DType.F32)
+                half = number(abs(k) / 2, DType.F32)
+                choice = Value(f"tl.where(tl.abs({far[1].code}) > {beyond}, {half}, {factor})", far[1].axes, kind)
+                over = union([v, choice], frame)
+                factor = fitted(choice, over)
+            scaled = Value(f"({fitted(v, over)} * {factor})", over, kind)
+            term, sign = fitted(scaled, axes), "-" if k < 0 else "+"
             code = (f"-{term}" if k < 0 else term) if not code else f"{code} {sign} {term}"
             level = max(level, v.level)
         return Value(f"tl.exp2({code})", axes, kind, level)
@@ -329,9 +346,9 @@ class Expressions:
         simple |= {0.5: "tl.sqrt({})", -0.5: "tl.rsqrt({})", -1.0: "(1.0 / {})"}
         if n in simple:
             return Value(simple[n].format(v.code), v.axes, v.kind, v.level)
-        if v.kind is DType.F32 and abs(n) in _ROOTS and least >= LEAST_NORMAL:
+        if v.kind is DType.F32 and abs(n) in ROOTS and least >= LEAST_NORMAL:
             x = v.code if v.code.isidentifier() else self.leaves.named(v.code, "base", v.level)
-            code = _ROOTS[abs(n)].format(x)
+            code = ROOTS[abs(n)].format(x)
             return Value(code if n > 0 else f"(1.0 / {code})", v.axes, v.kind, v.level)
         v = converted(v, DType.F32) if not v.kind.is_float else v
         if self.leaves.interpreted:

@@ -1,4 +1,8 @@
-"""argmax, argmin and topk: by one 64-bit key an element, rank of the value, then the lower index."""
+"""argmax, argmin and topk: by one 64-bit key an element, rank of the value, then the lower index.
+
+Of argmax and argmin only what a tile comes to has a key: its extreme, and the lowest index of an element that is equal
+to it or, as the extreme is then, no number. Keys of all elements take three times as many instructions.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,15 @@ from tilefold.tile import ir
 
 #: The key of no element: the least int64.
 LEAST_KEY = "-9223372036854775808"
+#: The index of no element.
+NONE = "2147483647"
+
+
+def _over(code: str, combine: str, axes: Sequence[int]) -> str:
+    """`code` reduced over axes, the last first: Triton 3.6 mixes up rows where several are one before they are."""
+    for axis in axes:
+        code = f"tl.reduce({code}, {axis}, {combine})"
+    return code
 
 
 class Selections:
@@ -35,6 +48,9 @@ class Selections:
         frame = (*keep, *rdims)
         v = converted(self.c.expressions.value(self.c.settled(s.expr), frame), DType.F32)
         p = self.c.expressions.value(self.c.settled(s.payload), frame)
+        if not (slot or s.may_lack or self.c.interpreted):
+            self._by_value(s, v, p, keep, rdims)
+            return
         key = self._ranked(v, p, frame, s.op)
         if s.may_lack:
             key = f"tl.where({fitted(p, frame)} < 0, {LEAST_KEY}, {key})"
@@ -43,18 +59,48 @@ class Selections:
         spread = key if set(v.axes) | set(p.axes) == set(frame) else f"tl.broadcast_to({key}, {shape})"
         valid = self.c.masks(rdims, frame)
         self.c.scopes.emit(f"{keys} = {spread if valid is None else f'tl.where({valid}, {spread}, {LEAST_KEY})'}")
-        held, held_at = self.c.buffer_names[s.buf], self.c.buffer_names[s.index_buf]
-        old = self.c.scopes.fresh("held")
         sign = "-" if s.op == "argmin" else ""
-        if s.accumulate:
-            rank = f"tf_rank({sign}{held}, {held_at}.to(tl.int32))"
-            self.c.scopes.emit(f"{old} = tl.where({held_at} < 0, {LEAST_KEY}, {rank})")
+        old = self._held(s, sign)
         if slot:
             self._top(s, b, keys, old, keep, len(rdims))
             return
         best = self.c.scopes.fresh("best")
         found = self._largest(keys, len(keep), len(rdims))
         self.c.scopes.emit(f"{best} = tl.maximum({found}, {old})" if s.accumulate else f"{best} = {found}")
+        self._unranked(s, best, sign)
+
+    def _held(self, s: ir.Select, sign: str) -> str:
+        """The key of what is held, where it takes part."""
+        old = self.c.scopes.fresh("held")
+        if s.accumulate:
+            held, held_at = self.c.buffer_names[s.buf], self.c.buffer_names[s.index_buf]
+            rank = f"tf_rank({sign}{held}, {held_at}.to(tl.int32))"
+            self.c.scopes.emit(f"{old} = tl.where({held_at} < 0, {LEAST_KEY}, {rank})")
+        return old
+
+    def _by_value(self, s: ir.Select, v: Value, p: Value, keep: Sequence[str], rdims: Sequence[str]) -> None:
+        """The largest value of the tile, and the lowest index of those that are as large."""
+        frame, emit = (*keep, *rdims), self.c.scopes.emit
+        sign = "-" if s.op == "argmin" else ""
+        values, top, equal, at = (self.c.scopes.fresh(n) for n in ("values", "top", "equal", "at"))
+        shape = "[" + ", ".join(str(self.c.hold(d).lanes) for d in frame) + "]"
+        spread = fitted(v, frame) if set(v.axes) == set(frame) else f"tl.broadcast_to({fitted(v, frame)}, {shape})"
+        valid = self.c.masks(rdims, frame)
+        emit(f"{values} = {sign}{spread}")
+        if valid is not None:
+            emit(f'{values} = tl.where({valid}, {values}, float("-inf"))')
+        axes = list(reversed(range(len(keep), len(frame))))
+        beside = "[" + ", ".join([":"] * len(keep) + ["None"] * len(rdims)) + "]" if keep else ""
+        emit(f"{top} = {_over(values, 'tf_max', axes)}")
+        emit(f"{equal} = ({values} == {top}{beside}) | ({values} != {values})")
+        if valid is not None:
+            emit(f"{equal} = {equal} & {valid}")
+        emit(f"{at} = tl.where({equal}, tl.broadcast_to(({fitted(p, frame)}).to(tl.int32), {shape}), {NONE})")
+        emit(f"{at} = {_over(at, 'tf_int_min', axes)}")
+        old, best = self._held(s, sign), self.c.scopes.fresh("best")
+        emit(f"{best} = tl.where({at} == {NONE}, {LEAST_KEY}, tf_rank({top}, {at}))")
+        if s.accumulate:
+            emit(f"{best} = tl.maximum({best}, {old})")
         self._unranked(s, best, sign)
 
     def _largest(self, keys: str, first: int, count: int) -> str:

@@ -21,7 +21,7 @@ from tilefold.errors import BackendError
 def job_from(line: Mapping[str, Any]) -> tuple[Job, Target]:
     """A job and what it is to be compiled for."""
     job = line["job"]
-    return Job(**{**job, "vectors": tuple(job["vectors"])}), Target(*line["target"])
+    return Job(**{**job, "vectors": tuple((n, d) for n, d in job["vectors"])}), Target(*line["target"])
 
 
 @cache

@@ -42,6 +42,8 @@ GROUPS = 2
 FULL = H100.cores
 #: Fewer elements than this a warp are not worth one.
 FEW = 64
+#: Longer rows in twice as many lanes have two warps each (8192 x 1000 on an H200: 15.1 us, 16.4 in pairs of one warp).
+MASKED = 512
 #: A streamed dim is a vector, also where one index of it is left: nothing is selected from single elements.
 LEAST_STREAMED = 2
 #: Threads of a warp; most warps of a thread block that is one of few, and least elements of each thread there.
@@ -264,7 +266,9 @@ def _in_steps(
 
 
 def _exact(s: Shape, c: TritonConfig, rows: Sequence[str], sizes: Mapping[str, int]) -> TritonConfig:
-    """Small tiles, many threads: the operands of a product of float32 are in registers, all of what it contracts."""
+    """Small tiles, many threads: the operands of a product of float32 are in registers, all of what it contracts.
+
+    Of few rows in segments, which only read: longer steps, three of them ahead."""
     dims = {d for m, n, k in s.products for d in m | n | k}
     sums = {d for _, _, k in s.products for d in k if d not in s.streamed}
     chunked = {d for d in sums if d in c.tiles or (not s.streamed and sizes[d] > 2 * MATRIX_UNIT)}
@@ -273,6 +277,9 @@ def _exact(s: Shape, c: TritonConfig, rows: Sequence[str], sizes: Mapping[str, i
     tiles = {**c.tiles, **{d: min(c.tiles[d], most) for d in rows}}
     tiles |= {d: min(tiles[d], 32 if wide <= 128 else MATRIX_UNIT) for d in s.streamed}
     tiles |= dict.fromkeys(chunked, MATRIX_UNIT)
+    few = any(math.prod(sizes[d] for d in side) <= MATRIX_UNIT for m, n, _ in s.products for side in (m, n))
+    if few and s.segments and len(s.products) == 1 and s.cut >= set(s.streamed):
+        return replace(c, tiles=tiles | dict.fromkeys(s.streamed, CHUNK), warps=4, stages=4)
     return replace(c, tiles=tiles, warps=8, stages=2)
 
 
@@ -353,6 +360,8 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         # few threads with much to do each; of long rows two blocks a multiprocessor, which take turns at the memory
         held = max((sizes[d] for d in local), default=0)
         warps = 1 if held <= 4096 else 4 if held <= 16384 else 8
+        if MASKED < held < 2 * MASKED:
+            tiles, warps = {**tiles, **dict.fromkeys(s.parallel, 1)}, 2
     if inner:
         warps = 2
     elif whole_cut:

@@ -74,8 +74,7 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
     are under way, so that what does not vary from place to place (its weights) is loaded and converted once for
     several; and no more."""
     inputs = {i.name: i.dtype.nbytes for i in b.inputs}
-    read = [Counter(x.tensor for e in exprs for x in loads_of(e) if x.tensor in inputs) for exprs in _computed(b.body)]
-    window, loads = max(((max(n.values(), default=0), n.total()) for n in read), default=(0, 0))
+    window, loads = window_of(b)
     if window < WINDOW or loads == window:
         return c
     tiles, warps = dict(c.tiles), c.warps
@@ -101,6 +100,13 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
         ):
             tiles[d] = 2 * tiles.get(d, 1)
     return c if (tiles, warps) == (c.tiles, c.warps) else replace(c, tiles=tiles, warps=warps)
+
+
+def window_of(b: Block) -> tuple[int, int]:
+    """Loads of the tensor that a statement reads in most places, and all loads of that statement."""
+    inputs = {i.name for i in b.inputs}
+    read = [Counter(x.tensor for e in exprs for x in loads_of(e) if x.tensor in inputs) for exprs in _computed(b.body)]
+    return max(((max(n.values(), default=0), n.total()) for n in read), default=(0, 0))
 
 
 def for_parts(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:

@@ -1,0 +1,44 @@
+"""Operations of expressions as Triton spells them."""
+
+from __future__ import annotations
+
+#: Operations that have a sign in Python, between operands.
+INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+#: Functions of one value, as Triton has them.
+UNARY = {
+    "neg": "-({})",
+    "abs": "tl.abs({})",
+    "exp": "tl.exp({})",
+    "exp2": "tl.exp2({})",
+    "log": "tl.log({})",
+    "log2": "tl.log2({})",
+    "sqrt": "tl.sqrt_rn({})",
+    "rsqrt": "tl.rsqrt({})",
+    "sin": "tl.sin({})",
+    "cos": "tl.cos({})",
+    "sigmoid": "tl.sigmoid({})",
+    "erf": "tl.erf({})",
+    "floor": "tl.floor({})",
+    "ceil": "tl.ceil({})",
+    "expm1": "libdevice.expm1({})",
+    "log1p": "libdevice.log1p({})",
+    "tanh": "libdevice.tanh({})",
+    "trunc": "libdevice.trunc({})",
+    "round": "libdevice.rint({})",
+}
+#: Powers of normal numbers as roots.
+ROOTS = {
+    0.25: "tl.sqrt(tl.sqrt({0}))",
+    0.75: "(tl.sqrt({0}) * tl.sqrt(tl.sqrt({0})))",
+    1.25: "({0} * tl.sqrt(tl.sqrt({0})))",
+    1.5: "({0} * tl.sqrt({0}))",
+}
+#: What stands for those that the interpreter lacks.
+IN_INTERPRETER = {
+    "sqrt": "tl.sqrt({})",
+    "expm1": "tf_expm1({})",
+    "log1p": "tf_log1p({})",
+    "tanh": "tf_tanh({})",
+    "trunc": "tf_trunc({})",
+    "round": "tf_round({})",
+}
