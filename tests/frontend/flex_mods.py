@@ -28,6 +28,9 @@ scale, temperature = rand(H, seed=1), torch.tensor(0.7)
 token, pair, whole, distance = rand(S, seed=2), rand(L, S), rand(B, H, L, S), rand(H, L + S)
 rotary_q, rotary_k = rand(B, H, L, 4), rand(B, H // 2, S, 4)
 LESS = -float("inf")
+#: Tokens of text that see an image of 17 tokens each.
+intervals = torch.tensor([[0, 20], [5, 30], [30, 45]])
+image = torch.arange(S) // 17
 
 
 def slope(h):
@@ -37,6 +40,66 @@ def slope(h):
 def paged(s, b, h, q, k):
     there = pages[b, k // 8] * 8 + k % 8
     return torch.where(there < lengths[b], torch.where(q >= there, s, LESS), LESS)
+
+
+def in_tiles(n):
+    """Row and column of a token of an image of 6 x 8, kept in tiles of 2 x 4."""
+    tile, inside = n // 8, n % 8
+    return tile // 2 * 2 + inside // 4, tile % 2 * 4 + inside % 4
+
+
+def even_bits(n):
+    n = n & 0x55
+    n = (n + (n >> 1)) & 0x33  # no bit of one is in the other
+    return (n + (n >> 2)) & 0x0F
+
+
+def on_a_curve(n):
+    """Row and column of a token of an image of 8 x 8, kept on a Morton curve."""
+    return even_bits(n >> 1), even_bits(n)
+
+
+def neighbours(place, height, width):
+    """A token sees those less than two rows and three columns from the nearest whole neighbourhood."""
+
+    def seen(b, h, q, k):
+        (y, x), (row, column) = place(q), place(k)
+        return ((y.clamp(1, height - 2) - row).abs() <= 1) & ((x.clamp(2, width - 3) - column).abs() <= 2)
+
+    return seen
+
+
+def sliding_tiles(b, h, q, k):
+    """Tiles of eight tokens in rows of three see the eight around them; text behind an image sees all and is seen."""
+    y, x, row, column = q // 8 // 3, q // 8 % 3, k // 8 // 3, k // 8 % 3
+    near = ((y.clamp(0, 1) - row).abs() <= 1) & ((x.clamp(1, 1) - column).abs() <= 1)
+    return ((q < 40) & (k < 40) & near) | ((k >= 40) & (k < 48)) | (q >= 40)
+
+
+def of_an_image(b, h, q, k):
+    when = intervals[image[k]]
+    return (q >= when[0]) & (q < when[1])
+
+
+class Rounded(torch.autograd.Function):
+    """A hyperbolic tangent with a gradient of its own, as one that is approximate has."""
+
+    @staticmethod
+    def forward(x):
+        return torch.tanh(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * (1 - y * y)
+
+    @staticmethod
+    def vmap(info, dims, x):
+        return torch.tanh(x), 0
 
 
 SCORES = {
@@ -50,6 +113,7 @@ SCORES = {
     "ALiBi": lambda s, b, h, q, k: s + (k - q) * slope(h),
     "trigonometry": lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b.float()),
     "soft cap": lambda s, b, h, q, k: 5 * torch.tanh(s / 5),
+    "soft cap, a gradient of its own": lambda s, b, h, q, k: 5 * Rounded.apply(s / 5),
     "silu": lambda s, b, h, q, k: F.silu(s),
     "scale of a head": lambda s, b, h, q, k: s * scale[h],
     "bias of a head": lambda s, b, h, q, k: s + scale[h],
@@ -90,5 +154,12 @@ MASKS = {
     "offset": lambda b, h, q, k: q + 6 >= k,
     "empty rows": lambda b, h, q, k: (q >= k) & (q > 10) & (q < 40),
     "nothing": lambda b, h, q, k: q < 0,
+    "an image's text": of_an_image,
+    "window and sinks": lambda b, h, q, k: (q >= k) & ((q - k <= 7) | (k < 4)),
+    "sliding tiles": sliding_tiles,
+    "frames": lambda b, h, q, k: (q < 5) | (k < 15) | ((q - k).abs() < 8),
+    "places in frames": lambda b, h, q, k: (q < 5) | (k < 5) | (((q - 5) % 10 - (k - 5) % 10).abs() < 3),
+    "neighbourhood in tiles": neighbours(in_tiles, 6, 8),
+    "neighbourhood on a curve": neighbours(on_a_curve, 8, 8),
     "global and local": lambda b, h, q, k: ((q - k).abs() < 4) | (k % 16 == 0) | (q < 2),
 }

@@ -26,6 +26,12 @@ CASES = list(itertools.zip_longest(MASKS, list(SCORES)[: len(MASKS)], list(SCORE
 CAPTURED = [((H,), lambda x, b, h, q, k: x[h]), ((H, L + S), lambda x, b, h, q, k: x[h, q - k + S])]
 
 
+@pytest.fixture(autouse=True)
+def _compiled_afresh():
+    """Numbers in closures of the same function (sides of an image) would become sizes from one test to another."""
+    torch._dynamo.reset()
+
+
 def chosen(mask, first, second):
     """The mask and the score function of a case."""
     f, g = SCORES[first], SCORES[second or "identity"]

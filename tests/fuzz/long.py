@@ -30,6 +30,8 @@ from tilefold.tensor.text import show
 #: An error may be so many times the reference's own in float32, and so much of the largest element more; kernels for
 #: GPUs round computed operands of products to 16 bits where all inputs have 16 and they are between -1 and 1.
 FACTOR, FLOOR, NARROW_FLOOR = 16.0, 4e-6, 2.0**-7
+#: Results below the least normal number may be flushed to zero.
+TINY = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def wrong(c: Case, device: str, goal: str) -> str:
         fine = torch.isfinite(want) & torch.isfinite(own)
         top = float(want[fine].abs().max()) if fine.any() else 0.0
         error, reference = (float((v - want)[fine].abs().max()) if fine.any() else 0.0 for v in (y, own))
-        if error > FACTOR * reference + (NARROW_FLOOR if narrow else FLOOR) * top:
+        if error > FACTOR * reference + (NARROW_FLOOR if narrow else FLOOR) * top + TINY:
             return f"{name} is off by {error:.2g} of {top:.2g}; the reference in float32 by {reference:.2g}"
     return ""
 

@@ -21,6 +21,7 @@ from tilefold.frontend.capture import (
     cuda_graphs,
     first_use,  # noqa: F401 (for what it imports)
 )
+from tilefold.frontend.capture.counters import Counters
 from tilefold.frontend.capture.cuda_graphs import Boxed, CudaGraphs, Kind
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
 from tilefold.frontend.capture.options import read_options
@@ -55,6 +56,7 @@ def backend(
     """
     how = read_options(mode, options)
     undo = rewrite_attention(gm)
+    counters = Counters.taken_out(gm)
     part, title = Part("the graph", []), f"graph{next(_numbers)}"
     told = Told(title)
     how = replace(how, on_compiled=told.add)
@@ -64,9 +66,10 @@ def backend(
         calls = [n for n in gm.graph.nodes if n.op.startswith("call_")]
         told.records[:] = [CompiledGraph(part.name, [], part.fallbacks, len(calls))]
         compilations.append(told.records[0])
+        counters.put_back()
         undo()
     told.tell()
-    return made or gm.forward
+    return gm.forward if made is None else counters.around(made)
 
 
 def compile_captured(

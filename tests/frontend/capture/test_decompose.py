@@ -110,3 +110,30 @@ def test_the_bias_apart_is_the_same_sum(axes):
     settings = ([2] * axes, [1] * axes, [1] * axes, True, [1] * axes, 1)
     got = torch.ops.aten.convolution.default(x, w, None, *settings) + b.view(-1, *[1] * axes)
     same(got, torch.ops.aten.convolution.default(x, w, b, *settings), 1e-6)
+
+
+def test_assignments_to_parts_and_by_masks_are_no_operators_of_others():
+    def f(x, m, rows):
+        y = x.clone()
+        y[..., -1] += 1
+        y[m] = 7
+        y[:, rows] = 0.5
+        y[1:3] = x[0].double()
+        return y
+
+    x, m, rows = randn(4, 5, 3), randn(4, 5, seed=1) > 0, randn(5, 3, seed=2) > 0
+    check(f, x, m, rows)
+    trace(f, x, m, rows)
+
+
+def test_a_mask_after_integers_overwrites_what_they_wrote():
+    def f(x, i, m):
+        y = x.clone()
+        y[i] = 0
+        y[m] = 7
+        return y
+
+    x, i, m = randn(5, 5), torch.tensor([0, 3]), randn(5, 5, seed=1) > 1
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(f, backend="tilefold")(x, i, m), f(x, i, m))
+    assert any("index_put" in left.reason for left in compilations[-1].fallbacks)  # the integers' stays whole

@@ -30,6 +30,9 @@ IMAGE = (2, 6, 13, 15)
         lambda x: F.adaptive_avg_pool2d(x, 1),
         lambda x: F.adaptive_avg_pool2d(x, 3),
         lambda x: F.adaptive_avg_pool2d(x, (13, 5)),
+        lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True),
+        lambda x: F.adaptive_max_pool2d(x, (4, 5), return_indices=True),
+        lambda x: F.adaptive_max_pool2d(x, (13, 5)),
     ],
 )
 def test_windows(pool):
@@ -52,11 +55,13 @@ def test_hostile_values():
     check(lambda x: F.avg_pool2d(x, 3, 2, 1), x, modes=(False,))
 
 
-@pytest.mark.parametrize("settings", [(2,), (3, 2, 1), (3, 1, 1, 2), (3, 2, 1, 1, True)])
+@pytest.mark.parametrize("settings", [(2,), (3, 2, 1), (3, 1, 1, 2), (3, 2, 1, 1, True), "adaptive"])
 def test_positions_of_hostile_values(settings):
     """Ties go to the first, NaN to the last one, and what is nowhere above -inf to the first place that counts."""
 
     def pool(x):
+        if settings == "adaptive":
+            return F.adaptive_max_pool2d(x, (4, 3), return_indices=True)
         return F.max_pool2d(x, *settings, return_indices=True)
 
     x = randn(1, 3, 9, 10).round()  # ties

@@ -151,3 +151,25 @@ def test_random_chains_of_views(chain):
         return y * 2, y.sum(0)
 
     check(f, randn(*shape), modes=(False,))
+
+
+def test_images_with_contiguous_channels_are_arguments_in_memory_order():
+    def centred(x, y):
+        return x - x.mean((0, 2, 3), keepdim=True) * y[:, :1]
+
+    planes = randn(2, 3, 4, 5)
+    images = planes.contiguous(memory_format=torch.channels_last)
+    check(centred, images, planes)
+    low = lowered(centred, images, planes)
+    shapes = {
+        b.name: (b.order, [int(e.value) for e in i.shape]) for b, i in zip(low.inputs, low.program.inputs, strict=True)
+    }
+    assert list(shapes.values()) == [((0, 2, 3, 1), [2, 4, 5, 3]), ((), [2, 3, 4, 5])]
+
+
+def test_symbolic_bounds_count_from_the_end():
+    """The last n elements, n a length (Mamba2 takes as many as it put in)."""
+    x = randn(3, 7)
+    check(lambda x: x[:, -x.shape[0] :] * 2, x)
+    check(lambda x: x[:, -x.shape[1] :].exp(), x)
+    check(lambda x: x[-x.shape[0]] + x[:, : -x.shape[0]].sum(), x)

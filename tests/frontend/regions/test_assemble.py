@@ -7,8 +7,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilefold.errors import UnsupportedError
+from tilefold.frontend.regions.assemble import Options, _Assembler
 from tilefold.frontend.regions.devices import constant_elsewhere, device_of, numbers_elsewhere
-from tilefold.frontend.regions.partition import Extracted
+from tilefold.frontend.regions.extract import Extracted, extract
+from tilefold.frontend.regions.guard import Part
+from tilefold.frontend.regions.leftover import compile_leftover
+from tilefold.frontend.regions.partition import partition
 
 
 def part(device: str, *, reads: bool) -> Extracted:
@@ -53,3 +57,48 @@ def test_numbers_of_the_host_move_to_the_device_of_a_region():
 def test_tensors_of_two_devices_are_no_region(shape, result):
     with pytest.raises(UnsupportedError, match="in one region"):
         device_of(mixed(shape, result))
+
+
+def scaled() -> torch.fx.GraphModule:
+    """A tensor of a GPU divided by a root that is computed on the CPU."""
+    g = torch.fx.Graph()
+    with FakeTensorMode():
+        x = g.placeholder("x")
+        size = g.call_function(torch.ops.aten.full.default, ([], 16.0), {"device": "cpu"})
+        tripled = g.call_function(torch.ops.aten.mul.Tensor, (size, 3))
+        root = g.call_function(torch.ops.aten.sqrt.default, (tripled,))
+        y = g.call_function(torch.ops.aten.div.Tensor, (x, root))
+        x.meta["val"] = y.meta["val"] = torch.empty(4, device="cuda")
+        for n in (size, tripled, root):
+            n.meta["val"] = torch.empty(())
+    g.output((y,))
+    return torch.fx.GraphModule({}, g)
+
+
+def test_numbers_that_the_host_computes_are_no_part_of_a_region_on_a_gpu():
+    gm = scaled()
+    found = partition(gm)
+    names = {g.covered: {n.name for n in g.nodes} for g in found.groups}
+    assert (
+        names == {False: {"full_default", "mul_tensor", "sqrt_default"}, True: {"div_tensor"}} and not found.fallbacks
+    )
+    (left,) = [g for g in found.groups if not g.covered]
+    assert compile_leftover(left, extract(gm, left), Part("left", []), {}) is None
+    (region,) = [g for g in found.groups if g.covered]
+    assert device_of(extract(gm, region)) == "cuda"
+
+
+def test_smaller_parts_of_a_region_get_numbers_as_they_are(lenient):
+    """They move them by themselves: a part that computes with numbers alone runs on the CPU."""
+    gm = scaled()
+    region = next(g for g in partition(gm).groups if g.covered)
+
+    def refuses(program, *, device):
+        raise UnsupportedError("no")
+
+    build = _Assembler(gm, partition(gm), Options(refuses, leftover="eager"), "f", None)
+    _, moves = build._region(extract(gm, region))
+    assert moves == {}
+    made = _Assembler(gm, partition(gm), Options(lambda p, device: lambda *a: {}, leftover="eager"), "f", None)
+    _, moves = made._region(extract(gm, region))
+    assert {n.name: d.type for n, d in moves.items()} == {"sqrt_default": "cuda"}

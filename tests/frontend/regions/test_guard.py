@@ -6,6 +6,8 @@ import logging
 
 import pytest
 import torch
+from torch._dynamo.exc import RestartAnalysis
+from torch._inductor.exc import InductorError
 
 from tests.frontend.check import randn
 from tilefold import fuse
@@ -177,3 +179,19 @@ def test_fuse_raises_what_automatic_use_hides(lenient, monkeypatch):
     monkeypatch.setattr("tilefold.frontend.regions.assemble.partition", fails)
     with pytest.raises(IndexError, match="no groups"):
         fuse(f)(randn(5, 5))
+
+
+def test_what_inductor_fails_at_is_no_exception_that_steers_dynamo():
+    """Its errors are Dynamo's by their class; those that restart an analysis go on up."""
+
+    def fails(err):
+        def make():
+            raise err
+
+        return make
+
+    part = Part("left", [], by="Inductor")
+    assert part.attempt(fails(InductorError(AssertionError("no symbol"), None))) is None
+    assert "no symbol" in part.fallbacks[0].reason
+    with pytest.raises(RestartAnalysis):
+        part.attempt(fails(RestartAnalysis()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from tests.frontend.check import randn
 from tilefold.frontend import torch_compile
 from tilefold.frontend.regions.assemble import CompiledGraph, Options
 from tilefold.frontend.regions.layouts import channels_last
+from tilefold.frontend.training import saving
 from tilefold.pipeline import compile_program
 from tilefold.runtime.convolution import ConvolutionStep
 
@@ -73,7 +76,7 @@ def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeyp
         (nn.Conv2d(3, 8, 3), torch.float32, True),
         (nn.Conv2d(8, 8, 3, groups=8), torch.bfloat16, False),  # written out, in either order
         (nn.Conv2d(8, 8, 5, groups=8), torch.bfloat16, True),  # a large window, of vectors of channels
-        (nn.Conv2d(8, 8, 5, groups=8), torch.float32, False),
+        (nn.Conv2d(8, 8, 5, groups=8), torch.float32, True),
         (nn.Conv2d(8, 16, 3, groups=4), torch.bfloat16, False),  # two channels a group
         (nn.Conv2d(16, 32, 3, groups=2), torch.bfloat16, True),
         (nn.Conv2d(16, 32, 3, groups=2), torch.float32, False),  # the library turns each group around
@@ -96,3 +99,45 @@ def test_which_convolutions_want_it(conv, dtype, wanted, monkeypatch):
         want = conv(x)
     assert done == [wanted] and got.stride() == want.stride()
     torch.testing.assert_close(got, want, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-2)
+
+
+def compiled_step(module, x, monkeypatch, done):
+    """The gradients of a module's parameters and of x, compiled, and the graphs' records."""
+    monkeypatch.setattr(saving, "channels_last", lambda gm: done.append((channels_last(gm, "cpu"), gm)))
+    found: list[CompiledGraph] = []
+    options = Options(compile_program, leftover="eager", on_compiled=found.append)
+    torch._dynamo.reset()
+    run = torch.compile(module, backend=lambda gm, xs: torch_compile.compile_captured(gm, xs, options), dynamic=False)
+    y = run(x)
+    return y, torch.autograd.grad(y.square().sum(), [x, *module.parameters()]), found
+
+
+def test_a_training_step_is_channels_last_in_both_passes(monkeypatch):
+    done: list[tuple[bool, torch.fx.GraphModule]] = []
+    module, x = Net(lambda y: y), randn(2, 3, 12, 16).requires_grad_()
+    twin = copy.deepcopy(module)
+    y, gradients, found = compiled_step(module, x, monkeypatch, done)
+    want = twin(x)
+    torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-5)
+    for g, w in zip(gradients, torch.autograd.grad(want.square().sum(), [x, *twin.parameters()]), strict=True):
+        assert g.stride() == w.stride()
+        torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-3)  # a bias in front of a norm has none: sums of rounding
+    for mine, theirs in zip(module.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    ((converted, joint),) = done
+    assert converted
+    backward = [n for n in joint.graph.nodes if n.target is torch.ops.aten.convolution_backward.default]
+    operands = [a.meta["val"] for n in backward for a in n.args[:3]]
+    assert len(backward) == 2 and all(v.is_contiguous(memory_format=torch.channels_last) for v in operands)
+    calls = [s for g in found for r in g.regions for s in r.runner.steps if isinstance(s, ConvolutionStep)]  # type: ignore
+    assert calls and all(s.last for s in calls)
+
+
+def test_a_step_of_pointwise_convolutions_stays_as_it_is(monkeypatch):
+    done: list[tuple[bool, torch.fx.GraphModule]] = []
+    module, x = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)), randn(2, 4, 6, 6).requires_grad_()
+    _, gradients, _ = compiled_step(module, x, monkeypatch, done)
+    assert [converted for converted, _ in done] == [False]
+    wanted = torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()])
+    for g, w in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-4)

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tilefold.frontend.regions import assemble as assembled
+from tilefold.frontend.regions.embeddings import CROWDED
+from tilefold.frontend.regions.extract import extract
 from tilefold.frontend.regions.guard import Part
-from tilefold.frontend.regions.leftover import CROWDED, compile_leftover
-from tilefold.frontend.regions.partition import Group, extract
+from tilefold.frontend.regions.leftover import compile_leftover
+from tilefold.frontend.regions.partition import Group
 
 ROWS = 2
 
@@ -45,3 +48,54 @@ def test_many_indices_of_few_rows_are_added_by_eager(indices, other, by_inductor
         got = run(dy, few, many)
         for made, at, rows in ((got[0], few, ROWS), (got[1], many, indices)):
             torch.testing.assert_close(made, torch.zeros(rows, 4).index_add_(0, at, dy), rtol=1e-4, atol=1e-3)
+
+
+def test_gradients_of_convolutions_and_copies_for_them_are_the_librarys():
+    aten = torch.ops.aten
+    g = torch.fx.Graph()
+    dy, x, w = (g.placeholder(name) for name in ("dy", "x", "w"))
+    copy = g.call_function(aten.clone.default, (w,), {"memory_format": torch.channels_last})
+    settings = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    both = [g.call_function(aten.convolution_backward.default, (dy, x, copy, *settings)) for _ in range(2)]
+    g.output(tuple(both))
+    with FakeTensorMode():
+        for n, shape in ((dy, (2, 4, 8, 8)), (x, (2, 4, 8, 8)), (w, (4, 4, 3, 3)), (copy, (4, 4, 3, 3))):
+            n.meta["val"] = torch.empty(shape)
+        for n in both:
+            n.meta["val"] = (torch.empty(2, 4, 8, 8), torch.empty(4, 4, 3, 3), None)
+    gm = torch.fx.GraphModule({}, g)
+    group = Group(0, False, (copy, *both), ())
+    assert compile_leftover(group, extract(gm, group), Part("left", []), {}) is None
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_what_inductor_would_only_call_runs_by_itself(others):
+    """Products of experts beside one more operator; with two more there is something to compile."""
+    g = torch.fx.Graph()
+    x, w, ends = (g.placeholder(name) for name in ("x", "w", "ends"))
+    made = [g.call_function(torch.ops.aten._grouped_mm.default, (x, w, ends))]
+    made += [g.call_function(torch.ops.aten.sin.default, (x,)) for _ in range(others)]
+    g.output(tuple(made))
+    with FakeTensorMode():
+        for n, shape in ((x, (16, 16)), (w, (2, 16, 16)), *((n, (16, 16)) for n in made)):
+            n.meta["val"] = torch.empty(shape, dtype=torch.bfloat16)
+        ends.meta["val"] = torch.empty(2, dtype=torch.int32)
+    gm, group = torch.fx.GraphModule({}, g), Group(0, False, tuple(made), tuple(made))
+    run = compile_leftover(group, extract(gm, group), Part("left", []), {})
+    assert (run is not None) is (others == 2)
+
+
+def test_a_leftover_that_reads_a_padded_length_is_told_the_length():
+    """Nothing that it makes has a symbolic size: Inductor wants to know what 8 * ((n + 7) // 8) is made of."""
+
+    def fn(x):
+        padded = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 8)).exp()
+        return padded.median(0).values + padded.kthvalue(2, 0).values
+
+    assembled.compilations.clear()
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="tilefold", dynamic=True)
+    for n in (12, 19):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x), fn(x))
+    assert not any("Inductor" in f.reason for c in assembled.compilations for f in c.fallbacks)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from weakref import ref
 
 import pytest
 import torch
 
+from tilefold.frontend.regions.guard import Guarded
+from tilefold.frontend.regions.guard import Part as Told
 from tilefold.frontend.regions.outer import Outer, item
+from tilefold.frontend.regions.replay import Recorded
 
 
 class Part(torch.nn.Module):
@@ -65,6 +69,30 @@ def test_values_are_let_go_after_their_last_use():
     assert not given and got[2] is None
     assert all(torch.equal(x, y) for x, y in zip(got[:2], want[:2], strict=True))
     assert alive == [(False, True), (False, True), False]
+
+
+class Chunk(Recorded):
+    """What runs in Python, and would be recorded if there were a module."""
+
+    def __init__(self, asked):
+        super().__init__("chunk", SimpleNamespace(module=None, start_building=lambda: asked.append(self._calls)))
+
+    def in_python(self, args):
+        return args
+
+
+@pytest.mark.parametrize(("times", "begun"), [(None, [2]), (1, [2]), (3, [4])])
+def test_what_runs_in_chunks_has_the_module_built_in_the_second_call_of_the_whole(times, begun):
+    asked = []
+    plain, guarded = Chunk(asked), Chunk(asked)
+    whole = graph(plain, Guarded(Told("part", []), guarded, guarded))
+    if times is not None:
+        whole.often(times)
+    for part in (plain, guarded):
+        asked.clear()
+        for _ in range(6):
+            part(torch.ones(2), torch.ones(2))
+        assert asked == begun
 
 
 def test_an_error_of_a_part_is_the_calls():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.frontend.check import randn
 from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.table import VIEWS
-from tilefold.frontend.regions.partition import Partition, extract, halves, partition
+from tilefold.frontend.regions.extract import extract
+from tilefold.frontend.regions.partition import Partition, halves, is_trivial, partition
 from tilefold.frontend.torch_compile import aot
 
 
@@ -34,6 +36,43 @@ def shape_of(p: Partition) -> list[tuple[bool, int]]:
 def test_a_covered_graph_is_one_region():
     p = partition(graph_of(lambda x: torch.softmax(x * 2, -1).sum(0), randn(3, 4)))
     assert [g.covered for g in p.groups] == [True] and not p.fallbacks
+
+
+def test_a_copy_that_moves_elements_is_compiled_and_one_that_does_not_is_none():
+    def compiled(fn, *args):
+        return [not is_trivial(g) for g in partition(graph_of(fn, *args)).groups]
+
+    x = randn(3, 4)
+    for moves in (lambda x: x.t().contiguous(), lambda x: x.flip(0), lambda x: x.roll(1, 1), lambda x: x.repeat(2, 1)):
+        assert compiled(moves, x) == [True]
+    for lies in (lambda x: x.clone(), lambda x: x.t().clone(), lambda x: x[:1].t().contiguous()):
+        assert compiled(lies, x) in ([], [False])
+    assert compiled(lambda x: torch.sort(x.flip(0))[0], x) == [True]  # the sort, which takes the copy along
+
+
+def sorted_copy(device: str) -> torch.fx.GraphModule:
+    """A sort of a copy that lies otherwise than what it is of."""
+    with FakeTensorMode():
+        x = torch.empty(8, 64, device=device)
+        graph = torch.fx.Graph()
+        given = graph.placeholder("x")
+        turned = graph.call_function(torch.ops.aten.t.default, (given,))
+        copy = graph.call_function(torch.ops.aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+        values = (x, x.t(), torch.empty(64, 8, device=device))
+    for n, value in zip((given, turned, copy), values, strict=True):
+        n.meta["val"] = value
+    done = graph.call_function(torch.ops.aten.sort.default, (copy,))
+    done.meta["val"] = (values[-1], values[-1])
+    out = graph.call_function(operator.getitem, (done, 0))
+    out.meta["val"] = values[-1]
+    graph.output((out,))
+    return torch.fx.GraphModule({}, graph)
+
+
+def test_a_copy_that_moves_elements_for_an_operator_of_others_is_a_region_on_a_gpu():
+    groups = {d: partition(sorted_copy(d)).groups for d in ("cuda", "cpu")}
+    assert [(g.covered, is_trivial(g)) for g in groups["cuda"]] == [(True, False), (False, False)]
+    assert [g.covered for g in groups["cpu"]] == [False]
 
 
 def test_an_uncovered_operator_in_the_middle_gives_two_regions_and_a_reason():
@@ -188,3 +227,16 @@ def test_halves_end_at_single_operators():
         else:
             todo += [extract(gm, g).module for g in parts.groups]
     assert len(sizes) == 4 and set(sizes) == {1}
+
+
+def test_views_of_what_another_runs_are_no_copies():
+    """A result that is a view of an early operator's (a gradient that a loop over rows made, turned) is that view."""
+
+    def fn(i, g):
+        w = torch.ops.aten.embedding_dense_backward(g, i, 9, -1, False)
+        return w.t(), g.exp()
+
+    parts = partition(graph_of(fn, torch.arange(6), randn(6, 4)))
+    (eager,) = [g for g in parts.groups if not g.covered]
+    assert [str(n.target) for n in eager.nodes] == ["aten.embedding_dense_backward.default", "aten.t.default"]
+    assert not any("aten.t.default" in str(n.target) for g in parts.groups if g.covered for n in g.nodes)

@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend import torch_compile
 from tilefold.frontend.regions import assemble as regions
+from tilefold.frontend.regions.partition import partition
 from tilefold.frontend.regions.scans import SCANS, carried, fold_scans
 
 ATEN = torch.ops.aten
@@ -58,9 +59,13 @@ def names(nodes):
     return {n.target for n in nodes}
 
 
+def scans_of(gm):
+    return [n for n in gm.graph.nodes if n.target in SCANS]
+
+
 def test_what_goes_with_a_scan():
     gm = graph(lambda x: (torch.exp(x * 2).cumsum(-1) - 1).relu(), torch.randn(3, 7))
-    assert names(carried(gm)) == {ATEN.mul.Tensor, ATEN.exp.default, ATEN.sub.Tensor, ATEN.relu.default}
+    assert names(carried(gm, scans_of(gm))) == {ATEN.mul.Tensor, ATEN.exp.default, ATEN.sub.Tensor, ATEN.relu.default}
 
 
 def test_what_does_not_go_with_a_scan():
@@ -71,7 +76,7 @@ def test_what_does_not_go_with_a_scan():
         return y + c.sum(), wide, torch.tanh(c) @ w, (x @ w).cumsum(0), c + y.sum()
 
     gm = graph(fn, torch.randn(3, 7), torch.randn(7, 7))
-    assert names(carried(gm)) - {ATEN.unsqueeze.default} == {ATEN.tanh.default}
+    assert names(carried(gm, scans_of(gm))) - {ATEN.unsqueeze.default} == {ATEN.tanh.default}
 
 
 def linear(x, a):
@@ -106,3 +111,10 @@ def _scans(fn, args):
     gm = graph(fn, *args)
     fold_scans(gm)
     return [n.target for n in gm.graph.nodes if n.target in SCANS]
+
+
+def test_nothing_goes_with_a_scan_that_is_covered():
+    """Running sums of few integers: what is around them stays in their region."""
+    gm = graph(lambda x: (x * 2).cumsum(-1) - 1, torch.arange(21).view(3, 7))
+    (group,) = partition(gm).groups
+    assert group.covered and ATEN.cumsum.default in names(group.nodes)

@@ -98,7 +98,7 @@ def test_attention_saves_nothing_of_queries_times_keys(fn, dynamic):
 def test_attention_of_narrow_types_saves_no_wide_copies():
     _, _, graphs = passes(causal, *qkv(torch.bfloat16))
     assert all(dtype is torch.bfloat16 or shape[-1] == 1 for shape, dtype in saved(graphs))
-    assert len(saved(graphs)) == 6  # q, k, v, the result, two numbers a row
+    assert len(saved(graphs)) == 5  # q, k, v, the result, a number a row
 
 
 def test_a_residual_is_saved_as_it_is_and_not_as_its_terms():
@@ -129,10 +129,10 @@ def test_torchs_own_cut_saves_the_probabilities():
     assert max(torch.Size(shape).numel() for shape, _ in saved(graphs)) == B * H * S * S
 
 
-def test_states_of_a_softmax_are_two_numbers_a_row_and_the_sum_of_its_gradient_is_the_results():
+def test_the_state_of_a_softmax_is_a_number_a_row_and_the_sum_of_its_gradient_is_the_results():
     _, _, graphs = passes(causal, *qkv())
     rows = [shape for shape, _ in saved(graphs) if shape == (B, H, S, 1)]
-    assert len(rows) == 2
+    assert len(rows) == 1
     products = [n for n in graphs["backward"].graph.nodes if n.target is torch.ops.aten.bmm.default]
     sums = [n for n in graphs["backward"].graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]
     assert len(products) == 5 and len(sums) == 1
@@ -141,15 +141,15 @@ def test_states_of_a_softmax_are_two_numbers_a_row_and_the_sum_of_its_gradient_i
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_attention_saves_its_arguments_as_they_are_and_states_without_guards(dtype):
-    """Scores are of float32 copies, and rows without a key have a maximum and a sum that count as others."""
+    """Scores are of float32 copies, and rows without a key have a log-sum-exp that counts as others."""
     args = qkv(dtype)
     _, gradients, graphs = passes(causal, *args)
     assert sorted(map(str, saved(graphs))) == sorted(
-        map(str, [((B, H, S, D), dtype)] * 4 + [((B, H, S, 1), torch.float32)] * 2)
+        map(str, [((B, H, S, D), dtype)] * 4 + [((B, H, S, 1), torch.float32)])
     )
     targets = {n.target for n in graphs["forward"].graph.output_node().args[0] if hasattr(n, "target")}
-    assert {torch.ops.aten.amax.default, torch.ops.aten.sum.dim_IntList} <= targets
-    assert torch.ops.aten.where.self not in targets
+    assert torch.ops.aten.add.Tensor in targets
+    assert not {torch.ops.aten.amax.default, torch.ops.aten.sum.dim_IntList, torch.ops.aten.where.self} & targets
     right(causal, args, gradients)
 
 
@@ -281,3 +281,18 @@ def test_options_that_mean_nothing_are_refused(options, message):
 def test_options_say_who_cuts():
     assert read_options(None, {"partition": "min_cut"}).partition == "min_cut"
     assert read_options(None, {"activation_memory_budget": 0.25}).memory_budget == 0.25
+
+
+def test_a_convolution_of_few_channels_is_not_computed_again():
+    """Its result is larger than its operands together, and its windows are short; it is a library's all the same."""
+
+    def step(x, w):
+        y = F.conv2d(x, w, padding=1)
+        return F.relu(F.batch_norm(y, None, None, training=True)).square()
+
+    gen = torch.Generator().manual_seed(2)
+    args = [torch.randn(2, 3, 16, 16, generator=gen), torch.randn(16, 3, 3, 3, generator=gen)]
+    _, gradients, graphs = passes(step, *args)
+    assert not graphs["backward"].graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
+    assert ((2, 16, 16, 16), torch.float32) in saved(graphs)
+    right(step, args, gradients)

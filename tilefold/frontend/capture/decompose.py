@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,8 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
     own: dict[Any, Callable[..., object]] = {
         torch.ops.aten.native_dropout.default: _dropout,
         torch.ops.aten.convolution.default: _bias_apart,
+        torch.ops.aten.copy.default: _copied,
+        torch.ops.aten.index_put.default: _filled_by_mask,
     }
     return {**table, **drawn, **own}
 
@@ -67,6 +69,30 @@ def _bias_apart(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *se
         return NotImplemented  # type: ignore[no-any-return] # what says so stays as it is
     y: torch.Tensor = torch.ops.aten.convolution.default(x, w, None, *settings)
     return y + bias.view(-1, *[1] * (x.dim() - 2))
+
+
+def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What an assignment to a part of a tensor writes: `source` in the shape and type of `into`."""
+    if source.device != into.device or source.dtype.is_complex:
+        return NotImplemented  # type: ignore[no-any-return]
+    return source.to(into.dtype).expand(into.shape).clone()
+
+
+def _filled_by_mask(
+    x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    """`x[mask] = number` as a selection: x [.., *mask's, ..]. Other assignments at indices stay whole.
+
+    Inductor, which would get it, writes 0 where one at integers goes before it (torch 2.13, on a CPU).
+    """
+    masks = [m for m in indices if m is not None]
+    if len(masks) != 1 or masks[0].dtype is not torch.bool or accumulate or values.numel() != 1:
+        return NotImplemented  # type: ignore[no-any-return]
+    behind = x.dim() - (len(indices) - 1) - masks[0].dim() if indices[-1] is not None else -1
+    if behind < 0:
+        return NotImplemented  # type: ignore[no-any-return]
+    mask = masks[0].reshape([*masks[0].shape, *[1] * behind])
+    return torch.where(mask, values.reshape(()), x)
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,12 +12,14 @@ from tilefold.tensor.ir import Program
 
 @dataclass(frozen=True, slots=True)
 class InputBinding:
-    """Program input `name` is argument `position` (None: `constant`), its axis n cut into extents `axes[n]`."""
+    """Program input `name` is argument `position` (None: `constant`) with its axes in `order` (empty: their own), of
+    which axis n is cut into extents `axes[n]`."""
 
     name: str
     position: int | None
     axes: tuple[tuple[Expr, ...], ...]
     constant: torch.Tensor | None = None
+    order: tuple[int, ...] = ()
 
     @property
     def is_split(self) -> bool:

@@ -151,16 +151,17 @@ class Context:
         """Canonical form of an integer expression."""
         return simplify(e, self.sizes)
 
-    def input(self, name: str, shape: tuple[Expr, ...], dtype: DType) -> Value:
-        """A program argument."""
+    def input(self, name: str, shape: tuple[Expr, ...], dtype: DType, order: Sequence[int] = ()) -> Value:
+        """A program argument; its axes are in `order` (empty: their own), which is that of memory."""
         name = self.fresh(name)
-        self.inputs.append(Input(name, dtype, shape))
+        axes = tuple(order) or tuple(range(len(shape)))
+        self.inputs.append(Input(name, dtype, tuple(shape[a] for a in axes)))
         self.dtypes[name] = dtype
-        return self.stored(name, shape, dtype, squeeze=False)
+        return Value(shape, dtype, lambda at: Load(name, tuple(self.simplify(at[a]) for a in axes)))
 
-    def stored(self, name: str, shape: tuple[Expr, ...], dtype: DType, *, squeeze: bool = True) -> Value:
+    def stored(self, name: str, shape: tuple[Expr, ...], dtype: DType) -> Value:
         """The value held by tensor `name`; results of statements have no axes of extent 1."""
-        kept = self._in_memory(shape) if squeeze else list(range(len(shape)))
+        kept = self._in_memory(shape)
         return Value(shape, dtype, lambda at: Load(name, tuple(self.simplify(at[n]) for n in kept)))
 
     def _in_memory(self, shape: tuple[Expr, ...]) -> list[int]:

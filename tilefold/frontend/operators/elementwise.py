@@ -108,8 +108,7 @@ def add_like(op: str) -> Lowerer:
             if op == "rsub":
                 left, right = right, left
             if alpha != 1:
-                scale = ctx.operand(ctx.value(alpha), (), ct)
-                left, right = (left * scale, right) if op == "rsub" else (left, right * scale)
+                right = right * ctx.operand(ctx.value(alpha), (), ct)
             if ct is DType.BOOL and op == "add":
                 return call("or", left, right)
             if right == Const(0, DType.I64) and op != "rsub" and ct is DType.I64:
@@ -193,19 +192,6 @@ def to_copy(ctx: Context, node: torch.fx.Node) -> Value:
     if isinstance(source, torch.Tensor) and source.device != node.meta["val"].device:
         raise UnsupportedError("a copy between devices")
     return convert(ctx, node)
-
-
-def bitwise(op: str, logical: str) -> Lowerer:
-    """and / or / xor / not of booleans; of integers there is none in the scalar language."""
-
-    def lower(ctx: Context, node: torch.fx.Node) -> Value:
-        shape, dtype = meta_of(node)
-        operands = [ctx.value(v) for v in attrs(node).values()]
-        if any(o.dtype is not DType.BOOL for o in operands):
-            raise UnsupportedError(f"bitwise {op} of integers")
-        return ctx.map(shape, dtype, lambda i: call(logical, *(broadcast(o, i) for o in operands)))
-
-    return lower
 
 
 def truth(formula: Formula) -> Lowerer:
@@ -384,10 +370,6 @@ _OTHERS: dict[torch._ops.OpOverload, Lowerer] = {
     aten.nan_to_num.default: nan_to_num,
     aten._to_copy.default: to_copy,
     prims.convert_element_type.default: convert,
-    aten.bitwise_and.Tensor: bitwise("and", "and"),
-    aten.bitwise_or.Tensor: bitwise("or", "or"),
-    aten.bitwise_xor.Tensor: bitwise("xor", "ne"),
-    aten.bitwise_not.default: bitwise("not", "not"),
     aten.logical_and.default: truth(named("and")),
     aten.logical_or.default: truth(named("or")),
     aten.logical_xor.default: truth(named("ne")),

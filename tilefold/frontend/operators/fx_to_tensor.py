@@ -137,8 +137,9 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
     for position, (node, title) in enumerate(zip(placeholders, titles, strict=True)):
         if isinstance(node.meta.get("val"), torch.Tensor):
             shape, dtype = meta_of(node)
-            ctx.values[node] = ctx.input(title, shape, dtype)
-            bound.append(InputBinding(ctx.inputs[-1].name, position, ()))
+            order = _channels_last(node) or ()
+            ctx.values[node] = ctx.input(title, shape, dtype, order)
+            bound.append(InputBinding(ctx.inputs[-1].name, position, (), order=order))
     results: Sequence[object] = ()
     single = False
     for node in gm.graph.nodes:
@@ -175,7 +176,8 @@ def _contiguous_axes(placeholders: Sequence[torch.fx.Node], bound: Sequence[Inpu
             return None
         if fake.layout is torch.strided and all(isinstance(n, int) for n in (*fake.shape, *fake.stride())):
             live = [n for n, s in enumerate(fake.shape) if s != 1]
-            found[b.name] = min(reversed(live), key=fake.stride, default=0)
+            inner = min(reversed(live), key=fake.stride, default=0)
+            found[b.name] = b.order.index(inner) if b.order else inner
     return found if bound else None
 
 

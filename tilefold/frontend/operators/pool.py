@@ -23,8 +23,8 @@ from tilefold.frontend.operators.elementwise import Lowerer
 from tilefold.tensor.index_simplify import const
 
 aten = torch.ops.aten
-#: Windows of at most this many elements are written out (5 x 5).
-WRITTEN_OUT = 25
+#: Windows of at most this many elements are written out (3 x 3 x 3).
+WRITTEN_OUT = 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,20 @@ def max_pool(ctx: Context, node: torch.fx.Node) -> tuple[Value, ...]:
     """Values, and the flat positions of the maxima among the places of x."""
     a = attrs(node)
     x = ctx.value(a["self"])
-    (shape, dtype), (_, position) = meta_of(node, 0), meta_of(node, 1)
     rank = 2 if node.target is aten.max_pool2d_with_indices.default else 3
-    kernel = _per_axis(ctx, a["kernel_size"], rank)
-    windows = _regular(ctx, a, x, rank, kernel)
+    return _maxima(ctx, node, x, _regular(ctx, a, x, rank, _per_axis(ctx, a["kernel_size"], rank)))
+
+
+def adaptive_max_pool(ctx: Context, node: torch.fx.Node) -> tuple[Value, ...]:
+    """The same over windows that differ in length (`adaptive_avg_pool`)."""
+    x = ctx.value(attrs(node)["self"])
+    return _maxima(ctx, node, x, _adaptive(x, meta_of(node, 0)[0]))
+
+
+def _maxima(ctx: Context, node: torch.fx.Node, x: Value, windows: Sequence[_Window]) -> tuple[Value, ...]:
+    """The maxima over windows of the last axes, and their flat positions there."""
+    (shape, dtype), (_, position) = meta_of(node, 0), meta_of(node, 1)
+    rank, kernel = len(windows), [w.count for w in windows]
     element = _elements(ctx, x, windows, -math.inf)
     asked = not node.users or any(u.args[1:] != (0,) for u in node.users)
     if math.prod(kernel) > WRITTEN_OUT or not asked:
@@ -198,11 +208,25 @@ def avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
 
 def adaptive_avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
     """Means over windows [i H // O, ((i + 1) H + O - 1) // O), which differ in length where O does not divide H."""
-    a = attrs(node)
-    x = ctx.value(a["self"])
+    x = ctx.value(attrs(node)["self"])
     shape, dtype = meta_of(node)
-    rank = 2
-    windows, starts = [], []
+    windows = _adaptive(x, shape)
+    total = _pooled(ctx, x, windows, shape, dtype.compute, "sum", f"{ctx.base}_sum")
+
+    def at(i: Indices) -> Expr:
+        count: Expr = const(1)
+        for w, j in zip(windows, i[-len(windows) :], strict=True):
+            count = ctx.simplify(count * (const(w.count) if w.stop is None else w.stop(j) - w.start(j)))
+        if isinstance(count, Const):
+            return call("div", total.at(i), Const(float(count.value), total.dtype.compute))
+        return call("div", total.at(i), Cast(count, total.dtype.compute))
+
+    return ctx.map(shape, dtype, at)
+
+
+def _adaptive(x: Value, shape: tuple[Expr, ...], rank: int = 2) -> list[_Window]:
+    """The windows of adaptive pooling to the last extents of `shape`."""
+    windows = []
     for n in range(len(shape) - rank, len(shape)):
         have, want = x.shape[n], shape[n]
         if not isinstance(have, Const) or not isinstance(want, Const):
@@ -218,18 +242,7 @@ def adaptive_avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
             return call("floordiv", i * extent + (extent + made - 1), const(made))
 
         windows.append(_Window(x.shape[n], most, 1, start, None if even else stop, low=False, high=False))
-        starts.append((start, stop, most if even else None))
-    total = _pooled(ctx, x, windows, shape, dtype.compute, "sum", f"{ctx.base}_sum")
-
-    def at(i: Indices) -> Expr:
-        count: Expr = const(1)
-        for (start, stop, fixed), j in zip(starts, i[-rank:], strict=True):
-            count = ctx.simplify(count * (const(fixed) if fixed is not None else stop(j) - start(j)))
-        if isinstance(count, Const):
-            return call("div", total.at(i), Const(float(count.value), total.dtype.compute))
-        return call("div", total.at(i), Cast(count, total.dtype.compute))
-
-    return ctx.map(shape, dtype, at)
+    return windows
 
 
 def _per_axis(ctx: Context, values: object, rank: int) -> list[int]:
@@ -244,4 +257,5 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     aten.avg_pool2d.default: avg_pool,
     aten.avg_pool3d.default: avg_pool,
     aten._adaptive_avg_pool2d.default: adaptive_avg_pool,
+    aten.adaptive_max_pool2d.default: adaptive_max_pool,
 }

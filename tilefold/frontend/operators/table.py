@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import torch
 
-from tilefold.frontend.operators import contract, create, elementwise, index, norm, pool, random, reduce, view
+from tilefold.frontend.operators import (
+    bits,
+    contract,
+    counts,
+    create,
+    elementwise,
+    index,
+    norm,
+    pool,
+    random,
+    reduce,
+    view,
+)
 from tilefold.frontend.operators.elementwise import Lowerer
 
 #: ATen (or prims) overload -> lowering.
 TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **elementwise.TABLE,
+    **bits.TABLE,
     **create.TABLE,
     **view.TABLE,
     **reduce.TABLE,
+    **counts.TABLE,
     **contract.TABLE,
     **norm.TABLE,
     **pool.TABLE,

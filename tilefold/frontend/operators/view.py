@@ -180,11 +180,17 @@ def _clamped_start(ctx: Context, start: object, extent: Expr) -> Expr:
     if start is None:
         return const(0)
     e = ctx.int_arg(start)
-    if isinstance(e, Const) and e.value < 0:
+    if _negative(start, e):
         e = ctx.simplify(extent + e)
         return e if nonnegative(poly(e, {})) else call("maximum", const(0), e)
     # a start beyond the end leaves nothing to index
     return e
+
+
+def _negative(given: object, e: Expr) -> bool:
+    """Whether an index counts from the end; of a symbolic one the sign is asked for, and guarded."""
+    v = given.meta["val"] if isinstance(given, torch.fx.Node) else given
+    return bool(v < 0) if isinstance(v, torch.SymInt) else isinstance(e, Const) and e.value < 0
 
 
 def select(ctx: Context, node: torch.fx.Node) -> Value:
@@ -192,7 +198,8 @@ def select(ctx: Context, node: torch.fx.Node) -> Value:
     a = attrs(node)
     x = ctx.value(a["self"])
     axis = normal_axis(int(a["dim"]), len(x.shape))  # type: ignore[call-overload]
-    return selected(ctx, x, axis, ctx.int_arg(a["index"]))
+    index = ctx.int_arg(a["index"])
+    return selected(ctx, x, axis, ctx.simplify(x.shape[axis] + index) if _negative(a["index"], index) else index)
 
 
 def selected(ctx: Context, x: Value, axis: int, index: Expr) -> Value:

@@ -28,7 +28,7 @@ from tilefold.tile.ir import TensorParam
 #: From the values of earlier names to one of theirs.
 Value = Callable[[Mapping[str, Any]], Any]
 #: Changes when a package of an earlier Tilefold cannot be read any more.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class StoredInput:
     position: int | None
     axes: tuple[tuple[Expr, ...], ...]
     constant: int | None
+    order: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,8 @@ def region_of(
 ) -> Executable:
     """A stored region, ready to be called with the arguments of its graph. module: what runs calls in C++."""
     inputs = tuple(
-        InputBinding(i.name, i.position, i.axes, None if i.constant is None else tensors[i.constant]) for i in r.inputs
+        InputBinding(i.name, i.position, i.axes, None if i.constant is None else tensors[i.constant], i.order)
+        for i in r.inputs
     )
     program = LoadedProgram(r.program, files)
     lowered = Lowered(program.program, program.program, inputs, r.syms, r.outputs, r.placeholders)

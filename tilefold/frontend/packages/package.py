@@ -285,7 +285,7 @@ def region(run: object, writer: Writer) -> StoredRegion:
         raise UnsupportedError("a part of the graph does not compile", hint="TORCH_LOGS=tilefold says why")
     low = run.lowered
     inputs = tuple(
-        StoredInput(b.name, b.position, b.axes, None if b.constant is None else writer.constant(b.constant))
+        StoredInput(b.name, b.position, b.axes, None if b.constant is None else writer.constant(b.constant), b.order)
         for b in low.inputs
     )
     return StoredRegion(stored(run.runner, writer.library), inputs, low.syms, low.outputs, low.placeholders)

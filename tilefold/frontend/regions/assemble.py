@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -19,16 +20,15 @@ from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.devices import constant_elsewhere, device_of, numbers_elsewhere
 from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.execute import Runner
+from tilefold.frontend.regions.extract import Extracted, extract
 from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
 from tilefold.frontend.regions.leftover import compile_leftover
 from tilefold.frontend.regions.outer import Outer, item
 from tilefold.frontend.regions.partition import (
-    Extracted,
     Group,
     Partition,
     count_operators,
-    extract,
     halves,
     is_trivial,
     operators,
@@ -250,10 +250,13 @@ class _Assembler:
                 self._copy(a)
             self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
             if isinstance(n.target, Loop):
-                self.made[n].target = n.target.compiled(self._body)
+                self.made[n].target = n.target.compiled(partial(self._body, n.target.chunks))
 
-    def _body(self, gm: torch.fx.GraphModule, rows: int) -> Callable[..., Sequence[object]]:
-        return compile_graph(gm, replace(self.options, specialise=False), name=f"{self.name}_rows{rows}")
+    def _body(self, chunks: int, gm: torch.fx.GraphModule, rows: int) -> Callable[..., Sequence[object]]:
+        run = compile_graph(gm, replace(self.options, specialise=False), name=f"{self.name}_rows{rows}")
+        if isinstance(run, Outer):
+            run.often(chunks)
+        return run
 
     def _group(self, group: Group) -> None:
         if is_trivial(group):
@@ -265,20 +268,19 @@ class _Assembler:
         if group.covered and constant_elsewhere(part):
             self._eager(group)
             return
-        run = self._region(part) if group.covered else self._leftover(group, part)
+        run, moves = self._region(part) if group.covered else (self._leftover(group, part), {})
         if run is None:
             self._eager(group)
         else:
-            self._call(part, run, covered=group.covered)
+            self._call(part, run, moves)
 
     def _eager(self, group: Group) -> None:
         for n in group.nodes:
             self._copy(n)
 
-    def _call(self, part: Extracted, run: Callable[..., object], *, covered: bool) -> None:
+    def _call(self, part: Extracted, run: Callable[..., object], moves: Mapping[torch.fx.Node, torch.device]) -> None:
         target = f"part_{len(list(self.root.children()))}"
         self.root.add_module(target, _Call(run))
-        moves = numbers_elsewhere(part) if covered else {}
         given = tuple(self._moved(n, moves[n]) if n in moves else self.made[n] for n in part.inputs)
         call = self.graph.call_module(target, given)
         for k, n in enumerate(part.results):
@@ -289,16 +291,19 @@ class _Assembler:
         copy = torch.ops.aten._to_copy.default
         return self.graph.call_function(copy, (self.made[n],), {"device": device, "non_blocking": True})
 
-    def _region(self, extracted: Extracted) -> Callable[..., object]:
-        """The group compiled by Tilefold, in smaller parts where that fails, at last op by op."""
+    def _region(self, extracted: Extracted) -> tuple[Callable[..., object], Mapping[torch.fx.Node, torch.device]]:
+        """The group compiled by Tilefold, in smaller parts where that fails, at last op by op; and the arguments that
+        it wants on another device (smaller parts see to theirs themselves)."""
         name = f"{self.name}_{len(self.regions)}"
+        moves = numbers_elsewhere(extracted)
         if self.options.strict:
-            return self._compiled(extracted, name)
+            return self._compiled(extracted, name), moves
         part = Part(name, self.fallbacks, _first_line(extracted), instead="in smaller parts")
         run = part.attempt(lambda: self._compiled(extracted, name))
         if run is None:
-            return self._halves(extracted, self.sizes)
-        return Guarded(part, run, extracted.module, lambda: self._halves(extracted, None))
+            return self._halves(extracted, self.sizes), {}
+        halves = None if moves else lambda: self._halves(extracted, None)  # numbers have moved: op by op
+        return Guarded(part, run, extracted.module, halves), moves
 
     def _compiled(self, extracted: Extracted, name: str) -> Callable[..., object]:
         names = [self.titles.get(n, n.name) for n in extracted.inputs]

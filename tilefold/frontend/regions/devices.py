@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from tilefold.errors import UnsupportedError
-from tilefold.frontend.regions.partition import Extracted
+from tilefold.frontend.regions.extract import Extracted
+from tilefold.frontend.regions.partition import is_host_number
 
 
 def constant_elsewhere(part: Extracted) -> bool:
@@ -27,7 +28,7 @@ def numbers_elsewhere(part: Extracted) -> dict[torch.fx.Node, torch.device]:
     if len(others) != 1:
         return {}
     (device,) = others
-    return {n: device for n in part.inputs if _is_number(n.meta.get("val"))}
+    return {n: device for n in part.inputs if is_host_number(n)}
 
 
 def device_of(part: Extracted) -> str:
@@ -41,7 +42,3 @@ def device_of(part: Extracted) -> str:
     if kind not in ("cpu", "cuda"):
         raise UnsupportedError(f"there is no back end for {kind}")
     return kind
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"

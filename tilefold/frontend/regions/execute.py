@@ -63,7 +63,9 @@ class Executable:
 
 def _input_reader(b: InputBinding) -> tuple[str, Callable[[Sequence[object], Mapping[str, int]], torch.Tensor]]:
     if b.constant is not None:
-        constant = b.constant if not b.is_split else _split(b.constant, b.axes, {})
+        constant = (
+            _ordered(b.constant, b.order) if not b.is_split else _split(_ordered(b.constant, b.order), b.axes, {})
+        )
         return b.name, lambda args, syms: constant
     position = b.position
     assert position is not None
@@ -73,10 +75,19 @@ def _input_reader(b: InputBinding) -> tuple[str, Callable[[Sequence[object], Map
         assert isinstance(x, torch.Tensor)
         return x.detach() if x.requires_grad else x
 
-    def split(args: Sequence[object], syms: Mapping[str, int]) -> torch.Tensor:
-        return _split(plain(args, syms), b.axes, syms)
+    def ordered(args: Sequence[object], syms: Mapping[str, int]) -> torch.Tensor:
+        return plain(args, syms).permute(b.order)
 
-    return b.name, split if b.is_split else plain
+    whole = ordered if b.order else plain
+
+    def split(args: Sequence[object], syms: Mapping[str, int]) -> torch.Tensor:
+        return _split(whole(args, syms), b.axes, syms)
+
+    return b.name, split if b.is_split else whole
+
+
+def _ordered(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    return x.permute(tuple(order)) if order else x
 
 
 def _split(x: torch.Tensor, axes: Sequence[Sequence[Expr]], syms: Mapping[str, int]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 from tilefold import config
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
@@ -72,7 +72,8 @@ class Part:
         Not after an error of a device, which leaves it unusable (a kernel that wrote out of bounds); not after what
         Dynamo raises to steer itself; and nothing of ours with TILEFOLD_STRICT=1.
         """
-        if isinstance(err, TorchDynamoException) or (self.by == "Tilefold" and config.load().strict):
+        steers = isinstance(err, TorchDynamoException) and not isinstance(err, BackendCompilerFailed)
+        if steers or (self.by == "Tilefold" and config.load().strict):
             return False
         return not (isinstance(err, _DeviceError) or "CUDA error" in str(err))
 

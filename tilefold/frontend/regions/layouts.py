@@ -1,17 +1,18 @@
-"""Channels-last memory between the convolutions of an inference graph on a GPU.
+"""Channels-last memory between the convolutions of a GPU's graph: of inference, or a joint one before it is cut.
 
 Matrix units read images with contiguous channels; the library converts every operand and result of a convolution
 that has them otherwise. It is cheaper to convert at the entrance and where the graph's results must be as they were
 traced, in kernels that are there anyway (`tensor.channels_last`). One channel a group is a reason where windows are
 large: they are written out (`tensor.windows`), and elements of 16 bits are read one by one across a row, but as vectors
-along channels. Convolutions of one tap are products in either layout and alone no reason. Only metadata change: the
-strides that each node of the graph would have if images came to convolutions in channels-last memory. Kernels and
-library steps store what the strides say.
+along channels; those of float32 are the library's, which has kernels for that memory (5 x 5 on an H200: 88 us, 234 in
+a kernel of ours that also sums what it makes, across rows). Convolutions of one tap are products in either layout and
+alone no reason. Only metadata change: the strides that each node of the graph would have if images came to convolutions
+in channels-last memory. Kernels and library steps store what the strides say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ MATRIX_CHANNELS = 8
 #: nominal, of 4.5 instructions an element and tap against 2.3, and two passes over the image.
 LARGE_WINDOW = 16
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
+#: Convolutions' gradients, which are left to others, and how many operands they have.
+_LEFT: Mapping[object, int] = {aten.convolution_backward.default: 3}
 
 
 def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
-    """Give the nodes of a traced inference graph on such a device channels-last strides, in place; whether that was
-    done.
+    """Give the nodes of a traced graph on such a device channels-last strides, in place; whether that was done.
 
     Not where sizes are symbolic, strides are asked for or something is changed in place: then the graph stays as it is.
     """
@@ -48,7 +50,7 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                 continue
             args, kwargs = torch.fx.map_arg((n.args, n.kwargs), made.__getitem__)
             if _wants(n, device):
-                whole = 2 if n.args[6] else 1  # nobody converts operands of what is left to others but a copy
+                whole = _LEFT.get(n.target, 2 if n.args[6] else 1)  # nobody else converts operands of what is left
                 args = (*(a.contiguous(memory_format=torch.channels_last) for a in args[:whole]), *args[whole:])
             try:
                 made[n] = n.target(*args, **kwargs)
@@ -57,7 +59,7 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                     return False
                 made[n] = aten.reshape.default(*args)
                 reshaped.append(n)
-    _apply(gm, made, reshaped, [n for n in wanted if n.args[6]])
+    _apply(gm, made, reshaped, [n for n in wanted if n.target in _LEFT or n.args[6]])
     return True
 
 
@@ -84,7 +86,7 @@ def _apply(gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node]
 
 def _convert_operands(gm: torch.fx.GraphModule, n: Node, made: dict[Node, Any]) -> None:
     """Copies, in front of a convolution that is left to others, of operands that have another layout."""
-    for a in n.args[:2]:
+    for a in n.args[: _LEFT.get(n.target, 2)]:
         assert isinstance(a, Node)
         if made[a].is_contiguous(memory_format=torch.channels_last):
             continue
@@ -96,24 +98,30 @@ def _convert_operands(gm: torch.fx.GraphModule, n: Node, made: dict[Node, Any]) 
 
 
 def _wants(n: Node, device: str) -> bool:
-    """Whether a node is a convolution of images that runs on matrix units."""
-    if n.target is not aten.convolution.default:
+    """Whether a node is a convolution of images that runs on matrix units, or the gradient of one."""
+    if n.target is not aten.convolution.default and n.target not in _LEFT:
         return False
-    x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in n.args[:2])
+    x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in _image_and_weight(n))
     if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor) or x.dim() != 4 or x.device.type != device:
         return False
+    stride, transposed, groups = (n.args[k] for k in ((4, 7, 9) if n.target in _LEFT else (3, 6, 8)))
     units = x.dtype in (torch.float16, torch.bfloat16)
     units = units or (x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
-    large = w.shape[1] == 1 and x.dtype.itemsize == 2 and w.shape[2:].numel() >= LARGE_WINDOW
-    if n.args[6]:  # blocks that touch are a product
-        return bool(units and n.args[8] == 1 and list(w.shape[2:]) != n.args[3])
+    large = w.shape[1] == 1 and w.shape[2:].numel() >= LARGE_WINDOW
+    if transposed:  # blocks that touch are a product
+        return bool(units and groups == 1 and list(w.shape[2:]) != stride)
     grouped = x.dtype.itemsize == 2 and w.shape[1] >= MATRIX_CHANNELS  # of float32 the library turns groups around
-    return bool(units and (n.args[8] == 1 or grouped or large))
+    return bool(units and (groups == 1 or grouped or large))
+
+
+def _image_and_weight(n: Node) -> tuple[Any, ...]:
+    """What a convolution reads, or the one whose gradient this is."""
+    return n.args[1:3] if n.target in _LEFT else n.args[:2]
 
 
 def _pointwise(n: Node) -> bool:
-    """Whether a convolution has one tap."""
-    w = n.args[1]
+    """Whether it has one tap."""
+    w = _image_and_weight(n)[1]
     return isinstance(w, Node) and w.meta["val"].shape[2:].numel() == 1
 
 

@@ -9,26 +9,41 @@ import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilefold.frontend.regions.embeddings import added_up, crowded, gradients
+from tilefold.frontend.regions.extract import Extracted
 from tilefold.frontend.regions.guard import Guarded, Part
-from tilefold.frontend.regions.partition import Extracted, Group, draws_numbers, operators
+from tilefold.frontend.regions.partition import Group, draws_numbers, is_host_number, operators
 from tilefold.frontend.regions.rows import Loop, scaled
 from tilefold.frontend.regions.scans import SCANS
 
 #: Leftovers of fewer operators than this run op by op: compiling them costs more than it gives.
 WORTH_INDUCTOR = 2
-#: Indices a row of an embedding from which on Inductor's atomic additions queue at few addresses, and eager's sort is
-#: faster: 1,048,576 indices of 32 rows of 8 columns (T5's relative biases) took 16 ms on an H200, where all of a step
-#: of four layers took eager 14.
-CROWDED = 2048
+#: Operators that a library computes whoever calls it. Inductor also checks the strides of their results against those
+#: of its own shape functions, which do not know every layout that torch gives.
+LIBRARY = frozenset(
+    {
+        torch.ops.aten.convolution_backward.default,
+        torch.ops.aten.convolution.default,
+        torch.ops.aten._grouped_mm.default,
+    }
+)
 
 
 def compile_leftover(
     group: Group, extracted: Extracted, part: Part, config: Mapping[str, object]
 ) -> Callable[..., object] | None:
-    """The group as a callable; None where op by op is better or the only way. config: Inductor's, for this alone."""
-    few = operators(group) < WORTH_INDUCTOR and not _generated(group)
-    if few or _draws_numbers(group) or _of_ours(group) or _queues(group):
+    """The group as a callable; None where op by op is better or the only way. config: Inductor's, for this alone.
+
+    Gradients of embeddings alone need no compiler (`embeddings`).
+    """
+    few = operators(group) - _in_library(group) < WORTH_INDUCTOR and not _generated(group)
+    if all(map(is_host_number, group.nodes)):
         return None
+    if few or _draws_numbers(group) or _of_ours(group) or any(map(crowded, gradients(group))):
+        return None
+    added = added_up(group, extracted)
+    if added is not None:
+        return Guarded(part, added, extracted.module)
     run = part.attempt(lambda: _compiled(extracted, config))
     return None if run is None else Guarded(part, run, extracted.module)
 
@@ -63,6 +78,13 @@ def _no_strides_reported() -> Iterator[None]:
         context.output_strides = reported
 
 
+def _in_library(group: Group) -> int:
+    """How many operators of a group a library computes, and copies of their operands into another layout."""
+    copies = [n for n in group.nodes if n.target is torch.ops.aten.clone.default]
+    of_library = [n for n in group.nodes if n.target in LIBRARY]
+    return len(of_library) + sum(all(u in of_library for u in n.users) for n in copies)
+
+
 def _generated(group: Group) -> bool:
     """Whether a single operator is not left to eager on a GPU: its scans take twice Inductor's time, and what
     adds up at indices sorts them first, where atomic additions do (deterministic mode keeps to the sort, as eager)."""
@@ -78,18 +100,6 @@ def _adds_up(n: torch.fx.Node) -> bool:
         and accumulates
         and not torch.are_deterministic_algorithms_enabled()
     )
-
-
-def _queues(group: Group) -> bool:
-    """Whether the group is gradients of embeddings alone, and one has few rows for its many indices."""
-    gradients = [n for n in group.nodes if n.target is torch.ops.aten.embedding_dense_backward.default]
-    return len(gradients) == operators(group) and any(_crowded(n) for n in gradients)
-
-
-def _crowded(gradient: torch.fx.Node) -> bool:
-    indices, rows = gradient.args[1], gradient.args[2]
-    found = indices.meta["val"].numel() if isinstance(indices, torch.fx.Node) else 0
-    return isinstance(found, int) and isinstance(rows, int) and found > CROWDED * max(1, rows)
 
 
 def _of_ours(group: Group) -> bool:

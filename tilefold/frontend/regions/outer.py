@@ -106,6 +106,13 @@ class Outer(Recorded):
                 values[d] = None
         return self._ended(values)
 
+    def often(self, times: int) -> None:
+        """See `Recorded`; its parts run as often."""
+        super().often(times)
+        for part in (getattr(s.part, "run", s.part) for s in self._steps):
+            if isinstance(part, Recorded):
+                part.often(times)
+
     def sizes(self, args: Sequence[object]) -> tuple[int, ...]:
         """See `Recorded`."""
         found: list[int] = []

@@ -14,20 +14,21 @@ a size that was read off a computed tensor comes at a later level than that tens
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 
-from tilefold.frontend.operators.fx_to_tensor import free_symbols, is_scalar, supports
+from tilefold.frontend.operators.fx_to_tensor import is_scalar, supports
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.source import location
-from tilefold.frontend.operators.table import VIEWS
+from tilefold.frontend.operators.table import COPIES, VIEWS
 from tilefold.frontend.regions.guard import Fallback, Part
 from tilefold.frontend.regions.levels import Unit, earliest, settled
 from tilefold.frontend.regions.rows import Loop, scaled
-from tilefold.frontend.regions.scans import carried
+from tilefold.frontend.regions.scans import SCANS, carried
 
 Node = torch.fx.Node
 #: Levels of uncovered operators before the first region: random numbers, which run op by op, and the rest.
@@ -60,18 +61,22 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
     """Group the nodes of a functional ATen graph. `covers` gives the reason against a node, or None."""
     fallbacks: list[Fallback] = []
     refused: set[Node] = set()
-    with_scans = carried(gm)
+    elsewhere = any(v.device.type != "cpu" for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor))
+    scans = {n: _reason(n, covers, fallbacks) for n in _operators(gm) if n.target in SCANS}
+    with_scans = carried(gm, [n for n, reason in scans.items() if reason is not None])
     for node in _operators(gm):
         source = _tuple_source(node)
-        reason = _reason(node, covers, fallbacks) if source is None else (None if source not in refused else "")
-        if reason is None and (node in with_scans or _only_drawn_with(node)):
+        if source is not None:
+            reason = None if source not in refused else ""
+        else:
+            reason = scans[node] if node in scans else _reason(node, covers, fallbacks)
+        if reason is None and (node in with_scans or _only_drawn_with(node) or (elsewhere and is_host_number(node))):
             reason = ""
         if reason is not None:
             refused.add(node)
             if reason:
                 fallbacks.append(Fallback(str(node.target), reason, location(node)))
-    aliases = _aliases(gm)
-    light = _light(gm, refused)
+    aliases, light = _aliases(gm), _light(gm, refused)
     given = set(aliases) - light
     units, levels = _units(gm, refused, light, given)
     sizes = {n: at for n, at in levels.items() if is_scalar(n)}
@@ -82,18 +87,25 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
     return Partition(groups, aliases, tuple((at, n) for n, at in sizes.items()), tuple(fallbacks))
 
 
+def is_host_number(node: Node) -> bool:
+    """Whether a node makes a tensor of one element on the CPU: PyTorch takes it for a number wherever it is read. In a
+    graph of a GPU it runs op by op, before all regions if it waits for none."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
+
+
 def _operators(gm: torch.fx.GraphModule) -> list[Node]:
     """The nodes that compute tensors."""
     return [n for n in gm.graph.nodes if n.op not in ("placeholder", "get_attr", "output") and not is_scalar(n)]
 
 
-def _light(gm: torch.fx.GraphModule, refused: Collection[Node]) -> set[Node]:
+def _light(gm: torch.fx.GraphModule, refused: AbstractSet[Node]) -> set[Node]:
     """What goes with its readers: constants, and views with at least as many bytes as what is in memory, or of
     something that is there in any case."""
     root: dict[Node, Node | None] = {}  # None: an argument or a constant
     for n in _operators(gm):
         source, inputs = _tuple_source(n), _tensor_inputs(n)
-        if n in refused:
+        if n in refused or (_turned_for_others(n) and not refused.isdisjoint(n.users)):
             continue
         if not inputs:
             root[n] = None
@@ -218,14 +230,14 @@ def _groups(
 
 
 def _ready(n: Node, owners: Mapping[Node, int], sizes: Mapping[Node, int]) -> int:
-    """The level at which all is there that a light node reads."""
-    found = [0]
+    """The level at which all is there that a light node reads: that of the operator whose result it views."""
+    found: list[int] = []
     for a in n.all_input_nodes:
         if a in sizes:
             found.append(sizes[a] + 1)
         elif a.op == "call_function":
             found.append(owners[a] if a in owners else _ready(a, owners, sizes))
-    return max(found)
+    return max(found, default=0)
 
 
 def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
@@ -259,6 +271,7 @@ def _aliases(gm: torch.fx.GraphModule) -> tuple[Node, ...]:
             chain[node] = node.op == "placeholder" or (
                 node.op == "call_function"
                 and node.target in VIEWS
+                and not _rearranges(node)
                 and not isinstance(node.meta["val"], tuple | list)
                 and all(is_alias(n) for n in node.all_input_nodes if not is_scalar(n))
             )
@@ -273,8 +286,29 @@ def _aliases(gm: torch.fx.GraphModule) -> tuple[Node, ...]:
 
 
 def is_trivial(group: Group) -> bool:
-    """Whether a group only views tensors or makes constants: nothing to compile."""
-    return not operators(group)
+    """Whether a group only views tensors, copies them as they lie, or makes constants: nothing to compile."""
+    return not operators(group) and not (group.covered and any(map(_rearranges, group.nodes)))
+
+
+def _rearranges(node: Node) -> bool:
+    """Whether a node writes the elements of a tensor elsewhere than they lie in it."""
+    if node.target not in COPIES:
+        return False
+    if node.target is not torch.ops.aten.clone.default:
+        return True
+    return _strides(node) != _strides(node.all_input_nodes[0])
+
+
+def _turned_for_others(node: Node) -> bool:
+    """Whether a node is a copy into another layout on a GPU, which is worth a region also where nothing but an operator
+    of others reads it: kernels of ours move tiles, eager's single elements."""
+    on_gpu = node.target is torch.ops.aten.clone.default and node.meta["val"].device.type == "cuda"
+    return on_gpu and _rearranges(node)
+
+
+def _strides(node: Node) -> tuple[int, ...]:
+    value = node.meta["val"]
+    return tuple(_number(s) for n, s in zip(value.shape, value.stride(), strict=True) if n != 1)
 
 
 def operators(group: Group) -> int:
@@ -292,74 +326,18 @@ def _tensor_inputs(node: Node) -> list[Node]:
     return [n for n in node.all_input_nodes if not is_scalar(n)]
 
 
-@dataclass(frozen=True, slots=True)
-class Extracted:
-    """A group as a graph module of its own; `inputs` and `results` are nodes of the original graph."""
-
-    module: torch.fx.GraphModule
-    inputs: tuple[Node, ...]
-    results: tuple[Node, ...]
-
-
-def extract(gm: torch.fx.GraphModule, group: Group) -> Extracted:
-    """The group as a module."""
-    inside = set(group.nodes)
-    results = [n for n in group.results if not isinstance(n.meta.get("val"), tuple | list)]
-    graph = torch.fx.Graph()
-    copies: dict[Node, Node] = {}
-    inputs = list(_outside(group, inside))
-    for n in inputs + [s for s in _symbol_sources(gm, group) if s not in inputs]:
-        copies[n] = graph.placeholder(n.name)
-        copies[n].meta = dict(n.meta)
-    for n in group.nodes:
-        for a in n.all_input_nodes:
-            if a.op == "get_attr" and a not in copies:
-                copies[a] = graph.node_copy(a)
-        copies[n] = graph.node_copy(n, copies.__getitem__)
-    graph.output(tuple(copies[n] for n in results))
-    given = tuple(n for n in copies if copies[n].op == "placeholder")
-    return Extracted(torch.fx.GraphModule(gm, graph), given, tuple(results))
-
-
-def _outside(group: Group, inside: set[Node]) -> list[Node]:
-    """Nodes that the group reads."""
-    return list(
-        dict.fromkeys(a for n in group.nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr")
-    )
-
-
-def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:
-    """Arguments of the graph that give the symbols in the group's sizes."""
-    needed = {str(s) for n in group.nodes for s in free_symbols(n)}
-    found: list[Node] = []
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    for n in placeholders:
-        val = n.meta.get("val")
-        if isinstance(val, torch.SymInt) and val.node.expr.is_Symbol and str(val.node.expr) in needed:
-            needed.discard(str(val.node.expr))
-            found.append(n)
-    for n in placeholders:
-        val = n.meta.get("val")
-        if isinstance(val, torch.Tensor):
-            extents: list[int | torch.SymInt] = list(val.shape)
-            own = {str(s.node.expr) for s in extents if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol}
-            if own & needed:
-                needed -= own
-                found.append(n)
-    return found
-
-
 #: Elements along an axis whose extent only a call tells.
 UNKNOWN_EXTENT = 64
 
 
 def extents(value: torch.Tensor) -> tuple[int, ...]:
     """The extents of a tensor at the sizes that it was captured with."""
-    return tuple(n if isinstance(n, int) else _captured(n) for n in value.shape)
+    return tuple(_number(n) for n in value.shape)
 
 
-def _captured(n: torch.SymInt) -> int:
-    return (n.node.hint if n.node.has_hint() else None) or UNKNOWN_EXTENT
+def _number(n: int | torch.SymInt) -> int:
+    """A size as it was captured."""
+    return n if isinstance(n, int) else (n.node.hint if n.node.has_hint() else None) or UNKNOWN_EXTENT
 
 
 def nbytes(node: Node) -> int:
@@ -374,7 +352,7 @@ def halves(gm: torch.fx.GraphModule) -> Partition | None:
 
     Results of an operator that has several stay with it.
     """
-    light = _light(gm, ())
+    light = _light(gm, frozenset())
     nodes = [n for n in gm.graph.nodes if n.op == "call_function" and n not in light]
     at = {n: k for k, n in enumerate(nodes)}
     together = [(at.get(source, 0), k) for k, n in enumerate(nodes) if (source := _tuple_source(n)) is not None]

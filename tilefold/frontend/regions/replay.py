@@ -45,6 +45,8 @@ class Recorded:
     """
 
     aligned = False
+    #: Calls after which it is worth building the module.
+    worth = WORTH
 
     def __init__(self, name: str, module: Native | Built | None = None):
         self.name = name
@@ -54,6 +56,10 @@ class Recorded:
         self._region: object = None
         self._seen: set[tuple[int, ...]] = set()
         self._calls = 0
+
+    def often(self, times: int) -> None:
+        """It runs so many times in each call of what it is a part of: only these count."""
+        self.worth = (WORTH - 1) * times + 1
 
     def in_python(self, args: Sequence[object]) -> Sequence[Any]:
         """A call without a tape."""
@@ -99,7 +105,7 @@ class Recorded:
         elif self._native.module is not None:
             self._region = self._native.module.region(on_gpu or self.aligned, stream_of if on_gpu else None)
             self._module = self._native.module
-        elif self._calls == WORTH:
+        elif self._calls == self.worth:
             self._native.start_building()
 
     def _comes_again(self, args: Sequence[object]) -> bool:

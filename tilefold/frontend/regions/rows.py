@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from tilefold.backends.triton import scale
+from tilefold.backends.triton.build import has_triton
+
 #: Most sums that are rounded to 16 bits one after the other. n of them have sqrt((n + 1) / 2) times the error of one.
 MOST_ROUNDED = 6
 
@@ -130,6 +133,12 @@ def leading(shape: Sequence[int], rows: int) -> int | None:
 
 def scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """x times a number. Where nobody else has x (what a forward saved, in a backward that is not repeated), in place:
-    a weight's gradient is large."""
+    a weight's gradient is large, and a kernel of ours leaves it alone where the number is 1."""
     alone = x._use_count() == 1 and torch._C._storage_Use_Count(x.untyped_storage()._cdata) <= 2  # type: ignore[attr-defined]
-    return x.mul_(factor) if alone else x * factor
+    if not alone:
+        return x * factor
+    if x.is_cuda and factor.is_cuda and x.is_contiguous() and has_triton():
+        units = torch.cuda.get_device_properties(x.device).multi_processor_count
+        with torch.cuda.device(x.device):
+            return scale.run(x, factor, units)
+    return x.mul_(factor)

@@ -10,7 +10,7 @@ kernel. Those nodes go with it where no tensor more is written for that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -59,19 +59,19 @@ def fold_scans(gm: torch.fx.GraphModule) -> int:
     return folded
 
 
-def carried(gm: torch.fx.GraphModule) -> set[Node]:
-    """Elementwise nodes that go with the scans of a graph: those that only scans use, and those that use nothing but
-    what is left over already and write no more than it.
+def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
+    """Elementwise nodes that go with scans that are left over: those that only scans use, and those that use nothing
+    but what is left over already and write no more than it.
     """
     found: set[Node] = set()
-    for scan in (n for n in gm.graph.nodes if n.target in SCANS):
+    for scan in scans:
         stack = list(scan.all_input_nodes)
         while stack:
             n = stack.pop()
             if n not in found and _movable(n) and all(u in found or u is scan for u in n.users):
                 found.add(n)
                 stack += n.all_input_nodes
-    left = {n for n in gm.graph.nodes if n.target in SCANS}
+    left = set(scans)
     for n in gm.graph.nodes:
         inputs = [i for i in n.all_input_nodes if i.op == "call_function"]
         from_left = [i for i in inputs if i in left]

@@ -93,7 +93,10 @@ def made() -> Mapping[str, Made]:
 
 def _digest(lowered: Lowered, vals: Sequence[torch.Tensor]) -> str:
     """Identity of a graph: its program without its name, its bindings with constants' contents, types of arguments."""
-    bound = [(b.name, b.position, b.axes, None if b.constant is None else _content(b.constant)) for b in lowered.inputs]
+    bound = [
+        (b.name, b.position, b.axes, None if b.constant is None else _content(b.constant), b.order)
+        for b in lowered.inputs
+    ]
     types = [(str(v.dtype), v.device.type, fx_sizes.shape(v.shape)) for v in vals]
     outputs = [(o.name, o.position, o.shape, o.strides, o.gaps) for o in lowered.outputs]
     text = "\n".join(map(str, (show(lowered.program).split("\n", 1)[1], bound, lowered.syms, outputs, types)))

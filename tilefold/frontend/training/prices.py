@@ -25,11 +25,11 @@ from math import prod
 
 import torch
 
-from tilefold.frontend.operators import contract, create, elementwise, index, norm, pool, random, reduce, view
+from tilefold.frontend.operators import bits, contract, create, elementwise, index, norm, pool, random, reduce, view
 from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
 from tilefold.frontend.regions.partition import draws_numbers, extents, nbytes
-from tilefold.tensor.streams import ON_CHIP, streamed
+from tilefold.tensor.streams import streamed
 
 Node = torch.fx.Node
 
@@ -42,7 +42,7 @@ KEEP = 0.5
 #: Most maps between a state and what is computed of it alone.
 GUARD = 4
 _FOLDS = frozenset((*reduce.TABLE, *norm.TABLE, *pool.TABLE)) | {torch.ops.aten.nll_loss_forward.default}
-_MAPS = frozenset((*elementwise.TABLE, *index.TABLE, *create.TABLE, *view.TABLE, *random.TABLE)) - _FOLDS
+_MAPS = frozenset((*elementwise.TABLE, *bits.TABLE, *index.TABLE, *create.TABLE, *view.TABLE, *random.TABLE)) - _FOLDS
 _PRODUCTS = frozenset(contract.TABLE)
 _VIEWS = VIEWS - COPIES
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
@@ -51,12 +51,14 @@ _CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.
 @dataclass(frozen=True, slots=True)
 class Product:
     """The tensors of a product, by size: elements of the left operand, the right one and the result, the extent that
-    each of them lacks, and how many independent products there are (1 for a convolution, which never streams)."""
+    each of them lacks, and how many independent products there are. windows: it is a convolution, which never streams,
+    however few channels its windows have (an image's three)."""
 
     operands: tuple[Node, Node]
     elements: tuple[int, int, int]
     lacks: tuple[int, int, int]
     batch: int
+    windows: bool = False
 
     @property
     def flops(self) -> int:
@@ -65,7 +67,7 @@ class Product:
     @property
     def streamed(self) -> int | None:
         """Which of its tensors streams (0 and 1: operands, 2: the result); None: it is a library call."""
-        return streamed(self.elements, self.lacks, self.batch)
+        return None if self.windows else streamed(self.elements, self.lacks, self.batch)
 
 
 def product(node: Node) -> Product | None:
@@ -78,7 +80,7 @@ def product(node: Node) -> Product | None:
     sizes = (elements(a), elements(b), elements(node))
     if node.target is torch.ops.aten.convolution.default:
         window = sizes[1] // max(1, extents(b.meta["val"])[0])
-        return Product((a, b), sizes, (ON_CHIP + 1, ON_CHIP + 1, window), 1)
+        return Product((a, b), sizes, (1, 1, window), 1, windows=True)
     *lead, _, inner = (1, *extents(a.meta["val"]))
     batch = prod(lead) if node.target in _BATCHED else 1
     rows, columns = (n // max(1, batch * inner) for n in sizes[:2])
@@ -184,6 +186,11 @@ def _in_library(node: Node) -> bool:
     """Whether a library computes an operator: what no kernel of ours does, and products that do not stream."""
     sizes = product(node)
     return sizes.streamed != 2 if sizes else node.target not in TABLE
+
+
+def is_map(node: Node) -> bool:
+    """Whether each element of a node's tensor is computed of single elements of others."""
+    return node.op == "call_function" and node.target in _MAPS
 
 
 def is_view(node: Node) -> bool:

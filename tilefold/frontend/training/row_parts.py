@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tilefold.frontend.operators import create, elementwise
+from tilefold.frontend.operators import bits, create, elementwise
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.table import VIEWS
 from tilefold.frontend.regions.rows import leading
@@ -152,7 +152,8 @@ def _runs(n: Node, rows: int, members: set[Node]) -> bool:
         own = leading(shape_of(a[0]), rows)
         axes = axes_of(n)
         return own is not None and axes is not None and min(axes) >= own
-    return n.target in elementwise.TABLE or n.target in VIEWS or n.target in create.TABLE or n.target in _OTHERS
+    tables = (elementwise.TABLE, bits.TABLE, create.TABLE, VIEWS, _OTHERS)
+    return any(n.target in t for t in tables)
 
 
 def axes_of(n: Node) -> list[int] | None:

@@ -34,9 +34,11 @@ from tilefold.frontend.operators.fx_to_tensor import is_scalar
 from tilefold.frontend.regions.assemble import CompiledGraph, compilations
 from tilefold.frontend.regions.flow import NEVER, Network
 from tilefold.frontend.regions.guard import Part
+from tilefold.frontend.regions.layouts import channels_last
 from tilefold.frontend.regions.partition import nbytes
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.training.chunks import in_chunks
+from tilefold.frontend.training.log_sums import from_log_sums
 from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.reassociate import reassociate
 from tilefold.frontend.training.repeated import drop_repeated
@@ -81,6 +83,7 @@ def partitioner(kind: Literal["folds", "min_cut"] = "folds", budget: float | Non
         share: float = functorch.activation_memory_budget if budget is None else budget
         static = list(static_lifetime_input_indices or ())
         fold_scans(joint)
+        channels_last(joint)
         part = Part("what is saved", [])
         made = part.attempt(lambda: prepared(joint.graph, num_fwd_outputs, static, share)) if kind == "folds" else None
         if made is not None:
@@ -104,6 +107,7 @@ def prepared(graph: torch.fx.Graph, results: int, static: Collection[int], budge
     take_apart(graph)
     drop_repeated(graph)
     reassociate(graph)
+    from_log_sums(graph, _passes(graph, results).late)
     graph.eliminate_dead_code()
     in_chunks(graph, _passes(graph, results).late, budget)
     found = chosen(graph, results, static, budget)

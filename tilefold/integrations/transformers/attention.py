@@ -63,7 +63,7 @@ class Form:
             s = torch.where(mask, s, torch.finfo(s.dtype).min)
         elif self.causal:
             rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2]))
-            s = torch.where(rows[:, None] >= columns, s, torch.finfo(s.dtype).min)
+            s = torch.where(rows[:, None] >= columns, s, -torch.inf)  # every row sees the first key
         w = torch.softmax(s, -1, dtype=torch.float32).to(q.dtype)
         if keep is not None:
             w = w * keep / (1 - self.dropout)

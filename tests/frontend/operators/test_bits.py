@@ -1,0 +1,71 @@
+"""Bits of integers against eager: negative ones, every width, what overflows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilefold
+from tests.frontend.check import check, lowered
+from tilefold.errors import UnsupportedError
+
+TYPES = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+
+def numbers(dtype: torch.dtype) -> torch.Tensor:
+    info = torch.iinfo(dtype)
+    some = [0, 1, 2, 5, 17, 85, 100, 127, info.max, info.max - 1]
+    return torch.tensor([*some, *([-1, -2, -17, -100, info.min, info.min + 1] if info.min else [])], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("c", [0, 1, 15, 0x55, 0x5C, 100, -1, -16, -85])
+def test_with_constants(dtype, c):
+    if c < 0 and dtype is torch.uint8:
+        pytest.skip("no such number")
+    check(lambda x: (x & c, x | c, x ^ c, c & x), numbers(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("n", [0, 1, 4, 6])
+def test_shifts(dtype, n):
+    check(lambda x: (x >> n, (x >> n) & 3, ~x), numbers(dtype))
+    if dtype is not torch.int64:  # beyond its bits a number of 64 has no one meaning
+        check(lambda x: x << n, numbers(dtype))
+
+
+def test_positions_are_no_constants():
+    """What has no elements in memory has no one value either."""
+    check(lambda x: x + (torch.arange(7) & 3) + ((torch.arange(7) + 5) >> 1), torch.zeros(7))
+    with pytest.raises(UnsupportedError, match="of two tensors"):
+        lowered(lambda x: x + (torch.arange(7) ^ torch.arange(7).flip(0)), torch.zeros(7))
+
+
+def test_booleans():
+    a, b = torch.arange(6) % 2 == 0, torch.arange(6) % 3 == 0
+    check(lambda p, q: (p & q, p | q, p ^ q, ~p), a, b)
+
+
+def test_packed_weights_are_unpacked_in_the_kernel():
+    """Two numbers of four bits in a byte, as quantised weights are kept."""
+    w = torch.randint(0, 256, (24, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+    def unpacked(w, x):
+        low, high = (w & 15).float() - 8, (w >> 4).float() - 8
+        return x @ torch.stack((low, high), -1).flatten(-2).mT
+
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(tilefold.fuse(unpacked)(w, x), unpacked(w, x))
+
+
+@pytest.mark.parametrize(
+    "fn, why",
+    [
+        (lambda a, b: a & b, "bitwise and of two tensors"),
+        (lambda a, b: a << b, "not a constant"),
+        (lambda a, b: a >> 63, "beyond the bits"),
+    ],
+)
+def test_what_arithmetic_has_not(fn, why):
+    with pytest.raises(UnsupportedError, match=why):
+        lowered(fn, torch.arange(4), torch.arange(4))

@@ -1,0 +1,62 @@
+"""Histograms of whole numbers and running sums of few integers against eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.frontend.check import check, lowered, randn
+from tilefold.errors import UnsupportedError
+
+
+def numbers(*shape: int, high: int = 9, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.randint(-3, high, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(40,), (5, 7), (1,), (0,)])
+def test_each_whole_number_has_a_bin_and_others_have_none(shape):
+    x = numbers(*shape)
+    check(lambda x: torch.histc(x.float(), bins=6, min=0, max=5), x)
+    check(lambda x: torch.histc(x.float(), bins=3, min=-2, max=0), x)
+
+
+def test_offsets_of_experts():
+    def offsets(ids):
+        counted = torch.histc(ids.float(), bins=8, min=0, max=7)
+        return counted, torch.cumsum(counted, 0, dtype=torch.int32), counted.int().cumsum(0)
+
+    check(offsets, numbers(64, high=8).abs())
+
+
+@pytest.mark.parametrize(
+    "bins,most,x", [(6, 5, randn(8)), (5, 5, numbers(8)), (257, 256, numbers(8)), (6, 5.5, numbers(8))]
+)
+def test_histograms_whose_bins_are_no_whole_numbers_are_left_to_others(bins, most, x):
+    with pytest.raises(UnsupportedError, match="whole numbers"):
+        lowered(lambda x: torch.histc(x.float(), bins=bins, min=0, max=most), x)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.bool])
+def test_running_sums_of_integers(dim, dtype):
+    check(lambda x: x.cumsum(dim), numbers(3, 5, 4, dtype=dtype), modes=(False,))
+
+
+@pytest.mark.parametrize("shape", [(1,), (4, 1), (0, 3), (64,)])
+def test_running_sums_of_one_no_and_the_most_places(shape):
+    check(lambda x: x.cumsum(-1), numbers(*shape), modes=(False,))
+
+
+def test_a_running_sum_overflows_as_its_type_does():
+    check(lambda x: torch.cumsum(x, 0, dtype=torch.int8), torch.full((5,), 100), modes=(False,))
+
+
+@pytest.mark.parametrize("x", [randn(5), numbers(65)])
+def test_running_sums_of_floats_and_of_many_places_are_left_to_others(x):
+    with pytest.raises(UnsupportedError, match="cumsum"):
+        lowered(lambda x: x.cumsum(0), x)
+
+
+def test_a_running_sum_over_a_length_that_changes_is_left_to_others():
+    with pytest.raises(UnsupportedError, match="number that is not known"):
+        lowered(lambda x: x.cumsum(0), numbers(5), symbolic=True)

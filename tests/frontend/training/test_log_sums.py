@@ -1,0 +1,76 @@
+"""Softmaxes over what streams, computed again from their log-sum-exp: which, and that gradients stay right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.frontend.training.test_saving import B, H, S, by_hand, causal, passes, qkv, right, saved
+
+aten = torch.ops.aten
+
+
+def some_rows_masked(q, k, v):
+    i = torch.arange(q.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(i <= i[:, None]) & (i[:, None] % 5 != 2))
+
+
+def capped(q, k, v):
+    s = torch.tanh(q @ k.mT / 3) * 3
+    return torch.softmax(s, -1) @ v
+
+
+def quotients(gm):
+    return [
+        n
+        for n in gm.graph.nodes
+        if n.target is aten.div.Tensor and isinstance(n.args[1], torch.fx.Node) and n.meta["val"].shape[-1] == S
+    ]
+
+
+@pytest.mark.parametrize("fn", [causal, by_hand, some_rows_masked, capped])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_backward_divides_no_element_by_a_sum(fn, dtype):
+    args = qkv(dtype)
+    _, gradients, graphs = passes(fn, *args)
+    assert quotients(graphs["forward"])  # the form that the fold is derived from
+    assert not quotients(graphs["backward"])
+    assert [shape for shape, _ in saved(graphs)].count((B, H, S, 1)) == 1
+    right(fn, args, gradients)
+
+
+def test_large_scores_keep_their_digits():
+    """Where the sum of a row is of many, and where one score is far above the others."""
+    q, k, v = qkv()
+    args = [20 * q, 20 * k, v]
+    _, gradients, _ = passes(causal, *args)
+    right(causal, args, gradients)
+
+
+def own_sum(q, k, v):
+    """A quotient that is no softmax: its divisor may be negative, and has no logarithm."""
+    s = q @ k.mT
+    e = torch.exp(s - s.amax(-1, keepdim=True))
+    return e / (v.sum(-1)[..., None, :].sum(-1, keepdim=True) - 1) @ v
+
+
+def of_features(q, k, v):
+    """A softmax of what is in memory in any case."""
+    return (torch.softmax(q * k, -1) * v).sum(-1)
+
+
+def masked_by_the_least(q, k, v):
+    """Every third row sees nothing: its weights are equal."""
+    s = q @ k.mT
+    seen = (torch.arange(s.shape[-2]) % 3 > 0)[:, None] & (torch.arange(s.shape[-1]) % 5 > 0)
+    return torch.softmax(s.masked_fill(~seen, torch.finfo(s.dtype).min), -1) @ v
+
+
+@pytest.mark.parametrize("fn", [own_sum, of_features, masked_by_the_least])
+def test_what_stays(fn):
+    args = qkv()
+    _, gradients, graphs = passes(fn, *args)
+    logs = [n for gm in graphs.values() for n in gm.graph.nodes if n.target is aten.log.default]
+    assert not logs
+    right(fn, args, gradients)
