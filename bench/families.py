@@ -4,7 +4,8 @@
 
 Two layers of each family with random weights in bf16 and no dropout, two sequences of 1024 tokens (ViT: 16 images), in
 inference and for a training step (loss and all gradients). Contenders: the model as it is (eager), `apply(model)`,
-`torch.compile` with Inductor, and `torch.compile(backend="tilefold")`. Errors are those of logits, and in training of
+`torch.compile` with Inductor, `torch.compile(backend="tilefold")`, and Liger's kernels where it is installed and has
+the family. Errors are those of logits, and in training of
 logits and gradients, against the same weights in float32 with eager attention, relative to the largest element.
 
 A family and mode is a process of its own, so that they compile side by side. None is timed before all have compiled,
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import fcntl
+import importlib.util
 import json
 import os
 import signal
@@ -29,6 +31,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +41,11 @@ import transformers
 from tests.integrations.families import MODELS, model_of, results, worst
 from tilefold.frontend.torch_compile import backend
 from tilefold.integrations.transformers import apply
+from tilefold.suites.gpu.environment import commit_here
+from tilefold.suites.timing import in_turn
 
 MODES = ("infer", "train")
-CONTENDERS = ("eager", "apply", "inductor", "tilefold")
+CONTENDERS = ("eager", "apply", "inductor", "tilefold", "liger")
 LENGTH, WINDOW, VOCABULARY = 1024, 512, 32000
 WIDTH = dict(
     vocab_size=VOCABULARY,
@@ -68,7 +73,7 @@ SPREAD = 0.02
 WARM_UP, ROUNDS = 3, 9
 OUT_OF_TIME = "not compiled in the given time"
 #: Seconds after the compilations in which the timings end.
-AFTER = 25
+AFTER = 45
 
 
 @dataclass(slots=True)
@@ -139,6 +144,10 @@ def contender(name: str, model: Any) -> tuple[Any, Any]:
             model.compile(dynamic=False)
         case "tilefold":
             model.compile(backend=backend, dynamic=False)  # the name needs an installed package
+        case "liger":  # last, for it changes transformers' modules too
+            importlib.import_module("liger_kernel.transformers")._apply_liger_kernel_to_instance(model=model)
+            if not any("liger" in type(m).__module__ or "liger" in str(m.forward) for m in model.modules()):
+                raise ValueError("Liger has nothing for this family")
     return model, None
 
 
@@ -169,6 +178,9 @@ def one(a: argparse.Namespace, family: str, mode: str) -> None:
         made = Timed(family, mode, name)
         done.append(made)
         left = a.seconds - (time.time() - a.began)
+        if name == "liger" and importlib.util.find_spec("liger_kernel") is None:
+            made.why = "not installed"
+            continue
         if name != "eager" and left < 1:
             made.why = OUT_OF_TIME
             continue
@@ -214,8 +226,7 @@ def measure(calls: dict[str, Callable[[], object]], into: dict[str, Timed], devi
     """Steps by turns, then the kernels' times."""
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for k in range(WARM_UP + ROUNDS):
-        order = list(calls)[k % len(calls) :] + list(calls)[: k % len(calls)]
-        for name in order:
+        for name in in_turn(tuple(calls), k):
             _wait(device)
             start = time.perf_counter()
             calls[name]()
@@ -276,7 +287,7 @@ def every(a: argparse.Namespace) -> list[Timed]:
         for process, (family, mode) in zip(running, pairs, strict=True):
             try:
                 process.wait(a.began + a.seconds + AFTER - time.time())
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):  # what is known by now is kept
                 process.kill()
             made = Path(folder, f"{family}-{mode}.json")
             if made.exists():
@@ -295,6 +306,7 @@ def main() -> int:
     ask.add_argument("--small", action="store_true", help="tiny models")
     ask.add_argument("--seconds", type=float, default=75.0, help="for compilation")
     ask.add_argument("--json", type=Path)
+    ask.add_argument("--commit", default=commit_here(), help="what is measured, where git cannot tell")
     ask.add_argument("--one", help=argparse.SUPPRESS)
     ask.add_argument("--folder", help=argparse.SUPPRESS)
     ask.add_argument("--began", type=float, default=time.time(), help=argparse.SUPPRESS)
@@ -306,10 +318,14 @@ def main() -> int:
         return 0
     found = every(a)
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if importlib.util.find_spec("liger_kernel") is not None:
+        versions += f", liger-kernel {metadata.version('liger-kernel')}"
     name = torch.cuda.get_device_name() if a.device == "cuda" else "a CPU"
     if a.json:
         rows = [asdict(t) for t in found]
-        a.json.write_text(json.dumps({"device": name, "versions": versions, "rows": rows}, indent=1))
+        a.json.write_text(
+            json.dumps({"device": name, "versions": versions, "commit": a.commit, "rows": rows}, indent=1)
+        )
     print(f"{name}, {versions}; milliseconds: kernels / step\n\n{table(found)}")
     for t in found:
         for row in t.rows:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import os
 import random
 import shutil
@@ -45,20 +46,18 @@ class Mutant:
         return f"{self.path}:{self.what}"
 
 
-def mutants(path: Path, source: str, function: str | None = None) -> list[Mutant]:
-    """Every mutant of a module, or of one of its functions or classes."""
-    count = sum(1 for _ in _changes(ast.parse(source), function))
-    found = []
-    for n in range(count):
-        tree = ast.parse(source)
-        for k, (node, change) in enumerate(_changes(tree, function)):
-            if k == n:
-                line, before = node.lineno, ast.unparse(node).splitlines()[0]
-                change()
-                after = ast.unparse(node).splitlines()[0]
-                found.append(Mutant(path, ast.unparse(tree), f"{line}: {before}  ->  {after}"))
-                break
-    return found
+def count(source: str, function: str | None = None) -> int:
+    """Mutants of a module, or of one of its functions or classes."""
+    return sum(1 for _ in _changes(ast.parse(source), function))
+
+
+def mutant(path: Path, source: str, n: int, function: str | None = None) -> Mutant:
+    """The n-th of them."""
+    tree = ast.parse(source)
+    node, change = next(itertools.islice(_changes(tree, function), n, None))
+    line, before = node.lineno, ast.unparse(node).splitlines()[0]
+    change()
+    return Mutant(path, ast.unparse(tree), f"{line}: {before}  ->  {ast.unparse(node).splitlines()[0]}")
 
 
 def _changes(tree: ast.Module, function: str | None) -> Iterator[tuple[ast.expr | ast.stmt, _Change]]:
@@ -148,11 +147,12 @@ def main() -> int:
     a = ask.parse_args()
     package = ROOT / "tilefold"
     places = a.places or [str(p.relative_to(package)) for p in sorted(package.rglob("*.py"))]
-    every: list[Mutant] = []
+    every: list[tuple[Path, str, int, str | None]] = []
     for place in places:
         name, _, function = place.removeprefix("tilefold/").partition(":")
-        every += mutants(Path(name), (package / name).read_text(), function or None)
-    chosen = random.Random(a.seed).sample(every, min(a.sample, len(every)))
+        source = (package / name).read_text()
+        every += [(Path(name), source, n, function or None) for n in range(count(source, function or None))]
+    chosen = [mutant(*x) for x in random.Random(a.seed).sample(every, min(a.sample, len(every)))]
     survivors = []
     with tempfile.TemporaryDirectory(prefix="tilefold-mutants-") as folder:
         copy = Path(folder)

@@ -31,7 +31,9 @@ LAYERS = (
     ("cli",),
 )
 #: Packages that may be missing, or are slow to load and only some runs need: imported where used.
-OPTIONAL = frozenset({"transformers", "torchvision", "matplotlib", "triton", "sympy", "z3", "mpmath", "quack", "scipy"})
+OPTIONAL = frozenset(
+    {"transformers", "torchvision", "matplotlib", "triton", "sympy", "z3", "mpmath", "quack", "liger_kernel", "scipy"}
+)
 #: The same of parts of packages.
 OPTIONAL_PARTS = ("torch._inductor.",)
 #: The only module that may read environment variables.

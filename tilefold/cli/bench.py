@@ -40,6 +40,8 @@ _TEAMS: dict[str, tuple[int, ModuleType]] = {
     SUITE: (programs.SHARE, programs_report),
     models.SUITE: (1, models_report),
 }
+#: Rows of the papers' suites that a process takes on.
+ROW_SHARE = 3
 #: A file a device.
 RESULTS = Path("bench/results")
 
@@ -47,7 +49,9 @@ RESULTS = Path("bench/results")
 def bench(
     suite: Annotated[
         str,
-        typer.Argument(help="cpu, planner, startup, programs, models, redfuser, neptune, or page: what was measured"),
+        typer.Argument(
+            help="cpu, planner, startup, programs, models, redfuser, neptune, neighbours, or page: what was measured"
+        ),
     ] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
     budget: Annotated[float, typer.Option(help="seconds a repetition of one workload", min=0.1)] = 6.0,
@@ -64,7 +68,9 @@ def bench(
     row_seconds: Annotated[float, typer.Option(help="of a row, compilation included", rich_help_panel=_GPU)] = 120.0,
     resume: Annotated[bool, typer.Option(help="keep the rows that the JSON has", rich_help_panel=_GPU)] = False,
     hot: Annotated[bool, typer.Option(help="caches hot instead of flushed", rich_help_panel=_GPU)] = False,
-    autotune: Annotated[bool, typer.Option(help="also torch.compile's max-autotune", rich_help_panel=_GPU)] = False,
+    autotune: Annotated[
+        bool, typer.Option(help="also contenders that tune themselves, and nothing tuned", rich_help_panel=_GPU)
+    ] = False,
     small: Annotated[bool, typer.Option(help="the same operators at small sizes", rich_help_panel=_GPU)] = False,
     study: Annotated[
         str | None, typer.Option(help="numerics, ablations or startup; no rows", rich_help_panel=_GPU)
@@ -129,7 +135,13 @@ def bench(
             study=_study(study),
         )
         with console.status("starting") as status:
-            results = supervise.run(chosen, resume=resume, progress=_progress(status))
+            tell = _progress(status)
+            if chosen.study is not None:
+                results = supervise.run(chosen, resume=resume, progress=tell)
+            else:
+                results = programs.run(
+                    chosen, workers=workers, share=ROW_SHARE, resume=resume, progress=tell, commit=commit
+                )
         if docs is not None:
             write_part(docs, "gpu", report.markdown(*_all(Path(chosen.results), results)))
         if plot is not None:

@@ -12,7 +12,7 @@ from tilefold.suites.gpu.case import Attention, Work, attended, leading
 from tilefold.suites.gpu.cases import SMALL, SUITES, select
 from tilefold.suites.gpu.floors import Rates
 
-EVERY = [*SMALL["redfuser"], *SMALL["neptune"]]
+EVERY = [*SMALL["redfuser"], *SMALL["neptune"], *SMALL["neighbours"]]
 
 
 def test_the_tables_have_every_row():

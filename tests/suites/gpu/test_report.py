@@ -226,6 +226,14 @@ def test_each_part_of_the_page_keeps_the_other(tmp_path):
     assert path.read_text() == f"# Benchmarks\n\nnew\n\n{MARKS['gpu']}\n\ngpu two\n"
 
 
+def test_rows_of_other_commits_are_left_out_by_name():
+    new, old = (
+        record(row, n, 2.0, commit=c, over=1.0) for row, c in (("H1", "abc"), ("H2", "old")) for n in ("tilefold",)
+    )
+    page = report.markdown(results(old, new))
+    assert "Commit abc." in page and "measured at others: H2." in page and "| H2 |" not in page and "| H1 |" in page
+
+
 def test_plots_of_every_operator(tmp_path):
     pytest.importorskip("matplotlib")
     lengths = [

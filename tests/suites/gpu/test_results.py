@@ -225,3 +225,14 @@ def test_resume_keeps_finished_rows_and_a_new_run_does_not(job, fake, tmp_path):
     assert {r.why for r in supervise.run(job, command=fake("none=none"), resume=True).records} == {"kept"}
     assert {r.why for r in supervise.run(job, command=fake("none=none")).records} == {""}
     assert str(Status("H1", "eager", "compiling", 0.0)) == "H1: eager compiling"
+
+
+def test_a_table_is_of_one_commit():
+    rows = [record("H1", "tilefold", 1.0, commit="new"), record("H2", "tilefold", 1.0, commit="old")]
+    other = record("causal", "tilefold", 1.0, suite="neptune", commit="old")
+    found = results(rows[1], other, rows[0])
+    kept, commit, older = found.of_one_commit("redfuser")
+    assert commit == "new" and older == ("H2",)
+    assert kept.done == (("neptune", "causal"), ("redfuser", "H1")) and kept.records == (other, rows[0])
+    assert found.of_one_commit("neptune") == (found, "old", ())
+    assert Results().of_one_commit("neptune") == (Results(), "", ())

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from tilefold.errors import UnsupportedError
+from tilefold.frontend.torch_compile import backend
 from tilefold.suites.gpu import row as rows
 from tilefold.suites.gpu.cases import SMALL
 from tilefold.suites.gpu.floors import Rates
-from tilefold.suites.gpu.measure import CpuTimer, in_turn
-from tilefold.suites.gpu.peers import OURS, PEERS, Peer, contenders
+from tilefold.suites.gpu.measure import CpuTimer
+from tilefold.suites.gpu.peers import OURS, PEERS, Peer, contenders, start_compilers
 from tilefold.suites.gpu.results import Record
 from tilefold.suites.gpu.row import DeviceLost, Effort, measure_row
 from tilefold.suites.timing import Series
@@ -20,7 +21,7 @@ from tilefold.suites.timing import Series
 RATES = Rates(1e12, 1e12, 1e10)
 QUICK = Effort(rounds=2, seconds=0.01)
 CASES = {c.row: c for c in (*SMALL["redfuser"], *SMALL["neptune"])}
-LIBRARIES = frozenset(PEERS) - {OURS, "compile", "compile-max", "quack"}
+LIBRARIES = frozenset(PEERS) - {OURS, "compile", "compile-max", "quack", "liger"}
 #: A contender in Tilefold's place that costs no compilation.
 STAND_IN = Peer(OURS, "ours", lambda case, args: case.fn)
 
@@ -28,6 +29,13 @@ STAND_IN = Peer(OURS, "ours", lambda case, args: case.fn)
 def measured(case, *peers, effort=QUICK, timer=None, **more):
     found = measure_row(case, peers, timer or CpuTimer(), RATES, "cpu", effort=effort, **more)
     return {r.contender: r for r in found}
+
+
+def test_both_compilers_are_started_forward_and_backward(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda fn, *, dynamic, backend: asked.append(backend) or fn)
+    start_compilers("cpu")
+    assert asked == [backend, "inductor"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -163,15 +171,19 @@ def test_a_row_without_a_reference_is_recorded():
     assert found[OURS].why == "no reference: RuntimeError: out of memory"
 
 
-def test_each_contender_has_each_place_equally_often():
-    orders = [in_turn(("a", "b", "c"), n) for n in range(6)]
-    for place in range(3):
-        assert sorted(o[place] for o in orders) == ["a", "a", "b", "b", "c", "c"]
-    assert in_turn((), 3) == ()
-
-
 def test_what_is_left_to_others_is_said():
     scan = replace(CASES["X-small"], fn=lambda x: x.cumsum(-1).sort(-1)[0], planned=True)
     ours = measured(scan, *contenders(scan, only=frozenset()))[OURS]
     assert ours.left == "aten.cumsum.default, aten.sort.default" and not ours.why
     assert measured(CASES["X-small"], *contenders(CASES["X-small"], only=frozenset()))[OURS].left == ""
+
+
+def test_contenders_that_tune_themselves_are_asked_for():
+    names = [p.name for p in contenders(CASES["causal-prefill-67"], autotune=True)]
+    assert names[0] == OURS and {"untuned", "compile-max", "flex-max"} <= set(names) and "flex" in names
+    assert "flex-max" not in [p.name for p in contenders(CASES["X-small"], autotune=True)]
+    assert not {"untuned", "compile-max", "flex-max"} & {p.name for p in contenders(CASES["causal-prefill-67"])}
+    (untuned,) = (p for p in contenders(CASES["X-small"], autotune=True) if p.name == "untuned")
+    assert untuned.kind == "own"  # no peer: no bar means it
+    with pytest.raises(UnsupportedError, match="takes what was tuned"):
+        untuned.build(CASES["L-small"], ())

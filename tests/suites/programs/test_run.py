@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,7 @@ for case in job.cases():
 def test_a_worker_that_dies_costs_what_it_was_doing(tmp_path):
     found = run.run(job(tmp_path), workers=2, commit="abc", words=_worker("import os\n" + _RECORDS))
     assert {r for _, r in found.done} == set(ROWS) and found.policy["commit"] == "abc"
+    assert {r.commit for r in found.records} == {"abc"}
     died = found.row("programs", ROWS[1])
     assert any("signal 6" in r.why for r in died)
     assert not any(r.why for r in found.row("programs", ROWS[0]))
@@ -71,6 +73,24 @@ def test_what_is_known_is_kept_only_on_request(tmp_path):
     with pytest.raises(TilefoldError, match=r"cannot begin: .*never to be seen"):
         run.run(job(tmp_path), workers=1, words=nothing)
     assert load(tmp_path / "r.json").done == ()
+
+
+def test_rates_are_measured_once_and_alone(tmp_path):
+    """The first share begins them, and the others are given them."""
+    body = """
+from tests.suites.gpu.fixtures import record, results
+known = load(Path(job.results))
+rates = known.rates or {"f16": 1.0, "f8": 1.0, "memory": float(os.getpid())}
+for case in job.cases():
+    mine = record(case.row, "tilefold", rates["memory"])
+    known = replace(known.finished((case.suite, case.row), [mine]), device={"name": "a GPU"}, rates=rates)
+save(known, Path(job.results))
+"""
+    rows = ("V-small", "I-small", "X-small", "N-small")
+    asked = replace(job(tmp_path), suite="redfuser", rows=rows)
+    found = run.run(asked, workers=3, share=1, commit="abc", words=_worker("import os\n" + body))
+    assert len({r.best_us for r in found.records}) == 1 and len(found.records) == 4
+    assert found.rates["memory"] == found.records[0].best_us
 
 
 def _state(process):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tilefold.frontend.hostile import Args
 from tilefold.suites.case import Maker
 
-Suite = Literal["redfuser", "neptune", "programs", "models"]
+Suite = Literal["redfuser", "neptune", "neighbours", "programs", "models"]
 #: Which matrix product rate bounds the operator's arithmetic; "" where none does.
 Peak = Literal["f16", "f8", ""]
 #: Elements (scores, or of an input) that a part has at most: its float64 reference then fits a GPU's memory.

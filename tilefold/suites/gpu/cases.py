@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 
 from tilefold.errors import TilefoldError
-from tilefold.suites.gpu import neptune, redfuser
+from tilefold.suites.gpu import neighbours, neptune, redfuser
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.models.all import SUITE as MODELS
 from tilefold.suites.models.all import rows
@@ -16,12 +16,14 @@ from tilefold.suites.programs.program import SUITE
 SUITES: dict[str, tuple[GpuCase, ...]] = {
     "redfuser": redfuser.ROWS,
     "neptune": neptune.ROWS,
+    "neighbours": neighbours.ROWS,
     SUITE: tuple(p.case() for p in PROGRAMS),
     MODELS: rows(),
 }
 SMALL: dict[str, tuple[GpuCase, ...]] = {
     "redfuser": redfuser.SMALL,
     "neptune": neptune.SMALL,
+    "neighbours": neighbours.SMALL,
     SUITE: tuple(p.case(small=True) for p in PROGRAMS),
     MODELS: rows(small=True),
 }

@@ -1,6 +1,6 @@
 """Timing on a GPU: every contender is a captured CUDA graph, and they take turns.
 
-A round is one replay of each, in an order that moves on by one a round. Cold: before each replay
+A round is one replay of each, in an order that changes from round to round (`timing.in_turn`). Cold: before each replay
 a buffer larger than the L2 cache is overwritten, so that inputs come from memory; the events stand around the
 replay alone, which is queued while the buffer is written (as in `triton.testing.do_bench`). Hot: the
 graph holds several calls, nothing is flushed, and the time is divided by the calls.
@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from tilefold.suites.timing import Series, interleave
+from tilefold.suites.timing import Series, in_turn, interleave
 
 Thunk = Callable[[], object]
 Cache = Literal["cold", "hot"]
@@ -240,12 +240,6 @@ def kernels_of(graph: int) -> int:
 def _accepted(status: int) -> None:
     if status:
         raise RuntimeError(f"the CUDA driver answers {status}")
-
-
-def in_turn(names: tuple[str, ...], n: int) -> tuple[str, ...]:
-    """The order of round n: each contender follows every other one equally often at each place."""
-    start = n % len(names) if names else 0
-    return names[start:] + names[:start]
 
 
 def timer_for(device: str, cache: Cache) -> Timer:

@@ -50,21 +50,21 @@ COLUMNS = tuple(2**n for n in range(10, 18))
 PERFORMER_LENGTHS = tuple(2**n for n in range(9, 16))
 
 
-def attention(v: Variant, mode: Mode, length: int) -> GpuCase:
-    """One operator at one length."""
+def attention(v: Variant, mode: Mode, length: int, batch: int = 1, dtype: torch.dtype = _H) -> GpuCase:
+    """One operator at one length, of numbers of 16 bits."""
     queries = length if mode == "prefill" else 1
-    elements = (2 * v.heads * queries + 2 * v.kv_heads * length) * v.dim
-    kv = normal(1, v.kv_heads, length, v.dim, dtype=_H)
-    make: Maker = together(normal(1, v.heads, queries, v.dim, dtype=_H), kv, kv)
+    elements = batch * (2 * v.heads * queries + 2 * v.kv_heads * length) * v.dim
+    kv = normal(batch, v.kv_heads, length, v.dim, dtype=dtype)
+    make: Maker = together(normal(batch, v.heads, queries, v.dim, dtype=dtype), kv, kv)
     libraries = ("cudnn", "flash", "flex") if v.spec.plain else ("flex",)
     return GpuCase(
         "neptune",
         f"{v.name}-{mode}-{length}",
         f"{v.name} {mode}",
-        f"q 1 x {v.heads} x {queries} x {v.dim}, {v.kv_heads} x {length} keys",
+        f"q {batch} x {v.heads} x {queries} x {v.dim}, {v.kv_heads} x {length} keys",
         v.fn,
-        _with_slopes(make, v.heads) if v.spec.alibi else make,
-        Work(4.0 * v.heads * v.spec.pairs(queries, length) * v.dim, 2.0 * elements, "f16"),
+        _with_slopes(make, v.heads, dtype) if v.spec.alibi else make,
+        Work(4.0 * batch * v.heads * v.spec.pairs(queries, length) * v.dim, 2.0 * elements, "f16"),
         attended(v.spec),
         peers=("eager", "compile", *libraries),
         length=length,
@@ -72,8 +72,8 @@ def attention(v: Variant, mode: Mode, length: int) -> GpuCase:
     )
 
 
-def _with_slopes(make: Maker, heads: int) -> Maker:
-    return lambda gen: (*make(gen), alibi_slopes(heads).to(gen.device, _H))
+def _with_slopes(make: Maker, heads: int, dtype: torch.dtype) -> Maker:
+    return lambda gen: (*make(gen), alibi_slopes(heads).to(gen.device, dtype))
 
 
 def l2_norm(rows: int, columns: int) -> GpuCase:

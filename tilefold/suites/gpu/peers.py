@@ -1,9 +1,9 @@
 """The contenders: how each is made for a row. One interface, so that they can be run dry on a CPU.
 
 "peer": computes the row's operator. "floor": only the part of it that nothing can do without (the matrix
-product), reported beside the floor and never counted as a peer. On a CPU the CUDA-only backends of SDPA are
-replaced by its mathematical form and FlexAttention is not compiled: arguments, masks and score
-functions are then the ones that a GPU gets.
+product), reported beside the floor and never counted as a peer. "own": Tilefold in another way. On a CPU the
+CUDA-only backends of SDPA are replaced by its mathematical form and FlexAttention is not compiled: arguments, masks
+and score functions are then the ones that a GPU gets.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tilefold.errors import UnsupportedError
-from tilefold.frontend.fuse import fuse, own_copy
+from tilefold.frontend.fuse import Fused, fuse, own_copy
 from tilefold.frontend.hostile import Args
 from tilefold.frontend.torch_compile import backend
+from tilefold.plan.gpu_forms import Given
 from tilefold.suites.gpu.case import Attention, GpuCase
 from tilefold.suites.gpu.operators import quantise
 
@@ -30,7 +31,11 @@ OURS = "tilefold"
 AUTOTUNED = "compile-max"
 #: torch.compile with CUDA graphs (mode "reduce-overhead").
 GRAPHED = "compile-cg"
-Kind = Literal["ours", "peer", "floor"]
+#: FlexAttention with its own autotuning.
+FLEX_TUNED = "flex-max"
+#: Tilefold with the configurations that it chooses where nothing was tuned.
+UNTUNED = "untuned"
+Kind = Literal["ours", "peer", "floor", "own"]
 Call = Callable[..., Any]
 
 
@@ -47,13 +52,22 @@ class Peer:
 
 
 def contenders(case: GpuCase, *, only: frozenset[str] | None = None, autotune: bool = False) -> tuple[Peer, ...]:
-    """Tilefold and the row's peers, `only` those named (Tilefold always); autotune adds max-autotune."""
-    names = (*case.peers, AUTOTUNED) if autotune else case.peers
+    """Tilefold and the row's peers, `only` those named (Tilefold always); autotune adds the compilers that tune
+    themselves, and Tilefold without what was tuned.
+    """
+    more = (UNTUNED, AUTOTUNED, *((FLEX_TUNED,) if "flex" in case.peers else ())) if autotune else ()
+    names = dict.fromkeys((*case.peers, *more))
     return (PEERS[OURS], *(PEERS[n] for n in names if only is None or n in only))
 
 
 def _ours(case: GpuCase, args: Args) -> Call:
     return torch.compile(own_copy(case.fn), backend=backend) if case.planned else fuse(case.fn)
+
+
+def _untuned(case: GpuCase, args: Args) -> Call:
+    if case.planned:
+        raise UnsupportedError("torch.compile takes what was tuned")
+    return Fused(case.fn, given=Given())
 
 
 def _eager(case: GpuCase, args: Args) -> Call:
@@ -72,6 +86,19 @@ def _graphed(case: GpuCase, args: Args) -> Call:
         return run(*given)
 
     return call
+
+
+def start_compilers(device: str) -> None:
+    """Have Tilefold and Inductor compile something small, forward and backward: what a compiler imports and finds out
+    once a process then counts for no row, whoever comes first."""
+    ours: Any = backend
+    for compiler in (ours, "inductor"):
+        x = torch.ones(32, 32, device=device, requires_grad=True)
+        torch.compile(own_copy(_small), dynamic=False, backend=compiler)(x).sum().backward()
+
+
+def _small(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1) * x
 
 
 def _sdpa(kind: SDPBackend, case: GpuCase, args: Args) -> Call:
@@ -95,7 +122,7 @@ def _attention(case: GpuCase) -> Attention:
     return case.attention
 
 
-def _flex(case: GpuCase, args: Args) -> Call:
+def _flex(mode: str | None, case: GpuCase, args: Args) -> Call:
     spec, (q, k, _, *rest) = _attention(case), args
     queries, keys = q.shape[2], k.shape[2]
     offset = keys - queries
@@ -104,7 +131,7 @@ def _flex(case: GpuCase, args: Args) -> Call:
     if (spec.causal and queries > 1) or spec.window is not None:
         # one mask for all heads and batches; blocks without a visible pair are skipped
         mask = create_block_mask(_mask_mod(spec, offset), None, None, queries, keys, device=q.device)
-    run = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
+    run = torch.compile(flex_attention, dynamic=False, mode=mode) if q.is_cuda else flex_attention
     grouped = q.shape[1] != k.shape[1]
 
     def call(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
@@ -149,6 +176,17 @@ def _quack(case: GpuCase, args: Args) -> Call:
     return lambda x, weight: quack.rmsnorm(x, weight, eps=1e-6)
 
 
+def _liger(case: GpuCase, args: Args) -> Call:
+    try:
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction  # noqa: PLC0415 (optional: CUDA only)
+        from liger_kernel.ops.softmax import LigerSoftmaxFunction  # noqa: PLC0415
+    except ImportError as error:
+        raise UnsupportedError(f"Liger cannot be imported: {error}") from None
+    if case.family == "softmax":
+        return lambda x: LigerSoftmaxFunction.apply(x)
+    return lambda x, weight: LigerRMSNormFunction.apply(x, weight, 1e-6)
+
+
 def _variance(case: GpuCase, args: Args) -> Call:
     return lambda x: torch.var(x, -1, correction=0)
 
@@ -172,9 +210,12 @@ PEERS: Mapping[str, Peer] = {
         Peer(GRAPHED, "peer", _graphed, graphs=True),
         Peer("cudnn", "peer", partial(_sdpa, SDPBackend.CUDNN_ATTENTION)),
         Peer("flash", "peer", partial(_sdpa, SDPBackend.FLASH_ATTENTION)),
-        Peer("flex", "peer", _flex),
+        Peer("flex", "peer", partial(_flex, None)),
+        Peer(FLEX_TUNED, "peer", partial(_flex, "max-autotune-no-cudagraphs")),
+        Peer(UNTUNED, "own", _untuned),
         Peer("torch.var", "peer", _variance),
         Peer("quack", "peer", _quack),
+        Peer("liger", "peer", _liger),
         Peer("gemm", "floor", _gemm),
         Peer("fp8 gemm", "floor", _fp8_gemm),
     )

@@ -187,7 +187,7 @@ def softmax(row: str, rows: int, columns: int) -> GpuCase:
         together(normal(rows, columns, dtype=_B)),
         Work(0.0, 4.0 * rows * columns),
         leading(0),
-        peers=("eager", "compile", "quack"),
+        peers=("eager", "compile", "quack", "liger"),
         length=columns,
     )
 
@@ -203,7 +203,7 @@ def rms_norm(row: str, rows: int, columns: int) -> GpuCase:
         together(normal(rows, columns, dtype=_B), normal(columns, dtype=_B)),
         Work(0.0, 4.0 * rows * columns + 2.0 * columns),
         leading(0),
-        peers=("eager", "compile", "quack"),
+        peers=("eager", "compile", "quack", "liger"),
         length=columns,
     )
 

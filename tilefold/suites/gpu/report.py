@@ -15,7 +15,11 @@ from tilefold.suites.gpu.cases import SUITES
 from tilefold.suites.gpu.peers import OURS, PEERS
 from tilefold.suites.gpu.results import Record, Results
 
-_HEADS = {"tilefold": "Tilefold", "compile": "torch.compile", "cudnn": "cuDNN", "flash": "flash SDPA", "flex": "Flex"}
+_HEADS = {
+    "tilefold": "Tilefold", "untuned": "Tilefold, nothing tuned", "compile": "torch.compile",
+    "compile-max": "max-autotune", "cudnn": "cuDNN", "flash": "flash SDPA", "flex": "Flex",
+    "flex-max": "Flex, autotuned", "quack": "QuACK", "liger": "Liger",
+}  # fmt: skip
 
 
 def head(contender: str) -> str:
@@ -126,9 +130,15 @@ def _device(results: Results) -> list[str]:
     lines = [f"### {results.device.get('name', 'unknown device')}", "", f"Measured on {machine_line(results)}."]
     lines += [f"{results.policy.get('how', '')}.", ""]
     for suite in dict.fromkeys(s for s, _ in results.done):
-        lines += [f"#### {suite}: bars", "", *_bars(judge_all(results, [suite])), ""]
-        lines += [f"#### {suite}: geometric means", "", *_means(results, suite), ""]
-        lines += [f"#### {suite}: rows", "", *_rows(results, suite)]
+        mine, commit, older = results.of_one_commit(suite)
+        about = [f"Commit {commit}.", ""] if commit else []
+        if older:
+            about = [*about[:1], f"Left out, for they were measured at others: {', '.join(older)}.", ""]
+        verdicts = judge_all(mine, [suite])
+        if verdicts:
+            lines += [f"#### {suite}: bars", "", *about, *_bars(verdicts), ""]
+        lines += [f"#### {suite}: geometric means", "", *([] if verdicts else about), *_means(mine, suite), ""]
+        lines += [f"#### {suite}: rows", "", *_rows(mine, suite)]
     for title, heads, rows in _studies(results):
         lines += [f"#### {title}", "", *grid(heads, rows), ""]
     if results.startup:

@@ -27,6 +27,7 @@ class Record:
     those that it waited for, meanwhile. `peak_bytes`: allocated by a call at most; `kernels`: launches in its graph
     (NaN where it has none). `step_us`: of a plain call, `host_us`: until it returns, where that is asked for.
     `why`: what went wrong, "" if nothing did. `left`: operators that Tilefold left to others, "" if none.
+    `commit`: of Tilefold, "" where it was not noted.
     """
 
     suite: str
@@ -55,6 +56,7 @@ class Record:
     how: str = ""
     why: str = ""
     left: str = ""
+    commit: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -113,6 +115,15 @@ class Results:
         """With a row's records, in place of what was known of it."""
         rest = self.without([key])
         return replace(rest, records=(*rest.records, *records), done=(*rest.done, key))
+
+    def of_one_commit(self, suite: str) -> tuple[Results, str, tuple[str, ...]]:
+        """Without the suite's rows of other commits than the last one measured; that commit, and the rows' names."""
+        mine = [r for r in self.records if r.suite == suite]
+        if not mine:
+            return self, "", ()
+        last = mine[-1].commit
+        older = tuple(dict.fromkeys(r.row for r in mine if r.commit != last))
+        return self.without((suite, row) for row in older), last, older
 
     def failed(self, record: Record) -> Results:
         """With what is known of one contender (its process died), the row not being finished."""

@@ -315,7 +315,7 @@ def _checked(peer: Peer, references: Sequence[_Reference], result: Any, *, hopel
 
     hopeless: results of which eager has no digit right, as gradients that cancel to nothing, are left out.
     """
-    factor = FACTOR if peer.kind == "ours" else PEER_FACTOR
+    factor = FACTOR if peer.kind in ("ours", "own") else PEER_FACTOR
     found = []
     if all(_finite(r.exact.result) for r in references) and not _finite(result):
         return Comparison("", False, math.inf, 0.0, math.inf, 0.0, "not finite outside the parts, or in them")

@@ -24,7 +24,7 @@ from tilefold.suites.gpu.cases import select
 from tilefold.suites.gpu.environment import device_facts, versions
 from tilefold.suites.gpu.floors import Rates, measure_rates
 from tilefold.suites.gpu.measure import Cache, Timer, timer_for
-from tilefold.suites.gpu.peers import Peer, contenders
+from tilefold.suites.gpu.peers import Peer, contenders, start_compilers
 from tilefold.suites.gpu.results import Results, load, save
 from tilefold.suites.gpu.row import Alone, Effort, Said, Tell, measure_row
 from tilefold.suites.gpu.turns import Turns
@@ -117,7 +117,11 @@ def work(job: Job, tell: Callable[[Status], None] | None = None) -> Results:
     save(results, path)
     if job.study is not None:
         return _studied(results, job, timer, said)
-    for case in job.cases():
+    cases = job.cases()
+    if job.device == "cuda" and any(c.planned and "compile" in c.peers for c in cases):
+        said("", "", "starting the compilers")
+        start_compilers(job.device)
+    for case in cases:
         if (case.suite, case.row) in results.done:
             continue
         if job.deadline is not None and time.time() > job.deadline:

@@ -81,8 +81,8 @@ def markdown(*found: Results) -> str:
         "weights; eager, `torch.compile` (Inductor, `dynamic=False`; *with graphs*: mode `reduce-overhead`), Tilefold;",
         "in turn. *GPU ms*: the step captured as one CUDA graph, in brackets Inductor's over Tilefold's; *step ms*:",
         "a plain call; *host ms*: of the processor until it returns; pairs are Tilefold's / Inductor's. Compilation in",
-        "seconds of the processor (one thread, empty caches). Errors: largest relative ones against float64",
-        "(training: of loss and gradients) beside eager's.",
+        "seconds of the processor (one thread, empty caches, compilers that were started before). Errors: largest",
+        "relative ones against float64 (training: of loss and gradients) beside eager's.",
         "",
     ]
     for results in found:

@@ -180,9 +180,9 @@ def markdown(*found: Results) -> str:
         '`torch.compile` (Inductor, `dynamic=False`) and with `backend="tilefold"`, in turn, as CUDA graphs.',
         "Times in microseconds, in brackets a peer's time over Tilefold's: above 1 Tilefold is faster. Failed: wrong,",
         f"raised, or out of time; lost: below {LOST} of Inductor's speed. Pairs are Tilefold's figure / Inductor's.",
-        "Seconds of compilation are the processor's during the first call (one thread, empty caches). Errors are the",
-        "largest relative ones against float64, beside eager's own in the same dtype, of which Tilefold's may be the",
-        "double.",
+        "Seconds of compilation are the processor's during the first call (one thread, empty caches, compilers that",
+        "were started before). Errors are the largest relative ones against float64, beside eager's own in the same",
+        "dtype, of which Tilefold's may be the double.",
         "",
     ]
     for results in found:

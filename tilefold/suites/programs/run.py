@@ -57,7 +57,11 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         about = {"commit": commit or commit_here(), "table": shipped_table(job.device)}
         team = _Team(job, Path(folder), words, progress or (lambda _: None), about)
-        team.measure(_shares(todo, share), workers)
+        shares = _shares(todo, share)
+        if shares and not results.rates and any(c.work is not None for c in todo):
+            team.measure(shares[:1], 1)  # alone: it measures the device's rates, for all
+            shares = shares[1:]
+        team.measure(shares, workers)
     if team.failures and not team.grown:
         raise team.failures[0]
     return load(path)
@@ -118,10 +122,12 @@ class _Team:
 
     def _share(self, name: str, share: tuple[str, ...]) -> None:
         own = self.folder / f"{name}.json"
-        own.unlink(missing_ok=True)
+        with self.guard:
+            known = load(Path(self.job.results))
+        save(Results(device=known.device, rates=known.rates) if known.rates else Results(), own)
         job = replace(self.job, rows=share, results=str(own), turns=str(self.folder), name=name)
         try:
-            supervise.run(job, progress=self._said(name, own), command=self._command, grace=GRACE_SECONDS)
+            supervise.run(job, resume=True, progress=self._said(name, own), command=self._command, grace=GRACE_SECONDS)
         except TilefoldError as error:
             self.failures.append(error)
         finally:
@@ -135,11 +141,15 @@ class _Team:
             path = Path(self.job.results)
             results = load(path)
             for key in found.done:
-                results = results.finished(key, found.row(*key))
+                rows = [replace(r, commit=self.about["commit"]) for r in found.row(*key)]
+                results = results.finished(key, rows)
                 self.grown = True
             if found.device:
                 policy = found.policy | self.about
-                results = replace(results, device=found.device, versions=found.versions, policy=policy, date=found.date)
+                rates = results.rates or found.rates
+                results = replace(
+                    results, device=found.device, versions=found.versions, policy=policy, rates=rates, date=found.date
+                )
             save(results, path)
 
     def _command(self, job: Job) -> Sequence[str]:
