@@ -160,6 +160,46 @@ def test_segments_are_of_an_axis_that_has_as_many():
     assert segments(stats, images) <= 32
 
 
+def stats_of_last(x):
+    return torch.var_mean(x.float(), (0, 1, 2))
+
+
+def parts(fn, *args) -> tuple[int, int]:
+    """Thread blocks that share the columns of the first kernel: indices of the first axis, and segments of the next."""
+    block = fused(fn, *args)[1].kernels[0].block
+    singles = [int(block.sizes[n.dim].value) for n in walk(block.body) if isinstance(n, Loop) and n.single]
+    return tuple(singles)
+
+
+def test_images_with_few_channels_behind_their_places_are_cut_along_rows_as_well():
+    """Batch norm's statistics: 32 images of 64 channels would leave 100 of 132 multiprocessors without a block."""
+    assert parts(stats_of_last, meta(32, 56, 56, 64, dtype=B)) == (32, 14)
+    assert parts(stats_of_last, meta(32, 28, 28, 128, dtype=B)) == (32, 4)
+    assert len(parts(stats_of_last, meta(32, 7, 7, 2048, dtype=B))) <= 1  # there are blocks enough
+    assert len(parts(stats, meta(32, 64, 56, 56, dtype=B))) == 1  # images stay whole
+
+
+@pytest.mark.parametrize("segments", [3, 7, 28, 63])
+def test_folds_cut_along_two_axes_are_the_same_folds(segments):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = torch.randn(7, 21, 9, 5) + 100
+    program = trace(stats_of_last, x).program
+    f = fuse_for_gpu(program, GpuTarget(given=Given(segments=segments)))
+    assert len(f.kernels) == 2
+    found = run_blocks(f, {program.inputs[0].name: x}, 1, {}, exact=True)
+    for name, want in zip(program.outputs, stats_of_last(x.double()), strict=True):
+        torch.testing.assert_close(found[name], want.to(found[name].dtype), rtol=1e-6, atol=1e-6)
+
+
+def test_positions_are_not_cut_along_two_axes():
+    """A position counts all axes."""
+    torch._dynamo.reset()
+    program = trace(lambda x: x.flatten(0, 1).argmax(0), meta(3, 211, 5)).program
+    f = fuse_for_gpu(program, GpuTarget(given=Given(segments=12)))
+    assert all(len([n for n in walk(k.block.body) if isinstance(n, Loop) and n.single]) <= 1 for k in f.kernels)
+
+
 def test_a_map_of_the_sum_is_not_written_by_its_segments():
     """Of what the sum makes, the segments know nothing."""
     _, f = fused(lambda x: x.float() - x.float().sum(0), meta(512, 64, dtype=B))

@@ -11,10 +11,10 @@ and finishes. The combine kernel is derived from the Fold, not written for an op
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Index, Load, Size, call, dims_used, lit, loads, transform
+from tilefold.algebra.expr import Const, Expr, Index, Load, Size, call, dims_used, lit, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
 from tilefold.block.ir import Let, Loop, Node, Result, Store
@@ -60,14 +60,34 @@ def worth_splitting(g: Graph, plan: StagePlan, limits: Limits = ANY) -> bool:
     return g.points(plan.stages[0].axes) >= limits.long_axis and loop_dim(g, plan.stages[0]) is not None
 
 
+def next_axis(g: Graph, plan: StagePlan, axis: str | None) -> str | None:
+    """The axis that is cut where the one that a fold streams over has too few indices: each of these is then by itself,
+    as a parallel dim is. The one behind it; None where positions are part of the state, or results lie along axes."""
+    axes, members = plan.stages[0].axes, plan.group.members
+    at = axes.index(axis) + 1 if axis in axes else len(axes)
+    if len(plan.stages) > 1 or plan.inner or at >= len(axes) or any(v.index_name for v in plan.stages[0].fold.state):
+        return None
+    if any(g.escapes(m, members) and set(axes) & set(out_dims(g.by_name[m])) for m in members):
+        return None
+    return axes[at] if all(isinstance(g.program.sizes[d], Const) for d in axes) else None
+
+
 def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> SplitNests:
     """The two kernels of a plan whose first stage is cut along the axis it streams over.
 
-    Later stages, over other axes, run in the combine kernel.
+    Where there are more segments than that axis has indices, each index is cut along the `next_axis`, evenly. Later
+    stages, over other axes, run in the combine kernel.
     """
     stage, axis = plan.stages[0], loops.stages[0]
     assert axis is not None
+    outer: tuple[str, ...] = ()
+    beside = next_axis(g, plan, axis)
+    if beside is not None and segments > g.extent(axis):
+        segments = -(-segments // int(g.extent(axis)))
+        outer, axis = (axis,), beside
+        loops = replace(loops, stages=(axis,))
     segment = free(f"{axis}_seg", g.program.names)
+    cut = (*outer, segment)
     sizes: dict[str, Expr] = {segment: lit(segments)}
     parallel = plan.group.parallel
     first = Builder(g, plan, loops)
@@ -76,21 +96,21 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     early = early_maps(g, plan, axis)
     first.to_write = [m for m in first.to_write if m in early]
     stop = call("minimum", Size(axis), call("mul", call("add", at, 1), length))
-    first.fold_pass(0, stage, axis, call("mul", at, length), stop)
+    first.fold_pass(0, _at_each(stage, outer), axis, call("mul", at, length), stop)
     parts: list[Result] = []
     for v in stage.fold.state:
         name, index = first.state_names(stage.fold, v)
-        dims = _part_dims(g, plan, v, segment)
+        dims = _part_dims(g, plan, v, cut)
         for value, result, dtype in ((name, v.name, v.dtype), (index, v.index_name, DType.I64)):
             if value is not None and result is not None:
                 held = _part(g, plan, result)
                 parts.append(Result(held, dims, dtype))
-                first.outer.nodes.append(Store(held, plain(dims), dims, Load(value, plain(v.dims))))
+                first.outer.nodes.append(Store(held, plain(dims), dims, Load(value, plain((*outer, *v.dims)))))
     second = Builder(g, plan, loops)
     second.to_write = [m for m in second.to_write if m not in early]
     apart = _own_columns(g, plan, second.to_write)
     for v in stage.fold.state:
-        second.outer.nodes.append(_merge(second, stage, v, segment, sizes, g))
+        second.outer.nodes.append(_merge(second, stage, v, cut, sizes, g))
     second.finish(stage)
     for m in [m for m in stage.reductions if m in second.to_write]:
         second.store(m, second.outer)
@@ -99,13 +119,39 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
         for m in [m for m in later.reductions if m in second.to_write]:
             second.store(m, second.outer)
     second.write_rest()
+    nest = tuple(first.outer.nodes)
+    for d in reversed(cut):
+        nest = (Loop("forall", d, nest, single=True),)
     return SplitNests(
-        in_parallel((Loop("forall", segment, tuple(first.outer.nodes), single=True),), parallel),
+        in_parallel(nest, parallel),
         in_parallel(tuple(second.outer.nodes), (*parallel, *apart)),
         tuple(parts),
         sizes,
         early,
     )
+
+
+def _at_each(stage: Stage, outer: tuple[str, ...]) -> Stage:
+    """The stage at one index of the outer axes: its states are those of all, which each index has of its own."""
+    if not outer:
+        return stage
+    states = {v.name for v in stage.fold.state}
+
+    def one(n: Expr) -> Expr | None:
+        state = isinstance(n, Load) and n.tensor.removesuffix(NEW).removesuffix(OLD) in states
+        return Load(n.tensor, (*plain(outer), *n.index)) if state and isinstance(n, Load) else None
+
+    axes = tuple(d for d in stage.axes if d not in outer)
+    state = tuple(
+        replace(
+            v,
+            dims=(*outer, *v.dims),
+            element=transform(v.element, one),
+            repair=None if v.repair is None else transform(v.repair, one),
+        )
+        for v in stage.fold.state
+    )
+    return replace(stage, axes=axes, fold=replace(stage.fold, axes=axes, state=state, finish=()))
 
 
 def _own_columns(g: Graph, plan: StagePlan, written: Sequence[str]) -> tuple[str, ...]:
@@ -115,23 +161,23 @@ def _own_columns(g: Graph, plan: StagePlan, written: Sequence[str]) -> tuple[str
     return tuple(d for d in common if all(d in out_dims(g.by_name[m]) for m in written))
 
 
-def _merge(b: Builder, stage: Stage, v: StateVar, segment: str, sizes: dict[str, Expr], g: Graph) -> Let:
-    """One state variable of the whole from its parts, moved to the whole's D."""
+def _merge(b: Builder, stage: Stage, v: StateVar, cut: tuple[str, ...], sizes: dict[str, Expr], g: Graph) -> Let:
+    """One state variable of the whole from its parts, moved to the whole's D. cut: the dims that tell parts apart."""
     name, index = b.state_names(stage.fold, v)
-    rdims: tuple[str, ...] = (segment,)
+    rdims = cut
     at: dict[str, Expr] = {}
     if v.reducer == "topk":
         slot = v.dims[-1]
         each = _part(g, b.plan, slot)
         sizes[each] = g.program.sizes[slot]
         at[slot] = Index(each)
-        rdims = (segment, each)
+        rdims = (*cut, each)
     held = {r: w for w in stage.fold.state for r in (w.name, w.index_name) if r}
 
     def part(result: str) -> Load:
         w = held[result]
         same = {d: lit(0) for d in b.plan.group.parallel if d not in w.dims}
-        index = tuple({**same, **at}.get(d, Index(d)) for d in _part_dims(g, b.plan, w, segment))
+        index = tuple({**same, **at}.get(d, Index(d)) for d in _part_dims(g, b.plan, w, cut))
         return Load(_part(g, b.plan, result), index)
 
     value: Expr = part(v.name)
@@ -179,12 +225,12 @@ def column_dim(g: Graph, plan: StagePlan) -> str | None:
     return max(found, key=lambda d: found[d]) if found and not plan.inner else None
 
 
-def _part_dims(g: Graph, plan: StagePlan, v: StateVar, segment: str) -> tuple[str, ...]:
-    """Axes of a partial state in memory: parallel dims and segment, then what else it has; segments first where blocks
+def _part_dims(g: Graph, plan: StagePlan, v: StateVar, cut: tuple[str, ...]) -> tuple[str, ...]:
+    """Axes of a partial state in memory: parallel dims and segments, then what else it has; segments first where blocks
     hold columns, so that they write rows.
 
     A state that is the same for all blocks of a parallel dim (a count) is written by each of them.
     """
     parallel = plan.group.parallel
-    head = (*parallel, segment) if column_dim(g, plan) is None else (segment, *parallel)
+    head = (*parallel, *cut) if column_dim(g, plan) is None else (*cut, *parallel)
     return (*head, *[d for d in v.dims if d not in head])

@@ -17,7 +17,7 @@ from tilefold.algebra.expr import dims_used, loads
 from tilefold.block.build import ROW_IN_CACHE, loop_dim, rewritten_rows
 from tilefold.block.fuse import with_unit
 from tilefold.block.legal import Group, Limits, one_kernel
-from tilefold.block.split import column_dim
+from tilefold.block.split import column_dim, next_axis
 from tilefold.block.stages import StagePlan, inline_maps, plan_stages
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_static, out_dims
@@ -62,13 +62,18 @@ def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int
     """Segments that fill the machine, of a fold that only reads, if they save more than a second kernel costs."""
     axes = set(plan.stages[0].axes)
     units, extent, tall = machine.cores, g.extent(axis), _blocks(g, plan, machine)
+    beside = next_axis(g, plan, axis) if column_dim(g, plan) is not None else None
+    each = 1 if beside is None else int(g.extent(beside))
     if _column(g, plan) is None and len(axes) == 1 and not plan.inner:
         n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, machine.most_segments))
     else:
         width = machine.columns if column_dim(g, plan) is not None else 1
         read = max(g.points(axes), *_read_along(g, plan, axis).values(), 0)
-        most = int(min(extent, read * width // machine.least_read, machine.most_read_segments))
+        most = int(min(extent * each, read * width // machine.least_read, machine.most_read_segments))
         n = max(1, min(int(units * machine.column_blocks // tall), most))
+        if n > extent:  # all indices by themselves, each cut evenly
+            n = int(extent) * equal(int(n // extent), lambda k: each % k == 0)
+            return n if _saved(g, plan, axis, n, machine) > machine.second_kernel else None
         n = min(range(n, max(n, min(2 * n, most)) + 1), key=lambda k: _idle(tall * k, units)) if n > 1 else 1
     n = equal(n, lambda k: extent % (k * machine.one_tile) == 0 or (len(axes) > 1 and extent % k == 0))
     return n if n > 1 and _saved(g, plan, axis, n, machine) > machine.second_kernel else None

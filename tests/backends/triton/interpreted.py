@@ -457,6 +457,21 @@ def written_by_segments() -> str:
     return f"{', '.join(wrong)} differ" if wrong else "" if len(compiled.steps) == 2 else "it is not cut"
 
 
+def batch_norm_in_segments() -> str:
+    """Segments of the rows of each image, the last ones shorter: statistics and a gradient's sums, channels last."""
+
+    def statistics(x):
+        return torch.var_mean(x, (0, 1, 2), correction=0)
+
+    def sums(g, y, x, m):
+        d = torch.where(y <= 0, 0.0, g)
+        return d.sum((0, 1, 2)), (d * (x - m)).sum((0, 1, 2))
+
+    x, g, y = (rand(7, 21, 9, 5, dtype=F, seed=n) for n in range(3))
+    said = given(28, statistics, x) + given(28, statistics, x + 1e5) + given(63, sums, g, y, x, x.mean((0, 1, 2)))
+    return said + given(35, sums, g, y, torch.full_like(x, 1e4), x.mean((0, 1, 2)))
+
+
 def masked_by_the_least() -> str:
     """Keys are masked by the least number of the type: those of the first tiles, and a row's (the values' mean)."""
     q, k, v = (x.to(B) for x in heads(1, 2, 33, 300, 64))
@@ -491,6 +506,7 @@ CHECKS: dict[str, Check] = {
     "masked by the least number": masked_by_the_least,
     "scaled in place": scaled_in_place,
     "written by segments": written_by_segments,
+    "batch norm in segments": batch_norm_in_segments,
     "powers in quarters": lambda: right(lambda x: (x * x + 1) ** 0.75 + (x.abs() + 2) ** -1.25, rand(7, 40, dtype=F)),
     "windows": windows,
     "many parts": many_parts,

@@ -59,7 +59,8 @@ class Shape:
     products: dims of the left operand alone, of the right alone, and reduced. common: kept dims that both
     operands of some product have (batches). shared: dims d that some
     tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
-    statements range over, without segments. again: dims that several loops run over, one after the other. bounded:
+    statements range over, without segments. segments: dims of which a block has one index. cut: dims that run over
+    such a block's share, and by which of these. again: dims that several loops run over, one after the other. bounded:
     whether a loop's bounds follow the rows (causal masks, windows). narrow: all inputs are floats of 16 bits.
     read: dims of each element that is read from memory. dynamic: dims without a fixed extent. exact: products are of
     float32, which no matrix unit takes unrounded (the
@@ -74,7 +75,7 @@ class Shape:
     areas: tuple[frozenset[str], ...]
     reduces: bool
     segments: frozenset[str]
-    cut: frozenset[str]
+    cut: Mapping[str, frozenset[str]]
     again: frozenset[str]
     bounded: bool
     narrow: bool
@@ -101,7 +102,7 @@ class Shape:
                     products.append((left - right, right - left, k))
                     exact = exact or any(ld.tensor in wide_inputs for ld in loads(n.expr))
         singles = frozenset(n.dim for n in loops if n.single)
-        cut = frozenset(n.dim for n in loops if n.start is not None and _bounds_dims(n) & singles)
+        cut = {n.dim: found for n in loops if n.start is not None and (found := _bounds_dims(n) & singles)}
         streams = [n.dim for n in loops if n.kind == "for"]
         again = frozenset(d for d in streams if streams.count(d) > 1)
         parallel = tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles)
@@ -131,9 +132,7 @@ class Shape:
 
     def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Extents as one thread block meets them: a segment's share of the axis that segments cut."""
-        return {
-            d: -(-n // math.prod(sizes[x] for x in self.segments)) if d in self.cut else n for d, n in sizes.items()
-        }
+        return {d: -(-n // math.prod(sizes[x] for x in self.cut[d])) if d in self.cut else n for d, n in sizes.items()}
 
     def held(self, tiles: Mapping[str, int]) -> int:
         """Elements that one step reads for these tiles: they have registers all at once."""
@@ -176,7 +175,7 @@ def default_config(
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         return rule
     grid = tuple(d for d in s.parallel if d not in s.segments)
-    at_least = {d: max(1, n) for d, n in sizes.items()}
+    at_least = {d: 1 if d in s.segments else max(1, n) for d, n in sizes.items()}
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
     local = _held_lanes(s, sizes)
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
@@ -278,7 +277,7 @@ def _exact(s: Shape, c: TritonConfig, rows: Sequence[str], sizes: Mapping[str, i
     tiles |= {d: min(tiles[d], 32 if wide <= 128 else MATRIX_UNIT) for d in s.streamed}
     tiles |= dict.fromkeys(chunked, MATRIX_UNIT)
     few = any(math.prod(sizes[d] for d in side) <= MATRIX_UNIT for m, n, _ in s.products for side in (m, n))
-    if few and s.segments and len(s.products) == 1 and s.cut >= set(s.streamed):
+    if few and s.segments and len(s.products) == 1 and s.cut.keys() >= set(s.streamed):
         return replace(c, tiles=tiles | dict.fromkeys(s.streamed, CHUNK), warps=4, stages=4)
     return replace(c, tiles=tiles, warps=8, stages=2)
 
@@ -376,7 +375,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
 def _everything(s: Shape, sizes: Mapping[str, int]) -> bool:
     """Whether a kernel reduces all there is in segments, reading it once: segments are its only thread blocks, so they
     have the threads of a multiprocessor among them, and each thread a few loads at a time."""
-    once = bool(s.streamed) and not s.again and not s.products and s.cut >= set(s.streamed)
+    once = bool(s.streamed) and not s.again and not s.products and s.cut.keys() >= set(s.streamed)
     return once and all(sizes[d] == 1 for d in s.parallel)
 
 
