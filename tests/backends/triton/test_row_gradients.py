@@ -12,15 +12,17 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
-from tests.backends.triton.gradients import GRADIENTS, arguments, causal, keys, softcap, window  # noqa: E402
+from tests.backends.triton.gradients import GRADIENTS, alibi, arguments, causal, keys, softcap, window  # noqa: E402
 from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
 from tests.backends.triton.test_compile import HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
-from tilefold.algebra.expr import Const, DType, Index, Load, call  # noqa: E402
+from tilefold.algebra.expr import Call, Cast, Const, DType, Index, Load, call  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
+from tilefold.backends.triton.row_apart import apart  # noqa: E402
 from tilefold.backends.triton.row_lines import lines_of  # noqa: E402
 from tilefold.backends.triton.row_phases import crossing, phases  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, registers, row_roles_of, shared_bytes  # noqa: E402
+from tilefold.backends.triton.simplify import NEG_INF  # noqa: E402
 from tilefold.backends.triton.space import space  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.tile import ir  # noqa: E402
@@ -118,10 +120,11 @@ def test_a_last_merge_of_another_tile_is_found():
         same(*emulate(kernel_of(*GRADIENTS["keys, causal"]), change, most=2))
 
 
-def test_hot_loops_do_not_spill(tmp_path):
+@pytest.mark.parametrize("score", [causal, alibi])
+def test_hot_loops_do_not_spill(score, tmp_path):
     """States of 128 registers, results of two lifts of 64: what is left is little, and spilled outside of loops."""
     shapes = [((2, 16, *s[2:]), d) for s, d in arguments(2048, 2048, 128, 2)]
-    v = variant_of(kernel_of(keys(causal), shapes))
+    v = variant_of(kernel_of(keys(score), shapes))
     r, roles = built(v, HOPPER), row_roles_of(v.kernel, v.config)
     assert isinstance(roles, RowRoles) and 0 <= shared_bytes(roles, v.config) - r.shared <= 1024
     assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= 128 and r.shared <= SHARED[90]
@@ -186,3 +189,32 @@ def test_what_varies_along_the_stream_alone_is_a_line():
     assert only.expr == call("mul", call("sub", s, Load("line_0", (Index("j"),))), Load("line_1", (Index("j"),)))
     for other in (Load("m", (Index("i"),)), Load("n", (Index("j"),)), Load("s", (Index("i"), Index("j")))):
         assert lines_of((ir.Map("p", call("mul", s, other)),), "j", (), tensors)[1] == ()
+
+
+def test_a_distance_is_a_number_a_row_and_one_along_the_stream():
+    f, i, j = DType.F32, Index("i"), Index("j")
+    slope, line, s = Load("x", (Index("h"),)), Load("m", (Index("h"), j)), _of("s")
+    first = call("tile_start", j)
+    along = Cast(call("mul", call("sub", j, first), Const(-1, DType.I64)), f)
+    wanted = call(
+        "sub",
+        call("add", s, call("mul", Cast(call("sub", i, first), f), slope)),
+        call("sub", line, call("mul", along, slope)),
+    )
+    distance = call("mul", slope, call("sub", i, j))
+    score = ir.Map("p", call("sub", call("add", s, distance), line))
+    assert apart((score,), "i", "j") == (ir.Map("p", wanted),)
+    named = (ir.Map("d", distance), ir.Map("p", call("sub", call("add", s, _of("d")), line)))
+    assert apart(named, "i", "j") == (ir.Map("p", wanted),)
+    seen = call("le", i, j)
+    masked = call("sub", call("where", seen, call("add", s, distance), NEG_INF), line)
+    (found,) = apart((ir.Map("p", masked),), "i", "j")
+    assert isinstance(found, ir.Map) and found.expr == Call(
+        "sub", (call("where", seen, wanted.args[0], NEG_INF), wanted.args[1])
+    )
+    other = call("where", seen, call("add", s, distance), Const(0.0, f))  # 0 - x is not 0
+    per_row = call("sub", call("add", s, distance), Load("m", (Index("h"), i)))
+    near = call("sub", call("add", s, call("mul", slope, call("abs", call("sub", i, j)))), line)
+    own = call("sub", call("add", s, call("mul", Load("x", (i,)), call("sub", i, j))), line)
+    for e in (call("sub", other, line), per_row, near, own):
+        assert apart((ir.Map("p", e),), "i", "j") == (ir.Map("p", e),)

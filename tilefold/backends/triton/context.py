@@ -73,6 +73,7 @@ class Context:
         self.matrix: tuple[str, ...] = ()  # in Gluon: rows and columns of the layout that values have
         self.layout = "mma"  # its name
         self.gluon = False  # values have layouts
+        self.lanes_here = False  # what follows from lanes is computed where it stands, not kept through loops
         self.dims: dict[str, Dim] = {}
         self.known = Known()
         self.reuse = Reuse()
@@ -158,7 +159,8 @@ class Context:
 
     def arange(self, d: str) -> str:
         """The lanes of a dim, counted from 0."""
-        return self.scopes.once(f"tl.arange(0, {self.hold(d).lanes}{self.laid((d,))})", f"r_{d}", 0)
+        more = " + tf_apart()" if self.lanes_here else ""
+        return self.scopes.once(f"tl.arange(0, {self.hold(d).lanes}{self.laid((d,))}){more}", f"r_{d}", 0)
 
     def index(self, d: str) -> Value:
         """The indices of a dim: a vector, or the one that its tile has."""

@@ -14,6 +14,7 @@ from tilefold.backends.triton.gluon_text import in_gluon, matrix_layout
 from tilefold.backends.triton.loops import nested
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS, about
+from tilefold.backends.triton.row_apart import apart
 from tilefold.backends.triton.row_lines import Line, Streamed, by_thread, lines_of
 from tilefold.backends.triton.row_phases import crossing, phases, results, running
 from tilefold.backends.triton.row_roles import Lift
@@ -44,7 +45,8 @@ class Folds(Role):
         self.lines_of_a_tile: tuple[Line, ...] = ()
         if r.several:
             singles = {t.dim for t in self.c.kernel.grid if t.tile == 1}
-            elementwise, self.lines_of_a_tile = lines_of(r.elementwise, r.loop.dim, singles, self.c.kernel.tensors)
+            elementwise = apart(r.elementwise, r.row, r.loop.dim)
+            elementwise, self.lines_of_a_tile = lines_of(elementwise, r.loop.dim, singles, self.c.kernel.tensors)
         if self.lines_of_a_tile:
             self.emit(f"by_thread: tl.constexpr = {by_thread()}")
         self.phases = phases(elementwise, results(r))

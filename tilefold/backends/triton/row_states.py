@@ -63,6 +63,7 @@ class States(Renderer):
         of = self.of
         found = next((n for n, o in enumerate(of.r.stored) if o.store == s), None)
         if found is None:
+            self.c.lanes_here = True  # as many addresses as elements, which registers would hold through the loop
             super().store(s)
             return
         o = of.r.stored[found]
