@@ -1,0 +1,277 @@
+"""Plans a whole model for a GPU on a machine that has none, forward and backward, and says what would run there.
+
+    python bench/offline.py gpt2 --mode train --layers 1 --steps
+    python bench/offline.py model.py:make --assemble 'softmax' --json plan.json
+
+A model is a row of `tilefold bench models`, or FILE:FUNCTION, which gives a module (or function) and its arguments on
+the CPU. Nothing is run: tensors are fake, kernels are planned and rendered, and with `--assemble` compiled for Hopper.
+Bytes are those that steps read and write, each tensor once a step; what a cache saves is not known here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+HERE = Path(__file__).parent
+TORCH = Path(sysconfig.get_paths()["purelib"]) / "torch"
+
+
+def pretend(folder: Path) -> None:
+    """Have torch believe in a CUDA device, before it is imported. CalledProcessError where nothing compiles it."""
+    assert "torch" not in sys.modules
+    made = folder / "pretend_cuda.so"
+    flags = ["-std=c++20", "-shared", "-fPIC", "-O1", f"-I{TORCH / 'include'}", "-o", str(made)]
+    libraries = [f"-L{TORCH / 'lib'}", f"-Wl,-rpath,{TORCH / 'lib'}", "-Wl,--no-as-needed", "-lc10", "-ltorch_cpu"]
+    subprocess.run(["g++", str(HERE / "pretend_cuda.cpp"), *flags, *libraries], check=True)
+    ctypes.CDLL(str(made), mode=ctypes.RTLD_GLOBAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A step of a program: its class and name, and bytes of what it reads and writes."""
+
+    program: int
+    kind: str
+    name: str
+    read: int
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """What a kernel takes: registers of a thread, bytes that it spills, bytes of shared memory. why: if it has none."""
+
+    name: str
+    registers: int = 0
+    spilled: int = 0
+    shared: int = 0
+    groups: bool = False
+    seconds: float = 0.0
+    why: str = ""
+
+
+class _Planned(Exception):
+    """Everything is planned, and must not run."""
+
+
+def compile_fake(module: Any, args: Sequence[Any], *, train: bool, name: str) -> list[Any]:
+    """The programs (`pipeline.CompiledProgram`) of a model on a GPU of this name."""
+    import torch  # noqa: PLC0415 (after `pretend`)
+    from torch._functorch import config  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+
+    from tilefold import pipeline  # noqa: PLC0415
+    from tilefold.backends.triton import launch  # noqa: PLC0415
+    from tilefold.frontend import torch_compile  # noqa: PLC0415
+    from tilefold.frontend.regions import assemble  # noqa: PLC0415
+    from tilefold.plan.hardware import gpu_named  # noqa: PLC0415
+
+    found: list[Any] = []
+    own, gpu = pipeline._for_gpu, gpu_named(name, 132)
+
+    def noted(*given: Any, **more: Any) -> Any:
+        found.append(own(*given, **more))
+        return found[-1]
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[object]) -> Any:
+        torch_compile.backend(gm, inputs)
+        raise _Planned
+
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype, device="cuda")
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(pipeline, "_for_gpu", noted))
+        stack.enter_context(patch.object(assemble, "start_building", lambda run, like: None))
+        stack.enter_context(patch.object(launch, "is_hopper", lambda device: True))
+        stack.enter_context(patch.object(config, "force_non_lazy_backward_lowering", True))
+        for m in [m for n, m in sys.modules.items() if n.startswith("tilefold.") and hasattr(m, "gpu_here")]:
+            stack.enter_context(patch.object(m, "gpu_here", lambda: gpu))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        if isinstance(module, torch.nn.Module):
+            module.train(train)
+            _faked(module, fake)
+        placed = [fake(x) if isinstance(x, torch.Tensor) else x for x in args]
+        if train and not isinstance(module, torch.nn.Module):
+            placed = [
+                x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in placed
+            ]
+        stack.enter_context(torch.set_grad_enabled(train))
+        try:
+            torch.compile(module, backend=backend)(*placed)
+        except Exception as err:
+            if not (isinstance(err, _Planned) or "_Planned" in repr(err)):
+                raise
+    return found
+
+
+def _faked(module: Any, fake: Any) -> None:
+    """Parameters and buffers become fake ones, shared ones shared."""
+    import torch  # noqa: PLC0415
+
+    made: dict[int, torch.nn.Parameter] = {}
+    for m in module.modules():
+        for n, x in m._parameters.items():
+            if x is not None:
+                if id(x) not in made:
+                    made[id(x)] = torch.nn.Parameter(fake(x), requires_grad=x.requires_grad)
+                m._parameters[n] = made[id(x)]
+        for n, x in m._buffers.items():
+            if x is not None:
+                m._buffers[n] = fake(x)
+
+
+def lines(programs: Sequence[Any]) -> list[Line]:
+    """The steps of all programs."""
+    return [
+        Line(
+            number,
+            type(s).__name__,
+            s.name,
+            _bytes(made.program, s.reads),
+            _bytes(made.program, (r[0] for r in s.results)),
+        )
+        for number, made in enumerate(programs)
+        for s in made.steps
+    ]
+
+
+def _bytes(p: Any, names: Iterable[str]) -> int:
+    from tilefold.tensor.sizes import estimate  # noqa: PLC0415
+
+    total, known = 0, {i.name for i in p.inputs} | {r for c in p.body for r in c.results}
+    for n in dict.fromkeys(names):
+        if n not in known:
+            continue  # parts of folds in segments are small
+        count = 1
+        for extent in p.shape_of(n):
+            count *= estimate(extent)
+        total += count * p.dtype_of(n).nbytes
+    return total
+
+
+def assembled(programs: Sequence[Any], pattern: str, folder: Path) -> list[Assembled]:
+    """Distinct kernels whose names match, compiled for Hopper in their default form."""
+    from tilefold.backends.triton.build import Target  # noqa: PLC0415
+    from tilefold.backends.triton.compile import resources  # noqa: PLC0415
+    from tilefold.errors import TilefoldError  # noqa: PLC0415
+    from tilefold.runtime.tuner.compiler import usual_units  # noqa: PLC0415
+    from tilefold.tensor.sizes import TYPICAL_EXTENT  # noqa: PLC0415
+
+    import triton  # noqa: PLC0415  # isort: skip
+
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    found, seen = [], set[int]()
+    for s in (s for made in programs for s in made.steps if hasattr(s, "triton") and re.search(pattern, s.name)):
+        if id(s.triton) in seen:
+            continue
+        seen.add(id(s.triton))
+        k, begin = s.triton, time.perf_counter()
+        try:
+            syms = dict.fromkeys(k.block.syms, TYPICAL_EXTENT)
+            v = k.variant(usual_units(k.block), k.sizes(syms), hopper=True)
+            r = resources(v.kernel, v.rendered, v.config, Target("cuda", 90, 32))
+        except TilefoldError as err:
+            found.append(Assembled(s.name, why=err.message))
+            continue
+        seconds = time.perf_counter() - begin
+        (folder / "kernel.ptx").write_text(r.assembly["ptx"])
+        command = [
+            str(ptxas),
+            "-v",
+            "--gpu-name=sm_90a",
+            str(folder / "kernel.ptx"),
+            "-o",
+            str(folder / "kernel.cubin"),
+        ]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        registers, spilled = (
+            int(re.search(x, said)[1]) for x in (r"Used (\d+) registers", r"(\d+) bytes spill stores")
+        )  # type: ignore[index]
+        found.append(Assembled(s.name, registers, spilled, r.shared, bool(v.rendered.groups), seconds))
+    return found
+
+
+def model(which: str, *, train: bool, layers: int | None, small: bool) -> tuple[Any, Sequence[Any]]:
+    """The module and its arguments on the CPU."""
+    if ":" in which:
+        path, name = which.rsplit(":", 1)
+        spec = importlib.util.spec_from_file_location("user", path)
+        assert spec is not None
+        assert spec.loader is not None
+        user = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(user)
+        made: tuple[Any, Sequence[Any]] = getattr(user, name)()
+        return made
+    import torch  # noqa: PLC0415
+
+    from tilefold.suites.models import all as models  # noqa: PLC0415
+
+    (m,) = (m for m in models.MODELS if m.name == which)
+    draws = [*m.given(not small), *((m.labels(not small),) if train else ())]
+    count = layers or (models.SMALL_LAYERS if small else models.LAYERS)
+    return m.make(not small, count), [d.draw(torch.Generator().manual_seed(0)) for d in draws]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="gpt2, resnet50 ..., or FILE:FUNCTION")
+    parser.add_argument("--mode", choices=("infer", "train"), default="infer")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--small", action="store_true", help="at small sizes")
+    parser.add_argument("--gpu", default="NVIDIA H200")
+    parser.add_argument("--steps", action="store_true", help="a line a step")
+    parser.add_argument("--assemble", metavar="PATTERN", help="compile kernels of such names")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(words)
+
+    with tempfile.TemporaryDirectory() as folder:
+        pretend(Path(folder))
+        train = given.mode == "train"
+        programs = compile_fake(
+            *model(given.model, train=train, layers=given.layers, small=given.small), train=train, name=given.gpu
+        )
+        from tilefold.frontend.regions.assemble import compilations  # noqa: PLC0415
+
+        steps = lines(programs)
+        for r in compilations:
+            print(f"{r.name}: {len(r.regions)} regions, {r.left} operators left, {r.seconds:.1f} s")
+            for f in r.fallbacks:
+                print(f"    {f}")
+        for x in steps if given.steps else ():
+            moved = f"reads {x.read / 1e6:8.2f} MB, writes {x.written / 1e6:8.2f}"
+            print(f"{x.program:3} {x.kind:16} {x.name[:52]:52} {moved}")
+        whole = sum(x.read + x.written for x in steps)
+        print(", ".join(f"{n} {kind}" for kind, n in Counter(x.kind for x in steps).items()), f"{whole / 1e9:.3f} GB")
+        kernels = assembled(programs, given.assemble, Path(folder)) if given.assemble is not None else []
+        for k in kernels:
+            print(
+                f"{k.name[:52]:52} {k.why or f'{k.registers} registers, {k.spilled} bytes spilled, {k.shared} shared'}"
+            )
+    if given.json is not None:
+        graphs = [
+            {"name": r.name, "regions": len(r.regions), "left": [str(f) for f in r.fallbacks]} for r in compilations
+        ]
+        said = {"graphs": graphs, "steps": [asdict(x) for x in steps], "kernels": [asdict(k) for k in kernels]}
+        given.json.write_text(json.dumps(said, indent=1))
+
+
+if __name__ == "__main__":
+    main()

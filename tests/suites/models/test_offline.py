@@ -1,0 +1,54 @@
+"""Models as a GPU would run them, planned without one: a region each way, and nothing left that has a kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+
+def planned(tmp_path, *words: str) -> dict:
+    """What `bench/offline.py` found, in a process of its own: torch must be imported after its device."""
+    out = tmp_path / "plan.json"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TILEFOLD_CACHE_DIR": str(tmp_path), "TILEFOLD_STRICT": "1"}
+    command = [sys.executable, "bench/offline.py", *words, "--json", str(out)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+def test_training_of_a_language_model(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    found = planned(tmp_path, "gpt2", "--mode", "train", "--small", "--assemble", "add")
+    forward, backward = found["graphs"]
+    assert (forward["regions"], forward["left"]) == (1, [])
+    assert all("embedding_dense_backward" in why for why in backward["left"])  # a library's step between regions
+    assert {s["kind"] for s in found["steps"]} == {"GpuStep", "LibraryStep"}
+    assert found["kernels"]
+    assert not [k for k in found["kernels"] if k["why"] or k["spilled"]]
+
+
+CNN = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)
+    return nn.Sequential(*layers).to(torch.bfloat16), (torch.randn(2, 3, 16, 16, dtype=torch.bfloat16),)
+"""
+
+
+def test_a_convolution_and_its_norm(tmp_path):
+    (tmp_path / "model.py").write_text(CNN)
+    found = planned(tmp_path, f"{tmp_path / 'model.py'}:make")
+    (graph,) = found["graphs"]
+    assert (graph["regions"], graph["left"]) == (1, [])
+    assert sum(s["kind"] == "ConvolutionStep" for s in found["steps"]) == 2
