@@ -50,3 +50,17 @@ def test_a_few_layers_are_as_before():
     p = parse(layers(2))
     (members,) = (x.members for x in group(p, limits=LIMITS).groups if "s0" in x.members)
     assert {"s0", "s1"} <= set(members)
+
+
+def test_sums_of_what_a_library_makes_are_one_kernel():
+    """A gradient comes out of a product; a bias and a scale sum it."""
+    lines = [
+        "program gradients()",
+        "  input a: bf16[4096, 768]",
+        "  input w: bf16[768, 768]",
+        "  input x: bf16[4096, 768]",
+    ]
+    lines += ["  dim i = 4096", "  dim j = 768", "  dim k = 768", "  g[i, j]: bf16 = sum[k] a[i, k] * w[k, j]"]
+    lines += ["  b[j]: f32 = sum[i] g[i, j]", "  s[j]: f32 = sum[i] g[i, j] * x[i, j]", "  return b, s"]
+    groups = group(parse("\n".join(lines)), frozenset({"g"}), LIMITS, calls=[("g",)]).groups
+    assert [x.members for x in groups] == [("g",), ("b", "s")]

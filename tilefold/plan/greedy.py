@@ -104,7 +104,7 @@ class _Greedy:
     def __init__(self, g: Graph, of: dict[str, Group], apart: frozenset[str], limits: Limits):
         self.g, self.of, self.apart, self.limits = g, of, apart, limits
         self._at = {c.name: n for n, c in enumerate(g.program.body)}
-        self._external = _external_tensors(g)
+        self._external = _external_tensors(g, apart if limits.in_registers else frozenset())
         self._legal: dict[tuple[Group, Group], Group | str] = {}
         self._twins = _twins(g)
         self._reads: dict[Group, set[tuple[str, tuple[str, ...]] | Load]] = {}
@@ -192,13 +192,14 @@ class _Greedy:
         return found
 
 
-def _external_tensors(g: Graph) -> dict[str, frozenset[str]]:
-    """Program inputs that each Compute reads, also through the maps it uses."""
-    inputs = {i.name for i in g.program.inputs}
+def _external_tensors(g: Graph, apart: frozenset[str]) -> dict[str, frozenset[str]]:
+    """What is in memory whatever the groups are, program inputs and results of `apart` (library calls), that each
+    Compute reads, also through the maps it uses."""
+    given = {i.name for i in g.program.inputs}.union(*(g.by_name[m].results for m in apart))
     found: dict[str, frozenset[str]] = {}
     for c in g.program.body:
-        maps = (found[r] for r in g.producers[c.name] if g.by_name[r].reducer is None)
-        found[c.name] = (tensors_read(c.body) & inputs).union(*maps)
+        maps = (found[r] for r in g.producers[c.name] if g.by_name[r].reducer is None and r not in apart)
+        found[c.name] = (tensors_read(c.body) & given).union(*maps)
     return found
 
 
