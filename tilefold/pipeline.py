@@ -48,6 +48,7 @@ from tilefold.tensor.distribute import distributed
 from tilefold.tensor.hulls import bounded
 from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import plain_operands, stored_operands
+from tilefold.tensor.picks import picked_with_rows
 from tilefold.tensor.product import product_of
 
 log = logging.getLogger("tilefold")
@@ -158,7 +159,7 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }
-    p, copies = streams.apart(p)
+    p, copies = streams.apart(picked_with_rows(p) if goal == "fast" else p)
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
     products = products_for_gpu(p, target) - frozenset().union(*copies) if goal == "fast" else frozenset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.block.text import parse as parse_block
 from tilefold.pipeline import compile_program
 from tilefold.plan.greedy import fuse
 from tilefold.runtime.convolution import ConvolutionStep
@@ -43,6 +44,60 @@ def test_maps_may_be_written_over_what_they_read_at_the_same_element():
 )
 def test_nothing_else_may(body):
     assert pairs(body) == ()
+
+
+ROWS = """program f()
+  input x: f32[4, {n}]
+  dim i = 4
+  dim j = {n}
+  s[i]: f32 = sum[j] x[i, j]
+  y[i, j]: f32 = {y}
+  return {out}
+"""
+
+
+def of_rows(n: int, y: str, out: str = "y") -> tuple[tuple[str, str], ...]:
+    (kernel,) = fuse(parse(ROWS.format(n=n, y=y, out=out))).kernels
+    return overwritable(kernel.block)
+
+
+@pytest.mark.parametrize(
+    ("n", "y", "over"),
+    [
+        (2048, "x[i, j] / s[i]", True),
+        (100_000, "x[i, j] / s[i]", True),  # the row is streamed, twice
+        (512, "x[i, j] / s[i]", False),  # several threads read an element
+        (2048, "x[i, j] / s[i] + x[i, (j + 1) % size(j)]", False),  # another thread's element
+        (2048, "x[i, j] / s[i] + x[0, j]", False),  # another thread block's
+    ],
+)
+def test_rows_may_be_written_over_once_they_are_reduced(n, y, over):
+    assert of_rows(n, y) == ((("y", "x"),) if over else ())
+
+
+LATER = """block f()
+  input x: f32[4, 2048]
+  dim i = 4
+  dim j = 2048
+  result y[i, j]: f32
+  result z[i]: f32
+  forall i
+    let u[i, j]: f32 = x[i, j] * 2.0
+    let s[i]: f32 = sum[j] {first}
+    store y[i, j] over (i, j) = u[i, j] - s[i]
+    let t[i]: f32 = sum[j] {then}
+    store z[i] over (i) = t[i]
+  return y, z
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "over"),
+    [("1.0", True), ("x[i, j]", False), ("u[i, j]", False)],  # u may be computed where it is used
+)
+def test_nothing_is_written_over_that_is_read_afterwards(then, over):
+    found = overwritable(parse_block(LATER.format(first="x[i, j]", then=then)))
+    assert found == ((("y", "x"),) if over else ())
 
 
 CONVOLVED = """program f()

@@ -110,11 +110,15 @@ class CompiledProgram:
 
     def _write_over(self, at: int, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Let a step's result have the memory of what it reads last (`runtime.reuse`)."""
+        made = {name: (dtype, shape) for name, dtype, shape in self.steps[at].results}
+        taken: set[str] = set()
         for new, old in self._over[at]:
-            (_, dtype, shape), x = self.steps[at].results[0], tensors[old]
-            if new not in tensors and x.dtype is dtype and x.shape == shape(syms) and x.is_contiguous():
+            (dtype, shape), x = made[new], tensors[old]
+            if new in tensors or old in taken:
+                continue
+            if x.dtype is dtype and x.shape == shape(syms) and x.is_contiguous():
                 tensors[new] = x
-                return
+                taken.add(old)
 
 
 def _rows_apart(steps: Sequence[Step], kept: Collection[str]) -> None:

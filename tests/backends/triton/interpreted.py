@@ -98,6 +98,36 @@ def case(name: str, *, hostile: bool = False) -> str:
     return right(CASES[name].fn, *CASES[name].args(), hostile=hostile)
 
 
+def over_logits(rows: int, columns: int) -> str:
+    """A loss and the gradient of its logits, which is written over them."""
+
+    def loss(x, w, y):
+        logits, keep = x @ w.mT, y != -100
+        at = torch.where(keep, y, 0)
+        total = torch.logsumexp(logits.float(), -1)
+        hit = torch.arange(columns) == at[:, None]
+        gradient = torch.where(keep[:, None], torch.exp(logits.float() - total[:, None]) - hit.float(), 0.0)
+        picked = logits.float().gather(1, at[:, None])[:, 0]
+        return torch.where(keep, total - picked, 0.0).sum(), gradient.to(x.dtype)
+
+    x, w = rand(rows, 320, dtype=B), rand(columns, 320, dtype=B, seed=1)
+    y = torch.randint(columns, (rows,), generator=torch.Generator().manual_seed(2))
+    y[:3] = torch.tensor([-100, 0, columns - 1])
+    traced = trace(loss, x, w, y)
+    made = pipeline.compile_program(traced.program, device="interpreter")
+    if not any(made._over.values()):
+        return "the logits stay"
+    compare_to = loss(x.double(), w.double(), y)
+    eager = loss(x, w, y)
+    given = {"x": x, "w": w, "y": y}
+    wrong = ""
+    for name, plain, exact in zip(traced.program.outputs, eager, compare_to, strict=True):
+        got = made(given, {})[name].reshape(exact.shape).double()
+        error, allowed = (got - exact).abs().max(), 2 * (plain.double() - exact).abs().max()
+        wrong += "" if error <= allowed else f"{name} is off by {error}, eager by {allowed / 2}; "
+    return wrong
+
+
 def in_turn(fn, calls, **how) -> str:
     """One compiled function on several arguments."""
     run = fuse(fn, **how)
@@ -627,6 +657,7 @@ CHECKS: dict[str, Check] = {
     "a row times a matrix": lambda: cut(lambda x, w: torch.relu(x @ w), rand(1, 300, dtype=F), rand(300, 70, dtype=F)),
     "running sums of columns": lambda: columns((2, 150, 40), 132),
     "running sums of columns, few blocks": lambda: columns((70, 33), 1),
+    "gradients over logits": lambda: over_logits(24, 1500),
     "rows that do not exist": missing_row,
     "dropout": lambda: dropped_out(64),
     "dropout of ragged rows": lambda: dropped_out(37),

@@ -145,6 +145,21 @@ def test_compiled_chunks_are_right(small):
     assert loop.rows % loop.chunk and len(loop.run) == 2
 
 
+def test_few_rows_are_one_chunk(small, monkeypatch):
+    """Nothing as wide as the logits is kept for the backward."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1 << 30)
+    args = arguments()
+    fast = op_by_op(smooth)
+    right(step(fast, args), smooth, args)
+    (loop,) = small
+    assert loop.chunks == 1
+    x, w = (a.requires_grad_() for a in args[:2])
+    held: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
+        fast(x, w, args[2])
+    assert held and all(t.numel() < N * V for t in held)
+
+
 @pytest.mark.parametrize("fn", [with_logits, two_losses, rows_together])
 def test_what_does_not_run_over_rows_stays_whole(fn, small):
     args = arguments()

@@ -103,8 +103,8 @@ class Context:
         read = [t.dtype for t in kernel.tensors if t.dtype.is_float and t.role == "in"]
         self.narrow_inputs = bool(read) and all(d.nbytes <= 2 for d in read)
         leaves = Leaves(
-            self.load, self.guarded, self.index, self.size, self.sym, self.tile_start, self.tile_stop, self.extreme,
-            self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once, self.far,
+            self.load, self.exists, self.guarded, self.index, self.size, self.sym, self.tile_start, self.tile_stop,
+            self.extreme, self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once, self.far,
             narrow=self.narrow, all_narrow=all_narrow, exact=_coarse(kernel), inverses=not self.multiplies,
             interpreted=interpreted, nvidia=nvidia,
         )  # fmt: skip
@@ -235,6 +235,10 @@ class Context:
         """An element of a tensor or buffer in its compute type."""
         v = self.raw_load(ld, frame)
         return converted(Value(v.code, v.axes, v.kind, v.level), v.kind.compute)
+
+    def exists(self, index: Expr, extent: Expr, frame: Sequence[str]) -> Value:
+        """Whether an index that data chose exists; the device stops where it does not."""
+        return self.memory.checked(index, extent, frame)
 
     def guarded(self, e: Expr, frame: Sequence[str]) -> Value | None:
         """An element of a tensor, or what stands for those outside of it (padding), which the load gives by itself;

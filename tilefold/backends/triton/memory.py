@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform, walk
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, same, within
 from tilefold.tile import ir
@@ -105,7 +105,7 @@ class Memory:
         parts: list[str] = []
         for e, size in zip(map(self.c.settled, index), t.shape, strict=True):
             for i, n in (x.args for x in walk(e) if isinstance(x, Call) and x.op == "within"):
-                v = self._checked(i, n, axes)
+                v = self.checked(i, n, axes)
                 parts.append(fitted(v, axes))
                 level = max(level, v.level)
             if isinstance(e, Call) and e.op == "within" and poly(e.args[1], sizes) == poly(size, sizes):
@@ -114,7 +114,7 @@ class Memory:
             if (isinstance(e, Index) and poly(sizes[e.dim], sizes) == end) or within(at, end, sizes):
                 continue
             known = interval(at, sizes)
-            v = self.c.expressions.value(e, axes)
+            v = self.c.expressions.value(_unchecked(e), axes)
             limit = self.c.expressions.value(size, ())
             level = max(level, v.level, limit.level)
             if known is None or not nonnegative(known[0]):
@@ -123,7 +123,7 @@ class Memory:
                 parts.append(fitted(Value(f"({v.code} < {limit.code})", v.axes, DType.BOOL), axes))
         return (" & ".join(parts), level) if parts else (None, 0)
 
-    def _checked(self, e: Expr, limit: Expr, axes: Sequence[str]) -> Value:
+    def checked(self, e: Expr, limit: Expr, axes: Sequence[str]) -> Value:
         """Whether an index that data chose exists: an error on the device where it does not, in lanes of elements."""
         v, end = self.c.expressions.value(e, axes), self.c.expressions.value(limit, ())
         lanes = self.c.masks(v.axes, v.axes) or "True"
@@ -284,7 +284,7 @@ class Memory:
                     self._level = max(self._level, dim.level)
                 vectors.append(Value(_times(self.c.arange(d), k, stride), (d,), DType.I64))
             case _:
-                v = self.c.expressions.value(e, frame)
+                v = self.c.expressions.value(_unchecked(e), frame)
                 if v.code == "0":
                     return
                 self._level = max(self._level, v.level)
@@ -292,6 +292,11 @@ class Memory:
                     vectors.append(Value(_times(f"({v.code})", k, stride), v.axes, DType.I64, v.level))
                 else:
                     scalars.append(_times(v.code, k, stride))
+
+
+def _unchecked(e: Expr) -> Expr:
+    """An index without the checks, which its load has made (`Memory._inside`)."""
+    return transform(e, lambda x: _unchecked(x.args[0]) if isinstance(x, Call) and x.op == "within" else None)
 
 
 def _times(code: str, k: int, stride: str) -> str:

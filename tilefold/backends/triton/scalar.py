@@ -42,6 +42,7 @@ class Leaves:
     """
 
     load: Callable[[Load, Sequence[str]], Value]
+    exists: Callable[[Expr, Expr, Sequence[str]], Value]
     guarded: Callable[[Expr, Sequence[str]], Value | None]
     index: Callable[[str], Value]
     size: Callable[[str], Value]
@@ -96,8 +97,9 @@ class Expressions:
                 return self.leaves.tile_start(d)
             case Call("tile_stop", (Index(d),)):
                 return self.leaves.tile_stop(d)
-            case Call("within", (arg, _)):
-                return self.value(arg, frame)  # checked by the load whose index it is
+            case Call("within", (arg, n)):  # of no load's index: these are checked with the load
+                self.leaves.exists(arg, n, frame)
+                return self.value(arg, frame)
             case Call(("tile_min" | "tile_max") as op, (arg,)):
                 return self.leaves.extreme(op, arg)
             case Call("where", (_, _, Const())) if (found := self.leaves.guarded(e, frame)) is not None:

@@ -91,6 +91,8 @@ class Loop:
         x = found.pop()
         match r:
             case Rows(_, dtype):
+                if n == self.rows and x.is_contiguous():
+                    return x.to(dtype)
                 if made is None:
                     made = x.new_empty((self.rows, *x.shape[1:]), dtype=dtype)
                 made[start : start + n] = x

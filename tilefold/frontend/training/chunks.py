@@ -30,13 +30,14 @@ from tilefold.frontend.training.prices import elements, product
 from tilefold.frontend.training.row_body import Body, roots
 from tilefold.frontend.training.row_parts import NLL, PRODUCTS, TURNS, Part, is_total, part_around
 from tilefold.frontend.training.states import Writer
+from tilefold.runtime.reuse import THREADS
 
 aten = torch.ops.aten
 Node = torch.fx.Node
 
 #: Bytes of values as wide as the logits, of all rows, from which on they are taken apart.
 MOST_BYTES = 3 << 27
-#: Bytes of them that a chunk has at least, and, where that is more, as a share of what the part holds in any case:
+#: Bytes of them that a chunk holds at least, and, where that is more, as a share of what the part holds in any case:
 #: weights and their gradients. Each chunk reads and writes the weight's gradient once more and has smaller products: on
 #: an H200, 4096 x 2048 x 32000 in bf16 takes 2.39 ms whole, 2.79 in 2 chunks, 3.01 in 4, 4.88 in 8.
 CHUNK_BYTES, SHARE = 1 << 28, 0.25
@@ -74,10 +75,7 @@ def _replaced(graph: torch.fx.Graph, seed: Node, late: set[Node], budget: float)
     if gradients is None:
         return False
     tangent, degree = gradients
-    chunk = _chunk(part, seed, budget)
-    if chunk >= part.rows:
-        return False
-    _Writing(graph, part, tangent, degree).write(chunk)
+    _Writing(graph, part, tangent, degree).write(_chunk(part, seed, budget))
     return True
 
 
@@ -104,8 +102,8 @@ def _sums_of_losses(graph: torch.fx.Graph) -> None:
 
 
 def _chunk(part: Part, seed: Node, budget: float) -> int:
-    """Rows of a chunk."""
-    wide = 2 * _nbytes(seed) // part.rows
+    """Rows of a chunk, all of them where they are few: nothing as wide as the logits is then held for the backward."""
+    wide = (1 if _overwritten(seed) else 2) * _nbytes(seed) // part.rows
     whole = [n for n in part.inputs if n not in part.sliced]
     held = sum(map(_nbytes, (*whole, *(n for n in part.results if is_total(n, part.rows, part.members)))))
     chunk = int(max(CHUNK_BYTES * budget, SHARE * held) // wide) or 1
@@ -115,6 +113,12 @@ def _chunk(part: Part, seed: Node, budget: float) -> int:
     if sums and chunk < fewer and (fewer - chunk) * wide < sum(map(_nbytes, sums)):
         chunk = fewer  # larger chunks hold less than sums in float32 would
     return _even(part.rows, chunk)
+
+
+def _overwritten(seed: Node) -> bool:
+    """Whether a kernel writes the gradient of the logits over them (`runtime.reuse`)."""
+    val = seed.meta["val"]
+    return bool(val.device.type == "cuda" and val.shape[-1] >= THREADS)
 
 
 def _even(rows: int, chunk: int) -> int:
