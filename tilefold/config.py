@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,15 @@ class Config:
 
 def triton_settings() -> list[tuple[str, str]]:
     """What the environment tells Triton, but for where it keeps its cache."""
-    return sorted((k, v) for k, v in os.environ.items() if k.startswith("TRITON_") and k != "TRITON_CACHE_DIR")
+    told = ((k, v) for k, v in os.environ.items() if k.startswith("TRITON_") or k == "PTXAS_OPTIONS")
+    return sorted((k, v) for k, v in told if k != "TRITON_CACHE_DIR")
+
+
+def tell_triton(settings: Sequence[tuple[str, str]]) -> None:
+    """Have the environment tell Triton what it tells another process (its `triton_settings`)."""
+    for name, _ in triton_settings():
+        del os.environ[name]
+    os.environ.update(settings)
 
 
 def load() -> Config:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +85,36 @@ def test_a_server_that_is_expected_to_work_takes_few_kernels_as_well(monkeypatch
     begun(key(softmax))
     monkeypatch.setattr(triton, "compile", lambda *a, **k: pytest.fail("compiled here"))
     assert "cubin" in built(softmax, HOPPER).asm
+
+
+def test_a_server_does_as_the_process_is_told_that_asks(tmp_path, monkeypatch):
+    """An assembler that is named after the server started (as Inductor does): the same key in both processes. One that
+    is named after the job was given: what was made before is taken."""
+    expect_jobs(HOPPER)
+    ptxas = shutil.copy2(Path(triton.__file__).parent / "backends/nvidia/bin/ptxas", tmp_path / "ptxas")
+    softmax, routing = job("softmax"), job("routing")
+    start_building(routing, HOPPER)
+    before = key(routing)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(ptxas))
+    start_building(softmax, HOPPER)
+    begun(before, key(softmax))
+    monkeypatch.setattr(triton, "compile", lambda *a, **k: pytest.fail("compiled here"))
+    assert "cubin" in built(softmax, HOPPER).asm and known.exists(key(softmax))
+    assert key(routing) != before
+    assert "cubin" in built(routing, HOPPER).asm
+
+
+def test_what_else_the_server_prints_is_no_answer(monkeypatch):
+    """Triton prints a page of text with empty lines where the assembler fails."""
+    start = ahead.subprocess.Popen
+    said = "begun a\n\n=====\nerror in a kernel\ndone a"
+    answers = f"import sys; sys.stdin.readline(); print({said!r}, flush=True); sys.stdin.read()"
+    talking = [sys.executable, "-c", answers]
+    monkeypatch.setattr(ahead.subprocess, "Popen", lambda _, **how: start(talking, **how))
+    monkeypatch.setattr(ahead, "FEW", 0)
+    ahead.submit("a", {"job": {}, "target": []})
+    begun("a")
+    assert ahead.waited("a")
 
 
 def test_nothing_is_expected_without_a_device(monkeypatch):

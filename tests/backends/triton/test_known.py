@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import os
 import py_compile
 import shutil
 from pathlib import Path
@@ -72,9 +73,29 @@ def test_a_cache_that_lost_the_kernel_is_filled_again(asked, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["TRITON_PTXAS_PATH", "TRITON_ALWAYS_COMPILE"])
-def test_an_assembler_of_the_users_own_goes_to_triton(name, asked, monkeypatch):
+def test_what_is_told_of_no_assembler_that_is_there_goes_to_triton(name, asked, monkeypatch):
     monkeypatch.setenv(name, "1")
     assert known.key_of("source", {}, [], {}, ("cuda", 90, 32)) is None
+
+
+def test_an_assembler_that_the_environment_names_counts_by_its_file(asked, tmp_path, monkeypatch):
+    """As Inductor names torch's, and images of containers CUDA's: kernels are kept, another assembler's apart."""
+    ptxas = shutil.copy2(Path(triton.__file__).parent / "backends/nvidia/bin/ptxas", tmp_path / "ptxas")
+    usual = built()
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(ptxas))
+    assert built().assembly["cubin"] == usual.assembly["cubin"] and len(asked) == 2
+    built()
+    assert len(asked) == 2
+    os.utime(ptxas, ns=(0, 0))
+    built()
+    assert len(asked) == 3
+    assert len(files_of(tmp_path / "tilefold", ".known")) == 3
+
+
+def test_options_of_the_assembler_count(asked, monkeypatch):
+    usual = known.key_of("source", {}, [], {}, ("cuda", 90, 32))
+    monkeypatch.setenv("PTXAS_OPTIONS", "-O1")
+    assert known.key_of("source", {}, [], {}, ("cuda", 90, 32)) != usual
 
 
 def test_a_changed_installation_has_another_stamp(tmp_path):

@@ -128,12 +128,14 @@ class Server:
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            what, key = line.split()
             with self._lock:
-                if what == "begun":
-                    self._begun.add(key)
-                else:
-                    self._open.discard(key)
+                match line.split():
+                    case ["begun", key]:
+                        self._begun.add(key)
+                    case ["done", key]:
+                        self._open.discard(key)
+                    case _:
+                        continue  # what a library prints
                 self._lock.notify_all()
         with self._lock:
             self._dead = True

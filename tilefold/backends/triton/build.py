@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import linecache
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tilefold import config
 from tilefold.backends.triton import ahead, known
 from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.errors import BackendError
@@ -44,6 +46,9 @@ HOPPER, DEPENDENT = 90, 90
 #: Pointers and integers that are multiples of this load and store whole vectors.
 DIVISOR = 16
 _modules: dict[str, ModuleType] = {}
+#: Keys of jobs that other processes were given: when a kernel is needed, the environment may tell Triton of another
+#: assembler than when it was planned (Inductor does, once it compiles), and the key is another.
+_given: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +148,9 @@ def built(job: Job, target: Target | None = None) -> Any:
         if found is not None:
             return found
         with progress(f"kernel {job.name}"):
-            if key is not None and ahead.waited(key):
-                found = known.find(key, src)
+            early = _given.get(_text(job, where), key) if key is not None else None
+            if early is not None and ahead.waited(early):
+                found = known.find(early, src)
             if found is not None:
                 return found
             done = triton.compile(src, target=where, options=dict(job.options))
@@ -169,7 +175,14 @@ def start_building(job: Job, target: Target | None = None) -> None:
     key = key_of(job, target) if triton is not None else None
     if key is not None and not known.exists(key):
         where = _where(target)
-        ahead.submit(key, {"job": asdict(job), "target": [where.backend, where.arch, where.warp_size]})
+        _given[_text(job, where)] = key
+        message = {"job": asdict(job), "target": [where.backend, where.arch, where.warp_size]}
+        ahead.submit(key, {**message, "settings": config.triton_settings()})
+
+
+def _text(job: Job, target: Any) -> str:
+    """A job and its target, without what else decides a kernel."""
+    return json.dumps([asdict(job), target.backend, target.arch], sort_keys=True)
 
 
 def expect_jobs(target: Target | None = None) -> None:
@@ -186,6 +199,18 @@ def _where(target: Target | None) -> Any:
     if target is None:
         return driver.active.get_current_target()
     return GPUTarget(target.backend, target.arch, target.warp_size)
+
+
+def told(settings: Sequence[Sequence[str]]) -> None:
+    """Do as the process that gave a job is told to by its environment, which may be told of an assembler later on."""
+    wanted = [(name, value) for name, value in settings]
+    if triton is None or wanted == config.triton_settings():
+        return
+    config.tell_triton(wanted)
+    with contextlib.suppress(ImportError, AttributeError):
+        from triton.backends.nvidia.compiler import get_ptxas_version  # noqa: PLC0415 (other devices have none)
+
+        get_ptxas_version.cache_clear()
 
 
 def prepare(target: Target) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -73,8 +74,9 @@ def key_of(
     if c.override or c.dump_ir or c.always_compile or c.use_ir_loc or c.listener is not None:
         return None
     told = config.triton_settings()
-    if any(name.startswith("TRITON_PTXAS") for name, _ in told):
-        return None  # an assembler of the user's own, which may change
+    own = _assemblers(told)
+    if own is None:
+        return None
     parts: list[object] = [
         source,
         sorted(signature.items()),
@@ -84,9 +86,20 @@ def key_of(
         triton.__version__,
         stamp(Path(triton.__file__).parent),
         told,
+        own,
         sorted(get_cache_invalidating_env_vars().items()),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _assemblers(told: Sequence[tuple[str, str]]) -> list[tuple[int, int]] | None:
+    """Sizes and times of change of assemblers that Triton is told of; None where one is no file (Triton then looks
+    elsewhere). Inductor tells it of torch's as soon as it compiles a kernel, images of containers of CUDA's."""
+    try:
+        found = [os.stat(path) for name, path in told if name.startswith("TRITON_PTXAS")]
+    except OSError:
+        return None
+    return [(s.st_size, s.st_mtime_ns) for s in found]
 
 
 def find(key: str, src: Any) -> Any | None:

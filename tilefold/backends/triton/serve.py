@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from tilefold.backends.triton.build import Job, Target, built, prepare
+from tilefold.backends.triton.build import Job, Target, built, prepare, told
 from tilefold.errors import BackendError
 
 
@@ -36,6 +36,8 @@ def compile_in_child(line: Mapping[str, Any]) -> int:
     if child:
         return child
     try:
+        os.dup2(2, 1)  # standard output is the server's: what Triton prints of a kernel that fails is no answer
+        told(line["settings"])
         built(*job_from(line))
     except BackendError:
         pass  # whoever needs the kernel compiles it again, and says why it cannot
