@@ -170,6 +170,11 @@ def _product(a: Any, b: Shared, acc: torch.Tensor, use_acc: bool = True, is_asyn
     return left.float() @ b.data.float() + (acc if use_acc else 0)
 
 
+def _fused(a: Any, b: Any, c: Any) -> torch.Tensor:
+    """Rounded once."""
+    return (torch.as_tensor(a).double() * b + c).float()
+
+
 def _language(block: threading.local) -> types.SimpleNamespace:
     bare = {n: getattr(torch, n) for n in ("exp", "exp2", "log", "log2", "abs", "sqrt", "rsqrt", "sigmoid", "floor")}
     types_ = {n: getattr(torch, n) for n in ("float32", "float16", "bfloat16", "int32", "int64")}
@@ -177,7 +182,7 @@ def _language(block: threading.local) -> types.SimpleNamespace:
         **bare, **types_, constexpr=None, PropagateNan=types.SimpleNamespace(ALL=None),
         program_id=lambda axis: block.number, num_programs=lambda axis: block.programs,
         cdiv=lambda a, b: -(-a // b), where=_where, load=_load, store=_store, reduce=_reduce,
-        maximum=_pick(torch.maximum, max), minimum=_pick(torch.minimum, min), fma=lambda a, b, c: a * b + c,
+        maximum=_pick(torch.maximum, max), minimum=_pick(torch.minimum, min), fma=_fused,
         sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis), min=lambda x, axis: x.amin(axis),
         arange=lambda lo, hi, layout=None: torch.arange(lo, hi),
         full=lambda shape, v, dtype, layout=None: torch.full(shape, v, dtype=dtype),

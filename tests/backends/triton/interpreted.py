@@ -23,6 +23,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton import gradients as backward
+from tests.backends.triton.contracted import contracted
 from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
@@ -522,6 +523,40 @@ def masked_by_the_least() -> str:
     return said + right(lambda x: torch.softmax(x, -1), x, hostile=False)
 
 
+def masked_by(value: float, dtype: torch.dtype, *, added: bool = False, wide: bool = False) -> str:
+    """Keys before a window are masked by a number, or by one that is added: those of the first tiles, and a row's.
+    wide: scores are float32."""
+    q, k, v = (x.to(dtype) for x in heads(1, 2, 33, 300, 64))
+    seen = torch.arange(300) >= 5 * torch.arange(33)[:, None] + 100
+    seen[7] = math.isinf(value)
+
+    def attention(q, k, v, mask):
+        s = (q @ k.mT).float() if wide else q @ k.mT
+        s = s * 0.1 + mask if added else torch.where(mask, s * 0.1, value)
+        return torch.softmax(s, -1).to(v.dtype) @ v
+
+    scores = torch.float32 if wide else dtype
+    mask = torch.zeros(33, 300).masked_fill(~seen, value).to(scores) if added else seen
+    return right(attention, q, k, v, mask)
+
+
+def as_compiled(*checks: Check) -> str:
+    """The checks again, with products that sums read not rounded."""
+    said = ""
+    for first in ("left", "right"):
+        with contracted(first):
+            said += "".join(check() for check in checks)
+        torch._dynamo.reset()
+    return said
+
+
+def far_from_zero() -> str:
+    """Scores far from 0 in float32, scaled, and a state that is rescaled from one maximum to another."""
+    x = rand(5, 6000, dtype=F) * 30 + torch.tensor([1e3, -1e5, 1e6, -3e9, 1e12])[:, None]
+    x[:, -1] += 40
+    return right(lambda x: torch.softmax(x * 0.5, -1), x) + right(lambda x: torch.softmax(x, -1), x.to(B))
+
+
 def scaled_in_place() -> str:
     """Several steps of a thread block, the last of them ragged."""
     wrong = []
@@ -534,6 +569,15 @@ def scaled_in_place() -> str:
 
 CHECKS: dict[str, Check] = {
     "masked by the least number": masked_by_the_least,
+    "masked by the least number, as compiled": lambda: as_compiled(masked_by_the_least),
+    "masked by -1e9, as compiled": lambda: as_compiled(
+        lambda: masked_by(-1e9, B), lambda: masked_by(-1e9, H, added=True, wide=True)
+    ),
+    "masked by -2e8, as compiled": lambda: as_compiled(lambda: masked_by(-2e8, H, wide=True)),
+    "masked by -65504, as compiled": lambda: as_compiled(lambda: masked_by(-65504.0, H, added=True)),
+    "masked by -1e30, added, as compiled": lambda: as_compiled(lambda: masked_by(-1e30, B, added=True)),
+    "masked by infinity, as compiled": lambda: as_compiled(lambda: masked_by(-math.inf, B, added=True)),
+    "far from zero, as compiled": lambda: as_compiled(far_from_zero),
     "scaled in place": scaled_in_place,
     "written by segments": written_by_segments,
     "batch norm in segments": batch_norm_in_segments,

@@ -1,8 +1,7 @@
-"""Scores that are masked by the least number of a type, which exp in base 2 has to keep finite.
+"""Scores of which products with log2(e) are too coarse: masks by the least number of a type, by -1e9.
 
-exp(x - m) is exp2(x log2(e) - m log2(e)). A mask by a finite number (`torch.finfo(dtype).min` in place of -inf) makes
-both products overflow where all of a row so far is masked: -inf + inf is NaN, and stays in the state of the row. Half
-the factor keeps them finite, and gives the same: differences of such numbers are 0 or beyond all exponents.
+`exponents` says what is done about them. Products are taken to be near, as scores are, where each of them would cost
+something; where it is only the maximum of a row that is looked at, nothing is taken for granted.
 """
 
 from __future__ import annotations
@@ -14,8 +13,11 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Load
 from tilefold.tile import ir
 
-#: Products with log2(e) of what is no larger are finite in float32.
-NEAR = 2.0**127 / 1.5
+LOG2E = math.log2(math.e)
+#: Exponents in base 2 up to which a rounded one is off by 8 at most: exp2 of that is a number of 16 bits.
+COARSE = 2.0**28
+#: Numbers whose products with log2(e) are.
+NEAR = COARSE / LOG2E
 #: Types whose numbers may be larger.
 _WIDE = (DType.F32, DType.BF16, DType.F64)
 #: What is as far as one of its arguments is.
@@ -25,7 +27,7 @@ _KEEPING = frozenset({"add", "sub", "neg", "abs", "maximum", "minimum", "within"
 def may_be_far(e: Expr, of_load: Callable[[Load], bool]) -> bool:
     """Whether `e` has finite values beyond `NEAR` by its constants or by what is added as it was given.
 
-    Products are taken to be near, as scores are: a caller whose scores overflow has no finite result either way.
+    Products are taken to be near.
     """
     match e:
         case Const(v, dtype):

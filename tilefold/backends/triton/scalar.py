@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -12,13 +11,12 @@ from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
 from tilefold.algebra.facts import Range
 from tilefold.algebra.ops import OPS
-from tilefold.backends.triton.far import NEAR
+from tilefold.backends.triton.exponents import LOG2E, Term, exponential
 from tilefold.backends.triton.functions import IN_INTERPRETER, INFIX, ROOTS, UNARY
 from tilefold.backends.triton.simplify import pull_scale, terms
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number, number, union
 from tilefold.errors import BackendError
 
-LOG2E = math.log2(math.e)
 #: The inverse of what is no less has no more than 128 as its exponent.
 LEAST_NORMAL = 2.0**-126
 #: Divisors between its inverse and this have inverses that are good for all quotients.
@@ -33,7 +31,7 @@ MOST_E4M3 = 464.0
 class Leaves:
     """What expressions are made of in a kernel: loads, indices, tile bounds; and the accuracy wanted.
 
-    far: whether an expression has finite values whose product with log2(e) overflows (`far`).
+    far: whether an expression has finite values so large that their products with log2(e) are too coarse (`far`).
     narrow: results are of 16 bits or less (`coarse`), so errors of 2^-20 are far below theirs. all_narrow: so are all
     floats of the kernel, and those of 2^-11 are.
     exact: quotients are correctly rounded, for something in the kernel rounds to a coarse grid.
@@ -304,39 +302,15 @@ class Expressions:
             v = converted(self.value(arg, frame), DType.F32) if self._is_int(arg, frame) else self.value(arg, frame)
             return Value(f"tl.exp({v.code})", v.axes, v.kind, v.level)
         kind = DType.F32
-        done: list[tuple[float, Value]] = []
-        wide_far: list[tuple[int, bool]] = []
+        done: list[Term] = []
         for k, x in parts:
             more, inner = pull_scale(x, loose=self.leaves.narrow)
             v = self.value(inner, frame)
             if not v.kind.is_float:
                 v = self._to(inner, v, DType.F32, frame)
             kind = promote(kind, v.kind)
-            done.append((k * more * LOG2E, v))
-            wide_far.append((len(v.axes), self.leaves.far(x)))
-        done.sort(key=lambda t: -len(t[1].axes))
-        far = max(wide_far)[1]
-        return self._exp2(done, kind, frame, done[-1] if far and len(done) > 1 and kind is DType.F32 else None)
-
-    def _exp2(
-        self, done: Sequence[tuple[float, Value]], kind: DType, frame: Sequence[str], far: tuple[float, Value] | None
-    ) -> Value:
-        """exp2 of a sum of multiples; where `far`, one of them, would overflow, all are halved."""
-        axes = union([v for _, v in done], frame)
-        code, level = "", 0
-        for k, v in done:
-            factor, over = number(abs(k), DType.F32), v.axes
-            if far is not None:
-                beyond = number(NEAR * LOG2E / abs(far[0]), DType.F32)
-                half = number(abs(k) / 2, DType.F32)
-                choice = Value(f"tl.where(tl.abs({far[1].code}) > {beyond}, {half}, {factor})", far[1].axes, kind)
-                over = union([v, choice], frame)
-                factor = fitted(choice, over)
-            scaled = Value(f"({fitted(v, over)} * {factor})", over, kind)
-            term, sign = fitted(scaled, axes), "-" if k < 0 else "+"
-            code = (f"-{term}" if k < 0 else term) if not code else f"{code} {sign} {term}"
-            level = max(level, v.level)
-        return Value(f"tl.exp2({code})", axes, kind, level)
+            done.append(Term(k * more, v, self.leaves.far(x)))
+        return exponential(done, kind, frame)
 
     def _is_int(self, e: Expr, frame: Sequence[str]) -> bool:
         return not self.value(e, frame).kind.is_float
