@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilefold.algebra.philox import BITS, philox, random
+from tilefold.algebra.philox import BITS, FEW_BITS, FEW_ROUNDS, philox, random, random16
 
 ALL = 0xFFFFFFFF
 
@@ -30,6 +30,41 @@ def test_known_answers(counter, seed, want):
     """Those of Random123's `kat_vectors` for philox4x32 of ten rounds."""
     found = philox(words(*counter), torch.tensor(seed))
     assert " ".join(f"{int(w):08x}" for w in found) == want
+
+
+@pytest.mark.parametrize(
+    ("counter", "seed", "want"),
+    [
+        ((0, 0, 0, 0), 0, "5f6fb709 0d893f64 4f121f81 4f730a48"),
+        ((ALL, ALL, ALL, ALL), -1, "5207ddc2 45165e59 4d8ee751 8c52f662"),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            0x299F31D0A4093822,
+            "4dfccaba 190a87f0 c47362ba b6b5242a",
+        ),
+    ],
+)
+def test_known_answers_of_seven_rounds(counter, seed, want):
+    found = philox(words(*counter), torch.tensor(seed), FEW_ROUNDS)
+    assert " ".join(f"{int(w):08x}" for w in found) == want
+
+
+def few(seed: int, batch: int = 0) -> torch.Tensor:
+    """Numbers of 16 bits, as those of 24 whose last bits are another matrix's."""
+    place = (torch.arange(256)[:, None], torch.arange(1024))
+    first, second = (random16(torch.tensor(seed), torch.tensor(n), *place) for n in (2 * batch, 2 * batch + 1))
+    return first << (BITS - FEW_BITS) | second >> (2 * FEW_BITS - BITS)
+
+
+def test_numbers_of_few_bits_are_uniform_and_independent():
+    first = few(0)
+    for seed, batch in ((1, 0), (1 << 32, 0), (-1, 7), (0, 1)):
+        x = few(seed, batch)
+        assert wrong(x, first) == []
+        for rows, columns in ((8, 0), (0, 8), (8, 8), (0, 1)):  # what shares a counter
+            u = x.double() / (1 << BITS) - 0.5
+            p = u[rows:, columns:] * u[: u.shape[0] - rows, : u.shape[1] - columns]
+            assert abs(p.mean()) < 5 / 12 / p.numel() ** 0.5
 
 
 def table(seed: int, rows: int = 256, columns: int = 1024) -> torch.Tensor:

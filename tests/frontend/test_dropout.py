@@ -8,14 +8,17 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tilefold import fuse
 from tilefold.errors import UnsupportedError
 from tilefold.frontend import torch_compile
+from tilefold.frontend.capture.decompose import decompositions
+from tilefold.frontend.capture.few_bits import few_bits
 from tilefold.frontend.fuse import trace
-from tilefold.frontend.operators.random import LIMIT, random_op, seed_op
+from tilefold.frontend.operators.random import FEW_LIMIT, LIMIT, random16_op, random_op, seed_op
 from tilefold.frontend.regions import assemble as regions
 
 
@@ -25,11 +28,12 @@ def compiled(fn, **options):
     return torch.compile(fn, backend=torch_compile.backend, options=options or None)
 
 
-def kept_by(seed: int, shape: tuple[int, ...], p: float, *, which: int = 0) -> torch.Tensor:
-    """The mask of the dropout number `which` of a graph that has the generator to itself."""
+def kept_by(seed: int, shape: tuple[int, ...], p: float, *, which: int = 0, few: bool = False) -> torch.Tensor:
+    """The mask of the dropout number `which` of a graph that has the generator to itself; few: of 16 bits."""
     torch.manual_seed(seed)
     seeds = [seed_op(torch.device("cpu")) for _ in range(which + 1)]
-    return random_op(seeds[which], shape) < round((1 - p) * LIMIT)
+    draw, limit = (random16_op, FEW_LIMIT) if few else (random_op, LIMIT)
+    return draw(seeds[which], shape) < round((1 - p) * limit)
 
 
 def saved_bytes(fn, *args) -> int:
@@ -71,6 +75,28 @@ def test_gradients_use_the_mask_of_the_forward_which_is_the_definitions(p):
     torch.testing.assert_close(x.grad, want)
 
 
+@pytest.mark.parametrize(
+    "p, multiplied, few",
+    [(0.1, True, True), (0.5, True, True), (0.001, True, False), (1 - 1e-6, True, False), (0.1, False, False)],
+)
+def test_16_bits_are_for_what_is_multiplied_where_their_steps_are_small(p, multiplied, few):
+    def draws(x, y):
+        x = F.dropout(x, p)
+        return x @ y if multiplied else x + y
+
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(gm, args):
+        few_bits(gm.graph)
+        graphs.append({n.target for n in gm.graph.nodes})
+        return gm.forward
+
+    backend = aot_autograd(fw_compiler=keep, decompositions=decompositions())
+    torch.compile(draws, backend=backend)(torch.ones(2, 16, 16), torch.ones(2, 16, 16))
+    assert (random16_op in graphs[0], random_op in graphs[0]) == (few, not few)
+
+
 def test_no_mask_is_saved():
     x = torch.randn(64, 128, requires_grad=True)
     assert saved_bytes(compiled(lambda v: F.dropout(v.exp(), 0.25)), x) <= 16
@@ -86,7 +112,7 @@ def test_attention_with_dropout_is_that_of_its_mask():
     y.square().sum().backward()
     wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
     scores = (wide[0] @ wide[1].mT / 4.0).masked_fill(torch.ones(48, 48).triu(1).bool(), -math.inf)
-    want = (scores.softmax(-1) * kept_by(5, (1, 2, 48, 48), 0.3) / 0.7) @ wide[2]
+    want = (scores.softmax(-1) * kept_by(5, (1, 2, 48, 48), 0.3, few=True) / 0.7) @ wide[2]
     want.square().sum().backward()
     torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
     for a, b in zip((q, k, v), wide, strict=True):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size
-from tilefold.algebra.philox import BITS
+from tilefold.algebra.philox import BITS, FEW_BITS
 
 INF = math.inf
 
@@ -132,6 +132,8 @@ def _call(op: str, r: list[Range], args: tuple[Expr, ...]) -> Range:
             return UNIT
         case "random":
             return Range(0, 2.0**BITS - 1)
+        case "random16":
+            return Range(0, 2.0**FEW_BITS - 1)
         case "floor" | "trunc" | "round" | "ceil" | "expm1":
             return Range(0 if a.nonneg else -INF, 0 if a.nonpos and op != "floor" else INF)
         case "log" | "log2":

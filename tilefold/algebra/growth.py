@@ -51,7 +51,7 @@ def _call(op: str, args: tuple[Expr, ...], ctx: Context) -> Growth:
             return _scaled(growth(args[0], ctx), 0.5)
         case "rsqrt" | "tanh" | "sigmoid" | "erf" | "sin" | "cos" | "sign" | "log" | "log2" | "log1p":
             return {}
-        case "lt" | "le" | "gt" | "ge" | "eq" | "ne" | "and" | "or" | "not" | "isnan" | "isinf" | "random":
+        case "lt" | "le" | "gt" | "ge" | "eq" | "ne" | "and" | "or" | "not" | "isnan" | "isinf" | "random" | "random16":
             return {}
         case "expm1":
             return {k: math.inf for k, v in growth(args[0], ctx).items() if v > 0}

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from tilefold.algebra.philox import random
+from tilefold.algebra.philox import random, random16
 
 Result = Literal["same", "float", "bool", "int"]
 
@@ -88,6 +88,7 @@ _TABLE = (
     OpSpec("within", 2, "same", _within),
     # random(seed, row, column): a number of 24 bits, the same for the same three (`algebra.philox`). All are integers.
     OpSpec("random", 3, "same", random),
+    OpSpec("random16", 4, "same", random16),  # (seed, batch, row, column), of 16 bits
     # Bounds of the tile of a dim that the enclosing loop is at (its whole range where no loop
     # encloses). Argument: Index(dim). Only legal in loop bounds of block and tile programs.
     OpSpec("tile_start", 1, "int", lambda x: x),

@@ -50,14 +50,14 @@ _SIMPLE = dict.fromkeys(
 CPU_UNITS: Mapping[str, float] = _SIMPLE | {
     "exp": 10.0, "exp2": 9.0, "expm1": 12.0, "log": 10.0, "log2": 10.0, "log1p": 12.0, "tanh": 14.0, "sigmoid": 13.0,
     "erf": 28.0, "sin": 14.0, "cos": 14.0, "pow": 24.0, "sqrt": 3.0, "rsqrt": 4.0, "div": 4.0, "floordiv": 4.0,
-    "mod": 4.0, "within": 2.0, "random": 100.0,
+    "mod": 4.0, "within": 2.0, "random": 100.0, "random16": 70.0,
 }  # fmt: skip
 #: The same on a GPU: special function units give 16 results a clock where there are 128 additions (CUDA's tables of
 #: throughput for compute capability 9.0), so that each is 4 units, with the additions and products around it.
 GPU_UNITS: Mapping[str, float] = _SIMPLE | {
     "exp": 4.5, "exp2": 4.0, "expm1": 8.0, "log": 4.5, "log2": 4.0, "log1p": 8.0, "tanh": 10.0, "sigmoid": 9.5,
     "erf": 10.0, "sin": 10.0, "cos": 10.0, "pow": 12.0, "sqrt": 4.0, "rsqrt": 4.0, "div": 5.0, "floordiv": 5.0,
-    "mod": 5.0, "within": 1.0, "random": 16.0,
+    "mod": 5.0, "within": 1.0, "random": 16.0, "random16": 9.0,
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def _masks(g: Graph, c: Compute) -> Iterator[Expr]:
             m = g.by_name[e.tensor]
             e = substitute(m.body, {Index(d): ix for d, ix in zip(m.dims, e.index, strict=True)})
         for mask, x in _masked(e):
-            random = any(isinstance(k, Call) and k.op == "random" for k in walk(mask))
+            random = any(isinstance(k, Call) and k.op in ("random", "random16") for k in walk(mask))
             negated = isinstance(mask, Call) and mask.op == "not"  # as a safe softmax: its fold's own finish minds it
             if (summed & dims_used(mask) or not negated) and not random and _scaled(g, x, summed):
                 yield mask

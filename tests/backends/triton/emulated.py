@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tilefold.algebra import philox
+
 #: Seconds after which a wait counts as a deadlock.
 PATIENCE = 20.0
 
@@ -283,6 +285,7 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
         "tf_by_row": lambda row, like: row[:, None],
         "tf_in_pairs": lambda x, kind: x.to({"bf16": torch.bfloat16, "f16": torch.float16}[kind]),
         "tf_from_pairs": lambda x, like, kind: x.to(kind),
+        "tf_random16": lambda seed, *place: philox.random16(torch.as_tensor(seed), *map(torch.as_tensor, place)),
         "tf_floordiv": operator.floordiv,
         "tf_mod": operator.mod,
     }

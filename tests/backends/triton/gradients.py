@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import torch
 
+from tilefold.frontend.operators.random import random16_op
+
 B, F = torch.bfloat16, torch.float32
+SEED = ((2,), torch.int64)
 Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | float]]
 
 
@@ -39,6 +42,29 @@ def _lift(score: Score, q, k, v, g, lse, delta):
     s, slope = score((q @ k.mT).float() * factor, i, j)
     p = torch.exp(s - lse)
     return p, p * ((g @ v.mT).float() - delta) * slope * factor
+
+
+def _dropped(p, dp, seed):
+    """Probabilities and their gradients where a tenth was dropped."""
+    kept = random16_op(seed, list(p.shape)) < 58982
+    return p * kept * (1 / 0.9), dp * (kept.float() * (1 / 0.9))
+
+
+def dropped_queries(q, k, v, g, o, lse, seed):
+    """dQ of causal attention with dropout."""
+    i, j = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1), torch.arange(k.shape[-2], device=q.device)
+    p = torch.exp(torch.where(j <= i, (q @ k.mT).float() * 0.1, float("-inf")) - lse[..., None])
+    _, dp = _dropped(p, (g @ v.mT).float(), seed)
+    delta = (g.float() * o.float()).sum(-1, keepdim=True)
+    return (p * (dp - delta) * 0.1).to(q.dtype) @ k, delta
+
+
+def dropped_keys(q, k, v, g, lse, delta, seed):
+    """dK and dV of the same."""
+    i, j = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1), torch.arange(k.shape[-2], device=q.device)
+    p = torch.exp(torch.where(j <= i, (q @ k.mT).float() * 0.1, float("-inf")) - lse[..., None])
+    kept, dp = _dropped(p, (g @ v.mT).float(), seed)
+    return (p * (dp - delta[..., None]) * 0.1).to(q.dtype).mT @ q, kept.to(q.dtype).mT @ g
 
 
 def queries(score: Score):
@@ -92,4 +118,6 @@ GRADIENTS = {
     "keys, window": (keys(window), arguments(300, 300, 64, 2)),
     "keys, alibi": (keys(alibi), arguments(200, 200, 96, 2)),
     "keys, guarded": (guarded, arguments(200, 200, 64, 3)),
+    "queries, dropout": (dropped_queries, [*arguments(200, 333, 64, 1, saved=True), SEED]),
+    "keys, dropout": (dropped_keys, [*arguments(333, 200, 64, 2), SEED]),
 }

@@ -31,7 +31,7 @@ from tilefold import flex_attention, fuse, pipeline, te
 from tilefold.backends.triton import launch, memory, order, prefixes, scale
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import trace
-from tilefold.frontend.operators.random import LIMIT, random_op, seed_op
+from tilefold.frontend.operators.random import LIMIT, random16_op, random_op, seed_op
 from tilefold.frontend.regions.assemble import compilations
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
@@ -367,6 +367,15 @@ def dropped_out(width: int) -> str:
     torch.manual_seed(6)
     y = fuse(lambda x: F_.dropout(x, 0.3))(torch.ones(3, 5, width))
     return "" if torch.equal(y != 0, kept) and 0.6 < kept.double().mean() < 0.8 else f"{(y != 0) ^ kept}"
+
+
+def dropped_scores(rows: int, columns: int) -> str:
+    """The same of the numbers of 16 bits that attention's dropout draws, by kernels and by torch."""
+    torch.manual_seed(6)
+    seed = seed_op(torch.device("cpu"))
+    want = random16_op(seed, (2, 3, rows, columns))
+    found = fuse(lambda s: random16_op(s, (2, 3, rows, columns)) * 2)(seed)
+    return "" if torch.equal(found, want * 2) else f"{found[0, 0]} {want[0, 0]}"
 
 
 def missing_row() -> str:
@@ -705,6 +714,7 @@ CHECKS: dict[str, Check] = {
     "rows that do not exist": missing_row,
     "dropout": lambda: dropped_out(64),
     "dropout of ragged rows": lambda: dropped_out(37),
+    "dropout of scores": lambda: dropped_scores(21, 37),
     "transposed": lambda: right(lambda x, y: (x.T + y).relu(), rand(300, 70), rand(70, 300, seed=1)),
     "functions of numbers near zero": lambda: "".join(
         right(lambda x, f=f: f(x) * 2, rand(5, 70, dtype=F) * scale)

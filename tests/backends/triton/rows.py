@@ -10,6 +10,7 @@ import torch
 from tilefold.backends.triton import tiles
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Block
+from tilefold.frontend.operators.random import random16_op
 from tilefold.suites.gpu import operators as o
 from tilefold.tile.pieces import power_of_two
 
@@ -108,6 +109,14 @@ def with_sizes(q, k, v):
     return (torch.exp(scores - top) / total).to(v.dtype) @ v, (top + torch.log(total)).squeeze(-1)
 
 
+def dropout(q, k, v, seed):
+    """Causal, and a tenth of the probabilities are none."""
+    i, j = _positions(q, k)
+    p = torch.softmax(torch.where(j <= i, (q @ k.mT).float() * 0.1, float("-inf")), -1)
+    kept = random16_op(seed, list(p.shape)) < 58982
+    return (p * kept * (1 / 0.9)).to(v.dtype) @ v
+
+
 def attention(queries: int, keys: int, dim: int, dtype: torch.dtype = B, kv: int = 2, heads: int = 2):
     """Shapes and types of q, k, v: one batch."""
     return [((1, heads, queries, dim), dtype), ((1, kv, keys, dim), dtype), ((1, kv, keys, dim), dtype)]
@@ -138,6 +147,8 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "two softmaxes": (two_softmaxes, [*attention(130, 200, 64)[:2], *attention(130, 200, 64)]),
     "masked by the least number": (by_the_least, attention(300, 300, 64)),
     "with sizes": (with_sizes, attention(200, 300, 64)),
+    "dropout": (dropout, [*attention(333, 333, 64), ((2,), torch.int64)]),
+    "dropout, fewer queries": (dropout, [*attention(77, 500, 128), ((2,), torch.int64)]),
 }
 
 

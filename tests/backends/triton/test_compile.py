@@ -18,7 +18,7 @@ from tilefold.backends.triton.compile import resources  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 from tilefold.frontend.fuse import trace  # noqa: E402
-from tilefold.frontend.operators.random import random_op  # noqa: E402
+from tilefold.frontend.operators.random import random16_op, random_op  # noqa: E402
 from tilefold.pipeline import compile_program  # noqa: E402
 from tilefold.runtime.steps import GpuStep, usual_variant  # noqa: E402
 
@@ -64,19 +64,19 @@ def test_indices_of_data_are_asserted_and_nothing_else(monkeypatch):
         assert "assert" not in built(variant(k), HOPPER).assembly["ptx"]
 
 
-def test_groups_of_warps_draw_no_random_numbers():
-    """Their loops are written out, and leave no registers for Philox's rounds."""
+def test_groups_of_warps_draw_numbers_of_16_bits():
+    """Their loops are written out, and leave no registers for ten rounds and a counter for each two numbers."""
 
-    def attention(q, k, v, seed, draws):
+    def attention(q, k, v, seed, draw, limit):
         p = (q @ k.mT).float().softmax(-1)
-        return (p * (random_op(seed, p.shape) < 1 << 23) if draws else p).to(q.dtype) @ v
+        return (p * (draw(seed, p.shape) < limit)).to(q.dtype) @ v
 
     args = (*heads(4, 16, 1024, 1024, 64), meta(2, dtype=torch.int64))
 
-    def groups(draws: bool) -> int:
-        return sum(variant(k, hopper=True).rendered.groups for k in made(lambda *a: attention(*a, draws), *args))
+    def groups(*how) -> int:
+        return sum(variant(k, hopper=True).rendered.groups for k in made(lambda *a: attention(*a, *how), *args))
 
-    assert groups(False) and not groups(True)
+    assert groups(random16_op, 1 << 15) and not groups(random_op, 1 << 23)
 
 
 def test_a_spill_is_seen(tmp_path):

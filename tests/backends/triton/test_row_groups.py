@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,11 +12,13 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
+from tests.backends.triton.gradients import dropped_keys  # noqa: E402
 from tests.backends.triton.kernels import heads, kernels, made, variant  # noqa: E402
 from tests.backends.triton.rows import FOLDS, TILES, attention, by_rows  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
+from tilefold.backends.triton.machine_code import disassembled  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of, shared_bytes  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.suites.gpu import operators as o  # noqa: E402
@@ -116,6 +119,39 @@ def test_nothing_spills_and_all_fits(dim, groups, fn, tmp_path):
     assert isinstance(roles, RowRoles) and 0 <= shared_bytes(roles, v.config) - r.shared <= 1024
     assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= FEW_BYTES and r.shared <= SHARED[90]
     assert r.has("wgmma.mma_async") and r.has("cp.async.bulk.tensor") and r.has("setmaxnreg.inc")
+
+
+def in_loops(sass: str) -> list[tuple[int, int]]:
+    """Of each innermost loop with products: instructions, and those that load or store what was spilled."""
+    found, at = list[str](), dict[str, int]()
+    for line in sass.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            at[label[1]] = len(found)
+        elif code := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            found.append(code[1])
+    ends = [(at[m[1]], n) for n, x in enumerate(found) if (m := re.search(r"BRA.*?(\.L_x_\d+)", x)) and m[1] in at]
+    loops = [(a, b) for a, b in ends if a <= b and any("HGMMA" in x for x in found[a : b + 1])]
+    inner = [p for p in loops if not any(p != o and p[0] <= o[0] and o[1] <= p[1] for o in loops)]
+    return [(b - a + 1, sum("LDL" in x or "STL" in x for x in found[a : b + 1])) for a, b in inner]
+
+
+@pytest.mark.parametrize(
+    "fn, dim, numbers, groups, tile, most",
+    [
+        (FOLDS["dropout"][0], 64, 0, 3, 64, 520),
+        (FOLDS["dropout"][0], 128, 0, 2, 64, 570),
+        (dropped_keys, 128, 2, 2, 32, 480),
+    ],
+)
+def test_dropout_takes_few_instructions_and_no_loop_spills(fn, dim, numbers, groups, tile, most):
+    """A tile without a mask: ten instructions an element in the forward, and it cannot have less than five."""
+    args = [torch.empty(2, 16, 4096, dim, dtype=B, device="meta") for _ in range(4 if numbers else 3)]
+    args += [torch.empty(2, 16, 4096, device="meta") for _ in range(numbers)]
+    (k,) = made(fn, *args, torch.empty(2, dtype=torch.int64, device="meta"))
+    v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+    assert v.rendered.groups == groups and tile in v.config.tiles.values()
+    loops = sorted(in_loops(disassembled(built(v, HOPPER).assembly["cubin"])))[: 2 * groups]
+    assert loops and loops[0][0] < most and not any(s for _, s in loops)
 
 
 def test_attention_has_the_form_by_default_on_hopper_alone():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
-from tilefold.algebra.philox import BITS
+from tilefold.algebra.philox import BITS, FEW_BITS
 
 Linear = dict[Expr | None, int]
 
@@ -130,6 +130,8 @@ def interval(e: Expr, dtype_of: Callable[[str], DType], limit: int) -> tuple[int
             return 0, max(0, min(bounds(a)[1], bounds(n)[1] - 1))
         case Call("random", _):
             return 0, 2**BITS - 1
+        case Call("random16", _):
+            return 0, 2**FEW_BITS - 1
         case Call("abs", (a,)):
             return _clip(0, max(abs(x) for x in bounds(a)))
         case Call("maximum" | "minimum", (a, b)) | Call("where", (_, a, b)):

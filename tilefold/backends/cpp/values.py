@@ -152,8 +152,8 @@ class Values:
         if op in TILE_EXTREMES:
             return Value(self.extreme(op, args[0]), "int64_t", False)
         values = [self.value(a) for a in args]  # once: a second time for every level of nesting would be exponential
-        if op == "random":
-            return self.random(args, values)
+        if op in ("random", "random16"):
+            return self.random(op, args, values)
         vec = self.strip is not None and any(v.vec for v in values)
         kind = self.operand_type(op, args)
         ctype: CType = _CTYPE.get(kind) or self.facts.int_type(*args, *(() if op in _COMPARE else (e,)))
@@ -181,13 +181,13 @@ class Values:
             parts.append("w")  # lanes that hold an element
         return Value(self.plain(op, parts, vec), result, vec)
 
-    def random(self, args: tuple[Expr, ...], values: list[Value]) -> Value:
-        """A number of a place: lanes where a row or a column is a lane's; a seed is one number."""
+    def random(self, op: str, args: tuple[Expr, ...], values: list[Value]) -> Value:
+        """A number of a place: lanes where a part of the place is a lane's; a seed is one number."""
         vec = any(v.vec for v in values[1:])
         assert not values[0].vec, "a seed that lanes differ in"
         words = [self.typed(a, "int32_t", vec, v) for a, v in zip(args[1:], values[1:], strict=True)]
         seed = self.typed(args[0], "int64_t", False, values[0])
-        return Value(f"tf::random({seed}, {', '.join(words)})", "int32_t", vec)
+        return Value(f"tf::{op}({seed}, {', '.join(words)})", "int32_t", vec)
 
     def extreme(self, op: str, e: Expr) -> str:
         """The least or greatest value of an integer over the current ranges of its dims: by trying them all."""
@@ -335,7 +335,7 @@ def _nodes(e: Expr) -> Iterable[Expr]:
 HEAVY = frozenset(
     (
         *("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "erf", "sin", "cos"),
-        *("pow", "rsqrt", "sqrt", "div", "floordiv", "mod", "random"),
+        *("pow", "rsqrt", "sqrt", "div", "floordiv", "mod", "random", "random16"),
     )
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, tensors_read, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, tensors_read
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.memory import MOST_AXES
 from tilefold.tile import ir
@@ -118,13 +118,9 @@ def described(t: ir.TensorParam) -> bool:
 
 
 def streams(kernel: ir.Kernel, groups: int) -> ir.For | None:
-    """The kernel's only loop, if groups are asked for and no loop is inside of it. None that draws random numbers:
-    loops of groups are written out several times, and Philox's rounds in each leave no registers (424 bytes spilled a
-    thread for attention of 64 columns)."""
+    """The kernel's only loop, if groups are asked for and no loop is inside of it."""
     loops = [s for s in kernel.body if isinstance(s, ir.For)]
     if groups < 1 or len(loops) != 1 or any(isinstance(s, ir.For) for s in loops[0].body):
-        return None
-    if any(isinstance(x, Call) and x.op == "random" for e in expressions(loops[0].body) for x in walk(e)):
         return None
     return loops[0]
 

@@ -223,6 +223,26 @@ def tf_random(seed, row, column):
         m += 0xBB67AE85
     even, odd = tl.where((column & 2) == 0, a, c), tl.where((column & 2) == 0, b, d)
     return (tl.where((column & 1) == 0, even, odd) >> 8).to(tl.int64)
+
+
+@triton.jit
+def tf_random16(seed, batch, row, column):
+    # Philox-4x32-7; its eight halves are those of two columns, in rows and columns 8 apart
+    batch, row, column = core.to_tensor(batch), core.to_tensor(row), core.to_tensor(column)
+    k, m = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    a = (column & -10).to(tl.uint32)
+    b = (row & -9).to(tl.uint32)
+    d = batch.to(tl.uint32)
+    c = d * 0
+    for _ in tl.static_range(7):
+        p, q = c.to(tl.uint64) * 0xCD9E8D57, a.to(tl.uint64) * 0xD2511F53
+        a, c = (p >> 32).to(tl.uint32) ^ b ^ k, (q >> 32).to(tl.uint32) ^ d ^ m
+        b, d = p.to(tl.uint32), q.to(tl.uint32)
+        k += 0x9E3779B9
+        m += 0xBB67AE85
+    above, below = tl.where((column & 8) == 0, a, b), tl.where((column & 8) == 0, c, d)
+    word = tl.where((row & 8) == 0, above, below)
+    return tl.where((column & 1) == 0, word & 0xFFFF, word >> 16).to(tl.int32)
 """
 
 #: Indices that data chose must exist: where one does not in a lane of an element, the device stops (`ASSERTING`).
@@ -265,9 +285,10 @@ def prelude(code: str, *, interpreted: bool = False) -> str:
     return HEADER + functions(code, interpreted=interpreted)
 
 
-def functions(code: str, *, interpreted: bool = False) -> str:
-    """The functions that a kernel of this code needs."""
-    return needed(FUNCTIONS, RANDOM, *((INTERPRETED, INTERPRETED_CHECKED) if interpreted else (CHECKED,)), code=code)
+def functions(code: str, *more: str, interpreted: bool = False) -> str:
+    """The functions that a kernel of this code needs. more: texts in which some have another form."""
+    checked = (INTERPRETED, INTERPRETED_CHECKED) if interpreted else (CHECKED,)
+    return needed(FUNCTIONS, RANDOM, *checked, *more, code=code)
 
 
 def needed(*texts: str, code: str) -> str:

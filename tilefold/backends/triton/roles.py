@@ -29,6 +29,7 @@ from tilefold.backends.triton.parts import (
     streams,
     writes,
 )
+from tilefold.backends.triton.row_draws import draws_numbers
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two
 from tilefold.tile.uses import allocated
@@ -76,7 +77,7 @@ class Roles:
 def roles_of(kernel: ir.Kernel, config: TritonConfig, bins: Mapping[str, int]) -> Roles | None:
     """The roles of a kernel in this configuration; None where it has no such form. bins: as for `render`."""
     loop = streams(kernel, config.groups)
-    if loop is None or config.lanes or config.own != "columns":
+    if loop is None or config.lanes or config.own != "columns" or draws_numbers(loop.body):
         return None
     size = kernel.sizes[loop.dim]
     most = int(size.value) if isinstance(size, Const) else bins.get(loop.dim)

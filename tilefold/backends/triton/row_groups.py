@@ -23,6 +23,7 @@ from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, PAIRS, S
 from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.prelude import functions, needed
 from tilefold.backends.triton.render import Rendered
+from tilefold.backends.triton.row_draws import DRAWS
 from tilefold.backends.triton.row_folds import Folds
 from tilefold.backends.triton.row_roles import REGISTERS, RowRoles
 from tilefold.backends.triton.row_walk import DRAWN_BY, Copies, Shared
@@ -61,7 +62,7 @@ class _Rows:
             self._entry(args, passed),
         ]
         code = "\n\n\n".join(parts) + "\n"
-        source = HEADER + needed(WALK, SUMS, DRAWN, PAIRS, code=code) + in_gluon(functions(code)) + "\n\n" + code
+        source = HEADER + needed(WALK, SUMS, DRAWN, PAIRS, code=code) + in_gluon(functions(code, DRAWS)) + "\n\n" + code
         grid = tuple(replace(t, tile=t.tile * self.r.groups) if t.tile > 1 else t for t in self.kernel.grid)
         return Rendered(
             source,

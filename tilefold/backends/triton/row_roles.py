@@ -33,6 +33,7 @@ from tilefold.backends.triton.parts import (
     writes,
 )
 from tilefold.backends.triton.row_bounds import never_empty
+from tilefold.backends.triton.row_draws import drawn_by_threads
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two
 from tilefold.tile.uses import allocated, expressions, written
@@ -165,6 +166,8 @@ class _Finder(Reading):
         if [t.tile for t in tiled] != [ROWS]:
             return "rows are not in tiles of 64"
         row, stream, body = tiled[0].dim, self.loop.dim, self.loop.body
+        if not drawn_by_threads(self.loop, row):
+            return "random numbers at places that begin anywhere, or of more bits than are compared"
         bounds = [e for e in (self.loop.start, self.loop.stop) if e is not None]
         data = [x for e in bounds for x in walk(e) if isinstance(x, Call) and x.op in TILE_EXTREMES]
         if not all(few(x.args[0], row, ROWS * self.config.groups) for x in data):

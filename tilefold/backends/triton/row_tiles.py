@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_used, loads
+from tilefold.algebra.expr import walk as parts_of
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.tiles import FULL, Shape
@@ -26,6 +27,9 @@ ENDS, MASKED = ((64, 2, 64, 6), (128, 2, 64, 4)), 1024
 #: The same where several products lift, or add to states: each has results, or a state, in registers. Up to `NARROW`
 #: columns the usual form is faster, as a multiprocessor then has several thread blocks.
 SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3)), 64
+#: The same where a tile draws random numbers, whose counters take registers: with one product that lifts and one state,
+#: and with several states (longer tiles spill in the loop).
+DRAWN, DRAWN_STATES = ((64, 3, 64, 4), (128, 2, 64, 3)), ((64, 2, 64, 4), (128, 2, 32, 4))
 #: Of the multiprocessors, the part that has a thread block.
 BUSY = 0.5
 #: Most indices of what is summed beside the stream: held whole.
@@ -63,6 +67,8 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
         return usual
     wide = max(power_of_two(sizes[d]) for d in (*found, *held))
     table = SEVERAL if not alone else ENDS if _narrow(b, stream, row, sizes) else SHAPES
+    if any(isinstance(x, Call) and x.op == "random16" for n in walk(b.body) for e in exprs_of(n) for x in parts_of(e)):
+        table = table if len(merges) == 1 and not alone else DRAWN if alone else DRAWN_STATES
     shape = next((x for most, *x in table if wide <= most), None)
     if shape is None or (not alone and wide <= NARROW and not every):
         return usual

@@ -245,8 +245,8 @@ class Expressions:
             return f'(tl.abs({c[0]}) == float("inf"))'
         if op == "sign":
             return f"tf_sign({c[0]})"
-        if op == "random":
-            return f"tf_random({', '.join(c)})"
+        if op in ("random", "random16"):
+            return f"tf_{op}({', '.join(c)})"
         if op in ("floor", "ceil", "trunc", "round") and not kind.is_float:
             return c[0]
         if op == "tanh" and self.leaves.narrow and not self.leaves.interpreted:

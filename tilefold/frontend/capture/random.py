@@ -19,7 +19,8 @@ from torch._decomp import get_decompositions
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch.utils.checkpoint import CheckpointPolicy
 
-from tilefold.frontend.operators.random import LIMIT, MARK, SEEDS, random_op, seed_op
+from tilefold.frontend.capture.few_bits import few_bits
+from tilefold.frontend.operators.random import LIMIT, MARK, SEEDS, random16_op, random_op, seed_op
 
 aten = torch.ops.aten
 _BITS = {torch.float16: 11, torch.bfloat16: 8}  # of a significand: so that no number is rounded up to 1
@@ -44,6 +45,7 @@ def decompositions() -> Mapping[Any, Callable[..., object]]:
 def gather_seeds(graph: torch.fx.Graph) -> int:
     """Draw all seeds of a device at once, and save them for a backward: never what is drawn from them. How many there
     are."""
+    few_bits(graph)
     found: dict[torch.device, list[torch.fx.Node]] = {}
     for node in graph.find_nodes(op="call_function", target=seed_op):
         found.setdefault(node.args[0], []).append(node)  # type: ignore[arg-type]
@@ -62,7 +64,7 @@ def gather_seeds(graph: torch.fx.Graph) -> int:
             picked.meta = {**_plain(node.meta), "val": apart.meta["val"][k]}
             node.replace_all_uses_with(picked)
             graph.erase_node(node)
-    for node in graph.find_nodes(op="call_function", target=random_op):
+    for node in (n for op in (random_op, random16_op) for n in graph.find_nodes(op="call_function", target=op)):
         node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
     return sum(map(len, found.values()))
 

@@ -332,7 +332,7 @@ class Context:
         return e
 
 
-_COSTLY = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "sigmoid", "erf", "pow", "random"})
+_COSTLY = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "sigmoid", "erf", "pow", "random", "random16"})
 _RESERVED = frozenset(d.value for d in DType) | {"inf", "nan", "size", "f64const"}
 
 

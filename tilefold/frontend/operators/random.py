@@ -2,8 +2,9 @@
 
 `tilefold::seed` draws a seed from torch's generator, once a call of the graph: two int64, of which the first is used
 (kernels take addresses of 16 bytes for aligned). `tilefold::random` makes numbers of 24 bits out of one
-(`algebra.philox`): of an element by its place in the last axis and its place among the rows before. What draws them
-again (a backward, a checkpoint, another kernel, operator by operator) has the same ones.
+(`algebra.philox`): of an element by its place in the last axis and its place among the rows before;
+`tilefold::random16` numbers of 16 bits, by the places in the last two axes and among the matrices before. What draws
+them again (a backward, a checkpoint, another kernel, operator by operator) has the same ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tilefold.tensor.index_simplify import const
 
 #: Numbers are below this.
 LIMIT = 1 << philox.BITS
+#: Those of 16 bits are below this.
+FEW_LIMIT = 1 << philox.FEW_BITS
 #: Seeds are from this to below that.
 SEEDS = (-(2**63), 2**63 - 1)
 #: In the meta of nodes that draw seeds.
@@ -38,6 +41,7 @@ def _define(schema: str, tags: tuple[torch.Tag, ...]) -> None:
 
 _define("seed(Device device) -> Tensor", _DRAWS)
 _define("random(Tensor seed, SymInt[] size) -> Tensor", _PURE)
+_define("random16(Tensor seed, SymInt[] size) -> Tensor", _PURE)
 
 
 @torch.library.impl(_LIBRARY, "seed", "CompositeExplicitAutograd")
@@ -54,15 +58,24 @@ def _random(seed: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return philox.random(seed[0], row, column).reshape(tuple(size))
 
 
+@torch.library.impl(_LIBRARY, "random16", "CompositeExplicitAutograd")
+def _random16(seed: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    *batch, rows, columns = size
+    place = [torch.arange(n, device=seed.device) for n in (math.prod(batch), rows, columns)]
+    return philox.random16(seed[0], place[0][:, None, None], place[1][:, None], place[2]).reshape(tuple(size))
+
+
 torch.library.register_fake(
     "tilefold::seed", lambda device: torch.empty(2, dtype=torch.int64, device=device), lib=_LIBRARY
 )
-torch.library.register_fake(
-    "tilefold::random", lambda seed, size: torch.empty(size, dtype=torch.int64, device=seed.device), lib=_LIBRARY
-)
+for _name in ("random", "random16"):
+    torch.library.register_fake(
+        f"tilefold::{_name}", lambda seed, size: torch.empty(size, dtype=torch.int64, device=seed.device), lib=_LIBRARY
+    )
 
 seed_op = torch.ops.tilefold.seed.default
 random_op = torch.ops.tilefold.random.default
+random16_op = torch.ops.tilefold.random16.default
 
 
 def draws_seeds(node: torch.fx.Node) -> bool:
@@ -76,17 +89,39 @@ def random(ctx: Context, node: torch.fx.Node) -> Value:
     shape, _ = meta_of(node)
     seed = ctx.value(attrs(node)["seed"])
     *leading, columns = (const(1), *shape)
-    known = [int(s.value) if isinstance(s, Const) else 1 for s in leading]
-    if math.prod(known) >= _WORD or (isinstance(columns, Const) and int(columns.value) >= _WORD):
-        raise UnsupportedError(f"random numbers for {_WORD} rows or columns")
+    _check(leading, columns)
 
     def at(i: Indices) -> Expr:
-        row: Expr = const(0)
-        for s, k in zip(shape[:-1], i[:-1], strict=True):
-            row = row * s + k
-        return call("random", seed.at((const(0),)), ctx.simplify(row), i[-1] if i else const(0))
+        row = ctx.simplify(_place(shape[:-1], i[:-1]))
+        return call("random", seed.at((const(0),)), row, i[-1] if i else const(0))
 
     return ctx.map(shape, DType.I64, at)
 
 
-TABLE: dict[torch._ops.OpOverload, Lowerer] = {random_op: random}
+def random16(ctx: Context, node: torch.fx.Node) -> Value:
+    """The numbers of 16 bits of a seed; matrices are counted over all axes but the last two."""
+    shape, _ = meta_of(node)
+    seed = ctx.value(attrs(node)["seed"])
+    _check(shape[:-2], *shape[-2:])
+
+    def at(i: Indices) -> Expr:
+        return call("random16", seed.at((const(0),)), ctx.simplify(_place(shape[:-2], i[:-2])), *i[-2:])
+
+    return ctx.map(shape, DType.I64, at)
+
+
+def _place(shape: Sequence[Expr], i: Sequence[Expr]) -> Expr:
+    """The number of an index among all of a shape."""
+    place: Expr = const(0)
+    for s, k in zip(shape, i, strict=True):
+        place = place * s + k
+    return place
+
+
+def _check(leading: Sequence[Expr], *axes: Expr) -> None:
+    known = [int(s.value) if isinstance(s, Const) else 1 for s in leading]
+    if math.prod(known) >= _WORD or any(isinstance(n, Const) and int(n.value) >= _WORD for n in axes):
+        raise UnsupportedError(f"random numbers for {_WORD} rows or columns")
+
+
+TABLE: dict[torch._ops.OpOverload, Lowerer] = {random_op: random, random16_op: random16}

@@ -351,11 +351,11 @@ TF_INLINE uint32_t high_word(uint32_t k, uint32_t x) { return uint32_t((uint64_t
 template <int N> TF_INLINE V<uint32_t, N> high_word(V<uint32_t, N> k, V<uint32_t, N> x) {
   return convert<uint32_t>((convert<uint64_t>(k) * convert<uint64_t>(x)) >> 32);
 }
-template <class U, class Spread> TF_INLINE void philox(U& a, U& b, U& c, U& d, int64_t seed, Spread spread) {
+template <int ROUNDS = 10, class U, class Spread> TF_INLINE void philox(U& a, U& b, U& c, U& d, int64_t seed, Spread spread) {
   uint32_t k = uint32_t(seed), m = uint32_t(uint64_t(seed) >> 32);
   const U first = spread(0xD2511F53u), second = spread(0xCD9E8D57u);
   TF_UNROLL
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < ROUNDS; ++round) {
     const U next = high_word(second, c) ^ b ^ spread(k), other = high_word(first, a) ^ d ^ spread(m);
     b = second * c;
     d = first * a;
@@ -376,6 +376,25 @@ template <int N> TF_INLINE V<int32_t, N> random(int64_t seed, V<int32_t, N> row,
   philox(a, b, c, d, seed, spread);
   const M<N> odd = to_mask(column & splat<N>(int32_t(1))), upper = to_mask(column & splat<N>(int32_t(2)));
   return bits<int32_t>(select(upper, select(odd, d, c), select(odd, b, a)) >> 8);
+}
+
+// of 16 bits, of seven rounds: a counter's eight are those of two columns, in rows and columns 8 apart
+TF_INLINE int32_t random16(int64_t seed, int32_t batch, int32_t row, int32_t column) {
+  uint32_t a = uint32_t(column & ~9), b = uint32_t(row & ~8), c = 0, d = uint32_t(batch);
+  philox<7>(a, b, c, d, seed, [](uint32_t x) { return x; });
+  const uint32_t above = column & 8 ? b : a, below = column & 8 ? d : c, word = row & 8 ? below : above;
+  return int32_t(column & 1 ? word >> 16 : word & 0xFFFF);
+}
+template <int N>
+TF_INLINE V<int32_t, N> random16(int64_t seed, V<int32_t, N> batch, V<int32_t, N> row, V<int32_t, N> column) {
+  const auto spread = [](uint32_t x) { return splat<N>(x); };
+  V<uint32_t, N> a = bits<uint32_t>(column) & spread(~9u), b = bits<uint32_t>(row) & spread(~8u);
+  V<uint32_t, N> c = spread(0), d = bits<uint32_t>(batch);
+  philox<7>(a, b, c, d, seed, spread);
+  const M<N> right = to_mask(column & splat<N>(int32_t(8))), below = to_mask(row & splat<N>(int32_t(8)));
+  const M<N> odd = to_mask(column & splat<N>(int32_t(1)));
+  const V<uint32_t, N> word = select(below, select(right, d, c), select(right, b, a));
+  return bits<int32_t>(select(odd, word >> 16, word & spread(0xFFFFu)));
 }
 
 // ---------------------------------------------------------------- conversions between compute types
