@@ -46,6 +46,7 @@ CASES = {
     "(x[l] - s / size(l)) ** 3": 1,
     "(x[l] - s) * (y[l] - m)": 1,
     "w[l] * x[l] - w[l] * s": 1,
+    "w[l] * t - t * w[l] + (x[l] * t - w[l] * s)": 2,
     "(x[l] - s) * rsqrt(q + 1e-5) * w[l, e] + b[l] * w[l, e]": 2,
     "sqrt(z[l] * t)": 1,
     "abs(x[l] * t)": 1,

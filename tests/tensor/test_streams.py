@@ -67,6 +67,27 @@ def test_the_sum_of_fewer_axes_is_taken_in_two_stages():
     assert (first.dims, first.rdims, rest.rdims) == (("b", "j"), ("i",), ("j",))
 
 
+OWN_PLACE = """program own_place()
+  input q: f32[96, 4]
+  input k: f32[96, 4]
+  dim i = 96
+  dim j = 96
+  dim d = 4
+  s[i, j]: f32 = sum[d] q[i, d] * k[j, d]
+  p[i, j]: f32 = exp(s[i, j])
+  t[i]: f32 = sum[j] p[i, j]
+  u[]: f32 = sum[i] p[i, {place}]
+  return t, u
+"""
+
+
+@pytest.mark.parametrize("place", ["i", "(i + 3) % 96"])
+def test_what_is_read_at_a_place_that_follows_from_its_row_does_not_stream(place):
+    alone = OWN_PLACE.replace("  u[]: f32 = sum[i] p[i, {place}]\n", "").replace(", u", "")
+    assert len(streams.streams(parse(alone))) == 1
+    assert streams.streams(parse(OWN_PLACE.format(place=place))) == []
+
+
 def test_ends_whose_names_are_crossed_are_told_apart_by_what_they_read():
     """Queries and keys that are slices of one tensor have gradients with common names."""
     crossed = "dq[b, j, d]: f32 = sum[i] ds[b, j, i] * k[b, i, d]"

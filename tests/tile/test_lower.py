@@ -34,3 +34,25 @@ def test_a_dim_in_two_axes_of_an_operand_is_no_contraction(i, j, gemm):
     found = statements(verify(lower(k.block, LowerOptions(arranged=False))).body)
     assert any(isinstance(s, ir.Gemm) for s in found) is gemm
     assert any(isinstance(s, ir.Reduce) for s in found) is not gemm
+
+
+REPEATED = """
+program repeated()
+  input q: f32[5, 8]
+  input w: f32[6, 8]
+  input z: f32[6, 8, 3]
+  dim b = 2
+  dim i = 5
+  dim j = 6
+  dim d = 8
+  dim e = 3
+  s[b, i, j]: f32 = sum[{over}] q[i, d] * {other}
+  return s
+"""
+
+
+@pytest.mark.parametrize(("over", "other"), [("d", "w[j, d]"), ("d, e", "z[j, d, e]")])
+def test_what_is_repeated_or_summed_in_one_factor_alone_is_no_contraction(over, other):
+    (k,) = fuse(parse(REPEATED.format(over=over, other=other))).kernels
+    found = statements(verify(lower(k.block, LowerOptions(arranged=False))).body)
+    assert not any(isinstance(s, ir.Gemm) for s in found)

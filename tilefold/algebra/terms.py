@@ -179,6 +179,8 @@ def collect(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def scale(terms: tuple[Term, ...]) -> Mono:
-    """The factors over D that all terms share with the same power."""
+    """The factors over D that all terms share with the same power; none where there are no terms."""
+    if not terms:
+        return NONE
     first, *rest = (t.d for t in terms)
     return first.only(a for a, p in first.items() if all(d.power(a) == p for d in rest))

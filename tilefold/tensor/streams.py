@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilefold.algebra.expr import Call, Index, Load, loads, rename_dims, tensors_read
+from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, loads, rename_dims, tensors_read
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
@@ -78,9 +78,11 @@ def streams(p: Program) -> list[Stream]:
 
 
 def _taken_at_places(c: Compute, members: set[str]) -> bool:
-    """Whether a statement reads single elements of a stream, at places that data give: they have to be in memory."""
-    places = (ix for ld in loads(c.body) if ld.tensor in members for ix in ld.index)
-    return any(loads(ix) for ix in places)
+    """Whether a statement reads single elements of a stream, at places that data give or that follow from the row (the
+    logit of a row's own number): they have to be in memory."""
+    read = [ld for ld in loads(c.body) if ld.tensor in members]
+    given = any(loads(ix) for ld in read for ix in ld.index)
+    return given or any(len(dims_used(ld)) < sum(not isinstance(ix, Const) for ix in ld.index) for ld in read)
 
 
 def streaming(g: Graph) -> dict[str, None]:

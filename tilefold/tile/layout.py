@@ -27,11 +27,14 @@ UnitAxes = Mapping[str, int | None]
 
 
 def product_of(n: Node, dims: tuple[str, ...]) -> Product | None:
-    """The statement as a matrix product of plain operands, if it is one."""
+    """The statement as a matrix product of plain operands, if it is one: both vary with all that is summed over, and
+    one of them with each dim of the result (rows that are repeated for a batch are no dim of a product)."""
     if not isinstance(n, Let | Accumulate):
         return None
     p = product(n.reducer, n.expr, dims, n.rdims)
-    return p if p is not None and p.loads is not None and p.is_matrix() else None
+    if p is None or p.loads is None or not p.is_matrix() or not p.whole:
+        return None
+    return p if (p.left | p.right).issuperset(dims) else None
 
 
 def arrange(block: Block, unit: UnitAxes) -> Block:

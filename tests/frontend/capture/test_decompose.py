@@ -137,3 +137,14 @@ def test_a_mask_after_integers_overwrites_what_they_wrote():
     torch._dynamo.reset()
     assert torch.equal(torch.compile(f, backend="tilefold")(x, i, m), f(x, i, m))
     assert any("index_put" in left.reason for left in compilations[-1].fallbacks)  # the integers' stays whole
+
+
+def test_a_number_that_is_assigned_to_a_part_of_a_tensor_on_another_device():
+    """`x[a, b] = 2` copies a tensor of the host into a part of `x`; no region would take that."""
+    into, two = torch.empty(3, 2, device="meta", dtype=torch.bfloat16), torch.tensor(2.5)
+    made = decompositions()[torch.ops.aten.copy.default](into, two)
+    assert (made.shape, made.dtype, made.device) == (into.shape, into.dtype, into.device)
+    with FakeTensorMode():
+        x = torch.empty(3, device="cuda") if torch.cuda.is_available() else torch.empty(3, device="meta")
+        graph = make_fx(lambda x, n: torch.ops.aten.copy.default(x, n), decompositions())(x, torch.tensor(2))
+    assert torch.ops.aten.copy.default not in {n.target for n in graph.graph.nodes}

@@ -72,7 +72,10 @@ def _bias_apart(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *se
 
 
 def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """What an assignment to a part of a tensor writes: `source` in the shape and type of `into`."""
+    """What an assignment to a part of a tensor writes: `source` in the shape and type of `into`. A number of the host
+    (`x[a, b] = 2`) may go to any device."""
+    if source.dim() == 0 and source.device.type == "cpu" != into.device.type and not source.dtype.is_complex:
+        return torch.full(into.shape, -0.0, dtype=into.dtype, device=into.device) + source.to(into.dtype)
     if source.device != into.device or source.dtype.is_complex:
         return NotImplemented  # type: ignore[no-any-return]
     return source.to(into.dtype).expand(into.shape).clone()
