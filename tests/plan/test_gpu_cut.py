@@ -105,13 +105,13 @@ def test_products_of_the_library_are_not_split_into_partial_sums() -> None:
 
 MASKED = """
 program masked()
-  input s: f32[2, 4, 64, 64]
-  input t: f32[2, 4, 64, 64]
-  input seen: bool[2, 64]
+  input s: f32[2, 4, 512, 512]
+  input t: f32[2, 4, 512, 512]
+  input seen: bool[2, 512]
   dim b = 2
   dim h = 4
-  dim i = 64
-  dim j = 64
+  dim i = 512
+  dim j = 512
   dim u = {other}
   m[b, i, j]: bool = (j <= i) & seen[b, j] & (exp(s[b, 0, i, j]) > 0.5)
   x[b, h, i, j]: f32 = where(m[b, i, j], s[b, h, i, j], 0.0)

@@ -19,6 +19,7 @@ from tilefold.errors import PlanError, TilefoldError
 from tilefold.plan.cut import components, cuts
 from tilefold.plan.few_rows import feeding_products
 from tilefold.plan.forms import Form
+from tilefold.plan.gpu_again import computed_again
 from tilefold.plan.gpu_folds import separated
 from tilefold.plan.gpu_forms import split_contractions
 from tilefold.plan.greedy import group
@@ -71,6 +72,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     groups = list(chosen.grouping.groups)
     if target.given is None:
         p, groups = separated(p, g, groups, machine, frozenset(calls))
+        p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls))
         g = Graph.of(p)
     fitting = _Fitting(g, target, frozenset(calls), chosen.forms)
     refusals = list(chosen.grouping.refusals)

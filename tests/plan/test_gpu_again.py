@@ -1,0 +1,138 @@
+"""Maps that several of a GPU's kernels read: stored, or computed in each of them."""
+
+from __future__ import annotations
+
+import torch
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import tensors_read
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_again import computed_again
+from tilefold.plan.greedy import group
+from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.tensor import interp
+from tilefold.tensor.ir import Program
+from tilefold.tensor.text import parse
+
+TARGET = GpuTarget()
+B, F = torch.bfloat16, torch.float32
+
+
+def layer_norm(dy, x, w, mean, rstd, residual):
+    """Gradients of x, scale and shift."""
+    normed, d = (x.float() - mean[:, None]) * rstd[:, None], dy.float()
+    scaled = d * w.float()
+    dx = scaled - scaled.mean(1, keepdim=True) - normed * (scaled * normed).mean(1, keepdim=True)
+    return (rstd[:, None] * dx + residual.float()).to(x.dtype), (d * normed).sum(0).to(x.dtype), d.sum(0).to(x.dtype)
+
+
+def arguments(rows: int, columns: int, device: str = "meta") -> tuple[torch.Tensor, ...]:
+    def x(*shape: int, dtype: torch.dtype = B) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    big, row = (rows, columns), (rows,)
+    return x(*big), x(*big), x(columns), x(*row, dtype=F), x(*row, dtype=F), x(*big)
+
+
+def traced(rows: int, columns: int) -> Program:
+    torch._dynamo.reset()
+    return trace(layer_norm, *arguments(rows, columns)).program
+
+
+def test_what_is_normalised_is_computed_by_rows_and_by_columns():
+    fused = fuse_for_gpu(traced(4096, 768))
+    written = [r for k in fused.kernels for r in k.block.results]
+    assert not [r for r in written if r.dtype is DType.F32 and {"i", "j"} <= set(r.dims)]
+    assert len([k for k in fused.kernels if "x" in {i.name for i in k.block.inputs}]) == 2
+
+
+def test_the_program_means_the_same():
+    p = traced(37, 19)
+    gen = torch.Generator().manual_seed(0)
+    given = {}
+    for i in p.inputs:
+        x = torch.randn([int(e.value) for e in i.shape], generator=gen)  # type: ignore[attr-defined]
+        given[i.name] = x.to(i.dtype.torch_dtype) + (1e5 if i.name == "mean" else 0)
+    after = fuse_for_gpu(p).program
+    assert after.body != p.body
+    for name, want in interp.run(p, given).items():
+        torch.testing.assert_close(interp.run(after, given)[name], want)
+
+
+def again(text: str, calls: tuple[tuple[str, ...], ...] = ()) -> Program:
+    p = parse(text)
+    groups = group(p, frozenset(m for call in calls for m in call), TARGET.limits, calls=calls).groups
+    return computed_again(p, groups, TARGET.machine, TARGET.limits, calls)[0]
+
+
+ROOT = """program f()
+  input x: bf16[4096, 64]
+  input y: bf16[4096, 64]
+  input v: f32[4096]
+  dim i = 4096
+  dim j = 64
+  r[i]: f32 = rsqrt(v[i] / 64.0 + 0.1)
+  z[i, j]: bf16 = x[i, j] * r[i]
+  s[j]: f32 = sum[i] y[i, j] * r[i]
+  return z, s{more}
+"""
+
+
+def test_a_number_a_row_is_no_kernel_of_its_own():
+    assert [c.name for c in again(ROOT.format(more="")).body] == ["z", "s"]
+    assert [c.name for c in again(ROOT.format(more=", r")).body] == ["r", "z", "s"]
+
+
+TABLE = """program f()
+  input x: bf16[64, 1024, 128]
+  input y: bf16[64, 1024, 128]
+  input v: f32[128]
+  dim h = 64
+  dim i = 1024
+  dim j = 128
+  t[i, j]: f32 = cos(i * v[j])
+  z[h, i, j]: bf16 = x[h, i, j] * t[i, j]
+  m[h, i]: f32 = max[j] y[h, i, j] * t[i, j]
+  return z, m
+"""
+
+
+def test_a_table_of_cosines_is_not_computed_for_every_head():
+    assert again(TABLE) == parse(TABLE)
+
+
+SUMS = """program f()
+  input a: bf16[4096, 2048]
+  input b: bf16[4096, 2048]
+  input c: bf16[4096, 2048]
+  dim i = 4096
+  dim j = 2048
+  t[i, j]: bf16 = a[i, j] + b[i, j] + c[i, j]
+  m[i]: f32 = max[j] t[i, j]
+  s[j]: f32 = sum[i] t[i, j]
+  return m, s
+"""
+
+
+def test_what_is_made_of_more_than_it_is_stays_in_memory():
+    p = parse(SUMS)
+    assert again(SUMS) == p
+
+
+MULTIPLIED = """program f()
+  input a: f32[4096, 2048]
+  input w: f32[2048, 512]
+  dim i = 4096
+  dim j = 512
+  dim k = 2048
+  t[i, k]: f32 = a[i, k] * 2.0
+  s[k]: f32 = sum[i] t[i, k]
+  y[i, j]: f32 = sum[k] t[i, k] * w[k, j]
+  return s, y
+"""
+
+
+def test_operands_of_products_stay_in_memory():
+    assert any(c.name == "t" for c in again(MULTIPLIED, calls=(("y",),)).body)
+    assert "t" in {ld for c in again(MULTIPLIED).body if c.name == "y" for ld in tensors_read(c.body)}

@@ -1,0 +1,133 @@
+"""Maps of a GPU's groups that are computed again where they are read, rather than stored: where that moves fewer bytes.
+
+    stored    the map, written once and read by each other kernel
+    again     what it is made of, as far as a reader does not have it anyway, and its arithmetic in each reader
+
+A norm's backward is two kernels, rows and columns, both of which read x: x normalised is twice x's bytes, in float32.
+The reciprocal root of a variance that two kernels read is a kernel of its own, or none. Operands of matrix products
+stay in memory, for copies bring those to the matrix unit, and so does what is read at other elements than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from tilefold.algebra.expr import Expr, Index, dims_used, loads, tensors_read
+from tilefold.block.legal import Group, Limits, one_kernel
+from tilefold.block.stages import inline_maps
+from tilefold.plan.hardware import Gpu
+from tilefold.tensor.analysis import Graph, expr_flops
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import product_of
+
+#: Maps of a program that are looked at, the last first.
+MOST_LOOKED_AT = 256
+
+
+def computed_again(
+    p: Program,
+    groups: Sequence[Group],
+    machine: Gpu,
+    limits: Limits,
+    calls: Collection[tuple[str, ...]] = (),
+) -> tuple[Program, list[Group]]:
+    """The program, and its groups, with maps put in where they are read, wherever that is less to move. limits: what a
+    group that reads something else now has to keep to; calls: of a library."""
+    made = list(groups)
+    g, stored = Graph.of(p), [c.name for c in reversed(p.body) if c.reducer is None and c.name not in p.outputs]
+    of = {m: x for x in made for m in x.members}
+    tried = 0
+    for name in stored:
+        if name not in of or not g.escapes(name, of[name].members) or tried == MOST_LOOKED_AT:
+            continue
+        tried += 1
+        found = _again(g, made, of, name, machine, limits, calls)
+        if found is not None:
+            p, made = found
+            g, of = Graph.of(p), {m: x for x in made for m in x.members}
+    return p, made
+
+
+def _again(
+    g: Graph,
+    groups: list[Group],
+    of: Mapping[str, Group],
+    name: str,
+    machine: Gpu,
+    limits: Limits,
+    calls: Collection[tuple[str, ...]],
+) -> tuple[Program, list[Group]] | None:
+    own, readers = of[name], [u for u in g.consumers[name] if of[u] is not of[name]]
+    others = list(dict.fromkeys(of[u] for u in readers))
+    if own.members in calls or any(x.members in calls or _multiplies(g, x) for x in others):
+        return None
+    if not all(_plainly_read(g, name, u) for u in readers):
+        return None
+    within = {m for m in own.members if g.by_name[m].reducer is None and not g.escapes(m, own.members)} | {name}
+    if _saved(g, name, inline_maps(g, g.by_name[name].body, within.__contains__), others, own, machine) <= 0:
+        return None
+    changed = {u: replace(g.by_name[u], body=inline_maps(g, g.by_name[u].body, within.__contains__)) for u in readers}
+    return _settled(g.program, groups, changed, {own, *others}, limits)
+
+
+def _plainly_read(g: Graph, name: str, reader: str) -> bool:
+    """Whether a reader has each element of the map for one of its own."""
+    found = [ld.index for ld in loads(g.by_name[reader].body) if ld.tensor == name]
+    return all(all(isinstance(ix, Index) for ix in index) and len(set(index)) == len(index) for index in found)
+
+
+def _multiplies(g: Graph, x: Group) -> bool:
+    """Whether a kernel is of products of matrices, whose operands are copied from memory."""
+    found = (product_of(g.by_name[m]) for m in x.members)
+    return any(f is not None and f.left != f.right and f.is_matrix(lambda d: g.extent(d) > 1) for f in found)
+
+
+def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group, machine: Gpu) -> float:
+    """Bytes that are not moved if a map is computed again; kernels that go count as bytes, arithmetic too."""
+    c, saved = g.by_name[name], g.nbytes([name]) * (1 + len(others))
+    needed = {ld.tensor: ld for ld in loads(body)}
+    mine = {r: m for m in own.members for r in g.by_name[m].results}
+    for t, ld in needed.items():
+        if mine.get(t) is not None and not g.escapes(mine[t], own.members):
+            saved -= g.nbytes([t])  # a state that is written now
+        for x in others:
+            has = {u for m in x.members for u in tensors_read(g.by_name[m].body)}
+            if t not in has:
+                saved -= g.points(dims_used(ld)) * g.program.dtype_of(t).nbytes
+    work = sum(_evaluations(g, c.dims, x, machine) for x in others) * (1 + expr_flops(body))
+    saved -= work / machine.vector * machine.bandwidth
+    if own.members == (name,):
+        saved += machine.second_kernel * machine.bandwidth
+    return saved
+
+
+def _evaluations(g: Graph, dims: Sequence[str], x: Group, machine: Gpu) -> float:
+    """How often a kernel computes a map of these dims: in each thread block, of which those that reduce along it have
+    neighbouring columns."""
+    along = any(set(dims) & set(g.by_name[m].rdims) for m in x.members)
+    apart = g.points(set(x.parallel) - set(dims))
+    return g.points(dims) * (max(1.0, apart / machine.columns) if along else apart)
+
+
+def _settled(
+    p: Program, groups: list[Group], changed: Mapping[str, Compute], touched: set[Group], limits: Limits
+) -> tuple[Program, list[Group]] | None:
+    """The program with changed readers, without what nobody needs any more; None where a group is no kernel then."""
+    body = [changed.get(c.name, c) for c in p.body]
+    read = {t for c in body for t in tensors_read(c.body)} | set(p.outputs)
+    gone: set[str] = set()
+    while dead := {c.name for c in body if c.name not in gone and not read & set(c.results)}:
+        gone |= dead
+        read = {t for c in body if c.name not in gone for t in tensors_read(c.body)} | set(p.outputs)
+    after = replace(p, body=tuple(c for c in body if c.name not in gone))
+    g = Graph.of(after)
+    made: list[Group] = []
+    for x in groups:
+        left = tuple(m for m in x.members if m not in gone)
+        found = one_kernel(g, left, limits) if left and (x in touched or left != x.members) else x
+        if isinstance(found, str):
+            return None
+        if left:
+            made.append(found)
+    return after, made
