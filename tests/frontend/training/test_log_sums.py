@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tests.frontend.training.test_saving import B, H, S, by_hand, causal, passes, qkv, right, saved
 
 aten = torch.ops.aten
+F32, BF, LEAST = torch.float32, torch.bfloat16, torch.finfo(torch.float32).min
 
 
 def some_rows_masked(q, k, v):
@@ -67,10 +68,50 @@ def masked_by_the_least(q, k, v):
     return torch.softmax(s.masked_fill(~seen, torch.finfo(s.dtype).min), -1) @ v
 
 
-@pytest.mark.parametrize("fn", [own_sum, of_features, masked_by_the_least])
+def masked_by_a_billion(q, k, v):
+    s = q @ k.mT
+    seen = (torch.arange(s.shape[-2]) % 3 > 0)[:, None] & (torch.arange(s.shape[-1]) % 5 > 0)
+    return torch.softmax(s + (1.0 - seen.to(s.dtype)) * -1e9, -1) @ v
+
+
+@pytest.mark.parametrize("fn", [own_sum, of_features, masked_by_the_least, masked_by_a_billion])
 def test_what_stays(fn):
     args = qkv()
     _, gradients, graphs = passes(fn, *args)
     logs = [n for gm in graphs.values() for n in gm.graph.nodes if n.target is aten.log.default]
     assert not logs
     right(fn, args, gradients)
+
+
+@pytest.mark.parametrize("dtype, value", [(F32, -1e9), (F32, LEAST), (F32, -1e5), (BF, -1e9), (BF, -3e38)])
+def test_masks_that_are_added_may_leave_a_row_with_nothing(dtype, value):
+    """Its weights are equal, and not 1."""
+    q, k, v = qkv(dtype)
+    seen = (torch.arange(S) % 3 > 0)[:, None] & (torch.arange(S) % 5 > 0)
+    mask = torch.zeros(S, S, dtype=dtype).masked_fill(~seen, value)
+
+    def fn(q, k, v):
+        return torch.softmax(q @ k.mT + mask, -1) @ v
+
+    _, gradients, _ = passes(fn, q, k, v)
+    exact = []
+    for kind in (torch.float32, dtype):  # what is added swallows scores in float32, not in float64
+        leaves = [a.detach().to(kind).requires_grad_() for a in (q, k, v)]
+        made = torch.softmax((leaves[0] @ leaves[1].mT).float() + mask.float(), -1).to(kind) @ leaves[2]
+        made.backward(torch.randn(made.shape, generator=torch.Generator().manual_seed(3)).to(kind))
+        exact.append([a.grad for a in leaves])
+    for g, e, p in zip(gradients, *exact, strict=True):
+        allowed = 2 * (p.float() - e).abs().max() + 16 * torch.finfo(dtype).eps * e.abs().max()
+        assert (g.float() - e).abs().max() <= allowed
+
+
+def test_learned_biases_keep_one_number_a_row():
+    q, k, v = qkv()
+    bias = torch.randn(H, S, S, generator=torch.Generator().manual_seed(5))
+
+    def fn(q, k, v, bias):
+        return torch.softmax(q @ k.mT + bias, -1) @ v
+
+    _, gradients, graphs = passes(fn, q, k, v, bias)
+    assert not quotients(graphs["backward"])
+    right(fn, (q, k, v, bias), gradients)

@@ -4,8 +4,9 @@
 
 The left side, which a forward's fold is derived from, has a division an element, and a backward that reads a maximum
 and a sum of each row; the right side has neither (Dao et al., "FlashAttention", 2022, algorithm 4). l is positive: at
-least one of the exponentials is 1, and a row of which nothing is left has the sum 1. Scores masked by a finite number
-(`torch.finfo(dtype).min`) keep the left side: where a whole row is masked, m + log l is m, and every weight would be 1.
+least one of the exponentials is 1, and a row of which nothing is left has the sum 1. Scores that may be masked by a
+finite number (`torch.finfo(dtype).min`, -1e9) keep the left side: where a whole row is masked, m + log l is m, and all
+weights would be 1. Such a number stands in the graph, or in a float argument that is added and has no gradient: a mask.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from tilefold.frontend.training.states import Writer
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-#: Scores are smaller.
-FAR = 1e9
+#: Scores are smaller, and log-sum-exps of smaller ones are rounded by 2^-11 at most: a last place of float16.
+FAR = 2.0**14
 
 
-def from_log_sums(graph: torch.fx.Graph, late: Iterable[Node]) -> int:
+def from_log_sums(graph: torch.fx.Graph, late: Iterable[Node], fixed: Collection[Node] = ()) -> int:
     """Have what only a backward reads of such a softmax computed so, in place; how many there were. late: nodes that
-    depend on gradients."""
+    depend on gradients. fixed: arguments without one."""
     after = set(late)
     found = 0
     for p in list(graph.nodes):
-        if p.op == "call_function" and p.target is aten.div.Tensor and p not in after and _streams(p):
+        if p.op == "call_function" and p.target is aten.div.Tensor and p not in after and _streams(p, fixed):
             found += _replaced(p, after)
     return found
 
 
-def _streams(p: Node) -> bool:
+def _streams(p: Node, fixed: Collection[Node]) -> bool:
     """Whether a quotient is a softmax's, of scores that a product makes where they are read."""
     e, total = p.args
     if not isinstance(e, Node) or not isinstance(total, Node) or e.target is not aten.exp.default:
@@ -49,7 +50,7 @@ def _streams(p: Node) -> bool:
         if not isinstance(n, Node) or n in seen:
             continue
         seen.add(n)
-        if _far(n):
+        if _far(n) or ((n in fixed or n.op == "get_attr") and n.meta["val"].is_floating_point()):
             return False
         sizes = product(n)
         if sizes is not None and sizes.streamed == 2 and elements(n) == elements(p):

@@ -107,13 +107,22 @@ def prepared(graph: torch.fx.Graph, results: int, static: Collection[int], budge
     take_apart(graph)
     drop_repeated(graph)
     reassociate(graph)
-    from_log_sums(graph, _passes(graph, results).late)
+    from_log_sums(graph, _passes(graph, results).late, _without_gradients(graph, results))
     graph.eliminate_dead_code()
     in_chunks(graph, _passes(graph, results).late, budget)
     found = chosen(graph, results, static, budget)
     if found is not None:
         _tag(found)
     return graph
+
+
+def _without_gradients(graph: torch.fx.Graph, results: int) -> set[Node]:
+    """Tensors that are arguments of a joint graph and have no gradient: its outputs behind the results are the
+    gradients of arguments in order."""
+    gradients = tree_leaves(graph.output_node().args[0])[results:]
+    arguments = graph.find_nodes(op="placeholder")[: len(gradients)]
+    tensors = (n for n, g in zip(arguments, gradients, strict=True) if g is None)
+    return {n for n in tensors if isinstance(n.meta["val"], torch.Tensor)}
 
 
 def _copy(graph: torch.fx.Graph) -> torch.fx.Graph:
