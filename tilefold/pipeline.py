@@ -125,7 +125,7 @@ def _planned(p: Program, target: CpuTarget) -> Settled | None:
 def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
     p, _ = streams.apart(p)
     p = bounded(p)
-    p, calls = library_calls(p, () if goal == "fused" else target.products(p) - streams.belongs(p))
+    p, calls = library_calls(p, () if goal == "fused" else target.products(p) - streams.belongs(p), copied=True)
     fused = fuse(p, frozenset(chain.from_iterable(calls)), target.limits, calls=calls)
     parts = []
     for number, k in enumerate(fused.kernels):

@@ -178,12 +178,16 @@ def library_calls(
     *,
     bare: Bare = lambda m, dtype, sizes: False,
     tails: frozenset[str] = frozenset(),
+    copied: bool = False,
 ) -> tuple[Program, dict[tuple[str, ...], LibraryCall | ConvolutionCall]]:
     """The calls for these products and convolutions by the statements that they stand for, and the program in which
     biases are statements of their own. bare: of which results no bias is added by the call. tails: convolutions that
-    take what follows them along."""
+    take what follows them along. copied: the library copies a bias to the result before it adds products, so that one
+    is added by the maps that read the result, where it has no other readers."""
     wanted = set(products)
     alone = frozenset(c.name for c in p.body if c.name in wanted and _is_bare(p, c, bare))
+    if copied:
+        alone |= frozenset(c.name for c in p.body if c.name in wanted and _added_by_readers(p, c))
     for c in p.body:
         if c.name in wanted - alone - tails:
             p = _with_bias(p, c)
@@ -203,6 +207,18 @@ def _is_bare(p: Program, c: Compute, bare: Bare) -> bool:
     if found is None or found.loads is None:
         return False
     return bare(Matrices.of(found, found.loads[0], p.sizes), c.dtype, p.sizes)
+
+
+def _added_by_readers(p: Program, c: Compute) -> bool:
+    """Whether maps of kernels alone read a product's sum with its bias: they add it as they read. A contraction would
+    add it to each element as often as it is used; a product of 16 bits would be rounded twice."""
+    if c.dtype.nbytes < DType.F32.nbytes:
+        return False
+    readers = [m for m in p.body if any(ld.tensor == c.name for ld in loads(m.body))]
+    sums = [m for m in readers if _bias(p, c, m.body)]
+    if len(readers) == len(sums) == 1 and sums[0].reducer is None and sums[0].name not in p.outputs:
+        readers = [m for m in p.body if any(ld.tensor == sums[0].name for ld in loads(m.body))]
+    return bool(readers) and readers != sums and all(m.reducer is None for m in readers) and c.name not in p.outputs
 
 
 def library_call(

@@ -132,7 +132,7 @@ def _plan(
     inside = frozenset[str]().union(*copies)
     if target.machine.kind == "cpu":  # a GPU's products in front of folds are no library calls in any case
         inside |= streams.belongs(p)
-    p, calls = library_calls(p, target.products(p) - inside)
+    p, calls = library_calls(p, target.products(p) - inside, copied=target.machine.kind == "cpu")
     apart = frozenset(chain.from_iterable(calls))
     p = prepare(p, apart)
     if len(p.body) > MOST_OPERATORS:

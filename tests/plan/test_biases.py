@@ -1,0 +1,70 @@
+"""Biases of a CPU's products: in the library's call, which copies them to the result first, or in what reads it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tilefold.frontend.fuse import trace
+from tilefold.pipeline import compile_program
+from tilefold.plan.library import LibraryCall, library_calls
+
+
+def linear(x, w, b):
+    return F.linear(x, w, b)
+
+
+def activated(x, w, b):
+    return F.gelu(F.linear(x, w, b))
+
+
+def normed(x, w, b):
+    return F.layer_norm(x + F.linear(x, w, b), x.shape[-1:])
+
+
+def again(x, w, b):
+    return F.linear(F.linear(x, w, b), w)
+
+
+def heads(x, w, b):
+    q = F.linear(x, w, b).view(4, 16, 4, 16).transpose(1, 2)
+    return torch.softmax(q @ q.mT, -1)
+
+
+def both(x, w, b):
+    y = F.linear(x, w, b)
+    return y, F.gelu(y)
+
+
+def calls(fn, dtype):
+    args = torch.randn(64, 64), torch.randn(64, 64), torch.randn(64)
+    torch._dynamo.reset()
+    p = trace(fn, *(x.to(dtype) for x in args)).program
+    named = [c.name for c in p.body if "mm" in c.name]
+    _, found = library_calls(p, named, copied=True)
+    return [c for c in found.values() if isinstance(c, LibraryCall)]
+
+
+@pytest.mark.parametrize(
+    ("fn", "inside"),
+    [(linear, True), (activated, False), (normed, False), (again, True), (heads, True), (both, True)],
+)
+def test_a_bias_is_in_the_call_unless_maps_alone_read_the_sum(fn, inside):
+    first, *_ = calls(fn, torch.float32)
+    assert (first.bias is not None) == inside
+
+
+@pytest.mark.parametrize("fn", [activated, normed])
+def test_products_of_16_bits_are_rounded_once(fn):
+    first, *_ = calls(fn, torch.bfloat16)
+    assert first.bias is not None
+
+
+@pytest.mark.parametrize("fn", [activated, normed])
+def test_results_are_those_of_float64(fn):
+    args = [torch.randn(64, 64) * 3, torch.randn(64, 64), torch.randn(64) * 100]
+    torch._dynamo.reset()
+    p = trace(fn, *args).program
+    found = compile_program(p)(dict(zip((i.name for i in p.inputs), args, strict=True)), {})
+    torch.testing.assert_close(found[p.outputs[0]].double(), fn(*(x.double() for x in args)), rtol=1e-5, atol=1e-4)
