@@ -100,6 +100,7 @@ def compile_fake(module: Any, args: Sequence[Any], *, train: bool, name: str) ->
         stack.enter_context(patch.object(pipeline, "_for_gpu", noted))
         stack.enter_context(patch.object(assemble, "start_building", lambda run, like: None))
         stack.enter_context(patch.object(launch, "is_hopper", lambda device: True))
+        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda device=None: (9, 0)))
         stack.enter_context(patch.object(config, "force_non_lazy_backward_lowering", True))
         for m in [m for n, m in sys.modules.items() if n.startswith("tilefold.") and hasattr(m, "gpu_here")]:
             stack.enter_context(patch.object(m, "gpu_here", lambda: gpu))
