@@ -85,8 +85,8 @@ class Interpreter:
             case Accumulate(name, reducer, rdims, expr, payload):
                 index = self.index_of(name) if payload is not None else None
                 self.accumulate(name, index, reducer, rdims, expr, payload)
-            case Store(tensor, index, dims, expr):
-                self.store(tensor, index, dims, expr)
+            case Store():
+                self.store(n)
 
     def loop(self, n: Loop) -> None:
         start = 0 if n.start is None else self.scalar(n.start)
@@ -183,13 +183,16 @@ class Interpreter:
         self.write(name, best)
         self.write(index, best_at)
 
-    def store(self, tensor: str, index: tuple[Expr, ...], dims: tuple[str, ...], e: Expr) -> None:
-        grid = self.grid(dims)
+    def store(self, n: Store) -> None:
+        grid = self.grid(n.dims)
         env = self.env()
-        x = evaluate(e, grid, env).broadcast_to(grid.shape)
-        at = tuple(evaluate(i, grid, env).broadcast_to(grid.shape) for i in index)
-        target = self.tensors[tensor]
-        x = self.rounded(x, next(r.dtype for r in self.block.results if r.name == tensor))
+        x = evaluate(n.expr, grid, env).broadcast_to(grid.shape)
+        at = tuple(evaluate(i, grid, env).broadcast_to(grid.shape) for i in n.index)
+        target = self.tensors[n.tensor]
+        if n.adds:
+            target.index_put_(at, x.to(target.dtype), accumulate=True)
+            return
+        x = self.rounded(x, next(r.dtype for r in self.block.results if r.name == n.tensor))
         if not at:
             target.copy_(x.reshape(()))
             return

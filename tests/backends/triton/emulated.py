@@ -18,6 +18,7 @@ from tilefold.algebra import philox
 
 #: Seconds after which a wait counts as a deadlock.
 PATIENCE = 20.0
+_ADDING = threading.Lock()
 
 
 class Barrier:
@@ -68,6 +69,9 @@ class Shared:
 
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.data.permute(order))
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.data.narrow(dim, start, length))
 
     def store(self, value: torch.Tensor) -> None:
         assert value.dtype == self.data.dtype and value.shape == self.data.shape
@@ -159,6 +163,12 @@ def _store(p: Pointer, value: Any, mask: Any = None, **how: object) -> None:
     flat[at[on]] = torch.broadcast_to(torch.as_tensor(value), at.shape)[on].to(flat.dtype)
 
 
+def _add(p: Pointer, value: torch.Tensor, mask: Any = None, **how: object) -> None:
+    flat, at, on = p.elements(mask)
+    with _ADDING:  # torch's own is no atomic operation
+        flat.index_add_(0, at[on], torch.broadcast_to(value, at.shape)[on])
+
+
 def _reduce(x: torch.Tensor, axis: int, combine: Callable) -> torch.Tensor:
     first, *rest = x.unbind(axis)
     for y in rest:
@@ -177,13 +187,24 @@ def _fused(a: Any, b: Any, c: Any) -> torch.Tensor:
     return (torch.as_tensor(a).double() * b + c).float()
 
 
+class _Layout:
+    """A layout of shared memory: any."""
+
+    def __init__(self, **how: int):
+        self.how = how
+
+    @staticmethod
+    def get_default_for(*of: object) -> None:
+        return None
+
+
 def _language(block: threading.local) -> types.SimpleNamespace:
     bare = {n: getattr(torch, n) for n in ("exp", "exp2", "log", "log2", "abs", "sqrt", "rsqrt", "sigmoid", "floor")}
     types_ = {n: getattr(torch, n) for n in ("float32", "float16", "bfloat16", "int32", "int64")}
     return types.SimpleNamespace(
         **bare, **types_, constexpr=None, PropagateNan=types.SimpleNamespace(ALL=None),
         program_id=lambda axis: block.number, num_programs=lambda axis: block.programs,
-        cdiv=lambda a, b: -(-a // b), where=_where, load=_load, store=_store, reduce=_reduce,
+        cdiv=lambda a, b: -(-a // b), where=_where, load=_load, store=_store, reduce=_reduce, atomic_add=_add,
         maximum=_pick(torch.maximum, max), minimum=_pick(torch.minimum, min), fma=_fused,
         sum=lambda x, axis: x.sum(axis), max=lambda x, axis: x.amax(axis), min=lambda x, axis: x.amin(axis),
         arange=lambda lo, hi, layout=None: torch.arange(lo, hi),
@@ -191,7 +212,7 @@ def _language(block: threading.local) -> types.SimpleNamespace:
         broadcast_to=lambda x, shape: torch.broadcast_to(x, shape),
         convert_layout=lambda x, layout: x, DotOperandLayout=lambda **k: None,
         SliceLayout=lambda *a: None, BlockedLayout=lambda *a: None, NVMMADistributedLayout=lambda **k: None,
-        NVMMASharedLayout=types.SimpleNamespace(get_default_for=lambda *a: None), SwizzledSharedLayout=lambda *a: None,
+        NVMMASharedLayout=_Layout, SwizzledSharedLayout=lambda *a: None,
     )  # fmt: skip
 
 

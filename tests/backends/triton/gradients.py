@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from tilefold.block.ir import Block
+from tilefold.block.text import parse, show
+from tilefold.frontend.fuse import trace
 from tilefold.frontend.operators.random import random16_op
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.hardware import gpu_named
+from tilefold.plan.targets.gpu import GpuTarget
 
 B, F = torch.bfloat16, torch.float32
 SEED = ((2,), torch.int64)
@@ -121,3 +127,21 @@ GRADIENTS = {
     "queries, dropout": (dropped_queries, [*arguments(200, 333, 64, 1, saved=True), SEED]),
     "keys, dropout": (dropped_keys, [*arguments(333, 200, 64, 2), SEED]),
 }
+
+
+def of_one_program(
+    score: Score, rows: int, columns: int, dim: int, heads: int = 2, batch: int = 2
+) -> tuple[Block, Block]:
+    """The kernels of keys and of queries as blocks of one program: what one writes has the name by which the other
+    reads it."""
+    shapes = [[((batch, heads, *s[2:]), t) for s, t in arguments(rows, columns, dim, n, saved=n == 1)] for n in (2, 1)]
+    own, other = (_traced(f, x) for f, x in zip((keys(score), queries(score)), shapes, strict=True))
+    sums, dq = other.outputs
+    return own, parse(show(other).replace(sums, "delta").replace(dq, "dq"))
+
+
+def _traced(fn: Callable[..., object], shapes: list[tuple[tuple[int, ...], torch.dtype]]) -> Block:
+    torch._dynamo.reset()
+    program = trace(fn, *(torch.empty(s, dtype=d, device="meta") for s, d in shapes)).program
+    (kernel,) = fuse_for_gpu(program, GpuTarget(gpu_named("", 132))).kernels
+    return kernel.block

@@ -259,6 +259,10 @@ class Renderer:
         if masked is not None and len(frame) > 1:
             shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
             masked = f"tl.broadcast_to({masked}, [{shape}])"
+        if s.adds:
+            more = "" if masked is None else f", mask={masked}"
+            self.c.scopes.emit(f'tl.atomic_add({pointer}, {code}{more}, sem="relaxed")')
+            return
         last = ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
         self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")
 

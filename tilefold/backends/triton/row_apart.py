@@ -22,8 +22,6 @@ from tilefold.algebra.expr import (
     Expr,
     Index,
     Load,
-    Size,
-    Sym,
     dims_used,
     loads,
     tensors_read,
@@ -31,6 +29,7 @@ from tilefold.algebra.expr import (
 )
 from tilefold.backends.triton.parts import writes
 from tilefold.backends.triton.simplify import NEG_INF
+from tilefold.block.bounds import linear
 from tilefold.tile import ir
 from tilefold.tile.uses import expressions
 
@@ -82,9 +81,10 @@ class _Distances:
 
     def sum_of(self, e: Expr) -> _Sum | None:
         """Rows and stream of a distance times what varies along neither; None: it is no such product."""
-        if _whole(e) and dims_used(e) >= {self.row, self.stream}:
-            factor = _linear(e, self.stream)
-            if not factor or not _linear(e, self.row):
+        whole = linear(e) if dims_used(e) >= {self.row, self.stream} else None
+        if whole is not None:
+            factor = whole.get(Index(self.stream), 0)
+            if not factor or not whole.get(Index(self.row)):
                 return None
             first = Call("tile_start", (Index(self.stream),))
             rest: Expr = Call("sub", (Index(self.stream), first))
@@ -92,8 +92,6 @@ class _Distances:
             rows = transform(e, lambda x: first if x == Index(self.stream) else None)
             return _Sum(Cast(rows, DType.F32), Cast(rest, DType.F32))
         match e:
-            case Cast(x, DType.F32) if _whole(x):
-                return self.sum_of(x)
             case Call("mul", (a, b)):
                 for x, by in ((a, b), (b, a)):
                     if dims_used(by).isdisjoint({self.row, self.stream}) and (of := self.sum_of(x)) is not None:
@@ -117,30 +115,3 @@ class _Distances:
     def _is_line(self, e: Expr) -> bool:
         """Whether e is loaded and varies along the stream, not along the rows."""
         return self.row not in dims_used(e) and any(self.stream in dims_used(x) for x in loads(e))
-
-
-def _whole(e: Expr) -> bool:
-    """Whether e is made of whole numbers that indices and sizes give."""
-    match e:
-        case Index() | Size() | Sym() | Const(_, DType.I64):
-            return True
-        case Call("add" | "sub" | "neg" | "mul", args):
-            return all(_whole(a) for a in args)
-    return False
-
-
-def _linear(e: Expr, dim: str) -> int | None:
-    """What an expression (`_whole`) grows by from one index of a dim to the next; None: it is not one number."""
-    if dim not in dims_used(e):
-        return 0
-    match e:
-        case Index():
-            return 1
-        case Call("mul", (a, Const(k, _))) | Call("mul", (Const(k, _), a)):
-            return None if (n := _linear(a, dim)) is None else n * int(k)
-        case Call("neg", (a,)):
-            return None if (n := _linear(a, dim)) is None else -n
-        case Call("add" | "sub" as op, (a, b)):
-            m, n = _linear(a, dim), _linear(b, dim)
-            return None if m is None or n is None else m + n if op == "add" else m - n
-    return None

@@ -68,6 +68,18 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class Across:
+    """A product over the rows of what the elementwise part `made` and columns of the rows, which thread blocks add to
+    memory: streamed indices are its rows. `rows`: number of the part it multiplies, `store`: what adds."""
+
+    gemm: ir.Gemm
+    made: str
+    rows: int
+    columns: str
+    store: ir.Store
+
+
+@dataclass(frozen=True, slots=True)
 class Out:
     """A result that leaves by tensor map: 64 rows and all columns of `part`. turned: rows are last in memory, and the
     part's index has the columns."""
@@ -97,7 +109,7 @@ class RowRoles:
     `repairs`. before, after: around the loop, on values a row; begun, finish: the same on states. taken: buffers of a
     value a row that repairs or finish read. parts: what is copied once a tile; `early`: those that lifts need. rows:
     what is copied once for each group. stored: results that leave by tensor map. kept: sums a row, per thread until the
-    end. never_empty: every block of rows has a tile, for certain.
+    end. across: products over all groups' rows. never_empty: every block of rows has a tile, for certain.
     """
 
     loop: ir.For
@@ -106,6 +118,7 @@ class RowRoles:
     behind: bool
     lifts: tuple[Lift, ...]
     merges: tuple[Merge, ...]
+    across: tuple[Across, ...]
     prepared: tuple[tuple[int, ir.Map], ...]
     elementwise: tuple[ir.Stmt, ...]
     repairs: tuple[ir.Stmt, ...]
@@ -179,11 +192,13 @@ class _Finder(Reading):
             return "no product in the lift, or none in the merge"
         if any(s.kept for s in gemms):
             return "a product keeps computed operands in float32"
-        products = [s for s in gemms if s not in sums]
+        crossing = [s for s in gemms if s.rdims == (row,)]
+        products = [s for s in gemms if s not in sums and s not in crossing]
         computed = self._computed(products)
         own = [s for s in body if writes(s) in wide]
         repairs = tuple(s for s in own if s not in sums)
-        elementwise = tuple(s for s in body if s not in own and s not in products)
+        apart = self._of_across(crossing)
+        elementwise = tuple(s for s in body if s not in own and s not in products and s not in apart)
         begun = tuple(s for s in self.before if about(s) in wide)
         if self._sums_beside() and not self.config.descriptors:
             return "a sum beside the stream, which no device has run yet, is not asked for"
@@ -198,6 +213,9 @@ class _Finder(Reading):
             return lifts if isinstance(lifts, str) else str(merges)
         parts = tuple(dict.fromkeys([b for _, _, b in lifts] + [p for _, p, _ in merges]))
         rows = tuple(dict.fromkeys(a for _, a, _ in lifts))
+        across = self._across(crossing, row, stream, rows)
+        if isinstance(across, str) or (across and computed):
+            return across if isinstance(across, str) else "rows that are computed, and a product over rows"
         prepared = tuple(
             dict.fromkeys(
                 (rows.index(a), computed[x.tensor][0]) for s, a, _ in lifts for x in (s.a, s.b) if x.tensor in computed
@@ -218,8 +236,8 @@ class _Finder(Reading):
         found = RowRoles(
             self.loop, row, self.config.groups, True,
             tuple(Lift(s, rows.index(a), parts.index(b)) for s, a, b in lifts),
-            tuple(Merge(s, s.a.tensor, parts.index(p), c) for s, p, c in merges),
-            prepared, elementwise, repairs,
+            tuple(Merge(s, self._made(s, across), parts.index(p), c) for s, p, c in merges),
+            across, prepared, elementwise, repairs,
             tuple(s for s in self.before if s not in begun and about(s) not in computed), begun,
             tuple(s for s in self.after if s not in finish), finish, taken, parts, rows,
             tuple(o for s in finish if isinstance(s, ir.Store) and (o := self._stored(s, row, columns))),
@@ -333,6 +351,52 @@ class _Finder(Reading):
             found.append((s, part, columns))
         return found
 
+    def _of_across(self, crossing: Sequence[ir.Gemm]) -> list[ir.Stmt]:
+        """Statements of products over rows: the buffer, the product, what adds it to memory."""
+        names = {s.buf for s in crossing}
+        return [
+            s for s in self.loop.body if about(s) in names or (isinstance(s, ir.Store) and tensors_read(s.expr) & names)
+        ]
+
+    def _across(
+        self, crossing: Sequence[ir.Gemm], row: str, stream: str, rows: Sequence[Part]
+    ) -> tuple[Across, ...] | str:
+        found = []
+        inside = allocated(self.loop.body)
+        if crossing and (self.config.groups != 2 or self.loop.tile != ROWS):
+            return "a product over rows has two groups and tiles of 64"
+        for s in crossing:
+            columns = self.buffer(s.buf).dims[-1]
+            made, other = (s.a, s.b) if s.a.tensor in inside else (s.b, s.a)
+            part = self.part(other, row, columns)
+            own = Load(s.buf, _plain(self.buffer(s.buf)))
+            stores = [x for x in self.loop.body if isinstance(x, ir.Store) and x.expr == own]
+            computed = made.tensor in inside and self.vectors_of(made) == [row, stream]
+            if not computed or s.accumulate or s.kept is not None:
+                return "a product over rows is not of what a tile computes"
+            if part is None or part not in rows or self.vectors(self.buffer(s.buf).dims) != [stream, columns]:
+                return "a product over rows is not of rows that a lift multiplies"
+            if len(stores) != 1 or not stores[0].adds or self.tensors[stores[0].tensor].dtype is not DType.F32:
+                return "a product over rows is not added to memory alone"
+            if part.lanes // self.config.groups < LEAST_COLUMNS:
+                return "a product over rows of few columns"
+            found.append(Across(s, self._copied(made.tensor), rows.index(part), columns, stores[0]))
+        if any(isinstance(s, ir.Store) for s in self.loop.body if s not in {a.store for a in found}):
+            return "a tile stores what is no product over rows"
+        return tuple(found)
+
+    def _copied(self, name: str) -> str:
+        """The buffer that a buffer is a copy of."""
+        for s in self.loop.body:
+            if isinstance(s, ir.Map) and s.buf == name and isinstance(s.expr, Load):
+                return name if s.expr.tensor in self.tensors else self._copied(s.expr.tensor)
+        return name
+
+    def _made(self, s: ir.Gemm, across: Sequence[Across]) -> str:
+        """What a merge multiplies; where that is multiplied over rows, too, by the name that it has there."""
+        name = self._copied(s.a.tensor)
+        return name if any(a.made == name for a in across) else s.a.tensor
+
     def _whole(self, p: Part) -> bool:
         """Whether a copy of a power of two of columns brings these and zeros."""
         last = self.tensors[p.tensor].shape[-1]
@@ -364,6 +428,7 @@ class _Finder(Reading):
         if shared_bytes(r, self.config) > SHARED:
             return f"{shared_bytes(r, self.config)} bytes of shared memory"
         ways = [r, replace(r, behind=False)] if r.several else [r]
+        ways = [replace(r, behind=False)] if r.across else ways
         return next(
             (x for x in ways if registers(x) <= REGISTERS[r.groups]), f"{registers(ways[-1])} registers a thread"
         )
@@ -385,7 +450,8 @@ def shared_bytes(r: RowRoles, config: TritonConfig) -> int:
     held = sum(p.lanes for p in r.rows) * ROWS * r.groups * r.dtype.nbytes
     streamed = sum(p.lanes for p in r.parts) * r.loop.tile * config.stages * r.dtype.nbytes
     out = sum(o.part.lanes for o in r.stored) * ROWS * r.groups * r.dtype.nbytes
-    return held + streamed + out + BARRIERS
+    crossing = len({a.made for a in r.across}) * r.loop.tile * ROWS * r.groups * r.dtype.nbytes
+    return held + streamed + out + crossing + BARRIERS
 
 
 def _rescales(s: ir.Stmt, b: ir.Buffer) -> bool:
@@ -395,6 +461,10 @@ def _rescales(s: ir.Stmt, b: ir.Buffer) -> bool:
         case ir.Map(_, Call("mul", (a, x))):
             return (a == own) != (x == own) and b.name not in tensors_read(x if a == own else a)
     return False
+
+
+def _plain(b: ir.Buffer) -> tuple[Expr, ...]:
+    return tuple(Index(d) for d in b.dims)
 
 
 def _dims(s: ir.Stmt, k: Reading) -> tuple[str, ...]:
