@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.frontend.training.test_memory import allocations
 from tilefold.frontend.capture.decompose import decompositions
 from tilefold.frontend.regions import rows
 from tilefold.frontend.training import chunks
+from tilefold.frontend.training.row_parts import Part
 from tilefold.frontend.training.saving import partitioner
 
 N, K, V = 75, 32, 700
@@ -158,6 +160,28 @@ def test_few_rows_are_one_chunk(small, monkeypatch):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t) or t, lambda t: t):
         fast(x, w, args[2])
     assert held and all(t.numel() < N * V for t in held)
+
+
+@pytest.mark.parametrize(
+    ("device", "columns", "chunks_"),
+    [
+        ("cuda", 32000, 1),
+        ("cpu", 32000, 2),
+        ("cuda", 32001, 2),
+        ("cuda", 128, 1),
+        ("cuda", 128_256, 2),
+        ("cpu", 128_256, 4),
+    ],
+)
+def test_a_gradient_over_its_logits_leaves_room_for_more_rows(device, columns, chunks_):
+    """Of 4096 rows in bf16, unless rows of the product lie apart, or are too short to be written over."""
+    val = SimpleNamespace(device=torch.device(device), shape=(4096, columns), dtype=torch.bfloat16)
+    val.numel, val.element_size = lambda: 4096 * columns, lambda: 2
+    g = torch.fx.Graph()
+    seed = g.placeholder("logits")
+    seed.meta["val"] = val
+    part = Part(4096, (seed,), (), (), frozenset())
+    assert -(-4096 // chunks._chunk(part, seed, 1.0)) == chunks_
 
 
 @pytest.mark.parametrize("fn", [with_logits, two_losses, rows_together])

@@ -116,9 +116,11 @@ def _chunk(part: Part, seed: Node, budget: float) -> int:
 
 
 def _overwritten(seed: Node) -> bool:
-    """Whether a kernel writes the gradient of the logits over them (`runtime.reuse`)."""
+    """Whether a kernel writes the gradient of the logits over them (`runtime.reuse`). Where rows are not at multiples
+    of 16 bytes, the library's product leaves gaps between them (`runtime.aligned`), and results have none."""
     val = seed.meta["val"]
-    return bool(val.device.type == "cuda" and val.shape[-1] >= THREADS)
+    columns = int(val.shape[-1])
+    return bool(val.device.type == "cuda" and columns >= THREADS and columns * val.dtype.itemsize % 16 == 0)
 
 
 def _even(rows: int, chunk: int) -> int:
