@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.backends.triton.kernels import split_product
-from tilefold import BackendError, custom_op, fuse
+from tilefold import BackendError, config, custom_op, fuse
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.frontend.fuse import Fused, trace
@@ -216,7 +216,8 @@ def test_a_second_process_finds_what_the_first_compiled(cuda, tmp_path):
         assert not ran[part].why, ran[part].output
     assert ran["warm"].found["warm"] < ran["cold"].found["cold"] and ran["warm"].found["host_us"] > 0
     assert len(list((tmp_path / "tilefold" / "fused").iterdir())) == 1
-    assert len(list((tmp_path / "tilefold" / "triton").glob("*.known"))) == 1
+    known = list((tmp_path / "tilefold" / "triton").glob("*.known"))
+    assert len(known) == 1, config.triton_settings()  # some of them forbid to look into Triton's cache
 
 
 @pytest.mark.parametrize("name", ["causal-prefill-67", "gqa-decode-67", "X-small"])

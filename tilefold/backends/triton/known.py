@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -74,9 +75,6 @@ def key_of(
     if c.override or c.dump_ir or c.always_compile or c.use_ir_loc or c.listener is not None:
         return None
     told = config.triton_settings()
-    own = _assemblers(told)
-    if own is None:
-        return None
     parts: list[object] = [
         source,
         sorted(signature.items()),
@@ -86,20 +84,18 @@ def key_of(
         triton.__version__,
         stamp(Path(triton.__file__).parent),
         told,
-        own,
+        _assemblers(told),
         sorted(get_cache_invalidating_env_vars().items()),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _assemblers(told: Sequence[tuple[str, str]]) -> list[tuple[int, int]] | None:
-    """Sizes and times of change of assemblers that Triton is told of; None where one is no file (Triton then looks
-    elsewhere). Inductor tells it of torch's as soon as it compiles a kernel, images of containers of CUDA's."""
-    try:
-        found = [os.stat(path) for name, path in told if name.startswith("TRITON_PTXAS")]
-    except OSError:
-        return None
-    return [(s.st_size, s.st_mtime_ns) for s in found]
+def _assemblers(told: Sequence[tuple[str, str]]) -> list[tuple[int, int] | None]:
+    """Sizes and times of change of the assemblers that Triton is told of; None of one that is not there, for which it
+    takes its own. Inductor names torch's as soon as it compiles a kernel, images of containers CUDA's."""
+    found = [shutil.which(path) for name, path in told if name.startswith("TRITON_PTXAS")]
+    facts = [None if path is None else os.stat(path) for path in found]
+    return [None if s is None else (s.st_size, s.st_mtime_ns) for s in facts]
 
 
 def find(key: str, src: Any) -> Any | None:

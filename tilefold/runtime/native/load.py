@@ -139,7 +139,7 @@ def _recipe() -> _Recipe:
         raise BackendError(f"{python} has no Python.h", hint="install Python's headers (apt install python3-dev)")
     root = Path(torch.__file__).parent
     folders = (root / "include", root / "include" / "torch" / "csrc" / "api" / "include", python)
-    flags = (*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
+    flags = (*_FLAGS, "-DAT_PER_OPERATOR_HEADERS", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
     includes = [f"-isystem{path}" for path in folders]
     parts = {
         **{
