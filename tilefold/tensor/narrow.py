@@ -53,18 +53,18 @@ def _within(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range], sizes:
     if high >= low and (low, high) != ranges[d]:
         offset = Index(f"{d}@")
         moved = substitute(e, {Index(d): offset + low if high > low else const(low)})
-        moved = _resimplified(moved, {**sizes, offset.dim: const(high - low + 1)})
-        e = _resimplified(substitute(moved, {offset: Index(d) - low}), {**sizes, d: const(high + 1)})
+        moved = resimplified(moved, {**sizes, offset.dim: const(high - low + 1)})
+        e = resimplified(substitute(moved, {offset: Index(d) - low}), {**sizes, d: const(high + 1)})
     return _narrow(e, {**ranges, d: known}, sizes)
 
 
-def _resimplified(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
+def resimplified(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
     """Canonical indices of loads, and conditions, after a substitution."""
     if isinstance(e, Load):
         return Load(e.tensor, tuple(simplify(transform(i, lambda x: _decided(x, sizes)), sizes) for i in e.index))
     if isinstance(e, Call) and _over_indices(e):
         return simplify(e, sizes)
-    return _decided(rebuild(e, tuple(_resimplified(k, sizes) for k in children(e))), sizes)
+    return _decided(rebuild(e, tuple(resimplified(k, sizes) for k in children(e))), sizes)
 
 
 def _decided(e: Expr, sizes: Mapping[str, Expr]) -> Expr:

@@ -10,6 +10,7 @@ from tilefold.tensor.differences import joined_sums
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
 from tilefold.tensor.ir import Program
 from tilefold.tensor.laws.one_hot import collapse_sums
+from tilefold.tensor.least_masks import infinite_masks
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.positions import settled_positions
@@ -31,6 +32,7 @@ NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("collapse sums", collapse_sums),
     ("join sums", joined_sums),
     ("unify dims", unify),
+    ("infinite masks", infinite_masks),
     ("drop repeated", drop_repeated),
     ("drop dead", drop_dead),
     ("name dims", canonical_names),

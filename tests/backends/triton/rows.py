@@ -96,9 +96,10 @@ def squared(q, k, v):
 
 
 def by_the_least(q, k, v):
-    """Causal by the least number of the type, not by -inf: a row begins at tiles of which it sees nothing."""
+    """Only keys before, by the least number of the type and not by -inf, as the first row sees none: a row begins at
+    tiles of which it sees nothing."""
     i, j = _positions(q, k)
-    return torch.softmax(torch.where(j <= i, q @ k.mT * 0.1, torch.finfo(q.dtype).min), -1) @ v
+    return torch.softmax(torch.where(j < i, q @ k.mT * 0.1, torch.finfo(q.dtype).min), -1) @ v
 
 
 def with_sizes(q, k, v):
