@@ -148,7 +148,7 @@ def built(job: Job, target: Target | None = None) -> Any:
         if found is not None:
             return found
         with progress(f"kernel {job.name}"):
-            early = _given.get(_text(job, where), key) if key is not None else None
+            early = _given.get(_digest(job, where), key) if key is not None else None
             if early is not None and ahead.waited(early):
                 found = known.find(early, src)
             if found is not None:
@@ -175,14 +175,15 @@ def start_building(job: Job, target: Target | None = None) -> None:
     key = key_of(job, target) if triton is not None else None
     if key is not None and not known.exists(key):
         where = _where(target)
-        _given[_text(job, where)] = key
+        _given[_digest(job, where)] = key
         message = {"job": asdict(job), "target": [where.backend, where.arch, where.warp_size]}
         ahead.submit(key, {**message, "settings": config.triton_settings()})
 
 
-def _text(job: Job, target: Any) -> str:
-    """A job and its target, without what else decides a kernel."""
-    return json.dumps([asdict(job), target.backend, target.arch], sort_keys=True)
+def _digest(job: Job, target: Any) -> str:
+    """A digest of a job and its target, without what else decides a kernel."""
+    text = json.dumps([asdict(job), target.backend, target.arch], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def expect_jobs(target: Target | None = None) -> None:
