@@ -32,6 +32,8 @@ def kernel_of(score, rows: int, columns: int, dim: int, heads: int = 2, **how) -
         (plain, 130, 200, 64, {"stages": 3}),
         (window, 200, 200, 64, {"draws": True}),
         (alibi, 130, 130, 96, {}),
+        (causal, 256, 256, 64, {}),
+        (plain, 128, 256, 64, {}),
     ],
 )
 def test_groups_together_compute_the_kernel(score, rows, columns, dim, how):

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
-from tests.backends.triton.gradients import GRADIENTS, alibi, arguments, causal, keys, softcap, window  # noqa: E402
+from tests.backends.triton.gradients import GRADIENTS, alibi, arguments, causal, keys, plain, softcap, window  # noqa: E402
 from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
 from tests.backends.triton.test_compile import HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
@@ -81,6 +81,17 @@ def test_nothing_is_left_to_the_next_step_where_more_values_wait_for_the_second_
 
 def test_a_window_leaves_merges_to_the_next_step():
     same(*emulate(kernel_of(keys(window), arguments(300, 300, 128, 2)), most=2))
+
+
+@pytest.mark.parametrize("score", [causal, softcap, window, plain])
+def test_streams_of_whole_tiles_have_no_ragged_one(score):
+    """Nor, where nothing is left to the next tile, a first one that stands before the loops."""
+    k = kernel_of(keys(score), arguments(256, 256, 128, 2))
+    folds = variant_of(k).rendered.source.partition("_folds(")[2]
+    begins = folds.partition("rows_full.index")[2].partition("for n in range(")[0]
+    if score is not window:  # its tiles end where the rows say, and no one knows that these are whole
+        assert "ok_n" not in folds and ("warpgroup_mma(" in begins) == (score is not softcap)
+    same(*emulate(k, most=2))
 
 
 @pytest.mark.parametrize(

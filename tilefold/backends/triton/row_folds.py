@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Expr, Index, Load, Size
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size
 from tilefold.backends.triton.extremes import numbers
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.gluon_text import in_gluon, matrix_layout
@@ -79,14 +79,16 @@ class Folds(Role):
         r, c = self.r, self.c
         self.position()
         lo, hi = self.bounds()
-        exact = lo == "0" and self.loops.divisible(r.loop.stop or Size(r.loop.dim), self.tile)
+        bounds = (r.loop.start or Const(0, DType.I64), r.loop.stop or Size(r.loop.dim))
+        exact = all(self.loops.divisible(e, self.tile) for e in bounds)
         whole = c.hold(r.row)
         base = c.scopes.once(f"{whole.base} + GROUP * {ROWS}", f"{r.row}_own", c.scopes.here)
         c.dims[r.row] = Dim(r.row, base, ROWS, ROWS, c.scopes.here, whole.stop)
         outer = frozenset(c.dims) - {r.loop.dim}
         body = expressions(r.loop.body)
         found = certain(body, r.loop.dim, outer, numbers(body, c.data, r.row, ROWS))
-        parts = self._stretches(found.starts, found.stops, lo, hi)
+        ahead = "tiles" if exact and not r.behind and not self.trails else "tiles - 1"
+        parts = self._stretches(found.starts, found.stops, lo, hi, ahead)
         self.body(r.before)
         self._on_states(r.begun)
         if not r.never_empty:
@@ -98,9 +100,10 @@ class Folds(Role):
             prepare(self.of, c, n, made)
         with self.some():
             first = self._first if r.behind else self._led if self.trails else self._whole
-            first(f"{lo} + (tiles - 1) * {self.tile}", None if exact else hi, {})
+            if ahead == "tiles - 1":
+                first(f"{lo} + (tiles - 1) * {self.tile}", None if exact else hi, {})
             settled = dict(found.conditions)
-            for n, (count, last) in enumerate(parts if settled else [("tiles - 1", "tiles - 2")]):
+            for n, (count, last) in enumerate(parts if settled else [(ahead, f"{ahead} - 1")]):
                 facts = settled if n == 1 or not settled else {}
                 self._loop(count, f"{lo} + ({last} - n) * {self.tile}", facts)
         self.emit(*(f"mbarrier.arrive(rows_empty.index({g}), count=1)" for g in own))
@@ -112,20 +115,23 @@ class Folds(Role):
         self.body(r.after)
         self._on_states(r.finish)
 
-    def _stretches(self, starts: Sequence[Expr], stops: Sequence[Expr], lo: str, hi: str) -> list[tuple[str, str]]:
-        """Numbers of tiles before the first, the last of each stretch: after, in, before what needs no mask."""
+    def _stretches(
+        self, starts: Sequence[Expr], stops: Sequence[Expr], lo: str, hi: str, most: str
+    ) -> list[tuple[str, str]]:
+        """Of the first `most` tiles, numbers of tiles, the last of each stretch: after, in, before what needs no mask.
+        What is ragged, or leaves merges to the next tile, has a last tile of its own."""
         once, here = self.c.scopes.once, self.c.scopes.here
         ends = [self.loops.bound(e, "clear_to") for e in stops]
         begins = [self.loops.bound(e, "clear_from") for e in starts]
         first = "0"
         if begins:
             after = nested("tl.maximum", begins)
-            first = once(f"tl.minimum(tl.cdiv(tl.maximum({after} - {lo}, 0), {self.tile}), tiles - 1)", "first", here)
+            first = once(f"tl.minimum(tl.cdiv(tl.maximum({after} - {lo}, 0), {self.tile}), {most})", "first", here)
         end = nested("tl.minimum", [hi, *ends])
-        last = once(f"tl.minimum(tl.maximum({end} - {lo}, 0) // {self.tile}, tiles - 1)", "last", here)
+        last = once(f"tl.minimum(tl.maximum({end} - {lo}, 0) // {self.tile}, {most})", "last", here)
         if begins:
             last = once(f"tl.maximum({last}, {first})", "last", here)
-        found = [(f"tiles - 1 - {last}", "tiles - 2"), (f"{last} - {first}", f"{last} - 1")]
+        found = [(f"{most} - {last}", f"{most} - 1"), (f"{last} - {first}", f"{last} - 1")]
         return [*found, (first, f"{first} - 1")] if begins else found
 
     def stmt(self, s: ir.Stmt) -> None:
