@@ -265,3 +265,24 @@ def test_what_is_wrong_is_said(change, match):
     q, k, v = heads()
     with pytest.raises(TilefoldError, match=match):
         tilefold.flex_attention(**{"query": q, "key": k, "value": v, "enable_gqa": True, **change(q, k, v)})
+
+
+TABLE = torch.arange(64.0)
+
+
+def _reads_a_number(kind: str, n: int):
+    """Masks that need a number of their closure, and not a tensor of it."""
+    if kind == "a bound":
+        return lambda b, h, i, j: (i // n).clamp(1, n - 2) >= (j // n)
+    if kind == "a place":
+        return lambda b, h, i, j: (i >= j) & (i - j < TABLE[n])
+    return lambda b, h, i, j: (i >= j) & (i - j < torch.full((), n))
+
+
+@pytest.mark.parametrize("kind", ["a bound", "a place", "a fill"])
+def test_numbers_of_closures_that_change_from_call_to_call(kind):
+    q, k, v = heads()
+    for n in (5, 7, 9):
+        mask = block_mask(_reads_a_number(kind, n))
+        _, (want, _, _) = exact(q, k, v, None, mask)
+        close(tilefold.flex_attention(q, k, v, block_mask=mask, enable_gqa=True), want)

@@ -34,6 +34,12 @@ _LINEAR = (
     operator.lt,
     operator.getitem,
 )
+#: What takes a number as it takes a tensor of it.
+_ARITHMETIC = frozenset(_LINEAR) - {operator.getitem} | {
+    operator.mul, operator.floordiv, operator.truediv, operator.mod, operator.neg, operator.eq, operator.ne,
+    operator.or_, operator.xor, torch.where, torch.tensor, torch._refs.tensor,
+}  # fmt: skip
+Captured = torch.Tensor | int
 #: A score or mask function after its captured tensors were added to its arguments.
 Mod = Callable[..., torch.Tensor]
 
@@ -46,8 +52,8 @@ def flex_attention(
     block_mask: tuple[Any, ...],
     scale: float,
     kernel_options: Mapping[str, object],
-    score_mod_other_buffers: Sequence[torch.Tensor | int] = (),
-    mask_mod_other_buffers: Sequence[torch.Tensor | int] = (),
+    score_mod_other_buffers: Sequence[Captured] = (),
+    mask_mod_other_buffers: Sequence[Captured] = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator: attention, and the logarithms of its rows' sums and their maxima, both to base 2.
 
@@ -62,7 +68,8 @@ def flex_attention(
     key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
     scores = (query.to(wide) @ key.to(wide).transpose(-2, -1)) * scale
     indices = [torch.arange(n, device=query.device) for n in scores.shape]
-    scored, masked = (_tensors(x, query.device) for x in (score_mod_other_buffers, mask_mod_other_buffers))
+    scored = _given(score_mod, score_mod_other_buffers, query.device)
+    masked = _given(block_mask[-1], mask_mod_other_buffers, query.device)
     with TransformGetItemToIndex():  # x[i] of a tensor i, not of its number
         scores = _over(score_mod, (0,), scored)(scores, *indices, *scored).to(wide)
         mask = _mask(block_mask, indices, masked)
@@ -73,18 +80,43 @@ def flex_attention(
     return _laid_out(out, query), lse / math.log(2), scores.amax(-1) / math.log(2)
 
 
-def _tensors(captured: Sequence[torch.Tensor | int], device: torch.device) -> list[torch.Tensor]:
-    """What a function captured, sizes too: operators under `vmap` take no symbolic numbers."""
-    return [x if isinstance(x, torch.Tensor) else torch.full((), x, device=device) for x in captured]
+def _given(mod: Mod, captured: Sequence[Captured], device: torch.device) -> list[Captured]:
+    """What a function captured. Numbers become tensors, for operators under `vmap` take no symbolic ones; but those
+    that something else than arithmetic reads (a bound of `clamp`, a place in a tensor) are fixed, each compiled for
+    itself."""
+    graph = getattr(mod, "graph", None)
+    places = graph.find_nodes(op="placeholder")[-len(captured) :] if graph is not None and captured else []
+    given: list[Captured] = []
+    for n, x in enumerate(captured):
+        if isinstance(x, torch.Tensor):
+            given.append(x)
+        else:
+            given.append(int(x) if places and _is_read_as_number(places[n]) else torch.full((), x, device=device))
+    return given
 
 
-def _over(mod: Mod, prefix: tuple[int, ...], buffers: Sequence[torch.Tensor]) -> Mod:
+def _is_read_as_number(place: torch.fx.Node) -> bool:
+    """Whether an argument, or what follows from such numbers alone, is no operand of plain arithmetic."""
+    numbers, todo = {place}, [place]
+    while todo:
+        for user in todo.pop().users:
+            if user.op == "output" or user in numbers:
+                continue
+            if user.target not in _ARITHMETIC:
+                return True
+            if all(isinstance(a.meta.get("example_value"), int | torch.SymInt) for a in user.all_input_nodes):
+                numbers.add(user)
+                todo.append(user)
+    return False
+
+
+def _over(mod: Mod, prefix: tuple[int, ...], buffers: Sequence[Captured]) -> Mod:
     """A function of numbers as one of vectors of indices: [B], [H], [L], [S] -> [B, H, L, S]."""
     return _vmap_for_bhqkv(mod, prefix=prefix, suffix=(None,) * len(buffers))
 
 
 def _mask(
-    block_mask: tuple[Any, ...], indices: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]
+    block_mask: tuple[Any, ...], indices: Sequence[torch.Tensor], buffers: Sequence[Captured]
 ) -> torch.Tensor | None:
     """What may be attended, [B, H, L, S] by broadcasting; None: everything."""
     mask_mod = block_mask[-1]
