@@ -7,7 +7,7 @@ import torch
 
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
-from tilefold.tensor.laws.one_hot import collapse_sums
+from tilefold.tensor.laws.one_hot import collapse_products, collapse_sums
 from tilefold.tensor.text import parse, show
 
 ROWS = """
@@ -80,3 +80,61 @@ program row()
 """
     s = run(collapse_sums(parse(text)), {"u": torch.tensor([9.87654e-6])})["s"]
     assert abs(s.double() - (torch.tensor(9.87654e-6).double() * 100000 - 1)) < 1e-7
+
+
+DIAGONAL = """
+program diagonal()
+  input d: {dtype}[7]
+  input x: {dtype}[7, 5]
+  input w: {dtype}[9, 5]
+  input t: i64[7]
+  dim i = 7
+  dim k = {k}
+  dim j = 5
+  g[i, k]: {dtype} = {row}
+  y[i, j]: {dtype} = sum[k] {product}
+  return y
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("k", "row", "product"),
+    [
+        (7, "where(k == i, d[k], 0.0)", "g[i, k] * x[k, j]"),  # diag(d) @ x
+        (7, "where(i == k, d[i], 0.0)", "x[k, j] * g[i, k]"),
+        (7, "where(k == i, 1.0, 0.0)", "x[i, j] * (g[i, k] * d[k])"),
+        (9, "where(k == i + 3, d[i], 0.0)", "g[i, k] * w[k, j]"),  # beyond the last row: 0
+        (9, "where((t[i] == k) & (d[i] > 0.0), d[i], 0.0)", "g[i, k] * w[k, j]"),
+        (9, "{dtype}(k == t[i])", "g[i, k] * w[k, j]"),  # one_hot(t) @ w
+    ],
+)
+def test_a_product_with_one_element_a_row_is_a_map_of_the_same_value(k, row, product, dtype):
+    before = parse(DIAGONAL.format(k=k, row=row.format(dtype=dtype), product=product, dtype=dtype))
+    after = collapse_products(before)
+    assert all(c.reducer is None for c in after.body)
+    assert parse(show(after)) == after
+    gen = torch.Generator().manual_seed(0)
+    dt = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    x = {n: torch.randn(*shape, generator=gen).to(dt) for n, shape in (("d", (7,)), ("x", (7, 5)), ("w", (9, 5)))}
+    x["t"] = torch.tensor([0, 8, -1, 9, 3, -100, 2])
+    assert torch.equal(run(after, x)["y"], run(before, x)["y"])
+
+
+@pytest.mark.parametrize(
+    ("row", "product"),
+    [
+        ("where(k <= i, d[k], 0.0)", "g[i, k] * x[k, j]"),  # a triangle
+        ("where(k == i, d[k], 1.0)", "g[i, k] * x[k, j]"),
+        ("where(k == i, 2.0, 0.0)", "g[i, k] + x[k, j]"),
+    ],
+)
+def test_other_products_stay(row, product):
+    before = parse(DIAGONAL.format(k=7, row=row, product=product, dtype="f32"))
+    assert collapse_products(before) == before
+
+
+def test_a_labels_element_of_a_row_stays_a_sum():
+    """It may be of what a product makes, block by block."""
+    before = program("where(j == y[i], 1.0, 0.0)", "g[i, j] * x[i, j]")
+    assert collapse_products(before) == before

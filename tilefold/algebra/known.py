@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import permutations
+from itertools import product
 
 from tilefold.algebra import simplify as sm
 from tilefold.algebra.cascade import Reduction
-from tilefold.algebra.context import Context, key_of, reindex
-from tilefold.algebra.expr import Call, Expr, Index, call, loads, walk
+from tilefold.algebra.context import Context, Info, key_of, reindex
+from tilefold.algebra.expr import Call, Expr, Index, Load, call, dims_used, loads, walk
 from tilefold.algebra.guard import dominated_factor, guard_divisors
 from tilefold.algebra.terms import Mono, Term
 
@@ -36,8 +37,7 @@ def held_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
     for info in ctx.infos.values():
         if info.var.reducer != "sum" or info.groups is None:
             continue
-        for dims in permutations(r.dims, len(info.var.dims)):
-            at = {a: Index(b) for a, b in zip(info.var.dims, dims, strict=True)}
+        for at in _assignments(info, r, phi, ctx):
             element, load = reindex(info.element, at), reindex(info.load, at)
             mine = tuple(t for g in ctx.separate(element) for t in g.terms)
             c, other = key_of(mine)
@@ -53,13 +53,37 @@ def vanishing_sum(phi: Expr, r: Reduction, ctx: Context) -> Expr | None:
     for info in ctx.infos.values():
         if info.var.reducer != "sum" or info.groups is None:
             continue
-        for dims in permutations(r.dims, len(info.var.dims)):
-            at = {a: Index(b) for a, b in zip(info.var.dims, dims, strict=True)}
+        for at in _assignments(info, r, phi, ctx):
             element, load = reindex(info.element, at), reindex(info.load, at)
             mine = tuple(t for g in ctx.separate(element) for t in g.terms)
             if len(mine) == 1 and not mine[0].d and info.var.repair is None:
                 raw.append(Raw(mine[0].x, mine[0].coef, load))
     return _vanishing(terms, raw, ctx)
+
+
+def _assignments(info: Info, r: Reduction, phi: Expr, ctx: Context) -> Iterator[dict[str, Expr]]:
+    """Dims of a state -> dims of `r`, distinct ones, for which what is summed in the state can be what `phi` sums: each
+    tensor that varies in it has to be in `phi`, and be read there along these dims in the same axes. (All permutations
+    of six dims are 720, windows of an image have as many.)"""
+    there: dict[str, list[Load]] = {}
+    for ld in loads(phi):
+        there.setdefault(ld.tensor, []).append(ld)
+    allowed = {a: list(r.dims) for a in info.var.dims}
+    axes = set(ctx.cascade.axes)
+    for ld in loads(info.element):
+        others = there.get(ld.tensor, [])
+        if not others and axes & dims_used(ld):
+            return
+        for n, ix in enumerate(ld.index if others else ()):
+            if isinstance(ix, Index) and ix.dim in allowed:
+                at = {x.index[n] for x in others}
+                allowed[ix.dim] = [d for d in allowed[ix.dim] if Index(d) in at]
+    free = [a for a in allowed if a not in dims_used(info.element)]  # along which the state is constant: anything
+    held = [a for a in allowed if a not in free]
+    for dims in product(*(allowed[a] for a in held)):
+        rest = [d for d in r.dims if d not in dims]
+        if len(set(dims)) == len(dims) and len(rest) >= len(free):
+            yield {a: Index(d) for a, d in zip((*held, *free), (*dims, *rest[: len(free)]), strict=True)}
 
 
 def _vanishing(terms: tuple[Term, ...], raw: list[Raw], ctx: Context) -> Expr | None:

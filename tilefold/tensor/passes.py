@@ -9,7 +9,7 @@ from tilefold.tensor.constant_tail import shorten_softmax
 from tilefold.tensor.differences import joined_sums
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
 from tilefold.tensor.ir import Program
-from tilefold.tensor.laws.one_hot import collapse_sums
+from tilefold.tensor.laws.one_hot import collapse_products, collapse_sums
 from tilefold.tensor.least_masks import infinite_masks
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
@@ -30,6 +30,7 @@ NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("shorten softmaxes", shorten_softmax),
     ("guard masked sums", guard_masked_sums),
     ("collapse sums", collapse_sums),
+    ("collapse products", collapse_products),
     ("join sums", joined_sums),
     ("unify dims", unify),
     ("infinite masks", infinite_masks),

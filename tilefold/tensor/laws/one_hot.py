@@ -3,27 +3,32 @@
     select    h[i, y(i)] = sum over k of where(k == y(i), h[i, k], 0)          CODA kernels 3 and 8
     collapse  sum over k of where(k == y and c, v, 0) = where(c and 0 <= y < K, v, 0)   for v constant along k
               sum over k of u + where(k == y and c, v, 0) = K u + where(c and 0 <= y < K, v, 0)   as a pass
+              sum over k of f(k) where(k == y and c, v(k), 0) = where(c and 0 <= y < K, f(y) v(y), 0)   as a pass
 
 `select` makes the gather of a product's element a reduction along the product's output, which an
 epilogue has in its tile; where the index is out of range the sum is 0 (a gather is undefined there).
 `collapse` is the other direction for values that no product makes.
 
 Side conditions: the index does not depend on k; for `select` the tensor is a product's result.
-Rounding: none, all other terms are exact zeros (a nan or inf elsewhere in the row is not touched).
+Rounding: none, all other terms are exact zeros (a nan or inf elsewhere in the row is not touched, where a product with
+zeros makes nan of it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, transform, walk
-from tilefold.tensor.index_simplify import const
+from tilefold.tensor.index_simplify import const, poly, within
+from tilefold.tensor.inline import converted
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
 from tilefold.tensor.laws.terms import fresh, gemms, in_order, plain
-from tilefold.tensor.rewrite import rename_loads
+from tilefold.tensor.product import product_of
+from tilefold.tensor.rewrite import rename_loads, substitute_map
 
 
 def _gathers(p: Program, c: Compute) -> list[Load]:
@@ -93,8 +98,8 @@ def _pick(e: Expr, k: str) -> Pick | None:
     others: list[Expr] = []
     for part in _conjuncts(condition):
         match part:
-            case Call("eq", (Index(d), y) | (y, Index(d))) if d == k and k not in dims_used(y) and index is None:
-                index = y
+            case Call("eq", (a, b)) if Index(k) in (a, b) and index is None and k not in dims_used(a) & dims_used(b):
+                index = b if a == Index(k) else a
             case _ if k not in dims_used(part):
                 others.append(part)
             case _:
@@ -186,6 +191,75 @@ def _conjuncts(e: Expr) -> list[Expr]:
         case Cast(arg, DType.BOOL):
             return _conjuncts(arg)
     return [e]
+
+
+def collapse_products(p: Program) -> Program:
+    """The program in which products with a matrix that has one element a row or column are maps: `diag(d) @ x` scales
+    rows, `x @ eye` is x, `one_hot(t) @ w` takes rows of w. Sums of floats; where data say which element, matrices alone
+    (a row's label's logit may stand for what a product makes)."""
+    maps = {c.name: c for c in p.body if c.reducer is None and len(c.results) == 1}
+    dtypes = {i.name: i.dtype for i in p.inputs} | {r: c.dtype for c in p.body for r in c.results}
+    return replace(p, body=tuple(_without_one_hot(c, p, maps, dtypes) for c in p.body))
+
+
+def _without_one_hot(c: Compute, p: Program, maps: Mapping[str, Compute], dtypes: dict[str, DType]) -> Compute:
+    if c.reducer != "sum" or c.index_name is not None or not c.dtype.is_float:
+        return c
+    product = product_of(c)
+    matrix = product is not None and product.is_matrix()
+    factors = _factors(c.body)
+    for n, k in itertools.product(range(len(factors)), c.rdims):
+        others = factors[:n] + factors[n + 1 :]
+        found = (
+            _element_of(_written_out(factors[n], maps, dtypes), k) if any(k in dims_used(x) for x in others) else None
+        )
+        if found is None or (loads(found[0]) and not matrix):
+            continue
+        y, rest, value = found
+        body = value
+        for x in others:
+            body = Call("mul", (body, substitute(x, {Index(k): y})))
+        if not within(poly(y, p.sizes), poly(p.sizes[k], p.sizes), p.sizes):
+            body = _element((y, rest, body), p.sizes[k])
+        elif rest != Const(True, DType.BOOL):
+            body = Call("where", (rest, body, Const(0.0, DType.F32)))
+        rdims = tuple(d for d in c.rdims if d != k)
+        made = replace(c, reducer="sum" if rdims else None, rdims=rdims, body=body)
+        return _without_one_hot(made, p, maps, dtypes)
+    return c
+
+
+def _factors(e: Expr) -> list[Expr]:
+    match e:
+        case Call("mul", (a, b)):
+            return _factors(a) + _factors(b)
+    return [e]
+
+
+def _written_out(e: Expr, maps: Mapping[str, Compute], dtypes: dict[str, DType]) -> Expr:
+    """What a factor is that a map makes."""
+    match e:
+        case Cast(arg, dtype):
+            return Cast(_written_out(arg, maps, dtypes), dtype)
+        case Load(tensor) if tensor in maps:
+            return converted(substitute_map(maps[tensor], e), maps[tensor].dtype, dtypes)
+    return e
+
+
+def _element_of(e: Expr, k: str) -> Pick | None:
+    """Of a factor that is not zero at one k alone: that k, what else must hold, and the value there."""
+    match e:
+        case Cast(arg, dtype) if dtype.is_float:
+            found = _element_of(arg, k)
+            return None if found is None else (found[0], found[1], Cast(found[2], dtype))
+        case Call("where", (condition, value, Const(zero, _))) if zero == 0:
+            pass
+        case Call("eq" | "and"):
+            condition, value = e, Const(1.0, DType.F32)
+        case _:
+            return None
+    found = _pick(Call("where", (condition, Const(1.0, DType.F32), Const(0.0, DType.F32))), k)
+    return None if found is None else (found[0], found[1], substitute(value, {Index(k): found[0]}))
 
 
 def collapse_matches(p: Program) -> tuple[Match, ...]:
