@@ -311,7 +311,7 @@ program loss()
   dim i = 6
   dim j = 4
   top[i]: f32 = max[j] x[i, j]
-  below[i, j]: f32 = x[i, j] - top[i]
+  below[i, j]: f32 = x[i, j] * x[i, j] * x[i, j] - top[i]
   total[i]: f32 = sum[j] exp(below[i, j])
   out[i]: f32 = log(total[i]) - below[i, {at}]
   return out
@@ -323,6 +323,55 @@ program loss()
     torch.testing.assert_close(run(inline(p), x)["out"], run(p, x)["out"])
     everywhere = parse(text.replace("out[i]: f32", "out[i, j]: f32").format(at="j"))
     assert "below" in show(inline(everywhere))
+
+
+READ_TWICE = """
+program read_twice()
+  input x: f32[6, 8]
+  input y: f32[6, 8]
+  input b: f32[8]
+  input s: f32[6]
+  dim i = 6
+  dim j = 8
+  h[i, j]: f32 = {map}
+  t[i]: f32 = sum[j] exp(h[i, j])
+  u[j]: f32 = max[i] tanh(h[i, j])
+  return t, u
+"""
+
+
+@pytest.mark.parametrize(
+    ("map", "inlined"),
+    [
+        ("x[i, j] + b[j]", True),
+        ("(x[i, j] + b[j]) * s[i]", True),
+        ("exp(x[i, j]) + b[j]", False),
+        ("x[i, j] + y[i, j]", False),  # two tensors as large
+    ],
+)
+def test_a_bias_is_added_by_each_reader_rather_than_stored(map, inlined):
+    p = parse(READ_TWICE.format(map=map))
+    assert ("h[" not in show(unchanged(p, inline(p)))) is inlined
+
+
+POOLED = """
+program pooled()
+  input x: f32[3, {n}, {n}]
+  dim c = 3
+  dim i = {n}
+  dim j = {n}
+  dim k = 4
+  dim l = 4
+  y[c, i, j]: f32 = tanh(x[c, i, j]) * exp(x[c, i, j]) / (1.0 + exp(x[c, i, j]))
+  z[c, k, l]: f32 = maximum(maximum(y[c, {s} * k, {s} * l], y[c, {s} * k, {s} * l + 1]), maximum(y[c, {s} * k + 1, {s} * l], y[c, {s} * k + 1, {s} * l + 1]))
+  return z
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("n", "stride", "inlined"), [(8, 2, True), (9, 2, True), (5, 1, False)])
+def test_what_windows_read_once_is_computed_in_them(n, stride, inlined):
+    p = parse(POOLED.format(n=n, s=stride))
+    assert ("y[" not in show(unchanged(p, inline(p)))) is inlined
 
 
 def test_outputs_are_not_inlined_away():

@@ -13,12 +13,14 @@ layer fuses those without repetition.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, call, dims_used, loads, transform, type_of, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, loads, transform, type_of, walk
 from tilefold.tensor.analysis import expr_flops
 from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import poly, same, within
@@ -44,10 +46,11 @@ def inline(p: Program) -> Program:
     dtypes = {i.name: i.dtype for i in p.inputs} | {r: c.dtype for c in p.body for r in c.results}
     dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
     readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
+    operands = _operands(p)
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
     for c in p.body:
-        c = _into(c, maps, readers, dtypes, p.sizes)
+        c = _into(c, maps, readers, operands, dtypes, p.sizes)
         body.append(c)
         if c.reducer is None and c.name not in p.outputs:
             maps[c.name] = c
@@ -58,6 +61,7 @@ def _into(
     c: Compute,
     maps: dict[str, Compute],
     readers: Counter[str],
+    operands: AbstractSet[str],
     dtypes: dict[str, DType],
     sizes: Mapping[str, Expr],
 ) -> Compute:
@@ -67,7 +71,8 @@ def _into(
     wanted = {
         ld.tensor
         for ld in found
-        if ld.tensor in maps and _worth(maps[ld.tensor], [x for x in found if x.tensor == ld.tensor], count, readers, c)
+        if ld.tensor in maps
+        and _worth(maps[ld.tensor], [x for x in found if x.tensor == ld.tensor], count, readers, operands, c, sizes)
     }
     if not wanted:
         return c
@@ -82,6 +87,19 @@ def _into(
     if sum(1 for _ in walk(e)) > BODY_LIMIT:
         return c
     return replace(c, body=e)
+
+
+def _operands(p: Program) -> frozenset[str]:
+    """What windows read, and matrix products whole (not a third of it: queries, keys and values of one product): it is
+    stored for them anyway."""
+    found: set[str] = set()
+    for c in p.body:
+        x = product_of(c)
+        if is_windowed(c):
+            found.update(ld.tensor for ld in loads(c.body))
+        elif x is not None and x.is_matrix():
+            found.update(ld.tensor for ld in loads(c.body) if all(isinstance(ix, Index) for ix in ld.index))
+    return frozenset(found)
 
 
 def _checked_inside(m: Compute, ld: Load, sizes: Mapping[str, Expr]) -> Compute:
@@ -124,7 +142,15 @@ def _held(e: Expr, dtypes: dict[str, DType]) -> DType | None:
     return None
 
 
-def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter[str], c: Compute) -> bool:
+def _worth(
+    m: Compute,
+    at: Sequence[Load],
+    count: Counter[str],
+    readers: Counter[str],
+    operands: AbstractSet[str],
+    c: Compute,
+    sizes: Mapping[str, Expr],
+) -> bool:
     """Whether substituting map m into c repeats next to nothing."""
     cost = expr_flops(m.body)
     if is_windowed(c):
@@ -137,6 +163,8 @@ def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter
         return False  # operands stay plain loads, so that it is a matrix product to every back end
     if cost <= FREE and len(loads(m.body)) <= 1:
         return True
+    if cost <= CHEAP and m.name not in operands and sum(dims_used(ld) >= set(m.dims) for ld in loads(m.body)) <= 1:
+        return True  # a bias and a factor of each channel: nothing as large is read for them
     if not lacking and all(_takes_few(ld, m) for ld in at):
         return True
     if cost <= SPREAD and _spreads(m) and product_of(c) is None:
@@ -144,8 +172,19 @@ def _worth(m: Compute, at: Iterable[Load], count: Counter[str], readers: Counter
     if readers[m.name] > 1:
         return False
     if count[m.name] > 1 and cost > CHEAP:
-        return not lacking and product_of(c) is None and (count[m.name] - 1) * cost <= NEIGHBOURS
+        few = (count[m.name] - 1) * cost <= NEIGHBOURS or (count[m.name] == len(at) and _each_once(m, at, c, sizes))
+        return not lacking and product_of(c) is None and few
     return not lacking or cost <= CHEAP
+
+
+def _each_once(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[str, Expr]) -> bool:
+    """Whether a reader takes no more elements of a map than it has, each in one place (pooling whose windows do not
+    overlap): nothing is computed twice."""
+    extents = [[sizes[d] for d in dims] for dims in (dims_of(c), m.dims)]
+    if not all(isinstance(n, Const) for side in extents for n in side) or len(set(at)) < len(at):
+        return False
+    read, made = (math.prod(int(n.value) for n in side if isinstance(n, Const)) for side in extents)
+    return len(at) * read <= made
 
 
 def _takes_few(ld: Load, m: Compute) -> bool:
