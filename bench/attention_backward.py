@@ -3,10 +3,11 @@
     python bench/attention_backward.py [row ...] [--seconds 120] [--json FILE]
 
 Rows are scores, features and lengths, bf16. Contenders: `two` (dQ by groups of warps that own queries, dK and dV by
-groups that own keys, as by default), `two, groups, turned` (groups whatever the number of features; what has rows last
-in memory leaves through shared memory), `one` (five products instead of seven, dQ added up in memory:
-`block.both_ways`, with the sums before, the zeros and the kernel after), `one, shares` (tiles by fixed shares, not
-drawn), cuDNN's backward and, where it has none, FlexAttention's. All kernels are compiled first, side by side. Each
+groups that own keys, as by default; dK is written by features, as in a compiled backward), `two, groups` (whatever the
+number of features), `two, turned` (dK leaves through shared memory, not by pointers), `one` (five products instead of
+seven, dQ added up in memory: `block.both_ways`, with the sums before, the zeros and the kernel after), `one, shares`
+(tiles by fixed shares, not drawn), `one, longer` (a stage more), `one, turned`, cuDNN's backward and, where it has
+none, FlexAttention's. All kernels are compiled first, side by side. Each
 contender's gradients are compared with float32 for one head, by the largest error over the largest element; then they
 take turns, by events around a few calls. A row is left out, and said to be, when the time is up.
 """
@@ -79,7 +80,7 @@ class Row:
     @classmethod
     def of(cls, name: str) -> Row:
         score, batch, heads, n, dim = ROWS[name]
-        own, other = of_one_program(score, n, n, dim, heads, batch)
+        own, other = of_one_program(score, n, n, dim, heads, batch, turned=True)
         one = both_ways(own, other)
         assert isinstance(one, BothWays) and one.before is not None
         gen = torch.Generator("cuda").manual_seed(0)
@@ -93,9 +94,12 @@ class Row:
         before, after = TritonKernel(one.before), TritonKernel(one.after)
         steps = {
             "two": [TritonKernel(other), TritonKernel(own)],
-            "two, groups, turned": [TritonKernel(other, owned()), TritonKernel(own, owned(descriptors=True))],
+            "two, groups": [TritonKernel(other, owned()), TritonKernel(own, owned())],
+            "two, turned": [TritonKernel(other, owned()), TritonKernel(own, owned(descriptors=True))],
             "one": [before, TritonKernel(one.kernel), after],
             "one, shares": [before, TritonKernel(one.kernel, owned(draws=False)), after],
+            "one, longer": [before, TritonKernel(one.kernel, owned(stages=3)), after],
+            "one, turned": [before, TritonKernel(one.kernel, owned(descriptors=True)), after],
         }
         dk, dv = own.outputs
         return cls(name, t, steps, one.added, {k: ("dq", dk, dv) for k in steps})
@@ -132,7 +136,7 @@ class Row:
             for k in kernels:
                 k(t, {})
             dq, dk, dv = (t[n] for n in self.results[name])
-            return dq, dk, dv
+            return dq, dk.mT, dv
 
         return run
 

@@ -130,12 +130,12 @@ GRADIENTS = {
 
 
 def of_one_program(
-    score: Score, rows: int, columns: int, dim: int, heads: int = 2, batch: int = 2
+    score: Score, rows: int, columns: int, dim: int, heads: int = 2, batch: int = 2, *, turned: bool = False
 ) -> tuple[Block, Block]:
     """The kernels of keys and of queries as blocks of one program: what one writes has the name by which the other
-    reads it."""
+    reads it. turned: as in `keys`."""
     shapes = [[((batch, heads, *s[2:]), t) for s, t in arguments(rows, columns, dim, n, saved=n == 1)] for n in (2, 1)]
-    own, other = (_traced(f, x) for f, x in zip((keys(score), queries(score)), shapes, strict=True))
+    own, other = (_traced(f, x) for f, x in zip((keys(score, turned=turned), queries(score)), shapes, strict=True))
     sums, dq = other.outputs
     return own, parse(show(other).replace(sums, "delta").replace(dq, "dq"))
 

@@ -20,7 +20,7 @@ from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 
 
 def kernel_of(score, rows: int, columns: int, dim: int, heads: int = 2, **how) -> TritonKernel:
-    found = both_ways(*of_one_program(score, rows, columns, dim, heads))
+    found = both_ways(*of_one_program(score, rows, columns, dim, heads, turned="turned" in how))
     assert isinstance(found, BothWays)
     return TritonKernel(found.kernel, by_rows(**{"tile": 64, **how}))
 
@@ -33,6 +33,7 @@ def kernel_of(score, rows: int, columns: int, dim: int, heads: int = 2, **how) -
         (window, 200, 200, 64, {"draws": True}),
         (alibi, 130, 130, 96, {}),
         (causal, 256, 256, 64, {}),
+        (causal, 192, 192, 128, {"turned": False, "stages": 3}),
         (plain, 128, 256, 64, {}),
     ],
 )

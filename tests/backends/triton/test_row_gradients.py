@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
-from tests.backends.triton.gradients import GRADIENTS, alibi, arguments, causal, keys, plain, softcap, window  # noqa: E402
+from tests.backends.triton.gradients import GRADIENTS, alibi, arguments, causal, keys, plain, queries, softcap, window  # noqa: E402
 from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
 from tests.backends.triton.test_compile import HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
@@ -166,6 +166,12 @@ def test_of_few_columns_they_are_the_tuners():
     assert not variant_of(k).rendered.groups
     found = [c for c in space(k.block, k.sizes({}), "quick") if c.own == "rows"]
     assert any(variant_of(TritonKernel(k.block, lambda b, s, c=c: c)).rendered.groups for c in found)
+
+
+def test_a_sum_that_is_held_whole_is_asked_for_by_the_tuner():
+    k = kernel_of(queries(causal), [((4, 16, *s[2:]), d) for s, d in arguments(2048, 2048, 64, 1, saved=True)])
+    found = [c for c in space(k.block, k.sizes({}), "quick") if c.own == "rows"]
+    assert found and variant_of(TritonKernel(k.block, lambda b, s: found[0])).rendered.groups
 
 
 def _of(name: str) -> Load:

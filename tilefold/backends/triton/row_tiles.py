@@ -87,7 +87,14 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
         return usual
     tiles = {**usual.tiles, **{d: power_of_two(sizes[d]) for d in beside}, row: ROWS, stream: tile}
     draws = not alone and (s.bounded or len(merges) > 1)
-    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=draws, descriptors=bool(beside))
+    sums = bool(beside) or (every and not alone and _sums_rows(b, stream))
+    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=draws, descriptors=sums)
+
+
+def _sums_rows(b: Block, stream: str) -> bool:
+    """Whether a sum that the stream has no part in is held whole, without a loop (the sums of dO O of few columns)."""
+    sums = [n for n in walk(b.body) if isinstance(n, Let) and n.reducer == "sum"]
+    return any(stream not in (*n.dims, *n.rdims) for n in sums)
 
 
 def _narrow(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> bool:
