@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -143,3 +145,12 @@ def test_sums_of_rows_in_segments_keep_the_rule_of_rows():
     (k, _) = made(lambda x: x.float().sum(-1), meta(64, 524288, dtype=B))
     config = default_config(k.block, k.sizes({}))
     assert config.warps == 8 and max(config.tiles.values()) == 8192
+
+
+def test_pooling_leaves_blocks_for_all_multiprocessors():
+    """7 x 7 places of 32 x 256 images, 16 loads each: blocks of 16 images were 512, of 146 registers a thread."""
+    (k,) = made(lambda x: torch.nn.functional.adaptive_avg_pool2d(x, (7, 7)), meta(32, 256, 28, 28, dtype=B))
+    sizes, config = k.sizes({}), default_config(k.block, k.sizes({}))
+    blocks = math.prod(-(-sizes[d] // n) for d, n in config.tiles.items())
+    area = math.prod(config.tiles.values())
+    assert blocks >= 1024 and area >= 32 * config.warps

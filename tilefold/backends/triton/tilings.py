@@ -75,10 +75,15 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
     several; and no more."""
     inputs = {i.name: i.dtype.nbytes for i in b.inputs}
     window, loads = window_of(b)
-    if window < WINDOW or loads == window:
+    if window < WINDOW:
         return c
     tiles, warps = dict(c.tiles), c.warps
     contiguous = _contiguous(s, t)
+    for d in (d for d in s.parallel if d not in contiguous):  # few blocks: some multiprocessors have one, others two
+        while tiles.get(d, 1) > 1 and t.blocks(tiles) < BLOCKS and s.area({**local, **tiles}) >= 2 * WARP * warps:
+            tiles[d] //= 2
+    if loads == window:
+        return c if tiles == c.tiles else replace(c, tiles=tiles)
     narrow = max(inputs.values()) <= 2 and all(a.run(c.tiles, t.sizes)[0] >= VECTOR for a in t.accesses if a.axes)
     most = UNDER_WAY * (2 if narrow else 1) * WARP  # vectors of 16 bits: two elements a register
     for d in contiguous if narrow else ():  # lanes beyond the last channel compute as much as others
