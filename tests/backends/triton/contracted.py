@@ -48,7 +48,7 @@ def _sum(sign: float, first: Literal["left", "right"]) -> Callable[..., TensorHa
 def _fused(builder: InterpreterBuilder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
     with np.errstate(all="ignore"):
         exact = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data
-    return TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
+        return TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
 
 
 def _power(builder: InterpreterBuilder, x: TensorHandle) -> TensorHandle:

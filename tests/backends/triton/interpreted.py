@@ -566,6 +566,29 @@ def far_from_zero() -> str:
     return right(lambda x: torch.softmax(x * 0.5, -1), x) + right(lambda x: torch.softmax(x, -1), x.to(B))
 
 
+def gradients_of_padding() -> str:
+    """Queries of padding see nothing, as in DeBERTa: masked by the least number, forward and backward in kernels."""
+    q, k, v = (x.to(B).requires_grad_() for x in heads(1, 2, 70, 300, 64))
+    seen = (torch.arange(70) < 50)[:, None] & (torch.arange(300) >= 200)
+    ways, entry = (importlib.import_module(f"tilefold.frontend.{m}") for m in ("capture.options", "torch_compile"))
+
+    def attention(q, k, v):
+        s = (q @ k.mT * 0.125).masked_fill(~seen, torch.finfo(q.dtype).min)
+        return torch.softmax(s, -1) @ v
+
+    def made(run, *args):
+        y = run(*args)
+        g = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y.dtype)
+        return [y.detach(), *torch.autograd.grad(y, args, g)]
+
+    with patch.object(ways, "RUNNERS", {"pipeline": _interpreted}):
+        found = made(torch.compile(attention, backend=entry.backend), q, k, v)
+    exact = made(attention, *(x.detach().float().requires_grad_() for x in (q, k, v)))
+    plain = made(attention, q, k, v)
+    off = [((a - e).norm() / e.norm(), (b - e).norm() / e.norm()) for a, b, e in zip(found, plain, exact, strict=True)]
+    return "".join(f"{a:.1e} (eager {b:.1e}) " for a, b in off if not a <= 2 * b + 1e-6)
+
+
 def scaled_in_place() -> str:
     """Several steps of a thread block, the last of them ragged."""
     wrong = []
@@ -586,6 +609,7 @@ CHECKS: dict[str, Check] = {
     "masked by -65504, as compiled": lambda: as_compiled(lambda: masked_by(-65504.0, H, added=True)),
     "masked by -1e30, added, as compiled": lambda: as_compiled(lambda: masked_by(-1e30, B, added=True)),
     "masked by infinity, as compiled": lambda: as_compiled(lambda: masked_by(-math.inf, B, added=True)),
+    "gradients of padding, as compiled": lambda: as_compiled(gradients_of_padding),
     "far from zero, as compiled": lambda: as_compiled(far_from_zero),
     "scaled in place": scaled_in_place,
     "written by segments": written_by_segments,
