@@ -15,6 +15,7 @@ from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.positions import settled_positions
 from tilefold.tensor.rewrite import drop_dead, drop_repeated
+from tilefold.tensor.row_sums import sums_by_rows
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
 
@@ -34,6 +35,7 @@ NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("join sums", joined_sums),
     ("unify dims", unify),
     ("infinite masks", infinite_masks),
+    ("sum by rows", sums_by_rows),
     ("drop repeated", drop_repeated),
     ("drop dead", drop_dead),
     ("name dims", canonical_names),

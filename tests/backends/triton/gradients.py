@@ -84,6 +84,15 @@ def queries(score: Score):
     return fn
 
 
+def sloped_queries(q, k, v, g, o, lse, slopes):
+    """dQ of ALiBi with a slope a head, and the slopes' gradient, a sum a row."""
+    i, j = torch.arange(q.shape[-2], device=q.device).unsqueeze(-1), torch.arange(k.shape[-2], device=q.device)
+    s = (q @ k.mT).float() * 0.1 + 0.01 * slopes.view(-1, 1, 1) * (j - i)
+    delta = (g.float() * o.float()).sum(-1, keepdim=True)
+    d = torch.exp(torch.where(j <= i, s, float("-inf")) - lse[..., None]) * ((g @ v.mT).float() - delta)
+    return (d * 0.1).to(q.dtype) @ k, delta, (d * (j - i)).sum(-1)
+
+
 def keys(score: Score, *, turned: bool = False):
     """dK, in memory by features if it is `turned`, and dV."""
 
@@ -124,6 +133,7 @@ GRADIENTS = {
     "keys, window": (keys(window), arguments(300, 300, 64, 2)),
     "keys, alibi": (keys(alibi), arguments(200, 200, 96, 2)),
     "keys, guarded": (guarded, arguments(200, 200, 64, 3)),
+    "queries, slopes": (sloped_queries, [*arguments(200, 200, 64, 1, saved=True), ((2,), F)]),
     "queries, dropout": (dropped_queries, [*arguments(200, 333, 64, 1, saved=True), SEED]),
     "keys, dropout": (dropped_keys, [*arguments(333, 200, 64, 2), SEED]),
 }
