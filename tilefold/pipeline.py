@@ -28,7 +28,14 @@ from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import Gpu, gpu_here
-from tilefold.plan.library import ConvolutionCall, LibraryCall, bias_apart, library_calls
+from tilefold.plan.library import (
+    ConvolutionCall,
+    GradientCall,
+    LibraryCall,
+    bias_apart,
+    library_calls,
+    library_gradients,
+)
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
@@ -135,7 +142,7 @@ def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
 
 
 #: What a library computes.
-Called = LibraryCall | ConvolutionCall | AttentionCall
+Called = LibraryCall | ConvolutionCall | GradientCall | AttentionCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +170,10 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
     products = products_for_gpu(p, target) - frozenset().union(*copies) if goal == "fast" else frozenset()
-    p, products = aligned(p, products - {*chain.from_iterable(scaled)} - statements(attentions), target.machine)
+    gradients = products & library_gradients(p)
+    rest = products - {*chain.from_iterable(scaled)} - statements(attentions) - gradients
+    p, products = aligned(p, rest, target.machine)
+    products |= gradients
     p, products_called = library_calls(
         p,
         products,

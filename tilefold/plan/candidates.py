@@ -20,7 +20,7 @@ from tilefold.plan.cost import Cost, library_cost
 from tilefold.plan.dag import Dag, bits
 from tilefold.plan.dataflow import MOVE, element_units
 from tilefold.plan.forms import Form
-from tilefold.plan.library import ConvolutionCall, LibraryCall, library_call
+from tilefold.plan.library import ConvolutionCall, GradientCall, LibraryCall, library_call
 from tilefold.plan.library_rates import Kind, Sizes
 from tilefold.plan.search import Shape
 from tilefold.plan.select import MOST_IDEALS, Problem, Variant
@@ -86,7 +86,7 @@ class Kernels:
         self.graph = Graph.of(p)
         self.syms = syms or {}
         self.sizes = extents(p.sizes, self.syms)
-        self.calls: dict[str, LibraryCall | ConvolutionCall] = {}
+        self.calls: dict[str, LibraryCall | ConvolutionCall | GradientCall] = {}
         for c in p.body if target.library else ():
             if c.name in inside:
                 continue
@@ -290,8 +290,14 @@ class Kernels:
         syms = {new: self.syms[old] for new, old in named.syms.items() if old in self.syms}
         return self.target.shapes(named.block, extents(named.block.sizes, syms))
 
-    def library(self, call: LibraryCall | ConvolutionCall) -> Cost:
-        """A product or convolution left to the library."""
+    def library(self, call: LibraryCall | ConvolutionCall | GradientCall) -> Cost:
+        """A product, convolution or gradient of one left to the library."""
+        if isinstance(call, GradientCall):
+            c, v = call.compute, call.form
+            columns = self.sizes[v.channels] if v.channels is not None and not v.groups else 1
+            rows = prod(self.sizes[d] for d in c.dims) // max(1, columns)
+            sizes = Sizes(1, rows, columns, prod(self.sizes[d] for d in c.rdims))
+            return library_cost("conv", sizes, self.traffic(call.members), v.dtype, self.machine)
         if isinstance(call, ConvolutionCall):
             c, f = call.compute, call.form
             channels = prod(self.sizes[d] for d in f.outs)

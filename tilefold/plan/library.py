@@ -20,6 +20,7 @@ from tilefold.names import free
 from tilefold.plan.hardware import Machine
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.convolution import Convolution, convolution
+from tilefold.tensor.convolution_gradients import Gradient, gradient
 from tilefold.tensor.convolution_tails import Tail, of_call
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, library_product, product_of, spread
@@ -58,6 +59,22 @@ class ConvolutionCall:
     @property
     def members(self) -> tuple[str, ...]:
         return (self.compute.name,) if self.tail is None else (self.compute.name, self.tail.map.name)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientCall:
+    """A gradient of a convolution, which stands for one statement. `form`: what the library has to be told."""
+
+    compute: Compute
+    form: Gradient
+
+    @property
+    def out(self) -> str:
+        return self.compute.name
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return (self.compute.name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +142,14 @@ def library_products(p: Program, machine: Machine) -> frozenset[str]:
 
 
 def library_convolutions(p: Program) -> frozenset[str]:
-    """Convolutions: a kernel of ours computes one place at a time and reads its window again for each output."""
-    return frozenset(c.name for c in p.body if convolution(c, p) is not None)
+    """Convolutions and their gradients: a kernel of ours computes one place at a time and reads its window again for
+    each output."""
+    return library_gradients(p) | {c.name for c in p.body if convolution(c, p) is not None}
+
+
+def library_gradients(p: Program) -> frozenset[str]:
+    """Gradients of convolutions."""
+    return frozenset(c.name for c in p.body if gradient(c, p) is not None)
 
 
 def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:
@@ -179,7 +202,7 @@ def library_calls(
     bare: Bare = lambda m, dtype, sizes: False,
     tails: frozenset[str] = frozenset(),
     copied: bool = False,
-) -> tuple[Program, dict[tuple[str, ...], LibraryCall | ConvolutionCall]]:
+) -> tuple[Program, dict[tuple[str, ...], LibraryCall | ConvolutionCall | GradientCall]]:
     """The calls for these products and convolutions by the statements that they stand for, and the program in which
     biases are statements of their own. bare: of which results no bias is added by the call. tails: convolutions that
     take what follows them along. copied: the library copies a bias to the result before it adds products, so that one
@@ -191,7 +214,7 @@ def library_calls(
     for c in p.body:
         if c.name in wanted - alone - tails:
             p = _with_bias(p, c)
-    found: dict[tuple[str, ...], LibraryCall | ConvolutionCall] = {}
+    found: dict[tuple[str, ...], LibraryCall | ConvolutionCall | GradientCall] = {}
     g = Graph.of(p)
     for c in p.body:
         if c.name in wanted:
@@ -223,9 +246,12 @@ def _added_by_readers(p: Program, c: Compute) -> bool:
 
 def library_call(
     g: Graph, c: Compute, apart: frozenset[str], *, tails: bool = False
-) -> LibraryCall | ConvolutionCall | None:
+) -> LibraryCall | ConvolutionCall | GradientCall | None:
     """The call for a convolution, or for a product, and for its tail (if `tails`) or bias if its only reader, one of
     `apart`, is one; None if c is nothing that a library computes."""
+    of = gradient(c, g.program)
+    if of is not None:
+        return GradientCall(c, of)
     tail = of_call(g, c) if tails and apart.intersection(g.consumers[c.name]) else None
     if tail is not None:
         return ConvolutionCall(c, tail[0].form, *tail)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilefold.plan.attention import attention_call
-from tilefold.plan.library import ConvolutionCall, library_call
+from tilefold.plan.library import ConvolutionCall, GradientCall, library_call
 from tilefold.runtime.attention import AttentionStep
 from tilefold.runtime.convolution import ConvolutionStep
+from tilefold.runtime.convolution_gradient import GradientStep
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.step import Step
 from tilefold.tensor.analysis import Graph
@@ -21,6 +22,8 @@ def library_step(p: Program, members: Sequence[str]) -> Step | None:
     if whole is not None and whole.members == tuple(members):
         return AttentionStep(whole, p)
     call = library_call(g, g.by_name[members[0]], frozenset(members), tails=True)
+    if isinstance(call, GradientCall):
+        return GradientStep(call, p)
     if isinstance(call, ConvolutionCall):
         return ConvolutionStep(call, p)
     return None if call is None else LibraryStep(call, p)

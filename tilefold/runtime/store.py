@@ -10,6 +10,7 @@ from tilefold.backends.cpp.launch import CppKernel
 from tilefold.backends.cpp.prebuilt import taken_down
 from tilefold.errors import UnsupportedError
 from tilefold.runtime.convolution import ConvolutionStep
+from tilefold.runtime.convolution_gradient import GradientStep
 from tilefold.runtime.executor import build_cached
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.program import CompiledProgram
@@ -28,7 +29,7 @@ def stored(compiled: CompiledProgram, keep: Keep) -> StoredProgram:
 
 
 def _step(s: Step, keep: Keep) -> StoredStep | StoredCall:
-    if isinstance(s, LibraryStep | ConvolutionStep):
+    if isinstance(s, LibraryStep | ConvolutionStep | GradientStep):
         return StoredCall(s.members)
     if not isinstance(s, KernelStep):
         hint = "compile in the process that runs it: torch.compile(model, backend='tilefold')"

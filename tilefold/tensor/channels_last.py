@@ -15,6 +15,7 @@ from dataclasses import replace
 from tilefold.algebra.expr import Const, Expr, Index, Load, loads
 from tilefold.names import free, fresh
 from tilefold.tensor.convolution import axis_of, convolution, group_axes, is_channels_last
+from tilefold.tensor.convolution_gradients import gradient, is_last, operand_orders
 from tilefold.tensor.index_simplify import const, same
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, spread, spread_order
@@ -29,6 +30,11 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
     """
     for name in [c.name for c in p.body]:
         c = next(c for c in p.body if c.name == name)
+        of = gradient(c, p)
+        if of is not None:
+            for load, order in operand_orders(of) if is_last(c, of) else ():
+                p = _converted(p, name, load, order, contiguous)
+            continue
         form = convolution(c, p)
         if form is None:
             p = _rows_together(p, c, contiguous)

@@ -83,13 +83,13 @@ def is_windowed(c: Compute) -> bool:
         return False
     inner, outer = set(c.rdims), set(c.dims)
     return any(
-        isinstance(load := _guarded(a)[0], Load)
+        isinstance(load := guarded(a)[0], Load)
         and any(not isinstance(i, Index) and dims_used(i) & inner and dims_used(i) & outer for i in load.index)
         for a in c.body.args
     )
 
 
-def _guarded(e: Expr) -> tuple[Expr, list[Expr]]:
+def guarded(e: Expr) -> tuple[Expr, list[Expr]]:
     """An operand without casts and zero padding, and the conditions under which it is read."""
     conditions: list[Expr] = []
     while True:
@@ -101,6 +101,17 @@ def _guarded(e: Expr) -> tuple[Expr, list[Expr]]:
                 e = inside
             case _:
                 return e, conditions
+
+
+def multiplied_in(p: Program, *operands: Expr) -> DType:
+    """What guarded operands are multiplied in: the type that all are rounded to, else the widest one of theirs."""
+    kinds = []
+    for e in operands:
+        load = guarded(e)[0]
+        assert isinstance(load, Load)
+        rounded = [n.dtype for n in walk(e) if isinstance(n, Cast)]
+        kinds.append(rounded[0] if rounded else p.dtype_of(load.tensor))
+    return max(kinds, key=lambda k: k.nbytes)
 
 
 def axis_of(ld: Load, dim: str) -> int:
@@ -130,8 +141,8 @@ class _Reader:
         self.c, self.p = c, p
 
     def convolution(self, read: Expr, weight: Expr) -> Convolution | None:
-        w, unguarded = _guarded(weight)
-        x, conditions = _guarded(read)
+        w, unguarded = guarded(weight)
+        x, conditions = guarded(read)
         if not isinstance(x, Load) or not isinstance(w, Load) or unguarded:
             return None
         of_w = [i.dim for i in w.index if isinstance(i, Index)]
@@ -155,26 +166,16 @@ class _Reader:
                     spread = int(q)
                 case _:
                     windows.append((axis, i))
-        guards = _Guards.of(conditions)
+        guards = Guards.of(conditions)
         if guards is None:
             return None
         space = [self._space(x, axis, i, of_w, guards) for axis, i in windows]
         found = Convolution(
-            x, w, self._dtype(read, weight), tuple(batch), tuple(d for d in of_w if d in groups),
+            x, w, multiplied_in(self.p, read, weight), tuple(batch), tuple(d for d in of_w if d in groups),
             tuple(d for d in of_w if d in self.c.dims and d not in groups),
             tuple(d for d in of_w if d in channels), spread, tuple(s for s in space if s is not None),
         )  # fmt: skip
         return self._ordered(found, units) if None not in space and guards.done and self._covers(found, of_w) else None
-
-    def _dtype(self, *operands: Expr) -> DType:
-        """What the operands are multiplied in: the type that both are rounded to, else the wider one of the two."""
-        kinds = []
-        for e in operands:
-            load = _guarded(e)[0]
-            assert isinstance(load, Load)
-            rounded = [n.dtype for n in walk(e) if isinstance(n, Cast)]
-            kinds.append(rounded[0] if rounded else self.p.dtype_of(load.tensor))
-        return max(kinds, key=lambda k: k.nbytes)
 
     def _covers(self, v: Convolution, of_w: Sequence[str]) -> bool:
         """Whether each dim has its one role, and groups are cut as libraries cut them."""
@@ -237,7 +238,7 @@ class _Reader:
             orders.append((*v.batch, *v.outs))
         return not v.space and len(v.outs) > 1 and of_images and self.c.dims in orders
 
-    def _space(self, x: Load, axis: int, i: Expr, of_w: Sequence[str], guards: _Guards) -> Space | None:
+    def _space(self, x: Load, axis: int, i: Expr, of_w: Sequence[str], guards: Guards) -> Space | None:
         """Axis of space read at s y + d k - p."""
         out = tap = None
         stride = dilation = 1
@@ -277,14 +278,14 @@ class _Reader:
         return Space(axis, extent, out, tap, stride, dilation, padding)
 
 
-class _Guards:
+class Guards:
     """Conditions 0 <= index and index < extent, and which of them some axis has asked for."""
 
     def __init__(self, low: list[Poly], high: list[tuple[Poly, Expr]]):
         self._low, self._high = low, high
 
     @staticmethod
-    def of(conditions: Sequence[Expr]) -> _Guards | None:
+    def of(conditions: Sequence[Expr]) -> Guards | None:
         """The conditions taken apart; None where one is of another form."""
         low: list[Poly] = []
         high: list[tuple[Poly, Expr]] = []
@@ -299,7 +300,7 @@ class _Guards:
                     high.append((poly(a, {}), bound))
                 case _:
                     return None
-        return _Guards(low, high)
+        return Guards(low, high)
 
     def of_index(self, index: Poly) -> tuple[bool, Expr | None]:
         """Whether the index is known to be at least 0, and what it is known to be less than; both are used up."""

@@ -16,6 +16,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, transform, walk
 from tilefold.names import fresh
 from tilefold.tensor.convolution import convolution
+from tilefold.tensor.convolution_gradients import gradient
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
 from tilefold.tensor.sizes import estimate
@@ -85,7 +86,7 @@ def _to_be_stored(p: Program, c: Compute) -> list[Load]:
     x = product_of(c)
     if x is None or x.loads is None or not x.whole or not x.is_matrix():
         return []
-    if library_product(c, p.sizes) is not None or convolution(c, p) is not None:
+    if library_product(c, p.sizes) is not None or convolution(c, p) is not None or gradient(c, p) is not None:
         return []
     computed = (ld for ld in x.loads if _computed(ld) and p.dtype_of(ld.tensor) is DType.F32)
     # windows that overlap have more elements than what they are of

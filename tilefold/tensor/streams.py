@@ -119,6 +119,8 @@ def _made_of_less(g: Graph, c: Compute, wide: Mapping[str, object]) -> bool:
 
 
 def _streams(g: Graph, c: Compute) -> bool:
+    if "convolution" in c.origin:  # or a gradient of one: the library's, however few channels it has
+        return False
     x = product_of(c)
     if x is None or not x.is_matrix():
         return False

@@ -49,7 +49,8 @@ def supports(node: torch.fx.Node) -> str | None:
 def _parts(ctx: Context, n: torch.fx.Node) -> tuple[Value, ...]:
     """Stand-ins for the results of a node with several."""
     return tuple(
-        ctx.input(f"{n.name}_{k}", *meta_of(n, k)) for k, v in enumerate(n.meta["val"]) if isinstance(v, torch.Tensor)
+        ctx.input(f"{n.name}_{k}", *meta_of(n, k)) if isinstance(v, torch.Tensor) else ctx.scalar_value(0)
+        for k, v in enumerate(n.meta["val"])
     )
 
 
@@ -100,7 +101,11 @@ def _lowered(ctx: Context, node: torch.fx.Node) -> Value | tuple[Value, ...]:
             raise UnsupportedError(f"layout {out.layout} is not covered")
     made = rule(ctx, node)
     if isinstance(made, tuple):
-        return tuple(_as_declared(ctx, v, meta_of(node, k)[1]) for k, v in enumerate(made))
+        given = node.meta["val"]
+        return tuple(
+            _as_declared(ctx, v, meta_of(node, k)[1]) if isinstance(given[k], torch.Tensor) else v
+            for k, v in enumerate(made)
+        )
     return made
 
 

@@ -7,6 +7,7 @@ import torch
 from tilefold.frontend.operators import (
     bits,
     contract,
+    convolution_gradients,
     counts,
     create,
     elementwise,
@@ -28,6 +29,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **reduce.TABLE,
     **counts.TABLE,
     **contract.TABLE,
+    **convolution_gradients.TABLE,
     **norm.TABLE,
     **pool.TABLE,
     **index.TABLE,

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch._guards import detect_fake_mode
 
+from tilefold.frontend.operators.convolution_gradients import covered_gradients
+
 aten = torch.ops.aten
 Node = torch.fx.Node
 #: Channels a group from which a convolution runs on matrix units.
@@ -26,8 +28,8 @@ MATRIX_CHANNELS = 8
 #: nominal, of 4.5 instructions an element and tap against 2.3, and two passes over the image.
 LARGE_WINDOW = 16
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
-#: Convolutions' gradients, which are left to others, and how many operands they have.
-_LEFT: Mapping[object, int] = {aten.convolution_backward.default: 3}
+#: Convolutions' gradients, and how many operands they have.
+_GRADIENTS: Mapping[object, int] = {aten.convolution_backward.default: 3}
 
 
 def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
@@ -50,7 +52,7 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                 continue
             args, kwargs = torch.fx.map_arg((n.args, n.kwargs), made.__getitem__)
             if _wants(n, device):
-                whole = _LEFT.get(n.target, 2 if n.args[6] else 1)  # nobody else converts operands of what is left
+                whole = _GRADIENTS.get(n.target, 2 if n.args[6] else 1)  # nobody else converts operands of what is left
                 args = (*(a.contiguous(memory_format=torch.channels_last) for a in args[:whole]), *args[whole:])
             try:
                 made[n] = n.target(*args, **kwargs)
@@ -59,7 +61,7 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                     return False
                 made[n] = aten.reshape.default(*args)
                 reshaped.append(n)
-    _apply(gm, made, reshaped, [n for n in wanted if n.target in _LEFT or n.args[6]])
+    _apply(gm, made, reshaped, [n for n in wanted if _left(n)])
     return True
 
 
@@ -86,7 +88,7 @@ def _apply(gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node]
 
 def _convert_operands(gm: torch.fx.GraphModule, n: Node, made: dict[Node, Any]) -> None:
     """Copies, in front of a convolution that is left to others, of operands that have another layout."""
-    for a in n.args[: _LEFT.get(n.target, 2)]:
+    for a in n.args[: _GRADIENTS.get(n.target, 2)]:
         assert isinstance(a, Node)
         if made[a].is_contiguous(memory_format=torch.channels_last):
             continue
@@ -99,12 +101,12 @@ def _convert_operands(gm: torch.fx.GraphModule, n: Node, made: dict[Node, Any]) 
 
 def _wants(n: Node, device: str) -> bool:
     """Whether a node is a convolution of images that runs on matrix units, or the gradient of one."""
-    if n.target is not aten.convolution.default and n.target not in _LEFT:
+    if n.target is not aten.convolution.default and n.target not in _GRADIENTS:
         return False
     x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in _image_and_weight(n))
     if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor) or x.dim() != 4 or x.device.type != device:
         return False
-    stride, transposed, groups = (n.args[k] for k in ((4, 7, 9) if n.target in _LEFT else (3, 6, 8)))
+    stride, transposed, groups = (n.args[k] for k in ((4, 7, 9) if n.target in _GRADIENTS else (3, 6, 8)))
     units = x.dtype in (torch.float16, torch.bfloat16)
     units = units or (x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
     large = w.shape[1] == 1 and w.shape[2:].numel() >= LARGE_WINDOW
@@ -114,9 +116,17 @@ def _wants(n: Node, device: str) -> bool:
     return bool(units and (groups == 1 or grouped or large))
 
 
+def _left(n: Node) -> bool:
+    """Whether a convolution, or the gradients of one, are left to others."""
+    if n.target not in _GRADIENTS:
+        return bool(n.args[6])
+    x, w = (a.meta["val"] for a in _image_and_weight(n))
+    return not covered_gradients(x.shape[1], w.shape[0], n.args[9], transposed=bool(n.args[7]))
+
+
 def _image_and_weight(n: Node) -> tuple[Any, ...]:
     """What a convolution reads, or the one whose gradient this is."""
-    return n.args[1:3] if n.target in _LEFT else n.args[:2]
+    return n.args[1:3] if n.target in _GRADIENTS else n.args[:2]
 
 
 def _pointwise(n: Node) -> bool:

@@ -25,7 +25,19 @@ from math import prod
 
 import torch
 
-from tilefold.frontend.operators import bits, contract, create, elementwise, index, norm, pool, random, reduce, view
+from tilefold.frontend.operators import (
+    bits,
+    contract,
+    convolution_gradients,
+    create,
+    elementwise,
+    index,
+    norm,
+    pool,
+    random,
+    reduce,
+    view,
+)
 from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
 from tilefold.frontend.regions.partition import draws_numbers, extents, nbytes
@@ -44,6 +56,8 @@ GUARD = 4
 _FOLDS = frozenset((*reduce.TABLE, *norm.TABLE, *pool.TABLE)) | {torch.ops.aten.nll_loss_forward.default}
 _MAPS = frozenset((*elementwise.TABLE, *bits.TABLE, *index.TABLE, *create.TABLE, *view.TABLE, *random.TABLE)) - _FOLDS
 _PRODUCTS = frozenset(contract.TABLE)
+#: Covered, and computed by a library nevertheless.
+_CALLS = frozenset(convolution_gradients.TABLE)
 _VIEWS = VIEWS - COPIES
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
@@ -175,7 +189,7 @@ class Prices:
                 if user not in within or user.op != "call_function":
                     continue
                 sizes = product(user)
-                if sizes is None and user.target not in TABLE and not is_view(user):
+                if sizes is None and _called(user) and not is_view(user):
                     return True
                 if sizes is not None and sizes.streamed is None:
                     return True
@@ -185,7 +199,12 @@ class Prices:
 def _in_library(node: Node) -> bool:
     """Whether a library computes an operator: what no kernel of ours does, and products that do not stream."""
     sizes = product(node)
-    return sizes.streamed != 2 if sizes else node.target not in TABLE
+    return sizes.streamed != 2 if sizes else _called(node)
+
+
+def _called(node: Node) -> bool:
+    """Whether an operator that is no product is no kernel of ours."""
+    return node.target not in TABLE or node.target in _CALLS
 
 
 def is_map(node: Node) -> bool:

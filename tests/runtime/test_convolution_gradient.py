@@ -1,0 +1,89 @@
+"""Gradients of convolutions as steps of a region: against float64, in every form, layout and dtype."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.frontend.check import randn
+from tests.runtime.test_convolution import FORMS, compiled
+from tilefold.frontend.regions.assemble import CompiledGraph
+from tilefold.runtime.convolution_gradient import GradientStep
+from tilefold.tensor import interp
+
+
+class Net(nn.Module):
+    """A convolution with something to fuse on both sides."""
+
+    def __init__(self, a: int, b: int, kernel: object, options: dict[str, object]):
+        super().__init__()
+        self.conv = nn.Conv2d(a, b, kernel, **options)  # type: ignore[arg-type]
+
+    def forward(self, x):
+        return self.conv(x.relu()).sin()
+
+
+def gradients(module: nn.Module, run, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.detach().clone().requires_grad_()
+    return list(torch.autograd.grad(run(x).square().sum(), [x, *module.parameters()]))
+
+
+def steps(found: list[CompiledGraph], kind: type) -> list[object]:
+    return [s for g in found for r in g.regions for s in r.runner.steps if isinstance(s, kind)]  # type: ignore
+
+
+@pytest.mark.parametrize("a, b, kernel, options", [*FORMS, (3, 8, 7, {"stride": 2, "padding": 3})])
+def test_a_step_is_one_region_a_pass_and_its_gradients_are_right(a, b, kernel, options):
+    groups = int(options.get("groups", 1))
+    for dtype, last in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True)):
+        form = torch.channels_last if last else torch.contiguous_format
+        module = Net(a, b, kernel, options).to(dtype).to(memory_format=form)
+        x = randn(2, a, 13, 15, dtype=dtype).contiguous(memory_format=form)
+        found: list[CompiledGraph] = []
+        got = gradients(module, compiled(module, found), x)
+        exact = copy.deepcopy(module).double()
+        for g, e, w in zip(
+            got, gradients(module, module, x), gradients(exact, exact, x.double()), strict=True
+        ):  # of 16 bits, kernels keep what eager rounds in between
+            error, own = ((t.double() - w).abs().max() / w.abs().max() for t in (g, e))
+            assert g.stride() == e.stride() and error <= 2 * own + 1e-6, (error, own)
+        if groups in (1, a) and (groups == 1 or a == b) and kernel != 13:
+            assert [len(g.regions) for g in found] == [1, 1] and not any(g.left for g in found)
+            assert steps(found, GradientStep)
+        else:
+            assert found[1].left == 1  # channels of a group, a window of one place: another's
+
+
+def test_a_statement_means_what_the_library_computes():
+    """The interpreter defines the program; strides, dilations and rows that no window reaches."""
+    for kernel, options in (((3, 2), {"stride": 2, "padding": 1}), (3, {"dilation": 2, "stride": 3, "padding": 2})):
+        module = Net(3, 4, kernel, options)
+        found: list[CompiledGraph] = []
+        x = randn(2, 3, 8, 9)
+        gradients(module, compiled(module, found), x)
+        (region,) = found[1].regions
+        p = region.runner.program  # type: ignore[attr-defined]
+        given = {i.name: torch.randn([int(n.value) for n in i.shape]) for i in p.inputs}  # type: ignore[attr-defined]
+        want = interp.run(p, given, exact=True)
+        tensors = dict(given)
+        for s in region.runner.steps:  # type: ignore[attr-defined]
+            s.run(tensors, {})
+        for name in p.outputs:
+            torch.testing.assert_close(tensors[name].double(), want[name].double(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_with_norms_is_one_region_a_pass():
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, 1, 1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.Conv2d(8, 12, 1, bias=False), nn.BatchNorm2d(12), nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(12, 5),
+    )  # fmt: skip
+    exact, x = copy.deepcopy(module).double(), randn(4, 3, 16, 16)
+    found: list[CompiledGraph] = []
+    got = gradients(module, compiled(module, found), x)
+    for g, w in zip(got, gradients(exact, exact, x.double()), strict=True):
+        assert (g.double() - w).abs().max() <= 1e-4 * w.abs().max() + 1e-5
+    assert [len(g.regions) for g in found] == [1, 1] and not any(g.left for g in found)

@@ -1,0 +1,106 @@
+"""The step of a convolution's gradient that torch's library computes (`tensor.convolution_gradients`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tilefold.algebra.expr import Expr, Index, Load
+from tilefold.plan.library import GradientCall
+from tilefold.runtime.convolution import CHANNELS_LAST
+from tilefold.runtime.step import LIBRARY, Code, Result
+from tilefold.tensor.convolution_gradients import is_last
+from tilefold.tensor.index_simplify import const
+from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import shape_function
+
+
+class GradientStep:
+    """One of a convolution's two gradients, as one call of the library, of operands as they lie in memory.
+
+    The library asks for the operand that the gradient does not depend on, for its extents alone.
+    """
+
+    def __init__(self, call: GradientCall, p: Program):
+        c, g = self.compute, self.form = call.compute, call.form
+        self.name, self.members = c.name, (c.name,)
+        self.reads = (g.read.tensor, g.plain.tensor)
+        image, last = g.of == "image", is_last(c, g)
+        self.format = CHANNELS_LAST.get(len(g.ways) + 2) if last else None
+        sizes = {**p.sizes, "": const(1)}
+        outs, channels = (sizes[d or ""] for d in (g.outs, g.channels))
+        inner = const(1) if g.groups else channels
+        batch = sizes[g.batch or ""]
+        images = [batch, channels, *(w.image for w in g.ways)]
+        made = [batch, outs, *(w.made for w in g.ways)]
+        taps = [outs, inner, *(w.taps for w in g.ways)]
+        ways = [w.axis for w in g.ways], [w.plain for w in g.ways]
+        first = (g.batch, g.outs if image else g.channels)
+        second = (g.outs, None if g.groups else g.channels) if image else (g.batch, g.outs)
+        self._orders = _order(g.read, first, ways[0]), _order(g.plain, second, ways[1])
+        self._shapes = [shape_function(x) for x in ((made, taps) if image else (images, made))]
+        self._other = shape_function(images if image else taps)
+        self._groups = shape_function([outs])
+        self._settings: tuple[list[int], ...] = (
+            [w.stride for w in g.ways],
+            [w.padding for w in g.ways],
+            [w.dilation for w in g.ways],
+        )
+        result = (g.batch, g.channels) if image else (g.outs, None if g.groups else g.channels)
+        dims = [d for d in (*result, *(w.out for w in g.ways)) if d is not None]
+        self._turn = [dims.index(d) for d in c.dims]
+        self._kept = shape_function([sizes[d] for d in dims])
+        extents: list[Expr] = [sizes[d] for d in c.dims]
+        self.results: tuple[Result, ...] = ((c.name, c.dtype.torch_dtype, shape_function(extents)),)
+
+    def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        kind = self.form.dtype.torch_dtype
+        x, w = (
+            self._in_format(tensors[t].to(kind).permute(order).reshape(shape(syms)))
+            for t, order, shape in zip(self.reads, self._orders, self._shapes, strict=True)
+        )
+        found = self._called(x, w, syms)
+        y = found.reshape(self._kept(syms)).permute(self._turn).to(self.compute.dtype.torch_dtype)
+        target = tensors.get(self.name)
+        if target is None:
+            tensors[self.name] = y.contiguous()
+        else:
+            target.copy_(y)
+
+    def code(self, units: Mapping[str, int | None]) -> Code:
+        """There is none of ours."""
+        return LIBRARY
+
+    def _called(self, x: torch.Tensor, w: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
+        groups = math.prod(self._groups(syms)) if self.form.groups else 1
+        settings = (*self._settings, False, [0] * len(self.form.ways), groups)
+        other = self._placeholder(x, self._other(syms))
+        backward = torch.ops.aten.convolution_backward.default
+        if self.form.of == "image":
+            return backward(x, other, w, None, *settings, [True, False, False])[0]  # type: ignore[no-any-return]
+        return backward(w, x, other, None, *settings, [False, True, False])[1]  # type: ignore[no-any-return]
+
+    def _placeholder(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """A tensor whose elements nobody reads. On a GPU it has no memory of its own: the image of a layer is large. A
+        CPU's library would copy such a one into the order that it wants."""
+        if like.is_cuda and self.form.of == "image":
+            return like.as_strided(shape, [0] * len(shape))
+        return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=self.format)
+
+    def _in_format(self, x: torch.Tensor) -> torch.Tensor:
+        """In channels-last memory where the result is, with strides that say so for weights of one tap as well."""
+        if self.format is None:
+            return x
+        x = x.contiguous(memory_format=self.format)
+        channels, places = x.shape[1], list(x.shape[2:])
+        strides = [channels * math.prod(places[n + 1 :]) for n in range(len(places))]
+        return x.as_strided(x.shape, [channels * math.prod(places), 1, *strides])
+
+
+def _order(ld: Load, first: Sequence[str | None], ways: Sequence[int | None]) -> list[int]:
+    """Axes of an operand: images or outputs, channels, places or taps; then those of extent 1."""
+    at = [ld.index.index(Index(d)) for d in first if d is not None]
+    order = [*at, *(n for n in ways if n is not None)]
+    return [*order, *(n for n in range(len(ld.index)) if n not in order)]
