@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tilefold.algebra.dtypes import DType
@@ -47,23 +48,44 @@ def test_what_is_normalised_is_computed_by_rows_and_by_columns():
     assert len([k for k in fused.kernels if "x" in {i.name for i in k.block.inputs}]) == 2
 
 
-def test_the_program_means_the_same():
-    p = traced(37, 19)
-    gen = torch.Generator().manual_seed(0)
-    given = {}
-    for i in p.inputs:
-        x = torch.randn([int(e.value) for e in i.shape], generator=gen)  # type: ignore[attr-defined]
-        given[i.name] = x.to(i.dtype.torch_dtype) + (1e5 if i.name == "mean" else 0)
-    after = fuse_for_gpu(p).program
-    assert after.body != p.body
-    for name, want in interp.run(p, given).items():
-        torch.testing.assert_close(interp.run(after, given)[name], want)
-
-
 def again(text: str, calls: tuple[tuple[str, ...], ...] = ()) -> Program:
     p = parse(text)
     groups = group(p, frozenset(m for call in calls for m in call), TARGET.limits, calls=calls).groups
     return computed_again(p, groups, TARGET.machine, TARGET.limits, calls)[0]
+
+
+NORM = """program norm()
+  input x: bf16[{rows}, {columns}]
+  input dy: bf16[{rows}, {columns}]
+  input w: bf16[{columns}]
+  input mean: f32[{rows}]
+  input rstd: f32[{rows}]
+  dim i = {rows}
+  dim j = {columns}
+  n[i, j]: f32 = (x[i, j] - mean[i]) * rstd[i]
+  a[i]: f32 = sum[j] dy[i, j] * w[j] * n[i, j]
+  z[i, j]: bf16 = rstd[i] * (dy[i, j] * w[j] - n[i, j] * a[i] / {columns}.0)
+  s[j]: f32 = sum[i] dy[i, j] * n[i, j]
+  return z, s
+"""
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(37, 19), (1, 5), (300, 1)])
+def test_the_program_means_the_same(rows, columns):
+    p = parse(NORM.format(rows=rows, columns=columns))
+    after = again(NORM.format(rows=rows, columns=columns))
+    gen = torch.Generator().manual_seed(0)
+    given = {}
+    for i in p.inputs:
+        x = torch.randn([int(e.value) for e in i.shape], generator=gen)
+        given[i.name] = x.to(i.dtype.torch_dtype) + (1e5 if i.name == "mean" else 0)
+    for name, want in interp.run(p, given).items():
+        torch.testing.assert_close(interp.run(after, given)[name], want)
+
+
+def test_what_is_normalised_is_put_in_where_columns_are_summed():
+    (s,) = [c for c in again(NORM.format(rows=4096, columns=768)).body if c.name == "s"]
+    assert {"x", "mean", "rstd"} <= set(tensors_read(s.body))
 
 
 ROOT = """program f()
