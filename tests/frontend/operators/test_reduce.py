@@ -10,7 +10,7 @@ import torch
 from tests.frontend.check import check, randn
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Call, Const, Size, Sym, walk
+from tilefold.algebra.expr import Call, Const, Load, Size, Sym, walk
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.fuse import fuse
 from tilefold.frontend.operators.reduce import _corrected
@@ -159,3 +159,16 @@ def test_the_corrected_count_is_not_negative(known, correction):
         assert float(at) == max(0, n - correction)
     clamped = any(isinstance(x, Call) and x.op == "maximum" for x in walk(e))
     assert clamped == (correction != 0 and (known is None or math.prod(known) <= correction))
+
+
+def test_places_of_truth_values_are_those_of_integers():
+    """No kernel orders truth values (the gradient of a running product asks for the first zero)."""
+
+    def fn(x):
+        y = x > 0
+        return *y.max(1), *y.min(0), y.max()
+
+    low = check(fn, randn(3, 5))
+    types = low.program.dtype_of
+    arguments = [ld.tensor for c in low.program.body if c.index_name for ld in walk(c.body) if isinstance(ld, Load)]
+    assert all(types(t) is not DType.BOOL for t in arguments)

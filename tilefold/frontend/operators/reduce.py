@@ -216,10 +216,15 @@ def extreme(reducer: str) -> Lowerer:
         gone, _, _ = reduced(axes, x.shape)
         keep = bool(a["keepdim"])
         best = reduce_value(ctx, reducer, x, axes, meta_of(node, 0)[1], name=f"{ctx.base}_values")
-        at = reduce_value(ctx, f"arg{reducer}", x, axes, DType.I64, name=f"{ctx.base}_indices")
+        at = reduce_value(ctx, f"arg{reducer}", _numbers(x), axes, DType.I64, name=f"{ctx.base}_indices")
         return keep_axes(best, gone, keep), keep_axes(at, gone, keep)
 
     return lower
+
+
+def _numbers(x: Value) -> Value:
+    """Truth values as integers: no back end orders them."""
+    return Value(x.shape, DType.I64, lambda i: Cast(x.at(i), DType.I64)) if x.dtype is DType.BOOL else x
 
 
 def arg_extreme(reducer: str) -> Lowerer:
@@ -230,7 +235,7 @@ def arg_extreme(reducer: str) -> Lowerer:
         x = ctx.value(a["self"])
         axes = axes_of(a["dim"])
         gone, _, _ = reduced(axes, x.shape)
-        out = reduce_value(ctx, reducer, x, axes, DType.I64)
+        out = reduce_value(ctx, reducer, _numbers(x), axes, DType.I64)
         return keep_axes(out, gone, bool(a["keepdim"]))
 
     return lower
