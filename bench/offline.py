@@ -102,6 +102,7 @@ def compile_fake(module: Any, args: Sequence[Any], *, train: bool, name: str) ->
         stack.enter_context(patch.object(launch, "is_hopper", lambda device: True))
         stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda device=None: (9, 0)))
         stack.enter_context(patch.object(config, "force_non_lazy_backward_lowering", True))
+        stack.enter_context(patch.object(torch._C, "_conv_determine_backend_memory_format", _as_cudnn))
         for m in [m for n, m in sys.modules.items() if n.startswith("tilefold.") and hasattr(m, "gpu_here")]:
             stack.enter_context(patch.object(m, "gpu_here", lambda: gpu))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -120,6 +121,16 @@ def compile_fake(module: Any, args: Sequence[Any], *, train: bool, name: str) ->
             if not (isinstance(err, _Planned) or "_Planned" in repr(err)):
                 raise
     return found
+
+
+def _as_cudnn(x: Any, w: Any, library: Any) -> Any:
+    """The memory format of a convolution's result: channels-last if an operand is."""
+    import torch  # noqa: PLC0415
+
+    def last(t: torch.Tensor) -> bool:
+        return t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+
+    return torch.channels_last if last(x) or last(w) else torch.contiguous_format
 
 
 def _faked(module: Any, fake: Any) -> None:

@@ -43,9 +43,11 @@ def exponential(terms: Sequence[Term], kind: DType, frame: Sequence[str]) -> Val
     large = any(t.far for t in terms if len(t.value.axes) == len(axes)) and not is_number(last.value.code)
     by = last.value if large and last.times and kind is DType.F32 else None
     near, far = [t.times * LOG2E for t in (*first, last)], _exact_factors((*first, last))
+    less = "-" if last.times < 0 else ""  # of the product: its factor is then the one of what it is subtracted from
+    near[-1], far[-1] = abs(near[-1]), abs(far[-1])
     factors = [_factor(by, abs(near[-1]), *pair) for pair in zip(near, far, strict=True)]
     over = last.value.axes
-    shift = fitted(Value(_rounded(last, factors.pop(), over), over, kind), axes)
+    shift = fitted(Value(f"({less}{_rounded(last, factors.pop(), over)})", over, kind), axes)
     if len(first) == 1 and len(over) < len(axes):
         return Value(f"tl.exp2({_added(first[0], factors[0], axes, shift)})", axes, kind, level)
     code = _rounded(first[0], factors[0], axes)
