@@ -26,6 +26,7 @@ PROGRAM = """program gradient()
   {other}
   return {results}
 """
+WEIGHED = "e[i, h, j, m]: f32 = sum[l] p[i, h, j, l] * k[i, h, l, m]"
 OTHER = "y[i, h, m, l]: f32 = sum[j] q[i, h, j, m] * d[i, h, j, l]"
 
 
@@ -70,6 +71,7 @@ def test_the_dim_that_fewer_products_contract_is_summed_first():
         ("g[h]: bf16 = sum[i, j, l] p[i, h, j, l]", {}),
         ("g[i, h, j]: f32 = sum[l] p[i, h, j, l]", {}),  # is one a row
         ("g[m]: f32 = sum[i, h, j] q[i, h, j, m]", {}),  # of an argument
+        (f"{WEIGHED}\n  g[i, j]: f32 = sum[h, m] e[i, h, j, m] * q[i, h, j, m]", {}),  # has a dim of its own
         ("e[h, j, l]: f32 = sum[i] p[i, h, j, l]\n  g[h]: f32 = sum[j, l] e[h, j, l]", {"results": "g, x, y, e"}),
     ],
 )

@@ -239,7 +239,9 @@ def _added_by_readers(p: Program, c: Compute) -> bool:
         return False
     readers = [m for m in p.body if any(ld.tensor == c.name for ld in loads(m.body))]
     sums = [m for m in readers if _bias(p, c, m.body)]
-    if len(readers) == len(sums) == 1 and sums[0].reducer is None and sums[0].name not in p.outputs:
+    if any(m.name in p.outputs for m in sums):
+        return False
+    if len(readers) == len(sums) == 1 and sums[0].reducer is None:
         readers = [m for m in p.body if any(ld.tensor == sums[0].name for ld in loads(m.body))]
     return bool(readers) and readers != sums and all(m.reducer is None for m in readers) and c.name not in p.outputs
 

@@ -9,7 +9,8 @@ read again, by a kernel of their own. The sum over the dim that another product 
 queries' gradient) is one more number a row of that product's kernel; what is left is small.
 
 Side conditions: float32 sums; f reads a map of a product over both dims, at plain indices, and a product contracts a
-map of the same along one of them alone. Rounding: sums of sums, whose error is smaller.
+map of the same along one of them alone; the sum has no dims but those of that map. Rounding: sums of sums, whose error
+is smaller.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def sums_by_rows(p: Program) -> Program:
             continue
         along, order = found
         rest = tuple(d for d in whole.rdims if d != along)
+        if not {*whole.dims, *rest} <= {*order}:
+            continue  # what is multiplied has dims of its own: a projection, say, of what a fold makes
         dims = tuple(sorted((*whole.dims, *rest), key=lambda d: order.index(d) if d in order else -1))
         rows = replace(whole, name=fresh(f"{c.name}_rows", taken), dims=dims, rdims=(along,))
         total = replace(c, body=Load(rows.name, tuple(map(Index, dims))), rdims=rest)
