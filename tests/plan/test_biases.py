@@ -55,6 +55,14 @@ def test_a_bias_is_in_the_call_unless_maps_alone_read_the_sum(fn, inside):
     assert (first.bias is not None) == inside
 
 
+def test_a_sum_that_is_also_returned_is_what_the_call_makes():
+    torch._dynamo.reset()
+    p = trace(both, torch.randn(64, 64), torch.randn(64, 64), torch.randn(64)).program
+    q, found = library_calls(p, [c.name for c in p.body if "mm" in c.name])
+    (call,) = found.values()
+    assert call.out in p.outputs and len(q.body) == len(p.body)
+
+
 @pytest.mark.parametrize("fn", [activated, normed])
 def test_products_of_16_bits_are_rounded_once(fn):
     first, *_ = calls(fn, torch.bfloat16)

@@ -324,10 +324,18 @@ def _with_bias(p: Program, c: Compute) -> Program:
     if len(axes) != 1:
         return p
     ((tensor, dims),) = axes
-    taken = {i.name for i in p.inputs} | {r for m in p.body for r in m.results} | set(p.sizes) | set(p.syms)
-    name = free(f"{c.name.removesuffix('_mm')}_biased", taken)
-    body = Call("add", (Load(c.name, tuple(map(Index, c.dims))), Load(tensor, tuple(map(Index, dims)))))
-    biased = Compute(name, c.dims, c.dtype, body, loc=c.loc, origin=c.origin)
+    plain = Load(c.name, tuple(map(Index, c.dims)))
+    body = Call("add", (plain, Load(tensor, tuple(map(Index, dims)))))
+    # a sum that is there anyway (a result, what a backward reads) is what the others read
+    there = (
+        m for m in readers if wanted.get(m.body) == plain and (m.reducer, m.dims, m.dtype) == (None, c.dims, c.dtype)
+    )
+    biased = next(there, None)
+    if biased is None:
+        taken = {i.name for i in p.inputs} | {r for m in p.body for r in m.results} | set(p.sizes) | set(p.syms)
+        name = free(f"{c.name.removesuffix('_mm')}_biased", taken)
+        biased = Compute(name, c.dims, c.dtype, body, loc=c.loc, origin=c.origin)
+    name = biased.name
 
     def read(e: Expr) -> Expr | None:
         return Load(name, wanted[e].index) if e in wanted else None
@@ -336,7 +344,8 @@ def _with_bias(p: Program, c: Compute) -> Program:
     for m in p.body:
         if m is readers[0]:
             out.append(biased)
-        out.append(replace(m, body=transform(m.body, read)) if m in readers else m)
+        if m is not biased:
+            out.append(replace(m, body=transform(m.body, read)) if m in readers else m)
     return replace(p, body=tuple(out))
 
 

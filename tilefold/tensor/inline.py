@@ -46,11 +46,11 @@ def inline(p: Program) -> Program:
     dtypes = {i.name: i.dtype for i in p.inputs} | {r: c.dtype for c in p.body for r in c.results}
     dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
     readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
-    operands = _operands(p)
+    operands, given = _operands(p), {i.name for i in p.inputs}
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
     for c in p.body:
-        c = _into(c, maps, readers, operands, dtypes, p.sizes)
+        c = _into(c, maps, readers, operands, given, dtypes, p.sizes)
         body.append(c)
         if c.reducer is None and c.name not in p.outputs:
             maps[c.name] = c
@@ -62,6 +62,7 @@ def _into(
     maps: dict[str, Compute],
     readers: Counter[str],
     operands: AbstractSet[str],
+    given: AbstractSet[str],
     dtypes: dict[str, DType],
     sizes: Mapping[str, Expr],
 ) -> Compute:
@@ -72,7 +73,9 @@ def _into(
         ld.tensor
         for ld in found
         if ld.tensor in maps
-        and _worth(maps[ld.tensor], [x for x in found if x.tensor == ld.tensor], count, readers, operands, c, sizes)
+        and _worth(
+            maps[ld.tensor], [x for x in found if x.tensor == ld.tensor], count, readers, operands, given, c, sizes
+        )
     }
     if not wanted:
         return c
@@ -148,6 +151,7 @@ def _worth(
     count: Counter[str],
     readers: Counter[str],
     operands: AbstractSet[str],
+    given: AbstractSet[str],
     c: Compute,
     sizes: Mapping[str, Expr],
 ) -> bool:
@@ -163,7 +167,13 @@ def _worth(
         return False  # operands stay plain loads, so that it is a matrix product to every back end
     if cost <= FREE and len(loads(m.body)) <= 1:
         return True
-    if cost <= CHEAP and m.name not in operands and sum(dims_used(ld) >= set(m.dims) for ld in loads(m.body)) <= 1:
+    smaller = [ld for ld in loads(m.body) if not dims_used(ld) >= set(m.dims)]
+    if (
+        cost <= CHEAP
+        and m.name not in operands
+        and len(loads(m.body)) - len(smaller) <= 1
+        and all(ld.tensor in given for ld in smaller)
+    ):
         return True  # a bias and a factor of each channel: nothing as large is read for them
     if not lacking and all(_takes_few(ld, m) for ld in at):
         return True
