@@ -117,7 +117,7 @@ def compile_fake(module: Any, args: Sequence[Any], *, train: bool, name: str) ->
         stack.enter_context(torch.set_grad_enabled(train))
         try:
             torch.compile(module, backend=backend)(*placed)
-        except Exception as err:
+        except Exception as err:  # Dynamo wraps what a back end raises, in a class of its own or another's
             if not (isinstance(err, _Planned) or "_Planned" in repr(err)):
                 raise
     return found
@@ -165,17 +165,10 @@ def lines(programs: Sequence[Any]) -> list[Line]:
 
 
 def _bytes(p: Any, names: Iterable[str]) -> int:
-    from tilefold.tensor.sizes import estimate  # noqa: PLC0415
+    """Of tensors of the program: the parts of a fold in segments, which are small, are none."""
+    from tilefold.tensor.analysis import Graph  # noqa: PLC0415
 
-    total, known = 0, {i.name for i in p.inputs} | {r for c in p.body for r in c.results}
-    for n in dict.fromkeys(names):
-        if n not in known:
-            continue  # parts of folds in segments are small
-        count = 1
-        for extent in p.shape_of(n):
-            count *= estimate(extent)
-        total += count * p.dtype_of(n).nbytes
-    return total
+    return int(Graph.of(p).nbytes(n for n in dict.fromkeys(names) if n in p.names))
 
 
 def assembled(programs: Sequence[Any], pattern: str, folder: Path) -> list[Assembled]:

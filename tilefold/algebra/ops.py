@@ -101,6 +101,8 @@ _TABLE = (
 OPS: dict[str, OpSpec] = {spec.name: spec for spec in _TABLE}
 BY_INFIX: dict[str, str] = {spec.infix: spec.name for spec in _TABLE if spec.infix}
 
+#: Operations that draw numbers.
+RANDOM = ("random", "random16")
 #: Operations that name the tile that an enclosing loop is at.
 TILE_BOUNDS = ("tile_start", "tile_stop")
 #: Operations on the values that an expression has there.

@@ -32,8 +32,9 @@ from tilefold.algebra.expr import (
     tensors_read,
     transform,
 )
+from tilefold.algebra.expr import walk as parts_of
 from tilefold.block.bounds import linear
-from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, Update, exprs_of, walk
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, Update, dims_of, exprs_of, walk
 from tilefold.names import fresh
 from tilefold.tensor.ir import Input
 
@@ -198,8 +199,8 @@ class _Joined:
         body = self.second.with_body(tuple(reversed(kept)))
         written = {n.tensor for n in walk(body) if isinstance(n, Store)}
         inputs = tuple(i for i in (*b.inputs, *more) if i.name in needed)
-        dims = {d for n in walk(body) for d in _dims(n)} | {d for r in b.results if r.name in written for d in r.dims}
-        dims |= {x.dim for n in walk(body) for e in exprs_of(n) for x in _all(e) if isinstance(x, Index | Size)}
+        dims = {d for n in walk(body) for d in dims_of(n)} | {d for r in b.results if r.name in written for d in r.dims}
+        dims |= {x.dim for n in walk(body) for e in exprs_of(n) for x in parts_of(e) if isinstance(x, Index | Size)}
         return replace(
             b,
             name="_".join(sorted(written)),
@@ -345,24 +346,6 @@ def _put(n: Node, table: Mapping[Expr, Expr]) -> Node:
     if isinstance(n, Store | Let | Update) and table:
         return replace(n, expr=substitute(n.expr, table))
     return n
-
-
-def _all(e: Expr) -> Iterator[Expr]:
-    yield e
-    for k in children(e):
-        yield from _all(k)
-
-
-def _dims(n: Node) -> tuple[str, ...]:
-    match n:
-        case Loop(_, dim):
-            return (dim,)
-        case Let(dims=dims, rdims=rdims):
-            return (*dims, *rdims)
-        case Init(dims=dims) | Store(dims=dims):
-            return dims
-        case _:
-            return ()
 
 
 def _whole(n: Let) -> Load:

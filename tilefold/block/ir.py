@@ -152,6 +152,21 @@ def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
             yield from walk(n.body)
 
 
+def dims_of(n: Node) -> tuple[str, ...]:
+    """The dims that a node names itself: its loop's, its own, or those it reduces."""
+    match n:
+        case Loop(_, dim):
+            return (dim,)
+        case Let(dims=dims, rdims=rdims):
+            return (*dims, *rdims)
+        case Init(dims=dims) | Store(dims=dims):
+            return dims
+        case Accumulate(rdims=rdims):
+            return rdims
+        case Update():
+            return ()
+
+
 def exprs_of(n: Node) -> tuple[Expr, ...]:
     """The expressions a node evaluates itself."""
     match n:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilefold.algebra.expr import Index, Load, walk
 from tilefold.algebra.ops import INDEX_REDUCERS, REDUCERS
-from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, dims_of, exprs_of
 from tilefold.block.text import show_head
 from tilefold.errors import VerifyError
 
@@ -35,11 +35,11 @@ class _Checker:
 
     def node(self, n: Node, scope: dict[str, tuple[str, ...] | None], loops: tuple[str, ...]) -> None:
         fail = _Failure(n)
-        for d in _dims(n):
+        for d in dims_of(n):
             if d not in self.b.sizes:
                 raise fail(f"dim {d} has no size")
         held = scope.get(n.name) if isinstance(n, Update | Accumulate) else ()
-        known = {*_dims(n), *loops, *(held or ())}
+        known = {*dims_of(n), *loops, *(held or ())}
         for e in exprs_of(n):
             for x in walk(e):
                 if isinstance(x, Index) and x.dim not in known:
@@ -105,18 +105,3 @@ class _Failure:
 
     def __call__(self, why: str) -> VerifyError:
         return VerifyError(f"{why}: `{show_head(self.n)}`")
-
-
-def _dims(n: Node) -> tuple[str, ...]:
-    match n:
-        case Loop(_, dim):
-            return (dim,)
-        case Let(dims=dims, rdims=rdims):
-            return (*dims, *rdims)
-        case Init(dims=dims) | Store(dims=dims):
-            return dims
-        case Accumulate(rdims=rdims):
-            return rdims
-        case Update():
-            return ()
-    raise AssertionError(n)

@@ -20,6 +20,7 @@ from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, expr_flops
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
+from tilefold.tensor.rewrite import drop_dead
 
 #: Maps of a program that are looked at, the last first.
 MOST_LOOKED_AT = 256
@@ -114,17 +115,12 @@ def _settled(
     p: Program, groups: list[Group], changed: Mapping[str, Compute], touched: set[Group], limits: Limits
 ) -> tuple[Program, list[Group]] | None:
     """The program with changed readers, without what nobody needs any more; None where a group is no kernel then."""
-    body = [changed.get(c.name, c) for c in p.body]
-    read = {t for c in body for t in tensors_read(c.body)} | set(p.outputs)
-    gone: set[str] = set()
-    while dead := {c.name for c in body if c.name not in gone and not read & set(c.results)}:
-        gone |= dead
-        read = {t for c in body if c.name not in gone for t in tensors_read(c.body)} | set(p.outputs)
-    after = replace(p, body=tuple(c for c in body if c.name not in gone))
+    after = replace(p, body=tuple(changed.get(c.name, c) for c in p.body))
+    after = replace(drop_dead(after), sizes=p.sizes)  # groups are parallel over dims that no statement has
     g = Graph.of(after)
     made: list[Group] = []
     for x in groups:
-        left = tuple(m for m in x.members if m not in gone)
+        left = tuple(m for m in x.members if m in g.by_name)
         found = one_kernel(g, left, limits) if left and (x in touched or left != x.members) else x
         if isinstance(found, str):
             return None

@@ -237,12 +237,12 @@ def _added_by_readers(p: Program, c: Compute) -> bool:
     add it to each element as often as it is used; a product of 16 bits would be rounded twice."""
     if c.dtype.nbytes < DType.F32.nbytes:
         return False
-    readers = [m for m in p.body if any(ld.tensor == c.name for ld in loads(m.body))]
+    readers = _readers(p, c.name)
     sums = [m for m in readers if _bias(p, c, m.body)]
     if any(m.name in p.outputs for m in sums):
         return False
     if len(readers) == len(sums) == 1 and sums[0].reducer is None:
-        readers = [m for m in p.body if any(ld.tensor == sums[0].name for ld in loads(m.body))]
+        readers = _readers(p, sums[0].name)
     return bool(readers) and readers != sums and all(m.reducer is None for m in readers) and c.name not in p.outputs
 
 
@@ -303,9 +303,13 @@ def _bias(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
     return (product, bias) if same_type and one_each and whole and set(bias.index) == {at[d] for d in m.cols} else None
 
 
+def _readers(p: Program, tensor: str) -> list[Compute]:
+    return [m for m in p.body if any(ld.tensor == tensor for ld in loads(m.body))]
+
+
 def _with_bias(p: Program, c: Compute) -> Program:
     """The program in which all readers of c read a map that adds the bias, where they all add the same one."""
-    readers = [m for m in p.body if any(ld.tensor == c.name for ld in loads(m.body))]
+    readers = _readers(p, c.name)
     if c.name in p.outputs or not readers or (len(readers) == 1 and _bias(p, c, readers[0].body)):
         return p
     wanted: dict[Expr, Load] = {}
@@ -332,8 +336,7 @@ def _with_bias(p: Program, c: Compute) -> Program:
     )
     biased = next(there, None)
     if biased is None:
-        taken = {i.name for i in p.inputs} | {r for m in p.body for r in m.results} | set(p.sizes) | set(p.syms)
-        name = free(f"{c.name.removesuffix('_mm')}_biased", taken)
+        name = free(f"{c.name.removesuffix('_mm')}_biased", p.names)
         biased = Compute(name, c.dims, c.dtype, body, loc=c.loc, origin=c.origin)
     name = biased.name
 

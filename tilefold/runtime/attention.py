@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tilefold.algebra.expr import Index, Load
 from tilefold.plan.attention import AttentionCall
 from tilefold.runtime.library import part_of
-from tilefold.runtime.step import LIBRARY, Code, Result
+from tilefold.runtime.step import LIBRARY, Code, Result, handed_over
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
 
@@ -43,12 +43,7 @@ class AttentionStep:
         y = scaled_dot_product_attention(q, k, v, is_causal=self.call.causal, scale=self.call.scale)
         if self._batch != 2:
             y = y.reshape(self._made(syms))
-        y = y.permute(self._turn)
-        target = tensors.get(self.name)
-        if target is None:
-            tensors[self.name] = y.contiguous() if self.packed else y
-        else:
-            target.copy_(y)
+        handed_over(tensors, self.name, y.permute(self._turn), packed=self.packed)
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """There is none of ours."""

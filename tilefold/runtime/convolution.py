@@ -13,7 +13,7 @@ from tilefold.algebra.expr import Index, Load
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.plan.library import ConvolutionCall
 from tilefold.runtime.library import Part
-from tilefold.runtime.step import LIBRARY, Code, Result
+from tilefold.runtime.step import LIBRARY, Code, Result, handed_over
 from tilefold.tensor.convolution import Convolution, Space, axis_of, group_axes, is_channels_last
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Program
@@ -87,11 +87,7 @@ class ConvolutionStep:
         else:
             y = self._as_product(x, w, syms) if self.product else self._as_convolution(x, w, also, syms)
         y = y.to(self.compute.dtype.torch_dtype)
-        target = tensors.get(self.name)
-        if target is None:
-            tensors[self.name] = y.contiguous()
-        else:
-            target.copy_(y)
+        handed_over(tensors, self.name, y)
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """There is none of ours."""

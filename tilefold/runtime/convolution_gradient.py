@@ -10,7 +10,7 @@ import torch
 from tilefold.algebra.expr import Expr, Index, Load
 from tilefold.plan.library import GradientCall
 from tilefold.runtime.convolution import CHANNELS_LAST
-from tilefold.runtime.step import LIBRARY, Code, Result
+from tilefold.runtime.step import LIBRARY, Code, Result, handed_over
 from tilefold.tensor.convolution_gradients import is_last
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Program
@@ -63,11 +63,7 @@ class GradientStep:
         )
         found = self._called(x, w, syms)
         y = found.reshape(self._kept(syms)).permute(self._turn).to(self.compute.dtype.torch_dtype)
-        target = tensors.get(self.name)
-        if target is None:
-            tensors[self.name] = y.contiguous()
-        else:
-            target.copy_(y)
+        handed_over(tensors, self.name, y)
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """There is none of ours."""

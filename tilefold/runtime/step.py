@@ -35,6 +35,15 @@ class Code:
 LIBRARY = Code(library=True)
 
 
+def handed_over(tensors: dict[str, torch.Tensor], name: str, y: torch.Tensor, *, packed: bool = True) -> None:
+    """Add what a library made to `tensors`, or write it into what is there. packed: what is added is contiguous."""
+    target = tensors.get(name)
+    if target is None:
+        tensors[name] = y.contiguous() if packed else y
+    else:
+        target.copy_(y)
+
+
 class Step(Protocol):
     """One call of a compiled program. `reads`: tensors by name; `results`: what it adds to them; `members`: the
     program's statements that it computes."""

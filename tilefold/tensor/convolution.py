@@ -240,20 +240,11 @@ class _Reader:
 
     def _space(self, x: Load, axis: int, i: Expr, of_w: Sequence[str], guards: Guards) -> Space | None:
         """Axis of space read at s y + d k - p."""
-        out = tap = None
-        stride = dilation = 1
-        padding = 0
+        found = Steps.of(i, self.c, of_w)
+        if found is None or found.outer < 0 or found.inner < 0:
+            return None
+        out, stride, tap, dilation, padding = found.out, found.outer, found.tap, found.inner, -found.shift
         terms = poly(i, {})
-        for mono, by in terms.items():
-            match mono:
-                case ():
-                    padding = -by
-                case (Index(d),) if d in self.c.rdims and d in of_w and tap is None and by > 0:
-                    tap, dilation = d, by
-                case (Index(d),) if d in self.c.dims and d not in of_w and out is None and by > 0:
-                    out, stride = d, by
-                case _:
-                    return None
         extent = self.p.shape_of(x.tensor)[axis]
         low, high = guards.of_index(terms)
         if out is None and tap is None:  # one place of the axis, the first: no window, so nothing but a product
@@ -276,6 +267,36 @@ class _Reader:
         if high is None and not nonnegative(poly(extent - 1 - last, {})):
             return None
         return Space(axis, extent, out, tap, stride, dilation, padding)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """An index `outer out + inner tap + shift`: a dim of the result that the plain operand has not, and a reduced one
+    that it has; None: there is none, and its step is 1."""
+
+    out: str | None
+    outer: int
+    tap: str | None
+    inner: int
+    shift: int
+
+    @staticmethod
+    def of(i: Expr, c: Compute, of_w: Sequence[str]) -> Steps | None:
+        """The index of a statement as such steps; None where it is none."""
+        out = tap = None
+        outer = inner = 1
+        shift = 0
+        for mono, by in poly(i, {}).items():
+            match mono:
+                case ():
+                    shift = by
+                case (Index(d),) if d in c.rdims and d in of_w and tap is None:
+                    tap, inner = d, by
+                case (Index(d),) if d in c.dims and d not in of_w and out is None:
+                    out, outer = d, by
+                case _:
+                    return None
+        return Steps(out, outer, tap, inner, shift)
 
 
 class Guards:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used
-from tilefold.tensor.convolution import MOST_SPACE, Guards, guarded, multiplied_in
+from tilefold.tensor.convolution import MOST_SPACE, Guards, Steps, guarded, multiplied_in
 from tilefold.tensor.index_simplify import const, poly, same
 from tilefold.tensor.ir import Compute, Program
 
@@ -135,20 +135,11 @@ class _Reader:
 
     def _taps(self, axis: int, i: Expr, guards: Guards) -> Way | None:
         """An axis of the image, read at s y + d k - p."""
-        place = tap = None
-        stride = dilation = 1
-        padding = 0
+        found = Steps.of(i, self.c, self.of_w)
+        if found is None or found.outer < 0 or found.inner < 0:
+            return None
+        tap, dilation, place, stride, padding = found.out, found.outer, found.tap, found.inner, -found.shift
         terms = poly(i, {})
-        for mono, by in terms.items():
-            match mono:
-                case ():
-                    padding = -by
-                case (Index(d),) if d in self.c.rdims and d in self.of_w and place is None and by > 0:
-                    place, stride = d, by
-                case (Index(d),) if d in self.c.dims and d not in self.of_w and tap is None and by > 0:
-                    tap, dilation = d, by
-                case _:
-                    return None
         extent, made, taps = self.p.shape_of(self.x.tensor)[axis], self._extent(place), self._extent(tap)
         known = _numbers(extent, made, taps)
         low, high = guards.of_index(terms)
@@ -190,19 +181,11 @@ class _Reader:
     def _places(self, axis: int, i: Expr, left: list[Expr]) -> Way | None:
         """An axis of the result's gradient, read at (h + p - d k) / s; its guards are taken out of `left`."""
         stride, at = _quotient(i)
-        place = tap = None
-        dilation, padding = 1, 0
+        found = Steps.of(at, self.c, self.of_w)
+        if found is None or found.outer != 1 or (found.tap is not None and found.inner > 0):
+            return None
+        place, tap, dilation, padding = found.out, found.tap, abs(found.inner), found.shift
         terms = poly(at, {})
-        for mono, by in terms.items():
-            match mono:
-                case ():
-                    padding = by
-                case (Index(d),) if d in self.c.dims and d not in self.of_w and place is None and by == 1:
-                    place = d
-                case (Index(d),) if d in self.c.rdims and d in self.of_w and tap is None and by < 0:
-                    tap, dilation = d, -by
-                case _:
-                    return None
         made, extent, taps = self.p.shape_of(self.x.tensor)[axis], self._extent(place), self._extent(tap)
         known = _numbers(extent, made, taps)
         if known is None or padding < 0 or place is None:

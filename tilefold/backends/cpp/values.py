@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, children, dims_used, type_of
-from tilefold.algebra.ops import BY_INFIX, OPS, TILE_EXTREMES
+from tilefold.algebra.ops import BY_INFIX, OPS, RANDOM, TILE_EXTREMES
 from tilefold.backends.cpp.affine import in_range, split
 from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, const_int, literal, product
 
@@ -152,7 +152,7 @@ class Values:
         if op in TILE_EXTREMES:
             return Value(self.extreme(op, args[0]), "int64_t", False)
         values = [self.value(a) for a in args]  # once: a second time for every level of nesting would be exponential
-        if op in ("random", "random16"):
+        if op in RANDOM:
             return self.random(op, args, values)
         vec = self.strip is not None and any(v.vec for v in values)
         kind = self.operand_type(op, args)

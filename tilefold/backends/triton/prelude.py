@@ -205,8 +205,16 @@ def tf_ranked_index(key):
     return 0x7FFFFFFF - (key & 0x7FFFFFFF)
 """
 
+#: One round of Philox-4x32: words a to d of the counters, k and m of the key.
+PHILOX_ROUND = """\
+        p, q = c.to(tl.uint64) * 0xCD9E8D57, a.to(tl.uint64) * 0xD2511F53
+        a, c = (p >> 32).to(tl.uint32) ^ b ^ k, (q >> 32).to(tl.uint32) ^ d ^ m
+        b, d = p.to(tl.uint32), q.to(tl.uint32)
+        k += 0x9E3779B9
+        m += 0xBB67AE85"""
+
 #: Philox-4x32-10 of the counter (column / 4, row, 0, 0), and of its four words that of column % 4 (`algebra.philox`).
-RANDOM = """
+RANDOM = f"""
 @triton.jit
 def tf_random(seed, row, column):
     row, column = core.to_tensor(row), core.to_tensor(column)
@@ -216,11 +224,7 @@ def tf_random(seed, row, column):
     c = a * 0
     d = c
     for _ in tl.static_range(10):  # one multiplication has both words of a product
-        p, q = c.to(tl.uint64) * 0xCD9E8D57, a.to(tl.uint64) * 0xD2511F53
-        a, c = (p >> 32).to(tl.uint32) ^ b ^ k, (q >> 32).to(tl.uint32) ^ d ^ m
-        b, d = p.to(tl.uint32), q.to(tl.uint32)
-        k += 0x9E3779B9
-        m += 0xBB67AE85
+{PHILOX_ROUND}
     even, odd = tl.where((column & 2) == 0, a, c), tl.where((column & 2) == 0, b, d)
     return (tl.where((column & 1) == 0, even, odd) >> 8).to(tl.int64)
 
@@ -235,11 +239,7 @@ def tf_random16(seed, batch, row, column):
     d = batch.to(tl.uint32)
     c = d * 0
     for _ in tl.static_range(7):
-        p, q = c.to(tl.uint64) * 0xCD9E8D57, a.to(tl.uint64) * 0xD2511F53
-        a, c = (p >> 32).to(tl.uint32) ^ b ^ k, (q >> 32).to(tl.uint32) ^ d ^ m
-        b, d = p.to(tl.uint32), q.to(tl.uint32)
-        k += 0x9E3779B9
-        m += 0xBB67AE85
+{PHILOX_ROUND}
     above, below = tl.where((column & 8) == 0, a, b), tl.where((column & 8) == 0, c, d)
     word = tl.where((row & 8) == 0, above, below)
     return tl.where((column & 1) == 0, word & 0xFFFF, word >> 16).to(tl.int32)

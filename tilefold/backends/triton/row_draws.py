@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, walk
+from tilefold.algebra.ops import RANDOM
+from tilefold.backends.triton.prelude import PHILOX_ROUND
 from tilefold.tile import ir
 from tilefold.tile.uses import expressions
 
@@ -18,7 +20,7 @@ from tilefold.tile.uses import expressions
 TOGETHER = 16
 #: The function of the usual prelude's name, for values in the layout of a product's result. [M, N] is cut as [M / 16,
 #: 2, 8, N / 16, 2, 4, 2]: the axes of 2 are a thread's own.
-DRAWS = """
+DRAWS = f"""
 @gluon.jit
 def tf_counters(x, ROWS_FIRST: gl.constexpr):
     x = x.reshape([x.shape[0] // 16, 2, 8, x.shape[1] // 16, 2, 4, 2])
@@ -40,11 +42,7 @@ def tf_random16(seed, batch, row, column):
     a, b = (left & -10).to(tl.uint32), (tf_counters(at.to(gl.int32), ROWS_FIRST) & -9).to(tl.uint32)
     c, d = a * 0, a * 0 + batch.to(tl.uint32)
     for _ in gl.static_range(7):
-        p, q = c.to(tl.uint64) * 0xCD9E8D57, a.to(tl.uint64) * 0xD2511F53
-        a, c = (p >> 32).to(tl.uint32) ^ b ^ k, (q >> 32).to(tl.uint32) ^ d ^ m
-        b, d = p.to(tl.uint32), q.to(tl.uint32)
-        k += 0x9E3779B9
-        m += 0xBB67AE85
+{PHILOX_ROUND}
     if ROWS_FIRST:
         a, b = gl.join(a & 0xFFFF, a >> 16), gl.join(b & 0xFFFF, b >> 16)
         c, d = gl.join(c & 0xFFFF, c >> 16), gl.join(d & 0xFFFF, d >> 16)
@@ -60,15 +58,13 @@ def tf_random16(seed, batch, row, column):
 
 def draws_numbers(stmts: Sequence[ir.Stmt]) -> bool:
     """Whether statements draw numbers."""
-    return any(isinstance(x, Call) and x.op in ("random", "random16") for e in expressions(stmts) for x in walk(e))
+    return any(isinstance(x, Call) and x.op in RANDOM for e in expressions(stmts) for x in walk(e))
 
 
 def drawn_by_threads(loop: ir.For, row: str) -> bool:
     """Whether all numbers that a loop draws have 16 bits, at rows and columns that are those of the kernel, or turned,
     and tiles begin where counters do."""
-    drawn = [
-        x for e in expressions(loop.body) for x in walk(e) if isinstance(x, Call) and x.op in ("random", "random16")
-    ]
+    drawn = [x for e in expressions(loop.body) for x in walk(e) if isinstance(x, Call) and x.op in RANDOM]
     begins = loop.start is None or _begins(loop.start, row)
     return not drawn or (begins and all(x.op == "random16" and _at(x, row, loop.dim) for x in drawn))
 

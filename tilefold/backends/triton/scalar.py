@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
 from tilefold.algebra.facts import Range
-from tilefold.algebra.ops import OPS
+from tilefold.algebra.ops import OPS, RANDOM
 from tilefold.backends.triton.exponents import LOG2E, Term, exponential
 from tilefold.backends.triton.functions import IN_INTERPRETER, INFIX, ROOTS, UNARY
 from tilefold.backends.triton.simplify import pull_scale, terms
@@ -245,7 +245,7 @@ class Expressions:
             return f'(tl.abs({c[0]}) == float("inf"))'
         if op == "sign":
             return f"tf_sign({c[0]})"
-        if op in ("random", "random16"):
+        if op in RANDOM:
             return f"tf_{op}({', '.join(c)})"
         if op in ("floor", "ceil", "trunc", "round") and not kind.is_float:
             return c[0]
