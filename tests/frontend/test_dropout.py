@@ -225,3 +225,9 @@ def test_a_program_alone_has_no_seed():
     """`trace` and operators have no generator: what draws is named."""
     with pytest.raises(UnsupportedError, match="seed"):
         trace(lambda x: torch.rand_like(x) + x, torch.randn(4))
+
+
+@pytest.mark.parametrize("draw", [random_op, random16_op])
+def test_a_seed_of_other_rank_is_refused(draw):
+    with pytest.raises(Exception, match=r"a seed is a tensor of one axis, not of shape \(1, 2\)"):
+        trace(lambda s: draw(s, [4, 4]), torch.empty(1, 2, dtype=torch.int64, device="meta"))

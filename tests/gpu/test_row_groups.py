@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.backends.triton.gradients import GRADIENTS
+from tests.backends.triton.gradients import GRADIENTS, with_heads
 from tests.backends.triton.rows import FOLDS, TILES, by_rows
 from tests.gpu.test_groups import filled
 from tilefold import fuse
@@ -59,7 +59,7 @@ def test_gradients(name, draws, rendered, device, monkeypatch):
     """Each configuration in a program of its own: `draws` has heads twice."""
     fn, shapes = GRADIENTS[name]
     monkeypatch.setattr(launch, "default_config", by_rows(tile=64, draws=draws))
-    args = filled([((1, 4 if draws else 2, *s[2:]), d) for s, d in shapes], device)
+    args = filled(with_heads(shapes, 4 if draws else 2), device)
     run = fuse(fn)
     report = verify(fn, *args, compiled=run, hostile=False)
     assert report.ok and rendered, str(report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -137,6 +137,13 @@ GRADIENTS = {
     "queries, dropout": (dropped_queries, [*arguments(200, 333, 64, 1, saved=True), SEED]),
     "keys, dropout": (dropped_keys, [*arguments(333, 200, 64, 2), SEED]),
 }
+
+
+def with_heads(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], heads: int
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Arguments of one batch and so many heads: slopes are one a head, and a seed has none."""
+    return [(s, d) if (s, d) == SEED else ((heads,) if len(s) == 1 else (1, heads, *s[2:]), d) for s, d in shapes]
 
 
 def of_one_program(

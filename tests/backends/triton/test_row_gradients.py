@@ -12,7 +12,18 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
-from tests.backends.triton.gradients import GRADIENTS, alibi, arguments, causal, keys, plain, queries, softcap, window  # noqa: E402
+from tests.backends.triton.gradients import (  # noqa: E402
+    GRADIENTS,
+    alibi,
+    arguments,
+    causal,
+    keys,
+    plain,
+    queries,
+    softcap,
+    window,
+    with_heads,
+)
 from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
 from tests.backends.triton.test_compile import HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
@@ -40,6 +51,13 @@ def variant_of(k: TritonKernel):
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_groups_together_compute_the_kernel(name):
     same(*emulate(kernel_of(*GRADIENTS[name]), most=3))
+
+
+@pytest.mark.parametrize("name", [n for n in GRADIENTS if n.endswith(("dropout", "slopes"))])
+def test_more_heads_than_the_arguments_of_one_number_each(name):
+    """What is no matrix keeps its own shape: a seed, a slope a head."""
+    fn, shapes = GRADIENTS[name]
+    same(*emulate(kernel_of(fn, with_heads(shapes, 4)), most=3))
 
 
 @pytest.mark.parametrize(

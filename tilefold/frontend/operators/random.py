@@ -68,10 +68,15 @@ def _random16(seed: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 torch.library.register_fake(
     "tilefold::seed", lambda device: torch.empty(2, dtype=torch.int64, device=device), lib=_LIBRARY
 )
+
+
+def _numbers(seed: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    torch._check(seed.dim() == 1, lambda: f"a seed is a tensor of one axis, not of shape {tuple(seed.shape)}")
+    return torch.empty(size, dtype=torch.int64, device=seed.device)
+
+
 for _name in ("random", "random16"):
-    torch.library.register_fake(
-        f"tilefold::{_name}", lambda seed, size: torch.empty(size, dtype=torch.int64, device=seed.device), lib=_LIBRARY
-    )
+    torch.library.register_fake(f"tilefold::{_name}", _numbers, lib=_LIBRARY)
 
 seed_op = torch.ops.tilefold.seed.default
 random_op = torch.ops.tilefold.random.default
