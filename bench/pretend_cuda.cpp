@@ -29,7 +29,8 @@ struct Hooks : CUDAHooksInterface {
 };
 
 const c10::impl::DeviceGuardImplRegistrar registered(c10::DeviceType::CUDA, new Guard());
-C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, Hooks)
+// above those of a torch for CUDA, whose own find no driver
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, Hooks)
 
 }  // namespace
 }  // namespace at
