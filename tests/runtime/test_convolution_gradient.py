@@ -87,3 +87,19 @@ def test_a_network_with_norms_is_one_region_a_pass():
     for g, w in zip(got, gradients(exact, exact, x.double()), strict=True):
         assert (g.double() - w).abs().max() <= 1e-4 * w.abs().max() + 1e-5
     assert [len(g.regions) for g in found] == [1, 1] and not any(g.left for g in found)
+
+
+@pytest.mark.parametrize(
+    "kernel, options",
+    [(3, {"stride": 2, "padding": 1}), ((3, 2), {"dilation": 2, "stride": 3}), (5, {"groups": 8, "padding": 2})],
+)
+def test_an_images_gradient_is_a_transposed_convolution_on_a_gpu(kernel, options):
+    """Rows that no window reaches included."""
+    module = Net(8, 8, kernel, options)
+    found: list[CompiledGraph] = []
+    gradients(module, compiled(module, found), randn(2, 8, 13, 16))
+    (step,) = (s for s in steps(found, GradientStep) if s.form.of == "image")  # type: ignore[attr-defined]
+    x, w = (torch.randn(shape({})) for shape in step._shapes)  # type: ignore[attr-defined]
+    groups = int(options.get("groups", 1))
+    got, want = step._transposed(x, w, groups), step._called(x, w, {})  # type: ignore[attr-defined]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

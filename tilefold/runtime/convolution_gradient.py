@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tilefold.algebra.expr import Expr, Index, Load
+from tilefold.algebra.expr import Const, Expr, Index, Load
 from tilefold.plan.library import GradientCall
 from tilefold.runtime.convolution import CHANNELS_LAST
 from tilefold.runtime.step import LIBRARY, Code, Result, handed_over
-from tilefold.tensor.convolution_gradients import is_last
+from tilefold.tensor.convolution_gradients import Way, is_last
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
@@ -20,7 +20,9 @@ from tilefold.tensor.sizes import shape_function
 class GradientStep:
     """One of a convolution's two gradients, as one call of the library, of operands as they lie in memory.
 
-    The library asks for the operand that the gradient does not depend on, for its extents alone.
+    An image's gradient is the transposed convolution of the result's gradient. On a GPU it is asked for as that: the
+    operator for gradients wants the image too, which is large, and converts the gradient to the memory order of that.
+    A weight's asks for the weight, for its extents alone.
     """
 
     def __init__(self, call: GradientCall, p: Program):
@@ -48,6 +50,7 @@ class GradientStep:
             [w.padding for w in g.ways],
             [w.dilation for w in g.ways],
         )
+        self._unread = [_unread(w) for w in g.ways] if image else []
         result = (g.batch, g.channels) if image else (g.outs, None if g.groups else g.channels)
         dims = [d for d in (*result, *(w.out for w in g.ways)) if d is not None]
         self._turn = [dims.index(d) for d in c.dims]
@@ -71,19 +74,17 @@ class GradientStep:
 
     def _called(self, x: torch.Tensor, w: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
         groups = math.prod(self._groups(syms)) if self.form.groups else 1
+        if self.form.of == "image" and x.is_cuda:
+            return self._transposed(x, w, groups)
         settings = (*self._settings, False, [0] * len(self.form.ways), groups)
-        other = self._placeholder(x, self._other(syms))
+        other = torch.empty(self._other(syms), dtype=x.dtype, device=x.device, memory_format=self.format)
         backward = torch.ops.aten.convolution_backward.default
         if self.form.of == "image":
             return backward(x, other, w, None, *settings, [True, False, False])[0]  # type: ignore[no-any-return]
         return backward(w, x, other, None, *settings, [False, True, False])[1]  # type: ignore[no-any-return]
 
-    def _placeholder(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """A tensor whose elements nobody reads. On a GPU it has no memory of its own: the image of a layer is large. A
-        CPU's library would copy such a one into the order that it wants."""
-        if like.is_cuda and self.form.of == "image":
-            return like.as_strided(shape, [0] * len(shape))
-        return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=self.format)
+    def _transposed(self, dy: torch.Tensor, w: torch.Tensor, groups: int) -> torch.Tensor:
+        return torch.ops.aten.convolution.default(dy, w, None, *self._settings, True, self._unread, groups)
 
     def _in_format(self, x: torch.Tensor) -> torch.Tensor:
         """In channels-last memory where the result is, with strides that say so for weights of one tap as well."""
@@ -93,6 +94,12 @@ class GradientStep:
         channels, places = x.shape[1], list(x.shape[2:])
         strides = [channels * math.prod(places[n + 1 :]) for n in range(len(places))]
         return x.as_strided(x.shape, [channels * math.prod(places), 1, *strides])
+
+
+def _unread(w: Way) -> int:
+    """Places at an image's end that no window reaches."""
+    n, y, k = (int(e.value) for e in (w.image, w.made, w.taps) if isinstance(e, Const))
+    return n + 2 * w.padding - w.dilation * (k - 1) - 1 - w.stride * (y - 1)
 
 
 def _order(ld: Load, first: Sequence[str | None], ways: Sequence[int | None]) -> list[int]:
