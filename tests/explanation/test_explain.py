@@ -12,7 +12,7 @@ from tilefold.explanation import html
 from tilefold.explanation.model import alike
 from tilefold.explanation.report import explain, explain_compiled
 from tilefold.explanation.timed import run_timed
-from tilefold.frontend.fuse import trace
+from tilefold.frontend.fuse import fuse, trace
 from tilefold.pipeline import compile_program
 from tilefold.tensor.text import parse
 
@@ -83,6 +83,18 @@ def test_library_calls_of_a_gpu_are_shown_as_such():
     model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 512)).half()
     x = explain(model, torch.randn(4096, 512).half(), device="cuda")
     assert any(k.kind == "library" for k in x.kernels) and "library" in x.text(code=True)
+
+
+def test_what_is_fused_is_shown_as_it_was_compiled():
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+    def layer(x, w, b):
+        return torch.nn.functional.gelu(x @ w + b)
+
+    args = torch.randn(4096, 512).half(), torch.randn(512, 2048).half(), torch.randn(2048).half()
+    goals = ("fused", "fast")
+    kinds = {g: {k.kind for k in explain(fuse(layer, goal=g), *args, device="cuda").kernels} for g in goals}
+    assert "library" in kinds["fast"] and "library" not in kinds["fused"]
 
 
 def test_library_calls_are_named_by_their_operators():

@@ -107,6 +107,11 @@ def test_unknown_runner_is_refused():
         fuse(lambda x: x, runner="gpu")
 
 
+def test_unknown_goal_is_refused():
+    with pytest.raises(TilefoldError, match=r"(?s)unknown goal 'quick'.*fast"):
+        fuse(lambda x: x, goal="quick")
+
+
 def test_trace_lowers_without_compiling():
     low = trace(attention, randn(2, 3, 4), randn(2, 5, 4), randn(2, 5, 4))
     assert [c.reducer for c in low.program.body] == ["sum", "max", None, "sum", None, "sum"]

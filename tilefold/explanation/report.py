@@ -16,7 +16,7 @@ from tilefold.explanation.gather import region
 from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport, alike
 from tilefold.explanation.timed import bandwidth, run_timed
 from tilefold.explanation.traffic import Traffic
-from tilefold.frontend.fuse import check_arguments, check_function, own_copy, plain, translated
+from tilefold.frontend.fuse import check_arguments, check_function, goal_of, own_copy, plain, translated
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, Runner
 from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import Goal, compile_program
@@ -136,8 +136,9 @@ def explain(
     """Compile, as far as the report needs, and report.
 
     goal: "fused" as `tilefold.fuse` compiles (default for functions), or "fast" as
-    `torch.compile(backend="tilefold")` does (default for modules). What is not covered is listed
-    among the rejections. `dynamic`: all sizes are symbolic (True), or those given are used. device: "cpu" or "cuda",
+    `torch.compile(backend="tilefold")` does (default for modules); of what is fused, its own.
+    What is not covered is listed among the rejections. `dynamic`: all sizes are symbolic (True), or those given are
+    used. device: "cpu" or "cuda",
     whose kernels are shown (by default the arguments' own); no GPU is needed to look at its kernels. measure: build and
     run them, and say how long each takes on its own, next to the least time that its bytes take. code: `print` shows
     the generated code too.
@@ -154,7 +155,7 @@ def explain(
     ):
         raise TilefoldError(f"nothing here runs on {device!r}", hint="measure with arguments on that device")
     name = getattr(target, "__name__", type(target).__name__)
-    goal = goal or ("fast" if isinstance(target, torch.nn.Module) else "fused")
+    goal = goal or goal_of(fn) or ("fast" if isinstance(target, torch.nn.Module) else "fused")
     try:
         graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=True, measure=measure)
     except UnsupportedError:  # a graph break: the parts need each other's values

@@ -8,7 +8,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, overload
 
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError, Unsupported
@@ -22,7 +22,7 @@ from tilefold.frontend.regions.assemble import STRICT_HINT, CompiledGraph, Optio
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.frontend.registered.nested import alone, in_graph, named, simple
 from tilefold.frontend.torch_compile import aot, compile_captured
-from tilefold.pipeline import compile_program
+from tilefold.pipeline import Goal, compile_program
 from tilefold.plan.gpu_forms import Given
 
 Fn = Callable[..., Any]
@@ -37,7 +37,7 @@ class Fused(Generic[P, R]):
     `graphs` holds what was compiled. Raises TilefoldError (with the user's line and the way out) where a graph
     break, an operator or a fold stands in the way; the backward pass may leave parts to other compilers. Under
     `torch.func.vmap`, `grad`, `jvp` and the like, which transform operators one by one, the function itself runs.
-    `given`: what a study decides for the GPU's kernels.
+    `goal`: as `fuse` has it. `given`: what a study decides for the GPU's kernels.
     """
 
     def __init__(
@@ -46,15 +46,18 @@ class Fused(Generic[P, R]):
         *,
         dynamic: bool | None = None,
         runner: str = "pipeline",
+        goal: Goal = "fused",
         given: Given | None = None,
         strict: bool = True,
     ):
         if runner not in RUNNERS:
             raise TilefoldError(f"unknown runner {runner!r}", hint=f"one of {', '.join(RUNNERS)}")
+        if goal not in get_args(Goal):
+            raise TilefoldError(f"unknown goal {goal!r}", hint=f"one of {', '.join(get_args(Goal))}")
         functools.update_wrapper(self, fn, updated=())
-        self.fn, self.dynamic, self.runner, self.given = fn, dynamic, runner, given
+        self.fn, self.dynamic, self.runner, self.goal, self.given = fn, dynamic, runner, goal, given
         self.graphs: list[CompiledGraph] = []
-        compile_fused = functools.partial(compile_program, goal="fused", given=given)
+        compile_fused = functools.partial(compile_program, goal=goal, given=given)
         compiler = compile_fused if runner == "pipeline" else RUNNERS[runner]
         self._options = Options(compiler, strict=strict, on_compiled=self.graphs.append)
         self._compiled: dict[Hashable, Callable[P, R]] = {}
@@ -83,7 +86,9 @@ class Fused(Generic[P, R]):
     def gradient(self, call: str, make: Callable[[], Fn]) -> Fn:
         """The compiled gradient of a call, made of the function that `make` gives if there is none."""
         if call not in self._gradients:
-            self._gradients[call] = Fused(make(), dynamic=self.dynamic, runner=self.runner, strict=False)
+            self._gradients[call] = Fused(
+                make(), dynamic=self.dynamic, runner=self.runner, goal=self.goal, strict=False
+            )
         return self._gradients[call].run
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -96,7 +101,8 @@ class Fused(Generic[P, R]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused[P, R]:
         """Compiled code is not copied: a copied module has other parameters."""
-        return Fused(copy.deepcopy(self.fn, memo), dynamic=self.dynamic, runner=self.runner, given=self.given)
+        fn = copy.deepcopy(self.fn, memo)
+        return Fused(fn, dynamic=self.dynamic, runner=self.runner, goal=self.goal, given=self.given)
 
     def _compile(self, dynamic: bool | None) -> Callable[P, R]:
         return torch.compile(
@@ -130,7 +136,7 @@ class FusedModule:
         f = self._fused
         plain = object.__new__(type(f.fn))
         plain.__dict__ = {k: v for k, v in self.__dict__.items() if k != "_fused"}
-        return _fused_module, (plain, f.dynamic, f.runner)
+        return _fused_module, (plain, f.dynamic, f.runner, f.goal)
 
 
 @functools.cache
@@ -139,12 +145,12 @@ def _module_class(plain: Hashable) -> type:
     return type(plain.__name__, (FusedModule, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
 
 
-def _fused_module(module: M, dynamic: bool | None, runner: str) -> M:
+def _fused_module(module: M, dynamic: bool | None, runner: str, goal: Goal) -> M:
     view = object.__new__(type(module))
     view.__dict__ = dict(module.__dict__)
     made: Any = object.__new__(_module_class(cast(Hashable, type(module))))
     made.__dict__ = view.__dict__  # one dictionary: train() on one is train() on the other
-    made.__dict__["_fused"] = Fused(view, dynamic=dynamic, runner=runner)
+    made.__dict__["_fused"] = Fused(view, dynamic=dynamic, runner=runner, goal=goal)
     return cast(M, made)
 
 
@@ -155,6 +161,12 @@ def plain(fn: Any) -> Any:
     if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Fused):
         return types.MethodType(fn.__func__.fn, fn.__self__)
     return fn.fn if isinstance(fn, Fused) else fn
+
+
+def goal_of(fn: object) -> Goal | None:
+    """What a fused function or module was compiled for; None where it is not fused."""
+    fn = getattr(fn, "_fused", fn) if isinstance(fn, FusedModule) else getattr(fn, "__func__", fn)
+    return fn.goal if isinstance(fn, Fused) else None
 
 
 def transformed() -> bool:
@@ -199,31 +211,32 @@ def _strict(gm: torch.fx.GraphModule, example_inputs: Sequence[object], *, optio
 
 @overload
 def fuse(  # type: ignore[overload-overlap]
-    fn: M, *, dynamic: bool | None = ..., runner: str = ...
+    fn: M, *, dynamic: bool | None = ..., runner: str = ..., goal: Goal = ...
 ) -> M: ...
 @overload
-def fuse(fn: Callable[P, R], *, dynamic: bool | None = ..., runner: str = ...) -> Fused[P, R]: ...
+def fuse(fn: Callable[P, R], *, dynamic: bool | None = ..., runner: str = ..., goal: Goal = ...) -> Fused[P, R]: ...
 @overload
 def fuse(
-    fn: None = ..., *, dynamic: bool | None = ..., runner: str = ...
+    fn: None = ..., *, dynamic: bool | None = ..., runner: str = ..., goal: Goal = ...
 ) -> Callable[[Callable[P, R]], Fused[P, R]]: ...
 
 
-def fuse(fn: Any = None, *, dynamic: bool | None = None, runner: str = "pipeline") -> Any:
+def fuse(fn: Any = None, *, dynamic: bool | None = None, runner: str = "pipeline", goal: Goal = "fused") -> Any:
     """Compile a function, method or module whole: `@fuse`, `@fuse(dynamic=False)` or `fuse(model)`.
 
     dynamic: sizes that were seen to change become symbolic, and one kernel serves them all (None,
     as torch.compile does); all are from the start (True); none ever is (False). runner:
-    "pipeline", or "interpreter" for the slow defining semantics. A module comes back as one of its own class with
-    the same parameters.
+    "pipeline", or "interpreter" for the slow defining semantics. goal: one kernel wherever that is legal ("fused"),
+    or, as torch.compile has it, products left to the machine's library where they are faster alone ("fast"). A module
+    comes back as one of its own class with the same parameters.
     """
     if fn is None:
-        return functools.partial(fuse, dynamic=dynamic, runner=runner)
+        return functools.partial(fuse, dynamic=dynamic, runner=runner, goal=goal)
     check_function(fn, "fuse")
     fn = plain(fn)
     if isinstance(fn, torch.nn.Module):
-        return _fused_module(fn, dynamic, runner)
-    return Fused(fn, dynamic=dynamic, runner=runner)
+        return _fused_module(fn, dynamic, runner, goal)
+    return Fused(fn, dynamic=dynamic, runner=runner, goal=goal)
 
 
 def signature(args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable:

@@ -45,7 +45,7 @@ class Attempts:
         whole = (key, strict, self.runner)
         found = _fused.get(whole)
         if found is None:
-            found = _fused[whole] = Fused(make(), strict=strict, runner=self.runner)
+            found = _fused[whole] = Fused(make(), strict=strict, runner=self.runner, goal="fast")
         return found
 
     def run(self, situation: Hashable, compiled: Callable[[], Any], original: Callable[[], Any]) -> Any:
