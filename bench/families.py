@@ -174,7 +174,7 @@ def one(a: argparse.Namespace, family: str, mode: str) -> None:
     signal.signal(signal.SIGALRM, _out_of_time)
     model, inputs = build(family, a.device, small=a.small)
     exact = reference(model, inputs, mode)
-    for name in CONTENDERS:
+    for name in a.contenders:
         made = Timed(family, mode, name)
         done.append(made)
         left = a.seconds - (time.time() - a.began)
@@ -262,12 +262,13 @@ def _alone(path: Path) -> Iterator[None]:
 
 def table(found: list[Timed]) -> str:
     """Markdown: one line a family and mode."""
-    heads = ("family", "mode", "eager ms", *(f"{n} ms" for n in CONTENDERS[1:]), "errors: eager", *CONTENDERS[1:])
+    names = list(dict.fromkeys(t.contender for t in found))
+    heads = ("family", "mode", *(f"{n} ms" for n in names), *(f"error of {n}" for n in names))
     lines = [" | ".join(heads), " | ".join("---" for _ in heads)]
     for family, mode in dict.fromkeys((t.family, t.mode) for t in found):
         row = {t.contender: t for t in found if (t.family, t.mode) == (family, mode)}
-        timed = [f"{row[n].gpu_ms:.2f} / {row[n].step_ms:.2f}" if not row[n].why else "-" for n in CONTENDERS]
-        errors = [f"{row[n].error:.1e}" if not row[n].why else row[n].why[:60] for n in CONTENDERS]
+        timed = [f"{row[n].gpu_ms:.2f} / {row[n].step_ms:.2f}" if not row[n].why else "-" for n in names]
+        errors = [f"{row[n].error:.1e}" if not row[n].why else row[n].why[:60] for n in names]
         lines.append(" | ".join((family, mode, *timed, *errors)))
     return "\n".join(f"| {line} |" for line in lines)
 
@@ -283,7 +284,8 @@ def every(a: argparse.Namespace) -> list[Timed]:
             words += ["--began", str(a.began), "--seconds", str(a.seconds), "--processes", str(len(pairs))]
             places = {"TILEFOLD_CACHE_DIR": f"t-{family}-{mode}", "TORCHINDUCTOR_CACHE_DIR": f"i-{family}-{mode}"}
             own = {k: f"{folder}/{v}" for k, v in places.items()} | {"PYTHONPATH": os.pathsep.join(sys.path)}
-            running.append(subprocess.Popen([*words, *(["--small"] if a.small else [])], env=os.environ | own))
+            words += ["--contenders", *a.contenders, *(["--small"] if a.small else [])]
+            running.append(subprocess.Popen(words, env=os.environ | own))
         for process, (family, mode) in zip(running, pairs, strict=True):
             try:
                 process.wait(a.began + a.seconds + AFTER - time.time())
@@ -294,7 +296,7 @@ def every(a: argparse.Namespace) -> list[Timed]:
                 found += [Timed(**t) for t in json.loads(made.read_text())]
             else:
                 why = f"the process ended with {process.returncode}"
-                found += [Timed(family, mode, n, why=why) for n in CONTENDERS]
+                found += [Timed(family, mode, n, why=why) for n in a.contenders]
     return found
 
 
@@ -302,6 +304,7 @@ def main() -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("families", nargs="*", help=f"all, or some of {', '.join(MODELS)}")
     ask.add_argument("--modes", nargs="*", default=MODES, choices=MODES)
+    ask.add_argument("--contenders", nargs="*", default=CONTENDERS, choices=CONTENDERS)
     ask.add_argument("--device", default="cuda")
     ask.add_argument("--small", action="store_true", help="tiny models")
     ask.add_argument("--seconds", type=float, default=75.0, help="for compilation")
