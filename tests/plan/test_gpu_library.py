@@ -276,3 +276,36 @@ def test_so_are_large_images_of_single_taps():
     assert wins(56, 64, 256) and wins(28, 128, 512)
     assert not wins(7, 512, 2048)
     assert not wins(56, 64, 256, scale="")  # a product with a bias
+
+
+NORMED = """program normed()
+  input dy: bf16[32, 14, 14, 64]
+  input k: bf16[64, 384]
+  input x: bf16[32, 14, 14, 384]
+  input w: bf16[384, 3, 3]
+  dim b = 32
+  dim i = 14
+  dim j = 14
+  dim a = 64
+  dim c = 384
+  dim p = 3
+  dim q = 3
+  dx[b, i, j, c]: bf16 = sum[a] dy[b, i, j, a] * k[a, c]
+  s[c]: f32 = sum[b, i, j] f32(dx[b, i, j, c]) * f32(x[b, i, j, c])
+  z[b, i, j, c]: bf16 = bf16(f32(dx[b, i, j, c]) - f32(x[b, i, j, c]) * s[c])
+  y[b, i, j, c]: bf16 = sum[p, q] {body} * w[c, p, q]
+  return {made}
+"""
+WINDOW = "where((i + 1 - p >= 0) & (i + 1 - p < 14), where((j + 1 - q >= 0) & (j + 1 - q < 14), {at}, 0.0), 0.0)"
+
+
+def test_a_product_that_is_summed_is_the_library_s_where_a_convolution_reads_what_is_made_of_both():
+    """The gradient behind a batch norm goes to memory anyway, for the gradient of a depthwise convolution."""
+
+    def products(at: str, made: str) -> frozenset[str]:
+        p = parse(NORMED.format(body=WINDOW.format(at=at), made=made))
+        body = tuple(replace(c, origin="aten.convolution_backward.default") if c.name == "y" else c for c in p.body)
+        return gpu_library_products(replace(p, body=body), H200)
+
+    assert products("z[b, i + 1 - p, j + 1 - q, c]", "y, s") == {"dx", "y"}
+    assert products("x[b, i + 1 - p, j + 1 - q, c]", "y, s") == {"y"}

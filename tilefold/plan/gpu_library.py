@@ -9,7 +9,7 @@ estimated, with rates measured on an H100 and an H200.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -38,8 +38,8 @@ def gpu_library_products(p: Program, machine: Gpu = H100) -> frozenset[str]:
     """Names of the products that the library computes."""
     g = Graph.of(p)
     of_library = (c for c in p.body if _of_matrices(g, c) and not of_few_rows(g, c, machine))
-    outside = frozenset(c.name for c in of_library if not _inside_fold(g, c.name, machine))
-    outside |= library_convolutions(p)
+    outside = library_convolutions(p)
+    outside |= {c.name for c in of_library if not _inside_fold(g, c.name, machine, outside)}
     return outside | _of_wide_folds(p, outside, machine)
 
 
@@ -174,8 +174,9 @@ def _flops(g: Graph, m: str) -> float:
     return 2.0 * g.points({*out_dims(c), *c.rdims})
 
 
-def _inside_fold(g: Graph, name: str, machine: Gpu) -> bool:
+def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ()) -> bool:
     """Whether a product is worth keeping in a kernel with a reduction: that saves its result's way through memory.
+    calls: convolutions, which read their operands from memory.
 
     Two products in a chain (scores and values), if tiles of both can be held, what is between them is not written to
     memory anyway (probabilities that a backward pass needs); a product whose result is reduced and not
@@ -195,7 +196,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu) -> bool:
     if chains:
         return any(_folded_faster(g, chain, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
-    if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced)):
+    if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced, calls)):
         return _folded_faster(g, [c], g.nbytes([name]), machine)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
@@ -282,12 +283,13 @@ def _of_one_side(c: Compute) -> frozenset[str]:
     return frozenset() if p is None else p.of_one_side
 
 
-def _needed_again(g: Graph, name: str, reduced: set[str]) -> bool:
-    """Whether the product's result, or what maps make of it, goes to memory or into another product with these dims."""
+def _needed_again(g: Graph, name: str, reduced: set[str], calls: Collection[str]) -> bool:
+    """Whether the product's result, or what maps make of it, goes to memory, into another product with these dims or
+    into one of the calls."""
     maps = [name, *(c.name for c in g.reached(name, g.consumers, _is_map) if _is_map(c) and reduced & set(c.dims))]
     return any(
         any(r in g.program.outputs for r in g.by_name[m].results)
-        or any(_multiplies(g, g.by_name[u]) for u in g.consumers[m])
+        or any(u in calls or _multiplies(g, g.by_name[u]) for u in g.consumers[m])
         for m in maps
     )
 
