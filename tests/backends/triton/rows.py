@@ -118,9 +118,11 @@ def dropout(q, k, v, seed):
     return (p * kept * (1 / 0.9)).to(v.dtype) @ v
 
 
-def attention(queries: int, keys: int, dim: int, dtype: torch.dtype = B, kv: int = 2, heads: int = 2):
+def attention(
+    queries: int, keys: int, dim: int, dtype: torch.dtype = B, kv: int = 2, heads: int = 2, value: int | None = None
+):
     """Shapes and types of q, k, v: one batch."""
-    return [((1, heads, queries, dim), dtype), ((1, kv, keys, dim), dtype), ((1, kv, keys, dim), dtype)]
+    return [((1, heads, queries, dim), dtype), ((1, kv, keys, dim), dtype), ((1, kv, keys, value or dim), dtype)]
 
 
 #: Name -> function, shapes and types of its arguments.
@@ -131,6 +133,11 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "heads of 96": (o.causal, attention(200, 200, 96)),
     "heads of 80": (o.attention, attention(130, 333, 80)),
     "heads of 72": (o.causal, attention(200, 333, 72)),
+    "heads of 112, seven for one of keys": (o.causal, attention(130, 130, 112, kv=1, heads=7)),
+    "heads of 160": (o.softcap(30.0), attention(130, 203, 160, H)),
+    "heads of 192, values of 128": (o.causal, attention(203, 203, 192, value=128)),
+    "heads of 256": (o.causal, attention(130, 203, 256)),
+    "heads of 16, values of 256": (sigmoid, attention(65, 130, 16, value=256)),
     "soft cap, grouped heads": (o.softcap(30.0), attention(300, 300, 64, kv=2, heads=4)),
     "window": (o.window(100), attention(500, 500, 128)),
     "after a cache": (o.causal, attention(200, 500, 128)),
@@ -154,7 +161,7 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
 
 
 #: Streamed indices a tile, where 128 take more registers than there are.
-TILES = {"two softmaxes": 64}
+TILES = {"two softmaxes": 64, "heads of 160": 64, "heads of 256": 64, "heads of 16, values of 256": 64}
 
 
 def by_rows(

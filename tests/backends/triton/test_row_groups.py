@@ -13,13 +13,14 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.gradients import dropped_keys  # noqa: E402
-from tests.backends.triton.kernels import heads, kernels, made, variant  # noqa: E402
+from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
 from tests.backends.triton.rows import FOLDS, TILES, attention, by_rows  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.machine_code import disassembled  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of, shared_bytes  # noqa: E402
+from tilefold.backends.triton.row_room import REGISTERS, Form, one_of_each, widest  # noqa: E402
 from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.suites.gpu import operators as o  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
@@ -108,10 +109,11 @@ def test_what_would_be_wrong_is_found(change):
 
 
 @pytest.mark.parametrize(
-    "dim, groups, fn", [(128, 2, o.causal), (64, 3, o.softcap(30.0))], ids=["heads of 128", "heads of 64"]
+    "dim, value, groups, fn",
+    [(128, 128, 2, o.causal), (64, 64, 3, o.softcap(30.0)), (192, 128, 2, o.causal), (256, 256, 2, o.causal)],
 )
-def test_nothing_spills_and_all_fits(dim, groups, fn, tmp_path):
-    (k,) = made(fn, *(x.to(B) for x in heads(2, 16, 4096, 4096, dim)))
+def test_nothing_spills_and_all_fits(dim, value, groups, fn, tmp_path):
+    (k,) = made(fn, *(torch.empty(2, 16, 4096, n, dtype=B, device="meta") for n in (dim, dim, value)))
     k = TritonKernel(k.block)
     v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
     assert v.rendered.groups == groups and v.rendered.persistent
@@ -175,6 +177,8 @@ def windowed(q, k, v, width: int = 256):
         (o.attention, 64, 1024, 64, 3, 128),
         (o.causal, 64, 2048, 64, 3, 128),
         (o.causal, 64, 2048, 128, 2, 128),
+        (o.causal, 64, 2048, 80, 2, 128),
+        (o.causal, 64, 2048, 256, 2, 64),
         (windowed, 64, 1024, 64, 2, 64),
         (windowed, 64, 4096, 128, 2, 64),
         (lambda *x: windowed(*x, width=2048), 64, 4096, 64, 3, 128),
@@ -185,6 +189,27 @@ def test_tiles_are_short_where_every_one_has_a_mask(fn, heads_, length, dim, gro
     v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
     (stream,) = {d for d, n in v.config.tiles.items() if n == tile} - {t.dim for t in v.kernel.grid}
     assert (v.rendered.groups, v.config.tiles[stream]) == (groups, tile)
+
+
+@pytest.mark.parametrize(
+    "width, columns, rows, form",
+    [
+        (32, 32, (32,), Form(3, 128, 6)),
+        (64, 64, (64,), Form(3, 128, 4)),
+        (72, 72, (64, 16), Form(2, 128, 2)),
+        (96, 96, (64, 32), Form(2, 128, 2)),
+        (128, 128, (128,), Form(2, 128, 2)),
+        (192, 128, (128, 64), Form(2, 128, 2)),
+        (256, 256, (256,), Form(2, 64, 2)),
+        (576, 512, (512, 64), None),
+    ],
+)
+def test_the_form_of_heads_is_the_longest_tile_that_fits(width, columns, rows, form):
+    room = one_of_each(width, columns)
+    assert (room.rows, widest(room)) == (rows, form)
+    if form is not None:
+        assert room.registers(form.tile) <= REGISTERS[form.groups]
+        assert replace(room, stored=()).shared(form.tile, form.groups, form.stages) <= SHARED[90]
 
 
 @pytest.mark.parametrize("queries, why", [(64, "one tile of rows"), (256, "two thread blocks a head of two")])

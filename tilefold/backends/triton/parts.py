@@ -13,7 +13,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, ten
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.memory import MOST_AXES
 from tilefold.tile import ir
-from tilefold.tile.pieces import power_of_two
+from tilefold.tile.pieces import MATRIX_UNIT, power_of_two
 from tilefold.tile.uses import expressions, written
 
 #: Rows of a Hopper matrix instruction of four warps; streamed indices a tile may have.
@@ -42,8 +42,8 @@ class Part:
 
     @property
     def lanes(self) -> int:
-        """Columns of the copy: a power of two; those beyond the tensor's last read as 0."""
-        return power_of_two(self.width)
+        """Columns of the copy: a power of two that a matrix unit takes; those beyond the tensor's last read as 0."""
+        return max(MATRIX_UNIT, power_of_two(self.width))
 
 
 class Reading:

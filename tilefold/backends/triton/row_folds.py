@@ -341,7 +341,7 @@ class Folds(Role):
             own = "GROUP + here" if self.r.across else "GROUP"
             rows = f"{self.of.rows[x.rows]}.index({own}).reshape([{ROWS}, {self.r.rows[x.rows].lanes}])"
             tile = f"{self.of.parts[x.part]}.index({s}).reshape([{self.tile}, {self.r.parts[x.part].lanes}])"
-            held = name if x.gemm.accumulate else "zero, use_acc=False"
+            held = name if x.adds else "zero, use_acc=False"
             self.emit(f"{name} = warpgroup_mma({rows}, {tile}.permute((1, 0)), {held}, is_async=True)")
             self.c.layouts.wrote(x.gemm.buf, frozenset({False}))
 

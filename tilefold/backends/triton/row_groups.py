@@ -26,7 +26,8 @@ from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.row_across import BARRIERS, memories, memory_lines
 from tilefold.backends.triton.row_draws import DRAWS
 from tilefold.backends.triton.row_folds import Folds
-from tilefold.backends.triton.row_roles import REGISTERS, RowRoles
+from tilefold.backends.triton.row_roles import RowRoles
+from tilefold.backends.triton.row_room import REGISTERS
 from tilefold.backends.triton.row_walk import DRAWN_BY, Copies, Shared
 from tilefold.backends.triton.values import TRITON_TYPE
 from tilefold.tile import ir

@@ -11,7 +11,7 @@ Kernels that have none keep the usual one: `row_roles_of` says why not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -20,7 +20,6 @@ from tilefold.algebra.ops import TILE_EXTREMES
 from tilefold.backends.triton.config import SHARED, TritonConfig
 from tilefold.backends.triton.extremes import few
 from tilefold.backends.triton.parts import (
-    BARRIERS,
     ROWS,
     STREAMED,
     Part,
@@ -34,27 +33,21 @@ from tilefold.backends.triton.parts import (
 )
 from tilefold.backends.triton.row_bounds import never_empty
 from tilefold.backends.triton.row_draws import drawn_by_threads
+from tilefold.backends.triton.row_room import LEAST_COLUMNS, MOST_COLUMNS, REGISTERS, Room
 from tilefold.tile import ir
-from tilefold.tile.pieces import power_of_two
+from tilefold.tile.pieces import lengths, power_of_two
 from tilefold.tile.uses import allocated, expressions, written
-
-#: Groups beside the copying warp.
-GROUPS = (2, 3)
-#: Columns of a part: a matrix instruction's fewest here, and what fits the registers of four warps.
-LEAST_COLUMNS, MOST_COLUMNS = 16, 256
-#: Registers of a thread of a group, by the number of groups: what `setmaxnreg` leaves them.
-REGISTERS = {2: 240, 3: 160}
-#: Of these, what is not there for states and scores: addresses, row values, exponents on their way.
-OTHER = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """A product of rows and a tile of the stream; numbers of the parts it multiplies."""
+    """A product of rows and a tile of the stream, or of some columns of these; numbers of the parts it multiplies.
+    adds: to the result of the lift before."""
 
     gemm: ir.Gemm
     rows: int
     part: int
+    adds: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +161,7 @@ def row_roles_of(kernel: ir.Kernel, config: TritonConfig) -> RowRoles | str:
         return "groups of rows are not asked for, or there is not one loop"
     if config.lanes:
         return "padded rows"
-    if config.groups not in GROUPS or config.stages < 2 or loop.tile not in STREAMED:
+    if config.groups not in REGISTERS or config.stages < 2 or loop.tile not in STREAMED:
         return f"{config.groups} groups, {config.stages} stages, tiles of {loop.tile}"
     return _Finder(kernel, config, loop).find()
 
@@ -211,6 +204,10 @@ class _Finder(Reading):
         merges = self._merges(sums, row, stream)
         if isinstance(lifts, str) or isinstance(merges, str):
             return lifts if isinstance(lifts, str) else str(merges)
+        whole = {p for _, p, _ in merges} | {a for s, a, _ in lifts if {s.a.tensor, s.b.tensor} & computed.keys()}
+        lifts = list(_cut(lifts, whole if not crossing else {p for _, *ab in lifts for p in ab}))
+        if not all(self._whole(p) for _, *ab in lifts for p in ab):
+            return "columns that no copy brings"
         parts = tuple(dict.fromkeys([b for _, _, b in lifts] + [p for _, p, _ in merges]))
         rows = tuple(dict.fromkeys(a for _, a, _ in lifts))
         across = self._across(crossing, row, stream, rows)
@@ -235,7 +232,10 @@ class _Finder(Reading):
             return "a result is of columns of several states"
         found = RowRoles(
             self.loop, row, self.config.groups, True,
-            tuple(Lift(s, rows.index(a), parts.index(b)) for s, a, b in lifts),
+            tuple(
+                Lift(s, rows.index(a), parts.index(b), s.accumulate or (n > 0 and lifts[n - 1][0] is s))
+                for n, (s, a, b) in enumerate(lifts)
+            ),
             tuple(Merge(s, self._made(s, across), parts.index(p), c) for s, p, c in merges),
             across, prepared, elementwise, repairs,
             tuple(s for s in self.before if s not in begun and about(s) not in computed), begun,
@@ -331,7 +331,7 @@ class _Finder(Reading):
                 a, b, own = self.part(y, row, k), self.part(s.a, stream, k), s.b.tensor
             if a is None or b is None or self.vectors(self.buffer(s.buf).dims) != [row, stream]:
                 return "a product in the lift is not of rows of a tensor and rows of another"
-            if not self._whole(a) or not self._whole(b):
+            if power_of_two(a.width) < LEAST_COLUMNS:
                 return "columns that no copy brings"
             if made.setdefault(a, own) != own:
                 return "rows are read as they are and computed, or computed twice"
@@ -344,7 +344,8 @@ class _Finder(Reading):
         for s in sums:
             columns = self.buffer(s.buf).dims[-1]
             part = self.part(s.b, stream, columns)
-            if part is None or not self._whole(part) or self.vectors(self.buffer(s.buf).dims) != [row, columns]:
+            whole = part is not None and self._whole(part) and power_of_two(part.width) >= LEAST_COLUMNS
+            if part is None or not whole or self.vectors(self.buffer(s.buf).dims) != [row, columns]:
                 return "a product in the merge is not of rows and columns of a streamed tensor"
             if s.a.tensor not in inside or self.vectors_of(s.a) != [row, stream]:
                 return "a product in the merge is not of what a tile computes"
@@ -425,8 +426,12 @@ class _Finder(Reading):
         return Out(s, p, column, turned) if whole else None
 
     def _fits(self, r: RowRoles) -> RowRoles | str:
-        if shared_bytes(r, self.config) > SHARED:
-            return f"{shared_bytes(r, self.config)} bytes of shared memory"
+        """The roles as far as there is room: results leave by pointers where shared memory has none for them, and
+        merges are not a tile behind where registers do not suffice."""
+        stored = next((x for x in (r.stored, ()) if shared_bytes(replace(r, stored=x), self.config) <= SHARED), None)
+        if stored is None:
+            return f"{shared_bytes(replace(r, stored=()), self.config)} bytes of shared memory"
+        r = replace(r, stored=stored)
         ways = [r, replace(r, behind=False)] if r.several else [r]
         ways = [replace(r, behind=False)] if r.across else ways
         return next(
@@ -434,24 +439,38 @@ class _Finder(Reading):
         )
 
 
+def room(r: RowRoles) -> Room:
+    """What a thread block holds."""
+    states = {m.gemm.buf: r.parts[m.part].lanes for m in r.merges}
+    return Room(
+        tuple(p.lanes for p in r.rows),
+        tuple(p.lanes for p in r.parts),
+        tuple(states.values()),
+        tuple(o.part.lanes for o in r.stored),
+        len({x.gemm.buf for x in r.lifts}),
+        len({m.made for m in r.merges}),
+        len({a.made for a in r.across}),
+    )
+
+
 def registers(r: RowRoles) -> int:
-    """Registers of a thread of a group: states, results of the lifts, operands of the merges, and the rest."""
-    states = sum({m.gemm.buf: r.parts[m.part].lanes for m in r.merges}.values()) * ROWS // 128
-    tile = r.loop.tile * ROWS // 128
-    lifted = len({x.gemm.buf for x in r.lifts}) * tile
-    made = len({m.made for m in r.merges}) * tile // 2
-    if not r.behind:  # the last operand takes the place of what it is made of
-        made -= tile // 2
-    return states + lifted + made + OTHER
+    """Registers of a thread of a group."""
+    return room(r).registers(r.loop.tile, behind=r.behind)
 
 
 def shared_bytes(r: RowRoles, config: TritonConfig) -> int:
     """Shared memory of a thread block."""
-    held = sum(p.lanes for p in r.rows) * ROWS * r.groups * r.dtype.nbytes
-    streamed = sum(p.lanes for p in r.parts) * r.loop.tile * config.stages * r.dtype.nbytes
-    out = sum(o.part.lanes for o in r.stored) * ROWS * r.groups * r.dtype.nbytes
-    crossing = len({a.made for a in r.across}) * r.loop.tile * ROWS * r.groups * r.dtype.nbytes
-    return held + streamed + out + crossing + BARRIERS
+    return room(r).shared(r.loop.tile, r.groups, config.stages)
+
+
+def _cut(lifts: Sequence[tuple[ir.Gemm, Part, Part]], whole: Collection[Part]) -> Iterator[tuple[ir.Gemm, Part, Part]]:
+    """Lifts by columns, so that few are padded: those of parts that nothing else needs as a whole."""
+    for s, a, b in lifts:
+        pieces = lengths(a.width) if a.width == b.width and a not in whole and b not in whole else (a.width,)
+        at = 0
+        for n in pieces:
+            yield s, replace(a, start=a.start + at, width=n), replace(b, start=b.start + at, width=n)
+            at += n
 
 
 def _rescales(s: ir.Stmt, b: ir.Buffer) -> bool:

@@ -14,19 +14,20 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_use
 from tilefold.algebra.expr import walk as parts_of
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.parts import ROWS
+from tilefold.backends.triton.row_room import Form, one_of_each, widest
 from tilefold.backends.triton.tiles import FULL, Shape
 from tilefold.block.ir import Accumulate, Block, Let, Loop, exprs_of, walk
 from tilefold.tile.pieces import power_of_two
 
 #: Dims that the operands of a product keep, and those that it reduces.
 Product = tuple[frozenset[str], frozenset[str]]
-#: Columns of the states, most of them: groups, streamed indices a tile, stages of the ring.
-SHAPES = ((64, 3, 128, 4), (128, 2, 128, 2))
-#: The same where both ends of the stream follow the rows and are so near (a window) that most tiles have masks.
-ENDS, MASKED = ((64, 2, 64, 6), (128, 2, 64, 4)), 1024
-#: The same where several products lift, or add to states: each has results, or a state, in registers. Up to `NARROW`
-#: columns the usual form is faster, as a multiprocessor then has several thread blocks.
-SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3)), 64
+#: Groups and streamed indices a tile, of one product that lifts and one state where both ends of the stream follow the
+#: rows and are so near (a window) that most tiles have masks. Others have the form that fits (`row_room.widest`).
+ENDS, MASKED = ((64, 32), (2,)), 1024
+#: Columns of the states, most of them: groups, streamed indices a tile, stages of the ring, where several products
+#: lift, or add to states: each has results, or a state, in registers. Up to `NARROW` columns the usual form is faster,
+#: as a multiprocessor then has several thread blocks.
+SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3), (256, 2, 32, 2)), 64
 #: The same where a tile draws random numbers, whose counters take registers: with one product that lifts and one state,
 #: and with several states (longer tiles spill in the loop).
 DRAWN, DRAWN_STATES = ((64, 3, 64, 4), (128, 2, 64, 3)), ((64, 2, 64, 4), (128, 2, 32, 4))
@@ -69,13 +70,18 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     if found is None or held & {*s.parallel}:
         return usual
     wide = max(power_of_two(sizes[d]) for d in (*found, *held))
-    table = SEVERAL if not alone else ENDS if _narrow(b, stream, row, sizes) else SHAPES
-    if any(isinstance(x, Call) and x.op == "random16" for n in walk(b.body) for e in exprs_of(n) for x in parts_of(e)):
-        table = table if len(merges) == 1 and not alone else DRAWN if alone else DRAWN_STATES
-    shape = next((x for most, *x in table if wide <= most), None)
+    draws = any(
+        isinstance(x, Call) and x.op == "random16" for n in walk(b.body) for e in exprs_of(n) for x in parts_of(e)
+    )
+    if alone and not draws:
+        room = one_of_each(math.prod(sizes[d] for d in held), math.prod(sizes[d] for d in found))
+        shape = widest(room, *(ENDS if _narrow(b, stream, row, sizes) else ()))
+    else:
+        table = SEVERAL if not draws or (len(merges) == 1 and not alone) else DRAWN if alone else DRAWN_STATES
+        shape = next((Form(*x) for most, *x in table if wide <= most), None)
     if shape is None or (not alone and wide <= NARROW and not every and not over_rows):
         return usual
-    groups, tile, stages = shape
+    groups, tile, stages = shape.groups, shape.tile, shape.stages
     if over_rows and wide > NARROW:
         stages = ACROSS
     blocks = math.prod(sizes[d] for d in s.parallel if d != row)
@@ -86,9 +92,9 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     if -(-sizes[row] // (ROWS * groups)) * blocks < BUSY * FULL or sizes[stream] <= tile or sizes[row] <= ROWS:
         return usual
     tiles = {**usual.tiles, **{d: power_of_two(sizes[d]) for d in beside}, row: ROWS, stream: tile}
-    draws = not alone and (s.bounded or len(merges) > 1)
+    drawn = not alone and (s.bounded or len(merges) > 1)
     sums = bool(beside) or (every and not alone and _sums_rows(b, stream))
-    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=draws, descriptors=sums)
+    return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=drawn, descriptors=sums)
 
 
 def _sums_rows(b: Block, stream: str) -> bool:
