@@ -66,3 +66,14 @@ def test_only_the_part_that_is_read_is_made():
 def test_which_windows_are_written_out(k, change, wins):
     text = TEXT.format(h=8 + k - 1, k=k, y=8, u=8, dtype="f32")
     assert bool(gpu_windows(parse(text.replace(*change)))) is wins
+
+
+@pytest.mark.parametrize("summed, wins", [("n, y, v", False), ("y, v", True)])
+def test_windows_under_the_statistics_of_a_batch_are_the_librarys(summed, wins):
+    """A kernel that sums each channel as well computes far fewer products a second."""
+    text = TEXT.format(h=58, k=3, y=56, u=56, dtype="f32").replace("[2, 4", "[32, 96").replace("w: f32[4", "w: f32[96")
+    text = text.replace("dim n = 2", "dim n = 32").replace("dim c = 4", "dim c = 96")
+    kept = ", ".join(d for d in ("n", "c", "y", "v") if d not in summed.split(", "))
+    line = f"  m[{kept}]: f32 = sum[{summed}] s[n, c, y, v] * s[n, c, y, v]\n"
+    text = text.replace("  return out", line + "  return out, m")
+    assert bool(gpu_windows(parse(text))) is wins
