@@ -4,7 +4,8 @@
     python bench/offline.py model.py:make --assemble 'softmax' --json plan.json
 
 A model is a row of `tilefold bench models`, or FILE:FUNCTION, which gives a module (or function) and its arguments on
-the CPU. Nothing is run: tensors are fake, kernels are planned and rendered, and with `--assemble` compiled for Hopper.
+the CPU. Nothing is run: tensors are fake, kernels are planned and rendered as they would be launched (those that cannot
+be are named), and with `--assemble` compiled for Hopper.
 Bytes are those that steps read and write, each tensor once a step; what a cache saves is not known here.
 """
 
@@ -70,20 +71,34 @@ class _Planned(Exception):
     """Everything is planned, and must not run."""
 
 
-def compile_fake(module: Any, args: Sequence[Any], *, train: bool, name: str) -> list[Any]:
-    """The programs (`pipeline.CompiledProgram`) of a model on a GPU of this name."""
+def compile_fake(
+    module: Any, args: Sequence[Any], *, train: bool, name: str, refused: dict[str, str] | None = None
+) -> list[Any]:
+    """The programs (`pipeline.CompiledProgram`) of a model on a GPU of this name. refused: takes kernels that could not
+    be launched on such tensors as they would be, and why."""
     import torch  # noqa: PLC0415 (after `pretend`)
     from torch._functorch import config  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
 
     from tilefold import pipeline  # noqa: PLC0415
     from tilefold.backends.triton import launch  # noqa: PLC0415
+    from tilefold.errors import BackendError  # noqa: PLC0415
     from tilefold.frontend import torch_compile  # noqa: PLC0415
-    from tilefold.frontend.regions import assemble  # noqa: PLC0415
     from tilefold.plan.hardware import gpu_named  # noqa: PLC0415
+    from tilefold.runtime import gpu_configs  # noqa: PLC0415
 
     found: list[Any] = []
     own, gpu = pipeline._for_gpu, gpu_named(name, 132)
+
+    def rendered(k: launch.TritonKernel, *given: Any) -> None:
+        try:
+            k.job(*given)
+        except BackendError as err:
+            if refused is not None:
+                refused[k.block.name] = err.message
+
+    def tuned(block: Any, sizes: Any) -> Any:
+        return gpu_configs.table(name).find(gpu_configs.key_of(block, sizes))
 
     def noted(*given: Any, **more: Any) -> Any:
         found.append(own(*given, **more))
@@ -98,7 +113,8 @@ def compile_fake(module: Any, args: Sequence[Any], *, train: bool, name: str) ->
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(pipeline, "_for_gpu", noted))
-        stack.enter_context(patch.object(assemble, "start_building", lambda run, like: None))
+        stack.enter_context(patch.object(launch.TritonKernel, "start_building", rendered))
+        stack.enter_context(patch.object(gpu_configs, "_choose", tuned))
         stack.enter_context(patch.object(launch, "is_hopper", lambda device: True))
         stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda device=None: (9, 0)))
         stack.enter_context(patch.object(config, "force_non_lazy_backward_lowering", True))
@@ -250,9 +266,8 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pretend(Path(folder))
         train = given.mode == "train"
-        programs = compile_fake(
-            *model(given.model, train=train, layers=given.layers, small=given.small), train=train, name=given.gpu
-        )
+        made, refused = model(given.model, train=train, layers=given.layers, small=given.small), dict[str, str]()
+        programs = compile_fake(*made, train=train, name=given.gpu, refused=refused)
         from tilefold.frontend.regions.assemble import compilations  # noqa: PLC0415
 
         steps = lines(programs)
@@ -260,6 +275,8 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"{r.name}: {len(r.regions)} regions, {r.left} operators left, {r.seconds:.1f} s")
             for f in r.fallbacks:
                 print(f"    {f}")
+        for kernel, why in refused.items():
+            print(f"    {kernel} cannot be launched: {why}")
         for x in steps if given.steps else ():
             moved = f"reads {x.read / 1e6:8.2f} MB, writes {x.written / 1e6:8.2f}"
             print(f"{x.program:3} {x.kind:16} {x.name[:52]:52} {moved}")
@@ -274,7 +291,12 @@ def main(words: Sequence[str] | None = None) -> None:
         graphs = [
             {"name": r.name, "regions": len(r.regions), "left": [str(f) for f in r.fallbacks]} for r in compilations
         ]
-        said = {"graphs": graphs, "steps": [asdict(x) for x in steps], "kernels": [asdict(k) for k in kernels]}
+        said = {
+            "graphs": graphs,
+            "refused": refused,
+            "steps": [asdict(x) for x in steps],
+            "kernels": [asdict(k) for k in kernels],
+        }
         given.json.write_text(json.dumps(said, indent=1))
 
 

@@ -59,3 +59,32 @@ def test_a_matrix_of_nothing_is_stored_in_the_other_operands_type(kind):
     assert constant.dtype is product.dtype and library_product(product, q.sizes) is not None
     x = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0)).to(constant.dtype.torch_dtype)
     torch.testing.assert_close(run(q, {"x": x})["out"], x[..., :5])
+
+
+PIXELS = """program f()
+  input x: {kind}[3, 5, 8]
+  input g: {kind}[3, 7, 6]
+  dim m = 3
+  dim n = 2
+  dim p = 2
+  dim i = 8
+  dim o = 6
+  read[m, n, p, i]: {kind} = x[m, n * 2 + p, i]
+  out[i, o]: {kind} = sum[m, n, p] x[m, n * 2 + p + 1, i] * g[m, n * 3 + {at}, o]
+  return out, read
+"""
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_what_is_read_at_several_summed_dims_of_an_axis_is_stored(kind):
+    """The gradient of an embedding of patches, which are a sequence behind a token of its own."""
+    p = parse(PIXELS.format(kind=kind, at="p"))
+    q = stored_operands(p)
+    assert [c.name for c in q.body] == ["read", "x_read", "g_read", "out"]
+    assert {c.dtype for c in q.body} == {p.dtype_of("x")}
+    assert library_product(p.body[1], p.sizes) is None and library_product(q.body[-1], q.sizes) is not None
+    gen = torch.Generator().manual_seed(0)
+    x, g = (torch.randn(3, n, d, generator=gen).to(p.dtype_of("x").torch_dtype) for n, d in ((5, 8), (7, 6)))
+    want = torch.einsum("mqi,mqo->io", x[:, 1:].double(), g[:, [0, 1, 3, 4]].double())
+    got = run(q, {"x": x, "g": g})["out"].double()
+    torch.testing.assert_close(got, want, rtol=1e-2 if kind == "bf16" else 1e-5, atol=1e-2 if kind == "bf16" else 1e-5)

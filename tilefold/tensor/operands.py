@@ -60,18 +60,21 @@ def plain_operands(p: Program) -> Program:
 
 def stored_operands(p: Program) -> Program:
     """The program in which products of float32 read plain tensors: what one reads at computed positions (a shifted
-    window, rows that are taken in another order) is stored so first. So is, of any type, a matrix that is made of
-    nothing (the identity).
+    window, rows that are taken in another order) is stored so first. So is, of any type, what is read at several summed
+    dims in one axis (pixels of a sequence of them: the gradient of an embedding of patches), and a matrix that is made
+    of nothing (the identity).
 
     No matrix unit takes float32 as it is: the library multiplies it ten times as fast as a kernel that reads its
-    operands where they are, and a copy is one pass. Not of windows that overlap, and not of a library's convolutions.
+    operands where they are, and a copy is one pass. Of summed dims a kernel's loop streams one and holds the others
+    whole, so that nothing is left for rows and columns. Not of windows that overlap, and not of a library's
+    convolutions.
     """
     taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
     body: list[Compute] = []
     for c in p.body:
         reads: dict[Expr, Load] = {}
         for e, name, dtype in (
-            *((ld, f"{ld.tensor}_read", DType.F32) for ld in _to_be_stored(p, c)),
+            *((ld, f"{ld.tensor}_read", p.dtype_of(ld.tensor)) for ld in _to_be_stored(p, c)),
             *_of_nothing(p, c),
         ):
             dims = tuple(d for d in (*c.dims, *c.rdims) if d in dims_used(e))
@@ -88,7 +91,8 @@ def _to_be_stored(p: Program, c: Compute) -> list[Load]:
         return []
     if library_product(c, p.sizes) is not None or convolution(c, p) is not None or gradient(c, p) is not None:
         return []
-    computed = (ld for ld in x.loads if _computed(ld) and p.dtype_of(ld.tensor) is DType.F32)
+    wide = (p.dtype_of(ld.tensor) is DType.F32 for ld in x.loads)
+    computed = (ld for ld, w in zip(x.loads, wide, strict=True) if _computed(ld) and (w or _flat(ld, c)))
     # windows that overlap have more elements than what they are of
     return [ld for ld in computed if _points(p.sizes[d] for d in dims_used(ld)) <= _points(p.shape_of(ld.tensor))]
 
@@ -114,6 +118,11 @@ def _computed(ld: Load) -> bool:
     """Whether an axis is read at anything but a dim, one place, or a head that several share."""
     shared = (isinstance(ix, Call) and ix.op == "floordiv" and isinstance(ix.args[0], Index) for ix in ld.index)
     return any(not isinstance(ix, Index | Const) and not s for ix, s in zip(ld.index, shared, strict=True))
+
+
+def _flat(ld: Load, c: Compute) -> bool:
+    """Whether an axis is read at several summed dims."""
+    return any(len({*dims_used(ix)} & {*c.rdims}) > 1 for ix in ld.index)
 
 
 def _operands(c: Compute) -> list[Load]:

@@ -24,6 +24,7 @@ from tilefold.backends.triton.config import TooLarge, TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Described, Launcher, Operand, Plan, launcher_of
 from tilefold.backends.triton.views import Like
+from tilefold.block.text import parse
 from tilefold.errors import BackendError
 from tilefold.suites.gpu import operators as o
 
@@ -170,6 +171,76 @@ def test_a_configuration_that_is_to_be_had_exactly_is_refused(small_device):
     with pytest.raises(TooLarge):
         k.plan(xs, {})
     assert len(small_device) == 1
+
+
+PATCHES = """block weight()
+  input x: bf16[8, 3, 14, 16, 14, 16]
+  input g: bf16[8, 197, 768]
+  dim m = 8
+  dim i = 768
+  dim j = 3
+  dim k = 16
+  dim l = 16
+  dim n = 14
+  dim p = 14
+  result w[i, j, k, l]: bf16
+  forall i
+    forall j
+      forall k
+        forall l
+          init s[i, j, k, l]: f32 = 0.0
+          for m
+            accum s = sum[m, n, p] x[m, j, n, k, p, l] * g[m, n * 14 + p + 1, i]
+          store w[i, j, k, l] over (i, j, k, l) = s[i, j, k, l]
+  return w
+"""
+
+
+def of_shapes(*shapes):
+    return [Like.packed(s, torch.bfloat16, torch.device("cpu")) for s in shapes]
+
+
+def test_a_kernel_takes_smaller_tiles_where_a_value_would_be_too_large():
+    """Of three summed dims its loop streams one: tiles of 64 of that would be a million elements with the others."""
+    k = TritonKernel(parse(PATCHES))
+    xs = of_shapes((8, 3, 14, 16, 14, 16), (8, 197, 768), (768, 3, 16, 16))
+    with pytest.raises(TooLarge, match="a load of g would hold"):
+        k.variant((5, 2, 3), k.sizes({}), tf32=False, interpreted=False)
+    assert k.job(xs, {}) is not None
+    with pytest.raises(TooLarge):
+        TritonKernel(parse(PATCHES), exactly=True).job(xs, {})
+
+
+MAP = """block twice()
+  input x: bf16[64, 7, 7]
+  dim i = 64
+  dim j = 7
+  dim k = 7
+  result y[i, j, k]: bf16
+  forall i
+    forall j
+      forall k
+        store y[i, j, k] over (i, j, k) = bf16(2.0 * f32(x[i, j, k]))
+  return y
+"""
+
+
+def test_dims_are_joined_unless_no_kernel_can_be_made_so(monkeypatch):
+    xs, bound = of_shapes(*[(64, 7, 7)] * 2), TritonKernel._bound
+    k = TritonKernel(parse(MAP))
+    _, merges = k.joined(xs, {})
+    assert merges and k.job(xs, {}).source != ""
+
+    def only_apart(self, *given):
+        if len(self.block.sizes) < 3:
+            raise BackendError("too many neighbours")
+        return bound(self, *given)
+
+    monkeypatch.setattr(TritonKernel, "_bound", only_apart)
+    k = TritonKernel(parse(MAP))
+    assert k.joined(xs, {})[1] == merges
+    assert k.job(xs, {}) is not None
+    assert k.joined(xs, {}) == (k, ())
 
 
 DRIVER = r"""

@@ -31,7 +31,7 @@ def test_training_of_a_language_model(tmp_path):
     assert (forward["regions"], forward["left"]) == (1, [])
     assert all("embedding_dense_backward" in why for why in backward["left"])  # a library's step between regions
     assert {s["kind"] for s in found["steps"]} == {"GpuStep", "LibraryStep"}
-    assert found["kernels"]
+    assert found["kernels"] and not found["refused"]
     assert not [k for k in found["kernels"] if k["why"] or k["spilled"]]
 
 
@@ -53,3 +53,31 @@ def test_a_convolution_and_its_norm(tmp_path):
     assert (graph["regions"], graph["left"]) == (1, [])
     # one of single taps, of images with channels last as cuDNN leaves them, is a product
     assert [s["kind"] for s in found["steps"] if s["kind"] != "GpuStep"] == ["ConvolutionStep", "LibraryStep"]
+    assert not found["refused"]
+
+
+PATCHES = """
+import torch
+from torch import nn
+
+class Patches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.token = nn.Conv2d(3, 256, 16, stride=16), nn.Parameter(torch.zeros(1, 1, 256))
+
+    def forward(self, x):
+        y = self.embed(x).flatten(2).transpose(1, 2)
+        return torch.cat((self.token.expand(len(y), -1, -1), y), 1).float().square().sum()
+
+def make():
+    torch.manual_seed(0)
+    return Patches().to(torch.bfloat16), (torch.randn(8, 3, 224, 224, dtype=torch.bfloat16),)
+"""
+
+
+def test_training_of_an_embedding_of_patches(tmp_path):
+    """The weight's gradient is a product of the library, of patches in order: a kernel would hold a whole image."""
+    (tmp_path / "model.py").write_text(PATCHES)
+    found = planned(tmp_path, f"{tmp_path / 'model.py'}:make", "--mode", "train")
+    assert not found["refused"] and not any(g["left"] for g in found["graphs"])
+    assert [s["kind"] for s in found["steps"] if s["written"] == 256 * 3 * 16 * 16 * 2] == ["LibraryStep"]

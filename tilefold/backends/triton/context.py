@@ -267,19 +267,19 @@ class Context:
         return Value(self.buffer_names[b.name], tuple(axes), b.dtype, self.scopes.here)
 
     def check_size(self, b: ir.Buffer) -> None:
-        """BackendError for a buffer that is too large for a thread block."""
+        """TooLarge for a buffer that is too large for a thread block."""
         self._check(b.name, b.dims, LARGEST_TILE)
 
     def check_product(self, b: ir.Buffer) -> None:
-        """BackendError for a result of the matrix unit that the registers of a thread block do not hold."""
+        """TooLarge for a result of the matrix unit that the registers of a thread block do not hold."""
         self._check(b.name, b.dims, LARGEST_PRODUCT)
 
     def check_operand(self, what: str, axes: Sequence[str], dtype: DType) -> None:
         """TooLarge for an operand of the matrix unit that the shared memory of a thread block does not hold."""
-        self._check(what, axes, SHARED // dtype.nbytes, TooLarge)
+        self._check(what, axes, SHARED // dtype.nbytes)
 
     def check_value(self, what: str, axes: Sequence[str]) -> None:
-        """BackendError for a value, loaded or computed on the way to a buffer, that Triton would refuse."""
+        """TooLarge for a value, loaded or computed on the way to a buffer, that Triton would refuse."""
         self._check(what, axes, LARGEST_VALUE)
 
     def check_computed(self, what: str, axes: Sequence[str]) -> None:
@@ -293,9 +293,9 @@ class Context:
         self._check_share(what, axes, MOST_STORED)
 
     def _check_share(self, what: str, axes: Sequence[str], most: int) -> None:
-        self._check(what, axes, most * WARP * self.config.warps, TooLarge)
+        self._check(what, axes, most * WARP * self.config.warps)
 
-    def _check(self, what: str, dims: Sequence[str], most: int, error: type[BackendError] = BackendError) -> None:
+    def _check(self, what: str, dims: Sequence[str], most: int) -> None:
         n = math.prod(self.hold(d).lanes for d in dims)
         if n <= most:
             return
@@ -305,7 +305,7 @@ class Context:
                 "some of its sizes are symbolic: compile with dynamic=False, or mark those that are no lengths "
                 "(numbers of heads, head sizes) with torch._dynamo.mark_static(x, axis)"
             )
-        raise error(f"{self.kernel.name}: {what} would hold {n} elements in a thread block", hint=hint)
+        raise TooLarge(f"{self.kernel.name}: {what} would hold {n} elements in a thread block", hint=hint)
 
     def axes(self, b: ir.Buffer) -> tuple[str, ...]:
         """Dims of a buffer that are vectors: the axes of its value."""

@@ -8,6 +8,7 @@ recorded in a CUDA graph. In Triton's interpreter a plan is started with address
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from functools import cache
 import torch
 
 from tilefold.algebra.expr import Const
-from tilefold.backends.triton.build import DIVISOR, Target, has_groups, module_of, start_building
+from tilefold.backends.triton.build import DIVISOR, Job, Target, has_groups, module_of, start_building
 from tilefold.backends.triton.compile import compiled, job_of
 from tilefold.backends.triton.config import TooLarge, TritonConfig, lighter
 from tilefold.backends.triton.context import Context
@@ -48,6 +49,8 @@ try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # without Triton nothing here runs
     TensorDescriptor = None
+
+log = logging.getLogger("tilefold")
 
 #: Addresses beyond this many elements need 64-bit arithmetic.
 NARROW_LIMIT = 1 << 31
@@ -218,9 +221,11 @@ class TritonKernel:
             raise ValueError(f"{self.block.name}: tensors of {', '.join(sorted(devices))}")
         joined, merges = self.joined(xs, syms)
         if merges:
-            return joined.plan(
-                [x for x in merged(xs, self.tensors, merges) if isinstance(x, torch.Tensor)], syms, place
-            )
+            given = [x for x in merged(xs, self.tensors, merges) if isinstance(x, torch.Tensor)]
+            try:
+                return joined.plan(given, syms, place)
+            except BackendError as err:
+                self._keep_apart(xs, err)
         while True:
             try:
                 return self._plan(xs, syms, place)
@@ -230,23 +235,47 @@ class TritonKernel:
 
     def start_building(self, xs: Sequence[Seen], syms: Mapping[str, int], place: Place = ALONE) -> None:
         """Have the kernel that `plan` will want for such tensors compiled meanwhile, by another process."""
-        if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
-            return
-        joined, merges = self.joined(xs, syms)
-        if merges:
-            return joined.start_building(merged(xs, self.tensors, merges), syms, place)
         try:
-            v, _, numbers = self._bound(xs, syms, place)
+            job = self.job(xs, syms, place)
         except BackendError:
             return  # `plan` says so, where something else can be tried
-        start_building(job_of(v.kernel, v.rendered, v.config, self._divisors(xs, numbers), wide=v.wide))
+        if job is not None:
+            start_building(job)
+
+    def job(self, xs: Sequence[Seen], syms: Mapping[str, int], place: Place = ALONE) -> Job | None:
+        """What `plan` will have compiled for such tensors; None: nothing. BackendError where no configuration can be
+        rendered, as there."""
+        if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
+            return None
+        joined, merges = self.joined(xs, syms)
+        if merges:
+            try:
+                return joined.job(merged(xs, self.tensors, merges), syms, place)
+            except BackendError as err:
+                self._keep_apart(xs, err)
+        while True:
+            try:
+                v, _, numbers = self._bound(xs, syms, place)
+            except BackendError as err:
+                if self.exactly or not self._simpler(xs, syms, smaller=isinstance(err, TooLarge)):
+                    raise
+            else:
+                return job_of(v.kernel, v.rendered, v.config, self._divisors(xs, numbers), wide=v.wide)
+
+    def _keep_apart(self, xs: Sequence[Seen], err: BackendError) -> None:
+        """No dims are joined any more for tensors like these: the kernel with joined ones cannot be made."""
+        log.info("%s: dims that lie side by side are not joined: %s", self.block.name, err.message)
+        self._joined[self._near(xs)] = (self, ())
+
+    def _near(self, xs: Sequence[Seen]) -> tuple[frozenset[tuple[int, int]], ...]:
+        return tuple(neighbours(x) for x in xs)
 
     def joined(self, xs: Sequence[Seen], syms: Mapping[str, int]) -> tuple[TritonKernel, tuple[Merge, ...]]:
         """The kernel with dims joined that these tensors have side by side, and how; not of products, nor where a
         configuration is given."""
-        near = {n: neighbours(x) for n, x in zip(self.tensors, xs, strict=True)}
-        key = tuple(near.values())
+        key = self._near(xs)
         if key not in self._joined:
+            near = dict(zip(self.tensors, key, strict=True))
             given = self.exactly or (
                 self.choose is not None and self.choose(self.block, self._coarse(self.sizes(syms)))
             )
@@ -255,7 +284,7 @@ class TritonKernel:
             self._joined[key] = (TritonKernel(block, interpreted=self.interpreted) if merges else self, merges)
         return self._joined[key]
 
-    def _simpler(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], *, smaller: bool) -> bool:
+    def _simpler(self, xs: Sequence[Seen], syms: Mapping[str, int], *, smaller: bool) -> bool:
         """Whether the bin of such tensors has another configuration, with which it then runs: one without groups of
         warps, else, if that is what it takes, a smaller one."""
         sizes, units = self.sizes(syms), tuple(unit_axis(x) for x in xs)
