@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from tilefold.errors import UnsupportedError
+from tilefold.frontend.regions import assemble as regions
+from tilefold.frontend.regions.guard import Fallback
 from tilefold.frontend.torch_compile import backend
+from tilefold.frontend.verify import own_error
+from tilefold.suites.gpu import exact
 from tilefold.suites.gpu import row as rows
+from tilefold.suites.gpu.case import whole
 from tilefold.suites.gpu.cases import SMALL
 from tilefold.suites.gpu.floors import Rates
 from tilefold.suites.gpu.measure import CpuTimer
@@ -175,6 +180,8 @@ def test_what_is_left_to_others_is_said():
     scan = replace(CASES["X-small"], fn=lambda x: x.cumsum(-1).sort(-1)[0], planned=True)
     ours = measured(scan, *contenders(scan, only=frozenset()))[OURS]
     assert ours.left == "aten.cumsum.default, aten.sort.default" and not ours.why
+    first, second = ours.left_why.split("; ")
+    assert first.startswith("aten.cumsum.default: ") and second.startswith("aten.sort.default: ")
     assert measured(CASES["X-small"], *contenders(CASES["X-small"], only=frozenset()))[OURS].left == ""
 
 
@@ -187,3 +194,78 @@ def test_contenders_that_tune_themselves_are_asked_for():
     assert untuned.kind == "own"  # no peer: no bar means it
     with pytest.raises(UnsupportedError, match="takes what was tuned"):
         untuned.build(CASES["L-small"], ())
+
+
+def test_what_fails_after_the_first_call_is_said_too():
+    """Kernels are built when a call first needs them."""
+    calls, fallbacks = [], []
+
+    def build(case, args):
+        regions.compilations.append(regions.CompiledGraph("graph0", [], fallbacks))
+
+        def run(x):
+            calls.append(x)
+            if len(calls) == 2:
+                fallbacks.append(Fallback("graph0_1", "BackendError: " + 200 * "x"))
+            return case.fn(x)
+
+        return run
+
+    case = CASES["X-small"]
+    found = measured(case, Peer(OURS, "ours", build))[OURS]
+    assert found.left == "graph0_1" and found.left_why == "graph0_1: " + ("BackendError: " + 200 * "x")[: rows.REASON]
+
+
+def rounded(x):
+    return x.to(torch.bfloat16).float().sum()
+
+
+def scalar_case():
+    return replace(CASES["X-small"], fn=rounded, make=lambda gen: (torch.rand(64, generator=gen),), parts=whole)
+
+
+def unlucky_seed(case) -> tuple[int, float]:
+    """A seed where eager happens to be right on, and the largest of its errors elsewhere."""
+    for seed in range(50):
+        args = case.args("cpu", seed)
+        (part,) = exact.references(case, args)
+        own, _ = own_error(part.eager[0], part.exact.result)
+        luck, _ = exact.Draws(case, "cpu", seed).luck(0, 0)
+        if 3 * own < luck:
+            return seed, luck
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("errs", "right"), [(1.5, True), (3.0, False)])
+def test_a_single_number_is_judged_by_eagers_errors_on_several_draws(errs, right):
+    case = scalar_case()
+    seed, luck = unlucky_seed(case)
+
+    def build(case, args):
+        return lambda x: (x.double().sum() * (1 + errs * luck)).float()
+
+    found = measured(case, Peer(OURS, "ours", build), seed=seed)[OURS]
+    assert found.error == pytest.approx(errs * luck, rel=0.05) and found.eager_error == pytest.approx(luck)
+    assert (found.why == "") == right and found.why.startswith("" if right else "wrong: less right than eager")
+
+
+def test_results_of_many_elements_are_judged_by_their_own_draw(monkeypatch):
+    monkeypatch.setattr(exact.Draws, "luck", lambda *a: pytest.fail("drawn"))
+    case = replace(scalar_case(), fn=lambda x: x.to(torch.bfloat16).float())
+    peer = Peer(OURS, "ours", lambda case, args: lambda x: case.fn(x) * 1.05)
+    assert measured(case, peer)[OURS].why.startswith("wrong: less right than eager")
+
+
+def test_the_loss_of_a_training_step_is_drawn_without_a_backward(monkeypatch):
+    model = torch.nn.Linear(64, 1, dtype=torch.bfloat16)
+    case = replace(scalar_case(), fn=model, make=lambda gen: (torch.rand(8, 64, generator=gen).bfloat16(),), train=True)
+    loss = replace(case, fn=torch.nn.Sequential(model, torch.nn.Flatten(0), Mean()))
+    monkeypatch.setattr(torch.Tensor, "backward", lambda self: pytest.fail("backward"))
+    with torch.no_grad():
+        draws = exact.Draws(loss, "cpu", 0)
+        assert 0 < draws.luck(0, 0)[0] < 0.1 and draws.luck(0, 1) == (0.0, 0.0)
+
+
+class Mean(torch.nn.Module):
+    def forward(self, x):
+        return x.float().mean()

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.verify import judge
 from tilefold.suites.gpu.cases import select
-from tilefold.suites.gpu.row import HOPELESS, _references, training_step
+from tilefold.suites.gpu.exact import references, training_step
+from tilefold.suites.gpu.row import HOPELESS
 from tilefold.suites.models.all import MODELS, MODES, rows
 
 NEEDS = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="without transformers")
@@ -31,7 +32,7 @@ def test_small_models_are_near_float64(row):
     (case,) = select("models", [row], small=True)
     case = case.placed("cpu")
     with torch.no_grad():
-        (part,) = _references(case, case.args())
+        (part,) = references(case, case.args())
     exact = tree_leaves(part.exact.result)
     assert len(exact) == len(part.eager) and (len(exact) > 10) == case.train
     found = [judge(row, own, own, e) for own, e in zip(part.eager, exact, strict=True)]

@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilefold.frontend.verify import judge
 from tilefold.suites.gpu.cases import select
-from tilefold.suites.gpu.row import _references
+from tilefold.suites.gpu.exact import references
 from tilefold.suites.programs.all import CLASSES, PROGRAMS
 from tilefold.suites.programs.program import SUITE
 
@@ -28,7 +28,7 @@ def test_small_programs_are_finite_and_near_float64(family):
             continue
         case = p.case(small=True).placed("cpu")
         with torch.no_grad():
-            (part,) = _references(case, case.args())
+            (part,) = references(case, case.args())
         results = tree_leaves(part.exact.result)
         assert len(results) == len(part.eager) > 0, p.name
         for own, exact in zip(part.eager, results, strict=True):

@@ -49,6 +49,12 @@ def test_cells_say_what_went_wrong():
     assert good[5:8] == ("1.0 / 2.0", "1 / 2", "- / -")
 
 
+def test_a_part_that_failed_has_its_reason_in_the_cells():
+    failed = rec("norm: slow", "tilefold", 4.0, left="graph0_1", left_why="graph0_1: BackendError: too large")
+    (outcome,) = report.outcomes(results(failed, rec("norm: slow", "compile", 2.0)))
+    assert report.cells(outcome)[-1] == "left to others: graph0_1: BackendError: too large"
+
+
 def test_page_and_log(tmp_path):
     page = tmp_path / "page.md"
     write_part(page, "gpu", "the last part\n")

@@ -26,8 +26,8 @@ class Record:
     seconds until the first result, compilation included; `first_cpu`: of the processor, of this process and of
     those that it waited for, meanwhile. `peak_bytes`: allocated by a call at most; `kernels`: launches in its graph
     (NaN where it has none). `step_us`: of a plain call, `host_us`: until it returns, where that is asked for.
-    `why`: what went wrong, "" if nothing did. `left`: operators that Tilefold left to others, "" if none.
-    `commit`: of Tilefold, "" where it was not noted.
+    `why`: what went wrong, "" if nothing did. `left`: operators and parts of graphs that Tilefold left to
+    others, "" if none; `left_why`: the same, each with its reason. `commit`: of Tilefold, "" where it was not noted.
     """
 
     suite: str
@@ -56,6 +56,7 @@ class Record:
     how: str = ""
     why: str = ""
     left: str = ""
+    left_why: str = ""
     commit: str = ""
 
     @property

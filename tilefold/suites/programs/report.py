@@ -133,8 +133,14 @@ def cells(o: Outcome) -> tuple[str, ...]:
 
 
 def notes(o: Outcome, told: Sequence[Record | None]) -> str:
-    """What Tilefold left to others, what went wrong, and who was timed in another way than the rest."""
-    left = [f"left to others: {o.ours.left}"] if o.ours is not None and o.ours.left else []
+    """What Tilefold left to others, what went wrong, and who was timed in another way than the rest.
+
+    Operators without a kernel are named; where a part of a graph failed, whose name has no dot, reasons are given.
+    """
+    left = []
+    if o.ours is not None and o.ours.left:
+        failed = any("." not in name for name in o.ours.left.split(", "))
+        left = [f"left to others: {o.ours.left_why if failed and o.ours.left_why else o.ours.left}"]
     return "; ".join(left + [f"{r.contender}: {r.why or r.how}" for r in told if r is not None and said(r)])
 
 
