@@ -26,6 +26,7 @@ from tilefold.frontend.capture.cuda_graphs import Boxed, CudaGraphs, Kind
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
 from tilefold.frontend.capture.options import read_options
 from tilefold.frontend.capture.random import eagers_numbers
+from tilefold.frontend.capture.written_back import WrittenBack
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
 from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Part
@@ -125,11 +126,12 @@ def aot(
         names = None if kind == "backward" else titles
 
         def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
+            written = WrittenBack.taken_out(graph)
             run = compiler(graph, names)  # which may change the graph
             # a backward has the only references to what was saved; a forward's arguments live on with the caller
             given_up = getattr(run, "boxed", None) if kind == "backward" else None
             taking = make_boxed_func(run) if given_up is None else _marked_boxed(_function(given_up))
-            return _marked_boxed(wrap(kind, graph, taking))
+            return _marked_boxed(written.around(wrap(kind, graph, taking)))
 
         return compiled
 
@@ -141,6 +143,7 @@ def aot(
             bw_compiler=boxed("backward", backward or inference),
             inference_compiler=boxed("inference", inference),
             decompositions=dict(_table(eagers)),
+            keep_inference_input_mutations=True,
             partition_fn=partition or partitioner(),
         )
 
