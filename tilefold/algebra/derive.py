@@ -127,6 +127,7 @@ def _without_rounding(cascade: Cascade) -> tuple[Reduction, ...]:
     return tuple(out)
 
 
+@lru_cache(maxsize=1024)
 def build_fold(cascade: Cascade, options: Options) -> Fold:
     """The Fold in one of its forms, unchecked: for printing."""
     return _fold_of(_derive_all(cascade, options))

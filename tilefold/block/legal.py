@@ -318,7 +318,7 @@ def _computed_again(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...
         for r in sorted((tensors_read(p.a) | tensors_read(p.b)) & set(members)):
             c = g.by_name[r]
             own = set(out_dims(c))
-            if c.reducer is not None or not (own - set(parallel) - set(p.rdims) or _is_folded(g, name)):
+            if c.reducer is not None or not (own - set(parallel) - set(p.rdims) or is_folded(g, name)):
                 continue
             again = -(-g.points(d for d in parallel if d not in own) // cost.rows)
             read, written = _read_for(g, c, parallel), g.nbytes([r])
@@ -340,7 +340,7 @@ def _made_of(g: Graph, r: str, members: tuple[str, ...], own: set[str]) -> set[s
     return {r, *(c.name for c in before if c.name in members and set(out_dims(c)) <= own)}
 
 
-def _is_folded(g: Graph, name: str) -> bool:
+def is_folded(g: Graph, name: str) -> bool:
     """Whether a reduction is over a dim of a result, or of a map of it: scores."""
     own = set(out_dims(g.by_name[name]))
     return any(own & set(c.rdims) for c in g.reached(name, g.consumers, lambda c: c.reducer is None))

@@ -8,13 +8,14 @@ axis gets a kernel of its own, and what no kernel can hold is cut.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
 from tilefold.block.fuse import UNIT, Fused, FusedKernel
 from tilefold.block.legal import Group, Grouping, Refusal, one_kernel
+from tilefold.block.twins import Decided, Named, Renaming, Twins
 from tilefold.errors import PlanError, TilefoldError
 from tilefold.plan.cut import components, cuts
 from tilefold.plan.few_rows import feeding_products
@@ -89,12 +90,24 @@ def _by_price(p: Program, target: GpuTarget, apart: frozenset[str], calls: Calls
     return selected(p, target, apart, calls)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a group is made, and why not one kernel."""
+
+    groups: tuple[Group, ...]
+    refusals: tuple[Refusal, ...]
+
+
 class _Fitting:
-    """Groups made to fit kernels. What was built is remembered: several cuts have the same part."""
+    """Groups made to fit kernels. What was built is remembered: several cuts have the same part. What fits and what
+    does not is the same for groups that differ in names only."""
 
     def __init__(self, g: Graph, target: GpuTarget, calls: frozenset[tuple[str, ...]], forms: Mapping[Group, Form]):
         self.g, self.target, self.calls, self.forms = g, target, calls, forms
         self._made: dict[Group, tuple[FusedKernel, ...] | str] = {}
+        self._twins = Twins(g)
+        self._against: Decided[str | None] = Decided(lambda found, names: found and names.text(found))
+        self._parts: Decided[_Parts] = Decided(self._of_twin)
 
     def kernels(self, x: Group) -> tuple[FusedKernel, ...]:
         """Of a group that fits."""
@@ -102,19 +115,39 @@ class _Fitting:
         assert not isinstance(made, str), made
         return made
 
-    def parts(self, x: Group, refusals: list[Refusal]) -> list[Group]:
+    def parts(self, x: Group, refusals: list[Refusal]) -> tuple[Group, ...]:
         """The group, or what it is cut into: the cheapest two parts that both fit; if there are none, the parts of the
         cheapest cut."""
+        found = self._parts.of(*self._known_by(x), lambda: self._cut(x))
+        refusals += found.refusals
+        return found.groups
+
+    def _known_by(self, x: Group) -> tuple[Named, Hashable]:
+        """What decides about a group, without names."""
+        named = self._twins.named(x.members)
+        number = {d: n for n, d in enumerate(named.dims)}
+        return named, (tuple(number.get(d, d) for d in x.parallel), x.members in self.calls, self.forms.get(x))
+
+    def _of_twin(self, found: _Parts, names: Renaming) -> _Parts:
+        loc = {b: self.g.by_name[b].loc for r in found.refusals for b in names.tensors((r.consumer,))}
+        refusals = [(*names.tensors((r.producer, r.consumer)), names.text(r.reason)) for r in found.refusals]
+        return _Parts(
+            tuple(map(names.group, found.groups)), tuple(Refusal(a, b, why, loc[b]) for a, b, why in refusals)
+        )
+
+    def _cut(self, x: Group) -> _Parts:
         made = self.made(x)
         if not isinstance(made, str):
-            return [x]
+            return _Parts((x,), ())
         ways = cuts(self.g, x.members)
         fit = next(((way, found) for way in ways[:MOST_CUTS] if (found := self._fit(*way))), None)
         (first, second), found = fit or (ways[0], [])
-        refusals += [
+        refusals = [
             Refusal(a, b, made, self.g.by_name[b].loc) for a in first for b in second if a in self.g.producers[b]
         ]
-        return found or [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
+        if not found:
+            found = [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
+        return _Parts(tuple(found), tuple(refusals))
 
     def _fit(self, *parts: tuple[str, ...]) -> list[Group]:
         """The groups of parts that all fit; else none."""
@@ -151,5 +184,8 @@ class _Fitting:
             if whole:
                 raise
             return err.message
-        against = () if whole else map(self.target.against, made)
-        return next((reason for reason in against if reason is not None), made)
+        if whole:
+            return made
+        reasons = map(self.target.against, made)
+        against = self._against.of(*self._known_by(x), lambda: next((r for r in reasons if r is not None), None))
+        return made if against is None else against

@@ -147,7 +147,9 @@ def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None
 def _segments_of_products(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int:
     """Segments that fill the machine, of a fold over products."""
     units, have = machine.cores, max(1, blocks(g, plan.group, machine))
-    wide = any(g.extent(d) >= machine.wide for m in plan.group.members for d in kept_local(g, plan, m))
+    wide = any(
+        g.extent(d) >= machine.wide for m in plan.group.members for d in kept_local(g, plan.group, plan.inner, m)
+    )
     most = g.extent(axis) // machine.least_segment
     if wide:
         most = max(
@@ -183,12 +185,12 @@ def _segments_of_contraction(g: Graph, plan: StagePlan, axis: str, machine: Gpu)
     return n if seconds * (1 - 1 / n) > machine.second_kernel else 1
 
 
-def kept_local(g: Graph, plan: StagePlan, m: str) -> list[str]:
-    """Dims over which a block keeps the state of member m."""
+def kept_local(g: Graph, group: Group, inner: frozenset[str], m: str) -> list[str]:
+    """Dims over which a block keeps the state of member m. inner: reductions that are no stages (`block.stages`)."""
     c = g.by_name[m]
-    if c.reducer is None or m in plan.inner:
+    if c.reducer is None or m in inner:
         return []
-    return [d for d in out_dims(c) if d not in plan.group.parallel]
+    return [d for d in out_dims(c) if d not in group.parallel]
 
 
 def blocks(g: Graph, members: Group, machine: Gpu, tile: int | None = None) -> int:

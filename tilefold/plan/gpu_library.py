@@ -16,7 +16,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
 from tilefold.block.legal import Group, Limits
-from tilefold.block.stages import StagePlan, plan_stages
+from tilefold.block.stages import StagePlan, inner_producers, plan_stages
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import blocks, kept_local, segments
 from tilefold.plan.greedy import group
@@ -122,9 +122,10 @@ def _of_wide_folds(p: Program, apart: frozenset[str], machine: Gpu) -> frozenset
         products = [m for m in members.members if _of_matrices(g, g.by_name[m])]
         if len(products) < 2:
             continue
-        plan = plan_stages(g, with_unit(members))
-        if not any(g.extent(d) >= machine.wide for m in members.members for d in kept_local(g, plan, m)):
+        inner = inner_producers(g, members)
+        if not any(g.extent(d) >= machine.wide for m in members.members for d in kept_local(g, members, inner, m)):
             continue
+        plan = plan_stages(g, with_unit(members))
         if unfused_seconds(g, plan, products, machine) < fused_seconds(g, plan, products, machine):
             found |= set(products)
     return frozenset(found)
@@ -140,7 +141,9 @@ def fused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Gpu) 
     rate, start = (machine.shared_rate, machine.shared_start) if shared else (machine.wide_rate, machine.wide_start)
     seconds = waves * start + sum(_flops(g, m) for m in products) / (rate * busy)
     if n > 1:
-        partial = sum(g.points(out_dims(g.by_name[m])) * 4 for m in plan.group.members if kept_local(g, plan, m))
+        partial = sum(
+            g.points(out_dims(g.by_name[m])) * 4 for m in plan.group.members if kept_local(g, plan.group, plan.inner, m)
+        )
         seconds += machine.call + n * partial / (machine.reached * machine.bandwidth)
     return seconds
 

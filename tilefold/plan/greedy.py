@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from tilefold.algebra.expr import Expr, Load, dims_used, loads, tensors_read, transform
 from tilefold.block.fuse import Fused, fuse_group, prepare
 from tilefold.block.legal import ANY, Group, Grouping, Limits, Refusal, legal
+from tilefold.block.twins import Decided, Renaming, Twins
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
@@ -97,6 +99,16 @@ def _twins(g: Graph) -> dict[str, Compute]:
     return found
 
 
+@lru_cache(maxsize=8)
+def _decided(limits: Limits) -> Decided[Group | str]:
+    """Which groups are legal as one for a device: programs, and layers of a program, have the same ones."""
+    return Decided(_renamed)
+
+
+def _renamed(found: Group | str, names: Renaming) -> Group | str:
+    return names.text(found) if isinstance(found, str) else names.group(found)
+
+
 class _Greedy:
     """The groups as they grow: `of` each Compute, one object a group. What is found out of two groups, or of one, is
     remembered: most of them stay as they are from round to round."""
@@ -107,6 +119,7 @@ class _Greedy:
         self._external = _external_tensors(g, apart if limits.in_registers else frozenset())
         self._legal: dict[tuple[Group, Group], Group | str] = {}
         self._twins = _twins(g)
+        self._names = Twins(g)
         self._reads: dict[Group, set[tuple[str, tuple[str, ...]] | Load]] = {}
         self._loads: dict[Group, frozenset[str]] = {}
 
@@ -121,8 +134,18 @@ class _Greedy:
         found = self._legal.get((a, b))
         if found is None:
             members = tuple(sorted({*a.members, *b.members}, key=self._at.__getitem__))
-            found = self._legal[a, b] = legal(self.g, members, self.limits, (a, b))
+            found = self._legal[a, b] = self._one_kernel(members, a, b)
         return found
+
+    def _one_kernel(self, members: tuple[str, ...], a: Group, b: Group) -> Group | str:
+        """Whether two groups are legal as one, as it was found for twins of theirs."""
+        named, first = self._names.named(members), set(a.members)
+        number = {d: n for n, d in enumerate(named.dims)}
+        of_first = tuple([m in first for m in members])
+        parallel = tuple(tuple([number.get(d, d) for d in x.parallel]) for x in (a, b))
+        return _decided(self.limits).of(
+            named, (of_first, parallel), lambda: legal(self.g, members, self.limits, (a, b))
+        )
 
     def _path_outside(self, a: Group, b: Group) -> bool:
         """Whether a path from a to b (or back) runs through a third group."""

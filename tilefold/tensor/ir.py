@@ -96,6 +96,10 @@ class Program:
         found = self._of[tensor]
         return found.dtype if found.name == tensor else DType.I64
 
+    def is_input(self, tensor: str) -> bool:
+        """Whether a tensor is given, and not computed."""
+        return isinstance(self._of[tensor], Input)
+
     def shape_of(self, tensor: str) -> tuple[Expr, ...]:
         """Extents of an input or result, over syms."""
         found = self._of[tensor]
