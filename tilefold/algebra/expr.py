@@ -24,10 +24,11 @@ Fact = TypeVar("Fact")
 class Expr:
     """Base of the node classes; Python operators build `Call`s."""
 
-    __slots__ = ("_dims", "_hash", "_loads", "_tensors")  # set when first asked for
+    __slots__ = ("_dims", "_hash", "_loads", "_named", "_tensors")  # set when first asked for
     _dims: frozenset[str]
     _hash: int
     _loads: tuple[Load, ...]
+    _named: frozenset[str]
     _tensors: frozenset[str]
 
     def __add__(self, o: ExprLike) -> Expr:
@@ -198,15 +199,22 @@ def walk(e: Expr) -> Iterator[Expr]:
     while todo:
         n = todo.pop()
         yield n
-        todo.extend(children(n)[::-1])
+        kids = children(n)
+        if kids:
+            todo.extend(kids[::-1])
 
 
 def transform(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
     """Bottom-up rewriting: `f` maps a node (children done) to its replacement, None keeps it."""
     kids = children(e)
-    new = rebuild(e, tuple([transform(k, f) for k in kids])) if kids else e
-    out = f(new)
-    return new if out is None else out
+    if kids:
+        new = [transform(k, f) for k in kids]
+        for a, b in zip(new, kids, strict=True):
+            if a is not b:
+                e = rebuild(e, tuple(new))
+                break
+    out = f(e)
+    return e if out is None else out
 
 
 def substitute(e: Expr, table: Mapping[Expr, Expr]) -> Expr:
@@ -214,21 +222,20 @@ def substitute(e: Expr, table: Mapping[Expr, Expr]) -> Expr:
     hit = table.get(e)
     if hit is not None:
         return hit
-    return rebuild(e, tuple(substitute(k, table) for k in children(e)))
+    kids = children(e)
+    return rebuild(e, tuple([substitute(k, table) for k in kids])) if kids else e
 
 
 def rename_dims(e: Expr, names: Mapping[str, str]) -> Expr:
     """Rename dims in `Index` and `Size`."""
-
-    def one(n: Expr) -> Expr | None:
-        match n:
-            case Index(d) if d in names:
-                return Index(names[d])
-            case Size(d) if d in names:
-                return Size(names[d])
-        return None
-
-    return transform(e, one)
+    if dims_named(e).isdisjoint(names):
+        return e
+    match e:
+        case Index(d):
+            return Index(names[d])
+        case Size(d):
+            return Size(names[d])
+    return rebuild(e, tuple([rename_dims(k, names) for k in children(e)]))
 
 
 def loads(e: Expr) -> tuple[Load, ...]:
@@ -254,6 +261,15 @@ def dims_used(e: Expr) -> frozenset[str]:
     except AttributeError:
         found = {e.dim} if isinstance(e, Index) else frozenset[str]().union(*map(dims_used, children(e)))
         return _remember(e, "_dims", frozenset(found))
+
+
+def dims_named(e: Expr) -> frozenset[str]:
+    """Dims whose index or extent the expression has."""
+    try:
+        return e._named
+    except AttributeError:
+        own = {e.dim} if isinstance(e, Index | Size) else frozenset[str]().union(*map(dims_named, children(e)))
+        return _remember(e, "_named", frozenset(own))
 
 
 def _remember(e: Expr, slot: str, fact: Fact) -> Fact:

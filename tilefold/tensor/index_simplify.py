@@ -14,10 +14,11 @@ at all (an empty dim evaluates nothing).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import comb
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, rebuild
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_named, rebuild
 
 Monomial = tuple[Expr, ...]
 Poly = dict[Monomial, int]
@@ -31,7 +32,14 @@ def const(n: int) -> Const:
 
 def simplify(e: Expr, sizes: Sizes) -> Expr:
     """An equal integer expression in canonical form; `sizes` has the extent of every dim in it."""
-    return to_expr(poly(e, sizes))
+    if isinstance(e, Index):
+        return e
+    return _simplified(e, tuple([(d, sizes.get(d)) for d in dims_named(e)]))
+
+
+@lru_cache(maxsize=1 << 14)
+def _simplified(e: Expr, sizes: tuple[tuple[str, Expr | None], ...]) -> Expr:
+    return to_expr(poly(e, {d: n for d, n in sizes if n is not None}))
 
 
 def same(a: Expr, b: Expr, sizes: Sizes | None = None) -> bool:
@@ -148,11 +156,18 @@ def _scale(a: Poly, k: int) -> Poly:
 
 
 def _mul(a: Poly, b: Poly) -> Poly:
+    for one, other in ((a, b), (b, a)):
+        if len(one) == 1 and () in one:
+            return other if one[()] == 1 else _scale(other, one[()])
     out: Poly = {}
     for ma, ca in a.items():
         for mb, cb in b.items():
             mono = tuple(sorted(ma + mb, key=_key)) if ma and mb else ma or mb
-            out = _add(out, {mono: ca * cb})
+            total = out.get(mono, 0) + ca * cb
+            if total:
+                out[mono] = total
+            else:
+                del out[mono]
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tilefold.algebra.expr import Expr, Index, Load, rename_dims, substitute, tensors_read, transform
+from tilefold.algebra.expr import Expr, Index, Load, dims_named, rename_dims, substitute, tensors_read, transform
 from tilefold.tensor.ir import Compute, Program
 
 
@@ -29,26 +29,16 @@ def prune_dims(p: Program) -> Program:
     """Without the dims that nothing mentions (a body may mention one by its size alone)."""
     used: set[str] = set()
     for c in p.body:
-        used |= set(dims_of(c)) | _mentioned(c.body)
+        used.update(dims_of(c), dims_named(c.body))
     return replace(p, sizes={d: e for d, e in p.sizes.items() if d in used})
-
-
-def _mentioned(e: Expr) -> set[str]:
-    found: set[str] = set()
-
-    def note(n: Expr) -> None:
-        dim = getattr(n, "dim", None)
-        if dim is not None:
-            found.add(dim)
-
-    transform(e, note)
-    return found
 
 
 def rename(p: Program, names: Mapping[str, str]) -> Program:
     """Rename dims everywhere; several may get one name where they are the same size."""
 
     def one(c: Compute) -> Compute:
+        if names.keys().isdisjoint(dims_of(c)) and dims_named(c.body).isdisjoint(names):
+            return c
         return replace(
             c,
             dims=tuple(names.get(d, d) for d in c.dims),

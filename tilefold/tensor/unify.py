@@ -26,7 +26,7 @@ def unify(p: Program) -> Program:
     classes = _Classes(p)
     for a, b in _links(p):
         classes.join(a, b)
-    names = {d: classes.find(d) for d in p.sizes}
+    names = {d: found for d in p.sizes if (found := classes.find(d)) != d}
     return prune_dims(rename(p, names))
 
 
@@ -105,8 +105,8 @@ def canonical_names(p: Program) -> Program:
         if d not in names:
             names[d] = next(pool)
     p = rename(p, names)
-    order = list(names.values())
-    return replace(p, sizes=dict(sorted(p.sizes.items(), key=lambda item: order.index(item[0]))))
+    order = {d: n for n, d in enumerate(names.values())}
+    return replace(p, sizes=dict(sorted(p.sizes.items(), key=lambda item: order[item[0]])))
 
 
 def _short_names() -> Iterator[str]:
