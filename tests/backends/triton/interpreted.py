@@ -475,6 +475,30 @@ def many_parts() -> str:
     return right(of_tables, rand(37, 48, dtype=F), torch.arange(37 * 4).reshape(37, 4) % 20, *tables)
 
 
+def turned_pairs(x, c, s):
+    """Rotary embedding of neighbours; c, s: an angle a pair."""
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2)
+
+
+def turned_neighbours(x, c, s):
+    """The same, an angle an element."""
+    return x * c + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * s
+
+
+def two_by_two() -> str:
+    """Even and odd numbers of pairs, gates beside what they gate, the last element without another, points."""
+    said = ""
+    for n in (16, 26):
+        x, c, s = rand(2, 5, 3, n, dtype=B), rand(5, 1, n // 2, dtype=F, seed=1), rand(5, 1, n // 2, dtype=F, seed=2)
+        said += right(turned_pairs, x, c, s) + right(turned_neighbours, x, *(y.repeat(1, 1, 2) for y in (c, s)))
+        said += right(lambda x: F_.silu(x[..., ::2]) * (x[..., 1::2] + 1), x)
+    said += right(lambda x: x[..., ::2] * 2.0, rand(7, 27, dtype=B)) + right(
+        lambda x: x[..., 1::2].sum(-1), rand(7, 27)
+    )
+    return said + right(lambda p: p[:, 0] ** 2 + p[:, 1] ** 2, rand(77, 2, dtype=F))
+
+
 def windows() -> str:
     """Of images whose rows are no multiple of a vector."""
     x, b = rand(2, 5, 9, 13, dtype=F), rand(5, dtype=F, seed=3)
@@ -600,6 +624,7 @@ def scaled_in_place() -> str:
 
 
 CHECKS: dict[str, Check] = {
+    "elements two by two": two_by_two,
     "masked by the least number": masked_by_the_least,
     "masked by the least number, as compiled": lambda: as_compiled(masked_by_the_least),
     "masked by -1e9, as compiled": lambda: as_compiled(

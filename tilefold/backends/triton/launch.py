@@ -39,6 +39,7 @@ from tilefold.backends.triton.tilings import WINDOW, window_of
 from tilefold.backends.triton.views import Seen, merged, neighbours
 from tilefold.block.collapse import Merge, collapsed
 from tilefold.block.ir import Block
+from tilefold.block.pairs import paired
 from tilefold.errors import BackendError
 from tilefold.tensor.sizes import shape_function
 from tilefold.tile.ir import Kernel, TensorParam
@@ -281,6 +282,9 @@ class TritonKernel:
             )
             plain = not given and not any(m and n for m, n, _ in Shape.of(self.block).products)
             block, merges = collapsed(self.block, near) if plain else (self.block, ())
+            views = zip(self.tensors, merged(xs, self.tensors, merges), strict=True)
+            block, more = paired(block, {n: neighbours(x) for n, x in views}) if plain else (block, ())
+            merges = (*merges, *more)
             self._joined[key] = (TritonKernel(block, interpreted=self.interpreted) if merges else self, merges)
         return self._joined[key]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform, walk
+from tilefold.backends.triton.pairs import TWO, Pair, both_exist, pair_of, split
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, same, within
 from tilefold.tile import ir
@@ -66,10 +67,11 @@ class Memory:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once. outside: what stands for
         positions that it does not have."""
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
-        base, offsets, axes = self._address(t, index, order)
+        pair = self._pair(t, index, order)
+        base, offsets, axes = self._address(t, index, order, pair)
         self.c.check_value(f"a load of {t.name}", axes)
         level = self._level
-        masked = self.c.masks(axes, axes)
+        masked = self.c.masks(axes, axes) if pair is None else self.both_masks(pair, axes)
         inside, computed = self._inside(t, index, axes)
         if inside is not None:
             masked = inside if masked is None else f"{masked} & {inside}"
@@ -81,11 +83,15 @@ class Memory:
         hint = "last" if t.name in self.c.reuse.keep else "first" if once else ""
         hint = hint and f', eviction_policy="evict_{hint}"'
         pointer = base if offsets is None else f"{base} + {offsets}"
+        lanes = [self.c.hold(d).lanes for d in axes]
         code = f"tl.load({pointer}{hint})" if masked is None else f"tl.load({pointer}, mask={masked}{fill}{hint})"
-        if offsets is not None and self._one_by_one(t, index, axes):
-            code = self._flat(base, offsets, axes, masked, f"{fill}{hint}" if masked is not None else hint)
         if masked is not None:
             level = max([level, *(self.c.hold(d).level for d in axes)])
+        if pair is not None:
+            two = self.c.scopes.once(split(code, lanes), f"pair_{self.c.names[t.name][2:]}", level)
+            code = f"{two}[{pair.place}]"
+        elif offsets is not None and self._one_by_one(t, index, axes):
+            code = self._flat(base, offsets, axes, masked, f"{fill}{hint}" if masked is not None else hint)
         written = t.role != "in"
         name = (
             self.c.scopes.fresh(t.name) if written else self.c.scopes.once(code, f"x_{self.c.names[t.name][2:]}", level)
@@ -225,6 +231,52 @@ class Memory:
                     found.add(t.name)
         return frozenset(found)
 
+    def _pair(self, t: ir.TensorParam, index: Sequence[Expr], order: Sequence[str]) -> Pair | None:
+        """The pairs of neighbours of which a load reads one, where both are elements of the tensor."""
+        if self.c.matrix or self.c.multiplies or self.c.packed or t.role != "in" or t.dtype is DType.BOOL:
+            return None
+        if t.unit_axis is None:
+            return None
+        at = poly(self.c.settled(index[t.unit_axis]), self.c.kernel.sizes)
+        used = {d for e in index for d in dims_used(e)}
+        pair = pair_of(at, index, t.unit_axis, [d for d in order if d in used and self.c.hold(d).vector])
+        if pair is None or self._inside(t, index, order)[0] is not None:
+            return None
+        exist = both_exist(at, pair.place, t.shape[t.unit_axis], self.c.kernel.sizes)
+        return pair if exist else None
+
+    def _both(self, d: str) -> str:
+        """The lanes of both elements of pairs, counted from 0."""
+        return self.c.scopes.once(f"tl.arange(0, {TWO * self.c.hold(d).lanes})", f"r_{d}_both", 0)
+
+    def both_masks(self, pair: Pair, axes: Sequence[str]) -> str | None:
+        """`Context.masks` for both elements of pairs, in a form that shows which neighbours are valid alike."""
+        dim, parts = self.c.hold(pair.dim), []
+        for d in axes:
+            m = self.c.mask(d)
+            if m is None:
+                continue
+            if d == pair.dim:
+                at = self._both(d) if dim.base == "0" else f"{dim.base} * {TWO} + {self._both(d)}"
+                stop = dim.stop or ""
+                end = str(TWO * int(stop)) if stop.isdigit() else f"({stop}) * {TWO}"
+                m = Value(self.c.scopes.once(f"{at} < {end}", f"ok_{d}_both", m.level), (d,), DType.BOOL, m.level)
+            parts.append(fitted(m, axes))
+        return " & ".join(f"({p})" if len(parts) > 1 else p for p in parts) or None
+
+    def joined(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Pair | None:
+        """The pairs of neighbours that a store over a frame writes, the last dim of which says which one of a pair."""
+        if self.c.matrix or t.unit_axis is None or len(frame) < TWO:
+            return None
+        last = self.c.hold(frame[-1])
+        at = poly(self.c.settled(index[t.unit_axis]), self.c.kernel.sizes)
+        if self.c.kernel.sizes[last.name] != Const(TWO, DType.I64) or at.pop((Index(last.name),), 0) != 1:
+            return None
+        if any(last.name in dims_used(e) for n, e in enumerate(index) if n != t.unit_axis):
+            return None
+        pair = pair_of(at, index, t.unit_axis, frame[:-1])
+        return pair if pair is not None and last.name not in dims_used(pair.rest) else None
+
     def _flat(self, base: str, offsets: str, axes: Sequence[str], masked: str | None, rest: str) -> str:
         """A load through one axis of lanes, which are then neighbours along the last axis."""
         lanes = [self.c.hold(d).lanes for d in axes]
@@ -233,20 +285,30 @@ class Memory:
         where = "" if masked is None else f", mask=tl.reshape(tl.broadcast_to({masked}, [{shape}]), [{flat}])"
         return f"tl.reshape(tl.load({base} + tl.reshape({offsets}, [{flat}]){where}{rest}), [{shape}])"
 
-    def address(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-        """Pointer code and its axes, in frame order."""
-        base, offsets, axes = self._address(t, index, frame)
+    def address(
+        self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], pair: Pair | None = None
+    ) -> tuple[str, tuple[str, ...]]:
+        """Pointer code and its axes, in frame order. pair: of both elements of the pairs, lanes of its dim twice."""
+        base, offsets, axes = self._address(t, index, frame, pair)
         return (base if offsets is None else f"{base} + {offsets}"), axes
 
     def _address(
-        self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]
+        self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], pair: Pair | None = None
     ) -> tuple[str, str | None, tuple[str, ...]]:
         """Code of the scalar part of an address and of its vectors, and their axes, in frame order."""
         scalars: list[str] = []
         vectors: list[Value] = []
         self._level = 0
         for axis, e in enumerate(index):
-            self._axis(self.c.settled(e), 1, self.c.stride(t, axis), scalars, vectors, frame)
+            if pair is None or axis != t.unit_axis:
+                self._axis(self.c.settled(e), 1, self.c.stride(t, axis), scalars, vectors, frame)
+                continue
+            dim = self.c.hold(pair.dim)
+            self._axis(pair.rest, 1, "1", scalars, vectors, frame)
+            if dim.base != "0":
+                scalars.append(_times(dim.base, TWO, "1"))
+                self._level = max(self._level, dim.level)
+            vectors.append(Value(self._both(pair.dim), (pair.dim,), DType.I64))
         axes = tuple(d for d in frame if any(d in v.axes for v in vectors))
         base = self.c.names[t.name]
         if scalars:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.block.ir import Block, Loop, walk
+from tilefold.block.pairs import ranged
 from tilefold.tile.again import recomputed
 from tilefold.tile.ir import For, Gemm, Kernel, Reduce, Select, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
@@ -41,6 +43,7 @@ def tile_kernel(
     loops = {n.dim for n in walk(block.body) if isinstance(n, Loop)}
     tiles = {d: config.tiles.get(d, 1) for d in loops}
     kernel = verify(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False)))
+    kernel = replace(kernel, sizes={d: e for d, e in kernel.sizes.items() if d in ranged(block)})
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})
     if config.groups and config.own == "rows":
         kernel = without_single_loops(kernel)

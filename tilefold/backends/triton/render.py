@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Expr
+from tilefold.algebra.expr import Call, Cast, Expr, Index, dims_used, lit, loads, substitute
 from tilefold.backends.triton.choices import LEAST_PARTS, choices
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.loops import Loops
 from tilefold.backends.triton.names import identifier
+from tilefold.backends.triton.pairs import TWO, Pair, joined, wide
 from tilefold.backends.triton.prelude import prelude
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.reductions import Reductions
@@ -251,6 +252,10 @@ class Renderer:
     def _store(self, s: ir.Store) -> None:
         t = self.c.tensors[s.tensor]
         frame = tuple(d for d in s.dims if self.c.hold(d).vector)
+        pair = None if s.adds else self.c.memory.joined(t, s.index, frame)
+        if pair is not None and not self._holds(s.expr, frame[-1]):
+            self._store_pairs(s, pair, frame)
+            return
         code = self.value_to_store(s, frame)
         pointer, axes = self.c.memory.address(t, s.index, frame)
         if set(axes) != set(frame):
@@ -265,6 +270,24 @@ class Renderer:
             return
         last = ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
         self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")
+
+    def _holds(self, e: Expr, d: str) -> bool:
+        """Whether e reads a value that has an axis of a dim."""
+        return any(ld.tensor in self.c.buffers and d in dims_used(ld) for ld in loads(e))
+
+    def _store_pairs(self, s: ir.Store, pair: Pair, frame: tuple[str, ...]) -> None:
+        """A store of pairs of neighbours, the last dim's two indices, as one of twice the lanes of the dim before."""
+        t, (*before, last) = self.c.tensors[s.tensor], frame
+        lanes = [self.c.hold(d).lanes for d in before]
+        parts = [substitute(s.expr, {Index(last): lit(n)}) for n in range(TWO)]
+        first, second = (self.value_to_store(replace(s, expr=e), tuple(before)) for e in parts)
+        pointer, _ = self.c.memory.address(t, s.index, before, pair)
+        masked = self.c.memory.both_masks(pair, before)
+        if masked is not None and len(before) > 1:
+            masked = f"tl.broadcast_to({masked}, [{wide(lanes)}])"
+        more = "" if masked is None else f", mask={masked}"
+        more += ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
+        self.c.scopes.emit(f"tl.store({pointer}, {joined(first, second, lanes)}{more})")
 
     def value_to_store(self, s: ir.Store, frame: tuple[str, ...]) -> str:
         """What a store writes, over all of the frame and in the tensor's type."""

@@ -18,6 +18,7 @@ from tilefold.backends.triton.tilings import cheapest, for_parts, for_windows
 from tilefold.backends.triton.traffic import Traffic, accesses
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
+from tilefold.block.pairs import ranged
 from tilefold.plan.hardware import H100
 from tilefold.tensor.product import divided, product
 from tilefold.tile.layout import UnitAxes
@@ -168,6 +169,7 @@ def default_config(
     """
     s = Shape.of(b)
     s = replace(s, exact=s.exact and not tf32)
+    sizes = {d: n for d, n in sizes.items() if d in ranged(b)}
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return _with_products(s, sizes)

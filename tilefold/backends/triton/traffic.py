@@ -54,13 +54,14 @@ class Access:
         return count, span
 
     def near(self, sizes: Mapping[str, int], narrow: int) -> list[str]:
-        """Dims along which elements are neighbours: the last axis' nearest, and where that axis is short of `narrow`
-        elements, the next axis' too."""
+        """Dims along which elements are neighbours: the last axis' nearest, and what is beside it where it has two
+        indices (`block.pairs`), and where that axis is short of `narrow` elements, the next axis' too."""
         found: list[str] = []
         whole = 1
         for axis in self.axes:
             along = sorted((d for d, c in (axis or {}).items() if c), key=lambda d: abs((axis or {})[d]))
-            found += along[:1]
+            beside = [abs((axis or {})[d]) for d in along[:2]] == [1, 2] and sizes[along[0]] == 2
+            found += along[: 2 if beside else 1]
             whole *= math.prod(sizes[d] for d in along)
             if not along or whole >= narrow:
                 break
