@@ -296,3 +296,14 @@ def test_a_convolution_of_few_channels_is_not_computed_again():
     assert not graphs["backward"].graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     assert ((2, 16, 16, 16), torch.float32) in saved(graphs)
     right(step, args, gradients)
+
+
+def test_places_of_maxima_are_saved_and_their_windows_not_read_again():
+    """Of pooled channels nothing but the places: the backward neither computes the map nor the maxima again."""
+
+    def pooled(x, w):
+        return F.max_pool2d(F.relu(F.conv2d(x, w, padding=1)), 3, 2, 1)
+
+    _, _, graphs = passes(pooled, torch.randn(2, 3, 12, 12), torch.randn(4, 3, 3, 3))
+    assert ((2, 4, 6, 6), torch.int64) in saved(graphs)
+    assert not any("max_pool2d_with_indices.default" in str(n.target) for n in graphs["backward"].graph.nodes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ WRITTEN_OUT = 27
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class Window:
     """The window of a result's index along one axis of x: `count` elements from `start`, `step` apart, those in
     [0, extent) only, and only below `stop`, if that is given."""
 
@@ -50,11 +50,11 @@ class _Window:
         return place, inside
 
 
-def _regular(ctx: Context, a: object, x: Value, rank: int, kernel: Sequence[int]) -> list[_Window]:
+def regular(ctx: Context, a: object, x: Value, rank: int, kernel: Sequence[int]) -> list[Window]:
     """Windows of `stride`, `padding` and `dilation`, as a node's arguments `a` have them."""
     get = a.get  # type: ignore[attr-defined]
-    stride = _per_axis(ctx, get("stride") or kernel, rank)
-    padding, dilation = _per_axis(ctx, get("padding") or 0, rank), _per_axis(ctx, get("dilation") or 1, rank)
+    stride = per_axis(ctx, get("stride") or kernel, rank)
+    padding, dilation = per_axis(ctx, get("padding") or 0, rank), per_axis(ctx, get("dilation") or 1, rank)
     out = []
     for n, (k, s, p, d) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
         extent = x.shape[len(x.shape) - rank + n]
@@ -62,11 +62,11 @@ def _regular(ctx: Context, a: object, x: Value, rank: int, kernel: Sequence[int]
         def start(i: Expr, s: int = s, p: int = p) -> Expr:
             return i * s - p
 
-        out.append(_Window(extent, k, d, start, low=p > 0, high=p > 0 or bool(get("ceil_mode"))))
+        out.append(Window(extent, k, d, start, low=p > 0, high=p > 0 or bool(get("ceil_mode"))))
     return out
 
 
-def _elements(ctx: Context, x: Value, windows: Sequence[_Window], outside: float) -> Callable[[Indices, Indices], Expr]:
+def _elements(ctx: Context, x: Value, windows: Sequence[Window], outside: float) -> Callable[[Indices, Indices], Expr]:
     """Element k of the window of result i, by (i, k); `outside` where it does not count."""
     if not x.dtype.is_float:
         raise UnsupportedError(f"pooling of {x.dtype.value}")
@@ -83,7 +83,7 @@ def _elements(ctx: Context, x: Value, windows: Sequence[_Window], outside: float
 
 
 def _pooled(
-    ctx: Context, x: Value, windows: Sequence[_Window], shape: tuple[Expr, ...], dtype: DType, reducer: str, name: str
+    ctx: Context, x: Value, windows: Sequence[Window], shape: tuple[Expr, ...], dtype: DType, reducer: str, name: str
 ) -> Value:
     """The reducer (max or sum) over the windows of x's last axes."""
     element = _elements(ctx, x, windows, -math.inf if reducer == "max" else 0.0)
@@ -105,17 +105,17 @@ def max_pool(ctx: Context, node: torch.fx.Node) -> tuple[Value, ...]:
     """Values, and the flat positions of the maxima among the places of x."""
     a = attrs(node)
     x = ctx.value(a["self"])
-    rank = 2 if node.target is aten.max_pool2d_with_indices.default else 3
-    return _maxima(ctx, node, x, _regular(ctx, a, x, rank, _per_axis(ctx, a["kernel_size"], rank)))
+    rank = axes_of(node)
+    return _maxima(ctx, node, x, regular(ctx, a, x, rank, per_axis(ctx, a["kernel_size"], rank)))
 
 
 def adaptive_max_pool(ctx: Context, node: torch.fx.Node) -> tuple[Value, ...]:
     """The same over windows that differ in length (`adaptive_avg_pool`)."""
     x = ctx.value(attrs(node)["self"])
-    return _maxima(ctx, node, x, _adaptive(x, meta_of(node, 0)[0]))
+    return _maxima(ctx, node, x, adaptive(x, meta_of(node, 0)[0], axes_of(node)))
 
 
-def _maxima(ctx: Context, node: torch.fx.Node, x: Value, windows: Sequence[_Window]) -> tuple[Value, ...]:
+def _maxima(ctx: Context, node: torch.fx.Node, x: Value, windows: Sequence[Window]) -> tuple[Value, ...]:
     """The maxima over windows of the last axes, and their flat positions there."""
     (shape, dtype), (_, position) = meta_of(node, 0), meta_of(node, 1)
     rank, kernel = len(windows), [w.count for w in windows]
@@ -144,7 +144,7 @@ def _maxima(ctx: Context, node: torch.fx.Node, x: Value, windows: Sequence[_Wind
 def _first_of_largest(
     ctx: Context,
     element: Callable[[Indices, Indices], Expr],
-    windows: Sequence[_Window],
+    windows: Sequence[Window],
     shape: tuple[Expr, ...],
     dtype: DType,
 ) -> tuple[Value, Value]:
@@ -184,48 +184,65 @@ def avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
     a = attrs(node)
     x = ctx.value(a["self"])
     shape, dtype = meta_of(node)
-    rank = {aten.avg_pool1d.default: 1, aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}[node.target]  # type: ignore
-    kernel = _per_axis(ctx, a["kernel_size"], rank)
-    windows = _regular(ctx, a, x, rank, kernel)
-    padding = _per_axis(ctx, a["padding"] or 0, rank)
+    rank = axes_of(node)
+    windows = regular(ctx, a, x, rank, per_axis(ctx, a["kernel_size"], rank))
     total = _pooled(ctx, x, windows, shape, dtype.compute, "sum", f"{ctx.base}_sum")
+    divisor = divisors(ctx, a, windows)
+
+    def at(i: Indices) -> Expr:
+        return call("div", total.at(i), as_float(divisor(i), total.dtype.compute))
+
+    return ctx.map(shape, dtype, at)
+
+
+def divisors(ctx: Context, a: Mapping[str, object], windows: Sequence[Window]) -> Callable[[Indices], Expr]:
+    """What the sum over the window of a result is divided by, as a node's arguments `a` have it."""
+    kernel = [w.count for w in windows]
+    padding = per_axis(ctx, a["padding"] or 0, len(windows))
     whole, given = bool(a["count_include_pad"]), a.get("divisor_override")
     plain = not a["ceil_mode"] and (whole or not any(padding))
 
-    def at(i: Indices) -> Expr:
+    def divisor(i: Indices) -> Expr:
         if given is not None or plain:
-            n = math.prod(kernel) if given is None else ctx.static_int(given, "a divisor")
-            return call("div", total.at(i), Const(float(n), total.dtype.compute))
+            return const(math.prod(kernel) if given is None else ctx.static_int(given, "a divisor"))
         count: Expr = const(1)
-        for w, j, k, p in zip(windows, i[-rank:], kernel, padding, strict=True):
+        for w, j, k, p in zip(windows, i[-len(windows) :], kernel, padding, strict=True):
             first = w.start(j)
             last = call("minimum", first + k, w.extent + (p if whole else 0))
             count = count * (last - (first if whole else call("maximum", first, const(0))))
-        return call("div", total.at(i), Cast(count, total.dtype.compute))
+        return count
 
-    return ctx.map(shape, dtype, at)
+    return divisor
+
+
+def as_float(n: Expr, dtype: DType) -> Expr:
+    """A number of elements as a divisor."""
+    return Const(float(n.value), dtype) if isinstance(n, Const) else Cast(n, dtype)
 
 
 def adaptive_avg_pool(ctx: Context, node: torch.fx.Node) -> Value:
     """Means over windows [i H // O, ((i + 1) H + O - 1) // O), which differ in length where O does not divide H."""
     x = ctx.value(attrs(node)["self"])
     shape, dtype = meta_of(node)
-    windows = _adaptive(x, shape)
+    windows = adaptive(x, shape, axes_of(node))
     total = _pooled(ctx, x, windows, shape, dtype.compute, "sum", f"{ctx.base}_sum")
 
     def at(i: Indices) -> Expr:
-        count: Expr = const(1)
-        for w, j in zip(windows, i[-len(windows) :], strict=True):
-            count = ctx.simplify(count * (const(w.count) if w.stop is None else w.stop(j) - w.start(j)))
-        if isinstance(count, Const):
-            return call("div", total.at(i), Const(float(count.value), total.dtype.compute))
-        return call("div", total.at(i), Cast(count, total.dtype.compute))
+        return call("div", total.at(i), as_float(lengths(ctx, windows, i), total.dtype.compute))
 
     return ctx.map(shape, dtype, at)
 
 
-def _adaptive(x: Value, shape: tuple[Expr, ...], rank: int = 2) -> list[_Window]:
-    """The windows of adaptive pooling to the last extents of `shape`."""
+def lengths(ctx: Context, windows: Sequence[Window], i: Indices) -> Expr:
+    """How many elements the window of result i has in adaptive pooling."""
+    count: Expr = const(1)
+    for w, j in zip(windows, i[-len(windows) :], strict=True):
+        count = ctx.simplify(count * (const(w.count) if w.stop is None else w.stop(j) - w.start(j)))
+    return count
+
+
+def adaptive(x: Value, shape: tuple[Expr, ...], rank: int) -> list[Window]:
+    """The windows of adaptive pooling to the last `rank` extents of `shape`."""
     windows = []
     for n in range(len(shape) - rank, len(shape)):
         have, want = x.shape[n], shape[n]
@@ -241,21 +258,32 @@ def _adaptive(x: Value, shape: tuple[Expr, ...], rank: int = 2) -> list[_Window]
         def stop(i: Expr, extent: int = extent, made: int = made) -> Expr:
             return call("floordiv", i * extent + (extent + made - 1), const(made))
 
-        windows.append(_Window(x.shape[n], most, 1, start, None if even else stop, low=False, high=False))
+        windows.append(Window(x.shape[n], most, 1, start, None if even else stop, low=False, high=False))
     return windows
 
 
-def _per_axis(ctx: Context, values: object, rank: int) -> list[int]:
+def axes_of(node: torch.fx.Node) -> int:
+    """How many axes the windows of such an operator have."""
+    return next(n for n in (1, 2, 3) if f"pool{n}d" in str(node.target))
+
+
+def per_axis(ctx: Context, values: object, rank: int) -> list[int]:
     out = [ctx.static_int(v, "a pooling parameter") for v in (values if isinstance(values, list | tuple) else [values])]
     return out * rank if len(out) == 1 else out
 
 
-TABLE: dict[torch._ops.OpOverload, Lowerer] = {
+#: With the places of the maxima.
+MAXIMA: dict[torch._ops.OpOverload, Lowerer] = {
     aten.max_pool2d_with_indices.default: max_pool,
     aten.max_pool3d_with_indices.default: max_pool,
+    aten.adaptive_max_pool2d.default: adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: adaptive_max_pool,
+}
+TABLE: dict[torch._ops.OpOverload, Lowerer] = {
+    **MAXIMA,
     aten.avg_pool1d.default: avg_pool,
     aten.avg_pool2d.default: avg_pool,
     aten.avg_pool3d.default: avg_pool,
     aten._adaptive_avg_pool2d.default: adaptive_avg_pool,
-    aten.adaptive_max_pool2d.default: adaptive_max_pool,
+    aten._adaptive_avg_pool3d.default: adaptive_avg_pool,
 }

@@ -14,6 +14,7 @@ from tilefold.frontend.operators import (
     index,
     norm,
     pool,
+    pool_gradients,
     random,
     reduce,
     view,
@@ -32,6 +33,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **convolution_gradients.TABLE,
     **norm.TABLE,
     **pool.TABLE,
+    **pool_gradients.TABLE,
     **index.TABLE,
     **random.TABLE,
 }

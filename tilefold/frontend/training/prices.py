@@ -8,6 +8,7 @@ memory that it holds meanwhile. Computing again:
 | view, constant, pick from a tuple, cast to a wider float | nothing: who reads it can read what it is made of |
 | map | its arithmetic; its bytes, written and read, where a library call of the backward needs it in memory |
 | fold | what it reads, once more: its state must be complete before anything of it is used |
+| maximum over windows | what it reads, which a map writes first, and values and places, written and read |
 | product that streams | its arithmetic |
 | other product, an operator of torch | its arithmetic, what it reads, and its result written and read |
 | drawing a seed, changes in place, operators with effects | is not done |
@@ -157,10 +158,10 @@ class Prices:
         if node.target in _MAPS:
             return elements(node) / MAPS_A_BYTE + (2 * nbytes(node) if self._needed_whole(node) else 0)
         read = sum(nbytes(n) for n in _tensors(node))
-        if node.target in _FOLDS:
-            return read
-        sizes = product(node)
         written = 2 * sum(nbytes(n) for n in _results(node))
+        if node.target in _FOLDS:
+            return 2 * read + written if node.target in pool.MAXIMA else read
+        sizes = product(node)
         if sizes is None:
             return 2 * read + 2 * written
         work = sizes.flops / FLOPS_A_BYTE
