@@ -26,6 +26,9 @@ struct Hooks : CUDAHooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return 1; }
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  // a torch for CUDA asks where it chooses an attention
+  long versionCuDNN() const override { return 0; }
+  long versionRuntimeCuDNN() const override { return 0; }
 };
 
 const c10::impl::DeviceGuardImplRegistrar registered(c10::DeviceType::CUDA, new Guard());
