@@ -28,7 +28,7 @@ from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
-from tilefold.backends.triton import launch, memory, order, prefixes, scale
+from tilefold.backends.triton import added_rows, launch, memory, order, prefixes, scale
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import trace
 from tilefold.frontend.operators.random import LIMIT, random16_op, random_op, seed_op
@@ -623,6 +623,26 @@ def scaled_in_place() -> str:
     return ", ".join(wrong)
 
 
+def rows_added() -> str:
+    """Rows that share a row of a table, and such that do not; fewer and more of them than the table has."""
+    wrong = []
+    for dtype, (n, k, width) in itertools.product((F, B, torch.float64), ((50, 33, 6), (7, 300, 1), (40, 40, 1500))):
+        table, rows = rand(n, width, dtype=dtype), rand(k, width, dtype=dtype, seed=1)
+        at = torch.randint(-n, n, (k,), generator=torch.Generator().manual_seed(2))
+        for skipped in (-1, 2):
+            kept = at % n != skipped
+            want = table.double().index_add(0, (at % n)[kept], rows.double()[kept])
+            got = added_rows.run(table.clone(), at, rows, skipped, checked=True)
+            tolerance = torch.finfo(dtype).eps  # rounded once, and sums in float32
+            right_ = torch.allclose(got.double(), want, rtol=tolerance, atol=1e-5 if dtype is not torch.float64 else 0)
+            wrong += [] if right_ else [f"{dtype} {n}"]
+    try:
+        added_rows.run(torch.zeros(3, 4), torch.tensor([0, 3]), torch.ones(2, 4), -1, checked=True)
+    except InterpreterError:
+        return ", ".join(wrong)
+    return ", ".join([*wrong, "an index out of range is no error"])
+
+
 CHECKS: dict[str, Check] = {
     "elements two by two": two_by_two,
     "masked by the least number": masked_by_the_least,
@@ -637,6 +657,7 @@ CHECKS: dict[str, Check] = {
     "gradients of padding, as compiled": lambda: as_compiled(gradients_of_padding),
     "far from zero, as compiled": lambda: as_compiled(far_from_zero),
     "scaled in place": scaled_in_place,
+    "rows added to a table": rows_added,
     "written by segments": written_by_segments,
     "batch norm in segments": batch_norm_in_segments,
     "powers in quarters": lambda: right(lambda x: (x * x + 1) ** 0.75 + (x.abs() + 2) ** -1.25, rand(7, 40, dtype=F)),
@@ -774,7 +795,12 @@ CHECKS: dict[str, Check] = {
 
 
 #: Kernels whose tensors the watch is not told.
-UNWATCHED = ("running sums of columns", "running sums of columns, few blocks", "scaled in place")
+UNWATCHED = (
+    "running sums of columns",
+    "running sums of columns, few blocks",
+    "scaled in place",
+    "rows added to a table",
+)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilefold.frontend.regions import assemble as assembled
-from tilefold.frontend.regions.embeddings import CROWDED
+from tilefold.frontend.regions.added_rows import CROWDED
 from tilefold.frontend.regions.extract import extract
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.leftover import compile_leftover

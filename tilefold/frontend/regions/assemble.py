@@ -17,6 +17,7 @@ from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.operators.source import location
+from tilefold.frontend.regions.added_rows import own_additions
 from tilefold.frontend.regions.devices import constant_elsewhere, device_of, numbers_elsewhere
 from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.execute import Runner
@@ -146,6 +147,7 @@ def _compiled_graph(
     fold_scans(gm)
     gather_seeds(gm.graph)
     own_prefixes(gm)
+    own_additions(gm)
     parts = partition(gm)
     if options.strict and parts.fallbacks:
         first = parts.fallbacks[0]
@@ -167,6 +169,7 @@ def assembled(
     fold_scans(gm)
     gather_seeds(gm.graph)
     own_prefixes(gm)
+    own_additions(gm)
     build = _Assembler(gm, partition(gm), options, name, titles)
     run = build.assemble()
     return build.graph, build.root, run

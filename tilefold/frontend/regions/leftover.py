@@ -9,11 +9,11 @@ import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilefold.frontend.regions.embeddings import added_up, crowded, gradients
+from tilefold.frontend.operators.prefix import prefixes_op
+from tilefold.frontend.regions.added_rows import crowded
 from tilefold.frontend.regions.extract import Extracted
 from tilefold.frontend.regions.guard import Guarded, Part
-from tilefold.frontend.regions.partition import Group, draws_numbers, is_host_number, operators
-from tilefold.frontend.regions.rows import Loop, scaled
+from tilefold.frontend.regions.partition import Group, draws_numbers, is_host_number, is_own, operators
 from tilefold.frontend.regions.scans import SCANS
 
 #: Leftovers of fewer operators than this run op by op: compiling them costs more than it gives.
@@ -32,18 +32,12 @@ LIBRARY = frozenset(
 def compile_leftover(
     group: Group, extracted: Extracted, part: Part, config: Mapping[str, object]
 ) -> Callable[..., object] | None:
-    """The group as a callable; None where op by op is better or the only way. config: Inductor's, for this alone.
-
-    Gradients of embeddings alone need no compiler (`embeddings`).
-    """
+    """The group as a callable; None where op by op is better or the only way. config: Inductor's, for this alone."""
     few = operators(group) - _in_library(group) < WORTH_INDUCTOR and not _generated(group)
     if all(map(is_host_number, group.nodes)):
         return None
-    if few or _draws_numbers(group) or _of_ours(group) or any(map(crowded, gradients(group))):
+    if few or _draws_numbers(group) or _of_ours(group) or crowded(group):
         return None
-    added = added_up(group, extracted)
-    if added is not None:
-        return Guarded(part, added, extracted.module)
     run = part.attempt(lambda: _compiled(extracted, config))
     return None if run is None else Guarded(part, run, extracted.module)
 
@@ -103,8 +97,8 @@ def _adds_up(n: torch.fx.Node) -> bool:
 
 
 def _of_ours(group: Group) -> bool:
-    """Whether a loop over rows, or what belongs to one, is in the group: no operator that Inductor knows."""
-    return any(isinstance(n.target, Loop) or n.target is scaled for n in group.nodes)
+    """Whether an operator of Tilefold's is in the group that Inductor does not know."""
+    return any(is_own(n) and n.target is not prefixes_op for n in group.nodes)
 
 
 def _draws_numbers(group: Group) -> bool:

@@ -20,6 +20,7 @@ from math import prod
 
 import torch
 
+from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_op
 from tilefold.frontend.operators.fx_to_tensor import is_scalar, supports
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.operators.random import draws_seeds
@@ -33,6 +34,7 @@ from tilefold.frontend.regions.scans import SCANS, carried
 Node = torch.fx.Node
 #: Levels of uncovered operators before the first region: random numbers, which run op by op, and the rest.
 _DRAWN, _EARLY = -3, -1
+_OWN = (prefixes_op, added_rows_op, rows_of_sums_op, scaled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,16 +244,16 @@ def _ready(n: Node, owners: Mapping[Node, int], sizes: Mapping[Node, int]) -> in
 
 def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
     """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
-    if draws_seeds(node) or _own(node):  # what is drawn is covered; kernels of ours
+    if draws_seeds(node) or is_own(node):  # what is drawn is covered; kernels of ours
         return ""
     part = Part(str(node.target), fallbacks, location(node), instead="by another compiler")
     asked = part.attempt(lambda: (covers(node),))
     return "" if asked is None else asked[0]
 
 
-def _own(node: Node) -> bool:
+def is_own(node: Node) -> bool:
     """Whether a node is an operator of Tilefold's that runs as it is."""
-    return node.target in (prefixes_op, scaled) or isinstance(node.target, Loop)
+    return node.target in _OWN or isinstance(node.target, Loop)
 
 
 def _tuple_source(node: Node) -> Node | None:
@@ -318,7 +320,7 @@ def operators(group: Group) -> int:
 
 def count_operators(nodes: Iterable[Node]) -> int:
     """How many nodes compute something of tensors, that another compiler could take."""
-    calls = (n for n in nodes if n.op == "call_function" and not is_scalar(n) and not _own(n))
+    calls = (n for n in nodes if n.op == "call_function" and not is_scalar(n) and not is_own(n))
     return sum(n.target not in VIEWS and _tuple_source(n) is None and bool(_tensor_inputs(n)) for n in calls)
 
 

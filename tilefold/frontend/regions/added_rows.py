@@ -1,0 +1,193 @@
+"""Rows added to a table at indices that may repeat, on GPUs: operators with kernels of ours.
+
+The gradient of an embedding, and of rows that are picked from a tensor:
+
+    embedding_dense_backward(dy, at, n) = index_put(zeros, [at], dy, accumulate) = zeros[at[k]] += dy[k]
+
+Torch sorts the indices for either; summing in float32 as a whole table, as other compilers do, moves the table five
+times over. A table that is also a weight (a language model's tied head) has a second gradient, which nothing else
+reads: the rows are added to that, and no table of zeros is made.
+
+    x + embedding_dense_backward(dy, at, n) = (x[at[k]] += dy[k])      where x is new and read here alone
+
+Indices that count from 0 (positions) say where the rows lie already: dy itself, and zeros behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from tilefold.backends.triton.build import has_triton
+from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_op
+from tilefold.frontend.operators.context import attrs
+from tilefold.frontend.operators.table import COPIES, VIEWS
+from tilefold.frontend.regions.partition import Group, operators
+from tilefold.frontend.regions.rows import scaled
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+#: Indices a row from which on atomic additions queue at few addresses, and eager's sort is faster: 1,048,576 indices of
+#: 32 rows of 8 columns (T5's relative biases) took 16 ms on an H200, where all of a step of four layers took eager 14.
+CROWDED = 2048
+#: Views of as many elements in the same order.
+_IN_ORDER = (
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.unsqueeze.default,
+    aten.alias.default,
+)
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_ZEROS = (aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default)
+_FULL = (aten.full.default, aten.new_full.default, aten.full_like.default)
+#: Operators whose result is memory of its own, whatever they are given.
+_NEW = frozenset({scaled, aten.mm.default, aten.bmm.default, aten.addmm.default, rows_of_sums_op, added_rows_op})
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """What a node adds to zeros of its own shape: rows at indices, none to row `skipped`."""
+
+    at: Node
+    rows: Node
+    skipped: int
+
+
+def own_additions(gm: torch.fx.GraphModule) -> int:
+    """Have rows added by our kernels, in place where a sum is read by nothing else; gives how many additions there
+    were. None where torch is to be deterministic: eager's sort is."""
+    if not has_triton() or torch.are_deterministic_algorithms_enabled():
+        return 0
+    found = {n: a for n in gm.graph.nodes if (a := _added(n)) is not None}
+    for n, a in found.items():
+        if _counts(a.at) and a.skipped < 0:
+            _as_they_lie(gm.graph, n, a)
+            continue
+        n.target, n.args, n.kwargs = rows_of_sums_op, (a.at, a.rows, list(n.meta["val"].shape), a.skipped), {}
+    for total in [n for n in gm.graph.nodes if n.target is aten.add.Tensor and _top(n)]:
+        _in_place(gm.graph, total)
+    if found:
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    return len(found)
+
+
+def _added(n: Node) -> _Added | None:
+    """The rows that a node adds to zeros, if it is a sum on a GPU in floats, of sizes that are known."""
+    val = n.meta.get("val")
+    if not isinstance(val, torch.Tensor) or val.device.type != "cuda" or val.dtype not in _FLOATS:
+        return None
+    if n.target is aten.embedding_dense_backward.default:
+        rows, at, _, skipped, by_counts = attrs(n).values()
+        added = None if by_counts else _Added(at, rows, skipped)  # type: ignore[arg-type]
+    elif n.target is aten.index_put.default and len(n.args) > 3 and n.args[3] is True and _is_zeros(n.args[0]):
+        indices = n.args[1]
+        one = isinstance(indices, list | tuple) and len(indices) == 1 and isinstance(indices[0], Node)
+        added = _Added(indices[0], n.args[2], -1) if one else None  # type: ignore[index, arg-type]
+    else:
+        return None
+    return added if added is not None and _plain(val, added) else None
+
+
+def _plain(val: torch.Tensor, a: _Added) -> bool:
+    """Whether there is a row for each index, of the table's type, and the table is not crowded."""
+    at, rows = a.at.meta["val"], a.rows.meta["val"]
+    sizes = (*val.shape, *at.shape, *rows.shape)
+    if not all(isinstance(n, int) for n in sizes) or not isinstance(a.skipped, int) or not val.is_contiguous():
+        return False
+    known = at.dtype in (torch.int64, torch.int32) and rows.dtype is val.dtype and rows.device == val.device
+    each = tuple(rows.shape) == (*at.shape, *val.shape[1:]) and at.device == val.device and prod(sizes) > 0
+    return bool(known and each and at.numel() <= CROWDED * val.shape[0])
+
+
+def _counts(at: Node) -> bool:
+    """Whether indices are 0, 1, 2 ... in the order in which they lie."""
+    count = at.meta["val"].numel()
+    while at.target in _IN_ORDER or _adds_nothing(at):
+        at = at.all_input_nodes[0]
+    return at.target is aten.arange.default and at.args[0] == count
+
+
+def _adds_nothing(n: Node) -> bool:
+    return n.target is aten.add.Tensor and isinstance(n.args[1], int) and n.args[1] == 0
+
+
+def _as_they_lie(graph: torch.fx.Graph, n: Node, a: _Added) -> None:
+    """Put rows, and zeros behind them, in the place of what adds them where they lie."""
+    val, rows = n.meta["val"], a.rows.meta["val"]
+    count = a.at.meta["val"].numel()
+    with graph.inserting_before(n):
+        made = graph.call_function(aten.reshape.default, (a.rows, [count, *val.shape[1:]]))
+        made.meta["val"] = rows.reshape(count, *val.shape[1:])
+        if count < val.shape[0]:
+            behind = [*(0, 0) * (val.dim() - 1), 0, val.shape[0] - count]
+            made = graph.call_function(aten.constant_pad_nd.default, (made, behind))
+            made.meta["val"] = val
+    n.replace_all_uses_with(made)
+
+
+def crowded(group: Group) -> bool:
+    """Whether a group is gradients of embeddings alone, one of which has few rows for its many indices."""
+    found = [n for n in group.nodes if n.target is aten.embedding_dense_backward.default]
+    return len(found) == operators(group) and any(map(_crowded, found))
+
+
+def _crowded(gradient: Node) -> bool:
+    indices, rows = gradient.args[1], gradient.args[2]
+    found = indices.meta["val"].numel() if isinstance(indices, Node) else 0
+    return isinstance(found, int) and isinstance(rows, int) and found > CROWDED * max(1, rows)
+
+
+def _is_zeros(n: object) -> bool:
+    if not isinstance(n, Node):
+        return False
+    value = n.args[-1] if n.target in _FULL and not isinstance(n.args[-1], list) else None
+    return n.target in _ZEROS or (isinstance(value, int | float) and value == 0)
+
+
+def _top(n: Node) -> bool:
+    """Whether a sum is no term of another one."""
+    return not any(u.target is aten.add.Tensor and len(n.users) == 1 and _same(n, u) for u in n.users)
+
+
+def _same(n: Node, m: Node) -> bool:
+    """Whether two nodes have tensors of one shape and type."""
+    a, b = n.meta["val"], m.meta["val"]
+    return isinstance(a, torch.Tensor) and a.shape == b.shape and a.dtype is b.dtype
+
+
+def _terms(n: Node, total: Node) -> Iterator[Node]:
+    """The terms of a sum, through sums that nothing else reads."""
+    plain = n.target is aten.add.Tensor and not n.kwargs and all(isinstance(a, Node) for a in n.args)
+    if plain and _same(n, total) and (n is total or len(n.users) == 1):
+        for a in n.args:
+            yield from _terms(a, total)  # type: ignore[arg-type]
+    else:
+        yield n
+
+
+def _is_new(n: Node) -> bool:
+    """Whether a tensor, or what it is a view of, is memory that nothing else reads."""
+    while n.target in VIEWS - COPIES and len(n.users) == 1 and len(n.all_input_nodes) == 1:
+        (n,) = n.all_input_nodes
+    return n.target in _NEW and len(n.users) == 1
+
+
+def _in_place(graph: torch.fx.Graph, total: Node) -> None:
+    """Add rows to a term of a sum that nothing else reads, one after the other."""
+    terms = list(_terms(total, total))
+    sums = [t for t in terms if t.target is rows_of_sums_op and len(t.users) == 1]
+    rest = [t for t in terms if t not in sums]
+    new = [t for t in rest if _is_new(t) and t.meta["val"].is_contiguous()]
+    if len(rest) > 1 or len(set(terms)) < len(terms) or not sums or (rest and not (new and _same(rest[0], total))):
+        return
+    table = new[0] if new else sums.pop(0)
+    with graph.inserting_before(total):
+        for s in sums:
+            table = graph.call_function(added_rows_op, (table, s.args[0], s.args[1], s.args[3]))
+            table.meta = dict(total.meta)
+    total.replace_all_uses_with(table)
