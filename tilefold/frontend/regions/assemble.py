@@ -11,7 +11,6 @@ from functools import partial
 from typing import Literal, Protocol
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.capture.random import gather_seeds
@@ -36,6 +35,7 @@ from tilefold.frontend.regions.partition import (
     partition,
 )
 from tilefold.frontend.regions.prefixes import own_prefixes
+from tilefold.frontend.regions.real import on_real_tensors
 from tilefold.frontend.regions.rows import Loop
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
@@ -312,7 +312,7 @@ class _Assembler:
         names = [self.titles.get(n, n.name) for n in extracted.inputs]
         lowered = lower_specialised(extracted.module, self.sizes, name=name, names=names)
         device = device_of(extracted)
-        with _disable_current_modes():  # the proofs evaluate real tensors: not under AOT's fake mode
+        with on_real_tensors():  # the proofs evaluate some
             runner = self.options.compile_program(lowered.program, device=device)
             if self.options.tune and device == "cuda" and isinstance(runner, CompiledProgram):
                 tuned(runner, name)

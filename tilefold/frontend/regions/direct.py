@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold import config
 from tilefold.backends.triton.build import DIVISOR
@@ -20,6 +19,7 @@ from tilefold.backends.triton.views import Like
 from tilefold.frontend.operators.bindings import Lowered, OutputBinding
 from tilefold.frontend.regions.alike import Alike
 from tilefold.frontend.regions.execute import Executable, Runner
+from tilefold.frontend.regions.real import on_real_tensors
 from tilefold.frontend.regions.replay import Replayed
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
 from tilefold.runtime.program import CompiledProgram
@@ -51,7 +51,7 @@ def start_building(run: Executable, values: Sequence[object]) -> None:
     if isinstance(run.runner, CompiledProgram) and not run.lowered.syms and all(isinstance(n, int) for n in sizes):
         try:
             like = {name: Like.of(read(values, {})) for name, read in run.inputs}
-            with _disable_current_modes():  # rendering evaluates real tensors: not under AOT's fake mode
+            with on_real_tensors():  # rendering evaluates some
                 run.runner.start_building(like, {})
         # Hidden: whatever keeps a kernel from being compiled ahead. The call that needs it compiles it, and fails as it
         # would have failed without this; a region is not given up for an attempt to save time.
