@@ -23,6 +23,7 @@ from tilefold.plan.forms import Form
 from tilefold.plan.gpu_again import computed_again
 from tilefold.plan.gpu_folds import separated
 from tilefold.plan.gpu_forms import split_contractions
+from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group
 from tilefold.plan.selected import Calls, Selected, predicted, selected
 from tilefold.plan.targets.gpu import GpuTarget
@@ -64,7 +65,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     machine = target.machine
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
     g = Graph.of(p)
-    apart |= feeding_products(g, machine)
+    apart |= feeding_products(g, machine) | windows_under_sums(g, machine)
     chosen = groups_of(p, target, apart, calls)
     p, alone = split_contractions(p, g, chosen.grouping.groups, machine)
     if alone:

@@ -19,6 +19,7 @@ from tilefold.block.legal import Group, Limits
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import blocks, kept_local, segments
+from tilefold.plan.gpu_taps import summed_of_channels
 from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
@@ -62,17 +63,11 @@ def _window_wins(p: Program, c: Compute, machine: Gpu) -> bool:
         return False
     read = g.nbytes([form.x.tensor])
     memory, written = machine.reached * machine.bandwidth, made * c.dtype.nbytes
-    rate = machine.summed_tap_rate if _summed_of_channels(g, c) else machine.tap_rate
+    rate = machine.summed_tap_rate if summed_of_channels(g, c) else machine.tap_rate
     own = max((read + written) / memory, taps * made / rate)
     rate = machine.alone_rate if is_channels_last(c, form) else machine.apart_rate
     library = max((read + written) / memory, taps * made / rate)
     return own <= library + written / memory + machine.call
-
-
-def _summed_of_channels(g: Graph, c: Compute) -> bool:
-    """Whether all dims of the statement, or of maps of it, but one are reduced: statistics of a batch."""
-    readers = (x for x in g.reached(c.name, g.consumers, _is_map) if x.reducer is not None)
-    return any(len(c.dims) > 1 and len(set(c.dims) - set(x.rdims)) <= 1 for x in readers)
 
 
 def gpu_tail(g: Graph, t: Tail, machine: Gpu = H100) -> bool:

@@ -1,0 +1,38 @@
+"""Windows that are written out, beside sums of channels."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilefold.plan.gpu_taps import windows_under_sums
+from tilefold.plan.hardware import H200
+from tilefold.tensor.analysis import Graph
+from tilefold.tensor.text import parse
+
+TEXT = """program pooled()
+  input x: bf16[{n}, {h}, {h}, 64]
+  dim b = {n}
+  dim i = {m}
+  dim j = {m}
+  dim c = 64
+  y[b, i, j, c]: bf16 = {body}
+  s[{kept}]: f32 = sum[{summed}] f32(y[b, i, j, c]) * f32(y[b, i, j, c])
+  return y, s
+"""
+WINDOW = "x[b, i, j, c] + x[b, i + 1, j, c] + x[b, i, j + 1, c] + x[b, i + 1, j + 1, c]"
+
+
+@pytest.mark.parametrize(
+    "size, body, summed, apart",
+    [
+        (112, WINDOW, "b, i, j", True),
+        (112, "x[b, i, j, c] + x[b, i + 1, j, c]", "b, i, j", False),  # no window
+        (112, WINDOW, "c", False),  # rows, not channels
+        (112, WINDOW, "i, j", False),  # of each image
+        (4, WINDOW, "b, i, j", False),  # so few that a kernel more costs more
+    ],
+)
+def test_windows_are_written_by_a_kernel_of_their_own_where_channels_are_summed(size, body, summed, apart):
+    kept = ", ".join(d for d in "bijc" if d not in summed.split(", "))
+    p = parse(TEXT.format(n=32, h=size + 1, m=size, body=body, summed=summed, kept=kept))
+    assert (windows_under_sums(Graph.of(p), H200) == {"y"}) is apart

@@ -1,0 +1,41 @@
+"""Maps that read windows, element by element, on a GPU: convolutions that are written out, gradients of pooling.
+
+A kernel of such a map alone has neighbouring lanes read neighbours. One that also sums each channel over images and
+places runs down columns, and computes far fewer products a second (`Gpu.tap_rate`, `Gpu.summed_tap_rate`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tilefold.algebra.expr import loads
+from tilefold.plan.hardware import Gpu
+from tilefold.tensor.analysis import Graph
+from tilefold.tensor.ir import Compute
+
+#: Reads of one tensor that make a window.
+LEAST = 4
+
+
+def summed_of_channels(g: Graph, c: Compute) -> bool:
+    """Whether a sum over all dims but one, of several, reads the statement or maps of it: statistics of a batch."""
+    readers = (x for x in g.reached(c.name, g.consumers, _is_map) if x.reducer is not None)
+    return any(len(set(c.dims) & set(x.rdims)) >= 2 and len(set(c.dims) - set(x.rdims)) == 1 for x in readers)
+
+
+def windows_under_sums(g: Graph, machine: Gpu) -> frozenset[str]:
+    """Maps of windows that had better be written by kernels of their own than computed where channels are summed."""
+    return frozenset(c.name for c in g.program.body if _apart(g, c, machine))
+
+
+def _apart(g: Graph, c: Compute, machine: Gpu) -> bool:
+    reads = Counter(ld.tensor for ld in set(loads(c.body))) if c.reducer is None else Counter[str]()
+    products = g.points(c.dims) * sum(n for n in reads.values() if n >= LEAST)
+    if not products or not summed_of_channels(g, c):
+        return False
+    passed = 2 * g.nbytes([c.name]) / (machine.reached * machine.bandwidth)
+    return products / machine.tap_rate + passed + machine.second_kernel < products / machine.summed_tap_rate
+
+
+def _is_map(c: Compute) -> bool:
+    return c.reducer is None
