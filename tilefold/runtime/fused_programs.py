@@ -18,6 +18,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Index, Load, Size, Sym
 from tilefold.algebra.fold import Check, Fold, StateVar, Step
 from tilefold.backends.triton.build import expect_jobs
+from tilefold.backends.triton.refusals import refused
 from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Result, Store, Update
 from tilefold.block.legal import Group, Grouping, Refusal
@@ -76,9 +77,10 @@ def fused_for_gpu(
 ) -> Fused:
     """`plan.gpu.fuse_for_gpu`, remembered. Nothing is kept of a program that cannot be fused, which raises as there.
 
-    Where the target refuses kernels, that is by the same function of kernels in all processes.
+    Where the target refuses kernels, that is by the same function of kernels in all processes, but for those that this
+    one could not launch.
     """
-    asked = (*map(str, sorted(calls)), f"{replace(target, refuse=None)} {target.refuse is not None}")
+    asked = (*map(str, sorted(calls)), f"{replace(target, refuse=None)} {target.refuse is not None}", *refused())
     path = _path(FUSED, p, asked)
     found = FUSED.read(path, Fused, _CLASSES, _sound)
     if found is not None:

@@ -17,6 +17,7 @@ import torch
 from tilefold.backends.cpp.launch import CppKernel
 from tilefold.backends.cpp.render import render
 from tilefold.backends.triton.launch import TritonKernel, Variant
+from tilefold.backends.triton.refusals import refusal
 from tilefold.backends.triton.views import Like
 from tilefold.block.canonical import canonical, nameless
 from tilefold.block.fuse import FusedKernel
@@ -180,12 +181,14 @@ def usual_variant(k: TritonKernel, units: Units | None = None) -> Variant | str:
 
 
 def refuser(given: Given | None, *, interpreted: bool) -> tuple[Refuse, list[TritonKernel]]:
-    """What says why a kernel cannot be rendered; and the kernels it looked at, which live as long as the list."""
+    """What says why a kernel cannot be rendered, or could not be launched before; and the kernels it looked at, which
+    live as long as the list."""
     looked_at: list[TritonKernel] = []
 
     def refuse(k: FusedKernel) -> str | None:
-        looked_at.append(triton_kernel(canonical(k.block).block, given, interpreted=interpreted))
-        found = usual_variant(looked_at[-1])
+        block = canonical(k.block).block
+        looked_at.append(triton_kernel(block, given, interpreted=interpreted))
+        found = refusal(block) or usual_variant(looked_at[-1])
         return found if isinstance(found, str) else None
 
     return refuse, looked_at

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 from triton.runtime.errors import OutOfResources
 
 from tests.backends.triton.kernels import made, meta
-from tilefold.backends.triton import context, launch, launcher
+from tilefold.backends.triton import context, launch, launcher, refusals
 from tilefold.backends.triton.build import Target, built
 from tilefold.backends.triton.compile import job_of
 from tilefold.backends.triton.config import TooLarge, TritonConfig
@@ -26,6 +26,8 @@ from tilefold.backends.triton.launcher import Described, Launcher, Operand, Plan
 from tilefold.backends.triton.views import Like
 from tilefold.block.text import parse
 from tilefold.errors import BackendError
+from tilefold.frontend.fuse import trace
+from tilefold.pipeline import compile_program
 from tilefold.suites.gpu import operators as o
 
 MATRIX = Described(1, (64, 32), (32, 1), (16, 32))
@@ -241,6 +243,29 @@ def test_dims_are_joined_unless_no_kernel_can_be_made_so(monkeypatch):
     assert k.joined(xs, {})[1] == merges
     assert k.job(xs, {}) is not None
     assert k.joined(xs, {}) == (k, ())
+
+
+def test_a_kernel_that_cannot_be_launched_is_not_planned_again(monkeypatch):
+    """Its group is cut, whatever an earlier process kept of the program."""
+    monkeypatch.setattr(refusals, "_found", {})
+    x = meta(2048, 4096, dtype=torch.float32)
+    program = trace(lambda x: torch.softmax(x, -1) * 2.0, x).program
+    (step,) = compile_program(program, device="interpreter").steps
+    assert len(step.members) > 1
+    with monkeypatch.context() as patch:
+        patch.setattr(TritonKernel, "_bound", refused_by_the_device)
+        with pytest.raises(BackendError, match="no registers"):
+            step.triton.plan([meta(2048, 4096, dtype=torch.float32)] * 2, {})
+    assert len(refusals.refused()) == 1
+    steps = compile_program(program, device="interpreter").steps
+    assert len(steps) == 2 and {m for s in steps for m in s.members} == set(step.members)
+    assert len(compile_program(program, device="interpreter").steps) == 2
+    monkeypatch.setattr(refusals, "_found", {})
+    assert len(compile_program(program, device="interpreter").steps) == 1
+
+
+def refused_by_the_device(self, *given):
+    raise BackendError("no registers")
 
 
 DRIVER = r"""

@@ -11,6 +11,8 @@ from torch._inductor.exc import InductorError
 
 from tests.frontend.check import randn
 from tilefold import fuse
+from tilefold.backends.triton import refusals
+from tilefold.block.text import parse
 from tilefold.errors import BackendError, UnsupportedError
 from tilefold.frontend import torch_compile
 from tilefold.frontend.operators import fx_to_tensor
@@ -195,3 +197,45 @@ def test_what_inductor_fails_at_is_no_exception_that_steers_dynamo():
     assert "no symbol" in part.fallbacks[0].reason
     with pytest.raises(RestartAnalysis):
         part.attempt(fails(RestartAnalysis()))
+
+
+BLOCK = """block {name}()
+  input x: f32[{n}]
+  dim i = {n}
+  result y[i]: f32
+  forall i
+    store y[i] over (i) = x[i] * 2.0
+  return y
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_region_is_planned_again_without_a_kernel_that_cannot_be_launched(times, lenient, monkeypatch):
+    """And not cut into halves: what a launch refuses is known to the next plan."""
+    monkeypatch.setattr(refusals, "_found", {})
+    planned = []
+
+    def compile_program(program, *, device):
+        planned.append(len(program.body))
+        number = len(planned)
+
+        def run(inputs, syms):
+            if number <= times:
+                refusals.refuse(parse(BLOCK.format(name="k", n=number)), "too large")
+                raise BackendError("too large")
+            return interpreted(program)(inputs, syms)
+
+        return run
+
+    run, x = compiled(f, compile_program), randn(5, 7)
+    for _ in range(times + 2):
+        torch.testing.assert_close(run(x), f(x))
+    assert len(planned) == times + 1 and len(set(planned)) == 1
+    assert [x.reason for x in compilations[-1].fallbacks] == ["BackendError: too large"] * times
+
+
+def test_a_refusal_is_of_kernels_that_are_equal_but_for_names(monkeypatch):
+    monkeypatch.setattr(refusals, "_found", {})
+    refusals.refuse(parse(BLOCK.format(name="a", n=64)), "why")
+    assert refusals.refusal(parse(BLOCK.format(name="b", n=64).replace("x", "t"))) == "why"
+    assert refusals.refusal(parse(BLOCK.format(name="a", n=65))) is None and len(refusals.refused()) == 1

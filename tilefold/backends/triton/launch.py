@@ -28,6 +28,7 @@ from tilefold.backends.triton.launcher import Described, Launcher, Plan, launche
 from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.backends.triton.prepare import tile_kernel
+from tilefold.backends.triton.refusals import refuse
 from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.reuse import passing
 from tilefold.backends.triton.roles import roles_of
@@ -214,8 +215,17 @@ class TritonKernel:
         return owning_rows(self.block, sizes, usual) if hopper else usual
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> Plan:
-        """The launch for such tensors, compiled. ValueError: other than declared, or of several devices. place: among
-        the kernels of a call, which must be launched in their order on one stream."""
+        """The launch for such tensors, compiled. ValueError: other than declared, or of several devices. BackendError
+        where no configuration can be launched, which is remembered (`refusals`). place: among the kernels of a call,
+        which must be launched in their order on one stream."""
+        try:
+            return self._launchable(xs, syms, place)
+        except BackendError as err:
+            if not self.exactly:
+                refuse(self.block, err.message)
+            raise
+
+    def _launchable(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place) -> Plan:
         if all(x.numel() == 0 for x in xs[len(self.block.inputs) :]):
             return Plan(Launcher(_nothing, ()), 0, ())
         if len(devices := {str(x.device) for x in xs}) > 1:
@@ -224,7 +234,7 @@ class TritonKernel:
         if merges:
             given = [x for x in merged(xs, self.tensors, merges) if isinstance(x, torch.Tensor)]
             try:
-                return joined.plan(given, syms, place)
+                return joined._launchable(given, syms, place)
             except BackendError as err:
                 self._keep_apart(xs, err)
         while True:

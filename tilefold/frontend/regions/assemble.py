@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from tilefold.backends.triton.refusals import refused
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.bindings import Lowered
@@ -305,12 +306,33 @@ class _Assembler:
         run = part.attempt(lambda: self._compiled(extracted, name))
         if run is None:
             return self._halves(extracted, self.sizes), {}
-        halves = None if moves else lambda: self._halves(extracted, None)  # numbers have moved: op by op
-        return Guarded(part, run, extracted.module, halves), moves
 
-    def _compiled(self, extracted: Extracted, name: str) -> Callable[..., object]:
+        def instead() -> Callable[..., object]:
+            if moves:  # numbers have moved: op by op
+                return extracted.module
+            return self._halves(extracted, None)
+
+        return self._again(part, run, extracted, instead), moves
+
+    def _again(
+        self, part: Part, run: Callable[..., object], extracted: Extracted, instead: Callable[[], Callable[..., object]]
+    ) -> Guarded:
+        """A region that is planned once more where one of its kernels cannot be launched: without it; else `instead`.
+        An operator that is a kernel by itself is planned as before, which ends it."""
+        known = refused()
+
+        def without() -> Callable[..., object]:
+            if len(refused()) == len(known):
+                return instead()
+            planned = part.attempt(lambda: self._compiled(extracted, part.name, again=True))
+            return instead() if planned is None else self._again(part, planned, extracted, instead)
+
+        return Guarded(part, run, extracted.module, without)
+
+    def _compiled(self, extracted: Extracted, name: str, *, again: bool = False) -> Callable[..., object]:
+        """again: the graph runs already, so that guards can no longer be added."""
         names = [self.titles.get(n, n.name) for n in extracted.inputs]
-        lowered = lower_specialised(extracted.module, self.sizes, name=name, names=names)
+        lowered = lower_specialised(extracted.module, None if again else self.sizes, name=name, names=names)
         device = device_of(extracted)
         with on_real_tensors():  # the proofs evaluate some
             runner = self.options.compile_program(lowered.program, device=device)
