@@ -55,6 +55,7 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten.convolution.default: _bias_apart,
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
+        torch.ops.aten._trilinear.default: _trilinear,
     }
     return {**table, **drawn, **own}
 
@@ -79,6 +80,30 @@ def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     if source.device != into.device or source.dtype.is_complex:
         return NotImplemented  # type: ignore[no-any-return]
     return source.to(into.dtype).expand(into.shape).clone()
+
+
+def _trilinear(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:
+    """The sum over dims of the product of three tensors that lack the dims `expand`, as products of matrices.
+
+    `bilinear` and its gradients: x [B, I], w [O, I, J], y [B, J] -> [B, O].
+    """
+    every = range(a.dim() + len(expand1))
+    own = [[d for d in every if d not in lacks] for lacks in (expand1, expand2, expand3)]
+    kept = [d for d in every if d not in sumdim]
+    if not {*kept} <= {d for dims in own for d in dims}:
+        return NotImplemented  # type: ignore[no-any-return]
+    x, y, z = own
+    result: torch.Tensor = torch.einsum(a, x, b, y, c, z, kept)
+    return result
 
 
 def _filled_by_mask(

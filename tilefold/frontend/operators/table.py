@@ -17,6 +17,7 @@ from tilefold.frontend.operators import (
     pool_gradients,
     random,
     reduce,
+    scatter,
     view,
 )
 from tilefold.frontend.operators.elementwise import Lowerer
@@ -35,6 +36,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **pool.TABLE,
     **pool_gradients.TABLE,
     **index.TABLE,
+    **scatter.TABLE,
     **random.TABLE,
 }
 #: Overloads that only rename elements of their input.
@@ -43,6 +45,7 @@ VIEWS = frozenset(view.TABLE) - {
     torch.ops.aten.stack.default,
     torch.ops.aten.constant_pad_nd.default,
     torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.diagonal_scatter.default,
 }
 #: Those among them that write what they rename.
 COPIES = frozenset(

@@ -392,6 +392,23 @@ def slice_scatter(ctx: Context, node: torch.fx.Node) -> Value:
     return ctx.map(shape, dtype, at)
 
 
+def diagonal_scatter(ctx: Context, node: torch.fx.Node) -> Value:
+    """`self` with a diagonal replaced by `src`, whose last axis runs along it."""
+    a = attrs(node)
+    x, src = ctx.value(a["self"]), ctx.value(a["src"])
+    shape, dtype = meta_of(node)
+    offset = ctx.static_int(a["offset"], "the diagonal")
+    first, second = (normal_axis(int(a[d]), len(shape)) for d in ("dim1", "dim2"))  # type: ignore[call-overload]
+
+    def at(i: Indices) -> Expr:
+        along = ctx.simplify(i[first] - max(0, -offset))
+        on = call("eq", ctx.simplify(i[second] - i[first]), const(offset))
+        rest = tuple(e for n, e in enumerate(i) if n not in (first, second))
+        return call("where", on, src.at((*rest, along)), x.at(i))
+
+    return ctx.map(shape, dtype, at)
+
+
 TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     aten.clone.default: alias,
     aten.contiguous.default: alias,
@@ -425,4 +442,5 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     aten.unfold.default: unfold,
     aten.constant_pad_nd.default: pad,
     aten.slice_scatter.default: slice_scatter,
+    aten.diagonal_scatter.default: diagonal_scatter,
 }
