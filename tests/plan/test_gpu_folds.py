@@ -239,3 +239,12 @@ def test_columns_of_several_tensors_are_held_if_registers_have_room_for_all():
     assert len(one.kernels) == 1
     _, three = fused(gradient_of_a_norm, *(meta(2048, 2048, dtype=B) for _ in range(3)), meta(2048))
     assert len(three.kernels) > 1
+
+
+def test_columns_that_a_back_end_cannot_hold_are_read_twice_as_longer_ones_are():
+    """Not cut between operators, each with a pass of its own."""
+    program, one = fused(softmax_down, meta(2048, 2048, dtype=B))
+    members = len(one.kernels[0].plan.group.members)
+    refuse = lambda k: "it holds too much" if len(k.plan.group.members) == members else None  # noqa: E731
+    f = fuse_for_gpu(program, GpuTarget(refuse=refuse))
+    assert len(f.kernels) == 3 and f.kernels[0].block.name.endswith("_partial") and not f.kernels[2].plan.stages

@@ -73,7 +73,8 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         chosen = groups_of(p, target, apart | alone, calls)
     groups = list(chosen.grouping.groups)
     if target.given is None:
-        p, groups = separated(p, g, groups, machine, frozenset(calls))
+        whole = _Fitting(g, target, frozenset(calls), chosen.forms)
+        p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: not isinstance(whole.made(x), str))
         p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls))
         g = Graph.of(p)
     fitting = _Fitting(g, target, frozenset(calls), chosen.forms)

@@ -145,7 +145,12 @@ def _read_along(g: Graph, plan: StagePlan, axis: str) -> dict[str, float]:
 
 
 def separated(
-    p: Program, g: Graph, groups: Sequence[Group], machine: Gpu, calls: Collection[tuple[str, ...]] = ()
+    p: Program,
+    g: Graph,
+    groups: Sequence[Group],
+    machine: Gpu,
+    calls: Collection[tuple[str, ...]] = (),
+    fits: Callable[[Group], bool] = lambda _: True,
 ) -> tuple[Program, list[Group]]:
     """The groups, with what is written along a reduced axis in kernels of its own where that is estimated faster.
 
@@ -153,12 +158,12 @@ def separated(
     columns) has few thread blocks. In two kernels the first is cut into segments, the second is parallel over all that
     it writes; both read the input, as the one does that cannot hold it. Maps that both need are computed in both, but
     for what is written and needs nothing of the fold (the gradient behind an activation, which a residual passes on):
-    the first kernel writes it, the second reads it.
+    the first kernel writes it, the second reads it. fits: whether a kernel can be made of a group that keeps columns.
     """
     done: list[Group] = []
     bodies: dict[str, Compute] = {}
     for x in groups:
-        late = [] if x.members in calls else _late(g, x, machine)
+        late = [] if x.members in calls else _late(g, x, machine, fits)
         first = tuple(m for m in x.members if m not in late)
         changed = {m: _alone(g, g.by_name[m], frozenset(first)) for m in late}
         after = Graph.of(_with(p, changed)) if late else g
@@ -186,7 +191,7 @@ def _alone(g: Graph, c: Compute, others: frozenset[str]) -> Compute:
     return replace(c, body=inline_maps(g, c.body, put_in))
 
 
-def _late(g: Graph, members: Group, machine: Gpu) -> list[str]:
+def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool]) -> list[str]:
     """Maps of a group that had better be computed by a second kernel."""
     if all(g.by_name[m].reducer is None for m in members.members):
         return []
@@ -203,7 +208,9 @@ def _late(g: Graph, members: Group, machine: Gpu) -> list[str]:
         if not (plan.ready[m] < 0 and axes <= set(out_dims(g.by_name[m])))
     ]
     kept = all(rewritten_rows(g, plan, 0) for _ in late[:1]) and columns_fit(g, plan, machine)
-    if not late or kept or any(u in members.members for m in late for u in g.consumers[m]):
+    if not late or any(u in members.members for m in late for u in g.consumers[m]):
+        return []
+    if kept and (column_dim(g, plan) is None or fits(members)):
         return []
     return late if _apart_seconds(g, plan, late, machine) < _whole_seconds(g, plan, late, machine) else []
 
