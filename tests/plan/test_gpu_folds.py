@@ -160,6 +160,12 @@ def test_segments_are_of_an_axis_that_has_as_many():
     assert segments(stats, images) <= 32
 
 
+def test_rows_of_a_batch_are_whole_where_they_are_many():
+    """Sums over the first and the last axis: 512 thread blocks of rows, which no layout of memory makes columns."""
+    assert segments(lambda x: x.float().sum((0, 2)), meta(64, 512, 1024, dtype=B)) == 1
+    assert segments(lambda x: x.float().sum((0, 2)), meta(64, 16, 32768, dtype=B)) > 8  # else most units have none
+
+
 def stats_of_last(x):
     return torch.var_mean(x.float(), (0, 1, 2))
 

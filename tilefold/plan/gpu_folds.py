@@ -90,16 +90,18 @@ def equal(n: int, fits: Callable[[int], bool]) -> int:
 
 
 def _column(g: Graph, plan: StagePlan) -> str | None:
-    """The dim of which a thread block has neighbours. Of a fold over several axes it may be any dim among them: tensors
-    are laid out with channels first or last, which only calls know, and the number of segments serves both."""
+    """The dim of which a thread block has neighbours. Of a fold over several axes it may be any dim among them, if two
+    or more are behind it: images are laid out with channels first or last, which only calls know, and the number of
+    segments serves both. Of rows (sums over the first and the last axis) it is none."""
     found = column_dim(g, plan)
     if found is not None or plan.inner or len(plan.stages[0].axes) == 1:
         return found
     axes = set(plan.stages[0].axes)
     for ld in {ld for m in plan.group.members for ld in loads(g.by_name[m].body)}:
         dims = [dims_used(ix) for ix in ld.index]
-        first = next((n for n, d in enumerate(dims) if axes & d), len(dims))
-        among = [d for d in plan.group.parallel if g.extent(d) > 1 and any(d in x for x in dims[first:])]
+        places = [n for n, d in enumerate(dims) if axes & d]
+        first, last = (places[0], places[-2]) if len(places) > 1 else (len(dims), 0)
+        among = [d for d in plan.group.parallel if g.extent(d) > 1 and any(d in x for x in dims[first:last])]
         if among:
             return among[-1]
     return None
