@@ -11,7 +11,8 @@ of each lane after its repair, and elements do not occur,
 What is reduced beside the loop's axis and held whole (images in a loop over a batch) has lanes of its own: a state then
 has these dims too, and they are combined at the end with the others.
 
-Indices that do not fill a tile are folded afterwards by the loop as it was.
+Indices that do not fill a tile are folded afterwards by the loop as it was; where they are known and the loop only
+reduces, by the lanes before they are combined, those without an index with the identity of the reduction.
 
 A fold that divides by a state (a weighted mean, by the sum of the weights) is not kept so: the few elements of a
 lane may have weights that nearly cancel. There the states that others depend on are accumulated over all lanes in
@@ -27,7 +28,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilefold.algebra.evaluate import COMBINE, Env, Grid, evaluate, reader
+from tilefold.algebra.evaluate import COMBINE, Env, Grid, evaluate, identity_of, reader
 from tilefold.algebra.expr import (
     Call,
     Const,
@@ -214,17 +215,30 @@ class _Pass:
         places = [plus(plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
         body = _Body(self, f, lane, lanes, held).stream(places)
         out.append(ir.For(turn, 1, body, None, turns))
+        left = 0 if length is None else length % tile
+        alone = bool(left) and self.reduces_alone(f)
+        if alone:
+            after = plus(start, lit(length - left if length is not None else 0))
+            some = [plus(plus(after, lit(e)), Index(lane)) for e in range(0, left, lanes)]
+            out += _Body(self, f, lane, lanes, held).stream(some, left % lanes)
         if f.shared:
             for n, b in held.items():
                 value = Load(b.name, tuple(Index(x) for x in b.dims))
                 out.append(ir.Reduce(n, "sum", (lane,), value, True))
         else:
             out += _Body(self, f, lane, lanes, held).combined()
-        if length is None or length % tile:
+        if length is None or (left and not alone):
             full = turns or lit(length // tile if length is not None else 0)
             done = call("mul", call("maximum", full, 0), tile)
             out.append(replace(f.at, start=plus(f.at.start or lit(0), done)))
         return out
+
+    def reduces_alone(self, f: _Loop) -> bool:
+        """Whether a loop's statements are reductions alone, to floats, whose identities are numbers."""
+        return not f.shared and all(
+            isinstance(s, ir.Reduce) and s.op in ("sum", "max", "min") and self.buffers[s.buf].dtype.is_float
+            for s in f.body
+        )
 
     def state(self, b: ir.Buffer, more: Mapping[str, Expr]) -> ir.Buffer:
         """The buffer that holds a state of each lane along these dims; none: of all, they have the same."""
@@ -245,8 +259,9 @@ class _Body:
         self.out: list[ir.Stmt] = []
         self.elements: list[dict[str, str]] = []
 
-    def stream(self, places: Sequence[Expr]) -> tuple[ir.Stmt, ...]:
-        """One turn: what belongs to elements once a place, accumulation along the lanes' own elements only."""
+    def stream(self, places: Sequence[Expr], some: int = 0) -> tuple[ir.Stmt, ...]:
+        """One turn: what belongs to elements once a place, accumulation along the lanes' own elements only. some: lanes
+        that have an index at the last place, where that is not all."""
         d = self.f.at.dim
         self.elements = [{} for _ in places]
         for s in self.f.body:
@@ -261,6 +276,10 @@ class _Body:
                 case ir.Reduce(buf, op, rdims, e, _):
                     rest = tuple(x for x in rdims if x != d and x not in self.along)
                     values = [self.at(e, at, names) for names, at in zip(self.elements, places, strict=True)]
+                    if some:
+                        kind = self.p.buffers[buf].dtype.compute
+                        none = Const(identity_of(op, kind.torch_dtype), kind)
+                        values[-1] = call("where", call("lt", Index(self.lane), lit(some)), values[-1], none)
                     if buf in self.f.shared:
                         self.over_lanes(buf, op, rest, values)
                     else:
