@@ -42,6 +42,7 @@ from tilefold.frontend.training.log_sums import from_log_sums
 from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.reassociate import reassociate
 from tilefold.frontend.training.repeated import drop_repeated
+from tilefold.frontend.training.scatters import as_gathers
 from tilefold.frontend.training.states import take_apart
 
 Node = torch.fx.Node
@@ -104,6 +105,7 @@ def prepared(graph: torch.fx.Graph, results: int, static: Collection[int], budge
     """A joint graph with its folds taken apart, and on its nodes what is saved. Arguments as those of `chosen`."""
     graph = _copy(graph)
     drop_repeated(graph)
+    as_gathers(graph)
     take_apart(graph)
     drop_repeated(graph)
     reassociate(graph)
