@@ -208,7 +208,8 @@ def _prepare(
             _settle(entry.call, ours=peer.kind == "ours")
             with alone():
                 step, host = timer.apart(entry.call), timer.host(entry.call)
-            entry.record = replace(entry.record, step_us=1e6 * step, host_us=1e6 * host)
+            peak = timer.peak(entry.call)  # of a step as all later ones: the first ones hold what they may run again
+            entry.record = replace(entry.record, step_us=1e6 * step, host_us=1e6 * host, peak_bytes=float(peak))
     except FAILURES as error:
         entry.record = replace(entry.record, why=first_line(error))
         entry.call = None
