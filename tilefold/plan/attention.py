@@ -5,11 +5,10 @@ row of q and one of k; nothing else is added to a score or made of a probability
 statements after normalisation, however it was written: no operator's name is asked for. Where the scores have a bias, a
 mask by elements or another map, the form is another, and the kernel is ours.
 
-Whether the call is worth it, a price decides. Both sides work on tiles of rows by tiles of keys, so that the seconds of
-the whole device are counted by tile: `Gpu.rows_start` for a tile of rows beside its keys, `Gpu.scores` for the scores
-of one tile, both in proportion to the width of a head, which matrix units take in steps of 16. Lengths are rounded up
-to tiles. A kernel of ours is a little slower a tile (`Gpu.own_scores`), needs one more of several, with a mask, where
-keys end within one, and pads heads that are no multiple of 16 wide to a power of two.
+Whether the call is worth it, a price decides (`plan.pace`): the library's against that of the better of our two forms,
+of which `backends.triton.row_tiles` chooses by the same law. The library's heads are 64 columns wide or 128; a kernel
+of ours needs one tile more of several, with a mask, where keys end within one, and pads heads that are no multiple of
+16 wide to a power of two.
 
 Of float32, which no matrix unit takes unrounded, the other form is that of `plan.gpu_library`: two products of the
 library, which know of no causal mask, with the scores through memory between them; or a kernel of ours.
@@ -19,11 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, transform
 from tilefold.plan.hardware import Gpu
+from tilefold.plan.pace import STREAMED, Scores, owned_seconds
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, library_product
@@ -35,8 +35,8 @@ WIDEST, WIDTHS = 128, 8
 STEP = 16
 #: Times that scores pass memory between products: written, read, written as probabilities, read.
 SCORES_MOVED = 4
-#: What a price of another form must be beaten by: predictions are not better than that.
-DOUBT = 1.15
+#: What a price of another form must be beaten by: predictions are not better than that, of float32 and of 16 bits.
+DOUBT_EXACT, DOUBT = 1.15, 1.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,7 @@ def library_seconds(x: Extents, machine: Gpu) -> float:
         rows, keys = -(-x.rows // tile), -(-x.keys // tile)
         seen = (keys + 1) / 2 if x.causal else keys
         return machine.call + _flops(x.heads * rows * seen * tile**2, x) / machine.exact_scores
-    blocks, tiles = _tiles(x, machine)
-    share = -(-x.width // STEP) * STEP / machine.head
-    return machine.call + share * (blocks * machine.rows_start + tiles * machine.scores)
+    return machine.call + machine.library_pace.seconds(_scores(x, x.width))
 
 
 def own_seconds(x: Extents, machine: Gpu) -> float:
@@ -96,13 +94,18 @@ def own_seconds(x: Extents, machine: Gpu) -> float:
         rate, memory = machine.gemm_rate(DType.F32, library=True), machine.reached * machine.bandwidth
         apart = _flops(scores, x) / rate + SCORES_MOVED * scores * DType.F32.nbytes / memory + 2 * machine.call
         return machine.call + min(apart, _flops(scores, x) / (machine.folded * rate))
-    blocks, tiles = _tiles(x, machine)
-    width = power_of_two(x.width) if x.width % STEP else x.width
-    share = width / machine.head
-    masked = 0 if x.even or x.causal or x.keys <= machine.score_tile else blocks
-    return machine.call + share * (
-        machine.own_scores * (blocks * machine.rows_start + tiles * machine.scores) + masked * machine.scores
-    )
+    whole = x.width % STEP == 0
+    met = _scores(x, x.width if whole else power_of_two(x.width))
+    if not x.even and not x.causal and x.keys > STREAMED:
+        return machine.call + machine.usual_pace.seconds(replace(met, streamed=met.streamed + STREAMED))
+    groups = owned_seconds(met, machine.owning_paces, machine.cores) if whole else math.inf
+    return machine.call + min(machine.usual_pace.seconds(met), groups)
+
+
+def _scores(x: Extents, columns: int) -> Scores:
+    """Keys are whole tiles."""
+    keys = -(-x.keys // STREAMED) * STREAMED
+    return Scores(x.heads, x.rows, keys / 2 if x.causal else keys, x.causal, columns)
 
 
 def _flops(scores: float, x: Extents) -> float:
@@ -110,19 +113,13 @@ def _flops(scores: float, x: Extents) -> float:
     return 4.0 * scores * x.width
 
 
-def _tiles(x: Extents, machine: Gpu) -> tuple[float, float]:
-    """Tiles of rows, and of scores."""
-    rows, keys = -(-x.rows // machine.score_tile), -(-x.keys // machine.score_tile)
-    seen = (keys + 1) / 2 if x.causal else keys
-    return float(x.heads * rows), x.heads * rows * seen
-
-
 def library_wins(x: Extents, machine: Gpu) -> bool:
     """Whether the library's call is predicted to be faster, by more than predictions are wrong. Of a few rows a head
     both are bound by memory, and the kernel of ours is cut into segments."""
     if x.width > WIDEST or x.width % WIDTHS or x.rows < machine.rows:
         return False
-    return DOUBT * library_seconds(x, machine) < own_seconds(x, machine)
+    doubt = DOUBT_EXACT if x.exact else DOUBT
+    return doubt * library_seconds(x, machine) < own_seconds(x, machine)
 
 
 def library_attentions(p: Program, machine: Gpu) -> tuple[AttentionCall, ...]:

@@ -15,6 +15,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.plan.library_rates import Kind, LibraryRates, Sizes, file_of, table_of
+from tilefold.plan.pace import Pace
 
 TierName = Literal["register", "L1", "shared", "cluster", "L2", "L3", "global"]
 
@@ -129,9 +130,9 @@ class Gpu(Machine):
     channels' statistics are summed in the same kernel. alone_rate: the same of the library's convolutions with one
     channel a group, channels last; apart_rate: of others. window: elements of the largest window that is written out.
 
-    Attention (`plan.attention`), seconds of all multiprocessors together, of heads `head` columns wide: rows_start: for
-    `score_tile` rows, beside their keys; scores: for as many keys of them, in the library. own_scores: how many times
-    as long kernels of ours take for both. exact_scores: FLOP/s of the library's attention of float32.
+    Attention (`plan.pace`): library_pace: of the library's call; usual_pace: of a kernel of ours in its usual form;
+    owning_paces: by most columns of a head, where groups of warps own rows. exact_scores: FLOP/s of the library's
+    attention of float32.
     """
 
     block_rate: float
@@ -185,11 +186,9 @@ class Gpu(Machine):
     alone_rate: float
     apart_rate: float
     window: int
-    head: int
-    score_tile: int
-    rows_start: float
-    scores: float
-    own_scores: float
+    library_pace: Pace
+    usual_pace: Pace
+    owning_paces: tuple[tuple[int, Pace], ...]
     exact_scores: float
 
 
@@ -272,14 +271,18 @@ H100 = Gpu(
     alone_rate=5e12,
     apart_rate=1.2e12,
     window=49,
-    # H200, bf16, cuDNN 9.19: of 384 heads, 256 and 512 keys 26.7 and 72.0 us. The law then gives 47 for 768 heads and
-    # 197 keys (45 measured), 13.1 for 128 heads of 72 and 256 keys (14.2), 40 for 512 of 80 (43.0). Ours: 1.05 to 1.11
-    # times as long
-    head=64,
-    score_tile=128,
-    rows_start=12.9e-9,
-    scores=7.7e-9,
-    own_scores=1.07,
+    # H200, bf16, 2026-11: heads, keys, columns, microseconds measured (by the law). cuDNN 9.19: 384, 256, 64 26.7
+    # (25.8); 384, 512, 64 72.0 (74.5); 64, 1024, 64 46.7 (45.4); 16, 4096, 64 152.5 (152.9); 512, 256, 80 43.0 (43.3);
+    # causal 64, 2048, 64 102.9 (102.8); 64, 2048, 128 148.8 (146.0); 128, 1024, 128 87.3 (89.9)
+    library_pace=Pace(128, 11e-9, 11.2e-9, 8.75e-9, 13.7e-9),
+    # four warps, several thread blocks a multiprocessor: 64, 1024, 64 48.6 (47.9); 384, 256, 64 29.5 (28.4);
+    # 16, 4096, 64 163.0 (158.5); causal 64, 1024, 64 34.1 (33.8); 64, 2048, 64 100.3 (100.6); 64, 2048, 128 162.1
+    # (161.5); too long between 64 and 128 columns: 64, 1024, 80 62.3 (76.6)
+    usual_pace=Pace(128, 13.8e-9, 4e-9, 9e-9, 16e-9),
+    # three groups: 64, 1024, 64 50.7 (52.9); 64, 4096, 64 509 (504); causal 64, 1024, 64 49.6 (48.2); 64, 2048, 64
+    # 108.5 (110.9); 64, 4096, 64 333 (321). Two: 64, 1024, 80 59.7 (60.0); causal 128, 1024, 128 83.3 (84.1);
+    # 64, 2048, 128 142.0 (135.3); 128, 4096, 128 941 (939)
+    owning_paces=((64, Pace(192, 50e-9, 19e-9, 9.2e-9, 9.2e-9)), (128, Pace(128, 6e-9, 16e-9, 12.5e-9, 12.5e-9))),
     exact_scores=18.6e12,  # 48 causal heads of 64 columns, 512 keys: 97 us on one H200, of tiles of 64; 2026-11
 )
 

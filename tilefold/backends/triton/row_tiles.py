@@ -17,6 +17,8 @@ from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.row_room import Form, one_of_each, widest
 from tilefold.backends.triton.tiles import FULL, Shape
 from tilefold.block.ir import Accumulate, Block, Let, Loop, exprs_of, walk
+from tilefold.plan.hardware import H100
+from tilefold.plan.pace import Scores, owned_seconds
 from tilefold.tile.pieces import power_of_two
 
 #: Dims that the operands of a product keep, and those that it reduces.
@@ -73,9 +75,14 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     draws = any(
         isinstance(x, Call) and x.op == "random16" for n in walk(b.body) for e in exprs_of(n) for x in parts_of(e)
     )
+    blocks = math.prod(sizes[d] for d in s.parallel if d != row)
     if alone and not draws:
-        room = one_of_each(math.prod(sizes[d] for d in held), math.prod(sizes[d] for d in found))
-        shape = widest(room, *(ENDS if _narrow(b, stream, row, sizes) else ()))
+        width, columns = (math.prod(sizes[d] for d in dims) for dims in (held, found))
+        narrow = _narrow(b, stream, row, sizes)
+        shape = widest(one_of_each(width, columns), *(ENDS if narrow else ()))
+        scores = Scores(blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns))
+        if not narrow and not every and not _pays(scores):
+            return usual
     else:
         table = SEVERAL if not draws or (len(merges) == 1 and not alone) else DRAWN if alone else DRAWN_STATES
         shape = next((Form(*x) for most, *x in table if wide <= most), None)
@@ -84,7 +91,6 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     groups, tile, stages = shape.groups, shape.tile, shape.stages
     if over_rows and wide > NARROW:
         stages = ACROSS
-    blocks = math.prod(sizes[d] for d in s.parallel if d != row)
     if groups > 2 and any({row, *found} <= set(dims_used(ld)) for ld in _loads(b)):
         groups = 2  # what meets the states at the end (a gate) takes registers that three groups have not
     if groups > 2 and -(-sizes[row] // (ROWS * groups)) * blocks < FULL:
@@ -95,6 +101,26 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     drawn = not alone and (s.bounded or len(merges) > 1)
     sums = bool(beside) or (every and not alone and _sums_rows(b, stream))
     return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=drawn, descriptors=sums)
+
+
+def _pays(x: Scores) -> bool:
+    """Whether groups are estimated faster than the usual form, of which a multiprocessor has several thread blocks:
+    their blocks start late, and their tiles are fast. Heads wider than was measured have groups."""
+    groups = owned_seconds(x, H100.owning_paces, H100.cores)
+    return math.isinf(groups) or groups < H100.usual_pace.seconds(x)
+
+
+def _met(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> tuple[float, bool]:
+    """Indices of the stream that a row meets on average, and whether an end of the stream follows the rows."""
+    for n in walk(b.body):
+        if isinstance(n, Loop) and n.dim == stream:
+            bounds = [e for e in (n.start, n.stop) if e is not None]
+            lo = 0.0 if n.start is None else _middle(n.start, row, sizes)
+            hi = float(sizes[stream]) if n.stop is None else _middle(n.stop, row, sizes)
+            ends = any(row in dims_used(e) for e in bounds)
+            if math.isfinite(lo) and math.isfinite(hi):
+                return max(0.0, hi - max(lo, 0.0) - 2 * ROWS * ends), ends
+    return float(sizes[stream]), False
 
 
 def _sums_rows(b: Block, stream: str) -> bool:

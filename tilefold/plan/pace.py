@@ -1,0 +1,60 @@
+"""How fast a form of attention goes through its scores: the price of a library's call and of both kernels of ours.
+
+A streamed fold with two products works on blocks of rows by tiles of the stream. The seconds of all multiprocessors
+together are those of its blocks and of its tiles; a head wider than 64 columns takes longer a tile, not a block, as
+exponentials do not become more. Blocks of rows are whole, so that rows are rounded up to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Streamed indices of a tile; columns of a head whose tiles take `tile`, and of one whose take `wide`.
+STREAMED, NARROW, WIDE = 128, 64, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds of all multiprocessors together. rows: of a block. start: of a block, beside its stream; edge: what an
+    end of the stream adds that follows the rows (causal masks). tile: for `STREAMED` indices, of heads of up to 64
+    columns; wide: of 128."""
+
+    rows: int
+    start: float
+    edge: float
+    tile: float
+    wide: float
+
+    def seconds(self, x: Scores, units: int = 1) -> float:
+        """Of these scores, where `units` multiprocessors go through blocks one after the other."""
+        blocks = x.heads * -(-x.rows // self.rows)
+        if not x.ends:  # else those that have less to do take more of them
+            blocks = -(-blocks // units) * units
+        more = (self.rows + self.rows % STREAMED) / 2 if x.ends else 0
+        tiles = (x.streamed + more) / STREAMED
+        return blocks * (self.start + self.edge * x.ends + tiles * self.each(x.columns))
+
+    def each(self, columns: int) -> float:
+        """Of a tile of a head of so many columns."""
+        more = max(0, -(-columns // NARROW) * NARROW - NARROW)
+        return self.tile + more / (WIDE - NARROW) * (self.wide - self.tile)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """heads: of all batches. streamed: indices that a row meets on average; where the stream `ends` with the rows (a
+    causal mask, a window), a block meets half of itself more. columns: of a head."""
+
+    heads: int
+    rows: int
+    streamed: float
+    ends: bool
+    columns: int
+
+
+def owned_seconds(x: Scores, paces: Sequence[tuple[int, Pace]], units: int) -> float:
+    """Of groups that own rows, by the pace for heads of so many columns; infinite where none was measured."""
+    pace = next((p for most, p in paces if x.columns <= most), None)
+    return math.inf if pace is None else pace.seconds(x, units)
