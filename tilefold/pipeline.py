@@ -101,9 +101,10 @@ def _for_cpu(p: Program, goal: Goal) -> CompiledProgram:
 
     settled = settled_for_cpu(p, (goal, repr(target)), settle)
     fused, steps = settled.fused, list[Step]()
+    g = Graph.of(fused.program)
     for part in settled.parts:
         if part.kernel is None:
-            steps += _library_step(fused.program, part.members)
+            steps += _library_step(g, part.members)
         else:
             tiles = None if part.tiles is None else dict(part.tiles)
             steps.append(KernelStep(fused.kernels[part.kernel], tiles, part.order))
@@ -134,9 +135,9 @@ def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
     p = bounded(p)
     p, calls = library_calls(p, () if goal == "fused" else target.products(p) - streams.belongs(p), copied=True)
     fused = fuse(p, frozenset(chain.from_iterable(calls)), target.limits, calls=calls)
-    parts = []
+    parts, g = [], Graph.of(fused.program)
     for number, k in enumerate(fused.kernels):
-        in_library = bool(_alone_in_library(fused.program, k, calls))
+        in_library = bool(_alone_in_library(g, k, calls))
         parts.append(Part(k.plan.group.members, None if in_library else number))
     return Settled(fused, tuple(parts), planned=False)
 
@@ -190,14 +191,13 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, 
     made = gpu_kernels(p, target, goal, scale=not interpreted)
     fused, calls, scaled = made.fused, made.calls, made.scaled
     steps: list[Step] = []
+    g = Graph.of(fused.program)
     for k in _first_of_calls(fused, made):
         called = scaled.get(k.plan.group.members)
         if called is not None:
             steps.append(ScaledStep(called, fused.program))
             continue
-        steps += _alone_in_library(fused.program, k, calls, gpu=target.machine) or [
-            GpuStep(k, given, interpreted=interpreted)
-        ]
+        steps += _alone_in_library(g, k, calls, gpu=target.machine) or [GpuStep(k, given, interpreted=interpreted)]
     del rendered  # kernels that were looked at and not taken
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
@@ -216,7 +216,7 @@ def _first_of_calls(fused: Fused, made: GpuKernels) -> list[FusedKernel]:
 
 
 def _alone_in_library(
-    p: Program, k: FusedKernel, calls: Mapping[tuple[str, ...], Called], *, gpu: Gpu | None = None
+    g: Graph, k: FusedKernel, calls: Mapping[tuple[str, ...], Called], *, gpu: Gpu | None = None
 ) -> list[Step]:
     """The step of a library call, or of a product that ended up alone, which then is one too; none of all else.
 
@@ -227,16 +227,15 @@ def _alone_in_library(
     """
     members = k.plan.group.members
     if members in calls:
-        return _library_step(p, members)
-    g = Graph.of(p)
+        return _library_step(g, members)
     alone = product_of(g.by_name[members[0]]) if len(members) == 1 else None
     vectors = alone is not None and alone.batch and not alone.shared and not alone.is_matrix(lambda d: g.extent(d) > 1)
     own = gpu is not None and (vectors or of_few_rows(g, g.by_name[members[0]], gpu))
-    return [] if alone is None or alone.left == alone.right or own else _library_step(p, members)
+    return [] if alone is None or alone.left == alone.right or own else _library_step(g, members)
 
 
-def _library_step(p: Program, members: Sequence[str]) -> list[Step]:
-    found = library_step(p, members)
+def _library_step(g: Graph, members: Sequence[str]) -> list[Step]:
+    found = library_step(g, members)
     return [] if found is None else [found]
 
 

@@ -156,10 +156,10 @@ class _Fitting:
         found: list[Group] = []
         for part in (x for p in parts for x in components(self.g, p)):
             x = one_kernel(self.g, part, self.target.limits)
-            if isinstance(x, str) or isinstance(self.made(x), str):
+            if isinstance(x, str):
                 return []
             found.append(x)
-        return found
+        return [] if any(isinstance(self.made(x), str) for x in found) else found
 
     def _legal(self, members: tuple[str, ...]) -> list[Group]:
         """The group of a part, or those of its parts where it is none: a dim that more members kept local may be

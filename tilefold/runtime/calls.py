@@ -12,12 +12,11 @@ from tilefold.runtime.convolution_gradient import GradientStep
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.step import Step
 from tilefold.tensor.analysis import Graph
-from tilefold.tensor.ir import Program
 
 
-def library_step(p: Program, members: Sequence[str]) -> Step | None:
+def library_step(g: Graph, members: Sequence[str]) -> Step | None:
     """None where the library has no such call."""
-    g = Graph.of(p)
+    p = g.program
     whole = attention_call(g, g.by_name[members[-1]]) if len(members) > 2 else None
     if whole is not None and whole.members == tuple(members):
         return AttentionStep(whole, p)

@@ -24,6 +24,7 @@ from tilefold.runtime.calls import library_step
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.spans import profiled, span
 from tilefold.runtime.step import Code, Result, Step, Units
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
 
@@ -171,7 +172,7 @@ def _record(s: Step, tensors: dict[str, torch.Tensor], syms: Mapping[str, int], 
 
 
 def _call(p: Program, members: Sequence[str]) -> Step:
-    found = library_step(p, members)
+    found = library_step(Graph.of(p), members)
     if found is None:
         raise ValueError(f"{p.name} has no library call of {', '.join(members)}")
     return found
