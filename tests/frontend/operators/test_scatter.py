@@ -53,6 +53,18 @@ def test_diagonals(offset):
     check_backward(lambda x: torch.diagonal(x, offset).square(), x)
 
 
+def test_slices_with_a_step():
+    """Rotary embeddings of neighbours take every second element: their gradients put them back."""
+    x = randn(3, 11)
+    check(lambda x, y: x.slice_scatter(y, 1, 1, 9, 3), x, randn(3, 3))
+    check(lambda x, y: x.slice_scatter(y, 1, -5, None, 2), x, randn(3, 3))
+
+    def turned(x):
+        return torch.stack((-x[..., 1::2] * 3, x[..., ::2]), -1).flatten(-2)
+
+    check_backward(turned, randn(3, 8))
+
+
 def test_bilinear_is_products():
     x, y, w = randn(4, 5), randn(4, 6), randn(3, 5, 6)
     check(lambda x, y, w: F.bilinear(x, y, w), x, y, w)

@@ -92,11 +92,6 @@ def test_bit_reinterpretation_is_refused():
         lowered(lambda x: x.view(torch.int32), randn(4))
 
 
-def test_slice_scatter_with_a_step_is_refused():
-    with pytest.raises(UnsupportedError, match="step"):
-        lowered(lambda x: torch.slice_scatter(x, x[:2], 0, 0, 4, 2), randn(4, 3))
-
-
 @st.composite
 def chains(draw):
     """A random chain of shape operations, as a function and its description."""

@@ -375,18 +375,20 @@ def padded(ctx: Context, x: Value, before: dict[int, Expr], fill: Expr) -> Calla
 
 
 def slice_scatter(ctx: Context, node: torch.fx.Node) -> Value:
-    """`self` with a slice replaced by `src`."""
+    """`self` with a slice replaced by `src`: with a step, every step'th place from its start."""
     a = attrs(node)
     x, src = ctx.value(a["self"]), ctx.value(a["src"])
     shape, dtype = meta_of(node)
     axis = normal_axis(int(a["dim"]), len(shape))  # type: ignore[call-overload]
-    if ctx.static_int(a["step"], "a slice step") != 1:
-        raise UnsupportedError("slice_scatter with a step")
+    step = ctx.static_int(a["step"], "a slice step")
     start = _clamped_start(ctx, a["start"], x.shape[axis])
 
     def at(i: Indices) -> Expr:
-        source = ctx.simplify(i[axis] - start)
-        inside = call("and", call("ge", source, 0), call("lt", source, src.shape[axis]))
+        place = ctx.simplify(i[axis] - start)
+        source = place if step == 1 else ctx.simplify(call("floordiv", place, const(step)))
+        inside = call("and", call("ge", place, 0), call("lt", source, src.shape[axis]))
+        if step > 1:
+            inside = call("and", inside, call("eq", ctx.simplify(call("mod", place, const(step))), const(0)))
         return call("where", inside, src.at((*i[:axis], source, *i[axis + 1 :])), x.at(i))
 
     return ctx.map(shape, dtype, at)
