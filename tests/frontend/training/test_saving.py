@@ -266,6 +266,20 @@ def test_arguments_changed_in_place():
     torch.testing.assert_close(x.grad, 3 * torch.exp(x.detach()))
 
 
+def test_what_is_computed_of_an_argument_before_it_changes_is_not_computed_again_afterwards():
+    def fn(x, count):
+        y = torch.exp(x) * (count + 5)
+        count.mul_(3)
+        return (y * (count * 2)).sum(-1)
+
+    count = torch.tensor(2.0)
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    torch._dynamo.reset()
+    torch.compile(fn, backend="tilefold")(x, count).sum().backward()
+    assert count == 6
+    torch.testing.assert_close(x.grad, 84 * torch.exp(x.detach()))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -52,6 +52,8 @@ FLOPS_A_BYTE = 256
 MAPS_A_BYTE = 16
 #: What holding a byte from the forward to the backward is worth, in bytes moved: less than writing it once.
 KEEP = 0.5
+#: The same of an argument that the forward changes: more than of anything that is computed of it.
+_LOST = 2.0**50
 #: Most maps between a state and what is computed of it alone.
 GUARD = 4
 _FOLDS = frozenset((*reduce.TABLE, *norm.TABLE, *pool.TABLE)) | {torch.ops.aten.nll_loss_forward.default}
@@ -135,6 +137,8 @@ class Prices:
     def keep(self, node: Node, worth: float = KEEP) -> float | None:
         """Bytes for saving a value; None: never (views, wider copies and what follows from a fold's result alone, which
         are made again)."""
+        if _is_changed(node):
+            return _LOST
         if node in self.free:
             return 0.0
         if node in self.results:
@@ -195,6 +199,12 @@ class Prices:
                 if sizes is not None and sizes.streamed is None:
                     return True
         return False
+
+
+def _is_changed(node: Node) -> bool:
+    """Whether an argument is written to in place: a backward would find the new value in it."""
+    writes = (u for u in node.users if isinstance(u.target, torch._ops.OpOverload) and u.target._schema.is_mutable)
+    return node.op == "placeholder" and any(u.args[:1] == (node,) for u in writes)
 
 
 def _in_library(node: Node) -> bool:
