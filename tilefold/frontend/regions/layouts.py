@@ -35,7 +35,8 @@ _GRADIENTS: Mapping[object, int] = {aten.convolution_backward.default: 3}
 def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
     """Give the nodes of a traced graph on such a device channels-last strides, in place; whether that was done.
 
-    Not where sizes are symbolic, strides are asked for or something is changed in place: then the graph stays as it is.
+    Not where sizes are symbolic, strides are asked for or something is changed in place, but for arguments that the
+    graph writes back (`capture.written_back`): then the graph stays as it is.
     """
     wanted = [n for n in gm.graph.nodes if _wants(n, device)]
     if all(map(_pointwise, wanted)) or any(map(_fixed, gm.graph.nodes)):
@@ -142,6 +143,8 @@ def _fixed(n: Node) -> bool:
     if n.op == "output":
         results = [a.meta.get("val") for a in n.all_input_nodes]
         return any(isinstance(v, torch.Tensor) and not _packed(v) for v in results)
+    if n.target is aten.copy_.default:
+        return not isinstance(n.args[0], Node) or n.args[0].op != "placeholder"
     return isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
 
 
