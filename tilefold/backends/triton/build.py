@@ -19,6 +19,7 @@ from typing import Any
 from tilefold import config
 from tilefold.backends.triton import ahead, known
 from tilefold.backends.triton.machine_code import disassembled, strays
+from tilefold.backends.triton.outline import outlined
 from tilefold.errors import BackendError
 from tilefold.files import read_trusted
 from tilefold.log import progress
@@ -134,9 +135,7 @@ def built(job: Job, target: Target | None = None) -> Any:
     """
     if triton is None:
         raise BackendError("Triton is not installed", hint="pip install triton")
-    fn = getattr(module_of(job.source, job.name), job.name)
-    attrs = {(n,): [["tt.divisibility", power]] for n, power in job.vectors}
-    src = (GluonASTSource if job.groups else ASTSource)(fn, dict(job.types), constexprs={}, attrs=attrs)
+    src = _as_triton(job, job.source)
     try:
         where = _where(target)
         if job.dependent and not has_dependent_launch(Target(where.backend, where.arch)):
@@ -153,7 +152,7 @@ def built(job: Job, target: Target | None = None) -> Any:
                 found = known.find(early, src)
             if found is not None:
                 return found
-            done = triton.compile(src, target=where, options=dict(job.options))
+            done = _compiled(job, where)
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
         raise BackendError(f"Triton does not compile {job.name}: {text[-1] if text else type(err).__name__}") from err
@@ -162,6 +161,24 @@ def built(job: Job, target: Target | None = None) -> Any:
     if key is not None:
         known.remember(key, done)
     return done
+
+
+def _as_triton(job: Job, source: str) -> Any:
+    """What Triton takes for a job, from this form of its source."""
+    fn = getattr(module_of(source, job.name), job.name)
+    attrs = {(n,): [["tt.divisibility", power]] for n, power in job.vectors}
+    return (GluonASTSource if job.groups else ASTSource)(fn, dict(job.types), constexprs={}, attrs=attrs)
+
+
+def _compiled(job: Job, target: Any) -> Any:
+    """Compiled from the form that is read fastest, else from the source as it is."""
+    quick = outlined(job.source)
+    for source in (quick, job.source) if quick != job.source else (quick,):
+        try:
+            return triton.compile(_as_triton(job, source), target=target, options=dict(job.options))
+        except CompilationError as err:
+            refused = err
+    raise refused
 
 
 def key_of(job: Job, target: Target | None = None) -> str | None:
