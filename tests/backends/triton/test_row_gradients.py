@@ -156,7 +156,7 @@ def test_hot_loops_do_not_spill(score, tmp_path):
     v = variant_of(kernel_of(keys(score), shapes))
     r, roles = built(v, HOPPER), row_roles_of(v.kernel, v.config)
     assert isinstance(roles, RowRoles) and 0 <= shared_bytes(roles, v.config) - r.shared <= 1024
-    assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= 128 and r.shared <= SHARED[90]
+    assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= 80 and r.shared <= SHARED[90]
 
 
 def wide_kernel(dim: int) -> TritonKernel:

@@ -73,6 +73,7 @@ class Context:
         self.matrix: tuple[str, ...] = ()  # in Gluon: rows and columns of the layout that values have
         self.layout = "mma"  # its name
         self.gluon = False  # values have layouts
+        self.one_sum = False  # addresses are a tensor's and one sum: what a loop keeps of it has 32 bits, not 64
         self.lanes_here = False  # what follows from lanes is computed where it stands, not kept through loops
         self.dims: dict[str, Dim] = {}
         self.known = Known()

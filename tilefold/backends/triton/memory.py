@@ -311,7 +311,8 @@ class Memory:
             vectors.append(Value(self._both(pair.dim), (pair.dim,), DType.I64))
         axes = tuple(d for d in frame if any(d in v.axes for v in vectors))
         base = self.c.names[t.name]
-        if scalars:
+        together = " + ".join(scalars) if scalars and vectors and self.c.one_sum else ""
+        if scalars and not together:
             base = self.c.scopes.once(f"{base} + {' + '.join(scalars)}", f"at_{base[2:]}", self._level)
         if not vectors:
             return base, None, ()
@@ -319,6 +320,8 @@ class Memory:
         for v in vectors:
             merged.setdefault(v.axes, []).append(v.code)
         parts = [fitted(Value("(" + " + ".join(c) + ")", a, DType.I64), axes) for a, c in merged.items()]
+        if together:
+            return base, f"({together} + {' + '.join(parts)})", axes
         if self.c.matrix:  # one pointer a row: the columns of a wide state are constants beside it
             return base, " + ".join(parts), axes
         return base, f"({' + '.join(parts)})", axes

@@ -338,7 +338,8 @@ class Folds(Role):
             if x.gemm.buf not in self.c.buffers:
                 self.stmt(ir.Alloc(self.of.buffer(x.gemm.buf)))
             name = self.c.buffer_names[x.gemm.buf]
-            own = "GROUP + here" if self.r.across else "GROUP"
+            # where registers are few, descriptors of rows are computed in each turn, not kept through the loops
+            own = "GROUP + here" if self.r.across else "GROUP + tf_apart()" if self.trails else "GROUP"
             rows = f"{self.of.rows[x.rows]}.index({own}).reshape([{ROWS}, {self.r.rows[x.rows].lanes}])"
             tile = f"{self.of.parts[x.part]}.index({s}).reshape([{self.tile}, {self.r.parts[x.part].lanes}])"
             held = name if x.adds else "zero, use_acc=False"

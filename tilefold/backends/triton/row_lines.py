@@ -100,7 +100,7 @@ class Streamed:
         c.scopes.stack = [outer.scopes.stack[-1].nested()]
         c.scopes.used = outer.scopes.used
         c.dims = {d: replace(x, level=0) for d, x in outer.dims.items()}
-        c.layout = "by_thread"
+        c.layout, c.one_sum = "by_thread", True
         for line in lines:
             v = c.expressions.value(c.settled(line.expr), (self.stream,))
             if v.axes != (self.stream,) or v.kind is not DType.F32:
