@@ -79,3 +79,11 @@ def test_group_and_instance_norm():
 )
 def test_backward(fn):
     check_backward(fn, randn(4, 5), tol=1e-4)
+
+
+@pytest.mark.parametrize("dim", [0, 2])
+def test_gradients_of_weights_with_a_norm(dim):
+    """Of the direction, of the length."""
+    v, g = randn(4, 3, 5), randn(*(n if d == dim else 1 for d, n in enumerate((4, 3, 5))))
+    check_backward(lambda v, g: torch._weight_norm(v, g, dim), v, g)
+    check_backward(lambda g, v: torch._weight_norm(v, g, dim), g, v)

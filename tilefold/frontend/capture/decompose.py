@@ -56,6 +56,7 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
         torch.ops.aten._trilinear.default: _trilinear,
+        torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward,
     }
     return {**table, **drawn, **own}
 
@@ -104,6 +105,17 @@ def _trilinear(
     x, y, z = own
     result: torch.Tensor = torch.einsum(a, x, b, y, c, z, kept)
     return result
+
+
+def _weight_norm_backward(
+    dw: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of v and g of w = g v / |v|, where |v| is a number for each place of `dim`."""
+    wide, along = dw.to(norms.dtype), v.to(norms.dtype)
+    over = [d for d in range(v.dim()) if d != dim % v.dim()]
+    dg = (wide * along).sum(over, keepdim=True) / norms
+    dv = g / norms * (wide - along * (dg / norms))
+    return dv.to(v.dtype), dg.to(g.dtype)
 
 
 def _filled_by_mask(
