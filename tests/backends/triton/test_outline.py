@@ -62,6 +62,20 @@ IN_A_BRANCH = _source("""\
         s += b
     return s
     """)
+WITHIN_A_BRANCH = _source("""\
+    s = 0
+    if k > 2:
+        c = 3
+        for i in range(k):
+            a = i * c
+            b = a + x
+            s += b
+    elif k > 1:
+        s = 7
+    else:
+        s = 1
+    return s
+    """)
 COUNTING = _source("""\
     s = 0
     for i in range(k):
@@ -78,7 +92,7 @@ STEPPED = _source("""\
     """)
 
 
-@pytest.mark.parametrize("source", [NESTED, WHILE, IN_A_BRANCH, COUNTING, STEPPED])
+@pytest.mark.parametrize("source", [NESTED, WHILE, IN_A_BRANCH, WITHIN_A_BRANCH, COUNTING, STEPPED])
 def test_means_the_same(source: str) -> None:
     assert _run(outlined(source), 3, 5) == _run(source, 3, 5)
 
@@ -97,6 +111,12 @@ def test_inner_bodies_first_and_each_once() -> None:
 
 def test_while() -> None:
     assert "s = kernel_turn(s, x)" in outlined(WHILE)
+
+
+def test_within_a_branch() -> None:
+    made = outlined(WITHIN_A_BRANCH)
+    assert "            s = kernel_turn(s, c, i, x)" in made
+    assert [_run(made, 3, k) for k in range(5)] == [_run(WITHIN_A_BRANCH, 3, k) for k in range(5)]
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,20 @@ class _Function:
                 case ast.For() | ast.While():
                     found += self._loop(s, scope)
                 case ast.If():
+                    found += self._branches(s, scope)
                     scope.unsure |= _stored([s]) - scope.sure
-                    found += self.lines[s.lineno - 1 : end]
                 case _:
                     made = _stored([s])
                     scope.sure |= made
                     scope.unsure -= made
                     found += self.lines[s.lineno - 1 : end]
+        return found
+
+    def _branches(self, s: ast.If, scope: _Scope) -> list[str]:
+        found = [*self.lines[s.lineno - 1 : s.body[0].lineno - 1], *self.rewritten(s.body, scope.within())]
+        if s.orelse:
+            found += self.lines[s.body[-1].end_lineno : s.orelse[0].lineno - 1]
+            found += self.rewritten(s.orelse, scope.within())
         return found
 
     def _loop(self, s: ast.For | ast.While, outside: _Scope) -> list[str]:
@@ -97,6 +104,7 @@ class _Function:
         body = self.rewritten(s.body, scope.within())
         changed, used = _stored(s.body), _stored(s.body) | _loaded(s.body)
         plain = all(isinstance(n, _PLAIN) for b in s.body for n in ast.walk(b) if isinstance(n, ast.stmt))
+        plain = plain and s.body[0].lineno > s.lineno
         if len(s.body) < FEW or not plain or used & scope.unsure or changed & turned:
             return [*head, *body]
         carried = sorted(changed & scope.sure)
