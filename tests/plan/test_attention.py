@@ -130,6 +130,10 @@ def test_the_law_is_near_what_cudnn_took_on_an_h200(x, microseconds):
     assert library_seconds(x, H200) == pytest.approx(microseconds * 1e-6, rel=0.08)
 
 
+def test_few_blocks_leave_multiprocessors_idle():
+    assert library_seconds(Extents(16, 64, 4096, 128, False), H200) == pytest.approx(54.3e-6, rel=0.2)
+
+
 def test_prices_of_float32_are_near_what_was_measured_on_an_h200():
     x = Extents(48, 512, 512, 64, True, exact=True)
     assert library_seconds(x, H200) == pytest.approx(97.3e-6, rel=0.1)
@@ -166,6 +170,7 @@ def test_and_ours_near_what_a_kernel_took(x, microseconds):
         (Extents(64, 1024, 1024, 80, False), False),
         (Extents(32, 2048, 2048, 128, True), False),
         (Extents(128, 1, 333, 72, False, even=False), False),  # one row
+        (Extents(16, 64, 4096, 128, False), False),  # too few blocks: ours are cut into segments
         (Extents(128, 256, 256, 136, False), False),  # too wide for the library
         (Extents(128, 256, 256, 36, False), False),  # rows of keys are no multiple of 16 bytes
         (Extents(48, 512, 512, 64, True, exact=True), True),  # products know of no causal mask

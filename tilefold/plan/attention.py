@@ -84,7 +84,10 @@ def library_seconds(x: Extents, machine: Gpu) -> float:
         rows, keys = -(-x.rows // tile), -(-x.keys // tile)
         seen = (keys + 1) / 2 if x.causal else keys
         return machine.call + _flops(x.heads * rows * seen * tile**2, x) / machine.exact_scores
-    return machine.call + machine.library_pace.seconds(_scores(x, x.width))
+    met, pace = _scores(x, x.width), machine.library_pace
+    blocks = x.heads * -(-x.rows // pace.rows)
+    idle = max(1.0, machine.cores / blocks)  # the call cuts no head's keys into segments, as kernels of ours do
+    return machine.call + idle * pace.seconds(met)
 
 
 def own_seconds(x: Extents, machine: Gpu) -> float:

@@ -3,7 +3,8 @@
 A row that is added alone is added where the table is. Those that share a row of the table are summed first, in at least
 float32 and in any order (atomic additions): one of them, the owner, has the sum. So memory of the table's type and size
 is all that is needed, and nothing is sorted. A table in 16 bits that is summed in float32 as a whole is written, read
-and written again, whatever few rows are added; torch's own gradient of an embedding sorts.
+and written again, whatever few rows are added; torch's own gradient of an embedding sorts. A table that is as wide as
+the sums takes the atomic additions itself.
 """
 
 from __future__ import annotations
@@ -46,6 +47,19 @@ def tile(n, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     k = (pid // across) * ROWS + tl.arange(0, ROWS)
     columns = (pid % across) * COLUMNS + tl.arange(0, COLUMNS)
     return k, columns, k < n, (columns < width)[None, :]
+
+
+@triton.jit
+def added(p_at, p_rows, p_table, n, rows, skipped, width, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    k, columns, live, wide = tile(n, width, ROWS, COLUMNS)
+    row = tl.load(p_at + k, mask=live, other=0).to(tl.int64)
+    row = tl.where(row < 0, row + rows, row)
+    exists = (row >= 0) & (row < rows)
+    tf_exist(exists, k < n)
+    live = (live & exists & (row != skipped))[:, None] & wide
+    x = tl.load(p_rows + k.to(tl.int64)[:, None] * stride + columns[None, :], mask=live, other=0)
+    place = p_table + row[:, None] * width + columns[None, :]
+    tl.atomic_add(place, x.to(p_table.dtype.element_ty), mask=live, sem="relaxed")
 
 
 @triton.jit
@@ -103,14 +117,18 @@ def run(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor, skipped: int,
     text = source(checked=checked, interpreted=table.device.type == "cpu")
     made = module_of(text, "added_rows")
     wide, of = (torch.float64, tl.float64) if table.dtype is torch.float64 else (torch.float32, tl.float32)
-    count = torch.zeros(n, dtype=torch.int32, device=table.device)
-    owner = torch.empty_like(count)
-    total = torch.empty((min(n, k), width), dtype=wide, device=table.device)
     columns = min(_COLUMNS, 1 << (width - 1).bit_length())
     high, shared = min(_ROWS, _TILE // columns), n < k
     grid = (-(-k // high) * -(-width // columns),)
-    where, sizes, fixed = (at, count, owner), (k, n, skipped, width), (high, columns, shared)
     checks = {"debug": True, "sanitize_overflow": False} if ASSERTING in text else {}
+    if table.dtype is wide:
+        sizes = (k, n, skipped, width)
+        made.added[grid](at, rows, table, *sizes, rows.stride(0), high, columns, num_warps=_WARPS, **checks)
+        return table
+    count = torch.zeros(n, dtype=torch.int32, device=table.device)
+    owner = torch.empty_like(count)
+    total = torch.empty((min(n, k), width), dtype=wide, device=table.device)
+    where, sizes, fixed = (at, count, owner), (k, n, skipped, width), (high, columns, shared)
     made.counted[(-(-k // _STEP),)](*where, k, n, skipped, _STEP, num_warps=_WARPS, **checks)
     made.begun[grid](*where, rows, table, total, *sizes, rows.stride(0), *fixed, of, num_warps=_WARPS)
     made.gathered[grid](*where, rows, total, *sizes, rows.stride(0), *fixed, of, num_warps=_WARPS)
