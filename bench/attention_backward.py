@@ -1,15 +1,13 @@
-"""Backward kernels of attention on a Hopper GPU, two and one in several schedules, beside cuDNN and FlexAttention.
+"""Backward kernels of attention on a Hopper GPU, in several schedules, beside cuDNN and FlexAttention.
 
     python bench/attention_backward.py [row ...] [--seconds 120] [--json FILE]
 
 Rows are scores, features and lengths, bf16. Contenders: `two` (dQ by groups of warps that own queries, dK and dV by
 groups that own keys, as by default; dK is written by features, as in a compiled backward), `two, groups` (whatever the
-number of features), `two, turned` (dK leaves through shared memory, not by pointers), `one` (five products instead of
-seven, dQ added up in memory: `block.both_ways`, with the sums before, the zeros and the kernel after), `one, shares`
-(tiles by fixed shares, not drawn), `one, longer` (a stage more), `one, turned`, cuDNN's backward and, where it has
-none, FlexAttention's. All kernels are compiled first, side by side. Each
-contender's gradients are compared with float32 for one head, by the largest error over the largest element; then they
-take turns, by events around a few calls. A row is left out, and said to be, when the time is up.
+number of features), `two, turned` (dK leaves through shared memory, not by pointers), cuDNN's backward and, where it
+has none, FlexAttention's. All kernels are compiled first, side by side. Each contender's gradients are compared with
+float32 for one head, by the largest error over the largest element; then they take turns, by events around a few
+calls. A row is left out, and said to be, when the time is up.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.row_tiles import owning_rows
 from tilefold.backends.triton.tiles import default_config
-from tilefold.block.both_ways import BothWays, both_ways
 from tilefold.block.ir import Block
 from tilefold.suites.gpu.environment import commit_here
 from tilefold.suites.timing import in_turn
@@ -74,35 +71,27 @@ class Row:
     name: str
     tensors: dict[str, torch.Tensor]
     steps: dict[str, list[TritonKernel]]
-    added: str
     results: dict[str, tuple[str, str, str]]
 
     @classmethod
     def of(cls, name: str) -> Row:
         score, batch, heads, n, dim = ROWS[name]
         own, other = of_one_program(score, n, n, dim, heads, batch, turned=True)
-        one = both_ways(own, other)
-        assert isinstance(one, BothWays) and one.before is not None
         gen = torch.Generator("cuda").manual_seed(0)
         made = [torch.randn(batch, heads, n, dim, generator=gen, device="cuda", dtype=torch.bfloat16) for _ in "qkvg"]
         t = dict(zip("qkvg", made, strict=True))
         t["lse"], t["o"] = forward(score, *made[:3])
-        for b in (own, other, one.kernel):
+        for b in (own, other):
             for r in b.results:
                 shape = [extent(b.sizes[d], {}) for d in r.dims]
                 t.setdefault(r.name, torch.empty(shape, device="cuda", dtype=r.dtype.torch_dtype))
-        before, after = TritonKernel(one.before), TritonKernel(one.after)
         steps = {
             "two": [TritonKernel(other), TritonKernel(own)],
             "two, groups": [TritonKernel(other, owned()), TritonKernel(own, owned())],
             "two, turned": [TritonKernel(other, owned()), TritonKernel(own, owned(descriptors=True))],
-            "one": [before, TritonKernel(one.kernel), after],
-            "one, shares": [before, TritonKernel(one.kernel, owned(draws=False)), after],
-            "one, longer": [before, TritonKernel(one.kernel, owned(stages=3)), after],
-            "one, turned": [before, TritonKernel(one.kernel, owned(descriptors=True)), after],
         }
         dk, dv = own.outputs
-        return cls(name, t, steps, one.added, {k: ("dq", dk, dv) for k in steps})
+        return cls(name, t, steps, {k: ("dq", dk, dv) for k in steps})
 
     def start_building(self) -> None:
         for kernels in self.steps.values():
@@ -131,8 +120,6 @@ class Row:
         t, kernels = self.tensors, self.steps[name]
 
         def run() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            if len(kernels) > 2:
-                t[self.added].zero_()
             for k in kernels:
                 k(t, {})
             dq, dk, dv = (t[n] for n in self.results[name])

@@ -14,7 +14,6 @@ from tilefold.backends.triton.gluon_text import in_gluon, matrix_layout
 from tilefold.backends.triton.loops import nested
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS, about
-from tilefold.backends.triton.row_across import Crossing, in_memory, shared_merges
 from tilefold.backends.triton.row_apart import apart
 from tilefold.backends.triton.row_lines import Line, Streamed, by_thread, lines_of
 from tilefold.backends.triton.row_phases import crossing, phases, results, running
@@ -54,8 +53,7 @@ class Folds(Role):
         self.later = [n for n in range(len(r.merges)) if r.behind or not self._ready(n, len(self.phases) - 2)]
         some = 0 < len(self.later) < len(r.merges) and not r.behind and r.shares and not r.repairs
         room = len(crossing(self.phases)) <= CROSSING and len(self.lines_of_a_tile) <= LINES
-        self.trails = some and room and not r.across
-        self.crossing = Crossing(self.of)
+        self.trails = some and room
         self.emit(f"mma: tl.constexpr = {matrix_layout(self.tile)}")
         self.columns = {m.columns: (n, r.parts[m.part].lanes) for n, m in enumerate(r.merges)}
         for n, lanes in self.columns.values():
@@ -67,7 +65,6 @@ class Folds(Role):
             if all(d != t.dim for t in self.c.kernel.grid):
                 self.c.whole(d)
         self.emit(f"zero = tl.full([{ROWS}, {self.tile}], 0.0, tl.float32, mma)", "s = 0", "turn = 0")
-        self.emit(*self.crossing.begin())
         with self.each_tile(copying=False):
             self._tile()
         if r.stored:
@@ -94,8 +91,7 @@ class Folds(Role):
         if not r.never_empty:
             for n in self.later if r.behind or self.trails else ():
                 self.emit(f"held_p{n} = {self._in_pairs('zero')}")
-        own = range(r.groups) if r.across else ("GROUP",)
-        self.emit(*(f"mbarrier.wait(rows_full.index({g}), r & 1)" for g in own))
+        self.emit("mbarrier.wait(rows_full.index(GROUP), r & 1)")
         for n, made in r.prepared:
             prepare(self.of, c, n, made)
         with self.some():
@@ -106,7 +102,7 @@ class Folds(Role):
             for n, (count, last) in enumerate(parts if settled else [(ahead, f"{ahead} - 1")]):
                 facts = settled if n == 1 or not settled else {}
                 self._loop(count, f"{lo} + ({last} - n) * {self.tile}", facts)
-        self.emit(*(f"mbarrier.arrive(rows_empty.index({g}), count=1)" for g in own))
+        self.emit("mbarrier.arrive(rows_empty.index(GROUP), count=1)")
         if r.behind or self.trails:
             with self.some():
                 self._last()
@@ -167,7 +163,6 @@ class Folds(Role):
         """A tile from its lifts to its merges, each of which starts as soon as what it adds is there."""
         r = self.r
         with self._at(start, stop, facts):
-            self.emit(*["here = tf_apart()"][: len(r.across)])
             self._lifted("s", "turn")
             if not r.shares:
                 self._await("late", "s", "turn")
@@ -180,31 +175,14 @@ class Folds(Role):
                 if last and not self._early_repairs():
                     self._on_states(r.repairs)
                 ready = [k for k in range(len(r.merges)) if k not in begun and (last or self._ready(k, n))]
-                if last and r.across:
-                    self._crossed(begun, ready)
-                elif last or self._early_repairs():
+                if last or self._early_repairs():
                     self._hold(ready)
                     self._merge(ready)
                     begun += ready
             self._release("early", "s")
             self._waited(self._states(), 0)
             self._release("late", "s")
-            self.emit(*self.crossing.end() if r.across else ())
         self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
-
-    def _crossed(self, begun: Sequence[int], ready: Sequence[int]) -> None:
-        """The last merges of a tile, and products over rows, whose results are added to memory beside the merges that
-        read what went through shared memory."""
-        shared = shared_merges(self.r, ready)
-        self.emit(*self.crossing.put(self.c))
-        rest = [n for n in ready if n not in shared]
-        self._hold(rest)
-        self._merge(rest)
-        self.emit(*self.crossing.products())
-        self._merge(shared)
-        done = self._states([*begun, *rest])
-        self._waited([x for x in done if x not in self._states(shared)] + self.crossing.names(), len(shared))
-        self.crossing.add(self.c)
 
     def _led(self, start: str, stop: str | None, facts: Mapping[Expr, bool]) -> None:
         """The first tile, where the last merges are a tile behind: they are left to the next step."""
@@ -339,7 +317,7 @@ class Folds(Role):
                 self.stmt(ir.Alloc(self.of.buffer(x.gemm.buf)))
             name = self.c.buffer_names[x.gemm.buf]
             # where registers are few, descriptors of rows are computed in each turn, not kept through the loops
-            own = "GROUP + here" if self.r.across else "GROUP + tf_apart()" if self.trails else "GROUP"
+            own = "GROUP + tf_apart()" if self.trails else "GROUP"
             rows = f"{self.of.rows[x.rows]}.index({own}).reshape([{ROWS}, {self.r.rows[x.rows].lanes}])"
             tile = f"{self.of.parts[x.part]}.index({s}).reshape([{self.tile}, {self.r.parts[x.part].lanes}])"
             held = name if x.adds else "zero, use_acc=False"
@@ -353,10 +331,7 @@ class Folds(Role):
             name, lanes = self.c.buffer_names[m.gemm.buf], self.r.parts[m.part].lanes
             tile = f"{self.of.parts[m.part]}.index({s}).reshape([{self.tile}, {lanes}])"
             held = f"held_p{n}"
-            memory = in_memory(self.r, m.made)
-            if memory is not None:
-                held = f"{memory}.index(GROUP + here)"
-            elif n in self.later:
+            if n in self.later:
                 held = (
                     f"tf_from_pairs({held}, held_{self.columns[m.columns][0]}, {in_gluon(TRITON_TYPE[self.r.dtype])})"
                 )

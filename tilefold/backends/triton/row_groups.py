@@ -23,7 +23,6 @@ from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, PAIRS, S
 from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.prelude import functions, needed
 from tilefold.backends.triton.render import Rendered
-from tilefold.backends.triton.row_across import BARRIERS, memories, memory_lines
 from tilefold.backends.triton.row_draws import DRAWS
 from tilefold.backends.triton.row_folds import Folds
 from tilefold.backends.triton.row_roles import RowRoles
@@ -53,8 +52,7 @@ class _Rows:
         for t in self.kernel.tensors:
             args += [self.c.stride(t, a) for a in range(len(t.shape)) if a != t.unit_axis]
         args += [*(f"sym_{s}" for s in self.kernel.syms), *(["counter"] if self.of.draws else []), *self.of.maps]
-        across = [*memories(self.r).values(), *BARRIERS] if self.r.across else []
-        shared = [*self.of.parts, *self.of.rows, *self.of.outs, *across, *_OF_ROWS, *_OF_RING, *DRAWN_BY]
+        shared = [*self.of.parts, *self.of.rows, *self.of.outs, *_OF_ROWS, *_OF_RING, *DRAWN_BY]
         passed = {
             role: [a for a in (*args, *shared) if mentions("\n".join(lines), a)]
             for role, lines in (("copies", copies), ("folds", folds))
@@ -102,11 +100,9 @@ class _Rows:
             d = self.of.map_out(o)
             of = in_gluon(TRITON_TYPE[self.c.tensors[o.part.tensor].dtype])
             lines.append(f"{name} = gl.allocate_shared_memory({of}, {[groups, *o.box]}, {d}.layout)")
-        lines += memory_lines(r, kind)
         for b in (*_OF_ROWS, *_OF_RING):
             count = groups if b in _OF_ROWS else self.of.stages
-            every = ("early_empty", "late_empty", *(("rows_empty",) if r.across else ()))
-            readers = groups if b in every else 1
+            readers = groups if b in ("early_empty", "late_empty") else 1
             lines.append(f"{b} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
             lines += [f"mbarrier.init({b}.index({n}), count={readers})" for n in range(count)]
         if self.of.draws:

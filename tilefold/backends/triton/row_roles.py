@@ -61,18 +61,6 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Across:
-    """A product over the rows of what the elementwise part `made` and columns of the rows, which thread blocks add to
-    memory: streamed indices are its rows. `rows`: number of the part it multiplies, `store`: what adds."""
-
-    gemm: ir.Gemm
-    made: str
-    rows: int
-    columns: str
-    store: ir.Store
-
-
-@dataclass(frozen=True, slots=True)
 class Out:
     """A result that leaves by tensor map: 64 rows and all columns of `part`. turned: rows are last in memory, and the
     part's index has the columns."""
@@ -102,7 +90,7 @@ class RowRoles:
     `repairs`. before, after: around the loop, on values a row; begun, finish: the same on states. taken: buffers of a
     value a row that repairs or finish read. parts: what is copied once a tile; `early`: those that lifts need. rows:
     what is copied once for each group. stored: results that leave by tensor map. kept: sums a row, per thread until the
-    end. across: products over all groups' rows. never_empty: every block of rows has a tile, for certain.
+    end. never_empty: every block of rows has a tile, for certain.
     """
 
     loop: ir.For
@@ -111,7 +99,6 @@ class RowRoles:
     behind: bool
     lifts: tuple[Lift, ...]
     merges: tuple[Merge, ...]
-    across: tuple[Across, ...]
     prepared: tuple[tuple[int, ir.Map], ...]
     elementwise: tuple[ir.Stmt, ...]
     repairs: tuple[ir.Stmt, ...]
@@ -185,13 +172,11 @@ class _Finder(Reading):
             return "no product in the lift, or none in the merge"
         if any(s.kept for s in gemms):
             return "a product keeps computed operands in float32"
-        crossing = [s for s in gemms if s.rdims == (row,)]
-        products = [s for s in gemms if s not in sums and s not in crossing]
+        products = [s for s in gemms if s not in sums]
         computed = self._computed(products)
         own = [s for s in body if writes(s) in wide]
         repairs = tuple(s for s in own if s not in sums)
-        apart = self._of_across(crossing)
-        elementwise = tuple(s for s in body if s not in own and s not in products and s not in apart)
+        elementwise = tuple(s for s in body if s not in own and s not in products)
         begun = tuple(s for s in self.before if about(s) in wide)
         if self._sums_beside() and not self.config.descriptors:
             return "a sum beside the stream, which no device has run yet, is not asked for"
@@ -205,14 +190,11 @@ class _Finder(Reading):
         if isinstance(lifts, str) or isinstance(merges, str):
             return lifts if isinstance(lifts, str) else str(merges)
         whole = {p for _, p, _ in merges} | {a for s, a, _ in lifts if {s.a.tensor, s.b.tensor} & computed.keys()}
-        lifts = list(_cut(lifts, whole if not crossing else {p for _, *ab in lifts for p in ab}))
+        lifts = list(_cut(lifts, whole))
         if not all(self._whole(p) for _, *ab in lifts for p in ab):
             return "columns that no copy brings"
         parts = tuple(dict.fromkeys([b for _, _, b in lifts] + [p for _, p, _ in merges]))
         rows = tuple(dict.fromkeys(a for _, a, _ in lifts))
-        across = self._across(crossing, row, stream, rows)
-        if isinstance(across, str) or (across and computed):
-            return across if isinstance(across, str) else "rows that are computed, and a product over rows"
         prepared = tuple(
             dict.fromkeys(
                 (rows.index(a), computed[x.tensor][0]) for s, a, _ in lifts for x in (s.a, s.b) if x.tensor in computed
@@ -236,8 +218,8 @@ class _Finder(Reading):
                 Lift(s, rows.index(a), parts.index(b), s.accumulate or (n > 0 and lifts[n - 1][0] is s))
                 for n, (s, a, b) in enumerate(lifts)
             ),
-            tuple(Merge(s, self._made(s, across), parts.index(p), c) for s, p, c in merges),
-            across, prepared, elementwise, repairs,
+            tuple(Merge(s, s.a.tensor, parts.index(p), c) for s, p, c in merges),
+            prepared, elementwise, repairs,
             tuple(s for s in self.before if s not in begun and about(s) not in computed), begun,
             tuple(s for s in self.after if s not in finish), finish, taken, parts, rows,
             tuple(o for s in finish if isinstance(s, ir.Store) and (o := self._stored(s, row, columns))),
@@ -352,52 +334,6 @@ class _Finder(Reading):
             found.append((s, part, columns))
         return found
 
-    def _of_across(self, crossing: Sequence[ir.Gemm]) -> list[ir.Stmt]:
-        """Statements of products over rows: the buffer, the product, what adds it to memory."""
-        names = {s.buf for s in crossing}
-        return [
-            s for s in self.loop.body if about(s) in names or (isinstance(s, ir.Store) and tensors_read(s.expr) & names)
-        ]
-
-    def _across(
-        self, crossing: Sequence[ir.Gemm], row: str, stream: str, rows: Sequence[Part]
-    ) -> tuple[Across, ...] | str:
-        found = []
-        inside = allocated(self.loop.body)
-        if crossing and (self.config.groups != 2 or self.loop.tile != ROWS):
-            return "a product over rows has two groups and tiles of 64"
-        for s in crossing:
-            columns = self.buffer(s.buf).dims[-1]
-            made, other = (s.a, s.b) if s.a.tensor in inside else (s.b, s.a)
-            part = self.part(other, row, columns)
-            own = Load(s.buf, _plain(self.buffer(s.buf)))
-            stores = [x for x in self.loop.body if isinstance(x, ir.Store) and x.expr == own]
-            computed = made.tensor in inside and self.vectors_of(made) == [row, stream]
-            if not computed or s.accumulate or s.kept is not None:
-                return "a product over rows is not of what a tile computes"
-            if part is None or part not in rows or self.vectors(self.buffer(s.buf).dims) != [stream, columns]:
-                return "a product over rows is not of rows that a lift multiplies"
-            if len(stores) != 1 or not stores[0].adds or self.tensors[stores[0].tensor].dtype is not DType.F32:
-                return "a product over rows is not added to memory alone"
-            if part.lanes // self.config.groups < LEAST_COLUMNS:
-                return "a product over rows of few columns"
-            found.append(Across(s, self._copied(made.tensor), rows.index(part), columns, stores[0]))
-        if any(isinstance(s, ir.Store) for s in self.loop.body if s not in {a.store for a in found}):
-            return "a tile stores what is no product over rows"
-        return tuple(found)
-
-    def _copied(self, name: str) -> str:
-        """The buffer that a buffer is a copy of."""
-        for s in self.loop.body:
-            if isinstance(s, ir.Map) and s.buf == name and isinstance(s.expr, Load):
-                return name if s.expr.tensor in self.tensors else self._copied(s.expr.tensor)
-        return name
-
-    def _made(self, s: ir.Gemm, across: Sequence[Across]) -> str:
-        """What a merge multiplies; where that is multiplied over rows, too, by the name that it has there."""
-        name = self._copied(s.a.tensor)
-        return name if any(a.made == name for a in across) else s.a.tensor
-
     def _whole(self, p: Part) -> bool:
         """Whether a copy of a power of two of columns brings these and zeros."""
         last = self.tensors[p.tensor].shape[-1]
@@ -433,7 +369,6 @@ class _Finder(Reading):
             return f"{shared_bytes(replace(r, stored=()), self.config)} bytes of shared memory"
         r = replace(r, stored=stored)
         ways = [r, replace(r, behind=False)] if r.several else [r]
-        ways = [replace(r, behind=False)] if r.across else ways
         return next(
             (x for x in ways if registers(x) <= REGISTERS[r.groups]), f"{registers(ways[-1])} registers a thread"
         )
@@ -449,7 +384,6 @@ def room(r: RowRoles) -> Room:
         tuple(o.part.lanes for o in r.stored),
         len({x.gemm.buf for x in r.lifts}),
         len({m.made for m in r.merges}),
-        len({a.made for a in r.across}),
     )
 
 

@@ -31,7 +31,7 @@ RING, LEAST_STAGES, MOST_STAGES = 128 << 10, 2, 6
 @dataclass(frozen=True, slots=True)
 class Room:
     """What a thread block holds: columns of each group's rows, of the streamed parts, of the states and of the results
-    that leave by tensor map; numbers of results of the lift, of operands of merges, of what products over rows read."""
+    that leave by tensor map; numbers of results of the lift, of operands of merges."""
 
     rows: Sequence[int]
     parts: Sequence[int]
@@ -39,7 +39,6 @@ class Room:
     stored: Sequence[int]
     lifted: int = 1
     made: int = 1
-    crossing: int = 0
 
     def registers(self, tile: int, *, behind: bool = True) -> int:
         """Of a thread: states, results of the lifts, operands of the merges, and the rest. behind: as of `RowRoles`;
@@ -51,8 +50,7 @@ class Room:
     def shared(self, tile: int, groups: int, stages: int) -> int:
         """Bytes of a thread block."""
         own = (sum(self.rows) + sum(self.stored)) * ROWS * groups
-        crossing = self.crossing * tile * ROWS * groups
-        return (own + crossing + self.stage(tile) * stages) * NARROW + BARRIERS
+        return (own + self.stage(tile) * stages) * NARROW + BARRIERS
 
     def stage(self, tile: int) -> int:
         """Elements of a tile of all streamed parts."""

@@ -33,8 +33,6 @@ SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3), (256, 2, 32, 2)), 64
 #: The same where a tile draws random numbers, whose counters take registers: with one product that lifts and one state,
 #: and with several states (longer tiles spill in the loop).
 DRAWN, DRAWN_STATES = ((64, 3, 64, 4), (128, 2, 64, 3)), ((64, 2, 64, 4), (128, 2, 32, 4))
-#: Stages of more columns beside shared memory for products over rows.
-ACROSS = 2
 #: Of the multiprocessors, the part that has a thread block.
 BUSY = 0.5
 #: Most indices of what is summed beside the stream: held whole.
@@ -55,8 +53,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     if len(streams) != 1 or s.exact or s.segments or any(sizes[d] > BESIDE for d in beside):
         return usual
     (stream,) = streams
-    over_rows = [k for _, _, k in s.products if k & set(s.parallel)]  # added to memory (`row_across`)
-    lifts = [(m | n, k) for m, n, k in s.products if stream not in k and stream in m | n and k not in over_rows]
+    lifts = [(m | n, k) for m, n, k in s.products if stream not in k and stream in m | n]
     merges = [(m | n, k) for m, n, k in s.products if k == {stream}]
     rows = [d for d in s.parallel if usual.tiles.get(d, 1) >= ROWS and usual.lanes.get(d, 1) <= usual.tiles[d]]
     if not lifts or not merges or len(rows) != 1 or usual.lanes:
@@ -86,11 +83,9 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     else:
         table = SEVERAL if not draws or (len(merges) == 1 and not alone) else DRAWN if alone else DRAWN_STATES
         shape = next((Form(*x) for most, *x in table if wide <= most), None)
-    if shape is None or (not alone and wide <= NARROW and not every and not over_rows):
+    if shape is None or (not alone and wide <= NARROW and not every):
         return usual
     groups, tile, stages = shape.groups, shape.tile, shape.stages
-    if over_rows and wide > NARROW:
-        stages = ACROSS
     if groups > 2 and any({row, *found} <= set(dims_used(ld)) for ld in _loads(b)):
         groups = 2  # what meets the states at the end (a gate) takes registers that three groups have not
     if groups > 2 and -(-sizes[row] // (ROWS * groups)) * blocks < FULL:

@@ -27,7 +27,7 @@ DRAWN_BY = ("drawn", "drawn_full", "drawn_empty")
 #: Variables of the functions themselves.
 _TAKEN = frozenset(
     {"r", "s", "n", "at", "turn", "tile", "tiles", "block", "rest", "zero", "before", "before_turn", "ahead"}
-    | {"ahead_turn", "mma", "following", "counter", "here", "crossed", *DRAWN_BY}
+    | {"ahead_turn", "mma", "following", "counter", *DRAWN_BY}
 )
 #: Bytes of streamed tensors that thread blocks at work together should share: half of the second-level cache.
 CACHED = 24 << 20
@@ -50,7 +50,7 @@ class Shared:
         c = Context(self.kernel, self.c.config, self.c.bins, wide=False, interpreted=False, nvidia=True)
         c.matrix = matrix
         c.gluon = True
-        c.raw |= {*self.r.taken, *(m.made for m in self.r.merges), *(a.made for a in self.r.across)}
+        c.raw |= {*self.r.taken, *(m.made for m in self.r.merges)}
         return c
 
     def buffer(self, name: str) -> ir.Buffer:
