@@ -2,7 +2,7 @@
 
 Triton reads the body of a loop twice: first to see which variables it changes, which is thrown away, then to translate
 it. A loop in a loop is so read four times. A function is read once, however often it is called, and calls are inlined
-before anything else happens: the machine code is the same.
+before anything else happens: the code means the same, and nearly always is the same machine code.
 
     for n in range(k):          @triton.jit
         y = x * n               def kernel_turn(s, n, x):
