@@ -233,7 +233,8 @@ def test_what_is_read_for_each_row_and_streamed_index_has_its_usual_form():
     assert not kernel.variant(usual_units(kernel.block), kernel.sizes({}), hopper=True).rendered.persistent
     (kernel,) = made(FOLDS["scaled before"][0], q, k, v)  # nor has what is multiplied and computed: not yet
     assert not kernel.variant(usual_units(kernel.block), kernel.sizes({}), hopper=True).rendered.persistent
-    (kernel,) = made(FOLDS["alibi"][0], q, k, v, torch.empty(32, dtype=B, device="meta"))
+    wide = (torch.empty(1, 32, 2048, 128, dtype=B, device="meta") for _ in range(3))
+    (kernel,) = made(FOLDS["alibi"][0], *wide, torch.empty(32, dtype=B, device="meta"))
     assert kernel.variant(usual_units(kernel.block), kernel.sizes({}), hopper=True).rendered.persistent
 
 

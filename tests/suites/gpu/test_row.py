@@ -14,7 +14,7 @@ from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import own_error
 from tilefold.suites.gpu import exact
 from tilefold.suites.gpu import row as rows
-from tilefold.suites.gpu.case import whole
+from tilefold.suites.gpu.case import Part, whole
 from tilefold.suites.gpu.cases import SMALL
 from tilefold.suites.gpu.floors import Rates
 from tilefold.suites.gpu.measure import CpuTimer
@@ -112,7 +112,7 @@ def test_wrong_failing_and_uncapturable_contenders_do_not_stop_a_row():
 
 def test_an_error_that_only_one_part_has_is_found():
     case = CASES["V-small"]
-    halves = replace(case, parts=lambda args: (rows.Part((args[0][:5],), lambda y: y[:5]), *case.parts(args)[:1]))
+    halves = replace(case, parts=lambda args: (Part((args[0][:5],), lambda y: y[:5]), *case.parts(args)[:1]))
 
     def off_at_the_end(c, args):
         return lambda x: torch.cat([c.fn(x)[:-1], c.fn(x)[-1:] * 2])
@@ -123,7 +123,7 @@ def test_an_error_that_only_one_part_has_is_found():
 
 def test_a_tile_that_was_never_written_is_found_outside_the_parts():
     case = CASES["X-small"]
-    first = replace(case, parts=lambda args: (rows.Part((args[0][:2],), lambda y: y[:2]),))
+    first = replace(case, parts=lambda args: (Part((args[0][:2],), lambda y: y[:2]),))
 
     def unwritten(c, args):
         return lambda x: torch.where(torch.arange(x.shape[0]).unsqueeze(-1) < 9, c.fn(x), float("nan"))
