@@ -26,7 +26,7 @@ from tilefold.frontend.capture.cuda_graphs import Boxed, CudaGraphs, Kind
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
 from tilefold.frontend.capture.options import read_options
 from tilefold.frontend.capture.random import eagers_numbers
-from tilefold.frontend.capture.written_back import WrittenBack
+from tilefold.frontend.capture.written_back import Mixed, WrittenBack, check_not_mixed
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
 from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Part
@@ -126,6 +126,8 @@ def aot(
         names = None if kind == "backward" else titles
 
         def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
+            if kind == "forward":
+                check_not_mixed()
             written = WrittenBack.taken_out(graph)
             run = compiler(graph, names)  # which may change the graph
             # a backward has the only references to what was saved; a forward's arguments live on with the caller
@@ -135,7 +137,7 @@ def aot(
 
         return compiled
 
-    with nested.taken_apart():
+    def made(*, writes: bool) -> Callable[..., object]:
         return aot_module_simplified(
             gm,
             example_inputs,
@@ -143,9 +145,15 @@ def aot(
             bw_compiler=boxed("backward", backward or inference),
             inference_compiler=boxed("inference", inference),
             decompositions=dict(_table(eagers)),
-            keep_inference_input_mutations=True,
+            keep_inference_input_mutations=writes,
             partition_fn=partition or partitioner(),
         )
+
+    with nested.taken_apart():
+        try:
+            return made(writes=True)
+        except Mixed:
+            return made(writes=False)
 
 
 def _function(run: Boxed) -> Boxed:

@@ -2,6 +2,9 @@
 
 AOTAutograd leaves such writes to a back end, or copies result by result: of a network of 53 norms 106 kernels of one
 row each. Here the graph returns what is written, and one call beside it copies everything of one type.
+
+Where a training graph writes some arguments and AOTAutograd others (those with a gradient), its results are wrong
+(torch 2.11 and 2.13, with any back end: a result is missing). Such a graph is refused, and made to write nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 Node = torch.fx.Node
 _COPY = torch.ops.aten.copy_.default
+
+
+class Mixed(Exception):
+    """Some arguments are written in the graph, and some after it."""
+
+
+def check_not_mixed() -> None:
+    """Mixed, where the forward that is being compiled writes some arguments and AOTAutograd is to write others."""
+    context = TracingContext.try_get()
+    known = context.fw_metadata if context is not None else None
+    if known is not None and known.mutated_graph_handled_indices and known.mutated_inp_runtime_indices:
+        raise Mixed
 
 
 @dataclass(frozen=True, slots=True)
