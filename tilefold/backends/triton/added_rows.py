@@ -21,19 +21,23 @@ _CHECK = "    tf_exist(exists, k < n)\n"
 _SOURCE = """
 
 @triton.jit
-def places(p_at, p_count, p_owner, k, live, rows, skipped):
+def rows_at(p_at, k, live, rows):
     row = tl.load(p_at + k, mask=live, other=0).to(tl.int64)
     row = tl.where(row < 0, row + rows, row)
-    live = live & (row != skipped) & (row >= 0) & (row < rows)
+    return row, (row >= 0) & (row < rows)
+
+
+@triton.jit
+def places(p_at, p_count, p_owner, k, live, rows, skipped):
+    row, exists = rows_at(p_at, k, live, rows)
+    live = live & exists & (row != skipped)
     return row, live, tl.load(p_count + row, mask=live, other=0), tl.load(p_owner + row, mask=live, other=0)
 
 
 @triton.jit
 def counted(p_at, p_count, p_owner, n, rows, skipped, STEP: tl.constexpr):
     k = tl.program_id(0) * STEP + tl.arange(0, STEP)
-    row = tl.load(p_at + k, mask=k < n, other=0).to(tl.int64)
-    row = tl.where(row < 0, row + rows, row)
-    exists = (row >= 0) & (row < rows)
+    row, exists = rows_at(p_at, k, k < n, rows)
     tf_exist(exists, k < n)
     live = (k < n) & (row != skipped) & exists
     tl.atomic_add(p_count + row, 1, mask=live, sem="relaxed")
@@ -52,9 +56,7 @@ def tile(n, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def added(p_at, p_rows, p_table, n, rows, skipped, width, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     k, columns, live, wide = tile(n, width, ROWS, COLUMNS)
-    row = tl.load(p_at + k, mask=live, other=0).to(tl.int64)
-    row = tl.where(row < 0, row + rows, row)
-    exists = (row >= 0) & (row < rows)
+    row, exists = rows_at(p_at, k, live, rows)
     tf_exist(exists, k < n)
     live = (live & exists & (row != skipped))[:, None] & wide
     x = tl.load(p_rows + k.to(tl.int64)[:, None] * stride + columns[None, :], mask=live, other=0)
@@ -121,14 +123,14 @@ def run(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor, skipped: int,
     high, shared = min(_ROWS, _TILE // columns), n < k
     grid = (-(-k // high) * -(-width // columns),)
     checks = {"debug": True, "sanitize_overflow": False} if ASSERTING in text else {}
+    sizes = (k, n, skipped, width)
     if table.dtype is wide:
-        sizes = (k, n, skipped, width)
         made.added[grid](at, rows, table, *sizes, rows.stride(0), high, columns, num_warps=_WARPS, **checks)
         return table
     count = torch.zeros(n, dtype=torch.int32, device=table.device)
     owner = torch.empty_like(count)
     total = torch.empty((min(n, k), width), dtype=wide, device=table.device)
-    where, sizes, fixed = (at, count, owner), (k, n, skipped, width), (high, columns, shared)
+    where, fixed = (at, count, owner), (high, columns, shared)
     made.counted[(-(-k // _STEP),)](*where, k, n, skipped, _STEP, num_warps=_WARPS, **checks)
     made.begun[grid](*where, rows, table, total, *sizes, rows.stride(0), *fixed, of, num_warps=_WARPS)
     made.gathered[grid](*where, rows, total, *sizes, rows.stride(0), *fixed, of, num_warps=_WARPS)

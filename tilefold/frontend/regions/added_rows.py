@@ -101,7 +101,12 @@ def _plain(val: torch.Tensor, a: _Added) -> bool:
         return False
     known = at.dtype in (torch.int64, torch.int32) and rows.dtype is val.dtype and rows.device == val.device
     each = tuple(rows.shape) == (*at.shape, *val.shape[1:]) and at.device == val.device and prod(sizes) > 0
-    return bool(known and each and at.numel() <= CROWDED * val.shape[0])
+    return bool(known and each and not _queue(at.numel(), val.shape[0]))
+
+
+def _queue(indices: int, rows: int) -> bool:
+    """Whether atomic additions of so many rows wait for each other at a table's few."""
+    return indices > CROWDED * max(1, rows)
 
 
 def _counts(at: Node) -> bool:
@@ -139,7 +144,7 @@ def crowded(group: Group) -> bool:
 def _crowded(gradient: Node) -> bool:
     indices, rows = gradient.args[1], gradient.args[2]
     found = indices.meta["val"].numel() if isinstance(indices, Node) else 0
-    return isinstance(found, int) and isinstance(rows, int) and found > CROWDED * max(1, rows)
+    return isinstance(found, int) and isinstance(rows, int) and _queue(found, rows)
 
 
 def _is_zeros(n: object) -> bool:
