@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tilefold.errors import UnsupportedError
+from tilefold.errors import TilefoldError, UnsupportedError
 from tilefold.frontend.verify import judge
 from tilefold.suites.gpu.cases import select
 from tilefold.suites.gpu.exact import references, training_step
@@ -24,6 +24,15 @@ def test_every_model_has_both_modes():
     assert len(set(names)) == len(names) == len(MODELS) * len(MODES) == len(rows(small=True))
     assert {c.row for c in select("models", ["train"])} == {f"{m.name} train" for m in MODELS}
     assert all(c.steps and c.train == (c.family == "train") for c in rows())
+
+
+def test_other_networks_are_rows_when_they_are_named_with_a_mode():
+    assert [c.row for c in select("models", ["densenet121 infer", "gpt2 train", "no mode"])] == [
+        "gpt2 train",
+        "densenet121 infer",
+    ]
+    with pytest.raises(TilefoldError, match="no row of models"):
+        select("models", ["densenet121"])
 
 
 @NEEDS

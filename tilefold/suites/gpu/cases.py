@@ -9,7 +9,7 @@ from tilefold.errors import TilefoldError
 from tilefold.suites.gpu import neighbours, neptune, redfuser
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.models.all import SUITE as MODELS
-from tilefold.suites.models.all import rows
+from tilefold.suites.models.all import other, rows
 from tilefold.suites.programs.all import PROGRAMS
 from tilefold.suites.programs.program import SUITE
 
@@ -39,6 +39,9 @@ def select(suite: str, patterns: Sequence[str] | None = None, *, small: bool = F
         raise TilefoldError(f"no suite {suite!r}", hint=f"there is: {', '.join(known)}")
     wanted = None if patterns is None else [p.lower() for p in patterns]
     found = tuple(c for c in known[suite] if wanted is None or any(_matches(c, p) for p in wanted))
+    if suite == MODELS:  # a network of torchvision may be named that is not in the list
+        unlisted = [p for p in wanted or () if not any(_matches(c, p) for c in found)]
+        found += tuple(c for p in unlisted if (c := other(p, small=small)) is not None)
     if not found:
         families = ", ".join(dict.fromkeys(c.family for c in known[suite]))
         raise TilefoldError(f"no row of {suite} is called {', '.join(patterns or ())}", hint=f"families: {families}")

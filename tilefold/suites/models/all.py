@@ -120,3 +120,9 @@ MODELS: tuple[Model, ...] = (
 def rows(*, small: bool = False) -> tuple[GpuCase, ...]:
     """Every model in every mode."""
     return tuple(m.case(mode, small=small) for mode in MODES for m in MODELS)
+
+
+def other(row: str, *, small: bool = False) -> GpuCase | None:
+    """A row beside the listed ones: a network of torchvision by its name there and a mode ("densenet121 infer")."""
+    name, _, mode = row.partition(" ")
+    return _vision(name).case(mode, small=small) if mode in MODES else None  # type: ignore[arg-type]
