@@ -5,7 +5,7 @@ memory that it holds meanwhile. Computing again:
 
 | operator | costs |
 |---|---|
-| view, constant, pick from a tuple, cast to a wider float | nothing: who reads it can read what it is made of |
+| view, constant, pick from a tuple, cast to a wider type | nothing: who reads it can read what it is made of |
 | map | its arithmetic; its bytes, written and read, where a library call of the backward needs it in memory |
 | fold | what it reads, once more: its state must be complete before anything of it is used |
 | maximum over windows | what it reads, which a map writes first, and values and places, written and read |
@@ -232,11 +232,12 @@ def is_view(node: Node) -> bool:
 
 
 def widens(node: Node) -> bool:
-    """Whether a node holds floats of another tensor in a wider type, all of them exactly."""
+    """Whether a node holds floats of another tensor, or integers, in a wider type, all of them exactly."""
     if node.target not in _CASTS or not _tensors(node):
         return False
     before, after = node.args[0].meta["val"].dtype, node.meta["val"].dtype  # type: ignore[union-attr]
-    exact = before.is_floating_point and after.is_floating_point and torch.promote_types(before, after) is after
+    floats = before.is_floating_point, after.is_floating_point
+    exact = floats in ((True, True), (False, False)) and torch.promote_types(before, after) is after
     return exact and before is not after
 
 

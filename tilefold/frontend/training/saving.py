@@ -40,6 +40,7 @@ from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.training.chunks import in_chunks
 from tilefold.frontend.training.log_sums import from_log_sums
 from tilefold.frontend.training.prices import KEEP, Prices
+from tilefold.frontend.training.read_less import narrow_places, signs_of_sources
 from tilefold.frontend.training.reassociate import reassociate
 from tilefold.frontend.training.repeated import drop_repeated
 from tilefold.frontend.training.scatters import as_gathers
@@ -110,6 +111,8 @@ def prepared(graph: torch.fx.Graph, results: int, static: Collection[int], budge
     drop_repeated(graph)
     reassociate(graph)
     from_log_sums(graph, _passes(graph, results).late, _without_gradients(graph, results))
+    signs_of_sources(graph, _passes(graph, results).late)
+    narrow_places(graph, _passes(graph, results).late)
     graph.eliminate_dead_code()
     in_chunks(graph, _passes(graph, results).late, budget)
     found = chosen(graph, results, static, budget)

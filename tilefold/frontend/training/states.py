@@ -31,15 +31,17 @@ Node = torch.fx.Node
 
 
 class Writer:
-    """Adds operators before a node of a graph, with its history: its line, and what checkpointing wants of it."""
+    """Adds operators before a node of a graph, with its history, or that of `like`: its line, and what checkpointing
+    wants of it."""
 
-    def __init__(self, at: Node):
+    def __init__(self, at: Node, like: Node | None = None):
         self.at = at
+        self.like = at if like is None else like
 
     def __call__(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         with self.at.graph.inserting_before(self.at):
             made = self.at.graph.call_function(op, args, kwargs)
-        made.meta = {k: v for k, v in self.at.meta.items() if k not in ("val", "tensor_meta", "eager_input_vals")}
+        made.meta = {k: v for k, v in self.like.meta.items() if k not in ("val", "tensor_meta", "eager_input_vals")}
         given = torch.fx.map_arg((args, kwargs), lambda n: n.meta["val"])
         made.meta["val"] = op(*given[0], **given[1])
         return made
