@@ -192,8 +192,8 @@ def assembled(programs: Sequence[Any], pattern: str, folder: Path) -> list[Assem
     from tilefold.backends.triton.build import Target  # noqa: PLC0415
     from tilefold.backends.triton.compile import resources  # noqa: PLC0415
     from tilefold.errors import TilefoldError  # noqa: PLC0415
-    from tilefold.runtime.tuner.compiler import usual_units  # noqa: PLC0415
     from tilefold.tensor.sizes import TYPICAL_EXTENT  # noqa: PLC0415
+    from tilefold.tile.layout import usual_units  # noqa: PLC0415
 
     import triton  # noqa: PLC0415  # isort: skip
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.backends.triton.tiles import apart
 from tilefold.backends.triton.views import Like, merged, neighbours
 from tilefold.block import interp
 from tilefold.block.collapse import collapsed
 from tilefold.block.ir import Block, Loop, walk
+from tilefold.block.text import parse
 from tilefold.block.verify import verify
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
@@ -125,6 +127,68 @@ def test_dims_that_something_has_alone_are_left(fn, args):
         xs = tensors(b, {i.name: x for i, x in zip(b.inputs, args, strict=True)})
         near = {n: neighbours(x) for n, x in zip(names, xs, strict=True)}
         assert not collapsed(b, near)[1]
+
+
+PIXELS = """block pixels()
+  input w: f32[3, 4, 9, 1, 1]
+  input x: f32[2, 5, 7, 9]
+  dim i = 2
+  dim n = 9
+  dim j = 5
+  dim k = 7
+  dim l = 3
+  dim m = 4
+  result y[i, j, k, l, m]: f32
+  forall i
+    forall j
+      forall k
+        forall l
+          forall m
+            let p[i, j, k, l, m]: f32 = sum[n] x[i, j, k, n] * w[l, m, n, 0, 0]
+            store y[i, j, k, l, m] over (i, j, k, l, m) = maximum(p[i, j, k, l, m], 0)
+  return y
+"""
+HEADS = """block heads()
+  input x: f32[2, 3, 5, 7, 9]
+  input w: f32[2, 3, 9, 4]
+  dim i = 2
+  dim h = 3
+  dim n = 9
+  dim j = 5
+  dim k = 7
+  dim m = 4
+  result y[i, h, j, k, m]: f32
+  forall i
+    forall h
+      forall j
+        forall k
+          forall m
+            let p[i, h, j, k, m]: f32 = sum[n] x[i, h, j, k, n] * w[i, h, n, m]
+            store y[i, h, j, k, m] over (i, h, j, k, m) = maximum(p[i, h, j, k, m], 0)
+  return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "left"),
+    [
+        (PIXELS, {"w": (3, 4, 9, 1, 1), "x": (2, 5, 7, 9)}, {70, 12, 9}),  # pixels are rows, channels in groups columns
+        (HEADS, {"x": (2, 3, 5, 7, 9), "w": (2, 3, 9, 4)}, {2, 3, 35, 4, 9}),  # heads are not rows
+    ],
+)
+def test_rows_and_columns_of_products_are_joined_each_for_itself(text, shapes, left):
+    b = verify(parse(text))
+    g = torch.Generator().manual_seed(0)
+    given = {n: torch.randn(s, generator=g, dtype=torch.float64) for n, s in shapes.items()}
+    xs = tensors(b, given)
+    names = [*(i.name for i in b.inputs), *(r.name for r in b.results)]
+    after, merges = collapsed(b, {n: neighbours(t) for n, t in zip(names, xs, strict=True)}, apart)
+    assert {int(e.value) for e in after.sizes.values()} == left
+    views = dict(zip(names, merged(xs, names, merges), strict=True))
+    before = interp.run(b, given, {}, block_sizes=dict.fromkeys(b.sizes, 4), exact=True)["y"]
+    mine = {i.name: views[i.name] for i in verify(after).inputs}
+    now = interp.run(after, mine, {}, block_sizes=dict.fromkeys(after.sizes, 8), exact=True)["y"]
+    torch.testing.assert_close(now.reshape(before.shape), before)
 
 
 def test_neighbours_follow_strides():

@@ -9,7 +9,7 @@ Kernels gain long runs of neighbours: rows of 7 x 7, images, sums over all axes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -28,11 +28,19 @@ class Merge:
     axes: Mapping[str, tuple[int, int]]
 
 
-def collapsed(b: Block, near: Neighbours) -> tuple[Block, tuple[Merge, ...]]:
+#: For a block program: whether two of its dims must not become one.
+Apart = Callable[[Block], Callable[[str, str], bool]]
+
+
+def _never(b: Block) -> Callable[[str, str], bool]:
+    return lambda d, e: False
+
+
+def collapsed(b: Block, near: Neighbours, apart: Apart = _never) -> tuple[Block, tuple[Merge, ...]]:
     """`b` with dims joined as long as there are such, and what that does to its tensors, in order."""
     merges: list[Merge] = []
     while True:
-        found = next(_joined(b, near), None)
+        found = next(_joined(b, near, apart), None)
         if found is None:
             return b, tuple(merges)
         b, merge = found
@@ -52,7 +60,7 @@ def _after(pairs: frozenset[tuple[int, int]], merged: tuple[int, int]) -> frozen
     return frozenset((moved(x), moved(y)) for x, y in kept)
 
 
-def _joined(b: Block, near: Neighbours) -> Iterator[tuple[Block, Merge]]:
+def _joined(b: Block, near: Neighbours, apart: Apart) -> Iterator[tuple[Block, Merge]]:
     """Every way to join two dims."""
     at: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
     for tensor, index in _accesses(b):
@@ -61,7 +69,10 @@ def _joined(b: Block, near: Neighbours) -> Iterator[tuple[Block, Merge]]:
                 case Index(d), Index(e) if d != e:
                     at.setdefault((d, e), {})[tensor] = (x, y)
     kinds = {n.dim: n.kind if n.kind == "forall" else "for" for n in walk(b.body) if isinstance(n, Loop)}
+    separate = apart(b) if at else None
     for (d, e), axes in at.items():
+        if separate is not None and separate(d, e):
+            continue
         alike = (kinds.get(d) == "forall") == (kinds.get(e) == "forall")
         fixed = is_static(b.sizes[d]) and is_static(b.sizes[e])
         if alike and (fixed or kinds.get(d) == "forall"):

@@ -23,7 +23,7 @@ from tilefold.pipeline import Goal, compile_program
 from tilefold.runtime.program import CompiledProgram
 from tilefold.tensor.ir import Program
 from tilefold.tensor.sizes import shape_function
-from tilefold.tile.layout import unit_axis
+from tilefold.tile.layout import single_axes, unit_axis
 
 if TYPE_CHECKING:
     from tilefold.frontend.verify import VerifyReport
@@ -106,7 +106,7 @@ class _Recorded:
     def __call__(self, inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
         self.syms = dict(syms)
         for name, x in inputs.items():
-            self.units[name] = unit_axis(x)
+            self.units[name] = unit_axis(x, single_axes(self.compiled.program.shape_of(name)))
         if self.measured:
             results, self.seconds = run_timed(self.compiled, inputs, syms)
             return results

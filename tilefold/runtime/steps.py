@@ -34,10 +34,9 @@ from tilefold.runtime.orders import strides_in
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.reuse import overwritable
 from tilefold.runtime.step import Code, Result, Units
-from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.tensor.sizes import TYPICAL_EXTENT, shape_function
 from tilefold.tile import ir as tile
-from tilefold.tile.layout import unit_axis
+from tilefold.tile.layout import single_axes_of, unit_axis, usual_units
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.text import show
 from tilefold.tile.verify import verify as verify_tile
@@ -97,8 +96,8 @@ class FusedStep:
         raise NotImplementedError
 
     def usual_units(self) -> Units:
-        """Every input with its last axis contiguous."""
-        return tuple(len(i.shape) - 1 if i.shape else None for i in self.canonical.block.inputs)
+        """Of inputs that are row-major."""
+        return usual_units(self.canonical.block)[: len(self.reads)]
 
     def _units(self, known: Mapping[str, int | None]) -> Units:
         return tuple(known.get(t, usual) for t, usual in zip(self.reads, self.usual_units(), strict=True))
@@ -112,6 +111,7 @@ class KernelStep(FusedStep):
         self.tiles = tiles
         self._loaded: dict[Units, Callable[..., None]] = {}
         self.kernels: dict[Units, tile.Kernel] = {}
+        self._single = single_axes_of(self.canonical.block)[: len(self.reads)]
 
     def kernel(self, units: Units | None = None) -> tile.Kernel:
         """The tile kernel for the axes of stride 1 of `reads` (default: each last axis)."""
@@ -138,12 +138,15 @@ class KernelStep(FusedStep):
         return self._loaded
 
     def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        units = tuple([unit_axis(tensors[t]) for t in self.reads])
+        units = self._units_of(tensors)
         launch = self._loaded.get(units) or self.load(units)
         launch({new: tensors[old] for new, old in self._tensors}, {new: syms[old] for new, old in self._syms})
 
+    def _units_of(self, tensors: Mapping[str, torch.Tensor]) -> Units:
+        return tuple([unit_axis(tensors[t], s) for t, s in zip(self.reads, self._single, strict=True)])
+
     def _started(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
-        launch = self.load(tuple([unit_axis(tensors[t]) for t in self.reads]))
+        launch = self.load(self._units_of(tensors))
         if not isinstance(launch, CppKernel):
             recorder.refused = "the interpreter of kernels runs in Python"
             return

@@ -10,7 +10,7 @@ out transposed, [j, i]). Values computed from others follow the layout of what t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -214,13 +214,35 @@ class HasStrides(Protocol):
     def stride(self) -> tuple[int, ...]: ...
 
 
-def unit_axis(x: HasStrides) -> int | None:
-    """The last axis of stride 1; axes of extent 1 may have any stride and count where nothing else does."""
-    strides = x.stride()
-    for axis in range(len(strides) - 1, -1, -1):
-        if strides[axis] == 1:
-            return axis
-    return None
+def unit_axis(x: HasStrides, single: Collection[int] = ()) -> int | None:
+    """The last axis of stride 1. Axes of one index may have any stride and count where nothing else does: `single`."""
+    unit = [axis for axis, stride in enumerate(x.stride()) if stride == 1]
+    return max((a for a in unit if a not in single), default=max(unit, default=None))
+
+
+def single_axes_of(block: Block) -> tuple[frozenset[int], ...]:
+    """`single_axes` of the inputs, then of the results."""
+    return tuple(map(single_axes, _shapes(block)))
+
+
+def usual_units(block: Block) -> tuple[int | None, ...]:
+    """`unit_axis` of the inputs, then of the results, if all are row-major."""
+    return tuple(map(usual_unit, _shapes(block)))
+
+
+def _shapes(block: Block) -> list[tuple[Expr, ...]]:
+    return [i.shape for i in block.inputs] + [tuple(block.sizes[d] for d in r.dims) for r in block.results]
+
+
+def single_axes(shape: Sequence[Expr]) -> frozenset[int]:
+    """Axes that have one index in every call: the window of a convolution's weights [O, I, 1, 1]."""
+    return frozenset(a for a, e in enumerate(shape) if isinstance(e, Const) and e.value == 1)
+
+
+def usual_unit(shape: Sequence[Expr]) -> int | None:
+    """`unit_axis` of a row-major tensor of such a shape."""
+    axes = range(len(shape))
+    return max((a for a in axes if a not in single_axes(shape)), default=max(axes, default=None))
 
 
 def unit_dim(index: Expr) -> str | None:

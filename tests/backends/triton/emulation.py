@@ -9,8 +9,8 @@ import torch
 from tests.backends.triton import emulated
 from tilefold.algebra.dtypes import DType
 from tilefold.backends.triton.launch import TritonKernel
-from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.tile.interp import run_kernel
+from tilefold.tile.layout import usual_units
 
 Results = dict[str, torch.Tensor]
 

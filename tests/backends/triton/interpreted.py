@@ -170,6 +170,11 @@ def of_images(x):
     return torch.var_mean(x, (0, 2, 3)), x.abs().amax((0, 2, 3))
 
 
+def of_pixels(x, w, b):
+    """[B, H, W, C] times weights [G, M, C, 1, 1] of groups of channels, biased."""
+    return torch.relu(torch.einsum("ijkn,lmn->ijklm", x, w[..., 0, 0]).float() + b).to(x.dtype)
+
+
 def cut(fn, *args) -> str:
     """Folds cut into segments at sizes that are not worth it."""
     small = replace(H100, least_read=64, least_segment=16, second_kernel=0.0, columns=16)
@@ -763,6 +768,9 @@ CHECKS: dict[str, Check] = {
     "sums of images": lambda: cut(of_images, rand(9, 5, 13, 24, dtype=F)),
     "sums of images, channels last": lambda: cut(
         of_images, rand(9, 40, 13, 7, dtype=F).contiguous(memory_format=torch.channels_last)
+    ),
+    "pixels times weights of channels in groups": lambda: right(
+        of_pixels, rand(3, 5, 7, 40, dtype=B), rand(3, 8, 40, 1, 1, dtype=B, seed=1), rand(3, 8, seed=2)
     ),
     "sums of everything": lambda: cut(lambda x: (x.sum(), x.argmax()), rand(300, 300, dtype=F)),
     "a softmax down long columns": lambda: cut(lambda x: x.softmax(0), rand(3000, 40, dtype=F)),

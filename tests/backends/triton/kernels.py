@@ -18,8 +18,8 @@ from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.hardware import gpu_named
 from tilefold.plan.targets.gpu import GpuTarget
-from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.suites.gpu import operators as o
+from tilefold.tile.layout import usual_units
 
 H, F = torch.float16, torch.float32
 

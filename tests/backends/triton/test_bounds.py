@@ -20,8 +20,8 @@ from tilefold.backends.triton.launch import TritonKernel
 from tilefold.block.canonical import canonical
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
-from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.suites.gpu import operators as o
+from tilefold.tile.layout import usual_units
 
 B, F, E4M3 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 

@@ -27,10 +27,9 @@ from tilefold.backends.triton.roles import Roles, readers, roles_of, shared_byte
 from tilefold.backends.triton.tiles import default_config  # noqa: E402
 from tilefold.block.ir import Block  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
-from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.suites.gpu import operators as o  # noqa: E402
 from tilefold.tile.ir import Kernel  # noqa: E402
-from tilefold.tile.layout import unit_axis  # noqa: E402
+from tilefold.tile.layout import unit_axis, usual_units  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
 from tilefold.tile.verify import verify  # noqa: E402
 

@@ -17,8 +17,8 @@ from tilefold.errors import BackendError
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
 from tilefold.plan.gpu import fuse_for_gpu
-from tilefold.runtime.tuner.compiler import usual_units
 from tilefold.suites.gpu import operators as o
+from tilefold.tile.layout import usual_units
 
 LENGTHS = (1, 2, 3, 7, 16, 17, 31, 33, 63, 64, 65, 80, 96, 100, 127, 128, 129, 200, 256, 257, 300, 333, 384, 511, 513)
 LENGTHS += (640, 777, 900, 1023, 1024, 1025, 1536, 2000, 2048, 3000, 4096)

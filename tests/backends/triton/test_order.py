@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 from tests.backends.triton.kernels import kernels
 from tilefold.backends.triton import order
 from tilefold.backends.triton.render import render
-from tilefold.runtime.tuner.compiler import usual_units
+from tilefold.tile.layout import usual_units
 
 
 def decoded(source: str, pid: int) -> tuple[int, int]:

@@ -35,8 +35,8 @@ from tilefold.backends.triton.row_phases import crossing, phases  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, registers, row_roles_of, shared_bytes  # noqa: E402
 from tilefold.backends.triton.simplify import NEG_INF  # noqa: E402
 from tilefold.backends.triton.space import space  # noqa: E402
-from tilefold.runtime.tuner.compiler import usual_units  # noqa: E402
 from tilefold.tile import ir  # noqa: E402
+from tilefold.tile.layout import usual_units  # noqa: E402
 
 
 def kernel_of(fn, shapes, **how) -> TritonKernel:

@@ -35,7 +35,7 @@ from tilefold.backends.triton.roles import roles_of
 from tilefold.backends.triton.row_groups import render_rows
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of
 from tilefold.backends.triton.row_tiles import owning_rows
-from tilefold.backends.triton.tiles import Shape, default_config
+from tilefold.backends.triton.tiles import Shape, apart, default_config
 from tilefold.backends.triton.tilings import WINDOW, window_of
 from tilefold.backends.triton.views import Seen, merged, neighbours
 from tilefold.block.collapse import Merge, collapsed
@@ -44,7 +44,7 @@ from tilefold.block.pairs import paired
 from tilefold.errors import BackendError
 from tilefold.tensor.sizes import shape_function
 from tilefold.tile.ir import Kernel, TensorParam
-from tilefold.tile.layout import UnitAxes, unit_axis
+from tilefold.tile.layout import UnitAxes, single_axes_of, unit_axis
 from tilefold.tile.pieces import power_of_two
 
 try:
@@ -91,6 +91,7 @@ class TritonKernel:
         self.interpreted = interpreted
         self.exactly = exactly
         self.tensors = tuple(i.name for i in block.inputs) + tuple(r.name for r in block.results)
+        self._single = single_axes_of(block)
         self._sizes = shape_function(list(block.sizes.values()))
         self._dynamic = frozenset(d for d, e in block.sizes.items() if not isinstance(e, Const))
         self._configs: dict[tuple[object, ...], TritonConfig] = {}
@@ -193,6 +194,9 @@ class TritonKernel:
         """Ask for configurations anew from the next call on: the table that they are from has changed."""
         self._configs, self._variants, self._plans, self._joined = {}, {}, {}, {}
 
+    def _units(self, xs: Sequence[Seen]) -> Units:
+        return tuple(unit_axis(x, s) for x, s in zip(xs, self._single, strict=True))
+
     def _coarse(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Extents with those of dynamic dims rounded up to their bins."""
         return {d: power_of_two(n) if d in self._dynamic else n for d, n in sizes.items()}
@@ -282,16 +286,16 @@ class TritonKernel:
         return tuple(neighbours(x) for x in xs)
 
     def joined(self, xs: Sequence[Seen], syms: Mapping[str, int]) -> tuple[TritonKernel, tuple[Merge, ...]]:
-        """The kernel with dims joined that these tensors have side by side, and how; not of products, nor where a
-        configuration is given."""
+        """The kernel with dims joined that these tensors have side by side, and how; none where a configuration is
+        given."""
         key = self._near(xs)
         if key not in self._joined:
             near = dict(zip(self.tensors, key, strict=True))
             given = self.exactly or (
                 self.choose is not None and self.choose(self.block, self._coarse(self.sizes(syms)))
             )
-            plain = not given and not any(m and n for m, n, _ in Shape.of(self.block).products)
-            block, merges = collapsed(self.block, near) if plain else (self.block, ())
+            block, merges = (self.block, ()) if given else collapsed(self.block, near, apart)
+            plain = not given and not any(m and n for m, n, _ in Shape.of(block).products)
             views = zip(self.tensors, merged(xs, self.tensors, merges), strict=True)
             block, more = paired(block, {n: neighbours(x) for n, x in views}) if plain else (block, ())
             merges = (*merges, *more)
@@ -301,7 +305,7 @@ class TritonKernel:
     def _simpler(self, xs: Sequence[Seen], syms: Mapping[str, int], *, smaller: bool) -> bool:
         """Whether the bin of such tensors has another configuration, with which it then runs: one without groups of
         warps, else, if that is what it takes, a smaller one."""
-        sizes, units = self.sizes(syms), tuple(unit_axis(x) for x in xs)
+        sizes, units = self.sizes(syms), self._units(xs)
         tf32, hopper = matmul_precision() == "tf32", self._groups_on(xs)
         config = self._config(sizes, units, tf32=tf32, hopper=hopper)
         if config.groups and config.own == "rows":
@@ -355,7 +359,7 @@ class TritonKernel:
     ) -> tuple[Variant, int, list[int]]:
         """The variant for these tensors, thread blocks, and the integer arguments."""
         sizes = self.sizes(syms)
-        units = tuple(unit_axis(x) for x in xs)
+        units = self._units(xs)
         wide = any(_span(x) >= NARROW_LIMIT for x in xs)
         plain = not all(_describable(x) for x in xs)
         options = {"tf32": matmul_precision() == "tf32", "interpreted": self.interpreted}

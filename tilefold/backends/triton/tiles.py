@@ -8,7 +8,7 @@ have too few rows each are packed into one tile. Everything else is sized by ele
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -157,6 +157,22 @@ def _operands(n: Node) -> tuple[frozenset[str], frozenset[str]] | None:
     if p is None or p.loads is None or p.packed()[0] == p.packed()[1]:
         return None
     return p.packed()
+
+
+def apart(b: Block) -> Callable[[str, str], bool]:
+    """Whether two dims of a kernel with matrix products stay apart there, though they lie side by side in memory: those
+    that are other parts of a product (a row, a column, what it sums over), and batches, of which tiles have one index.
+
+    Rows that are joined, as the pixels of images, fill tiles; columns that are (channels in groups) are neighbours.
+    """
+    s = Shape.of(b)
+    products = [(m, n, k) for m, n, k in s.products if m and n]
+
+    def found(d: str, e: str) -> bool:
+        other = any((d in side) != (e in side) for p in products for side in p)
+        return bool(products) and (other or d in s.common)
+
+    return found
 
 
 def default_config(

@@ -20,6 +20,7 @@ from tilefold.block.ir import Block
 from tilefold.block.text import parse
 from tilefold.errors import BackendError
 from tilefold.runtime.tuner.table import from_json
+from tilefold.tile.layout import usual_units
 
 #: Seconds for one candidate.
 LIMIT = 25
@@ -31,12 +32,6 @@ class _Late(Exception):
 
 def _alarm(signum: int, frame: FrameType | None) -> None:
     raise _Late
-
-
-def usual_units(block: Block) -> tuple[int | None, ...]:
-    """Every tensor with its last axis contiguous."""
-    ranks = [len(i.shape) for i in block.inputs] + [len(r.dims) for r in block.results]
-    return tuple(n - 1 if n else None for n in ranks)
 
 
 def _always(c: TritonConfig, block: Block, sizes: Mapping[str, int]) -> TritonConfig:

@@ -1,0 +1,45 @@
+"""Axes of stride 1: those that have one index in every call are none, unless there is no other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.block.text import parse
+from tilefold.tile.layout import single_axes_of, unit_axis, usual_units
+
+BLOCK = parse("""block scaled(S)
+  input w: f32[6, 8, 1, 1]
+  input t: f32[S, 1]
+  input s: f32[]
+  dim i = 6
+  dim j = 8
+  dim k = S
+  result y[i, j]: f32
+  result z[k]: f32
+  forall i
+    forall j
+      store y[i, j] over (i, j) = w[i, j, 0, 0] * s
+  forall k
+    store z[k] over (k) = t[k, 0]
+  return y, z
+""")
+
+
+def test_row_major_tensors_have_the_units_that_are_usual():
+    shapes = [(6, 8, 1, 1), (5, 1), (), (6, 8), (5,)]
+    found = tuple(unit_axis(torch.empty(x), a) for x, a in zip(shapes, single_axes_of(BLOCK), strict=True))
+    assert found == usual_units(BLOCK) == (1, 0, None, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("x", "axis"),
+    [
+        (torch.empty(6, 8, 1, 1).permute(1, 0, 2, 3), 0),
+        (torch.empty(6, 8, 1, 2)[..., :1], 3),  # neighbours along no other axis
+        (torch.empty(6, 8, 1, 2)[..., 0], None),
+    ],
+)
+def test_what_is_contiguous_is_seen_beside_axes_of_one_index(x, axis):
+    single = [a for a, n in enumerate(x.shape) if n == 1]
+    assert unit_axis(x, single) == axis
