@@ -111,6 +111,22 @@ def test_what_somebody_else_replaced_stays(uncompiled):
     assert len(calls) == 4
 
 
+def test_copies_of_the_configuration_follow(uncompiled, monkeypatch):
+    """Stacks of T5 have their own; transformers 5.17 changes the model's only."""
+
+    def only_its_own(self, name):
+        self.config._attn_implementation_internal = name
+
+    monkeypatch.setattr("transformers.PreTrainedModel.set_attn_implementation", only_its_own)
+    model = model_of("t5")
+    before = model.encoder.config._attn_implementation
+    done = apply(model)
+    results(model, inputs_of("t5"))
+    assert {r.state for r in done.rows if r.kind == "attention"} == {"fused"}
+    revert(model)
+    assert model.encoder.config._attn_implementation == before != "tilefold"
+
+
 def test_parts_can_be_left_out(uncompiled):
     model = model_of("llama")
     done = apply(model, attention=False, loss=False, rotary=False)

@@ -160,7 +160,11 @@ def _switch(done: Applied, model: Any) -> None:
     except ValueError as err:
         _leave(done, str(err))
         return
-    if getattr(model.config, "_attn_implementation", None) != NAME:
+    if getattr(model.config, "_attn_implementation", None) == NAME:
+        for c, _ in before:  # T5's stacks have copies of it, which some versions do not reach
+            if type(c) is type(model.config):
+                c._attn_implementation_internal = NAME
+    else:
         _leave(done, "the model does not let its attention be chosen")
 
     def back() -> None:
