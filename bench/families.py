@@ -1,6 +1,7 @@
 """The families of `tilefold.integrations.transformers` on a GPU: errors, and speed next to eager and compiled models.
 
     python bench/families.py [family ...] [--seconds 75] [--json FILE]       (--device cpu --small: a dry run)
+    python bench/families_page.py FILE --docs docs/how-to/transformers.md    (its tables for people)
 
 Two layers of each family with random weights in bf16 and no dropout, two sequences of 1024 tokens (ViT: 16 images), in
 inference and for a training step (loss and all gradients). Contenders: the model as it is (eager), `apply(model)`,
