@@ -103,6 +103,34 @@ def test_products_of_the_library_are_not_split_into_partial_sums() -> None:
     assert ("w",) in {k.plan.group.members for k in whole.kernels}
 
 
+SCALED = """
+program scaled()
+  input x: bf16[512, 256]
+  input w: bf16[64, 256]
+  input z: bf16[512, 64]
+  dim i = 512
+  dim j = 256
+  dim c = 64
+  n[i, j]: bf16 = maximum(x[i, j], 0.0)
+  l[i, c]: bf16 = sum[j] n[i, j] * w[c, j]
+  m[i]: f32 = sum[c] {summed}
+  return m
+"""
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_a_product_that_is_cut_from_its_reduction_is_the_library_s(library: bool) -> None:
+    """With maps alone a kernel of ours has no main loop like the library's."""
+    p = parse(SCALED.format(summed="l[i, c] * z[i, c]"))
+
+    def groups(refused: set[str]) -> set[tuple[str, ...]]:
+        refuse = lambda k: "no" if refused <= set(k.plan.group.members) else None  # noqa: E731
+        return {k.plan.group.members for k in fuse_for_gpu(p, GpuTarget(refuse=refuse, library=library)).kernels}
+
+    assert groups({"nothing"}) == {("n", "l", "m")}
+    assert groups({"l", "m"}) == ({("n",), ("l",), ("m",)} if library else {("n", "l"), ("m",)})
+
+
 MASKED = """
 program masked()
   input s: f32[2, 4, 512, 512]

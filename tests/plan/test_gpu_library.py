@@ -309,3 +309,56 @@ def test_a_product_that_is_summed_is_the_library_s_where_a_convolution_reads_wha
 
     assert products("z[b, i + 1 - p, j + 1 - q, c]", "y, s") == {"dx", "y"}
     assert products("x[b, i + 1 - p, j + 1 - q, c]", "y, s") == {"y"}
+
+
+POOLED = """program pooled()
+  input x: bf16[32, 7, 7, 256]
+  input z: bf16[32, 7, 7, 64]
+  input w: bf16[128, 256]
+  dim b = 32
+  dim i = 7
+  dim j = 7
+  dim c = 256
+  dim o = 128
+  dim e = 192
+  y[b, i, j, o]: bf16 = sum[c] x[b, i, j, c] * w[o, c]
+  m[b, {d}]: f32 = sum[i, j] {read}
+  return m
+"""
+JOINED = "where(e < 128, y[b, i, j, e], where(e >= 128, z[b, i, j, e - 128], 0.0))"
+
+
+def test_a_product_is_kept_only_for_a_reduction_that_its_kernel_can_have():
+    """A mean over places, of the product's own channels or of a concatenation with others'."""
+
+    def products(d: str, read: str) -> frozenset[str]:
+        return GpuTarget(H200).products(parse(POOLED.format(d=d, read=read)))
+
+    assert products("o", "maximum(y[b, i, j, o], 0.0)") == set()
+    assert products("e", JOINED) == {"y"}
+
+
+GROUPED = """program grouped()
+  input x: bf16[32, 28, 28, 64]
+  input w: bf16[8, 16, 64]
+  input k: bf16[128, 3, 3, 16]
+  dim b = 32
+  dim i = 28
+  dim j = 28
+  dim a = 64
+  dim g = 8
+  dim c = 16
+  dim o = 128
+  dim p = 3
+  dim q = 3
+  y[b, i, j, g, c]: bf16 = sum[a] x[b, i, j, a] * w[g, c, a]
+  r[b, i, j, g, c]: bf16 = maximum(y[b, i, j, g, c], 0.0)
+  v[b, i, j, o]: bf16 = sum[p, q, c] {read} * k[o, p, q, c]
+  return v
+"""
+PADDED = "where((j + q - 1 >= 0) & (j + q - 1 < 28), where((i + p - 1 >= 0) & (i + p - 1 < 28), {at}, 0.0), 0.0)"
+
+
+def test_a_convolution_s_sum_over_channels_of_a_group_keeps_no_product_from_the_library():
+    at = "r[b, i + p - 1, j + q - 1, o // 16, c]"
+    assert GpuTarget(H200).products(parse(GROUPED.format(read=PADDED.format(at=at)))) == {"y", "v"}

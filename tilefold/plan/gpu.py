@@ -23,6 +23,7 @@ from tilefold.plan.forms import Form
 from tilefold.plan.gpu_again import computed_again
 from tilefold.plan.gpu_folds import separated
 from tilefold.plan.gpu_forms import split_contractions
+from tilefold.plan.gpu_library import lone_product
 from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group
 from tilefold.plan.selected import Calls, Selected, predicted, selected
@@ -149,7 +150,18 @@ class _Fitting:
         ]
         if not found:
             found = [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
-        return _Parts(tuple(found), tuple(refusals))
+        return _Parts(tuple(z for y in found for z in self._product_alone(y)), tuple(refusals))
+
+    def _product_alone(self, x: Group) -> list[Group]:
+        """A part of what does not fit; where its only reduction is a product now, that apart, which a library computes,
+        and what is in front of it and behind."""
+        m = lone_product(self.g, x.members, self.target.machine) if self.target.library else None
+        if m is None or len(x.members) == 1:
+            return [x]
+        above = {c.name for c in self.g.reached(m, self.g.producers, lambda _: True)}
+        front = tuple(y for y in x.members if y in above)
+        behind = tuple(y for y in x.members if y != m and y not in above)
+        return self._fit(front, (m,), behind) or [x]
 
     def _fit(self, *parts: tuple[str, ...]) -> list[Group]:
         """The groups of parts that all fit; else none."""

@@ -44,6 +44,26 @@ def gpu_library_products(p: Program, machine: Gpu = H100) -> frozenset[str]:
     return outside | _of_wide_folds(p, outside, machine)
 
 
+def kept_for_nothing(p: Program, apart: frozenset[str], limits: Limits, machine: Gpu = H100) -> frozenset[str]:
+    """Products that are not `apart`, for a kernel with a reduction was expected to be faster, and whose groups have
+    none: what reduces them reads other elements (parts of a concatenation) or waits for another kernel, or what was
+    taken for a reduction is a convolution of the library."""
+    p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
+    g = Graph.of(p)
+    found = (lone_product(g, x.members, machine) for x in group(p, apart, limits).groups)
+    return frozenset(m for m in found if m is not None and m not in apart)
+
+
+def lone_product(g: Graph, members: Sequence[str], machine: Gpu) -> str | None:
+    """The one reduction of these statements, if it is a product for the library. In a kernel with maps alone it has not
+    the library's main loop, and what is in front of it is computed again for every tile of columns (windows of pooling:
+    615 us on an H200 for 32 x 7 x 7 x 832 times 128, which the library takes 6 for)."""
+    summed = [g.by_name[m] for m in members if g.by_name[m].reducer is not None]
+    if len(summed) != 1 or not _of_matrices(g, summed[0]) or of_few_rows(g, summed[0], machine):
+        return None
+    return summed[0].name
+
+
 def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:
     """Convolutions of one channel a group that a kernel of ours computes, written out, in less time than the library.
 

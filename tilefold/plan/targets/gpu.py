@@ -15,7 +15,7 @@ from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
 from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, read_at_once, segments
-from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows
+from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
@@ -73,7 +73,10 @@ class GpuTarget:
 
     def products(self, p: Program) -> frozenset[str]:
         """Products that gain nothing, or too little, from a kernel of ours."""
-        return gpu_library_products(p, self.machine) if self.library else frozenset()
+        if not self.library:
+            return frozenset()
+        found = gpu_library_products(p, self.machine)
+        return found | kept_for_nothing(p, found, self.limits, self.machine)
 
     def attentions(self, p: Program) -> tuple[AttentionCall, ...]:
         """Attentions of plain form that the library computes in less time."""
