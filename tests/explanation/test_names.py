@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.block.programs import SOFTMAX
+from tilefold.algebra.text import Names
+from tilefold.errors import SourceLoc
 from tilefold.explanation.dataflow import choose
-from tilefold.explanation.names import repeat, short_symbols, signature
+from tilefold.explanation.model import RejectionReport, same_reason
+from tilefold.explanation.names import cascade_signature, repeat, short_symbols, signature
 from tilefold.plan.greedy import fuse
-from tilefold.tensor.text import parse
+from tilefold.tensor.text import parse, parse_compute
 
 
 def block(text: str):
@@ -52,3 +57,31 @@ def test_only_long_programs_are_shortened():
 def test_symbols_are_short_distinct_and_leave_short_names_alone():
     found = short_symbols([("softmax_max", "max"), ("t", "sum"), ("softmax_sum", "sum"), ("o_sum", "sum")], {"m"})
     assert found == {"softmax_max": "M", "softmax_sum": "u", "o_sum": "w"}
+
+
+CASCADE = ["m[i]: f32 = max[j] x[i, j]", "t[i]: f32 = sum[j] exp(x[i, j] - m[i])"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [("m", "safe_max", True), ("x", "y", True), ("j", "m1", True), ("exp", "tanh", False), ("max", "min", False)],
+)
+def test_cascades_that_differ_in_names_only_have_one_signature(old, new, same):
+    changed = [re.sub(rf"\b{old}\b", new, line) for line in CASCADE]
+    names = Names(dims={"i", "j", "m1"}, open_tensors=True)
+    found = [cascade_signature([parse_compute(line, names) for line in lines]) for lines in (CASCADE, changed)]
+    assert (found[0] == found[1]) is same
+
+
+def test_reasons_of_equal_layers_are_one():
+    line, other = SourceLoc("model.py", 3), SourceLoc("model.py", 4)
+    found = [
+        RejectionReport("kernel", "a", "a block would have to keep mm_9 over all of u, x", line),
+        RejectionReport("kernel", "b", "a block would have to keep mm_16 over all of j1, l1", line),
+        RejectionReport("kernel", "c", "a block would have to keep mm_16 over all of j1, l1", other),
+        RejectionReport("kernel", "d", "only 8 blocks would be left", line),
+        RejectionReport("kernel", "e", "only 1 blocks would be left", line),
+    ]
+    named = ["".join(r.subject for r in rs) for rs in same_reason(found, lines=True)]
+    assert named == ["ab", "c", "d", "e"]
+    assert ["".join(r.subject for r in rs) for rs in same_reason(found, lines=False)] == ["abc", "d", "e"]

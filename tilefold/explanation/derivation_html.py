@@ -10,7 +10,7 @@ from tilefold.explanation import mathml
 from tilefold.explanation.gather import same_fold
 from tilefold.explanation.mathml import Notation
 from tilefold.explanation.model import FoldReport, Region
-from tilefold.explanation.names import short_symbols
+from tilefold.explanation.names import cascade_signature, short_symbols
 from tilefold.explanation.notes import explain_law
 
 
@@ -18,7 +18,7 @@ def derivations(regions: tuple[Region, ...]) -> str:
     """A card for every fold; folds that read the same once, trivial ones in a line at the end."""
     shown: dict[str, tuple[FoldReport, int]] = {}
     for f in (f for region in regions for f in region.folds):
-        key = "".join(cascade(f, notation_of(f))) if not f.trivial else f"{f.kernel} {f.cascade[0].name}"
+        key = cascade_signature(f.cascade) if not f.trivial else f"{f.kernel} {f.cascade[0].name}"
         first, count = shown.get(key, (f, 0))
         shown[key] = (first, count + 1)
     proper = [(f, n) for f, n in shown.values() if not f.trivial]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilefold.explanation.derivation_html import derivations
 from tilefold.explanation.highlight import code
-from tilefold.explanation.model import Alike, Region, RejectionReport, alike
+from tilefold.explanation.model import Alike, Region, RejectionReport, alike, same_reason
 from tilefold.explanation.names import words
 from tilefold.explanation.rules import section
 from tilefold.explanation.svg import draw
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Rows of the traffic table that are shown at once.
 ROWS = 24
+#: Of more kernels than this, the code is shown when it is asked for.
+AT_ONCE = 4
 _WHERE = {"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"}
 
 
@@ -48,7 +50,7 @@ def body(x: Explanation) -> str:
         ("", "", head(x)),
         ("dataflow", "Dataflow", "".join(flows(r, len(x.regions) > 1) for r in x.regions)),
         ("derivation", "Why it is right", derivations(x.regions)),
-        ("code", "Loops and code", "".join(map(kernel, alike(x.regions)))),
+        ("code", "Loops and code", kernels(alike(x.regions))),
         ("traffic", "Memory traffic", traffic(x.traffic)),
         ("rejections", "What was not fused, and why", rejections(x.rejections)),
         ("rules", "The paper's rules, step by step (not what runs)", "".join(section(r.rules) for r in x.regions)),
@@ -124,7 +126,12 @@ def flows(r: Region, named: bool) -> str:
     return f'{title}<div class="legend">{legend}</div>{note}<div class="flows">{figures}</div>{text}'
 
 
-def kernel(a: Alike) -> str:
+def kernels(found: tuple[Alike, ...]) -> str:
+    """A card a kernel; of few short ones the code is shown at once."""
+    return "".join(kernel(a, len(found) <= AT_ONCE and len(a.first.listing) < 4000) for a in found)
+
+
+def kernel(a: Alike, opened: bool) -> str:
     """One kernel (standing for all that are alike): listing beside C++, and the tile kernel."""
     k = a.first
     times = f'<span class="badge">×{a.count}</span>' if a.count > 1 else ""
@@ -145,7 +152,7 @@ def kernel(a: Alike) -> str:
     )
     tile = _plain("tile kernel", code(k.tile, names)) if k.tile else ""
     return (
-        f'<details class="card"{" open" if len(k.listing) < 4000 else ""}>{summary}<div class="inside codes-of">'
+        f'<details class="card"{" open" if opened else ""}>{summary}<div class="inside codes-of">'
         f'<div class="codes">{left}{right}</div>{tile}</div></details>'
     )
 
@@ -210,18 +217,16 @@ def _row(r: TensorTraffic, top: int) -> str:
 
 
 def rejections(found: tuple[RejectionReport, ...]) -> str:
-    """A card a reason; subjects with the same reason and line share it."""
-    together: dict[tuple[str, str, str], list[str]] = {}
-    for r in found:
-        together.setdefault((r.kind, r.reason, str(r.loc or "")), []).append(r.subject)
+    """A card a reason and line."""
     cards = []
-    for (kind, reason, loc), subjects in together.items():
-        names = ", ".join(f"<code>{escape(s)}</code>" for s in subjects[:6])
-        more = f" and {len(subjects) - 6} more" if len(subjects) > 6 else ""
-        where = f'<p class="soft"><code>{escape(loc)}</code></p>' if loc else ""
+    for rs in same_reason(found, lines=True):
+        first = rs[0]
+        names = ", ".join(f"<code>{escape(r.subject)}</code>" for r in rs[:6])
+        more = f" and {len(rs) - 6} more" if len(rs) > 6 else ""
+        where = f'<p class="soft"><code>{escape(str(first.loc))}</code></p>' if first.loc else ""
         cards.append(
-            f'<div class="card reason"><p>{names}{more} <span class="badge bad">{_WHERE[kind]}</span></p>'
-            f"<p>{escape(reason)}</p>{where}</div>"
+            f'<div class="card reason"><p>{names}{more} <span class="badge bad">{_WHERE[first.kind]}</span></p>'
+            f"<p>{escape(first.reason)}</p>{where}</div>"
         )
     return "".join(cards)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tilefold.algebra.fold import Check, Fold, Step
 from tilefold.errors import SourceLoc
+from tilefold.explanation.names import ranked
 from tilefold.explanation.rules import Rules
 from tilefold.explanation.traffic import Traffic
 from tilefold.tensor.ir import Compute
@@ -153,6 +155,18 @@ def alike(regions: tuple[Region, ...]) -> tuple[Alike, ...]:
         total = k.seconds if old is None or old.seconds is None or k.seconds is None else old.seconds + k.seconds
         found[key] = Alike(k, 1, region, total) if old is None else Alike(old.first, old.count + 1, old.region, total)
     return tuple(found.values())
+
+
+def same_reason(found: Sequence[RejectionReport], *, lines: bool) -> tuple[tuple[RejectionReport, ...], ...]:
+    """Rejections whose reasons differ in the numbers of names only (`mm_9`, `j1`), as those of equal layers do.
+
+    lines: only those of one line of the user's.
+    """
+    together: dict[tuple[str, str, str], list[RejectionReport]] = {}
+    for r in found:
+        numbered = {w for w in re.findall(r"\w+", r.reason) if re.search(r"[a-z]_?\d+$", w) or len(w) == 1}
+        together.setdefault((r.kind, ranked(r.reason, numbered), str(r.loc) if lines else ""), []).append(r)
+    return tuple(map(tuple, together.values()))
 
 
 def _kernels(regions: tuple[Region, ...]) -> Iterator[tuple[Region, KernelReport]]:

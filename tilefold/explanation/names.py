@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
+from tilefold.algebra.expr import tensors_read
 from tilefold.block.ir import Block, Init, Let, walk
 from tilefold.block.text import show
+from tilefold.tensor.ir import Compute
+from tilefold.tensor.text import show_compute
 
 _LETTERS = {
     "max": "mMg", "min": "lqh", "sum": "tuwz", "prod": "pP", "argmax": "mM", "argmin": "lL", "topk": "kK",
@@ -55,6 +58,18 @@ def signature(b: Block) -> tuple[str, Mapping[str, str]]:
     head = sorted(ln for ln in renamed if ln.startswith(("  dim ", "  input ", "  result ")))
     rest = [ln for ln in renamed if not ln.startswith(("  dim ", "  input ", "  result "))]
     return "\n".join([*head, *rest]), names
+
+
+def ranked(text: str, own: Container[str]) -> str:
+    """A text with the names in `own` replaced by their rank: equal for texts that differ in those only."""
+    rank: dict[str, str] = {}
+    return _WORD.sub(lambda m: rank.setdefault(m[0], f"#{len(rank)}") if m[0] in own else m[0], text)
+
+
+def cascade_signature(cascade: Sequence[Compute]) -> str:
+    """Equal for cascades that differ in the names of dims and tensors only."""
+    own = {n for c in cascade for n in (*c.results, *c.dims, *c.rdims, *tensors_read(c.body))}
+    return ranked("; ".join(map(show_compute, cascade)), own)
 
 
 def words(text: str) -> frozenset[str]:

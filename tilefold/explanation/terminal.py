@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from tilefold.explanation.model import Alike, FoldReport, RejectionReport, alike
+from tilefold.explanation.model import Alike, FoldReport, RejectionReport, alike, same_reason
+from tilefold.explanation.names import cascade_signature
 from tilefold.explanation.notes import explain_law
 from tilefold.explanation.traffic import Traffic, human, human_time
 
@@ -79,7 +80,7 @@ def _code(a: Alike) -> list[str]:
 
 def _folds(found: tuple[FoldReport, ...]) -> list[str]:
     proper = [f for f in found if not f.trivial]
-    different = {tuple((s.law, len(s.text)) for s in f.derivation): f for f in reversed(proper)}
+    different = {cascade_signature(f.cascade): f for f in reversed(proper)}
     shown = list(reversed(different.values()))
     lines = ["Why it is right"] if proper else []
     for f in shown[:MOST_FOLDS]:
@@ -129,15 +130,13 @@ def _traffic(t: Traffic) -> list[str]:
 
 
 def _rejections(found: tuple[RejectionReport, ...]) -> list[str]:
-    together: dict[tuple[str, str], list[RejectionReport]] = {}
-    for r in found:
-        together.setdefault((r.kind, r.reason), []).append(r)
+    together = same_reason(found, lines=False)
     lines = ["Not fused, and why"] if found else []
-    for (kind, reason), rs in list(together.items())[:MOST_REASONS]:
-        more = f" and {len(rs) - 1} more" if len(rs) > 1 else ""
-        lines += _wrap(f"{rs[0].subject}{more} ({_WHERE[kind]}): {reason}", "  ", "    ")
-        if rs[0].loc is not None:
-            lines += _wrap(f"at {rs[0].loc}", "    ", "      ")
+    for rs in together[:MOST_REASONS]:
+        first, more = rs[0], f" and {len(rs) - 1} more" if len(rs) > 1 else ""
+        lines += _wrap(f"{first.subject}{more} ({_WHERE[first.kind]}): {first.reason}", "  ", "    ")
+        if first.loc is not None:
+            lines += _wrap(f"at {first.loc}", "    ", "      ")
     if len(together) > MOST_REASONS:
         lines.append(f"  ... {len(together) - MOST_REASONS} more reasons")
     return lines

@@ -19,6 +19,24 @@ document.querySelectorAll(".tilefold .codes").forEach((codes) => {
     });
   });
 });
+// A drawing larger than its frame: the whole of it first; a click (or Enter) shows that place in full size, and back.
+document.querySelectorAll(".tilefold .flows .canvas").forEach((canvas) => {
+  const svg = canvas.querySelector("svg");
+  if (canvas.scrollWidth <= canvas.clientWidth + 1 && canvas.scrollHeight <= canvas.clientHeight + 1) return;
+  canvas.classList.add("zooms", "whole");
+  canvas.tabIndex = 0;
+  canvas.parentElement.querySelector("figcaption").append(" (click to zoom)");
+  const toggle = (x, y) => {
+    if (canvas.classList.toggle("whole")) return;
+    canvas.scrollLeft = x * svg.clientWidth - canvas.clientWidth / 2;
+    canvas.scrollTop = y * svg.clientHeight - canvas.clientHeight / 2;
+  };
+  canvas.addEventListener("click", (e) => {
+    const at = svg.getBoundingClientRect();
+    toggle((e.clientX - at.left) / at.width, (e.clientY - at.top) / at.height);
+  });
+  canvas.addEventListener("keydown", (e) => e.key === "Enter" && toggle(0.5, 0));
+});
 // Steps of the rules: the chosen state beside the one before it.
 document.querySelectorAll(".tilefold .rule-steps").forEach((steps) => {
   const range = steps.querySelector("input[type=range]");
