@@ -7,7 +7,7 @@ of d is one statement a piece. Vector machines whose vectors are powers of two t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -77,13 +77,25 @@ def singles(kernel: ir.Kernel) -> ir.Kernel:
     stored beside others (stores would not share the lines), selected from, or reduced together with others (one
     reduction would become several).
     """
+    return [kernel, *(k for _, k in _singled(kernel))][-1]
+
+
+def singled(kernel: ir.Kernel) -> frozenset[str]:
+    """The dims that `singles` cuts."""
+    return frozenset(d for d, _ in _singled(kernel))
+
+
+def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
+    """A dim that is cut, and the kernel after it, dim by dim."""
     scalars = frozenset(t.dim for t in kernel.grid if t.tile == 1)
     left = {t.dim for t in kernel.grid} | _looped(kernel.body) | _together(kernel.body, scalars)
     for d, e in kernel.sizes.items():
         n = int(e.value) if isinstance(e, Const) and d not in left else 0
         if 1 < n <= MOST_SINGLES and n & (n - 1):
-            kernel = _Cutter(kernel, d, [1] * n).run()
-    return kernel
+            done = _Cutter(kernel, d, [1] * n).run()
+            if done is not kernel:
+                kernel = done
+                yield d, done
 
 
 def _together(stmts: Sequence[ir.Stmt], scalars: frozenset[str]) -> set[str]:

@@ -154,3 +154,18 @@ def test_pooling_leaves_blocks_for_all_multiprocessors():
     blocks = math.prod(-(-sizes[d] // n) for d, n in config.tiles.items())
     area = math.prod(config.tiles.values())
     assert blocks >= 1024 and area >= 32 * config.warps
+
+
+def test_short_dims_that_are_stored_or_summed_whole_take_registers():
+    """Images of 7 x 7 are 64 lanes; three coordinates that are summed are three values."""
+
+    def pooled(x):
+        y = torch.nn.functional.silu(x.float())
+        return y.to(B), y.mean((1, 2))
+
+    (k,) = made(pooled, meta(32, 7, 7, 1536, dtype=B))
+    config = default_config(k.block, k.sizes({}))
+    assert 64 * math.prod(config.tiles.values()) <= 64 * 32 * config.warps
+    (k,) = made(lambda x: (x * x).sum(-1), meta(1 << 20, 3, dtype=F))
+    (tile,) = default_config(k.block, k.sizes({})).tiles.values()
+    assert tile >= 1024

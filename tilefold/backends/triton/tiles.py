@@ -22,7 +22,8 @@ from tilefold.block.pairs import ranged
 from tilefold.plan.hardware import H100
 from tilefold.tensor.product import divided, product
 from tilefold.tile.layout import UnitAxes
-from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, power_of_two
+from tilefold.tile.lower import LowerOptions, lower
+from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, power_of_two, singled
 
 #: Elements of the largest value of a kernel without products, a thread block.
 AREA = 8192
@@ -65,7 +66,8 @@ class Shape:
     whether a loop's bounds follow the rows (causal masks, windows). narrow: all inputs are floats of 16 bits.
     read: dims of each element that is read from memory. dynamic: dims without a fixed extent. exact: products are of
     float32, which no matrix unit takes unrounded (the
-    rules are those of `product.Products`).
+    rules are those of `product.Products`). singles: short dims of which each index is a value of its own; that is asked
+    where tiles are chosen (`_with_singles`).
     """
 
     parallel: tuple[str, ...]
@@ -83,6 +85,7 @@ class Shape:
     read: tuple[frozenset[str], ...]
     dynamic: frozenset[str]
     exact: bool
+    singles: frozenset[str] = frozenset()
 
     @staticmethod
     def of(b: Block) -> Shape:
@@ -186,6 +189,7 @@ def default_config(
     s = Shape.of(b)
     s = replace(s, exact=s.exact and not tf32)
     sizes = {d: n for d, n in sizes.items() if d in ranged(b)}
+    s = _with_singles(s, b, sizes)
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return _with_products(s, sizes)
@@ -409,9 +413,15 @@ def _spread(s: Shape, sizes: Mapping[str, int], tiles: dict[str, int]) -> None:
 
 def _held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
     """Lanes of the dims that no loop runs over."""
-    return {d: _width(n) for d, n in sizes.items() if d not in s.parallel and d not in s.streamed}
+    held = (d for d in sizes if d not in s.parallel and d not in s.streamed)
+    return {d: 1 if d in s.singles else power_of_two(sizes[d]) for d in held}
 
 
-def _width(n: int) -> int:
-    """Lanes of a dim that is held; one where it is cut into single indices."""
-    return 1 if n <= MOST_SINGLES and n & (n - 1) else power_of_two(n)
+def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
+    """`s` with the dims that kernels with these extents have as single indices (`tile.pieces`): of three coordinates
+    one lane is held at a time, of images of 7 x 7 that are stored or summed whole all 64."""
+    held = (d for d in sizes if d not in s.parallel and d not in s.streamed)
+    if not any(sizes[d] <= MOST_SINGLES and sizes[d] & (sizes[d] - 1) for d in held):
+        return s
+    tiles = {n.dim: 1 if n.single else LEAST_STREAMED for n in nodes_of(b.body) if isinstance(n, Loop)}
+    return replace(s, singles=singled(lower(b, LowerOptions(tiles=tiles, arranged=False))))
