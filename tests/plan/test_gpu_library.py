@@ -11,10 +11,12 @@ import torch
 from tests.layers import Layer
 from tilefold.frontend.fuse import trace
 from tilefold.plan import gpu_library
+from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, H200, Gpu, gpu_named
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.suites.gpu import operators as o
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 from tilefold.tensor.product import product_of
 from tilefold.tensor.text import parse
@@ -201,6 +203,50 @@ def test_projections_in_front_of_scores_are_the_library_s() -> None:
     p = lowered(projected, (4, 256, 512), w, w, w)
     assert gpu_library_products(p) == {"bmm", "bmm_1", "bmm_2"}
     assert [c.name for c in p.body if product_of(c)] == ["bmm", "bmm_1", "bmm_2", "bmm_3", "view_14_out"]
+
+
+#: Attention in windows of 49 rows, of a joint projection that has the dims of keys.
+WINDOWS = """program windows()
+  input x: bf16[2048, 49, 96]
+  input w: bf16[3, 3, 32, 96]
+  dim b = 2048
+  dim i = 49
+  dim j = 49
+  dim t = 3
+  dim h = 3
+  dim d = 32
+  dim c = 96
+  y[b, j, t, h, d]: bf16 = sum[c] x[b, j, c] * w[t, h, d, c]
+  s[b, h, i, j]: bf16 = sum[d] y[b, i, 0, h, d] * y[b, j, 1, h, d]
+  m[b, h, i]: f32 = max[j] s[b, h, i, j]
+  e[b, h, i, j]: f32 = exp(s[b, h, i, j] - m[b, h, i])
+  t_[b, h, i]: f32 = sum[j] e[b, h, i, j]
+  p[b, h, i, j]: bf16 = e[b, h, i, j] / t_[b, h, i]
+  o[b, i, h, d]: bf16 = sum[j] p[b, h, i, j] * y[b, j, 2, h, d]
+  return o
+"""
+
+
+def test_a_joint_projection_is_the_library_s_however_many_columns_it_has() -> None:
+    """It makes more than it reads, and a window's rows are few; but keys and values are other rows' than queries."""
+    assert gpu_library_products(parse(WINDOWS), H200) == {"y"}
+
+
+def merged(x, y, b, w, m):
+    """Its heads merged, added to y, and normalised."""
+    q, k, v = (x @ w.T).unflatten(-1, (3, 2, 32)).permute(2, 0, 3, 1, 4)
+    heads = (torch.softmax(q @ k.mT + b, -1) @ v).transpose(1, 2).flatten(-2)
+    z = y + heads @ m
+    return z, torch.nn.functional.layer_norm(z, (64,))
+
+
+def test_heads_are_not_multiplied_element_by_element_for_what_merges_them() -> None:
+    """One kernel would have scores of two heads at once, which no matrix unit multiplies."""
+    p = lowered(merged, (2048, 49, 64), (2048, 49, 64), (2, 49, 49), (192, 64), (64, 64))
+    fused = fuse_for_gpu(p, GpuTarget(H200), calls=[(m,) for m in gpu_library_products(p, H200)])
+    merge = next(c.name for c in p.body if len(c.rdims) == 2)
+    (members,) = (k.plan.group.members for k in fused.kernels if merge in k.plan.group.members)
+    assert not set(members) & set(Graph.of(p).producers[merge]), members
 
 
 @pytest.mark.parametrize("rows, kernel", [(256, False), (1 << 16, True)])

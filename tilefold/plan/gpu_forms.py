@@ -84,6 +84,25 @@ def read_at_once(b: Block) -> int:
     return most
 
 
+def multiplied_apart(b: Block) -> int:
+    """Elements of the largest product of matrices that no matrix unit takes, with its least rows of parallel dims: of
+    matrices for each index of a dim that a thread block holds (heads, where what follows sums over them) each element
+    is multiplied by itself. Dynamic dims count as one."""
+    loops = [n for n in walk_block(b.body) if isinstance(n, Loop)]
+    parallel = {n.dim for n in loops if n.kind == "forall"}
+    extents = {d: power_of_two(int(e.value)) for d, e in b.sizes.items() if isinstance(e, Const) and e.value}
+    most = 0
+    for n in (x for x in walk_block(b.body) if isinstance(x, Let)):
+        p = product(n.reducer, n.expr, n.dims, n.rdims)
+        if p is None or not p.is_matrix(lambda d: extents.get(d, 1) > 1):
+            continue
+        each = [d for d in p.batch if d not in parallel and extents.get(d, 1) > 1]
+        inside = math.prod(extents.get(d, 1) for d in {*p.dims, *p.rdims} - parallel)
+        if each:
+            most = max(most, inside * (MATRIX_UNIT if p.of_one_side & parallel else 1))
+    return most
+
+
 def gpu_loops(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None) -> Loops:
     """The automatic loops; folds over products of matrices also stream axes that a CPU holds in one block.
 

@@ -260,8 +260,11 @@ def _in_memory_anyway(g: Graph, c: Compute) -> bool:
 
 def _chained(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
     """Whether the second product sums over rows or columns of the first one, and a thread block can hold a tile of what
-    the first contracts and all columns of the second."""
-    if not (_multiplies(g, first) and _multiplies(g, second)):
+    the first contracts and all columns of the second.
+
+    Where both operands of the second are made of the first (scores and values of a joint projection), each block would
+    need all rows of the first one, and compute them again."""
+    if not (_multiplies(g, first) and _multiplies(g, second)) or _both_of(g, first, second):
         return False
     columns = set(out_dims(second)) - set(out_dims(first))
     held = (
@@ -270,6 +273,14 @@ def _chained(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
         and g.points(columns) <= machine.wide
     )
     return held and not _stored_between(g, first, second)
+
+
+def _both_of(g: Graph, first: Compute, second: Compute) -> bool:
+    """Whether both operands of the second product are made of the first one's result."""
+    p = product_of(second)
+    assert p is not None, second
+    made = {first.name, *(c.name for c in g.reached(first.name, g.consumers, lambda _: True))}
+    return all(made & {ld.tensor for ld in loads(side)} for side in (p.a, p.b))
 
 
 def _stored_between(g: Graph, first: Compute, second: Compute) -> bool:

@@ -14,7 +14,7 @@ from tilefold.block.stages import plan_stages
 from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
-from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, read_at_once, segments
+from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, multiplied_apart, read_at_once, segments
 from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
@@ -118,4 +118,7 @@ class GpuTarget:
         most, read = self.machine.read_at_once, read_at_once(k.block)
         if read > most:
             return f"a step of a loop would have {read} elements, of {most} that leave room for others"
+        apart = multiplied_apart(k.block)
+        if apart > most:
+            return f"{apart} products of matrices in one thread block would be no matrix unit's"
         return None
