@@ -5,7 +5,8 @@
 
 A model is a row of `tilefold bench models`, or FILE:FUNCTION, which gives a module (or function) and its arguments on
 the CPU. Nothing is run: tensors are fake, kernels are planned and rendered as they would be launched (those that cannot
-be are named), and with `--assemble` compiled for Hopper.
+be are named), and with `--assemble` compiled for Hopper. `--slow` names those that are predicted to take three times as
+long as what they read and write, once, at the memory's rate (`backends.triton.warps`), and why.
 Bytes are those that steps read and write, each tensor once a step; what a cache saves is not known here.
 """
 
@@ -67,21 +68,48 @@ class Assembled:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A kernel, with its configuration, that `times` launches of all programs are: microseconds predicted, and of its
+    floor; what takes longest, and the access that wastes most there."""
+
+    name: str
+    config: str
+    blocks: int
+    times: int
+    us: float
+    floor: float
+    stage: str
+    access: str
+
+
+#: Times its floor, and microseconds, from which a kernel is slow.
+SLOW, LEAST = 3.0, 5.0
+
+
 class _Planned(Exception):
     """Everything is planned, and must not run."""
 
 
 def compile_fake(
-    module: Any, args: Sequence[Any], *, train: bool, name: str, refused: dict[str, str] | None = None
+    module: Any,
+    args: Sequence[Any],
+    *,
+    train: bool,
+    name: str,
+    refused: dict[str, str] | None = None,
+    forecasts: list[tuple[str, Any, Any]] | None = None,
 ) -> list[Any]:
     """The programs (`pipeline.CompiledProgram`) of a model on a GPU of this name. refused: takes kernels that could not
-    be launched on such tensors as they would be, and why."""
+    be launched on such tensors as they would be, and why. forecasts: takes the name of every launch, its configuration
+    and what it is predicted to take (`warps.Forecast`)."""
     import torch  # noqa: PLC0415 (after `pretend`)
     from torch._functorch import config  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
 
     from tilefold import pipeline  # noqa: PLC0415
     from tilefold.backends.triton import launch  # noqa: PLC0415
+    from tilefold.backends.triton.warps import forecast  # noqa: PLC0415
     from tilefold.errors import BackendError  # noqa: PLC0415
     from tilefold.frontend import torch_compile  # noqa: PLC0415
     from tilefold.plan.hardware import gpu_named  # noqa: PLC0415
@@ -92,7 +120,10 @@ def compile_fake(
 
     def rendered(k: launch.TritonKernel, *given: Any) -> None:
         try:
-            k.job(*given)
+            job = k.job(*given)
+            if job is not None and forecasts is not None:
+                v, sizes, seen = k.rendering(*given)
+                forecasts.append((k.block.name, v.config, forecast(v, seen, sizes, given[1], gpu)))
         except BackendError as err:
             if refused is not None:
                 refused[k.block.name] = err.message
@@ -187,6 +218,22 @@ def _bytes(p: Any, names: Iterable[str]) -> int:
     return int(Graph.of(p).nbytes(n for n in dict.fromkeys(names) if n in p.names))
 
 
+def slow(forecasts: Sequence[tuple[str, Any, Any]]) -> list[Slow]:
+    """Kernels of `SLOW` times their floor and `LEAST` microseconds, what costs most over the floor first."""
+    found: dict[tuple[str, str, int, float], list[Any]] = {}
+    for name, config, f in forecasts:
+        found.setdefault((name, str(config), f.blocks, f.seconds), []).append(f)
+    rows = []
+    for (name, config, blocks, seconds), (f, *more) in found.items():
+        if seconds > max(SLOW * f.floor, LEAST * 1e-6):
+            a = max(f.touches, key=lambda t: t.sent * t.times, default=None)
+            word = (
+                "" if a is None else f"{a.tensor} {'written' if a.stored else 'read'}, {a.wasted:.1f} times its bytes"
+            )
+            rows.append(Slow(name, config, blocks, 1 + len(more), seconds * 1e6, f.floor * 1e6, f.worst, word))
+    return sorted(rows, key=lambda r: r.times * (r.floor - r.us))
+
+
 def assembled(programs: Sequence[Any], pattern: str, folder: Path) -> list[Assembled]:
     """Distinct kernels whose names match, compiled for Hopper in their default form."""
     from tilefold.backends.triton.build import Target  # noqa: PLC0415
@@ -259,6 +306,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="at small sizes")
     parser.add_argument("--gpu", default="NVIDIA H200")
     parser.add_argument("--steps", action="store_true", help="a line a step")
+    parser.add_argument("--slow", action="store_true", help="kernels that are predicted to be far from their floor")
     parser.add_argument("--assemble", metavar="PATTERN", help="compile kernels of such names")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
@@ -267,7 +315,8 @@ def main(words: Sequence[str] | None = None) -> None:
         pretend(Path(folder))
         train = given.mode == "train"
         made, refused = model(given.model, train=train, layers=given.layers, small=given.small), dict[str, str]()
-        programs = compile_fake(*made, train=train, name=given.gpu, refused=refused)
+        forecasts: list[tuple[str, Any, Any]] = []
+        programs = compile_fake(*made, train=train, name=given.gpu, refused=refused, forecasts=forecasts)
         from tilefold.frontend.regions.assemble import compilations  # noqa: PLC0415
 
         steps = lines(programs)
@@ -282,6 +331,13 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"{x.program:3} {x.kind:16} {x.name[:52]:52} {moved}")
         whole = sum(x.read + x.written for x in steps)
         print(", ".join(f"{n} {kind}" for kind, n in Counter(x.kind for x in steps).items()), f"{whole / 1e9:.3f} GB")
+        far = slow(forecasts) if given.slow else []
+        for r in far:
+            what = f"{r.times} x {r.name[:40]}: {r.stage} ({r.access}); {r.blocks} x {r.config}"
+            print(f"{r.us:9.1f} us, floor {r.floor:7.1f}, {what}")
+        if given.slow:
+            own = sum(f.seconds for _, _, f in forecasts), sum(f.floor for _, _, f in forecasts)
+            print(f"{len(forecasts)} launches, {own[0] * 1e6:.0f} us predicted, floor {own[1] * 1e6:.0f}")
         kernels = assembled(programs, given.assemble, Path(folder)) if given.assemble is not None else []
         for k in kernels:
             print(
@@ -294,6 +350,7 @@ def main(words: Sequence[str] | None = None) -> None:
         said = {
             "graphs": graphs,
             "refused": refused,
+            "slow": [asdict(r) for r in far],
             "steps": [asdict(x) for x in steps],
             "kernels": [asdict(k) for k in kernels],
         }

@@ -277,6 +277,15 @@ class TritonKernel:
             else:
                 return job_of(v.kernel, v.rendered, v.config, self._divisors(xs, numbers), wide=v.wide)
 
+    def rendering(
+        self, xs: Sequence[Seen], syms: Mapping[str, int], place: Place = ALONE
+    ) -> tuple[Variant, dict[str, int], list[Seen]]:
+        """What such tensors are launched with, extents of its dims, and the tensors as it sees them: after `job`, which
+        finds a configuration that can be rendered."""
+        joined, merges = self.joined(xs, syms)
+        seen = merged(xs, self.tensors, merges) if merges else list(xs)
+        return joined._bound(seen, syms, place)[0], joined.sizes(syms), seen
+
     def _keep_apart(self, xs: Sequence[Seen], err: BackendError) -> None:
         """No dims are joined any more for tensors like these: the kernel with joined ones cannot be made."""
         log.info("%s: dims that lie side by side are not joined: %s", self.block.name, err.message)

@@ -1,0 +1,81 @@
+"""What warps touch, on kernels whose sectors, turns and bytes are counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton.kernels import made, meta
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.launch import TritonKernel
+from tilefold.backends.triton.views import Like
+from tilefold.backends.triton.warps import Forecast, forecast
+from tilefold.plan.hardware import H200
+
+CPU = torch.device("cpu")
+
+
+def of(fn, *given, tiles: dict[str, int] | None = None, warps: int = 4) -> Forecast:
+    """Of the one kernel of a function, with its default configuration or these tiles."""
+    (k,) = made(fn, *given)
+    if tiles is not None:
+        config = TritonConfig(tiles, warps=warps, stages=1)
+        k = TritonKernel(k.block, lambda block, sizes: config, interpreted=True, exactly=True)
+    sizes = k.sizes({})
+    shapes = [tuple(int(e.value) for e in i.shape) for i in k.block.inputs]
+    shapes += [tuple(sizes[d] for d in r.dims) for r in k.block.results]
+    kinds = [*(i.dtype for i in k.block.inputs), *(r.dtype for r in k.block.results)]
+    xs = [Like.packed(s, t.torch_dtype, CPU) for s, t in zip(shapes, kinds, strict=True)]
+    v, extents, seen = k.rendering(xs, {})
+    return forecast(v, seen, extents, {}, H200)
+
+
+def turned(x):
+    return x.t().contiguous()
+
+
+def test_lanes_along_a_row_touch_each_sector_once():
+    f = of(lambda x: x + 1, meta(4096, 4096, dtype=torch.bfloat16))
+    assert all(t.wasted == 1 and t.sectors == t.nbytes for t in f.touches)
+    assert f.floor * H200.reached * H200.bandwidth > 2 * 4096 * 4096 * 2
+    assert f.seconds < 1.6 * f.floor
+
+
+def test_a_tile_of_one_column_wastes_its_sectors():
+    """Each lane reads 2 bytes of a sector of its own, where rows are 8 KB apart."""
+    f = of(turned, meta(4096, 4096, dtype=torch.bfloat16), tiles={"i": 1, "j": 1024})
+    wasted = sorted(round(t.wasted) for t in f.touches)
+    assert wasted == [1, 16]
+    assert f.seconds > 3 * f.floor
+    square = of(turned, meta(4096, 4096, dtype=torch.bfloat16))
+    assert square.seconds < f.seconds / 2
+
+
+def test_turns_wait_for_memory():
+    """Rows in steps of 1,024 elements: 128 latencies, whatever memory could do meanwhile."""
+    given = meta(500, 1 << 17, dtype=torch.float32)
+    long = of(lambda x: x.sum(1), given, tiles={"i": 1, "j": 1024})
+    short = of(lambda x: x.sum(1), given, tiles={"i": 1, "j": 1 << 14}, warps=16)
+    assert long.stages["turns"] == pytest.approx((1 + 128) * H200.turn)
+    assert short.stages["turns"] == pytest.approx((1 + 8) * H200.turn)
+
+
+def test_values_beyond_the_registers_are_spilled():
+    def total(*xs):
+        return sum(x.sin() for x in xs)
+
+    given = [meta(256, 8192) for _ in range(12)]
+    few, many = (of(total, *given, tiles={"i": 1, "j": 8192}, warps=n) for n in (4, 16))
+    assert few.stages["cache"] > 4 * many.stages["cache"]
+    assert many.seconds < 2 * many.floor
+
+
+def test_what_blocks_share_is_of_memory_once():
+    """A row that many blocks read is served by the cache, not by memory."""
+    f = of(lambda x, y: x * y, meta(4096, 4096), meta(4096))
+    every = 4096 * 4096 * 2
+    assert f.stages["memory"] * H200.reached * H200.bandwidth == pytest.approx(2 * every + 4096 * 2)
+    served = f.stages["cache"] * H200.cache_reached * H200.last_cache.bandwidth
+    assert served >= 2 * every + f.blocks * 32

@@ -1,0 +1,366 @@
+"""What the warps of a rendered kernel touch, and the time that follows: a check of what was chosen, not a choice.
+
+Tiles are chosen by prices that know runs of neighbours (`traffic`). Here addresses are computed, of one thread block in
+the middle of the grid and one turn of each loop, as lanes have them: Triton 3.6 lays a warp along the axis of most
+neighbours, the first of equal ones, up to 16 bytes a lane. An access of a warp costs the lines of the cache that it
+touches, a tile the sectors of 32 bytes, each once a turn; memory each tensor once. Products cost their padded tiles,
+elements their operations. Loops wait: a latency of the memory a turn. The floor is that of all tensors read or written
+once at the memory's rate, or of the products on all multiprocessors. Rates are the machine's.
+
+An H200's microseconds, sums over the kernels of a name of networks in inference, 32 images of bf16 (predicted):
+regnet_y_400mf's 24 relu_2 1378 (1204), 4 relu_3 175 (233), 24 relu 105 (135), 17 mean 56 (62), 10 mul_2 34 (58);
+efficientnet_v2_s' 31 mean 3990 (2478), 78 silu 1707 (1884), 34 add_3 152 (200), 30 mul_2 103 (239), 6 add_2 47 (56).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import Env, Grid, evaluate
+from tilefold.algebra.expr import Call, Expr, Load, dims_used, loads
+from tilefold.backends.triton.choices import choices
+from tilefold.backends.triton.launch import Variant
+from tilefold.backends.triton.traffic import WARP
+from tilefold.backends.triton.views import Seen
+from tilefold.plan.dataflow import GPU_UNITS, element_units
+from tilefold.plan.hardware import Gpu
+from tilefold.tile import ir
+from tilefold.tile.affine import coefficients
+from tilefold.tile.pieces import MATRIX_UNIT, power_of_two
+
+#: Bytes of a line of the first-level cache, of which a multiprocessor looks up one a cycle; cycles a second.
+LINE, CYCLES = 128, 1.7e9
+#: Bytes of the widest load or store of a lane; accesses of warps that are looked at, of a tile's; elements of a tile
+#: that are.
+VECTOR, LOOKED_AT, MOST = 16, 256, 1 << 16
+#: Operands a thread from which the assembler runs out of registers, and bytes that it spills for each beyond: 9 taps of
+#: 128 places 14.8 KB a thread, of 64 0.2; two products of 512 elements, summed as they are, 30.
+UNDER_WAY, SPILLED = 640, 20
+#: Units of an addition, of one element of an order (`dataflow.element_units`).
+ADDITION, ORDERED = 1.0, 14.0
+#: Share of the rate of large products that tiles of fewer rows than a group's 64 reach.
+GROUP, SMALL = 64, 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """An access of a tensor. nbytes: used by a tile. sectors: bytes of the sectors of a tile; lines: of the first-level
+    cache, of all of its warps' accesses; sent: bytes of sectors of these. times: tiles, of all thread blocks."""
+
+    tensor: str
+    stored: bool
+    nbytes: float
+    sectors: float
+    lines: float
+    sent: float
+    times: float
+
+    @property
+    def wasted(self) -> float:
+        """Bytes that warps ask the cache for, over the bytes that they use."""
+        return self.sent / max(1.0, self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds: the whole, the floor, and the stages that the whole is made of."""
+
+    seconds: float
+    floor: float
+    stages: Mapping[str, float]
+    touches: tuple[Touch, ...]
+    blocks: int
+
+    @property
+    def worst(self) -> str:
+        """The longest stage."""
+        return max(self.stages, key=lambda n: self.stages[n])
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Sums over a walk through the statements of one thread block."""
+
+    sizes: Mapping[str, int]
+    syms: Mapping[str, int]
+    tensors: Mapping[str, tuple[ir.TensorParam, Seen]]
+    lanes: Mapping[str, int]
+    warps: int
+    ranges: dict[str, tuple[int, int]]
+    tiles: dict[str, int]
+    buffers: dict[str, ir.Buffer] = field(default_factory=dict)
+    touches: dict[tuple[object, ...], Touch] = field(default_factory=dict)
+    #: Loops around the statement: dim, turns.
+    loops: tuple[tuple[str, float], ...] = ()
+    units: float = 0.0
+    flops: dict[DType, float] = field(default_factory=dict)
+    turns: float = 0.0
+    spilled: float = 0.0
+
+    def width(self, d: str) -> int:
+        """Lanes of a dim here."""
+        n = self.tiles.get(d, self.sizes[d])
+        return self.lanes.get(d, 1 if n == 1 else power_of_two(n))
+
+    def area(self, dims: Sequence[str] | frozenset[str]) -> int:
+        return math.prod(self.width(d) for d in dims)
+
+    @property
+    def times(self) -> float:
+        return math.prod(n for _, n in self.loops)
+
+    def value(self, e: Expr) -> int:
+        ranges = {d: r for d, r in self.ranges.items() if d in dims_used(e)}
+        return int(evaluate(e, Grid(ranges), self._env()).flatten()[0])
+
+    def _env(self) -> Env:
+        return Env(_anywhere, self.sizes, self.syms)
+
+    def body(self, stmts: Sequence[ir.Stmt]) -> None:
+        for s in stmts:
+            match s:
+                case ir.Alloc(buffer):
+                    self.buffers[buffer.name] = buffer
+                case ir.For():
+                    self.loop(s)
+                case ir.Fill():
+                    pass
+                case ir.Map(buf, e):
+                    self.computed(self.buffers[buf].dims, e)
+                case ir.Reduce(buf, _, rdims, e):
+                    self.computed((*self.buffers[buf].dims, *rdims), e, ADDITION)
+                case ir.Select(buf, _, _, rdims, e, payload):
+                    frame = (*self.buffers[buf].dims, *rdims)
+                    self.computed(frame, e, ORDERED)
+                    self.read(frame, payload)
+                case ir.Gemm():
+                    self.product(s)
+                case ir.Store():
+                    parts = choices(s.expr, lambda d: self.width(d) == 1)
+                    self.computed(s.dims, s.expr, share=1 / (len(parts) + 1))
+                    self.touch(s.tensor, s.index, s.dims, stored=True)
+
+    def loop(self, s: ir.For) -> None:
+        start = 0 if s.start is None else self.value(s.start)
+        stop = self.sizes[s.dim] if s.stop is None else self.value(s.stop)
+        turns = max(0, -(-(stop - start) // s.tile))
+        if not turns:
+            return
+        before = self.ranges.get(s.dim), self.tiles.get(s.dim), self.loops, self.turns
+        at = start + turns // 2 * s.tile
+        self.ranges[s.dim], self.tiles[s.dim] = (at, min(at + s.tile, stop)), s.tile
+        self.loops, self.turns = (*self.loops, (s.dim, turns)), 0.0
+        self.body(s.body)
+        inside = max(1.0, self.turns)
+        self.ranges[s.dim] = before[0] or (0, self.sizes[s.dim])
+        if before[1] is None:
+            del self.tiles[s.dim]
+        else:
+            self.tiles[s.dim] = before[1]
+        self.loops, self.turns = before[2], before[3] + (turns * inside if turns > 1 else inside - 1)
+
+    def computed(self, frame: Sequence[str], e: Expr, more: float = 0.0, share: float = 1.0) -> None:
+        """Element-wise work of a statement, and what it reads."""
+        used = frozenset(frame) & (dims_used(e) | frozenset(frame))
+        area = self.area(used)
+        self.units += self.times * share * area * (element_units(e, GPU_UNITS) + more)
+        self.read(frame, e, share)
+        operands = 2 * area + sum(self.area(dims_used(x)) for x in dict.fromkeys(loads(e)))
+        beyond = operands - UNDER_WAY * WARP * self.warps
+        self.spilled += self.times * share * 2 * SPILLED * max(0.0, beyond)
+
+    def read(self, frame: Sequence[str], e: Expr, share: float = 1.0) -> None:
+        for x in loads(e):
+            if x.tensor in self.tensors:
+                self.touch(x.tensor, x.index, frame, share=share)
+
+    def product(self, s: ir.Gemm) -> None:
+        own = self.buffers[s.buf].dims
+        for x in (s.a, s.b):
+            dims = [*(d for d in own if d in dims_used(x)), *(d for d in s.rdims if d in dims_used(x))]
+            self.read(dims, x)
+        a, b = dims_used(s.a), dims_used(s.b)
+        batch = [d for d in own if d in a and d in b]
+        m, n, k = ([d for d in side if d not in batch] for side in (own, own, s.rdims))
+        m, n = [d for d in m if d in a], [d for d in n if d in b]
+        kinds = [self._dtype(x) for x in (s.a, s.b)]
+        kind = min(kinds, key=lambda t: t.nbytes)
+        rows, columns, depth = self.area(m), self.area(n), self.area(k)
+        shared = any(self.width(d) > 1 for d in batch)
+        if shared or min(rows, columns, depth) < MATRIX_UNIT:  # summed element by element (`product`)
+            self.computed((*own, *s.rdims), Call("mul", (s.a, s.b)), ADDITION)
+            return
+        flops = 2.0 * self.area(batch) * rows * columns * depth * self.times
+        if kind.nbytes <= 2 and max(rows, columns) < GROUP:
+            flops /= SMALL
+        self.flops[kind] = self.flops.get(kind, 0.0) + flops
+
+    def _dtype(self, x: Load) -> DType:
+        return self.tensors[x.tensor][0].dtype if x.tensor in self.tensors else self.buffers[x.tensor].dtype
+
+    def touch(
+        self, tensor: str, index: tuple[Expr, ...], frame: Sequence[str], *, stored: bool = False, share: float = 1.0
+    ) -> None:
+        """An access of a tile, once in the innermost loop whose dims it depends on."""
+        used = frozenset(d for e in index for d in dims_used(e))
+        outer = max((n + 1 for n, (d, _) in enumerate(self.loops) if d in used), default=0)
+        times = math.prod(n for _, n in self.loops[:outer]) if not stored else self.times
+        key = (tensor, index, stored, tuple(d for d, _ in self.loops[:outer]))
+        if key in self.touches:
+            return
+        order = [d for d in dict.fromkeys((*frame, *sorted(used))) if d in used]
+        t, x = self.tensors[tensor]
+        one = self._tile(t, x, index, order)
+        self.touches[key] = Touch(tensor, stored, *one, times * share)
+
+    def _tile(
+        self, t: ir.TensorParam, x: Seen, index: tuple[Expr, ...], order: Sequence[str]
+    ) -> tuple[float, float, float, float]:
+        """Bytes used, bytes of sectors, lines and bytes of sectors of all warps' accesses, of one tile."""
+        ranges, lanes, cut = dict[str, tuple[int, int]](), list[int](), 1.0
+        room = MOST
+        for d in reversed(order):
+            start, stop = self.ranges.get(d, (0, self.sizes[d]))
+            n = self.width(d)
+            kept = max(1, min(n, room))
+            room //= kept
+            cut *= n / kept
+            lanes.insert(0, kept)
+            ranges[d] = (start, start + kept)
+        grid = Grid({d: ranges[d] for d in order})
+        shape, place = tuple(lanes), torch.zeros((1,) * len(order), dtype=torch.int64)
+        there = torch.ones((1,) * len(order), dtype=torch.bool)
+        near = None if t.unit_axis is None else coefficients(index[t.unit_axis])
+        elsewhere = frozenset(d for n, e in enumerate(index) if n != t.unit_axis for d in dims_used(e))
+        plain = frozenset(near or ()) - elsewhere  # other strides are numbers of the call, which Triton does not know
+        for e, extent, stride in zip(index, x.shape, x.stride(), strict=True):
+            at = evaluate(e, grid, self._env()).to(torch.int64)
+            if any(True for _ in loads(e)):
+                at = at % max(1, extent)
+            there = there & (at >= 0) & (at < extent)
+            place = place + at * stride
+        for n, d in enumerate(order):
+            stop = self.ranges.get(d, (0, self.sizes[d]))[1]
+            valid = torch.arange(*ranges[d]) < min(stop, self.sizes[d])
+            there = there & valid.reshape([-1 if n == k else 1 for k in range(len(order))])
+        nbytes = t.dtype.nbytes
+        place, there = (place * nbytes).broadcast_to(shape), there.broadcast_to(shape)
+        axis, vector = _laid(place, order, plain, nbytes, WARP * self.warps)
+        turned = [axis, *(n for n in range(len(order)) if n != axis)] if order else []
+        flat = place.permute(turned[::-1]).reshape(-1)
+        valid = there.permute(turned[::-1]).reshape(-1)
+        used = float(valid.sum()) * nbytes * cut
+        tile = float(torch.unique(flat[valid] // 32).numel()) * 32 * cut
+        a_warp = min(flat.numel(), WARP * vector)
+        flat, valid = flat.reshape(-1, a_warp), valid.reshape(-1, a_warp)
+        every = max(1, len(flat) // LOOKED_AT)
+        some, more = flat[::every], len(flat) / len(flat[::every]) * cut
+        here = valid[::every]
+        return used, tile, _distinct(some // LINE, here) * more, _distinct(some // 32, here) * 32 * more
+
+
+def _distinct(x: torch.Tensor, valid: torch.Tensor) -> float:
+    """Different numbers of each row, over all rows, of those that are valid."""
+    x = torch.where(valid, x, -1).sort(1).values
+    return float((x[:, 1:] != x[:, :-1]).sum() + x.shape[0] - (x[:, 0] == -1).sum())
+
+
+def _laid(
+    place: torch.Tensor, order: Sequence[str], plain: frozenset[str], nbytes: int, threads: int
+) -> tuple[int, int]:
+    """The axis along which a warp's lanes lie, and elements of a lane: neighbours at multiples of their bytes."""
+    best, axis = 1, 0
+    for n, d in enumerate(order):
+        if d not in plain or place.shape[n] == 1:
+            continue
+        along = place.movedim(n, -1)
+        run = along.shape[-1] if bool((along.diff(dim=-1) == nbytes).all()) else 1
+        if run > best:
+            best, axis = run, n
+    if best == 1 or not order:
+        return axis if not order or place.shape[axis] > 1 else _first(place), 1
+    firsts = place.movedim(axis, -1)[..., 0]
+    vector = max(1, VECTOR // nbytes)
+    while vector > 1 and (best % vector or bool((firsts % (vector * nbytes) != 0).any())):
+        vector //= 2
+    return axis, max(1, min(vector, power_of_two(place.numel() // threads)))
+
+
+def _first(place: torch.Tensor) -> int:
+    """The first axis of more than one index."""
+    return next((n for n, k in enumerate(place.shape) if k > 1), 0)
+
+
+def _anywhere(tensor: str, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Stands for what an index is loaded from: numbers without order."""
+    mixed = torch.tensor(12345)
+    for n, x in enumerate(at):
+        mixed = mixed + x.to(torch.int64) * (7919 + 104729 * n)
+    return (mixed * 2654435761 >> 7) & 0xFFFFF
+
+
+def forecast(
+    v: Variant, xs: Sequence[Seen], sizes: Mapping[str, int], syms: Mapping[str, int], machine: Gpu
+) -> Forecast:
+    """Of a kernel, launched for such tensors (in the order of its parameters). sizes: extents of its dims."""
+    k = v.kernel
+    tensors = {p.name: (p, x) for (p, _), x in zip(v.params, xs, strict=True)}
+    whole = {d: n for d, n in zip(k.sizes, (_const(e, sizes, syms) for e in k.sizes.values()), strict=True)}
+    grid = {t.dim: -(-whole[t.dim] // t.tile) for t in k.grid}
+    blocks = math.prod(grid.values())
+    ranges = {d: (0, n) for d, n in whole.items()}
+    for t in k.grid:
+        at = grid[t.dim] // 2 * t.tile
+        ranges[t.dim] = at, min(at + t.tile, whole[t.dim])
+    warps = v.config.groups * 4 + 4 if v.rendered.groups else v.config.warps
+    w = _Walk(whole, syms, tensors, v.config.lanes, warps, ranges, {t.dim: t.tile for t in k.grid})
+    w.body(k.body)
+    return _summed(w, blocks, warps, machine)
+
+
+def _const(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int]) -> int:
+    return int(evaluate(e, Grid({}), Env(_anywhere, sizes, syms)).flatten()[0])
+
+
+def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu) -> Forecast:
+    touches = tuple(w.touches.values())
+    unique = {x.tensor: 0.0 for x in touches}
+    sectors = dict(unique)
+    for x in touches:
+        unique[x.tensor] += x.nbytes * x.times * blocks
+        sectors[x.tensor] += x.sectors * x.times * blocks
+    for n in unique:
+        p, given = w.tensors[n]
+        nbytes = math.prod(k for k, s in zip(given.shape, given.stride(), strict=True) if s) * p.dtype.nbytes
+        unique[n] = min(unique[n], nbytes)
+        sectors[n] = min(sectors[n], max(nbytes, _span(given) * p.dtype.nbytes))
+    units = min(machine.cores, blocks)
+    share = units / machine.cores
+    line = sum(x.lines * x.times for x in touches) * blocks / (CYCLES * units)
+    served = sum((x.sent if x.stored else x.sectors) * x.times for x in touches) * blocks
+    served += w.spilled * blocks
+    whole = machine.reached * machine.bandwidth
+    stages = {
+        "memory": sum(sectors.values()) / min(whole, units * max(machine.unit_rate, whole / machine.cores)),
+        "cache": served / min(machine.cache_reached * machine.last_cache.bandwidth, units * machine.near_rate),
+        "lines": line,
+        "elements": w.units * blocks / (machine.vector * share),
+        "products": sum(f / machine.gemm_rate(t, library=False) for t, f in w.flops.items()) * blocks / share,
+    }
+    resident = max(1, min(machine.blocks, machine.threads // (WARP * warps)))
+    waves = max(1.0, blocks / (resident * machine.cores))
+    stages["turns"] = waves * (1 + w.turns) * machine.turn
+    stages["blocks"] = blocks * machine.dispatch
+    longest = max(stages.values())
+    seconds = machine.empty + longest + (sum(stages.values()) - longest) / 4
+    floor = machine.empty + max(sum(unique.values()) / whole, stages["products"] * share)
+    return Forecast(seconds, floor, stages, touches, blocks)
+
+
+def _span(x: Seen) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
