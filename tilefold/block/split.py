@@ -91,12 +91,9 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     sizes: dict[str, Expr] = {segment: lit(segments)}
     parallel = plan.group.parallel
     first = Builder(g, plan, loops)
-    length = call("floordiv", call("add", Size(axis), segments - 1), segments)
-    at = call("tile_start", Index(segment))
     early = early_maps(g, plan, axis)
     first.to_write = [m for m in first.to_write if m in early]
-    stop = call("minimum", Size(axis), call("mul", call("add", at, 1), length))
-    first.fold_pass(0, _at_each(stage, outer), axis, call("mul", at, length), stop)
+    first.fold_pass(0, _at_each(stage, outer), axis, *share_of(axis, segment, segments))
     parts: list[Result] = []
     for v in stage.fold.state:
         name, index = first.state_names(stage.fold, v)
@@ -129,6 +126,13 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
         sizes,
         early,
     )
+
+
+def share_of(axis: str, segment: str, segments: int) -> tuple[Expr, Expr]:
+    """Where a segment's indices of an axis begin and end."""
+    length = call("floordiv", call("add", Size(axis), segments - 1), segments)
+    at = call("tile_start", Index(segment))
+    return call("mul", at, length), call("minimum", Size(axis), call("mul", call("add", at, 1), length))
 
 
 def _at_each(stage: Stage, outer: tuple[str, ...]) -> Stage:

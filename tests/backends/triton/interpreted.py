@@ -30,7 +30,7 @@ from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
 from tilefold.backends.triton import added_rows, launch, memory, order, prefixes, scale
 from tilefold.errors import TilefoldError
-from tilefold.frontend.fuse import trace
+from tilefold.frontend.fuse import Fused, trace
 from tilefold.frontend.operators.random import LIMIT, random16_op, random_op, seed_op
 from tilefold.frontend.regions.assemble import compilations
 from tilefold.frontend.verify import compare, verify
@@ -273,6 +273,23 @@ def long_norms() -> str:
 def dynamic_rows() -> str:
     """One compiled softmax on rows that a block holds, and on longer ones."""
     return in_turn(o.softmax, ((rand(3, n, dtype=B),) for n in (300, 2, 140_001, 40_000)), dynamic=True)
+
+
+def norm_of_heads(x, g):
+    """The gradients of a norm's weights and of a bias behind a map, which is written too."""
+    y = g * torch.tanh(x)
+    return (g * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).sum((0, 1, 2)), y, y.sum((0, 1, 2))
+
+
+def sums_over_axes_of_any_length() -> str:
+    """One compiled function in segments, for few sequences that are long and many that are short, heads behind them or
+    before."""
+    run, wrong = Fused(norm_of_heads, dynamic=True, given=Given(segments=3)), []
+    calls = [(rand(*n, dtype=F), rand(*n, dtype=F, seed=1)) for n in ((2, 9, 3, 5), (7, 2, 4, 5))]
+    for args in (*calls, tuple(x.transpose(1, 2) for x in calls[0])):
+        found = compare(str([x.stride() for x in args]), norm_of_heads, run, args)
+        wrong += [] if found.ok else [str(found)]
+    return "\n".join(wrong)
 
 
 def best_of_one_row() -> str:
@@ -717,6 +734,7 @@ CHECKS: dict[str, Check] = {
     "softmax of long rows, a whole number of tiles": lambda: right(o.softmax, rand(2, 65_536, dtype=F)),
     "RMS norm of long rows, lengths": long_norms,
     "softmax of rows of any length": dynamic_rows,
+    "sums over axes of any length": sums_over_axes_of_any_length,
     "nearest points of 3 coordinates": lambda: points(3),
     "nearest points of 12 coordinates": lambda: points(12),
     "a long contraction in a streamed loop": lambda: long_contraction(False),

@@ -369,7 +369,7 @@ class TritonKernel:
         """The variant for these tensors, thread blocks, and the integer arguments."""
         sizes = self.sizes(syms)
         units = self._units(xs)
-        wide = any(_span(x) >= NARROW_LIMIT for x in xs)
+        wide = any(_span(x) >= NARROW_LIMIT for x in xs) or max(sizes.values(), default=0) >= NARROW_LIMIT
         plain = not all(_describable(x) for x in xs)
         options = {"tf32": matmul_precision() == "tf32", "interpreted": self.interpreted}
         hopper = not self.interpreted and is_hopper(xs[0].device)

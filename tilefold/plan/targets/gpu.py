@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilefold.algebra.dtypes import DType
+from tilefold.block.flat import flattened
 from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
 from tilefold.block.ir import Block
 from tilefold.block.legal import Group, Limits, Operands
@@ -99,7 +100,8 @@ class GpuTarget:
         if form is not None and not form.joined:
             plan = plan_stages(g, with_unit(group), separate(g, plan))
         n = segments(g, plan, self.machine, self.given) if form is None else form.segments or None
-        return build_kernels(g, plan, gpu_loops(g, plan, self.machine, self.given), n)
+        made = build_kernels(g, plan, gpu_loops(g, plan, self.machine, self.given), n)
+        return tuple(replace(k, block=flattened(k.block)) for k in made)
 
     def shapes(self, block: Block, sizes: Mapping[str, int]) -> tuple[Shape, ...]:
         """One tiling, for the price: the back end chooses its own."""
