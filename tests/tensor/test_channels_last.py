@@ -61,6 +61,31 @@ def test_what_is_copied(text, contiguous, copies):
     assert [c.name for c in q.body if c.name not in ("r", "out")] == copies
 
 
+GROUPS = """program f()
+  input x: f32[2, 9, 7, 6]
+  input w: f32[6, 3, 3, 3]
+  dim n = 2
+  dim o = 6
+  dim y = 7
+  dim v = 5
+  dim c = 3
+  dim k = 3
+  dim l = 3
+  dim h = 9
+  dim b = 7
+  dim g = 2
+  r[n, h, b, g, c]: f32 = maximum(x[n, h, b, g * 3 + c], 0.0)
+  out[{made}]: f32 = sum[c, k, l] r[n, y + k, v + l, o // 3, c] * w[o, c, k, l]
+  return out
+"""
+
+
+@pytest.mark.parametrize(("made", "stored"), [("n, o, y, v", "ngchb"), ("n, y, v, o", "nhbgc")])
+def test_groups_read_images_in_the_order_of_their_result(made, stored):
+    q = converted(GROUPS.format(made=made), {})
+    assert "".join(q.body[0].dims) == stored and q.body[0].name == "r"
+
+
 def test_a_slice_of_an_operand_is_read_where_it_is():
     text = TEXT.format(results="out").replace("x: f32[2, 8", "x: f32[2, 10").replace("r[n, c, y", "x[n, c, y")
     assert [c.name for c in converted(text, {"w": 1}).body if c.name != "r"] == ["out"]

@@ -117,6 +117,8 @@ class ConvolutionStep:
         form = CHANNELS_LAST.get(x.dim()) if self.last else None
         if form is not None:
             x = x.contiguous(memory_format=form)
+        elif count > 1 and not self.last:
+            x, w = x.contiguous(), w.contiguous()  # either one would have the library convert the other
         y = self._convolve(x, w, count) if self.tail is None else self._with_tail(x, w, also)
         return y.reshape(self._made(syms)).permute(self._turn)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tilefold.algebra.expr import Const, Expr, Index, Load, loads
 from tilefold.names import free, fresh
-from tilefold.tensor.convolution import axis_of, convolution, group_axes, is_channels_last
+from tilefold.tensor.convolution import Convolution, axis_of, convolution, group_axes, is_channels_last
 from tilefold.tensor.convolution_gradients import gradient, is_last, operand_orders
 from tilefold.tensor.index_simplify import const, same
 from tilefold.tensor.ir import Compute, Program
@@ -23,7 +23,8 @@ from tilefold.tensor.rewrite import rename_loads
 
 
 def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program:
-    """The program in which convolutions with channels-last results read channels-last operands.
+    """The program in which convolutions with channels-last results read channels-last operands, and those of groups
+    with results in planes read planes.
 
     contiguous: of inputs, the axis along which neighbours lie side by side; the last one of those that are not named.
     Side conditions: an operand is read whole (no slice of it), at one place of the program's convolution.
@@ -40,6 +41,8 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
             p = _rows_together(p, c, contiguous)
             continue
         if not is_channels_last(c, form):
+            if form.groups or form.spread > 1:
+                p = _converted(p, name, form.x, _planes(form), contiguous)
             continue
         outs, taps = (*form.groups, *form.outs), [s.tap for s in form.space if s.tap is not None]
         of_w = [axis_of(form.w, d) for d in (*outs, *taps, *form.channels)]
@@ -48,6 +51,12 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
         for load, order in ((form.x, of_x), (form.w, of_w)):
             p = _converted(p, name, load, order, contiguous)
     return p
+
+
+def _planes(v: Convolution) -> list[int]:
+    """The axes of an image with channels in front of its places."""
+    channels = [*group_axes(v), *(axis_of(v.x, d) for d in v.channels)]
+    return [*(axis_of(v.x, d) for d in v.batch), *channels, *(s.axis for s in v.space)]
 
 
 def taps_in_front(p: Program, names: Collection[str]) -> Program:

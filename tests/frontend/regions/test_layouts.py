@@ -80,6 +80,8 @@ def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeyp
         (nn.Conv2d(8, 8, 5, groups=8), torch.float32, True),
         (nn.Conv2d(8, 16, 3, groups=4), torch.bfloat16, False),  # two channels a group
         (nn.Conv2d(16, 32, 3, groups=2), torch.bfloat16, True),
+        (nn.Conv2d(48, 32, 3, groups=2), torch.bfloat16, False),  # 24 channels a group
+        (nn.Conv2d(80, 32, 3, groups=2), torch.bfloat16, True),
         (nn.Conv2d(16, 32, 3, groups=2), torch.float32, False),  # the library turns each group around
         (nn.Conv2d(8, 8, 1), torch.bfloat16, False),
         (nn.ConvTranspose2d(8, 8, 3, 2), torch.float32, True),
@@ -100,6 +102,56 @@ def test_which_convolutions_want_it(conv, dtype, wanted, monkeypatch):
         want = conv(x)
     assert done == [wanted] and got.stride() == want.stride()
     torch.testing.assert_close(got, want, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-2)
+
+
+class Grouped(nn.Module):
+    """A stem, and a convolution of groups of so many channels."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 2 * channels, 3, padding=1), nn.BatchNorm2d(2 * channels)
+        self.grouped = nn.Conv2d(2 * channels, 2 * channels, 3, groups=2, padding=1)
+        self.last = nn.Conv2d(2 * channels, 8, 3)
+
+    def forward(self, x):
+        return self.last(F.relu(self.norm(self.grouped(F.relu(self.norm(self.stem(x)))))))
+
+
+@pytest.mark.parametrize(("channels", "last"), [(24, False), (16, True), (4, True)])
+def test_groups_of_channels_that_are_no_tile_of_the_library_s_are_convolved_in_planes(channels, last, monkeypatch):
+    done: list[bool] = []
+    monkeypatch.setattr(torch_compile, "channels_last", lambda gm: done.append(channels_last(gm, "cpu")))
+    found: list[CompiledGraph] = []
+    options = Options(compile_program, leftover="eager", on_compiled=found.append)
+    module, x = Grouped(channels).eval().bfloat16(), randn(2, 3, 9, 7).bfloat16()
+    torch._dynamo.reset()
+    run = torch.compile(module, backend=lambda gm, xs: torch_compile.compile_captured(gm, xs, options), dynamic=False)
+    with torch.no_grad():
+        got, want = run(x), module.double()(x.double())
+    assert done == [True] and got.is_contiguous() and not found[0].fallbacks
+    torch.testing.assert_close(got.double(), want, rtol=5e-2, atol=5e-2)
+    calls = [s for r in found[0].regions for s in r.runner.steps if isinstance(s, ConvolutionStep)]  # type: ignore
+    assert [s.last for s in calls] == [True, last, True]
+
+
+@pytest.mark.parametrize(("channels", "planes"), [(24, True), (16, False), (4, True)])
+def test_gradients_of_such_groups_are_taken_in_planes(channels, planes, monkeypatch):
+    """Of few channels a group, too, which are convolved as they come."""
+    torch.manual_seed(0)
+    done: list[tuple[bool, torch.fx.GraphModule]] = []
+    module, x = Grouped(channels).bfloat16(), randn(2, 3, 9, 7).bfloat16().requires_grad_()
+    twin, given = copy.deepcopy(module).double(), x.detach().double().requires_grad_()
+    _, gradients, _ = compiled_step(module, x, monkeypatch, done)
+    want = torch.autograd.grad(twin(given).square().sum(), [given, *twin.parameters()])
+    weights = [n for n, (name, _) in enumerate(module.named_parameters(), 1) if name.endswith("weight")]
+    for n in (0, *weights):
+        error = (gradients[n].double() - want[n]).norm() / want[n].norm()
+        assert gradients[n].stride() == want[n].stride() and error < 0.1
+    ((converted, joint),) = done
+    backward = [n for n in joint.graph.nodes if n.target is torch.ops.aten.convolution_backward.default]
+    (of_groups,) = [n for n in backward if n.args[9] == 2]
+    read = [a.meta["val"] for a in of_groups.args[:2]]
+    assert converted and all(v.is_contiguous() is planes for v in read)
 
 
 def compiled_step(module, x, monkeypatch, done):

@@ -6,8 +6,9 @@ traced, in kernels that are there anyway (`tensor.channels_last`). One channel a
 large: they are written out (`tensor.windows`), and elements of 16 bits are read one by one across a row, but as vectors
 along channels; those of float32 are the library's, which has kernels for that memory (5 x 5 on an H200: 88 us, 234 in
 a kernel of ours that also sums what it makes, across rows). Convolutions of one tap are products in either layout and
-alone no reason. Only metadata change: the strides that each node of the graph would have if images came to convolutions
-in channels-last memory. Kernels and library steps store what the strides say.
+alone no reason. Groups of some numbers of channels are faster in planes (`_of_groups`), and are converted to them amid
+channels-last memory. Only metadata change: the strides that each node of the graph would have if images came to
+convolutions in that memory. Kernels and library steps store what the strides say.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ aten = torch.ops.aten
 Node = torch.fx.Node
 #: Channels a group from which a convolution runs on matrix units.
 MATRIX_CHANNELS = 8
+#: Channels a group from which groups of any number run on them.
+WHOLE_TILE = 32
 #: Elements of a window of one channel a group from which reading vectors of channels saves more than converting costs:
 #: nominal, of 4.5 instructions an element and tap against 2.3, and two passes over the image.
 LARGE_WINDOW = 16
@@ -38,7 +41,8 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
     Not where sizes are symbolic, strides are asked for or something is changed in place, but for arguments that the
     graph writes back (`capture.written_back`): then the graph stays as it is.
     """
-    wanted = [n for n in gm.graph.nodes if _wants(n, device)]
+    forms = {n: form for n in gm.graph.nodes if (form := _form(n, device)) is not None}
+    wanted = [n for n, form in forms.items() if form is torch.channels_last]
     if all(map(_pointwise, wanted)) or any(map(_fixed, gm.graph.nodes)):
         return False
     mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes])
@@ -52,9 +56,10 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                 made[n] = n.meta.get("val")
                 continue
             args, kwargs = torch.fx.map_arg((n.args, n.kwargs), made.__getitem__)
-            if _wants(n, device):
-                whole = _GRADIENTS.get(n.target, 2 if n.args[6] else 1)  # nobody else converts operands of what is left
-                args = (*(a.contiguous(memory_format=torch.channels_last) for a in args[:whole]), *args[whole:])
+            if n in forms:
+                both = n.args[6] or forms[n] is torch.contiguous_format
+                whole = _GRADIENTS.get(n.target, 2 if both else 1)  # nobody else converts operands of what is left
+                args = (*(a.contiguous(memory_format=forms[n]) for a in args[:whole]), *args[whole:])
             try:
                 made[n] = n.target(*args, **kwargs)
             except (RuntimeError, ValueError):  # of views: what was adjacent in memory is so no longer
@@ -62,16 +67,19 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                     return False
                 made[n] = aten.reshape.default(*args)
                 reshaped.append(n)
-    _apply(gm, made, reshaped, [n for n in wanted if _left(n)])
+    _apply(gm, made, reshaped, {n: form for n, form in forms.items() if _left(n)})
     return True
 
 
-def _apply(gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node], left: list[Node]) -> None:
-    """Write the metadata; results of the graph keep theirs through copies. left: convolutions left to others."""
+def _apply(
+    gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node], left: Mapping[Node, torch.memory_format]
+) -> None:
+    """Write the metadata; results of the graph keep theirs through copies. left: convolutions left to others, and in
+    which memory."""
     for n in reshaped:
         n.target = aten.reshape.default
-    for n in left:
-        _convert_operands(gm, n, made)
+    for n, form in left.items():
+        _convert_operands(gm, n, made, form)
     output = gm.graph.output_node()
     for n in list(output.all_input_nodes):
         old, new = n.meta.get("val"), made[n]
@@ -87,34 +95,52 @@ def _apply(gm: torch.fx.GraphModule, made: dict[Node, Any], reshaped: list[Node]
     gm.recompile()
 
 
-def _convert_operands(gm: torch.fx.GraphModule, n: Node, made: dict[Node, Any]) -> None:
+def _convert_operands(gm: torch.fx.GraphModule, n: Node, made: dict[Node, Any], form: torch.memory_format) -> None:
     """Copies, in front of a convolution that is left to others, of operands that have another layout."""
     for a in n.args[: _GRADIENTS.get(n.target, 2)]:
         assert isinstance(a, Node)
-        if made[a].is_contiguous(memory_format=torch.channels_last):
+        if made[a].is_contiguous(memory_format=form):
             continue
         with gm.graph.inserting_before(n):
-            copy = gm.graph.call_function(aten.clone.default, (a,), {"memory_format": torch.channels_last})
+            copy = gm.graph.call_function(aten.clone.default, (a,), {"memory_format": form})
         copy.meta = dict(a.meta)
-        made[copy] = made[a].contiguous(memory_format=torch.channels_last)
+        made[copy] = made[a].contiguous(memory_format=form)
         n.replace_input_with(a, copy)
 
 
-def _wants(n: Node, device: str) -> bool:
-    """Whether a node is a convolution of images that runs on matrix units, or the gradient of one."""
+def _form(n: Node, device: str) -> torch.memory_format | None:
+    """The memory in which a convolution of images, or the gradient of one, takes least time: with contiguous channels
+    if it runs on matrix units. None: it is none, or takes images as they come."""
     if n.target is not aten.convolution.default and n.target not in _GRADIENTS:
-        return False
+        return None
     x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in _image_and_weight(n))
     if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor) or x.dim() != 4 or x.device.type != device:
-        return False
+        return None
     stride, transposed, groups = (n.args[k] for k in ((4, 7, 9) if n.target in _GRADIENTS else (3, 6, 8)))
     units = x.dtype in (torch.float16, torch.bfloat16)
     units = units or (x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
-    large = w.shape[1] == 1 and w.shape[2:].numel() >= LARGE_WINDOW
+    if not units:
+        return None
     if transposed:  # blocks that touch are a product
-        return bool(units and groups == 1 and list(w.shape[2:]) != stride)
-    grouped = x.dtype.itemsize == 2 and w.shape[1] >= MATRIX_CHANNELS  # of float32 the library turns groups around
-    return bool(units and (groups == 1 or grouped or large))
+        return torch.channels_last if groups == 1 and list(w.shape[2:]) != stride else None
+    if groups == 1 or (w.shape[1] == 1 and w.shape[2:].numel() >= LARGE_WINDOW):
+        return torch.channels_last
+    # of float32 the library turns groups around
+    return _of_groups(w.shape[1], gradient=n.target in _GRADIENTS) if x.dtype.itemsize == 2 else None
+
+
+def _of_groups(channels: int, *, gradient: bool) -> torch.memory_format | None:
+    """The same of groups of so many channels, of 16 bits. The library's kernels for groups in channels-last memory have
+    tiles of 8, 16 or 32 channels, those for planes have others too, and what sums a weight's gradient of fewer is slow.
+
+    cuDNN 9 on an H200, 3 x 3, us in planes and channels last: 24 channels 40 and 83 (gradients 80 and 160), 16 channels
+    30 and 15 (59 and 31); of 4 a convolution 97 and 48, its gradients 256 and 468. 2026-11
+    """
+    if 1 < channels < MATRIX_CHANNELS:
+        return torch.contiguous_format if gradient else None
+    if MATRIX_CHANNELS < channels < WHOLE_TILE and channels & (channels - 1):
+        return torch.contiguous_format
+    return torch.channels_last if channels > 1 else None
 
 
 def _left(n: Node) -> bool:
