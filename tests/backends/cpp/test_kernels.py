@@ -26,6 +26,28 @@ def test_softmax_of_hostile_rows():
     compare(SOFTMAX, {"x": x, "y": torch.empty_like(x)}, {"R": 40, "C": 37})
 
 
+POWERS = """
+kernel powers(R, C)
+  dim i = R
+  dim j = C
+  in x: f32[R, C]
+  in r: f32[R]
+  out y: f32[R, C]
+  grid i:3
+    for j:4
+      store y[i, j] over i, j = x[i, j] * (r[i] + 1.0)**{exponent}
+"""
+
+
+@pytest.mark.parametrize("exponent", ["2.0", "3.0", "-1.0"])
+def test_powers_of_a_row_are_named_where_they_are_computed(exponent):
+    """Outside of the loop over columns, with what they are powers of."""
+    x, r = torch.randn(5, 13), torch.rand(5)
+    y = torch.empty_like(x)
+    compare(POWERS.format(exponent=exponent), {"x": x, "r": r, "y": y}, {"R": 5, "C": 13})
+    torch.testing.assert_close(y, x * (r[:, None] + 1) ** float(exponent))
+
+
 @pytest.mark.parametrize("n", [0, 1, 4, 13, 40])
 def test_causal_attention(n):
     q, k, v = (torch.randn(2, 3, n, 8) for _ in range(3))

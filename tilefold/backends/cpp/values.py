@@ -225,7 +225,7 @@ class Values:
         if not isinstance(exponent, Const) or float(exponent.value) not in (0.5, 1.0, 2.0, 3.0, -1.0):
             return None
         named = Value(self.typed(base, ctype, vec), ctype, vec)
-        x = self.keep(f"pow {named.text}", len(self.scopes) - 1, named, "base").text
+        x = self.keep(f"pow {named.text}", self.level(base), named, "base").text
         one = self.convert(Value(literal(1.0, ctype), ctype, False), ctype, vec)
         forms = {0.5: f"tf::sqrt({x})", 1.0: x, 2.0: f"({x} * {x})", 3.0: f"({x} * {x} * {x})", -1.0: f"({one} / {x})"}
         return Value(forms[float(exponent.value)], ctype, vec)
