@@ -112,6 +112,7 @@ def compile_fake(
     from tilefold.backends.triton.warps import forecast  # noqa: PLC0415
     from tilefold.errors import BackendError  # noqa: PLC0415
     from tilefold.frontend import torch_compile  # noqa: PLC0415
+    from tilefold.frontend.regions import constants  # noqa: PLC0415
     from tilefold.plan.hardware import gpu_named  # noqa: PLC0415
     from tilefold.runtime import gpu_configs  # noqa: PLC0415
 
@@ -146,6 +147,7 @@ def compile_fake(
         stack.enter_context(patch.object(pipeline, "_for_gpu", noted))
         stack.enter_context(patch.object(launch.TritonKernel, "start_building", rendered))
         stack.enter_context(patch.object(gpu_configs, "_choose", tuned))
+        stack.enter_context(patch.object(constants, "on_device", lambda x, like: fake(like)))
         stack.enter_context(patch.object(launch, "is_hopper", lambda device: True))
         stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda device=None: (9, 0)))
         stack.enter_context(patch.object(config, "force_non_lazy_backward_lowering", True))

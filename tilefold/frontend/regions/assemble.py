@@ -18,6 +18,7 @@ from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.added_rows import own_additions
+from tilefold.frontend.regions.constants import fold_constants
 from tilefold.frontend.regions.devices import constant_elsewhere, device_of, numbers_elsewhere
 from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.execute import Runner
@@ -146,6 +147,7 @@ def _compiled_graph(
 ) -> Callable[..., Sequence[object]]:
     began = time.monotonic()
     fold_scans(gm)
+    fold_constants(gm)
     gather_seeds(gm.graph)
     own_prefixes(gm)
     own_additions(gm)
@@ -168,6 +170,7 @@ def assembled(
 ) -> tuple[torch.fx.Graph, torch.nn.Module, Callable[..., Sequence[object]]]:
     """A graph of regions and operators, the modules that it calls (each `run`s a region), and both as a callable."""
     fold_scans(gm)
+    fold_constants(gm)
     gather_seeds(gm.graph)
     own_prefixes(gm)
     own_additions(gm)

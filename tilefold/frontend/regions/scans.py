@@ -52,7 +52,7 @@ def fold_scans(gm: torch.fx.GraphModule) -> int:
             )
         full.meta = dict(node.meta)
         node.replace_all_uses_with(full)
-        _erase(gm, node)
+        erase(gm, node)
         folded += 1
     if folded:
         gm.recompile()
@@ -137,14 +137,15 @@ def _ancestors(node: Node) -> list[Node] | None:
         n = stack.pop()
         if n in seen:
             continue
-        if not _computable(n) or len(seen) == MOST_NODES:
+        if not computable(n) or len(seen) == MOST_NODES:
             return None
         seen[n] = None
         stack += n.all_input_nodes
     return [n for n in node.graph.nodes if n in seen]
 
 
-def _computable(n: Node) -> bool:
+def computable(n: Node) -> bool:
+    """Whether a node makes one tensor of known sizes, not large, that only its inputs decide."""
     value = n.meta.get("val")
     if (
         n.op != "call_function"
@@ -157,10 +158,10 @@ def _computable(n: Node) -> bool:
     return all(isinstance(s, int) for s in value.shape) and value.numel() <= MOST_ELEMENTS
 
 
-def _erase(gm: torch.fx.GraphModule, node: Node) -> None:
-    """The node and what only it used."""
+def erase(gm: torch.fx.GraphModule, node: Node) -> None:
+    """Remove a node and what only it used."""
     before: Sequence[Node] = node.all_input_nodes
     gm.graph.erase_node(node)
     for n in before:
         if n.op == "call_function" and not n.users and not n._erased:
-            _erase(gm, n)
+            erase(gm, n)

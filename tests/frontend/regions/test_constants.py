@@ -1,0 +1,90 @@
+"""Tensors that are written part by part and depend on no argument are constants; all others stay what they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilefold.frontend.regions.constants import WRITES, fold_constants
+
+ATEN = torch.ops.aten
+
+
+def graph(fn, *args):
+    """Its graph, without writes in place."""
+    gm = make_fx(torch.func.functionalize(fn), tracing_mode="fake")(*args)
+    gm.graph.eliminate_dead_code()
+    return gm
+
+
+def parts(x):
+    """Numbers of an image's parts, as windowed attention assigns them."""
+    n = x.new_zeros((6, 5))
+    for k, (rows, cols) in enumerate(
+        [(slice(0, 4), slice(0, -2)), (slice(0, 4), slice(-2, None)), (slice(4, None), 0)]
+    ):
+        n[rows, cols] = k + 1
+    return n
+
+
+def masked(x):
+    n = parts(x).view(2, 3, 5).flatten(1)
+    return x + (n[:, None] - n[:, :, None]).masked_fill(n[:, None] != n[:, :, None], -100.0)[:, 0, :6].T
+
+
+def test_a_mask_that_is_written_part_by_part_is_a_constant_of_the_graph():
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    gm = graph(masked, x)
+    assert any(n.target in WRITES for n in gm.graph.nodes)
+    assert fold_constants(gm) == 1
+    left = [n for n in gm.graph.nodes if n.op == "call_function"]
+    assert not any(n.target in WRITES or n.target is ATEN.lift_fresh_copy.default for n in left), left
+    assert torch.equal(gm(x), masked(x))
+    (made,) = gm.graph.find_nodes(op="get_attr")
+    held = getattr(gm, made.target)
+    assert (held.shape, held.stride()) == (made.meta["val"].shape, made.meta["val"].stride())
+
+
+def test_a_compiled_function_reads_it():
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    run = torch.compile(masked, backend="tilefold")
+    assert torch.equal(run(x), masked(x)) and torch.equal(run(-x), masked(-x))
+
+
+def returned(x):
+    n = parts(x)
+    return x + 1, n.view(30)
+
+
+def of_an_argument(x):
+    n = x.new_zeros(6, 2)
+    n[0] = x[1]
+    return n * x
+
+
+def large(x):
+    n = x.new_zeros(2**20 + 1)
+    n[3] = 1
+    return x + n[3]
+
+
+@pytest.mark.parametrize("fn", [returned, of_an_argument, large, lambda x: x + torch.ones(6, 2).tril()])
+def test_what_the_graph_returns_or_an_argument_decides_stays(fn):
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    gm = graph(fn, x)
+    operators = [n.target for n in gm.graph.nodes if n.op == "call_function" and n.target in WRITES]
+    assert fold_constants(gm) == 0
+    assert [n.target for n in gm.graph.nodes if n.op == "call_function" and n.target in WRITES] == operators
+    torch.testing.assert_close(gm(x), fn(x), rtol=0, atol=0)
+
+
+def test_a_returned_number_is_another_tensor_at_each_call():
+    x = torch.randn(3)
+    gm = graph(lambda x: (x * torch.tensor(2.0), torch.tensor(3.0).view(1)), x)
+    fold_constants(gm)
+    lifted = gm.graph.find_nodes(op="call_function", target=ATEN.lift_fresh_copy.default)
+    assert len(lifted) == 1  # what is only read needs no copy
+    gm(x)[1].zero_()
+    assert gm(x)[1].item() == 3.0 and torch.equal(gm(x)[0], x * 2)

@@ -1,0 +1,140 @@
+"""What writes to parts of constants makes of them, made once: a constant of the graph, where its readers are.
+
+Windowed attention numbers the parts of an image by a dozen assignments to slices of zeros, and masks scores where two
+numbers differ. Nothing of that is an argument's. What is made of indices alone (causal masks) is left: a kernel
+computes it where it is needed, and sees its form.
+
+Numbers of the graph on the CPU are read where they are: a copy of one would be copied to a device at each call, which
+CUDA graphs do not capture.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx.node import map_arg
+
+from tilefold.frontend.operators.table import VIEWS
+from tilefold.frontend.regions.real import on_real_tensors
+from tilefold.frontend.regions.scans import computable, erase
+from tilefold.names import fresh
+
+Node = torch.fx.Node
+_ATEN = torch.ops.aten
+#: Operators that write to a part of a tensor.
+WRITES = frozenset(
+    {
+        _ATEN.slice_scatter.default,
+        _ATEN.select_scatter.default,
+        _ATEN.diagonal_scatter.default,
+        _ATEN.index_put.default,
+    }
+)
+#: Operators that take no more than a tensor's type and sizes, and what they fill a tensor with.
+_FILLED = {
+    _ATEN.new_zeros.default: 0,
+    _ATEN.zeros_like.default: 0,
+    _ATEN.new_ones.default: 1,
+    _ATEN.ones_like.default: 1,
+}
+
+
+def fold_constants(gm: torch.fx.GraphModule) -> int:
+    """Put constants in place of what is computed from none of the arguments, of a write at some place, and is read by
+    what is not; gives how many there are. What the graph returns stays: each call returns another tensor."""
+    _numbers_where_they_are(gm)
+    written = _written(gm)
+    wanted = [n for n, w in written.items() if w and n.target not in VIEWS and _wanted(n, written)]
+    values = _evaluated(gm, written, wanted)
+    taken = {name for name, _ in gm.named_buffers()} | {str(n.target) for n in gm.graph.nodes if n.op == "get_attr"}
+    for n in wanted:
+        name = fresh("_made_constant", taken)
+        setattr(gm, name, on_device(values[n], n.meta["val"]))
+        with gm.graph.inserting_before(n):
+            constant = gm.graph.create_node("get_attr", name)
+        constant.meta = dict(n.meta)
+        n.replace_all_uses_with(constant)
+        erase(gm, n)
+    for n in [n for n in gm.graph.nodes if n.op == "get_attr" and not n.users]:
+        gm.graph.erase_node(n)
+    if wanted:
+        gm.recompile()
+    return len(wanted)
+
+
+def on_device(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the CPU as one of the device and strides of another."""
+    with on_real_tensors():
+        made = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=like.device)
+        return made.copy_(x)
+
+
+def _numbers_where_they_are(gm: torch.fx.GraphModule) -> None:
+    for n in gm.graph.find_nodes(op="call_function", target=_ATEN.lift_fresh_copy.default):
+        (source,) = n.all_input_nodes
+        if _is_number(gm, source) and all(map(_only_reads, _readers(n))):
+            source.meta.setdefault("val", n.meta["val"])
+            n.replace_all_uses_with(source)
+            gm.graph.erase_node(n)
+
+
+def _is_number(gm: torch.fx.GraphModule, n: Node) -> bool:
+    """Whether a node is a tensor of one element on the CPU that the graph holds."""
+    x = getattr(gm, str(n.target), None) if n.op == "get_attr" else None
+    return isinstance(x, torch.Tensor) and x.dim() == 0 and x.device.type == "cpu"
+
+
+def _written(gm: torch.fx.GraphModule) -> dict[Node, bool]:
+    """The nodes that depend on no argument, and whether a write is among what makes them."""
+    found: dict[Node, bool] = {}
+    for n in gm.graph.nodes:
+        if _is_number(gm, n) or (n.target in _FILLED and computable(n)):
+            found[n] = False
+        elif computable(n) and all(i in found for i in n.all_input_nodes):
+            found[n] = n.target in WRITES or any(found[i] for i in n.all_input_nodes)
+    return found
+
+
+def _wanted(n: Node, known: dict[Node, bool]) -> bool:
+    """Whether what is not known reads a node, and nothing returns it or writes to it."""
+    readers = _readers(n)
+    return any(r not in known for r in readers) and all(map(_only_reads, readers))
+
+
+def _readers(n: Node) -> list[Node]:
+    """What reads a node, or a view of it."""
+    through, found = [n], list[Node]()
+    while through:
+        for u in through.pop().users:
+            (through if u.target in VIEWS else found).append(u)
+    return found
+
+
+def _only_reads(n: Node) -> bool:
+    mutable = isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
+    return n.op == "call_function" and not mutable
+
+
+def _evaluated(gm: torch.fx.GraphModule, known: dict[Node, bool], wanted: list[Node]) -> dict[Node, torch.Tensor]:
+    """Their values, on the CPU."""
+    needed, todo = set[Node](), list(wanted)
+    while todo:
+        n = todo.pop()
+        if n not in needed:
+            needed.add(n)
+            todo += [] if n.target in _FILLED else n.all_input_nodes
+    values: dict[Node, Any] = {}
+    with torch.no_grad(), on_real_tensors():
+        for n in (n for n in known if n in needed):
+            if n.op == "get_attr":
+                values[n] = getattr(gm, str(n.target))
+            elif n.target in _FILLED:
+                like = n.meta["val"]
+                values[n] = torch.full(tuple(like.shape), _FILLED[n.target], dtype=like.dtype)
+            else:
+                args: Any = map_arg(n.args, values.__getitem__)
+                named: Any = map_arg(n.kwargs, values.__getitem__)
+                run: Any = n.target
+                values[n] = run(*args, **({**named, "device": "cpu"} if "device" in named else named))
+    return {n: values[n] for n in wanted}
