@@ -34,6 +34,17 @@ def test_a_wrong_result_is_told(change, why, monkeypatch):
     assert wrong(CASE, "cpu", "fused").startswith(why) and bool(wrong(CASE, "cpu", "fused")) == bool(why)
 
 
+@pytest.mark.parametrize(("relative", "told"), [(1e-5, False), (1e-3, True)])
+def test_what_inputs_leave_open_is_not_wrong(relative, told, monkeypatch):
+    """An exponential of a large number, of which float32 knows fewer digits."""
+    steep = parse(
+        "program p(n)\n  input x: f32[3, n]\n  dim i = 3\n  dim j = n\n  s[i]: f32 = sum[j] x[i, j] * x[i, j]\n"
+        "  v[i]: f32 = exp(-s[i])\n  return v\n"
+    )
+    monkeypatch.setattr(long, "compile_program", compiled(lambda v: v * (1 + relative)))
+    assert bool(wrong(Case(steep, 70, DType.F32, 0.0, "contiguous", 0), "cpu", "fused")) is told
+
+
 @pytest.mark.parametrize("how", ["contiguous", "permuted", "inside"])
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (1, 1)])
 def test_values_are_the_same_however_they_are_stored(how, shape):
