@@ -498,6 +498,18 @@ def many_parts() -> str:
     return right(of_tables, rand(37, 48, dtype=F), torch.arange(37 * 4).reshape(37, 4) % 20, *tables)
 
 
+def concatenated_channels() -> str:
+    """Normalised channels of parts, whole vectors and not."""
+
+    def joined(w, *parts):
+        return torch.relu(torch.cat(parts, 1) * torch.rsqrt(w + 1.0))
+
+    return "".join(
+        right(joined, rand(sum(n), seed=9).abs(), *(rand(53, k, dtype=B, seed=j) for j, k in enumerate(n)))
+        for n in ((64, 32, 32, 32, 32), (64, 32, 96, 40), (64, 33, 32, 32, 32))
+    )
+
+
 def turned_pairs(x, c, s):
     """Rotary embedding of neighbours; c, s: an angle a pair."""
     a, b = x[..., ::2], x[..., 1::2]
@@ -686,6 +698,7 @@ CHECKS: dict[str, Check] = {
     "powers in quarters": lambda: right(lambda x: (x * x + 1) ** 0.75 + (x.abs() + 2) ** -1.25, rand(7, 40, dtype=F)),
     "windows": windows,
     "many parts": many_parts,
+    "concatenated channels": concatenated_channels,
     "a wrong program": wrong_program,
     "scheduled by hand": by_hand,
     "causal, ragged": lambda: right(o.causal, *heads(1, 2, 67, 67, 64)),

@@ -38,20 +38,29 @@ def stack(count: int, condition=first):
 
 
 def test_conditions_are_found_outermost_first():
-    found = choices(Call("maximum", (stack(3), lit(0.0))), lambda d: d == "j")
+    found = choices(Call("maximum", (stack(3), lit(0.0))), {"j": 1, "i": 0}.__getitem__)
     assert found == (first(1), first(2))
-    assert choices(stack(3), lambda d: d == "i") == ()
+    assert choices(stack(3), {"j": 0, "i": 1}.__getitem__) == ()
+
+
+def test_a_tile_is_of_one_part_where_it_divides_all_of_their_ends():
+    wide = stack(4, lambda n: first((96, 128, 224)[n - 1]))
+    assert of_parts([wide], lambda d: True) == {"j": 32}
+    assert len(choices(wide, lambda d: 32)) == 3
+    assert choices(wide, lambda d: 64) == (first(128),)
+    beyond = stack(4, lambda n: Call("lt", (Call("add", (Index("j"), Index("i"))), lit(32 * n))))
+    assert of_parts([beyond], lambda d: True) == {"i": 1, "j": 1} and not choices(beyond, lambda d: 32)
 
 
 def test_conditions_of_data_and_choices_of_numbers_are_none():
     data = Call("where", (Call("lt", (part(5), lit(0.0))), part(0), part(1)))
     padding = Call("where", (first(1), part(0), lit(0.0)))
-    assert choices(data, lambda d: True) == choices(padding, lambda d: True) == ()
+    assert choices(data, lambda d: 1) == choices(padding, lambda d: 1) == ()
 
 
 def test_few_parts_are_read_side_by_side():
-    assert of_parts([stack(LEAST_PARTS)], lambda d: True) == {"j"}
-    assert of_parts([stack(LEAST_PARTS - 1), stack(2)], lambda d: True) == frozenset()
+    assert of_parts([stack(LEAST_PARTS)], lambda d: True) == {"j": 1}
+    assert of_parts([stack(LEAST_PARTS - 1), stack(2)], lambda d: True) == {}
 
 
 def _source(*args: torch.Tensor) -> tuple[str, dict[int, int]]:
@@ -80,3 +89,17 @@ def test_parts_side_by_side_in_memory_share_a_block():
     (k,) = made(joined, *[meta(4096, 24, dtype=F)] * 5)
     source = variant(k).rendered.source
     assert "else:" not in source[source.rindex("@triton.jit") :]
+
+
+def test_channels_that_are_concatenated_in_whole_vectors_are_read_part_by_part():
+    def joined(a, b, c, d, e):
+        return torch.relu(torch.cat([a, b, c, d, e], 1))
+
+    parts = [meta(4096, n, dtype=torch.bfloat16) for n in (64, 32, 32, 32, 32)]
+    (k,) = made(joined, *parts)
+    sizes, config = k.sizes({}), default_config(k.block, k.sizes({}))
+    assert {sizes[d]: n for d, n in config.tiles.items()} == {192: 32, 4096: 128}
+    source = variant(k).rendered.source
+    body = source[source.rindex("@triton.jit") :]
+    assert body.count("else:") == 4 and body.count("tl.store(") == 5
+    assert "tl.load(" not in body[: body.index("if ")]

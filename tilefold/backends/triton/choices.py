@@ -2,38 +2,63 @@
 
 Law: where a condition has one value for all lanes of a thread block, `where(condition, a, b)` is a or b for all of
 them, and the block need not read what it does not choose. A block that has one index of each dim that the conditions
-depend on branches to its part; every part beyond that would cost it loads that are thrown away.
+depend on branches to its part; every part beyond that would cost it loads that are thrown away. So does a block with
+several indices i, from a multiple of their number n on, of conditions `i < c` where n divides c: concatenated channels.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
-from tilefold.algebra.expr import Call, Expr, dims_used, loads, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads, walk
 
 #: Parts from which branches are made: of fewer, loads side by side wait for memory together and cost little more.
 LEAST_PARTS = 4
 
+#: Indices that a thread block has of a dim, from a multiple of their number on; 0: not such.
+Tile = Callable[[str], int]
 
-def choices(e: Expr, single: Callable[[str], bool]) -> tuple[Expr, ...]:
-    """Conditions of e, outermost first, that depend on single dims alone and choose between what is read."""
+
+def choices(e: Expr, tile: Tile) -> tuple[Expr, ...]:
+    """Conditions of e, outermost first, that choose between what is read, one way for all indices of a tile."""
     found = (
         n.args[0]
         for n in walk(e)
         if isinstance(n, Call)
         and n.op == "where"
         and dims_used(n.args[0])
-        and all(map(single, dims_used(n.args[0])))
+        and _same(n.args[0], tile)
         and not any(True for _ in loads(n.args[0]))
         and all(_reads(side) for side in n.args[1:])
     )
     return tuple(dict.fromkeys(found))
 
 
-def of_parts(exprs: Iterable[Expr], single: Callable[[str], bool]) -> frozenset[str]:
-    """Dims that choose between `LEAST_PARTS` or more parts in one of these."""
-    found = [choices(e, single) for e in exprs]
-    return frozenset(d for c in found if len(c) + 1 >= LEAST_PARTS for e in c for d in dims_used(e))
+def of_parts(exprs: Iterable[Expr], may: Callable[[str], bool]) -> dict[str, int]:
+    """Dims that choose between `LEAST_PARTS` or more parts in one of these, and the longest tile, a power of two, of
+    which all indices choose the same. may: dims of which tiles may be single indices."""
+    found = [choices(e, lambda d: int(may(d))) for e in exprs]
+    conditions = [e for c in found if len(c) + 1 >= LEAST_PARTS for e in c]
+    longest: dict[str, int] = {}
+    for e in conditions:
+        end = ends(e)
+        for d in dims_used(e):
+            longest[d] = math.gcd(longest.get(d, 0), 1 if end is None else end[1])
+    return {d: n & -n for d, n in longest.items()}
+
+
+def ends(condition: Expr) -> tuple[str, int] | None:
+    """Dim and number of a condition that holds for the first so many indices."""
+    match condition:
+        case Call("lt", (Index(d), Const(int(n)))) if n > 0:
+            return d, n
+    return None
+
+
+def _same(condition: Expr, tile: Tile) -> bool:
+    tiles, end = [tile(d) for d in dims_used(condition)], ends(condition)
+    return all(n == 1 for n in tiles) or (end is not None and 0 not in tiles and end[1] % tiles[0] == 0)
 
 
 def _reads(e: Expr) -> bool:

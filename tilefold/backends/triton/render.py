@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr, Index, dims_used, lit, loads, substitute
-from tilefold.backends.triton.choices import LEAST_PARTS, choices
+from tilefold.backends.triton.choices import LEAST_PARTS, choices, ends
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
@@ -232,7 +232,11 @@ class Renderer:
 
     def _choices(self, s: ir.Store) -> tuple[Expr, ...]:
         """What is not known here and chooses between parts, the same one for all lanes."""
-        return choices(self.c.settled(s.expr), lambda d: not self.c.hold(d).vector)
+        return choices(self.c.settled(s.expr), self._indices)
+
+    def _indices(self, d: str) -> int:
+        held = self.c.hold(d)
+        return 1 if not held.vector else held.tile if d in self.grid_dims else 0
 
     def _by_parts(self, s: ir.Store) -> None:
         """A branch for each part, which reads its own tensors alone."""
@@ -241,7 +245,11 @@ class Renderer:
             self._store(s)
             return
         condition, before = open_choices[0], self.c.known
-        code = self.c.expressions.value(condition, ()).code
+        end = ends(condition)
+        if end is not None and self.c.hold(end[0]).vector:
+            code = f"{self.c.hold(end[0]).base} < {end[1]}"
+        else:
+            code = self.c.expressions.value(condition, ()).code
         for holds, header in ((True, f"if {code}:"), (False, "else:")):
             self.c.known = Known(dict(before.scales), {**before.facts, condition: holds})
             self.c.scopes.open(branch=True)

@@ -46,6 +46,8 @@ SMALLER = 0.97
 UNDER_WAY, WINDOW, MOST_FOR_WINDOWS, BLOCKS = 208, 9, 8, 8 * H100.cores
 #: Neighbours of a vector of 16 bytes.
 VECTOR = 8
+#: Bytes of neighbours below which parts of a concatenation share a thread block.
+PART = 64
 #: Thread blocks of so many warps are the largest.
 MOST_WARPS = 32
 
@@ -115,16 +117,20 @@ def window_of(b: Block) -> tuple[int, int]:
 
 
 def for_parts(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
-    """Where what is stored is one of many parts: one index of what chooses a thread block, which then reads one part;
-    as many elements as before, of the other dims, where they have them."""
+    """Where what is stored is one of many parts: as many indices of what chooses a thread block as are of one part, one
+    of a dim along which nothing is contiguous, so that it reads one part; as many elements as before, of the other
+    dims, where they have them."""
     near = set(_contiguous(s, t))
     stored = [n.expr for n in nodes_of(b.body) if isinstance(n, Store)]
-    chosen = of_parts(stored, lambda d: d in s.parallel and d not in near)
-    if not chosen or all(c.tiles.get(d, 1) == 1 for d in chosen):
+    least = PART // min((a.nbytes for a in t.accesses), default=PART)
+    torn = {d for d, n in of_parts(stored, lambda d: d in s.parallel).items() if d in near and n < least}
+    of_one = of_parts(stored, lambda d: d in s.parallel and d not in torn)
+    chosen = {d: min(n, c.tiles.get(d, 1)) if d in near else 1 for d, n in of_one.items()}
+    if all(c.tiles.get(d, 1) == n for d, n in chosen.items()):
         return c
     area = s.area({**local, **c.tiles})
-    tiles = {**c.tiles, **dict.fromkeys(chosen, 1)}
-    for d in (*(d for d in s.parallel if d in near), *reversed([d for d in s.parallel if d not in near | chosen])):
+    tiles, free = {**c.tiles, **chosen}, [d for d in s.parallel if d not in chosen]
+    for d in (*(d for d in free if d in near), *reversed([d for d in free if d not in near])):
         while tiles.get(d, 1) < t.sizes[d] and 2 * s.area({**local, **tiles}) <= max(area, ONCE):
             tiles[d] = 2 * tiles.get(d, 1)
     found = s.area({**local, **tiles})
