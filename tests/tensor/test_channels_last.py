@@ -86,6 +86,22 @@ def test_groups_read_images_in_the_order_of_their_result(made, stored):
     assert "".join(q.body[0].dims) == stored and q.body[0].name == "r"
 
 
+@pytest.mark.parametrize(
+    ("index", "after", "copies"),
+    [
+        ("o, c, k, l", True, ["r", "v2", "out"]),  # a result that is this copy is the operand, wherever it stood
+        ("o, c, k, l", False, ["v2", "r", "out"]),
+        ("o, c, l, k", True, ["r", "w_last", "out", "v2"]),  # another order
+    ],
+)
+def test_a_copy_that_is_there_already_is_read(index, after, copies):
+    line = f"  v2[o, k, l, c]: f32 = w[{index}]\n"
+    text = TEXT.format(results="out, v2")
+    text = text.replace("  return", line + "  return") if after else text.replace("  r[n", line + "  r[n")
+    q = converted(text, {})
+    assert [c.name for c in q.body] == copies
+
+
 def test_a_slice_of_an_operand_is_read_where_it_is():
     text = TEXT.format(results="out").replace("x: f32[2, 8", "x: f32[2, 10").replace("r[n, c, y", "x[n, c, y")
     assert [c.name for c in converted(text, {"w": 1}).body if c.name != "r"] == ["out"]

@@ -118,6 +118,13 @@ def _converted(p: Program, reader: str, ld: Load, order: Sequence[int], contiguo
         turned = replace(made, dims=tuple(made.dims[n] for n in moving))
         body = [turned if c is made else _reading(c, ld, made.name, moving) if c.name == reader else c for c in p.body]
         return replace(p, body=tuple(body))
+    copy = next((c for c in p.body if _is_copy(c, ld.tensor, moving, shape)), None)
+    if copy is not None:  # a result of the program, which the reader may take
+        body = [_reading(c, ld, copy.name, moving) if c.name == reader else c for c in p.body]
+        if [c.name for c in body].index(reader) < body.index(copy):
+            body.remove(copy)
+            body.insert([c.name for c in body].index(reader), copy)
+        return replace(p, body=tuple(body))
     taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
     name = free(f"{ld.tensor}_last", taken)
     taken.add(name)
@@ -132,6 +139,17 @@ def _converted(p: Program, reader: str, ld: Load, order: Sequence[int], contiguo
     for x in p.body:
         body += [copy, _reading(x, ld, name, moving)] if x is c else [x]
     return replace(p, body=tuple(body), sizes={**p.sizes, **{dims[n]: shape[n] for n in moving}})
+
+
+def _is_copy(c: Compute, tensor: str, moving: Sequence[int], shape: Sequence[Expr]) -> bool:
+    """Whether a statement is that tensor with its axes in that order."""
+    if c.reducer is not None or not isinstance(c.body, Load) or c.body.tensor != tensor:
+        return False
+    plain = [i.dim for i in c.body.index if isinstance(i, Index)]
+    whole = all(isinstance(i, Index) or same(n, const(1)) for i, n in zip(c.body.index, shape, strict=True))
+    return (
+        whole and len(set(plain)) == len(plain) and tuple(c.body.index[n] for n in moving) == tuple(map(Index, c.dims))
+    )
 
 
 def _reading(c: Compute, ld: Load, name: str, moving: Sequence[int]) -> Compute:

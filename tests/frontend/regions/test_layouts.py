@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.frontend.check import randn
 from tilefold.frontend import torch_compile
@@ -196,3 +198,36 @@ def test_a_step_of_pointwise_convolutions_stays_as_it_is(monkeypatch):
     wanted = torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()])
     for g, w in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-4)
+
+
+def test_weights_and_padded_images_are_turned_once_for_both_passes(monkeypatch):
+    """What convolutions alone read: a weight that the image's gradient reads too, and what is computed for them."""
+    done: list[tuple[bool, torch.fx.GraphModule]] = []
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (nn.Conv2d(8, 8, 3, bias=False) for _ in "ab")
+
+        def forward(self, x):
+            return self.second(F.relu(self.first(F.pad(x, (1, 1, 1, 1)))))
+
+    module, x = Two(), randn(2, 8, 12, 16).requires_grad_()
+    _, gradients, _ = compiled_step(module, x, monkeypatch, done)
+    for g, w in zip(gradients, torch.autograd.grad(module(x).square().sum(), [x, *module.parameters()]), strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-3)
+    ((_, joint),) = done
+    copies = [n for n in joint.graph.nodes if n.kwargs == {"memory_format": torch.channels_last}]
+    assert sorted(n.args[0].op for n in copies) == ["call_function", "placeholder", "placeholder"]
+    assert all(len(n.users) == 2 and n.meta["val"].is_contiguous(memory_format=torch.channels_last) for n in copies)
+
+
+def test_what_others_read_is_turned_where_it_is_read():
+    def fn(x, w):
+        return F.conv2d(x, w).sum() + w.sum() + x.sum()
+
+    with FakeTensorMode():
+        x, w = torch.empty(2, 8, 12, 16), torch.empty(8, 8, 3, 3)
+        gm = make_fx(fn)(x, w)
+    assert channels_last(gm, "cpu")
+    assert not gm.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)

@@ -13,13 +13,16 @@ convolutions in that memory. Kernels and library steps store what the strides sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 
 from tilefold.frontend.operators.convolution_gradients import covered_gradients
+from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -31,6 +34,8 @@ WHOLE_TILE = 32
 #: nominal, of 4.5 instructions an element and tap against 2.3, and two passes over the image.
 LARGE_WINDOW = 16
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
+#: Covered, and of the memory of what they read, or copies already.
+_NOT_STORED = VIEWS | COPIES
 #: Convolutions' gradients, and how many operands they have.
 _GRADIENTS: Mapping[object, int] = {aten.convolution_backward.default: 3}
 
@@ -67,8 +72,25 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
                     return False
                 made[n] = aten.reshape.default(*args)
                 reshaped.append(n)
+    _store_for(gm, wanted, made)
     _apply(gm, made, reshaped, {n: form for n, form in forms.items() if _left(n)})
     return True
+
+
+def _store_for(gm: torch.fx.GraphModule, convolutions: Sequence[Node], made: dict[Node, Any]) -> None:
+    """Copies in channels-last memory of what these convolutions alone read: of what is computed, which is then stored
+    so, and of arguments that several of them read (weights, in both passes): the cut may save them."""
+    every, place = frozenset(convolutions), {n: k for k, n in enumerate(gm.graph.nodes)}
+    for n in convolutions:
+        for a in n.args[: _GRADIENTS.get(n.target, 2)]:
+            if not isinstance(a, Node) or made[a].is_contiguous(memory_format=torch.channels_last):
+                continue
+            computed = a.target in TABLE and a.target not in _NOT_STORED
+            if not every.issuperset(a.users) or not (computed or (a.op == "placeholder" and len(a.users) > 1)):
+                continue
+            first = min(a.users, key=place.__getitem__)
+            copy = _copied(gm, a, first, (a if computed else first).meta, made, torch.channels_last)
+            a.replace_all_uses_with(copy, delete_user_cb=partial(operator.is_not, copy))
 
 
 def _apply(
@@ -101,11 +123,23 @@ def _convert_operands(gm: torch.fx.GraphModule, n: Node, made: dict[Node, Any], 
         assert isinstance(a, Node)
         if made[a].is_contiguous(memory_format=form):
             continue
-        with gm.graph.inserting_before(n):
-            copy = gm.graph.call_function(aten.clone.default, (a,), {"memory_format": form})
-        copy.meta = dict(a.meta)
-        made[copy] = made[a].contiguous(memory_format=form)
-        n.replace_input_with(a, copy)
+        n.replace_input_with(a, _copied(gm, a, n, a.meta, made, form))
+
+
+def _copied(
+    gm: torch.fx.GraphModule,
+    a: Node,
+    before: Node,
+    history: Mapping[str, Any],
+    made: dict[Node, Any],
+    form: torch.memory_format,
+) -> Node:
+    """A copy of a tensor in such memory, in front of a node."""
+    with gm.graph.inserting_before(before):
+        copy = gm.graph.call_function(aten.clone.default, (a,), {"memory_format": form})
+    made[copy] = made[a].contiguous(memory_format=form)
+    copy.meta = {**history, "val": made[copy]}
+    return copy
 
 
 def _form(n: Node, device: str) -> torch.memory_format | None:
