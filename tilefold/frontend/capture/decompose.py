@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-from tilefold.frontend.capture import flex, random
+from tilefold.frontend.capture import few_channels, flex, random
 from tilefold.frontend.operators.table import TABLE
 
 _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -52,7 +52,8 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
     drawn = {} if eagers_numbers else random.decompositions()
     own: dict[Any, Callable[..., object]] = {
         torch.ops.aten.native_dropout.default: _dropout,
-        torch.ops.aten.convolution.default: _bias_apart,
+        torch.ops.aten.convolution.default: _convolution,
+        torch.ops.aten.convolution_backward.default: _convolution_backward,
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
         torch.ops.aten._trilinear.default: _trilinear,
@@ -61,16 +62,31 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
     return {**table, **drawn, **own}
 
 
-def _bias_apart(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
-    """A transposed convolution on a GPU as that and a sum with its bias, [N, O, ...] + [O, 1 ..].
+def _convolution(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
+    """A transposed convolution on a GPU as that and a sum with its bias, [N, O, ...] + [O, 1 ..]; one of few channels
+    as one of more (`few_channels`). Others stay whole.
 
-    The library adds the bias in a pass over its result; as an operator it belongs to what follows. Others stay whole.
+    The library adds the bias of a transposed one in a pass over its result; as an operator it belongs to what follows.
     """
-    transposed = settings[3]
+    stride, padding, dilation, transposed, _, groups = settings
+    steps = few_channels.strided(x, w, stride, padding, dilation, transposed, groups)
+    if steps is not None:
+        return few_channels.convolution(x, w, bias, steps)
     if bias is None or not transposed or x.device.type != "cuda":
         return NotImplemented  # type: ignore[no-any-return] # what says so stays as it is
     y: torch.Tensor = torch.ops.aten.convolution.default(x, w, None, *settings)
     return y + bias.view(-1, *[1] * (x.dim() - 2))
+
+
+def _convolution_backward(
+    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Sequence[int] | None, *settings: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradient of the weight of a convolution of few channels as that of more; others stay whole."""
+    stride, padding, dilation, transposed, _, groups, mask = settings
+    steps = few_channels.strided(x, w, stride, padding, dilation, transposed, groups)
+    if steps is None or mask[0]:
+        return NotImplemented  # type: ignore[no-any-return]
+    return few_channels.weight_gradients(dy, x, w, bias, steps, mask)
 
 
 def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
