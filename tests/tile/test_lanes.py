@@ -145,6 +145,36 @@ def test_lanes_fold_what_is_left_before_they_are_combined():
     assert shown("variance").count("for ") == 2  # what is repaired is left to the loop
 
 
+COUNT = """
+kernel mean(R)
+  dim i = R
+  dim j = 301
+  in x: f32[R, 301] unit 1
+  out y: f32[R] unit 0
+  grid i:1
+    alloc t: f32[i:1] tile
+    alloc n: f32[] tile
+    fill t = 0.0
+    fill n = 0.0
+    for j:64
+      t[i] sum= over j: x[i, j]
+      n sum= over j: 1.0
+    store y[i] over i = t[i] / n
+"""
+
+
+def test_a_count_differs_from_lane_to_lane_where_some_have_an_index_less():
+    """Of 301 indices 45 are left: 13 of 16 lanes have three more than 16, the others two."""
+    before = verify(parse(COUNT))
+    after = laned(before)
+    assert changed(after) and show_kernel(after).count("for ") == 1
+    x, y, w = torch.randn(3, 301, dtype=F), torch.zeros(3, dtype=F), torch.zeros(3, dtype=F)
+    run_kernel(before, {"x": x, "y": w}, {"R": 3}, exact=True)
+    run_kernel(after, {"x": x, "y": y}, {"R": 3}, exact=True)
+    torch.testing.assert_close(y, x.mean(1))
+    torch.testing.assert_close(w, x.mean(1))
+
+
 def test_what_is_held_beside_the_loop_is_reduced_after_it():
     turn = turn_of(shown("images"))
     assert "max" in turn and " over " not in turn

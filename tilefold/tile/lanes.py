@@ -207,16 +207,17 @@ class _Pass:
             turns = call("floordiv", call("sub", f.at.stop or Size(d), f.at.start or lit(0)), tile)
         out: list[ir.Stmt] = []
         own = [n for n in f.states if n not in f.shared]
+        left = 0 if length is None else length % tile
+        alone = bool(left) and self.reduces_alone(f)
+        varying = own if alone and left % lanes else f.varying  # lanes without a last index count one less
         more = {lane: lit(lanes)} | {x: self.kernel.sizes[x] for x in f.beside}
-        held = {n: self.state(self.buffers[n], more if n in f.varying else {}) for n in own}
+        held = {n: self.state(self.buffers[n], more if n in varying else {}) for n in own}
         for n in own:
             out += [ir.Alloc(held[n]), replace(f.states[n], buf=held[n].name)]
         first = plus(start, call("mul", Index(turn), tile))
         places = [plus(plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
         body = _Body(self, f, lane, lanes, held).stream(places)
         out.append(ir.For(turn, 1, body, None, turns))
-        left = 0 if length is None else length % tile
-        alone = bool(left) and self.reduces_alone(f)
         if alone:
             after = plus(start, lit(length - left if length is not None else 0))
             some = [plus(plus(after, lit(e)), Index(lane)) for e in range(0, left, lanes)]
