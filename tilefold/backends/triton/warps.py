@@ -2,8 +2,9 @@
 
 Tiles are chosen by prices that know runs of neighbours (`traffic`). Here addresses are computed, of one thread block in
 the middle of the grid and one turn of each loop, as lanes have them: Triton 3.6 lays a warp along the axis of most
-neighbours, the first of equal ones, up to 16 bytes a lane. An access of a warp costs the lines of the cache that it
-touches, a tile the sectors of 32 bytes, each once a turn; memory each tensor once. Products cost their padded tiles,
+neighbours, the first of equal ones, up to 16 bytes a lane, and what is read one by one (`memory`) along the last. An
+access of a warp costs the lines of the cache that it touches, a tile the sectors of 32 bytes, each once a turn; memory
+each tensor once. Products cost their padded tiles,
 elements their operations. Loops wait: a latency of the memory a turn. The floor is that of all tensors read or written
 once at the memory's rate, or of the products on all multiprocessors. Rates are the machine's.
 
@@ -25,13 +26,14 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, Load, dims_used, loads
 from tilefold.backends.triton.choices import choices
 from tilefold.backends.triton.launch import Variant
+from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
 from tilefold.plan.dataflow import GPU_UNITS, element_units
 from tilefold.plan.hardware import Gpu
 from tilefold.tile import ir
 from tilefold.tile.affine import coefficients
-from tilefold.tile.pieces import MATRIX_UNIT, power_of_two
+from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
 
 #: Bytes of a line of the first-level cache, of which a multiprocessor looks up one a cycle; cycles a second.
 LINE, CYCLES = 128, 1.7e9
@@ -91,10 +93,13 @@ class _Walk:
     tensors: Mapping[str, tuple[ir.TensorParam, Seen]]
     lanes: Mapping[str, int]
     warps: int
+    multiplies: bool
     ranges: dict[str, tuple[int, int]]
     tiles: dict[str, int]
     buffers: dict[str, ir.Buffer] = field(default_factory=dict)
     touches: dict[tuple[object, ...], Touch] = field(default_factory=dict)
+    #: Sectors of a tensor that a tile of these loops has read: another reading finds them near.
+    near: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
     #: Loops around the statement: dim, turns.
     loops: tuple[tuple[str, float], ...] = ()
     units: float = 0.0
@@ -215,13 +220,17 @@ class _Walk:
             return
         order = [d for d in dict.fromkeys((*frame, *sorted(used))) if d in used]
         t, x = self.tensors[tensor]
-        one = self._tile(t, x, index, order)
-        self.touches[key] = Touch(tensor, stored, *one, times * share)
+        nbytes, tile, cut, lines, sent = self._tile(t, x, index, order)
+        before = self.near.get(known := (tensor, stored, key[-1]))
+        self.near[known] = both = tile if before is None else torch.unique(torch.cat((before, tile)))
+        new = float(len(both) - (0 if before is None else len(before))) * SECTOR * cut
+        self.touches[key] = Touch(tensor, stored, nbytes, new, lines, sent, times * share)
 
     def _tile(
         self, t: ir.TensorParam, x: Seen, index: tuple[Expr, ...], order: Sequence[str]
-    ) -> tuple[float, float, float, float]:
-        """Bytes used, bytes of sectors, lines and bytes of sectors of all warps' accesses, of one tile."""
+    ) -> tuple[float, torch.Tensor, float, float, float]:
+        """Of one tile: bytes used, sectors (of 1 / cut of it), the cut, lines and bytes of sectors of all warps'
+        accesses."""
         ranges, lanes, cut = dict[str, tuple[int, int]](), list[int](), 1.0
         room = MOST
         for d in reversed(order):
@@ -250,18 +259,23 @@ class _Walk:
             there = there & valid.reshape([-1 if n == k else 1 for k in range(len(order))])
         nbytes = t.dtype.nbytes
         place, there = (place * nbytes).broadcast_to(shape), there.broadcast_to(shape)
-        axis, vector = _laid(place, order, plain, nbytes, WARP * self.warps)
+        step = (near or {}).get(order[-1], 0) if order else 0
+        if order and not self.multiplies and 1 <= step < SECTOR // nbytes and plain & {*order} == {order[-1]}:
+            between = step > 1 or bool((place[..., 0] % VECTOR != 0).any())
+        else:
+            between = False
+        axis, vector = _laid(place, order, plain, nbytes, WARP * self.warps) if not between else (len(order) - 1, 1)
         turned = [axis, *(n for n in range(len(order)) if n != axis)] if order else []
         flat = place.permute(turned[::-1]).reshape(-1)
         valid = there.permute(turned[::-1]).reshape(-1)
         used = float(valid.sum()) * nbytes * cut
-        tile = float(torch.unique(flat[valid] // 32).numel()) * 32 * cut
+        tile = torch.unique(flat[valid] // SECTOR)
         a_warp = min(flat.numel(), WARP * vector)
         flat, valid = flat.reshape(-1, a_warp), valid.reshape(-1, a_warp)
         every = max(1, len(flat) // LOOKED_AT)
         some, more = flat[::every], len(flat) / len(flat[::every]) * cut
         here = valid[::every]
-        return used, tile, _distinct(some // LINE, here) * more, _distinct(some // 32, here) * 32 * more
+        return used, tile, cut, _distinct(some // LINE, here) * more, _distinct(some // SECTOR, here) * SECTOR * more
 
 
 def _distinct(x: torch.Tensor, valid: torch.Tensor) -> float:
@@ -318,7 +332,9 @@ def forecast(
         at = grid[t.dim] // 2 * t.tile
         ranges[t.dim] = at, min(at + t.tile, whole[t.dim])
     warps = v.config.groups * 4 + 4 if v.rendered.groups else v.config.warps
-    w = _Walk(whole, syms, tensors, v.config.lanes, warps, ranges, {t.dim: t.tile for t in k.grid})
+    w = _Walk(
+        whole, syms, tensors, v.config.lanes, warps, bool(product_dims(k)), ranges, {t.dim: t.tile for t in k.grid}
+    )
     w.body(k.body)
     return _summed(w, blocks, warps, machine)
 
