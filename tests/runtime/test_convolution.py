@@ -252,6 +252,22 @@ def test_what_follows_a_convolution_of_a_gpu_is_in_its_call(more):
     assert made["z"].is_contiguous() and (made["z"].double() - want).norm() < 6e-3 * want.norm()
 
 
+def test_channels_of_such_a_call_may_be_groups_of_channels():
+    """As the convolution of groups that reads them has it: 16 channels are 2 groups of 8."""
+    text = BLOCK.format(more=" + r[n, i, j, o]").replace("dim o = 16", "dim o = 2\n  dim d = 8")
+    text = text.replace("bf16[16, 3", "bf16[2, 8, 3").replace("40, 16]", "40, 2, 8]").replace("bf16[16]", "bf16[2, 8]")
+    text = text.replace("j, o]", "j, o, d]").replace("w[o,", "w[o, d,").replace("b[o]", "b[o, d]")
+    (step,) = [s for s in compile_program(parse(text), device="cuda").steps if isinstance(s, ConvolutionStep)]
+    assert step.tail is not None and step.members == ("y", "z")
+    x, w, b = (torch.randn(s).bfloat16() for s in ((2, 52, 42, 8), (2, 8, 3, 3, 8), (2, 8)))
+    r = torch.randn(2, 50, 40, 2, 8).bfloat16()
+    y = F.conv2d(x.double().permute(0, 3, 1, 2), w.double().flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+    want = torch.relu(y.unflatten(-1, (2, 8)) + b + r)
+    made = dict(zip(step.reads, (x, w, b, r), strict=True))
+    step.run(made, {})
+    assert made["z"].is_contiguous() and (made["z"].double() - want).norm() < 6e-3 * want.norm()
+
+
 def test_tails_of_other_convolutions_are_kernels():
     """Float32, channels that are no multiple of 16 bytes, and a CPU."""
     texts = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -101,3 +103,25 @@ def test_what_no_call_does_stays_as_it_is(after):
 def test_a_scale_is_no_call_before_it_is_in_the_weights():
     g = Graph.of(program(FOLLOW["statistics"], "bf16"))
     assert of_call(g, g.by_name["y"]) is None
+
+
+@pytest.mark.parametrize("weight", ["w[o, p, q, c]", "w[o, 1, 1, c]"], ids=["windows", "single taps"])
+def test_channels_may_be_groups_of_channels(weight):
+    """As a convolution of groups reads them: 16 channels as 2 groups of 8."""
+    text = (HEAD + FOLLOW["statistics"] + "  return z\n").format(t="f64")
+    for name in "gmv":
+        text = text.replace(f"input {name}: f32[16]", f"input {name}: f32[2, 8]").replace(f"{name}[o]", f"{name}[o, d]")
+    text = text.replace("f64[16, 3, 3, 8]", "f64[2, 8, 3, 3, 8]").replace("dim o = 16", "dim o = 2\n  dim d = 8")
+    text = text.replace("s[o]", "s[o, d]").replace("j, o]", "j, o, d]").replace("w[o,", "w[o, d,")
+    if weight != "w[o, p, q, c]":
+        single = text.replace("sum[p, q, c]", "sum[c]").replace("x[n, i + p, j + q, c]", "x[n, i, j, c]")
+        text = single.replace("w[o, d, p, q, c]", "w[o, d, c]").replace("f64[2, 8, 3, 3, 8]", "f64[2, 8, 8]")
+        text = text.replace("[2, 7, 6, 8]", "[2, 5, 4, 8]").replace("  dim p = 3\n  dim q = 3\n", "")
+    p = parse(text)
+    p = replace(p, body=tuple(replace(c, origin="aten.convolution.default") if c.name == "y" else c for c in p.body))
+    q, names = tails_in_calls(p, lambda g, tail: True)
+    g = Graph.of(q)
+    found = of_call(g, g.by_name["y"]) if names else None
+    assert names == {"y"} and found is not None and found[0].outs == ("o", "d")
+    want, got = (run(a, inputs(p), exact=True)["z"] for a in (p, q))
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)

@@ -99,8 +99,8 @@ def gpu_tail(g: Graph, t: Tail, machine: Gpu = H100) -> bool:
     """
     c, sizes = t.conv, g.program.sizes
     kinds = {g.program.dtype_of(x) for x in (t.form.x.tensor, t.form.w.tensor)} | {c.dtype, t.form.dtype}
-    sides = [sizes[d] for d in (t.out, *t.form.channels)]
-    whole = all(isinstance(n, Const) and int(n.value) % SIXTEEN_BYTES == 0 for n in sides)
+    static = all(is_static(sizes[d]) for d in (*t.outs, *t.form.channels))
+    whole = static and all(g.points(side) % SIXTEEN_BYTES == 0 for side in (t.outs, t.form.channels))
     if kinds not in ({DType.F16}, {DType.BF16}) or not whole or not is_channels_last(c, t.form):
         return False
     near, made = machine.home(g.nbytes([c.name])), g.nbytes([c.name])

@@ -124,7 +124,7 @@ class ConvolutionStep:
 
     def _with_tail(self, x: torch.Tensor, w: torch.Tensor, also: Sequence[torch.Tensor]) -> torch.Tensor:
         """relu(conv(x, w) + shift + z) in one call where cuDNN has it, else op by op."""
-        b = also[0] if self.shift is not None else None
+        b = also[0].reshape(-1) if self.shift is not None else None
         z = None
         if self._order_z:
             z = also[-1].permute(self._order_z)

@@ -23,12 +23,13 @@ from tilefold.tensor.product import library_product
 @dataclass(frozen=True, slots=True)
 class Tail:
     """The map behind a convolution: maximum(scale * result + shift + added, zero). scale (None: 1) and shift (None: 0)
-    depend on the channel `out` alone; added: an element of another tensor for each of the result."""
+    depend on the channel alone, which is `outs` (groups of channels, where a convolution of groups reads the map);
+    added: an element of another tensor for each of the result."""
 
     conv: Compute
     form: Convolution
     map: Compute
-    out: str
+    outs: tuple[str, ...]
     scale: Expr | None
     shift: Expr | None
     added: Load | None
@@ -39,9 +40,9 @@ def tail_of(g: Graph, c: Compute) -> Tail | None:
     """What follows a convolution of one group, where a library's call can do it too."""
     form = convolution(c, g.program) or _pointwise(g, c)
     readers = g.consumers[c.name]
-    if form is None or form.groups or form.spread != 1 or len(form.outs) != 1 or len(readers) != 1:
+    if form is None or form.groups or form.spread != 1 or not form.outs or len(readers) != 1:
         return None
-    m, (out,) = g.by_name[readers[0]], form.outs
+    m = g.by_name[readers[0]]
     if c.name in g.program.outputs or m.reducer is not None or m.dims != c.dims or m.dtype is not c.dtype:
         return None
     match m.body:
@@ -57,11 +58,11 @@ def tail_of(g: Graph, c: Compute) -> Tail | None:
             inner, added = a, z
     if not _alone(inner, c):
         return None
-    found = _affine(inner, c.name, frozenset({out}))
+    found = _affine(inner, c.name, frozenset(form.outs))
     if found is None or found[0] is None:
         return None
     scale, shift = found
-    return Tail(c, form, m, out, None if scale == _ONE else scale, shift, added, zero)
+    return Tail(c, form, m, form.outs, None if scale == _ONE else scale, shift, added, zero)
 
 
 def _pointwise(g: Graph, c: Compute) -> Convolution | None:
@@ -69,9 +70,10 @@ def _pointwise(g: Graph, c: Compute) -> Convolution | None:
     p, sizes = library_product(c, g.program.sizes), g.program.sizes
     if p is None or p.loads is None or p.batch or "conv" not in c.origin or len(p.depth) != 1:
         return None
-    x, w = p.loads if p.left >= set(p.rows) and len(p.cols) == 1 else p.loads[::-1]
-    outs, places = (p.cols, p.rows) if len(p.cols) == 1 else (p.rows, p.cols)
-    if len(outs) != 1 or not 1 < len(places) <= MOST_SPACE + 1 or c.dims != (*places, *outs):
+    of_rows = c.dims[0] in p.rows
+    x, w = p.loads if of_rows else p.loads[::-1]
+    outs, places = (p.cols, p.rows) if of_rows else (p.rows, p.cols)
+    if not outs or not 1 < len(places) <= MOST_SPACE + 1 or c.dims != (*places, *outs):
         return None
     dtype = g.program.dtype_of(x.tensor)
     if any(not isinstance(i, Index) for i in x.index) or g.program.dtype_of(w.tensor) is not dtype:
@@ -144,7 +146,7 @@ def of_call(g: Graph, c: Compute) -> tuple[Tail, Load | None] | None:
     match t.shift:
         case None:
             return t, None
-        case Load(tensor, (Index(out),)) if out == t.out and g.program.dtype_of(tensor) is c.dtype:
+        case Load(tensor, index) if index == tuple(map(Index, t.outs)) and g.program.dtype_of(tensor) is c.dtype:
             return t, t.shift
     return None
 
@@ -158,16 +160,16 @@ def _rewritten(p: Program, t: Tail) -> Program:
         made.append(Compute(name, dims, dtype, body, loc=t.map.loc, origin=t.map.origin))
         return name
 
-    c, w, at = t.conv, t.form.w, (Index(t.out),)
+    c, w, at = t.conv, t.form.w, tuple(map(Index, t.outs))
     if t.scale is not None:
-        scale = store("scale", (t.out,), DType.F32, t.scale)
+        scale = store("scale", t.outs, DType.F32, t.scale)
         dims = tuple(i.dim for i in w.index if isinstance(i, Index))
         weight = store("weight", dims, p.dtype_of(w.tensor), call("mul", w, Load(scale, at)))
         scaled = Load(weight, tuple(map(Index, dims)))
         c = replace(c, body=transform(c.body, lambda e: scaled if e == w else None))
     body: Expr = Load(c.name, tuple(map(Index, c.dims)))
     if t.shift is not None:
-        body = call("add", body, Load(store("shift", (t.out,), c.dtype, t.shift), at))
+        body = call("add", body, Load(store("shift", t.outs, c.dtype, t.shift), at))
     if t.added is not None:
         body = call("add", body, t.added)
     tail = replace(t.map, body=Call("maximum", (body, t.zero)))
