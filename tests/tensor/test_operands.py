@@ -37,6 +37,30 @@ def test_shifted_rows_are_stored_and_then_a_product_of_the_library():
     torch.testing.assert_close(run(q, given)["out"], given["x"].roll(-2, 1) @ given["w"])
 
 
+WINDOWS = """program f()
+  input x: bf16[{images}, 6, 8]
+  input w: bf16[8, 5]
+  dim b = {images}
+  dim i = 6
+  dim k = 8
+  dim o = 5
+  out[b, i, o]: bf16 = sum[k] x[b, (i + 2) % 6, k] * w[k, o]
+  return out
+"""
+
+
+@pytest.mark.parametrize(("images", "stored"), [(4, False), (30, True), (64, False)])
+def test_rows_of_short_dims_alone_are_stored_where_they_fill_a_tile_together(images: int, stored: bool):
+    """A kernel's tile has rows of one dim: of 30 and 6 it would have 30, of 180."""
+    p = parse(WINDOWS.format(images=images))
+    q = stored_operands(p)
+    assert [c.name for c in q.body] == (["x_read", "out"] if stored else ["out"])
+    gen = torch.Generator().manual_seed(0)
+    given = {"x": torch.randn(images, 6, 8, generator=gen).bfloat16(), "w": torch.randn(8, 5, generator=gen).bfloat16()}
+    want = given["x"].double().roll(-2, 1) @ given["w"].double()
+    torch.testing.assert_close(run(q, given)["out"].double(), want, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("at", "kind", "rows"),
     [

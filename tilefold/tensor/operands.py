@@ -22,6 +22,8 @@ from tilefold.tensor.product import library_product, product_of
 from tilefold.tensor.sizes import estimate
 
 _SHORT = (DType.F16, DType.BF16)
+#: Rows of one instruction of a matrix unit, and columns that make it worth one.
+TILE = 64
 
 
 def plain_operands(p: Program) -> Program:
@@ -61,13 +63,13 @@ def plain_operands(p: Program) -> Program:
 def stored_operands(p: Program) -> Program:
     """The program in which products of float32 read plain tensors: what one reads at computed positions (a shifted
     window, rows that are taken in another order) is stored so first. So is, of any type, what is read at several summed
-    dims in one axis (pixels of a sequence of them: the gradient of an embedding of patches), and a matrix that is made
-    of nothing (the identity).
+    dims in one axis (pixels of a sequence of them: the gradient of an embedding of patches), or where rows or columns
+    are of short dims alone (windows of a shifted image), and a matrix that is made of nothing (the identity).
 
     No matrix unit takes float32 as it is: the library multiplies it ten times as fast as a kernel that reads its
     operands where they are, and a copy is one pass. Of summed dims a kernel's loop streams one and holds the others
-    whole, so that nothing is left for rows and columns. Not of windows that overlap, and not of a library's
-    convolutions.
+    whole, so that nothing is left for rows and columns; its tiles have rows of one dim, and columns of one. Not of
+    windows that overlap, and not of a library's convolutions.
     """
     taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
     body: list[Compute] = []
@@ -92,7 +94,9 @@ def _to_be_stored(p: Program, c: Compute) -> list[Load]:
     if library_product(c, p.sizes) is not None or convolution(c, p) is not None or gradient(c, p) is not None:
         return []
     wide = (p.dtype_of(ld.tensor) is DType.F32 for ld in x.loads)
-    computed = (ld for ld, w in zip(x.loads, wide, strict=True) if _computed(ld) and (w or _flat(ld, c)))
+    sides = [[estimate(p.sizes[d]) for d in side] for side in (x.rows, x.cols)]
+    short = any(max(side) < TILE <= math.prod(side) for side in sides)
+    computed = (ld for ld, w in zip(x.loads, wide, strict=True) if _computed(ld) and (w or short or _flat(ld, c)))
     # windows that overlap have more elements than what they are of
     return [ld for ld in computed if _points(p.sizes[d] for d in dims_used(ld)) <= _points(p.shape_of(ld.tensor))]
 
