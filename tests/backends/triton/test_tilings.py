@@ -169,3 +169,17 @@ def test_short_dims_that_are_stored_or_summed_whole_take_registers():
     (k,) = made(lambda x: (x * x).sum(-1), meta(1 << 20, 3, dtype=F))
     (tile,) = default_config(k.block, k.sizes({})).tiles.values()
     assert tile >= 1024
+
+
+def test_what_is_computed_of_columns_has_several_rows_a_thread():
+    """Batch norms of channels-last images, where blocks are many."""
+
+    def normed(x, mean, var):
+        return torch.relu((x.float() - mean) / torch.sqrt(var + 1e-5)).to(B)
+
+    def rows(n: int, fn=normed) -> int:
+        (k,) = made(fn, meta(n, 96, dtype=B), meta(96, dtype=F), meta(96, dtype=F))
+        return widths(k)[n]
+
+    assert rows(100_352) == 4 * rows(1568) == 32
+    assert rows(100_352, lambda x, mean, var: (x.float() - mean + var).to(B)) == 8

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.tilings import cheapest, for_parts, for_windows
+from tilefold.backends.triton.tilings import cheapest, for_columns, for_parts, for_windows
 from tilefold.backends.triton.traffic import Traffic, accesses
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
@@ -201,7 +201,7 @@ def default_config(
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
     local = _held_lanes(s, sizes)
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
-    return for_parts(found, s, b, traffic, local)
+    return for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local)
 
 
 def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:

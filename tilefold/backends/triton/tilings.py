@@ -21,6 +21,7 @@ from tilefold.backends.triton.traffic import WARP, Traffic
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.block.ir import walk as nodes_of
 from tilefold.plan.hardware import H100
+from tilefold.tensor.analysis import expr_flops
 from tilefold.tile.pieces import power_of_two
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ SMALLER = 0.97
 UNDER_WAY, WINDOW, MOST_FOR_WINDOWS, BLOCKS = 208, 9, 8, 8 * H100.cores
 #: Neighbours of a vector of 16 bytes.
 VECTOR = 8
+#: Arithmetic, in additions, that is worth computing once for several rows.
+HEAVY = 4
 #: Bytes of neighbours below which parts of a concatenation share a thread block.
 PART = 64
 #: Thread blocks of so many warps are the largest.
@@ -135,6 +138,34 @@ def for_parts(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[st
             tiles[d] = 2 * tiles.get(d, 1)
     found = s.area({**local, **tiles})
     return replace(c, tiles=tiles, warps=max(1, min(MOST_WARPS, found // (WARP * EACH)))) if found >= area // 4 else c
+
+
+def for_columns(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
+    """Where something is computed of columns alone: several rows for each thread, which has neighbouring columns and
+    computes it for each of them, whatever its rows; as long as blocks are many.
+
+    Batch norm and a clamp of 96 channels in bf16, cross-compiled: 56 instructions an element of 8 a thread, 22 of 32.
+    """
+    near = set(_contiguous(s, t))
+    lets = [n for n in nodes_of(b.body) if isinstance(n, Let) and expr_flops(n.expr) >= HEAVY]
+    if (
+        s.reduces
+        or s.streamed
+        or window_of(b)[0] >= WINDOW
+        or any(isinstance(n, Loop) and n.single for n in nodes_of(b.body))
+    ):
+        return c
+    tiles = dict(c.tiles)
+    for d in reversed(
+        [d for d in s.parallel if d not in near and any(d not in n.dims and near & {*n.dims} for n in lets)]
+    ):
+        while (
+            tiles.get(d, 1) < t.sizes[d]
+            and 2 * s.area({**local, **tiles}) <= EACH * WARP * c.warps
+            and t.blocks(tiles) >= BLOCKS
+        ):
+            tiles[d] = 2 * tiles.get(d, 1)
+    return c if tiles == c.tiles else replace(c, tiles=tiles)
 
 
 def _computed(nodes: Sequence[Node]) -> Iterator[tuple[Expr, ...]]:
