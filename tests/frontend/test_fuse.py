@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 from tests.frontend.check import randn
 from tilefold.algebra.expr import Sym
 from tilefold.errors import NotFusibleError, TilefoldError, UnsupportedError
-from tilefold.frontend.fuse import Fused, fuse, own_copy, trace
+from tilefold.frontend.fuse import Fused, fuse, own_copy, signature, trace
 from tilefold.frontend.regions.assemble import Options
 
 
@@ -143,3 +144,20 @@ def test_attention_over_no_keys_is_zero_as_in_eager():
 
     q, none = torch.randn(2, 5, 16), torch.randn(2, 0, 16)
     assert torch.equal(fuse(attention)(q, none, none), torch.zeros(2, 5, 16))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (torch.nn.Linear(2, 3), torch.zeros(4, 2)),
+        (torch.zeros(2), torch.zeros(2, 3, dtype=torch.float64), None, 1, 2.0, True, "x"),
+        ([torch.zeros(2)], None),
+        ((torch.zeros(2), {"a": torch.zeros(1, 2)}), 3),
+    ],
+)
+def test_what_arguments_are_told_apart_by_is_that_of_their_leaves(args):
+    leaves = tree_flatten((args, {}))[0]
+    assert signature(args, {}) == tuple(
+        (a.dtype, a.ndim, "cpu") if isinstance(a, torch.Tensor) else type(a) for a in leaves
+    )
+    assert signature((), {"args": args}) == signature(args, {})
