@@ -116,7 +116,7 @@ def test_a_kernel_that_the_device_refuses_raises(cuda, in_cpp, monkeypatch):
 
     def huge(*given):
         h = usual(*given)
-        return Handle(h.function, h.threads, 1 << 30, h.dependent, h.cooperative)
+        return Handle(h.function, h.threads, 1 << 20, h.dependent, h.cooperative)
 
     def scaled(x):  # no running sum: along the last axis these are Inductor's, with what is around them
         return torch.softmax(x.float(), -1) * 0.123
