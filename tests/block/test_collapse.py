@@ -16,6 +16,7 @@ from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.tensor.text import parse as program_of
 
 CPU = torch.device("cpu")
 
@@ -189,6 +190,61 @@ def test_rows_and_columns_of_products_are_joined_each_for_itself(text, shapes, l
     mine = {i.name: views[i.name] for i in verify(after).inputs}
     now = interp.run(after, mine, {}, block_sizes=dict.fromkeys(after.sizes, 8), exact=True)["y"]
     torch.testing.assert_close(now.reshape(before.shape), before)
+
+
+#: Attention in windows of 3 x 4 positions, of what one product made.
+WINDOWS = """program windows()
+  input y: f32[2, 3, 4, 3, 2, 8]
+  input t: f32[{t}]
+  dim b = 2
+  dim m = 3
+  dim n = 4
+  dim q = 3
+  dim r = 4
+  dim h = 2
+  dim d = 8
+  s[b, h, m, n, q, r]: f32 = sum[d] y[b, m, n, 0, h, d] * y[b, q, r, 1, h, d]
+  a[b, h, m, n, q, r]: f32 = s[b, h, m, n, q, r] + t[{at}]
+  x[b, h, m, n]: f32 = max[q, r] a[b, h, m, n, q, r]
+  e[b, h, m, n, q, r]: f32 = exp(a[b, h, m, n, q, r] - x[b, h, m, n])
+  z[b, h, m, n]: f32 = sum[q, r] e[b, h, m, n, q, r]
+  o[b, m, n, h, d]: f32 = sum[q, r] e[b, h, m, n, q, r] * y[b, q, r, 2, h, d]
+  p[b, m, n, h, d]: f32 = o[b, m, n, h, d] / z[b, h, m, n]
+  return p
+"""
+
+
+@pytest.mark.parametrize(
+    ("t", "at", "joined"),
+    [
+        ("3, 4, 3, 4", "m, n, q, r", {12}),
+        ("2", "h", {12}),  # nothing but y has keys
+        ("3, 3", "m, q", set()),  # a mask of rows of a window
+        ("3, 4", "m, n", {12}),
+        ("3, 3, 4", "m, q, r", set()),  # keys could be joined, but they are on queries' axes
+    ],
+)
+def test_queries_and_keys_on_the_same_axes_are_joined_together_or_not_at_all(t, at, joined):
+    kernels = fuse_for_gpu(program_of(WINDOWS.format(t=t, at=at))).kernels
+    assert len(kernels) == 1
+    b, gen = kernels[0].block, torch.Generator().manual_seed(0)
+    shape = [int(n) for n in t.split(", ")]
+    given = {
+        "y": torch.randn(2, 3, 4, 3, 2, 8, generator=gen, dtype=torch.float64),
+        "t": torch.randn(shape, generator=gen, dtype=torch.float64),
+    }
+    xs = tensors(b, given)
+    names = [*(i.name for i in b.inputs), *(r.name for r in b.results)]
+    after, merges = collapsed(b, {n: neighbours(x) for n, x in zip(names, xs, strict=True)}, apart)
+    assert {int(n.value) for n in after.sizes.values()} - {1, 2, 3, 4, 8} == joined
+    assert (len(after.sizes) == len(b.sizes) - 2) == bool(joined)
+    verify(after)
+    views = dict(zip(names, merged(xs, names, merges), strict=True))
+    before = interp.run(b, given, {}, block_sizes=dict.fromkeys(b.sizes, 4), exact=True)
+    mine = {i.name: views[i.name] for i in after.inputs}
+    now = interp.run(after, mine, {}, block_sizes=dict.fromkeys(after.sizes, 8), exact=True)
+    for r in b.results:
+        torch.testing.assert_close(now[r.name].reshape(before[r.name].shape), before[r.name])
 
 
 def test_neighbours_follow_strides():

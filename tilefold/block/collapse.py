@@ -37,10 +37,24 @@ def _never(b: Block) -> Callable[[str, str], bool]:
 
 
 def collapsed(b: Block, near: Neighbours, apart: Apart = _never) -> tuple[Block, tuple[Merge, ...]]:
-    """`b` with dims joined as long as there are such, and what that does to its tensors, in order."""
+    """`b` with dims joined as long as there are such, and what that does to its tensors, in order.
+
+    Two dims of rows and two of keys are often places on the same two axes of a tensor (queries and keys of a window
+    that one product made): such pairs are joined together, or not at all.
+    """
+    found = _collapsed(b, near, apart, across=True)
+    return found if _computed(found[0]) <= _computed(b) else _collapsed(b, near, apart, across=False)
+
+
+def _computed(b: Block) -> int:
+    """Axes at computed positions."""
+    return sum(isinstance(ix, Call) for _, index in _accesses(b) for ix in index)
+
+
+def _collapsed(b: Block, near: Neighbours, apart: Apart, *, across: bool) -> tuple[Block, tuple[Merge, ...]]:
     merges: list[Merge] = []
     while True:
-        found = next(_joined(b, near, apart), None)
+        found = next(_joined(b, near, apart, across=across), None)
         if found is None:
             return b, tuple(merges)
         b, merge = found
@@ -60,7 +74,7 @@ def _after(pairs: frozenset[tuple[int, int]], merged: tuple[int, int]) -> frozen
     return frozenset((moved(x), moved(y)) for x, y in kept)
 
 
-def _joined(b: Block, near: Neighbours, apart: Apart) -> Iterator[tuple[Block, Merge]]:
+def _joined(b: Block, near: Neighbours, apart: Apart, *, across: bool) -> Iterator[tuple[Block, Merge]]:
     """Every way to join two dims."""
     at: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
     for tensor, index in _accesses(b):
@@ -68,6 +82,10 @@ def _joined(b: Block, near: Neighbours, apart: Apart) -> Iterator[tuple[Block, M
             match index[x], index[y]:
                 case Index(d), Index(e) if d != e:
                     at.setdefault((d, e), {})[tensor] = (x, y)
+        for ix in index if across else ():
+            match ix:
+                case Call("add", (Call("mul", (Index(d), n)), Index(e))) if d != e and n == b.sizes[e]:
+                    at.setdefault((d, e), {})
     kinds = {n.dim: n.kind if n.kind == "forall" else "for" for n in walk(b.body) if isinstance(n, Loop)}
     separate = apart(b) if at else None
     for (d, e), axes in at.items():
@@ -77,7 +95,7 @@ def _joined(b: Block, near: Neighbours, apart: Apart) -> Iterator[tuple[Block, M
         fixed = is_static(b.sizes[d]) and is_static(b.sizes[e])
         if alike and (fixed or kinds.get(d) == "forall"):
             try:
-                yield _Joiner(b, d, e, axes).run(), Merge(axes)
+                yield _Joiner(b, d, e, axes, across=across).run(), Merge(axes)
             except _Apart:
                 continue
 
@@ -96,8 +114,10 @@ class _Apart(Exception):
 
 
 class _Joiner:
-    def __init__(self, b: Block, d: str, e: str, axes: Mapping[str, tuple[int, int]]):
-        self.b, self.d, self.e, self.axes = b, d, e, axes
+    """across: other dims on the same axes of a tensor become one position; else the two dims stay apart."""
+
+    def __init__(self, b: Block, d: str, e: str, axes: Mapping[str, tuple[int, int]], *, across: bool):
+        self.b, self.d, self.e, self.axes, self.across = b, d, e, axes, across
         self.both = next(
             n for n in itertools.chain([d + e], (f"{d}{e}_{k}" for k in itertools.count())) if n not in b.sizes
         )
@@ -197,9 +217,18 @@ class _Joiner:
         if pair is None:
             return tuple(self.expr(x) for x in index)
         x, y = pair
+        at: Expr = Index(self.both)
         if (index[x], index[y]) != (Index(self.d), Index(self.e)):
-            raise _Apart
-        return tuple(Index(self.both) if k == x else self.expr(i) for k, i in enumerate(index) if k != y)
+            at = self.other(index[x], index[y])
+        return tuple(at if k == x else self.expr(i) for k, i in enumerate(index) if k != y)
+
+    def other(self, x: Expr, y: Expr) -> Expr:
+        """The place on joined axes of two other dims, as long as these axes."""
+        match x, y:
+            case Index(a), Index(b) if self.across and a != b and not {a, b} & {self.d, self.e}:
+                if (self.b.sizes[a], self.b.sizes[b]) == (self.b.sizes[self.d], self.b.sizes[self.e]):
+                    return call("add", call("mul", x, self.b.sizes[self.e]), y)
+        raise _Apart
 
     def expr(self, e: Expr) -> Expr:
         """`e` with positions in terms of the joined dim."""
