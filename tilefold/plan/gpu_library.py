@@ -48,6 +48,9 @@ def kept_for_nothing(p: Program, apart: frozenset[str], limits: Limits, machine:
     """Products that are not `apart`, for a kernel with a reduction was expected to be faster, and whose groups have
     none: what reduces them reads other elements (parts of a concatenation) or waits for another kernel, or what was
     taken for a reduction is a convolution of the library."""
+    g = Graph.of(p)
+    if all(c.name in apart or not _of_matrices(g, c) for c in p.body):
+        return frozenset()
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
     g = Graph.of(p)
     found = (lone_product(g, x.members, machine) for x in group(p, apart, limits).groups)
