@@ -263,7 +263,11 @@ def absorb_copies(p: Program) -> Program:
     topk keeps its slot dim last.
     """
     owner = {r: n for n, c in enumerate(p.body) for r in c.results}
-    readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
+    at: dict[str, set[int]] = {}
+    for n, c in enumerate(p.body):
+        for ld in loads(c.body):
+            at.setdefault(ld.tensor, set()).add(n)
+    readers = Counter({t: len(places) for t, places in at.items()})
     body = list(p.body)
     gone: set[int] = set()
     for n in range(len(body)):
@@ -286,7 +290,9 @@ def absorb_copies(p: Program) -> Program:
             continue
         body[k] = stored
         gone.add(n)
-        body = [_reread(x, source.tensor, c.name, places) for x in body]
+        for m in at[source.tensor]:
+            body[m] = _reread(body[m], source.tensor, c.name, places)
+        at.setdefault(c.name, set()).update(at[source.tensor])
         owner[c.name] = k
     return replace(p, body=tuple(c for n, c in enumerate(body) if n not in gone))
 

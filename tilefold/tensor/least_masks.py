@@ -12,7 +12,7 @@ are in `backends.triton.far`. float16's least number is one that scores may have
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -44,9 +44,13 @@ _COMPARED = ("lt", "le", "gt", "ge")
 def infinite_masks(p: Program) -> Program:
     """The program with such masks."""
     by_name = {c.name: c for c in p.body}
+    readers: dict[str, list[Compute]] = {}
+    for c in p.body:
+        for t in dict.fromkeys(ld.tensor for ld in loads(c.body)):
+            readers.setdefault(t, []).append(c)
     changed = {}
     for c in p.body:
-        stream = _softened(p, c)
+        stream = _softened(p, c, readers.get(c.name, ()))
         if stream is None:
             continue
         masks: list[Expr] = []
@@ -56,11 +60,10 @@ def infinite_masks(p: Program) -> Program:
     return replace(p, body=tuple(changed.get(c.name, c) for c in p.body)) if changed else p
 
 
-def _softened(p: Program, c: Compute) -> str | None:
+def _softened(p: Program, c: Compute, readers: Sequence[Compute]) -> str | None:
     """The dim of a softmax over a map, which nothing else reads: its maximum, and exponentials less that."""
     if c.reducer is not None or c.name in p.outputs:
         return None
-    readers = [r for r in p.body if any(ld.tensor == c.name for ld in loads(r.body))]
     tops = [r for r in readers if r.reducer == "max" and isinstance(r.body, Load) and len(r.rdims) == 1]
     if len(tops) != 1 or not all(r is tops[0] or _less(r.body, c.name, tops[0].name) for r in readers):
         return None

@@ -80,16 +80,18 @@ def _contracted(p: Program, c: Compute) -> tuple[str, tuple[str, ...]] | None:
             continue
         above = _maps(y, by_name)
         scores = [b for x in above for b in _read(x, by_name) if b.reducer == "sum" and product_of(b) is not None]
+        crossed = [d for d in c.rdims if any(d in b.dims and {*b.dims} & {*c.rdims} - {d} for b in scores)]
+        if not crossed:
+            continue
         family = {x.name for x in above} | {x.name for x in p.body if x.reducer is None and y in _maps(x, by_name)}
         own = {x.name for x in p.body if x.name == y.name or (x.reducer is None and y in _maps(x, by_name))}
         count = {
             d: sum(b.rdims == (d,) and any(r.tensor in family for r in loads(b.body)) for b in p.body)
-            for d in c.rdims
+            for d in crossed
             if any(b.rdims == (d,) and product_of(b) and any(r.tensor in own for r in loads(b.body)) for b in p.body)
         }
-        pairs = [d for d in count if any(d in b.dims and {*b.dims} & {*c.rdims} - {d} for b in scores)]
-        if pairs:
-            return min(pairs, key=lambda d: (count[d], -y.dims.index(d))), y.dims
+        if count:
+            return min(count, key=lambda d: (count[d], -y.dims.index(d))), y.dims
     return None
 
 

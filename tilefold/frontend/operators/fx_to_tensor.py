@@ -290,7 +290,11 @@ def _memory_order(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[l
     live = [n for n, s in enumerate(shape) if not is_one(s)]
     moving = [n for n in live if not (isinstance(strides[n], Const) and strides[n] == const(0))]
 
+    numbers = [int(s.value) for s in strides if isinstance(s, Const)]
+
     def larger(a: int, b: int) -> int:
+        if len(numbers) == len(strides):
+            return numbers[b] - numbers[a] or a - b
         if same(strides[a], strides[b]):
             return a - b
         return -1 if nonnegative(poly(strides[a] - strides[b], {})) else 1
