@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._functorch.autograd_function import autograd_function_apply as own_gradient
 from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
 from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 
@@ -112,7 +113,47 @@ def _is_read_as_number(place: torch.fx.Node) -> bool:
 
 def _over(mod: Mod, prefix: tuple[int, ...], buffers: Sequence[Captured]) -> Mod:
     """A function of numbers as one of vectors of indices: [B], [H], [L], [S] -> [B, H, L, S]."""
+    if isinstance(mod, torch.fx.GraphModule) and mod.graph.find_nodes(op="call_function", target=own_gradient):
+        mod = _Interpreted(mod).run
     return _vmap_for_bhqkv(mod, prefix=prefix, suffix=(None,) * len(buffers))
+
+
+class _Interpreted(torch.fx.Interpreter):
+    """Runs a function that calls a `torch.autograd.Function`: what Dynamo makes of one has no rule for `vmap`."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_function(_with_own_gradient if target is own_gradient else target, args, kwargs)
+
+
+def _with_own_gradient(forward: Mod, backward: Mod, *args: Any, **_: object) -> Any:
+    """`own_gradient` of torch with a rule for `vmap`.
+
+    forward: args -> (results, what it keeps); backward: gradients of results and what was kept -> gradients of args.
+    """
+    shape: list[bool | int] = []  # whether the results are a tuple, and how many they are
+
+    class Applied(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args: Any) -> tuple[torch.Tensor, ...]:
+            out, kept = forward(*args)
+            results = out if isinstance(out, tuple | list) else (out,)
+            shape[:] = isinstance(out, tuple | list), len(results)
+            return *results, *(x.view_as(x) for x in kept)  # what is kept may be a result
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+            kept = output[shape[1] :]
+            ctx.mark_non_differentiable(*kept)
+            ctx.save_for_backward(*kept)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            return backward(*grads[: shape[1]], *ctx.saved_tensors)
+
+    found = Applied.apply(*args)  # type: ignore[no-untyped-call]
+    return found[: shape[1]] if shape[0] else found[0]
 
 
 def _mask(
