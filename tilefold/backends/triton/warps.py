@@ -175,6 +175,8 @@ class _Walk:
         area = self.area(used)
         self.units += self.times * share * area * (element_units(e, GPU_UNITS) + more)
         self.read(frame, e, share)
+        if isinstance(e, Load):  # what is only reduced, or stored, is used as it comes
+            return
         operands = 2 * area + sum(self.area(dims_used(x)) for x in dict.fromkeys(loads(e)))
         beyond = operands - UNDER_WAY * WARP * self.warps
         self.spilled += self.times * share * 2 * SPILLED * max(0.0, beyond)
