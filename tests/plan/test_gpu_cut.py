@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tilefold.block.fuse import FusedKernel
 from tilefold.pipeline import compile_program
 from tilefold.plan.cut import added_bytes, cuts
 from tilefold.plan.gpu import fuse_for_gpu
@@ -42,6 +43,38 @@ def kernels(rows: str, refused: set[str]) -> list[tuple[str, ...]]:
     target = GpuTarget(refuse=lambda k: "no" if refused <= set(k.plan.group.members) else None)
     fused = fuse_for_gpu(parse(text), target)
     return list(dict.fromkeys(k.plan.group.members for k in fused.kernels))
+
+
+#: Three layers alike, and what they add up to.
+LAYERS = """
+program layers()
+  input x: f32[512, 256]
+  input y: f32[512, 256]
+  input z: f32[512, 256]
+  dim i = 512
+  dim j = 256
+  a[i]: f32 = sum[j] x[i, j] * x[i, j]
+  p[i, j]: f32 = x[i, j] * rsqrt(a[i])
+  b[i]: f32 = sum[j] y[i, j] * y[i, j]
+  q[i, j]: f32 = y[i, j] * rsqrt(b[i])
+  c[i]: f32 = sum[j] z[i, j] * z[i, j]
+  r[i, j]: f32 = z[i, j] * rsqrt(c[i])
+  s[i, j]: f32 = p[i, j] + q[i, j] + r[i, j]
+  return s
+"""
+
+
+def test_a_part_with_a_layer_that_does_not_fit_is_not_tried() -> None:
+    asked: list[frozenset[str]] = []
+
+    def refuse(k: FusedKernel) -> str | None:
+        asked.append(frozenset(k.plan.group.members))
+        return "no" if any(set(layer) <= asked[-1] for layer in ("ap", "bq", "cr")) else None
+
+    fused = fuse_for_gpu(parse(LAYERS), GpuTarget(refuse=refuse))
+    assert {m for k in fused.kernels for m in k.plan.group.members} == set("apbqcrs")
+    after = asked[asked.index(frozenset("ap")) + 1 :]  # the other layers are its twins, and not asked about
+    assert sum(any(set(layer) <= x for layer in ("ap", "bq", "cr")) for x in after) <= 2
 
 
 def test_the_cheapest_edge_is_the_one_that_fewest_bytes_cross() -> None:

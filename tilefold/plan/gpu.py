@@ -108,6 +108,7 @@ class _Fitting:
     def __init__(self, g: Graph, target: GpuTarget, calls: frozenset[tuple[str, ...]], forms: Mapping[Group, Form]):
         self.g, self.target, self.calls, self.forms = g, target, calls, forms
         self._made: dict[Group, tuple[FusedKernel, ...] | str] = {}
+        self._unfit: list[frozenset[str]] = []
         self._twins = Twins(g)
         self._against: Decided[str | None] = Decided(lambda found, names: found and names.text(found))
         self._parts: Decided[_Parts] = Decided(self._of_twin)
@@ -164,14 +165,21 @@ class _Fitting:
         return self._fit(front, (m,), behind) or [x]
 
     def _fit(self, *parts: tuple[str, ...]) -> list[Group]:
-        """The groups of parts that all fit; else none."""
+        """The groups of parts that all fit; else none. What holds members that did not fit by themselves is not tried:
+        a group of many layers is one for the sake of what they add up, and its cuts leave most layers whole."""
         found: list[Group] = []
         for part in (x for p in parts for x in components(self.g, p)):
+            if any(unfit.issubset(part) for unfit in self._unfit):
+                return []
             x = one_kernel(self.g, part, self.target.limits)
             if isinstance(x, str):
                 return []
             found.append(x)
-        return [] if any(isinstance(self.made(x), str) for x in found) else found
+        for x in found:
+            if isinstance(self.made(x), str):
+                self._unfit.append(frozenset(x.members))
+                return []
+        return found
 
     def _legal(self, members: tuple[str, ...]) -> list[Group]:
         """The group of a part, or those of its parts where it is none: a dim that more members kept local may be

@@ -43,7 +43,8 @@ def tile_kernel(
     loops = {n.dim for n in walk(block.body) if isinstance(n, Loop)}
     tiles = {d: config.tiles.get(d, 1) for d in loops}
     kernel = verify(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False)))
-    kernel = replace(kernel, sizes={d: e for d, e in kernel.sizes.items() if d in ranged(block)})
+    over = ranged(block)
+    kernel = replace(kernel, sizes={d: e for d, e in kernel.sizes.items() if d in over})
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})
     if config.groups and config.own == "rows":
         kernel = without_single_loops(kernel)

@@ -188,7 +188,8 @@ def default_config(
     """
     s = Shape.of(b)
     s = replace(s, exact=s.exact and not tf32)
-    sizes = {d: n for d, n in sizes.items() if d in ranged(b)}
+    over = ranged(b)
+    sizes = {d: n for d, n in sizes.items() if d in over}
     s = _with_singles(s, b, sizes)
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
