@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 from tests.backends.triton.kernels import kernels, variant  # noqa: E402
 from tilefold.backends.triton import ahead, known  # noqa: E402
 from tilefold.backends.triton import build as build_module  # noqa: E402
-from tilefold.backends.triton.build import DIVISOR, Job, Target, built, expect_jobs, key_of, start_building  # noqa: E402
+from tilefold.backends.triton.build import DIVISOR, LINES, Job, Target, built, expect_jobs, key_of, start_building  # noqa: E402
 from tilefold.backends.triton.compile import job_of  # noqa: E402
 from tilefold.backends.triton.views import Like  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
@@ -102,6 +103,28 @@ def test_a_server_does_as_the_process_is_told_that_asks(tmp_path, monkeypatch):
     assert "cubin" in built(softmax, HOPPER).asm and known.exists(key(softmax))
     assert key(routing) != before
     assert "cubin" in built(routing, HOPPER).asm
+
+
+@pytest.mark.parametrize("told", [None, "0"])
+def test_other_processes_compile_the_same_code_without_lines_of_the_source(monkeypatch, tmp_path, told):
+    """Unless the environment asks for them. The environment is as it was afterwards."""
+    if told is not None:
+        monkeypatch.setenv(LINES, told)
+    before, softmax = dict(os.environ), job("softmax")
+    without = built(softmax, HOPPER, lines=False).asm["ptx"]
+    assert dict(os.environ) == before
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "other"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "other triton"))
+    usual = built(softmax, HOPPER).asm["ptx"]
+    assert ".loc" in usual and (".loc" in without) == (told is not None)
+    assert instructions(without) == instructions(usual)
+
+
+def instructions(ptx: str) -> list[str]:
+    """Lines of the kernel's body that are code."""
+    body = ptx[ptx.index(".entry") : ptx.index("// -- End function")]
+    found = (line.split("//")[0].strip() for line in body.splitlines())
+    return [x for x in found if x and not x.startswith((".loc", "$L", ".section"))]
 
 
 def test_what_else_the_server_prints_is_no_answer(monkeypatch):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import linecache
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +46,8 @@ GLUON = ("3.6.",)
 HOPPER, DEPENDENT = 90, 90
 #: Pointers and integers that are multiples of this load and store whole vectors.
 DIVISOR = 16
+#: What tells Triton to compile without lines of the source.
+LINES = "TRITON_DISABLE_LINE_INFO"
 _modules: dict[str, ModuleType] = {}
 #: Keys of jobs that other processes were given: when a kernel is needed, the environment may tell Triton of another
 #: assembler than when it was planned (Inductor does, once it compiles), and the key is another.
@@ -126,11 +128,12 @@ class Job:
     dependent: bool = False
 
 
-def built(job: Job, target: Target | None = None) -> Any:
+def built(job: Job, target: Target | None = None, *, lines: bool = True) -> Any:
     """The compiled kernel of a job. BackendError where Triton refuses, or where groups of warps get in each other's way
     (`machine_code`).
 
-    target None: the current GPU. What an earlier process compiled is loaded from Triton's cache; what another process
+    target None: the current GPU. lines: with those of the source, for profilers; without, what is compiled is the same
+    code in less time. What an earlier process compiled is loaded from Triton's cache; what another process
     is compiling ahead (`ahead`) is waited for.
     """
     if triton is None:
@@ -152,7 +155,8 @@ def built(job: Job, target: Target | None = None) -> Any:
                 found = known.find(early, src)
             if found is not None:
                 return found
-            done = _compiled(job, where)
+            with contextlib.nullcontext() if lines else _without_lines():
+                done = _compiled(job, where)
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
         raise BackendError(f"Triton does not compile {job.name}: {text[-1] if text else type(err).__name__}") from err
@@ -168,6 +172,16 @@ def _as_triton(job: Job, source: str) -> Any:
     fn = getattr(module_of(source, job.name), job.name)
     attrs = {(n,): [["tt.divisibility", power]] for n, power in job.vectors}
     return (GluonASTSource if job.groups else ASTSource)(fn, dict(job.types), constexprs={}, attrs=attrs)
+
+
+@contextlib.contextmanager
+def _without_lines() -> Iterator[None]:
+    """Have Triton compile without lines of the source, unless the environment says whether it should. For a process
+    that does nothing else meanwhile: Triton keeps this in its environment."""
+    with triton.knobs.compilation.scope():
+        if LINES not in dict(config.triton_settings()):
+            triton.knobs.compilation.disable_line_info = True
+        yield
 
 
 def _compiled(job: Job, target: Any) -> Any:

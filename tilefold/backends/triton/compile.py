@@ -75,11 +75,13 @@ def job_of(kernel: Kernel, r: Rendered, config: TritonConfig, divisors: Sequence
     """What is to be compiled; `divisors[n]`: a power of two, up to 16, that argument n is a multiple of."""
     pointers_and_numbers = len(r.arguments) - len(r.descriptors)
     vectors = tuple((n, d) for n, d in enumerate(divisors) if d > 1 and n < pointers_and_numbers)
-    options: dict[str, int] = {"num_warps": WARPS if r.groups else config.warps, "num_stages": config.stages}
+    # without assertions, checks of overflow are built beside each sum and product, and dropped again
+    options: dict[str, int] = {"num_stages": config.stages, "sanitize_overflow": False}
+    options["num_warps"] = WARPS if r.groups else config.warps
     if config.registers:
         options["maxnreg"] = config.registers
     if ASSERTING in r.source:
-        options |= {"debug": True, "sanitize_overflow": False}
+        options["debug"] = True
     if r.place.follows:
         options["launch_pdl"] = True
     types = signature(kernel, r, wide=wide)

@@ -6,6 +6,7 @@ The latest jobs come first: those that came earlier are needed earlier, and may 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -38,7 +39,7 @@ def compile_in_child(line: Mapping[str, Any]) -> int:
     try:
         os.dup2(2, 1)  # standard output is the server's: what Triton prints of a kernel that fails is no answer
         told(line["settings"])
-        built(*job_from(line))
+        built(*job_from(line), lines=False)
     except BackendError:
         pass  # whoever needs the kernel compiles it again, and says why it cannot
     finally:
@@ -50,6 +51,7 @@ def main(processes: int) -> None:
     jobs: list[dict[str, Any]] = []
     running: dict[int, str] = {}
     text = b""
+    gc.disable()  # children end with their jobs, and what they collected they would have to copy first
     os.set_blocking(0, False)
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ)
