@@ -48,14 +48,20 @@ def test_values_between_steps_share_an_arena():
         assert abs(a.offset - b.offset) >= 4000
 
 
-def test_an_arena_that_would_cost_memory_is_none():
-    """A large value that is gone before as large a result is made."""
+def test_an_arena_that_would_cost_memory_is_without_large_values():
+    """A large value that is gone before as large a result is made, by a step or by the library."""
     n = SMALL  # floats
     slots = [Slot(Kind.ARGUMENT, 0), own(n), own(8), own(n)]
     code = [step(1, 0), step(2, 1), step(3, 2)]
     tape = finished(slots, code, [3], LIKE)
-    assert tape.arena == 0 and all(s.kind is not Kind.ARENA for s in tape.slots)
-    assert [i.release for i in tape.code] == [(0,), (1,), (2,)]
+    assert tape.arena == 32 and [s.kind for s in tape.slots] == [Kind.ARGUMENT, Kind.OWN, Kind.ARENA, Kind.OWN]
+    assert [i.release for i in tape.code] == [(0,), (1,), ()]
+    library = [*slots[:3], Slot(Kind.RESULT), own(8)]
+    code = [*code, step(4, 3)]
+    tape = finished(library, code, [4], LIKE, (), {3: 4 * n})
+    assert [s.kind for s in tape.slots[1:]] == [Kind.OWN, Kind.ARENA, Kind.RESULT, Kind.OWN]
+    assert finished(library, code, [4], LIKE, (), {3: n // 256}).arena > 4 * n
+    code = code[:3]
     small = finished([slots[0], own(8), own(8), own(8)], code, [3], LIKE)
     assert small.arena > 0
 

@@ -78,6 +78,7 @@ class Recorder(TorchDispatchMode):
         self._known: dict[int, tuple[ref[torch.Tensor], int]] = {}
         self._offsets: list[int] = []  # storage offset of each slot, in elements
         self._extents: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # and its extents and strides
+        self._results: dict[int, int] = {}  # bytes of what the library allocates
         self._same: dict[int, int] = {}  # views that show all of a slot as it is
         self._step = "", ""
         self._aside = False
@@ -146,7 +147,7 @@ class Recorder(TorchDispatchMode):
         if self.refused or self._device is None:
             return None
         like = torch.empty(0, dtype=torch.uint8, device=self._device)
-        return finished(self._slots, self._code, slots, like, fixed)
+        return finished(self._slots, self._code, slots, like, fixed, self._results)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -273,6 +274,8 @@ class Recorder(TorchDispatchMode):
         self._slots.append(slot)
         self._offsets.append(int(x.storage_offset()))
         self._extents.append((tuple(x.shape), x.stride()))
+        if slot.kind is Kind.RESULT:
+            self._results[n] = x.untyped_storage().nbytes()
         self._known[id(x)] = ref(x), n
         self._device = x.device if self._device is None or self._device.type == "cpu" else self._device
         return n

@@ -9,9 +9,10 @@ is that of the Python that was recorded: there is no second interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from types import MappingProxyType
 
 import torch
 
@@ -138,9 +139,11 @@ def finished(
     outputs: Sequence[int],
     like: torch.Tensor,
     fixed: Sequence[object] = (),
+    results: Mapping[int, int] = MappingProxyType({}),
 ) -> Tape:
     """The tape with memory given out. What is returned is allocated by itself, when it is first written; all else lies
-    in an arena, or where that would take more memory at the worst moment, is allocated and freed as the call goes on.
+    in an arena. Where that would take more memory at the worst moment, large values are allocated and freed as the call
+    goes on. results: bytes of the slots that the library allocates.
     """
     roots = [_root(slots, n) for n in range(len(slots))]
     lives: dict[int, Lifetime] = {}
@@ -151,16 +154,13 @@ def finished(
     kept = {roots[n] for n in outputs if n >= 0}
     made = {n: s for n, s in enumerate(slots) if s.kind is Kind.OWN and n in lives}
     inner = {str(n): s.nbytes for n, s in made.items() if n not in kept and _device(s) == like.device}
-    offsets, arena = packed(inner, {n: lives[int(n)] for n in inner})
-    returned = {str(n): s.nbytes for n, s in made.items() if n in kept}
-    ends = {n: (lives[int(n)][0], len(code)) for n in returned}
-    least = peak(inner | returned, {n: lives[int(n)] for n in inner} | ends)
-    if arena + sum(returned.values()) <= max(least, SMALL):
-        given = [
-            replace(s, kind=Kind.ARENA, offset=offsets[str(n)]) if str(n) in offsets else s for n, s in enumerate(slots)
-        ]
-    else:
-        given, arena = list(slots), 0
+    outer = {str(n): s.nbytes for n, s in made.items() if n in kept}
+    outer |= {str(n): size for n, size in results.items() if n in lives}
+    spans = {n: (lives[int(n)][0], len(code) if int(n) in kept else lives[int(n)][1]) for n in inner | outer}
+    offsets, arena = _arena(inner, outer, spans)
+    given = [
+        replace(s, kind=Kind.ARENA, offset=offsets[str(n)]) if str(n) in offsets else s for n, s in enumerate(slots)
+    ]
     ends_early = (Kind.OWN, Kind.RESULT, Kind.ARGUMENT)
     freed = {n for n, s in enumerate(given) if s.kind in ends_early and n not in kept}
     release: list[list[int]] = [[] for _ in code]
@@ -173,6 +173,24 @@ def finished(
 
 #: Bytes that an arena may always have: below it, one allocation instead of many is worth more than memory.
 SMALL = 1 << 20
+#: Share of the least memory by which an arena may exceed it: an allocation takes about a microsecond of a call.
+SLACK = 0.01
+
+
+def _arena(
+    inner: Mapping[str, int], outer: Mapping[str, int], spans: Mapping[str, Lifetime]
+) -> tuple[dict[str, int], int]:
+    """Offsets of the values that lie in an arena, and its bytes: of all `inner` values, or without the largest, until
+    the arena, which is there for the whole call, costs no memory at the worst moment. outer: what lies in none."""
+    least = peak({**inner, **outer}, spans) * (1 + SLACK)
+    most = max(inner.values(), default=0)
+    while True:
+        inside = {n: size for n, size in inner.items() if size <= most}
+        offsets, arena = packed(inside, spans)
+        rest = {n: size for n, size in {**inner, **outer}.items() if n not in inside}
+        if arena <= SMALL or arena + peak(rest, spans) <= least:
+            return offsets, arena
+        most = max(inside.values()) // 2
 
 
 def _root(slots: Sequence[Slot], n: int) -> int:
