@@ -42,6 +42,7 @@ import transformers
 from tests.integrations.families import MODELS, model_of, results, worst
 from tilefold.frontend.torch_compile import backend
 from tilefold.integrations.transformers import apply
+from tilefold.runtime.native.load import native
 from tilefold.suites.gpu.environment import commit_here
 from tilefold.suites.timing import in_turn
 
@@ -71,7 +72,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 #: Weights are drawn this far around what the model begins with.
 SPREAD = 0.02
-WARM_UP, ROUNDS = 3, 9
+WARM_UP, ROUNDS = 5, 9
 OUT_OF_TIME = "not compiled in the given time"
 #: Seconds after the compilations in which the timings end.
 AFTER = 45
@@ -224,7 +225,9 @@ def _out_of_time(*_: object) -> None:
 
 
 def measure(calls: dict[str, Callable[[], object]], into: dict[str, Timed], device: str) -> None:
-    """Steps by turns, then the kernels' times."""
+    """Steps by turns, then the kernels' times. What runs regions without Python is built by then, as a minute later
+    in a training run."""
+    native().wait()
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for k in range(WARM_UP + ROUNDS):
         for name in in_turn(tuple(calls), k):
