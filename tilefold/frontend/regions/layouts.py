@@ -79,9 +79,12 @@ def channels_last(gm: torch.fx.GraphModule, device: str = "cuda") -> bool:
 
 def _store_for(gm: torch.fx.GraphModule, convolutions: Sequence[Node], made: dict[Node, Any]) -> None:
     """Copies in channels-last memory of what these convolutions alone read: of what is computed, which is then stored
-    so, and of arguments that several of them read (weights, in both passes): the cut may save them."""
+    so, and of arguments that several of them read (weights, in both passes): the cut may save them. Convolutions of
+    patches that do not overlap are products, which read any memory as it is."""
     every, place = frozenset(convolutions), {n: k for k, n in enumerate(gm.graph.nodes)}
     for n in convolutions:
+        if _of_patches(n, made):
+            continue
         for a in n.args[: _GRADIENTS.get(n.target, 2)]:
             if not isinstance(a, Node) or made[a].is_contiguous(memory_format=torch.channels_last):
                 continue
@@ -91,6 +94,14 @@ def _store_for(gm: torch.fx.GraphModule, convolutions: Sequence[Node], made: dic
             first = min(a.users, key=place.__getitem__)
             copy = _copied(gm, a, first, (a if computed else first).meta, made, torch.channels_last)
             a.replace_all_uses_with(copy, delete_user_cb=partial(operator.is_not, copy))
+
+
+def _of_patches(n: Node, made: Mapping[Node, Any]) -> bool:
+    """Whether a convolution's windows, or those of the convolution that it is a gradient of, do not overlap."""
+    more = _GRADIENTS.get(n.target, 2) - 2  # dy comes before x and w
+    taps = made[n.args[1 + more]].shape[2:]  # type: ignore[index]
+    strides: Any = n.args[3 + more]
+    return bool(all(k > 1 for k in taps) and tuple(strides) == tuple(taps))
 
 
 def _apply(
