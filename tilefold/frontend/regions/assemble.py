@@ -142,16 +142,21 @@ def _record(found: CompiledGraph, options: Options) -> None:
         options.on_compiled(found)
 
 
-def _compiled_graph(
-    gm: torch.fx.GraphModule, options: Options, name: str, titles: Sequence[str] | None
-) -> Callable[..., Sequence[object]]:
-    began = time.monotonic()
+def _parted(gm: torch.fx.GraphModule) -> Partition:
+    """The parts of a graph, once what concerns all of it has been rewritten."""
     fold_scans(gm)
     fold_constants(gm)
     gather_seeds(gm.graph)
     own_prefixes(gm)
     own_additions(gm)
-    parts = partition(gm)
+    return partition(gm)
+
+
+def _compiled_graph(
+    gm: torch.fx.GraphModule, options: Options, name: str, titles: Sequence[str] | None
+) -> Callable[..., Sequence[object]]:
+    began = time.monotonic()
+    parts = _parted(gm)
     if options.strict and parts.fallbacks:
         first = parts.fallbacks[0]
         raise UnsupportedError(first.reason, loc=first.loc, hint=STRICT_HINT)
@@ -169,12 +174,7 @@ def assembled(
     gm: torch.fx.GraphModule, options: Options, name: str, titles: Sequence[str] | None
 ) -> tuple[torch.fx.Graph, torch.nn.Module, Callable[..., Sequence[object]]]:
     """A graph of regions and operators, the modules that it calls (each `run`s a region), and both as a callable."""
-    fold_scans(gm)
-    fold_constants(gm)
-    gather_seeds(gm.graph)
-    own_prefixes(gm)
-    own_additions(gm)
-    build = _Assembler(gm, partition(gm), options, name, titles)
+    build = _Assembler(gm, _parted(gm), options, name, titles)
     run = build.assemble()
     return build.graph, build.root, run
 

@@ -98,10 +98,8 @@ def _store_for(gm: torch.fx.GraphModule, convolutions: Sequence[Node], made: dic
 
 def _of_patches(n: Node, made: Mapping[Node, Any]) -> bool:
     """Whether a convolution's windows, or those of the convolution that it is a gradient of, do not overlap."""
-    more = _GRADIENTS.get(n.target, 2) - 2  # dy comes before x and w
-    taps = made[n.args[1 + more]].shape[2:]  # type: ignore[index]
-    strides: Any = n.args[3 + more]
-    return bool(all(k > 1 for k in taps) and tuple(strides) == tuple(taps))
+    taps = made[_image_and_weight(n)[1]].shape[2:]
+    return all(k > 1 for k in taps) and list(taps) == n.args[_settings(n)[0]]
 
 
 def _apply(
@@ -161,7 +159,7 @@ def _form(n: Node, device: str) -> torch.memory_format | None:
     x, w = (a.meta.get("val") if isinstance(a, Node) else None for a in _image_and_weight(n))
     if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor) or x.dim() != 4 or x.device.type != device:
         return None
-    stride, transposed, groups = (n.args[k] for k in ((4, 7, 9) if n.target in _GRADIENTS else (3, 6, 8)))
+    stride, transposed, groups = (n.args[k] for k in _settings(n))
     units = x.dtype in (torch.float16, torch.bfloat16)
     units = units or (x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
     if not units:
@@ -199,6 +197,11 @@ def _left(n: Node) -> bool:
 def _image_and_weight(n: Node) -> tuple[Any, ...]:
     """What a convolution reads, or the one whose gradient this is."""
     return n.args[1:3] if n.target in _GRADIENTS else n.args[:2]
+
+
+def _settings(n: Node) -> tuple[int, int, int]:
+    """Where its arguments have the stride, whether it is transposed, and the groups."""
+    return (4, 7, 9) if n.target in _GRADIENTS else (3, 6, 8)
 
 
 def _pointwise(n: Node) -> bool:
