@@ -148,10 +148,22 @@ def _recipe() -> _Recipe:
             "flags": " ".join(flags),
         },
         **{"torch": f"{torch.__version__} {torch.version.git_version}", "at": str(root)},
-        **{"python": str(sysconfig.get_config_var("SOABI"))},
+        **{"python": str(sysconfig.get_config_var("SOABI")), "standard library": standard_library()},
     }
     command = (*tools.command, *flags, *includes, str(SOURCE))
-    return _Recipe(command, (f"-L{root / 'lib'}", *_LIBRARIES), parts)
+    return _Recipe(command, (f"-L{root / 'lib'}", *_LIBRARIES, standard_library()), parts)
+
+
+def standard_library() -> str:
+    """What the linker is given for C++'s standard library: the file that this process has loaded, where one is found.
+
+    A module shares streams and exceptions with torch. A compiler that links a copy of its own (because it is told to,
+    or has nothing else) gives it a second set of locales: printing a number then ends the process.
+    """
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    files = (line.split(maxsplit=5)[5] for line in lines if "/libstdc++.so" in line)
+    return next((f for f in files if Path(f).exists()), "-lstdc++")
 
 
 def _text() -> str:
