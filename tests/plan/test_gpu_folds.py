@@ -254,3 +254,23 @@ def test_columns_that_a_back_end_cannot_hold_are_read_twice_as_longer_ones_are()
     refuse = lambda k: "it holds too much" if len(k.plan.group.members) == members else None  # noqa: E731
     f = fuse_for_gpu(program, GpuTarget(refuse=refuse))
     assert len(f.kernels) == 3 and f.kernels[0].block.name.endswith("_partial") and not f.kernels[2].plan.stages
+
+
+def of_groups(x):
+    """Statistics of channels in groups, [images, groups, channels, height, width]."""
+    return x.float().square().sum((2, 3, 4))
+
+
+def last(x):
+    """[images, height, width, groups, channels], as convolutions on a GPU leave them."""
+    return of_groups(x.permute(0, 3, 4, 1, 2))
+
+
+@pytest.mark.parametrize(("fn", "shape", "streamed"), [
+    (last, (128, 126, 126, 16, 4), 126),  # a step of four neighbours would be a quarter of each sector
+    (of_groups, (128, 16, 4, 126, 126), 4),
+])  # fmt: skip
+def test_an_axis_of_neighbours_is_held_where_another_can_be_streamed(fn, shape, streamed):
+    (k,) = fused(fn, meta(*shape))[1].kernels
+    loops = {n.dim for n in walk(k.block.body) if isinstance(n, Loop) and n.kind == "for"}
+    assert [k.block.sizes[d].value for d in loops] == [streamed]

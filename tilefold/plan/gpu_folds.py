@@ -33,7 +33,8 @@ def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None
     a loop over a batch), else the longest; None where all of them are one block.
 
     Segments are of that axis. Where the first has fewer indices than would fill the machine, and another `OTHER_AXIS`
-    times as many (sequences of a batch, their positions), it is the longest too.
+    times as many (sequences of a batch, their positions), it is the longest too; and where neighbours in memory lie
+    along the first (channels of a group, last), of which a step would have few.
     """
     axes, longest = plan.stages[k].axes, loop_dim(g, plan.stages[k])
     if longest is None or len(axes) == 1 or plan.inner or not all(is_static(g.program.sizes[d]) for d in axes):
@@ -43,7 +44,15 @@ def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None
     few = first * _blocks(g, plan, machine) < machine.cores * machine.column_blocks
     if few and g.extent(longest) >= OTHER_AXIS * first:
         return longest
-    return axes[0] if beside <= machine.beside else longest
+    return axes[0] if beside <= machine.beside and not _along(g, plan, axes[0]) else longest
+
+
+def _along(g: Graph, plan: StagePlan, axis: str) -> bool:
+    """Whether most elements that the group reads along an axis have neighbours along it, as if the last axis of tensors
+    was contiguous."""
+    read = _read_along(g, plan, axis)
+    last = {ld.tensor for m in plan.group.members for ld in loads(g.by_name[m].body) if axis in dims_used(ld.index[-1])}
+    return 2 * sum(n for t, n in read.items() if t in last) > sum(read.values())
 
 
 def columns_fit(g: Graph, plan: StagePlan, machine: Gpu) -> bool:
