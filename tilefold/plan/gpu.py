@@ -24,6 +24,7 @@ from tilefold.plan.gpu_again import computed_again
 from tilefold.plan.gpu_folds import separated
 from tilefold.plan.gpu_forms import split_contractions
 from tilefold.plan.gpu_library import lone_product
+from tilefold.plan.gpu_states import states_apart
 from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group
 from tilefold.plan.selected import Calls, Selected, predicted, selected
@@ -77,6 +78,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         whole = _Fitting(g, target, frozenset(calls), chosen.forms)
         p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: not isinstance(whole.made(x), str))
         p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls))
+        p, groups = states_apart(p, groups, machine, target.limits, frozenset(calls))
         g = Graph.of(p)
     fitting = _Fitting(g, target, frozenset(calls), chosen.forms)
     refusals = list(chosen.grouping.refusals)

@@ -107,6 +107,7 @@ class Gpu(Machine):
     What thread blocks hold; elements, columns or blocks:
     held: elements that a block keeps for all of its life. read_at_once: of one value at a step of a loop that only
     reads, beside which there are others. wide: columns of a state that fills a multiprocessor.
+    owned: columns of states of which four warps hold 64 rows, beside the scores.
     contraction: elements that a product in front of another may contract, while a tile of its operand is held.
     short_row: columns of a product that are held at once, for a reduction over them and what follows. rows: of a
     product, that share a block. packed: heads that share operands are packed into one tile where each has fewer rows.
@@ -156,6 +157,7 @@ class Gpu(Machine):
     held: int
     read_at_once: int
     wide: int
+    owned: int
     contraction: int
     short_row: int
     rows: int
@@ -239,6 +241,7 @@ H100 = Gpu(
     held=(256 << 10) // 4,  # the registers of a multiprocessor, as float32
     read_at_once=1 << 15,  # half of them
     wide=512,  # 64 rows of 512 float32 are half of its registers
+    owned=256,  # 128 of the 240 registers that a thread of two groups has
     contraction=640,  # 64 of 576 (latent attention) at 16 bits, two stages, in its 227 KB
     short_row=256,
     rows=64,  # of one instruction of the matrix unit (wgmma)

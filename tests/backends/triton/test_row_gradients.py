@@ -14,6 +14,7 @@ from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.gradients import (  # noqa: E402
     GRADIENTS,
+    B,
     alibi,
     arguments,
     causal,
@@ -26,7 +27,7 @@ from tests.backends.triton.gradients import (  # noqa: E402
 )
 from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
-from tests.backends.triton.test_compile import HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.algebra.expr import Call, Cast, Const, DType, Index, Load, call  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.row_apart import apart  # noqa: E402
@@ -157,6 +158,24 @@ def test_hot_loops_do_not_spill(score, tmp_path):
     r, roles = built(v, HOPPER), row_roles_of(v.kernel, v.config)
     assert isinstance(roles, RowRoles) and 0 <= shared_bytes(roles, v.config) - r.shared <= 1024
     assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= 80 and r.shared <= SHARED[90]
+
+
+@pytest.mark.parametrize("result, width, values, tile", [(0, 256, 256, 32), (1, 256, 256, 64), (0, 192, 128, 32)])
+def test_a_state_of_many_columns_alone(result, width, values, tile):
+    q, k, v, g, *numbers = arguments(130, 203, width, 2)
+    v, g = (((*s[:-1], values), d) for s, d in (v, g))
+    same(*emulate(kernel_of(lambda *x: keys(causal)(*x)[result], [q, k, v, g, *numbers], tile=tile), most=2))
+
+
+@pytest.mark.parametrize("width, values", [(256, 256), (192, 128)])
+def test_states_that_registers_do_not_hold_together_have_groups_each(width, values, tmp_path):
+    shapes = [(4, 16, 2048, n) for n in (width, width, values, values)]
+    tensors = [torch.empty(s, dtype=B, device="meta") for s in shapes]
+    found = made(keys(causal), *tensors, *(torch.empty(4, 16, 2048, device="meta") for _ in range(2)))
+    variants = [variant_of(TritonKernel(k.block)) for k in found]
+    assert [v.rendered.groups for v in variants] == [2, 2]
+    r = built(variants[0], HOPPER)
+    assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= FEW_BYTES and r.shared <= SHARED[90]
 
 
 def wide_kernel(dim: int) -> TritonKernel:
