@@ -245,7 +245,7 @@ class Recorder(TorchDispatchMode):
         call = Operator(func, fixed, tuple(places), spec, tuple(wanted))
         made = tuple(self._new(results[n], Slot(Kind.RESULT)) for n in wanted)
         form = form_of(func, args, kwargs)
-        if form is None or len(wanted) < sum(x is not None for x in results):
+        if form is None:
             self._add(Op.CALL, reads, made, call=call)
         else:
             self._add(Op.NAMED, reads, made, call=call, arguments=form)

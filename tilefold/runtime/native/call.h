@@ -139,6 +139,15 @@ struct Call {
     });
   }
 
+  // Whether cuBLASLt computed the product itself.
+  bool asked(const Instruction& i, int64_t a, int64_t b, int64_t bias = -1) {
+    if (cublas::device != tape.like.device().type()) return false;
+    Tensor y = tensor(i.slots[0]);
+    const Tensor& x = tensor(a);
+    const Tensor& w = tensor(b);
+    return i.product->run(y, x, w, bias < 0 ? nullptr : &tensor(bias), reinterpret_cast<driver::Handle>(stream));
+  }
+
   // numbers: the slots of results.
   void call(const Instruction& i) {
     Object given, done;
@@ -182,9 +191,14 @@ struct Call {
       case Op::Kernel: kernel(i); break;
       case Op::Launch: launch(i); break;
       case Op::Call: call(i); break;
-      case Op::Mm: out(s, [&](Tensor& y) { at::mm_out(y, tensor(s[1]), tensor(s[2])); }); break;
-      case Op::Bmm: out(s, [&](Tensor& y) { at::bmm_out(y, tensor(s[1]), tensor(s[2])); }); break;
+      case Op::Mm:
+        if (!asked(i, s[1], s[2])) out(s, [&](Tensor& y) { at::mm_out(y, tensor(s[1]), tensor(s[2])); });
+        break;
+      case Op::Bmm:
+        if (!asked(i, s[1], s[2])) out(s, [&](Tensor& y) { at::bmm_out(y, tensor(s[1]), tensor(s[2])); });
+        break;
       case Op::Addmm:
+        if (i.scalars[0] == 1 && i.scalars[1] == 1 && asked(i, s[2], s[3], s[1])) break;
         out(s, [&](Tensor& y) {
           at::addmm_out(y, tensor(s[1]), tensor(s[2]), tensor(s[3]), i.scalars[0], i.scalars[1]);
         });

@@ -28,6 +28,7 @@ import torch
 from tilefold.backends.cpp.compile import toolchain
 from tilefold.backends.triton.driver import functions
 from tilefold.errors import BackendError, TilefoldError
+from tilefold.runtime import cublas
 from tilefold.runtime.cache import find, get_or_build
 
 log = logging.getLogger("tilefold")
@@ -172,13 +173,15 @@ def _text() -> str:
 
 
 def module_at(path: Path) -> ModuleType:
-    """The module in a file that was built for this torch and Python."""
+    """The module in a file that was built for this torch and Python; it knows the library of products, if any."""
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
     spec = importlib.util.spec_from_loader(NAME, loader)
     if spec is None:
         raise ImportError(f"{path} is no module")
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
+    if (products := cublas.functions()) is not None:
+        module.products(products, "cuda")
     return module
 
 

@@ -142,6 +142,7 @@ Instruction instruction_of(PyObject* o) {
   i.arguments = Object(PyTuple_GetItem(o, 7));
   i.release = numbers_of(PyTuple_GetItem(o, 8));
   if (i.op == Op::Named) i.named = operator_of(i.arguments.p);
+  if (i.op == Op::Mm || i.op == Op::Bmm || i.op == Op::Addmm) i.product = std::make_shared<cublas::Product>();
   if (i.op == Op::Start) i.kernel = driver::kernel_of(i.numbers, maps_of(i.arguments.p));
   return i;
 }
@@ -200,6 +201,20 @@ PyObject* driver_of(PyObject*, PyObject* o) {
   END_HANDLE_TH_ERRORS
 }
 
+// products(addresses, type of device): of the functions that compute products there, in the order of
+// `cublas::Functions`.
+PyObject* products_of(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "products(addresses, type of device)");
+  static_assert(sizeof(cublas::Functions) == cublas::Functions::COUNT * sizeof(int64_t));
+  const Numbers found = numbers_of(given[0]);
+  TORCH_CHECK(found.size() == cublas::Functions::COUNT, "products takes ", cublas::Functions::COUNT, " addresses");
+  std::memcpy(static_cast<void*>(&cublas::functions), found.data(), sizeof(cublas::Functions));
+  cublas::device = c10::Device(text_of(given[1])).type();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // count(region) -> how many tapes it has.
 PyObject* count_of(PyObject*, PyObject* o) {
   Region* r = region_of(o);
@@ -211,6 +226,7 @@ PyMethodDef METHODS[] = {
     {"add", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&add)), METH_FASTCALL, "one more tape"},
     {"region", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&region)), METH_FASTCALL, "a region"},
     {"driver", &driver_of, METH_O, "where the driver's functions are"},
+    {"products", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&products_of)), METH_FASTCALL, "where cuBLASLt is"},
     {"count", &count_of, METH_O, "tapes of a region"},
     {nullptr, nullptr, 0, nullptr},
 };

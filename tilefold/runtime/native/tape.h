@@ -10,6 +10,7 @@
 
 #include "driver.h"
 #include "operator.h"
+#include "product.h"
 
 #include <list>
 #include <memory>
@@ -60,6 +61,7 @@ struct Instruction {
   Object callable, arguments;
   driver::Kernel kernel;
   Operator named;
+  std::shared_ptr<cublas::Product> product;  // of operations that cuBLASLt may compute
 };
 
 struct Tape {
