@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -274,3 +276,25 @@ def test_an_axis_of_neighbours_is_held_where_another_can_be_streamed(fn, shape, 
     (k,) = fused(fn, meta(*shape))[1].kernels
     loops = {n.dim for n in walk(k.block.body) if isinstance(n, Loop) and n.kind == "for"}
     assert [k.block.sizes[d].value for d in loops] == [streamed]
+
+
+def everything(x):
+    return x.float().square().sum()
+
+
+def scaled_mean(x, y):
+    """What reads a number, too."""
+    return (x.float().square() * y).mean() * y
+
+
+@pytest.mark.parametrize(("fn", "shapes", "pieces"), [
+    (everything, [(112, 64, 512, 512)], 448),  # its first axis has too few indices: each is cut in four
+    (everything, [(16, 32, 32, 64, 64)], 512),
+    (everything, [(3, 5, 2000, 2048)], 500),  # three images of five are held, rows are shared out
+    (scaled_mean, [(4096, 7, 7, 64), ()], 512),
+])  # fmt: skip
+def test_folds_over_all_axes_share_out_the_first_ones(fn, shapes, pieces):
+    """Neighbours in memory are left to a step: a step of the longest axis has few where many indices are before it."""
+    first = fused(fn, *(meta(*s) for s in shapes))[1].kernels[0].block
+    single = [n.dim for n in walk(first.body) if isinstance(n, Loop) and n.single]
+    assert math.prod(first.sizes[d].value for d in single) == pieces

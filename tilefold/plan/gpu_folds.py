@@ -34,11 +34,15 @@ def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None
 
     Segments are of that axis. Where the first has fewer indices than would fill the machine, and another `OTHER_AXIS`
     times as many (sequences of a batch, their positions), it is the longest too; and where neighbours in memory lie
-    along the first (channels of a group, last), of which a step would have few.
+    along the first (channels of a group, last), of which a step would have few. It is one of the first
+    where a step of the longest would have few, all in all (`_as_one`).
     """
     axes, longest = plan.stages[k].axes, loop_dim(g, plan.stages[k])
     if longest is None or len(axes) == 1 or plan.inner or not all(is_static(g.program.sizes[d]) for d in axes):
         return longest
+    whole = _as_one(g, plan, k, machine)
+    if whole is not None:
+        return whole
     beside = math.prod(power_of_two(int(g.extent(d))) for d in axes[1:])
     first = g.extent(axes[0])
     few = first * _blocks(g, plan, machine) < machine.cores * machine.column_blocks
@@ -47,11 +51,38 @@ def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None
     return axes[0] if beside <= machine.beside and not _along(g, plan, axes[0]) else longest
 
 
+def _as_one(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
+    """The axis that stage k streams over if its axes are read as one, which launches make of axes whose strides allow
+    it: no parallel dim is between them, and those before the longest, which a block would hold, leave it too few
+    neighbours. It is the first that, with the one behind it, has an index for each multiprocessor."""
+    axes, longest = plan.stages[k].axes, loop_dim(g, plan.stages[k])
+    if longest is None or len(axes) == 1 or plan.inner or not all(is_static(g.program.sizes[d]) for d in axes):
+        return None
+
+    def held(at: int) -> float:
+        return math.prod(g.extent(d) for d in axes[:at]) * machine.columns
+
+    if held(axes.index(longest)) <= machine.beside:
+        return None
+    for ld in {ld for m in plan.group.members for ld in loads(g.by_name[m].body)}:
+        places = [n for n, ix in enumerate(ld.index) if set(axes) & dims_used(ix)]
+        between = {d for n in range(places[0], places[-1]) for d in dims_used(ld.index[n])} if places else set()
+        if any(d not in axes and g.extent(d) > 1 for d in between):
+            return None
+    enough = (d for n, d in enumerate(axes) if held(n) <= machine.beside and g.points(axes[n : n + 2]) >= machine.cores)
+    return next(enough, axes[0])
+
+
 def _along(g: Graph, plan: StagePlan, axis: str) -> bool:
     """Whether most elements that the group reads along an axis have neighbours along it, as if the last axis of tensors
     was contiguous."""
     read = _read_along(g, plan, axis)
-    last = {ld.tensor for m in plan.group.members for ld in loads(g.by_name[m].body) if axis in dims_used(ld.index[-1])}
+    last = {
+        ld.tensor
+        for m in plan.group.members
+        for ld in loads(g.by_name[m].body)
+        if ld.index and axis in dims_used(ld.index[-1])
+    }
     return 2 * sum(n for t, n in read.items() if t in last) > sum(read.values())
 
 
@@ -71,7 +102,8 @@ def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int
     """Segments that fill the machine, of a fold that only reads, if they save more than a second kernel costs."""
     axes = set(plan.stages[0].axes)
     units, extent, tall = machine.cores, g.extent(axis), _blocks(g, plan, machine)
-    beside = next_axis(g, plan, axis) if column_dim(g, plan) is not None else None
+    cut_again = column_dim(g, plan) is not None or _as_one(g, plan, 0, machine) is not None
+    beside = next_axis(g, plan, axis) if cut_again else None
     each = 1 if beside is None else int(g.extent(beside))
     if _column(g, plan) is None and len(axes) == 1 and not plan.inner:
         n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, machine.most_segments))
