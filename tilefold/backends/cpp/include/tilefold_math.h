@@ -50,14 +50,25 @@ template <class T, int N> TF_INLINE V<T, N> sign(V<T, N> x) {  // torch: sign(na
   return select(gt(x, z), one, select(lt(x, z), -one, z));
 }
 template <class T> TF_INLINE T sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : T(0); }
+// b where they are equal or one is NaN
+template <class T, int N> TF_INLINE V<T, N> larger(V<T, N> a, V<T, N> b) {
+  if constexpr (!V<T, N>::base) return {larger(a.lo, b.lo), larger(a.hi, b.hi)};
+  else if constexpr (Unit<T, N * sizeof(T)>::exists) return {Unit<T, N * sizeof(T)>::larger(a.r, b.r)};
+  else return select(gt(a, b), a, b);
+}
+template <class T, int N> TF_INLINE V<T, N> smaller(V<T, N> a, V<T, N> b) {
+  if constexpr (!V<T, N>::base) return {smaller(a.lo, b.lo), smaller(a.hi, b.hi)};
+  else if constexpr (Unit<T, N * sizeof(T)>::exists) return {Unit<T, N * sizeof(T)>::smaller(a.r, b.r)};
+  else return select(lt(a, b), a, b);
+}
 // NaN propagates
 template <class T, int N> TF_INLINE V<T, N> maximum(V<T, N> a, V<T, N> b) {
-  const V<T, N> m = select(gt(a, b), a, b);  // b where unordered
+  const V<T, N> m = larger(a, b);
   if constexpr (T(0.5) != T(0)) return select(ne(a, a), a, m);
   else return m;
 }
 template <class T, int N> TF_INLINE V<T, N> minimum(V<T, N> a, V<T, N> b) {
-  const V<T, N> m = select(lt(a, b), a, b);
+  const V<T, N> m = smaller(a, b);
   if constexpr (T(0.5) != T(0)) return select(ne(a, a), a, m);
   else return m;
 }
@@ -71,38 +82,58 @@ template <class T, int N> TF_INLINE M<N> isinf(V<T, N> x) { return eq(abs_float(
 template <class T> TF_INLINE bool isinf(T x) { return abs(x) == T(__builtin_inf()); }
 
 // ---------------------------------------------------------------- rounding
+// mode: 0 half to even, 1 down, 2 up, 3 to zero
+template <int mode, class T, int N> TF_INLINE V<T, N> rounded(V<T, N> x) {
+  if constexpr (!V<T, N>::base) return {rounded<mode>(x.lo), rounded<mode>(x.hi)};
+  else return {Unit<T, N * sizeof(T)>::template rounded<mode>(x.r)};
+}
+// whether a register (or the several that V<T, N> is) has the instructions of Unit
+template <class T, int N> constexpr bool has_unit = Unit<T, V<T, N>::base ? N * sizeof(T) : kNative>::exists;
 template <class T, int N> TF_INLINE V<T, N> round(V<T, N> x) {  // half to even
+  if constexpr (has_unit<T, N>) return rounded<0>(x);
   const V<T, N> big = splat<N>(T(sizeof(T) == 4 ? 0x1p23 : 0x1p52)), mag = abs_float(x);
   return select(lt(mag, big), copy_sign((mag + big) - big, x), x);
 }
 template <class T, int N> TF_INLINE V<T, N> floor(V<T, N> x) {
+  if constexpr (has_unit<T, N>) return rounded<1>(x);
   const V<T, N> r = round(x);
   return copy_sign(select(gt(r, x), r - splat<N>(T(1)), r), x);
 }
-template <class T, int N> TF_INLINE V<T, N> ceil(V<T, N> x) { return -floor(-x); }
-template <class T, int N> TF_INLINE V<T, N> trunc(V<T, N> x) { return copy_sign(floor(abs_float(x)), x); }
+template <class T, int N> TF_INLINE V<T, N> ceil(V<T, N> x) {
+  if constexpr (has_unit<T, N>) return rounded<2>(x);
+  return -floor(-x);
+}
+template <class T, int N> TF_INLINE V<T, N> trunc(V<T, N> x) {
+  if constexpr (has_unit<T, N>) return rounded<3>(x);
+  return copy_sign(floor(abs_float(x)), x);
+}
 TF_SCALAR(round) TF_SCALAR(floor) TF_SCALAR(ceil) TF_SCALAR(trunc)
 
-template <int N> TF_INLINE V<float, N> sqrt(V<float, N> x) {
-#if defined(__AVX__) && !defined(__clang__)
-  if constexpr (N == 8) return {__builtin_ia32_sqrtps256(x.r)};
-  else if constexpr (N > 8) return join(sqrt(low(x)), sqrt(high(x)));
-#endif
+template <class T, int N> TF_INLINE V<T, N> sqrt(V<T, N> x) {
+  if constexpr (!V<T, N>::base) return {sqrt(x.lo), sqrt(x.hi)};
+  else if constexpr (Unit<T, N * sizeof(T)>::exists) return {Unit<T, N * sizeof(T)>::sqrt(x.r)};
   TF_UNROLL
-  for (int l = 0; l < N; ++l) set_lane(x, l, __builtin_sqrtf(lane(x, l)));
+  for (int l = 0; l < N; ++l) set_lane(x, l, T(sizeof(T) == 4 ? __builtin_sqrtf(lane(x, l)) : __builtin_sqrt(lane(x, l))));
   return x;
 }
-TF_LANEWISE(sqrt, __builtin_sqrt)
 TF_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
 TF_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
 template <class T, int N> TF_INLINE V<T, N> rsqrt(V<T, N> x) { return splat<N>(T(1)) / sqrt(x); }
 template <class T> TF_INLINE T rsqrt(T x) { return T(1) / sqrt(x); }
 
 // ---------------------------------------------------------------- exp, log
-// 2^n * y for integer n in [-252, 254], also where the result is denormal
-template <int N> TF_INLINE V<float, N> scale(V<float, N> y, V<int32_t, N> n) {
-  const V<int32_t, N> half = n >> 1, rest = n - half, bias = splat<N>(int32_t(127));
-  return y * bits<float>((half + bias) << 23) * bits<float>((rest + bias) << 23);
+// y * 2^n for integer n in [-252, 254], given as t = n + 1.5 * 2^23; also where the result is denormal
+constexpr float kMagic = 0x1.8p23f;
+template <int N> TF_INLINE V<float, N> scale(V<float, N> y, V<float, N> t) {
+  if constexpr (!V<float, N>::base) {
+    return {scale(y.lo, t.lo), scale(y.hi, t.hi)};
+  } else if constexpr (Unit<float, N * sizeof(float)>::scales) {
+    return {Unit<float, N * sizeof(float)>::scaled(y.r, (t - splat<N>(kMagic)).r)};
+  } else {
+    const V<int32_t, N> n = bits<int32_t>(t) - bits<int32_t>(splat<N>(kMagic)), half = n >> 1, rest = n - half;
+    const V<int32_t, N> bias = splat<N>(int32_t(127));
+    return y * bits<float>((half + bias) << 23) * bits<float>((rest + bias) << 23);
+  }
 }
 template <int N> TF_INLINE V<float, N> exp_reduced(V<float, N> r) {  // |r| <= ln(2) / 2
   V<float, N> p = splat<N>(1.9875691500e-4f);
@@ -113,21 +144,19 @@ template <int N> TF_INLINE V<float, N> exp_reduced(V<float, N> r) {  // |r| <= l
   p = p * r + splat<N>(5.0000001201e-1f);
   return p * (r * r) + (r + splat<N>(1.0f));
 }
-template <int N> TF_INLINE V<float, N> clamp(V<float, N> x, float lo, float hi) {  // NaN stays
-  x = select(lt(x, splat<N>(lo)), splat<N>(lo), x);
-  return select(gt(x, splat<N>(hi)), splat<N>(hi), x);
+template <class T, int N> TF_INLINE V<T, N> clamp(V<T, N> x, T lo, T hi) {  // NaN stays
+  return smaller(splat<N>(hi), larger(splat<N>(lo), x));
 }
-template <int N> TF_INLINE V<float, N> exp(V<float, N> x) {
-  x = clamp(x, -104.0f, 89.0f);
-  const V<float, N> magic = splat<N>(0x1.8p23f);
-  const V<float, N> t = x * splat<N>(1.44269504088896341f) + magic, n = t - magic;
+template <int N> TF_INLINE V<float, N> exp_within(V<float, N> x) {  // |x| <= 104, or NaN
+  const V<float, N> t = x * splat<N>(1.44269504088896341f) + splat<N>(kMagic), n = t - splat<N>(kMagic);
   const V<float, N> r = (x - n * splat<N>(0.693359375f)) + n * splat<N>(2.12194440e-4f);
-  return scale(exp_reduced(r), bits<int32_t>(t) - bits<int32_t>(magic));
+  return scale(exp_reduced(r), t);
 }
+template <int N> TF_INLINE V<float, N> exp(V<float, N> x) { return exp_within(clamp(x, -104.0f, 89.0f)); }
 template <int N> TF_INLINE V<float, N> exp2(V<float, N> x) {
   x = clamp(x, -151.0f, 129.0f);
-  const V<float, N> magic = splat<N>(0x1.8p23f), t = x + magic, n = t - magic;
-  return scale(exp_reduced((x - n) * splat<N>(0.693147180559945f)), bits<int32_t>(t) - bits<int32_t>(magic));
+  const V<float, N> t = x + splat<N>(kMagic), n = t - splat<N>(kMagic);
+  return scale(exp_reduced((x - n) * splat<N>(0.693147180559945f)), t);
 }
 template <int N> TF_INLINE V<double, N> exp_scaled(V<double, N> n, V<double, N> r) {  // 2^n * e^r
   V<double, N> p = splat<N>(1.0 / 6227020800.0);
@@ -138,10 +167,6 @@ template <int N> TF_INLINE V<double, N> exp_scaled(V<double, N> n, V<double, N> 
   const V<double, N> y = p * (r * r) + r + splat<N>(1.0);
   const V<int64_t, N> e = convert<int64_t>(convert<int32_t>(n)), half = e >> 1, bias = splat<N>(int64_t(1023));
   return y * bits<double>((half + bias) << 52) * bits<double>((e - half + bias) << 52);
-}
-template <int N> TF_INLINE V<double, N> clamp(V<double, N> x, double lo, double hi) {
-  x = select(lt(x, splat<N>(lo)), splat<N>(lo), x);
-  return select(gt(x, splat<N>(hi)), splat<N>(hi), x);
 }
 template <int N> TF_INLINE V<double, N> exp(V<double, N> x) {
   const V<double, N> c = clamp(x, -746.0, 710.0);
@@ -261,7 +286,7 @@ template <int N> TF_INLINE V<float, N> erf(V<float, N> x) {
   p = p * z + splat<N>(0.1128358542919159f);
   p = p * z + splat<N>(-0.3761262595653534f);
   p = p * z + splat<N>(0.1283791670955126f);  // 2 / sqrt(pi) - 1
-  const V<float, N> b = select(gt(a, splat<N>(4.0f)), splat<N>(4.0f), a);
+  const V<float, N> b = smaller(splat<N>(4.0f), a);
   V<float, N> q = splat<N>(3.557007403287571e-06f);
   q = q * b + splat<N>(-2.8435380954761058e-05f);
   q = q * b + splat<N>(-0.0001387496158713475f);
@@ -270,8 +295,8 @@ template <int N> TF_INLINE V<float, N> erf(V<float, N> x) {
   q = q * b + splat<N>(0.1056690588593483f);
   q = q * b + splat<N>(0.6354101300239563f);
   q = q * b + splat<N>(1.1285996437072754f);
-  const V<float, N> large = copy_sign(splat<N>(1.0f) - exp(-(q * b)), x);
-  return select(lt(a, splat<N>(1.0f)), x + x * p, select(ne(x, x), x, large));
+  const V<float, N> large = copy_sign(splat<N>(1.0f) - exp_within(-(q * b)), x);
+  return select(lt(a, splat<N>(1.0f)), x + x * p, large);
 }
 TF_LANEWISE(tanh, __builtin_tanh) TF_LANEWISE(erf, __builtin_erf)
 template <class T, int N> TF_INLINE V<T, N> sigmoid(V<T, N> x) {

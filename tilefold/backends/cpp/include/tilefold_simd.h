@@ -4,17 +4,14 @@
 // generated code serves AVX2, AVX-512 and plain SSE2. M<N> is a lane mask. Memory element types
 // (bf16, f16, e4m3, e5m2, narrow integers) are converted to their compute type by load and store.
 #pragma once
-#include <stdint.h>
-#include <string.h>
+#include "tilefold_native.h"
 
-#define TF_INLINE __attribute__((always_inline)) inline
 #define TF_UNROLL _Pragma("GCC unroll 32")
 #define TF_EXPORT __attribute__((visibility("default")))
 
 namespace tf {
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#define TF_AVX512 1
+#if defined(TF_AVX512)
 constexpr int kNative = 64;
 #elif defined(__AVX2__)
 constexpr int kNative = 32;
@@ -248,6 +245,11 @@ template <int N> TF_INLINE V<float, N> half_to_float(V<uint16_t, N> h) {
   if constexpr (N == 8) {
     typedef short v8hi __attribute__((vector_size(16)));
     return {__builtin_ia32_vcvtph2ps256((v8hi)h.r)};
+#if defined(TF_AVX512)
+  } else if constexpr (N == 16) {
+    typedef short v16hi __attribute__((vector_size(32)));
+    return {__builtin_ia32_vcvtph2ps512_mask((v16hi)h.r, typename V<float, 16>::native{}, uint16_t(-1), 4)};
+#endif
   } else if constexpr (N > 8) {
     return join(half_to_float(low(h)), half_to_float(high(h)));
   }
@@ -263,6 +265,11 @@ template <int N> TF_INLINE V<uint16_t, N> float_to_half(V<float, N> f) {
 #if defined(__F16C__) && !defined(__clang__)
   if constexpr (N == 8) {
     return {(typename V<uint16_t, 8>::native)__builtin_ia32_vcvtps2ph256(f.r, 0)};
+#if defined(TF_AVX512)
+  } else if constexpr (N == 16) {
+    typedef short v16hi __attribute__((vector_size(32)));
+    return {(typename V<uint16_t, 16>::native)__builtin_ia32_vcvtps2ph512_mask(f.r, 0, v16hi{}, uint16_t(-1))};
+#endif
   } else if constexpr (N > 8) {
     return join(float_to_half(low(f)), float_to_half(high(f)));
   }
@@ -363,6 +370,8 @@ template <int N, class T> TF_INLINE V<T, N> load_part(const T* p, int n) {
   if constexpr (!V<T, N>::base) {
     if (n <= N / 2) return {load_part<N / 2>(p, n), splat<N / 2>(T(0))};
     return {load_full<N / 2>(p), load_part<N / 2>(p + N / 2, n - N / 2)};
+  } else if constexpr (Masked<sizeof(T), N * sizeof(T)>::exists) {
+    return {(typename V<T, N>::native)Masked<sizeof(T), N * sizeof(T)>::load(p, first_bits(n))};
   } else {
 #if defined(__AVX2__) && !defined(__clang__)
     if constexpr (sizeof(T) == 4 && N == 8) {
@@ -383,6 +392,9 @@ template <class T, int N> TF_INLINE void store_part(T* p, V<T, N> x, int n) {
     if (n <= N / 2) return store_part(p, x.lo, n);
     store_full(p, x.lo);
     store_part(p + N / 2, x.hi, n - N / 2);
+  } else if constexpr (Masked<sizeof(T), N * sizeof(T)>::exists) {
+    typedef Masked<sizeof(T), N * sizeof(T)> Some;
+    Some::store(p, (typename Some::native)x.r, first_bits(n));
   } else {
 #if defined(__AVX2__) && !defined(__clang__)
     if constexpr (sizeof(T) == 4 && N == 8) {
