@@ -3,11 +3,11 @@
     python bench/attention_backward.py [row ...] [--seconds 120] [--json FILE]
 
 Rows are scores, features and lengths, bf16. Contenders: `two` (dQ by groups of warps that own queries, dK and dV by
-groups that own keys, as by default; dK is written by features, as in a compiled backward), `two, groups` (whatever the
-number of features), `two, turned` (dK leaves through shared memory, not by pointers), cuDNN's backward and, where it
-has none, FlexAttention's. All kernels are compiled first, side by side. Each contender's gradients are compared with
-float32 for one head, by the largest error over the largest element; then they take turns, by events around a few
-calls. A row is left out, and said to be, when the time is up.
+groups that own keys, in one kernel or, of wide heads, in two, as by default; dK is written by features, as in a
+compiled backward), `two, groups` (whatever the number of features), `two, turned` (dK leaves through shared memory, not
+by pointers), cuDNN's backward or, where it has none, flash's or FlexAttention's. All kernels are compiled first, side
+by side. Each contender's gradients are compared with float32 for one head, by the largest error over the largest
+element; then they take turns, by events around a few calls. A row is left out, and said to be, when the time is up.
 """
 
 from __future__ import annotations
@@ -36,22 +36,29 @@ from tilefold.suites.timing import in_turn
 from tilefold.tensor.sizes import extent
 
 Call = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-#: Name -> score, batch, heads, length, features.
-ROWS: dict[str, tuple[Score, int, int, int, int]] = {
-    "causal d128 4096": (causal, 4, 16, 4096, 128),
-    "full d128 4096": (plain, 4, 16, 4096, 128),
-    "causal d64 4096": (causal, 4, 16, 4096, 64),
-    "alibi d128 4096": (alibi, 4, 16, 4096, 128),
-    "causal d128 16384": (causal, 2, 8, 16384, 128),
-    "softcap d128 4096": (softcap, 4, 16, 4096, 128),
-    "alibi d64 4096": (alibi, 4, 16, 4096, 64),
-    "full d64 4096": (plain, 4, 16, 4096, 64),
+#: Name -> score, batch, heads, length, features of queries and keys, of values.
+ROWS: dict[str, tuple[Score, int, int, int, int, int]] = {
+    "causal d128 4096": (causal, 4, 16, 4096, 128, 128),
+    "full d128 4096": (plain, 4, 16, 4096, 128, 128),
+    "causal d64 4096": (causal, 4, 16, 4096, 64, 64),
+    "causal d256 4096": (causal, 4, 8, 4096, 256, 256),
+    "full d256 4096": (plain, 4, 8, 4096, 256, 256),
+    "causal d192/128 4096": (causal, 4, 16, 4096, 192, 128),
+    "alibi d128 4096": (alibi, 4, 16, 4096, 128, 128),
+    "causal d128 16384": (causal, 2, 8, 16384, 128, 128),
+    "softcap d128 4096": (softcap, 4, 16, 4096, 128, 128),
+    "alibi d64 4096": (alibi, 4, 16, 4096, 64, 64),
+    "full d64 4096": (plain, 4, 16, 4096, 64, 64),
 }
 #: FlexAttention's score of each of ours.
 FLEX = {
+    plain: lambda s, b, h, i, j: s,
+    causal: lambda s, b, h, i, j: s,
     alibi: lambda s, b, h, i, j: s + 0.05 * (j - i),
     softcap: lambda s, b, h, i, j: 20 * torch.tanh(s / 20),
 }
+#: Of torch, the first that takes the heads.
+LIBRARIES = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 ROUNDS, CALLS = 12, 3
 
 
@@ -75,23 +82,25 @@ class Row:
 
     @classmethod
     def of(cls, name: str) -> Row:
-        score, batch, heads, n, dim = ROWS[name]
-        own, other = of_one_program(score, n, n, dim, heads, batch, turned=True)
+        score, batch, heads, n, dim, values = ROWS[name]
+        own, other, gradients = of_one_program(score, n, n, dim, heads, batch, values=values, turned=True)
         gen = torch.Generator("cuda").manual_seed(0)
-        made = [torch.randn(batch, heads, n, dim, generator=gen, device="cuda", dtype=torch.bfloat16) for _ in "qkvg"]
+        made = [
+            torch.randn(batch, heads, n, columns, generator=gen, device="cuda", dtype=torch.bfloat16)
+            for columns in (dim, dim, values, values)
+        ]
         t = dict(zip("qkvg", made, strict=True))
         t["lse"], t["o"] = forward(score, *made[:3])
-        for b in (own, other):
+        for b in (*own, other):
             for r in b.results:
                 shape = [extent(b.sizes[d], {}) for d in r.dims]
                 t.setdefault(r.name, torch.empty(shape, device="cuda", dtype=r.dtype.torch_dtype))
         steps = {
-            "two": [TritonKernel(other), TritonKernel(own)],
-            "two, groups": [TritonKernel(other, owned()), TritonKernel(own, owned())],
-            "two, turned": [TritonKernel(other, owned()), TritonKernel(own, owned(descriptors=True))],
+            "two": [TritonKernel(other), *(TritonKernel(b) for b in own)],
+            "two, groups": [TritonKernel(other, owned()), *(TritonKernel(b, owned()) for b in own)],
+            "two, turned": [TritonKernel(other, owned()), *(TritonKernel(b, owned(descriptors=True)) for b in own)],
         }
-        dk, dv = own.outputs
-        return cls(name, t, steps, {k: ("dq", dk, dv) for k in steps})
+        return cls(name, t, steps, {k: ("dq", *gradients) for k in steps})
 
     def start_building(self) -> None:
         for kernels in self.steps.values():
@@ -103,12 +112,18 @@ class Row:
         found = {name: self._ours(name) for name in self.steps}
         score, *_ = ROWS[self.name]
         q, k, v = (self.tensors[n].detach().requires_grad_() for n in "qkv")
-        if score in (causal, plain):
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=score is causal)
-            found["cuDNN"] = self._of(out, (q, k, v))
-        if score in FLEX:
-            mask = create_block_mask(lambda b, h, i, j: j <= i, None, None, q.shape[2], q.shape[2])
+        for name, backend in LIBRARIES.items() if score in (causal, plain) else ():
+            try:
+                with sdpa_kernel(backend):
+                    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=score is causal)
+            except RuntimeError:
+                continue  # not of such heads
+            found[name] = self._of(out, (q, k, v))
+            break
+        if score in FLEX and found.keys() == self.steps.keys():
+            mask = None
+            if score is not plain:
+                mask = create_block_mask(lambda b, h, i, j: j <= i, None, None, q.shape[2], q.shape[2])
             out = torch.compile(flex_attention)(q, k, v, score_mod=FLEX[score], block_mask=mask)
             found["Flex"] = self._of(out, (q, k, v))
         return found
@@ -130,7 +145,7 @@ class Row:
 
 def forward(score: Score, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-sum-exps in float32, and the result in bf16, a head at a time."""
-    lse, out = torch.empty(q.shape[:-1], device=q.device), torch.empty_like(q)
+    lse, out = torch.empty(q.shape[:-1], device=q.device), torch.empty_like(v)
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
             s = scores(score, q[b, h], k[b, h])

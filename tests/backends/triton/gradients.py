@@ -147,18 +147,40 @@ def with_heads(
 
 
 def of_one_program(
-    score: Score, rows: int, columns: int, dim: int, heads: int = 2, batch: int = 2, *, turned: bool = False
-) -> tuple[Block, Block]:
-    """The kernels of keys and of queries as blocks of one program: what one writes has the name by which the other
-    reads it. turned: as in `keys`."""
+    score: Score,
+    rows: int,
+    columns: int,
+    dim: int,
+    heads: int = 2,
+    batch: int = 2,
+    *,
+    values: int | None = None,
+    turned: bool = False,
+) -> tuple[tuple[Block, ...], Block, tuple[str, str]]:
+    """The kernels of keys and that of queries as blocks of one program, and the names of dK and dV: what one writes has
+    the name by which the other reads it. dim, values: features of queries and keys, and of values (None: as many).
+    turned: as in `keys`."""
     shapes = [[((batch, heads, *s[2:]), t) for s, t in arguments(rows, columns, dim, n, saved=n == 1)] for n in (2, 1)]
-    own, other = (_traced(f, x) for f, x in zip((keys(score, turned=turned), queries(score)), shapes, strict=True))
+    given = [of_values(x, values or dim) for x in shapes]
+    own, found = _traced(keys(score, turned=turned), given[0])
+    (other,), _ = _traced(queries(score), given[1])
     sums, dq = other.outputs
-    return own, parse(show(other).replace(sums, "delta").replace(dq, "dq"))
+    dk, dv = found
+    return own, parse(show(other).replace(sums, "delta").replace(dq, "dq")), (dk, dv)
 
 
-def _traced(fn: Callable[..., object], shapes: list[tuple[tuple[int, ...], torch.dtype]]) -> Block:
+def of_values(
+    shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], columns: int
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """`arguments` with values, and what is like them, of so many columns."""
+    return [((*s[:-1], columns), d) if n in (2, 3, 4) and len(s) == 4 else (s, d) for n, (s, d) in enumerate(shapes)]
+
+
+def _traced(
+    fn: Callable[..., object], shapes: list[tuple[tuple[int, ...], torch.dtype]]
+) -> tuple[tuple[Block, ...], tuple[str, ...]]:
+    """Blocks and outputs of a program."""
     torch._dynamo.reset()
     program = trace(fn, *(torch.empty(s, dtype=d, device="meta") for s, d in shapes)).program
-    (kernel,) = fuse_for_gpu(program, GpuTarget(gpu_named("", 132))).kernels
-    return kernel.block
+    kernels = fuse_for_gpu(program, GpuTarget(gpu_named("", 132))).kernels
+    return tuple(k.block for k in kernels), program.outputs

@@ -19,6 +19,7 @@ from tests.backends.triton.gradients import (  # noqa: E402
     arguments,
     causal,
     keys,
+    of_values,
     plain,
     queries,
     softcap,
@@ -71,7 +72,7 @@ def test_other_groups_tiles_and_rings(how):
 
 @pytest.mark.parametrize("dim, behind", [(64, True), (128, False)])
 def test_merges_are_a_tile_behind_where_registers_suffice(dim, behind):
-    v = variant_of(kernel_of(keys(causal), arguments(300, 300, dim, 2)))
+    v = variant_of(kernel_of(keys(causal), arguments(300, 300, dim, 2), stages=3))
     r = row_roles_of(v.kernel, v.config)
     assert isinstance(r, RowRoles) and r.behind is behind and len(r.lifts) == len(r.merges) == 2
     assert registers(replace(r, behind=True)) > registers(replace(r, behind=False))
@@ -160,11 +161,49 @@ def test_hot_loops_do_not_spill(score, tmp_path):
     assert spilled(r.assembly["ptx"], "sm_90a", tmp_path) <= 80 and r.shared <= SHARED[90]
 
 
-@pytest.mark.parametrize("result, width, values, tile", [(0, 256, 256, 32), (1, 256, 256, 64), (0, 192, 128, 32)])
-def test_a_state_of_many_columns_alone(result, width, values, tile):
-    q, k, v, g, *numbers = arguments(130, 203, width, 2)
-    v, g = (((*s[:-1], values), d) for s, d in (v, g))
-    same(*emulate(kernel_of(lambda *x: keys(causal)(*x)[result], [q, k, v, g, *numbers], tile=tile), most=2))
+@pytest.mark.parametrize(
+    "score, result, width, values, how, single",
+    [
+        (causal, 0, 256, 256, {}, True),
+        (window, 0, 256, 256, {"tile": 32}, False),
+        (causal, 1, 256, 256, {}, False),
+        (causal, 0, 192, 128, {"stages": 3}, True),
+        (plain, 0, 192, 128, {}, False),
+    ],
+)
+def test_a_state_of_many_columns_alone(score, result, width, values, how, single):
+    """One buffer for what a lift alone reads, where there is no room for two."""
+    shapes = of_values(arguments(130, 203, width, 2), values)
+    k = kernel_of(lambda *x: keys(score)(*x)[result], shapes, **how)
+    v = variant_of(k)
+    r = row_roles_of(v.kernel, v.config)
+    assert isinstance(r, RowRoles) and r.single is single
+    same(*emulate(k, most=2))
+
+
+@pytest.mark.parametrize("score, width, values, single", [(causal, 256, 256, True), (window, 192, 128, False)])
+def test_queries_of_many_columns(score, width, values, single):
+    k = kernel_of(queries(score), of_values(arguments(300, 203, width, 1, saved=True), values))
+    v = variant_of(k)
+    r = row_roles_of(v.kernel, v.config)
+    assert isinstance(r, RowRoles) and r.single is single and not r.behind
+    same(*emulate(k, most=2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("mbarrier.wait(early_full.index(0), lap)", "pass"),
+        ("mbarrier.arrive(early_empty.index(0), count=1)", "pass"),
+        ("lap = lap ^ 1", "pass"),
+    ],
+    ids=["a tile too early", "not given back", "of another lap"],
+)
+def test_what_is_wrong_with_one_buffer_is_found(change, monkeypatch):
+    monkeypatch.setattr(emulated, "PATIENCE", 0.5)
+    k = kernel_of(queries(causal), arguments(130, 203, 256, 1, saved=True))
+    with pytest.raises(AssertionError):
+        same(*emulate(k, change, most=2))
 
 
 @pytest.mark.parametrize("width, values", [(256, 256), (192, 128)])

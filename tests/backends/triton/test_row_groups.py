@@ -20,7 +20,7 @@ from tilefold.backends.triton.config import TritonConfig  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.machine_code import disassembled  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of, shared_bytes  # noqa: E402
-from tilefold.backends.triton.row_room import REGISTERS, Form, one_of_each, widest  # noqa: E402
+from tilefold.backends.triton.row_room import REGISTERS, Form, longest, of_several, one_of_each, widest  # noqa: E402
 from tilefold.suites.gpu import operators as o  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
@@ -210,6 +210,23 @@ def test_the_form_of_heads_is_the_longest_tile_that_fits(width, columns, rows, f
     if form is not None:
         assert room.registers(form.tile) <= REGISTERS[form.groups]
         assert replace(room, stored=()).shared(form.tile, form.groups, form.stages) <= SHARED[90]
+
+
+@pytest.mark.parametrize(
+    "lifts, columns, form",
+    [
+        (((256, True), (256, False)), 256, Form(2, 64, 2)),
+        (((192, True), (128, False)), 192, Form(2, 64, 2)),
+        (((256, True), (256, True)), 256, Form(2, 32, 3)),
+        (((512, True), (512, False)), 512, None),
+    ],
+)
+def test_the_form_of_several_lifts_has_tiles_that_need_no_waiting(lifts, columns, form):
+    room = of_several(lifts, columns)
+    assert longest(room) == form
+    if form is not None:
+        assert room.registers(form.tile, behind=False) <= REGISTERS[form.groups]
+        assert room.shared(form.tile, form.groups, form.stages, single=True) <= SHARED[90]
 
 
 @pytest.mark.parametrize("fn, length, groups", [(o.attention, 1024, 0), (o.causal, 2048, 0), (o.causal, 1024, 2)])

@@ -65,6 +65,7 @@ class Folds(Role):
             if all(d != t.dim for t in self.c.kernel.grid):
                 self.c.whole(d)
         self.emit(f"zero = tl.full([{ROWS}, {self.tile}], 0.0, tl.float32, mma)", "s = 0", "turn = 0")
+        self.emit(*["lap = 0"] * r.single)
         with self.each_tile(copying=False):
             self._tile()
         if r.stored:
@@ -170,8 +171,10 @@ class Folds(Role):
             begun: list[int] = []
             for n, name in enumerate(results(r)):
                 self._waited([self.c.buffer_names[name]], running(r, name) + len(begun))
-                self._phase(n)
                 last = n == len(self.phases) - 1
+                if last:
+                    self._release("early", "s")
+                self._phase(n)
                 if last and not self._early_repairs():
                     self._on_states(r.repairs)
                 ready = [k for k in range(len(r.merges)) if k not in begun and (last or self._ready(k, n))]
@@ -179,7 +182,6 @@ class Folds(Role):
                     self._hold(ready)
                     self._merge(ready)
                     begun += ready
-            self._release("early", "s")
             self._waited(self._states(), 0)
             self._release("late", "s")
         self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
@@ -261,13 +263,16 @@ class Folds(Role):
 
     def _lifted(self, s: str, turn: str, behind: Sequence[int] = ()) -> None:
         """Start the lifts of the tile in stage s, and after the first result's those merges of the tile before."""
-        self._await("early", s, turn)
-        if self.r.shares:
-            self._await("late", s, turn)
         first = [x for x in self.r.lifts if x.gemm.buf == results(self.r)[0]] if behind else []
-        self._lift(s, first)
-        self._merge(behind)
-        self._lift(s, [x for x in self.r.lifts if x not in first])
+        there = set[str]()
+        for lifts in (first, [x for x in self.r.lifts if x not in first]):
+            for x in lifts:
+                which = "late" if x.part in self.r.late else "early"
+                if which not in there:
+                    self._await(which, s, turn)
+                there.add(which)
+                self._lift(s, x)
+            self._merge(behind if lifts is first else ())
         self.streamed = Streamed(self.of, self.c, self.lines_of_a_tile)
 
     def _phase(self, n: int) -> None:
@@ -305,24 +310,27 @@ class Folds(Role):
 
     def _await(self, which: str, s: str, turn: str) -> None:
         if self.r.early if which == "early" else self.r.late:
+            s, turn = self.buffer_of(which, s, turn)
             self.emit(f"mbarrier.wait({which}_full.index({s}), {turn})")
 
     def _release(self, which: str, s: str) -> None:
         if self.r.early if which == "early" else self.r.late:
-            self.emit(f"mbarrier.arrive({which}_empty.index({s}), count=1)")
+            s, turn = self.buffer_of(which, s, "")
+            self.emit(f"mbarrier.arrive({which}_empty.index({s}), count=1)", *["lap = lap ^ 1"] * (turn == "lap"))
 
-    def _lift(self, s: str, lifts: Sequence[Lift]) -> None:
-        for x in lifts:
-            if x.gemm.buf not in self.c.buffers:
-                self.stmt(ir.Alloc(self.of.buffer(x.gemm.buf)))
-            name = self.c.buffer_names[x.gemm.buf]
-            # where registers are few, descriptors of rows are computed in each turn, not kept through the loops
-            own = "GROUP + tf_apart()" if self.trails else "GROUP"
-            rows = f"{self.of.rows[x.rows]}.index({own}).reshape([{ROWS}, {self.r.rows[x.rows].lanes}])"
-            tile = f"{self.of.parts[x.part]}.index({s}).reshape([{self.tile}, {self.r.parts[x.part].lanes}])"
-            held = name if x.adds else "zero, use_acc=False"
-            self.emit(f"{name} = warpgroup_mma({rows}, {tile}.permute((1, 0)), {held}, is_async=True)")
-            self.c.layouts.wrote(x.gemm.buf, frozenset({False}))
+    def _lift(self, s: str, x: Lift) -> None:
+        """Start a product with the tile in stage s."""
+        if x.gemm.buf not in self.c.buffers:
+            self.stmt(ir.Alloc(self.of.buffer(x.gemm.buf)))
+        name = self.c.buffer_names[x.gemm.buf]
+        # where registers are few, descriptors of rows are computed in each turn, not kept through the loops
+        own = "GROUP + tf_apart()" if self.trails or self.r.single else "GROUP"
+        rows = f"{self.of.rows[x.rows]}.index({own}).reshape([{ROWS}, {self.r.rows[x.rows].lanes}])"
+        at = "tf_apart()" if self.r.single and x.part in self.r.early else s
+        tile = f"{self.of.parts[x.part]}.index({at}).reshape([{self.tile}, {self.r.parts[x.part].lanes}])"
+        held = name if x.adds else "zero, use_acc=False"
+        self.emit(f"{name} = warpgroup_mma({rows}, {tile}.permute((1, 0)), {held}, is_async=True)")
+        self.c.layouts.wrote(x.gemm.buf, frozenset({False}))
 
     def _merge(self, which: Iterable[int], s: str = "s") -> None:
         """Start merges of the tile in stage s."""

@@ -89,19 +89,16 @@ class _Rows:
         r, groups = self.r, self.r.groups
         kind = in_gluon(TRITON_TYPE[r.dtype])
         lines = self.place.lines()
-        for names, parts, count, tile in (
-            (self.of.parts, r.parts, self.of.stages, r.loop.tile),
-            (self.of.rows, r.rows, groups, ROWS),
-        ):
-            for name, p in zip(names, parts, strict=True):
-                d = self.of.map_of(p, tile)
+        for names, parts, tile in ((self.of.parts, r.parts, r.loop.tile), (self.of.rows, r.rows, ROWS)):
+            for n, (name, p) in enumerate(zip(names, parts, strict=True)):
+                d, count = self.of.map_of(p, tile), self.of.buffers(n) if p.streamed else groups
                 lines.append(f"{name} = gl.allocate_shared_memory({kind}, {[count, *self.of.maps[d][1]]}, {d}.layout)")
         for name, o in zip(self.of.outs, r.stored, strict=True):
             d = self.of.map_out(o)
             of = in_gluon(TRITON_TYPE[self.c.tensors[o.part.tensor].dtype])
             lines.append(f"{name} = gl.allocate_shared_memory({of}, {[groups, *o.box]}, {d}.layout)")
         for b in (*_OF_ROWS, *_OF_RING):
-            count = groups if b in _OF_ROWS else self.of.stages
+            count = groups if b in _OF_ROWS else 1 if r.single and b.startswith("early") else self.of.stages
             readers = groups if b in ("early_empty", "late_empty") else 1
             lines.append(f"{b} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
             lines += [f"mbarrier.init({b}.index({n}), count={readers})" for n in range(count)]

@@ -33,7 +33,7 @@ from tilefold.backends.triton.parts import (
 )
 from tilefold.backends.triton.row_bounds import never_empty
 from tilefold.backends.triton.row_draws import drawn_by_threads
-from tilefold.backends.triton.row_room import LEAST_COLUMNS, MOST_COLUMNS, REGISTERS, Room
+from tilefold.backends.triton.row_room import LEAST_COLUMNS, LEAST_STAGES, MOST_COLUMNS, REGISTERS, Room
 from tilefold.tile import ir
 from tilefold.tile.pieces import lengths, power_of_two
 from tilefold.tile.uses import allocated, expressions, written
@@ -86,17 +86,19 @@ class Out:
 class RowRoles:
     """Who does what.
 
-    behind: merges are a tile behind lifts (`row_groups`). elementwise: the loop's statements beside products and
-    `repairs`. before, after: around the loop, on values a row; begun, finish: the same on states. taken: buffers of a
-    value a row that repairs or finish read. parts: what is copied once a tile; `early`: those that lifts need. rows:
-    what is copied once for each group. stored: results that leave by tensor map. kept: sums a row, per thread until the
-    end. never_empty: every block of rows has a tile, for certain.
+    behind: merges are a tile behind lifts (`row_groups`). single: parts that lifts alone read have one buffer beside a
+    ring of the others; the next is copied while what follows the lifts runs. elementwise: the loop's statements beside
+    products and `repairs`. before, after: around the loop, on values a row; begun, finish: the same on states. taken:
+    buffers of a value a row that repairs or finish read. parts: what is copied once a tile; `early`: those that lifts
+    need. rows: what is copied once for each group. stored: results that leave by tensor map. kept: sums a row, per
+    thread until the end. never_empty: every block of rows has a tile, for certain.
     """
 
     loop: ir.For
     row: str
     groups: int
     behind: bool
+    single: bool
     lifts: tuple[Lift, ...]
     merges: tuple[Merge, ...]
     prepared: tuple[tuple[int, ir.Map], ...]
@@ -213,7 +215,7 @@ class _Finder(Reading):
         if any(len(columns & set(_dims(s, self))) != 1 for s in finish):
             return "a result is of columns of several states"
         found = RowRoles(
-            self.loop, row, self.config.groups, True,
+            self.loop, row, self.config.groups, True, False,
             tuple(
                 Lift(s, rows.index(a), parts.index(b), s.accumulate or (n > 0 and lifts[n - 1][0] is s))
                 for n, (s, a, b) in enumerate(lifts)
@@ -362,13 +364,16 @@ class _Finder(Reading):
         return Out(s, p, column, turned) if whole else None
 
     def _fits(self, r: RowRoles) -> RowRoles | str:
-        """The roles as far as there is room: results leave by pointers where shared memory has none for them, and
-        merges are not a tile behind where registers do not suffice."""
-        stored = next((x for x in (r.stored, ()) if shared_bytes(replace(r, stored=x), self.config) <= SHARED), None)
-        if stored is None:
-            return f"{shared_bytes(replace(r, stored=()), self.config)} bytes of shared memory"
-        r = replace(r, stored=stored)
-        ways = [r, replace(r, behind=False)] if r.several else [r]
+        """The roles as far as there is room: results leave by pointers where shared memory has none for them, parts
+        that lifts alone read have one buffer, and merges are not a tile behind where registers do not suffice."""
+        rings = (False, True) if r.shares and r.early else (False,)
+        ways = [replace(r, stored=x, single=single) for single in rings for x in (r.stored, ())]
+        fit = next((x for x in ways if shared_bytes(x, self.config) <= SHARED), None)
+        if fit is None:
+            return f"{shared_bytes(ways[-1], self.config)} bytes of shared memory"
+        # what merges read is in the ring for two tiles where they are behind: the next has to come beside these
+        room = not r.shares or self.config.stages > LEAST_STAGES
+        ways = [fit] * (room or not r.several) + [replace(fit, behind=False)] * r.several
         return next(
             (x for x in ways if registers(x) <= REGISTERS[r.groups]), f"{registers(ways[-1])} registers a thread"
         )
@@ -384,6 +389,7 @@ def room(r: RowRoles) -> Room:
         tuple(o.part.lanes for o in r.stored),
         len({x.gemm.buf for x in r.lifts}),
         len({m.made for m in r.merges}),
+        sum(r.parts[n].lanes for n in r.early),
     )
 
 
@@ -394,7 +400,7 @@ def registers(r: RowRoles) -> int:
 
 def shared_bytes(r: RowRoles, config: TritonConfig) -> int:
     """Shared memory of a thread block."""
-    return room(r).shared(r.loop.tile, r.groups, config.stages)
+    return room(r).shared(r.loop.tile, r.groups, config.stages, single=r.single)
 
 
 def _cut(lifts: Sequence[tuple[ir.Gemm, Part, Part]], whole: Collection[Part]) -> Iterator[tuple[ir.Gemm, Part, Part]]:

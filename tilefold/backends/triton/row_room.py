@@ -31,7 +31,8 @@ RING, LEAST_STAGES, MOST_STAGES = 128 << 10, 2, 6
 @dataclass(frozen=True, slots=True)
 class Room:
     """What a thread block holds: columns of each group's rows, of the streamed parts, of the states and of the results
-    that leave by tensor map; numbers of results of the lift, of operands of merges."""
+    that leave by tensor map; numbers of results of the lift, of operands of merges. early: of the parts' columns, those
+    that lifts alone read."""
 
     rows: Sequence[int]
     parts: Sequence[int]
@@ -39,6 +40,7 @@ class Room:
     stored: Sequence[int]
     lifted: int = 1
     made: int = 1
+    early: int = 0
 
     def registers(self, tile: int, *, behind: bool = True) -> int:
         """Of a thread: states, results of the lifts, operands of the merges, and the rest. behind: as of `RowRoles`;
@@ -47,10 +49,11 @@ class Room:
         made = self.made * each // 2 - (0 if behind else each // 2)
         return sum(self.states) * ROWS // THREADS + self.lifted * each + made + OTHER
 
-    def shared(self, tile: int, groups: int, stages: int) -> int:
-        """Bytes of a thread block."""
+    def shared(self, tile: int, groups: int, stages: int, *, single: bool = False) -> int:
+        """Bytes of a thread block. single: of `RowRoles`."""
         own = (sum(self.rows) + sum(self.stored)) * ROWS * groups
-        return (own + self.stage(tile) * stages) * NARROW + BARRIERS
+        fewer = self.early * tile * (stages - 1) if single else 0
+        return (own + self.stage(tile) * stages - fewer) * NARROW + BARRIERS
 
     def stage(self, tile: int) -> int:
         """Elements of a tile of all streamed parts."""
@@ -71,6 +74,29 @@ def one_of_each(width: int, columns: int) -> Room:
     lanes = tuple(max(LEAST_COLUMNS, power_of_two(n)) for n in lengths(width))
     state = power_of_two(columns)
     return Room(lanes, (*lanes, state), (state,), (state,))
+
+
+def of_several(lifts: Sequence[tuple[int, bool]], columns: int) -> Room:
+    """Of lifts that contract so many columns and one state of `columns`; whether a merge reads what the lift does."""
+    lanes = [(power_of_two(n),) if merged else tuple(lengths(n)) for n, merged in lifts]
+    rows = [max(LEAST_COLUMNS, power_of_two(n)) for x in lanes for n in x]
+    early = sum(n for x, (_, merged) in zip(lanes, lifts, strict=True) for n in x if not merged)
+    return Room(rows, rows, (power_of_two(columns),), (), len(lifts), 1, early)
+
+
+def longest(room: Room) -> Form | None:
+    """The form of two groups of several lifts and one state: the longest tile, then the most stages.
+
+    A lift's operands are both in shared memory, which brings the rows again for every tile: of 32 streamed indices the
+    matrix unit waits for them a third of the time, of 64 it does not.
+    """
+    for tile in (64, 32):
+        if room.registers(tile, behind=False) > REGISTERS[2]:
+            continue
+        for stages in range(min(MOST_STAGES, max(LEAST_STAGES, RING // (room.stage(tile) * NARROW))), 1, -1):
+            if any(room.shared(tile, 2, stages, single=single) <= SHARED for single in (False, True)):
+                return Form(2, tile, stages)
+    return None
 
 
 def widest(room: Room, tiles: Sequence[int] = STREAMED, groups: Sequence[int] = tuple(REGISTERS)) -> Form | None:

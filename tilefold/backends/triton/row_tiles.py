@@ -14,7 +14,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_use
 from tilefold.algebra.expr import walk as parts_of
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.parts import ROWS
-from tilefold.backends.triton.row_room import Form, one_of_each, widest
+from tilefold.backends.triton.row_room import Form, longest, of_several, one_of_each, widest
 from tilefold.backends.triton.tiles import FULL, Shape
 from tilefold.block.ir import Accumulate, Block, Let, Loop, exprs_of, walk
 from tilefold.plan.hardware import H100
@@ -27,9 +27,9 @@ Product = tuple[frozenset[str], frozenset[str]]
 #: rows and are so near (a window) that most tiles have masks. Others have the form that fits (`row_room.widest`).
 ENDS, MASKED = ((64, 32), (2,)), 1024
 #: Columns of the states, most of them: groups, streamed indices a tile, stages of the ring, where several products
-#: lift, or add to states: each has results, or a state, in registers. Up to `NARROW` columns the usual form is faster,
-#: as a multiprocessor then has several thread blocks.
-SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3), (256, 2, 32, 2)), 64
+#: lift, or add to states: each has results, or a state, in registers. Wider ones have what fits. Up to `NARROW` columns
+#: the usual form is faster, as a multiprocessor then has several thread blocks.
+SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3)), 64
 #: The same where a tile draws random numbers, whose counters take registers: with one product that lifts and one state,
 #: and with several states (longer tiles spill in the loop).
 DRAWN, DRAWN_STATES = ((64, 3, 64, 4), (128, 2, 64, 3)), ((64, 2, 64, 4), (128, 2, 32, 4))
@@ -83,6 +83,10 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     else:
         table = SEVERAL if not draws or (len(merges) == 1 and not alone) else DRAWN if alone else DRAWN_STATES
         shape = next((Form(*x) for most, *x in table if wide <= most), None)
+        if shape is None and len(merges) == 1 and not draws:
+            (column,) = found
+            contracted = [(math.prod(sizes[d] for d in k), column in k) for _, k in lifts]
+            shape = longest(of_several(contracted, sizes[column]))
     if shape is None or (not alone and wide <= NARROW and not every):
         return usual
     groups, tile, stages = shape.groups, shape.tile, shape.stages

@@ -26,7 +26,7 @@ from tilefold.tile.uses import grows, shrinks
 DRAWN_BY = ("drawn", "drawn_full", "drawn_empty")
 #: Variables of the functions themselves.
 _TAKEN = frozenset(
-    {"r", "s", "n", "at", "turn", "tile", "tiles", "block", "rest", "zero", "before", "before_turn", "ahead"}
+    {"r", "s", "n", "at", "turn", "lap", "tile", "tiles", "block", "rest", "zero", "before", "before_turn", "ahead"}
     | {"ahead_turn", "mma", "following", "counter", *DRAWN_BY}
 )
 #: Bytes of streamed tensors that thread blocks at work together should share: half of the second-level cache.
@@ -57,6 +57,10 @@ class Shared:
         """A buffer of the whole kernel."""
         every = (*self.kernel.body, *self.r.loop.body)
         return next(s.buffer for s in every if isinstance(s, ir.Alloc) and s.buffer.name == name)
+
+    def buffers(self, part: int) -> int:
+        """Of a streamed part."""
+        return 1 if self.r.single and part in self.r.early else self.stages
 
     def map_of(self, p: Part, tile: int) -> str:
         """The tensor map of a part: one for each tensor and shape of box."""
@@ -89,6 +93,10 @@ class Role(Renderer):
     def emit(self, *lines: str) -> None:
         for line in lines:
             self.c.scopes.emit(line)
+
+    def buffer_of(self, which: str, s: str, turn: str) -> tuple[str, str]:
+        """Buffer and phase of early or late parts in stage s. `lap`: tiles so far, where early ones have one buffer."""
+        return ("0", "lap") if which == "early" and self.r.single else (s, turn)
 
     @contextmanager
     def under(self, header: str) -> Iterator[None]:
@@ -181,7 +189,7 @@ class Copies(Role):
         for d in self.c.kernel.sizes:
             if all(d != t.dim for t in self.c.kernel.grid):
                 self.c.whole(d)
-        self.emit("s = 0", "turn = 0")
+        self.emit("s = 0", "turn = 0", *["lap = 0"] * self.r.single)
         with self.each_tile(copying=True):
             self.position()
             lo, _ = self.bounds()
@@ -202,32 +210,41 @@ class Copies(Role):
     def _ring(self, lo: str) -> None:
         """All tiles, the last first: of each what lifts read, of the one before what merges read."""
         self.emit(f"at = {lo}(tiles - 1) * {self.tile}")
-        self._bring("early", "at", "s", "turn")
         if self.r.shares:
-            self._bring("late", "at", "s", "turn")
+            self._bring_all("at", "s", "turn")
+        else:
+            self._bring("early", "at", "s", "turn")
         with self.under("for n in range(1, tiles):"):
             self.emit("before, before_turn = s, turn", f"s, turn = tf_advance(s, turn, {self.stages})")
-            self._bring("early", f"at - {self.tile}", "s", "turn")
             if self.r.shares:
-                self._bring("late", f"at - {self.tile}", "s", "turn")
+                self._bring_all(f"at - {self.tile}", "s", "turn")
             else:
+                self._bring("early", f"at - {self.tile}", "s", "turn")
                 self._bring("late", "at", "before", "before_turn")
             self.emit(f"at -= {self.tile}")
         if not self.r.shares:
             self._bring("late", "at", "s", "turn")
         self.emit(f"s, turn = tf_advance(s, turn, {self.stages})")
 
+    def _bring_all(self, at: str, s: str, turn: str) -> None:
+        """What a tile reads, in the order in which lifts do."""
+        for which in ("late", "early") if self.r.lifts[0].part in self.r.late else ("early", "late"):
+            self._bring(which, at, s, turn)
+
     def _bring(self, which: str, at: str, s: str, turn: str) -> None:
         numbers = self.r.early if which == "early" else self.r.late
         bytes_ = sum(self.r.parts[n].lanes for n in numbers) * self.tile * self.r.dtype.nbytes
         if not numbers:
             return
+        s, turn = self.buffer_of(which, s, turn)
         self.emit(
             f"mbarrier.wait({which}_empty.index({s}), {turn} ^ 1)",
             f"mbarrier.expect({which}_full.index({s}), {bytes_})",
         )
         for n in numbers:
             self._copy(self.r.parts[n], self.tile, at, f"{which}_full.index({s})", f"{self.of.parts[n]}.index({s})")
+        if turn == "lap":
+            self.emit("lap = lap ^ 1")
 
     def _copy(self, p: Part, tile: int, start: str, bar: str, to: str) -> None:
         along = Index(self.r.loop.dim if p.streamed else self.r.row)
