@@ -136,6 +136,7 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "heads of 112, seven for one of keys": (o.causal, attention(130, 130, 112, kv=1, heads=7)),
     "heads of 160": (o.softcap(30.0), attention(130, 203, 160, H)),
     "heads of 192, values of 128": (o.causal, attention(203, 203, 192, value=128)),
+    "heads of 192": (o.softcap(30.0), attention(130, 203, 192)),
     "heads of 256": (o.causal, attention(130, 203, 256)),
     "heads of 16, values of 256": (sigmoid, attention(65, 130, 16, value=256)),
     "soft cap, grouped heads": (o.softcap(30.0), attention(300, 300, 64, kv=2, heads=4)),
@@ -161,7 +162,13 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
 
 
 #: Streamed indices a tile, where 128 take more registers than there are.
-TILES = {"two softmaxes": 64, "heads of 160": 64, "heads of 256": 64, "heads of 16, values of 256": 64}
+TILES = {
+    "two softmaxes": 64,
+    "heads of 160": 64,
+    "heads of 192": 64,
+    "heads of 256": 64,
+    "heads of 16, values of 256": 64,
+}
 
 
 def by_rows(

@@ -167,7 +167,8 @@ def test_hot_loops_do_not_spill(score, tmp_path):
         (causal, 0, 256, 256, {}, True),
         (window, 0, 256, 256, {"tile": 32}, False),
         (causal, 1, 256, 256, {}, False),
-        (causal, 0, 192, 128, {"stages": 3}, True),
+        (causal, 0, 192, 128, {"stages": 3}, False),
+        (causal, 0, 256, 160, {"stages": 3, "tile": 32}, False),
         (plain, 0, 192, 128, {}, False),
     ],
 )

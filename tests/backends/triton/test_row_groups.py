@@ -200,6 +200,8 @@ def test_tiles_are_short_where_every_one_has_a_mask(fn, heads_, length, dim, gro
         (96, 96, (64, 32), Form(2, 128, 2)),
         (128, 128, (128,), Form(2, 128, 2)),
         (192, 128, (128, 64), Form(2, 128, 2)),
+        (160, 160, (128, 32), Form(2, 128, 2)),
+        (192, 192, (128, 64), Form(2, 64, 2)),
         (256, 256, (256,), Form(2, 64, 2)),
         (576, 512, (512, 64), None),
     ],
@@ -216,7 +218,7 @@ def test_the_form_of_heads_is_the_longest_tile_that_fits(width, columns, rows, f
     "lifts, columns, form",
     [
         (((256, True), (256, False)), 256, Form(2, 64, 2)),
-        (((192, True), (128, False)), 192, Form(2, 64, 2)),
+        (((192, True), (128, False)), 192, Form(2, 64, 3)),
         (((256, True), (256, True)), 256, Form(2, 32, 3)),
         (((512, True), (512, False)), 512, None),
     ],

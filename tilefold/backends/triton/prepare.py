@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.gluon_text import INSTRUCTION
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.block.pairs import ranged
 from tilefold.tile.again import recomputed
@@ -23,6 +24,8 @@ from tilefold.tile.verify import verify
 
 #: An operand is padded to at most this many columns; longer ones are always cut into pieces.
 MOST_PADDED = 512
+#: The same where groups of warps own rows, whose products are matrix instructions of at most as many columns.
+OWNED = INSTRUCTION
 #: A dim of a kernel without products is cut from so many indices on, if no more than so much of the lanes is left.
 LONG, MOST_OF = 512, 0.9
 #: Elements a thread, of so many bytes, above which they are kept as they are in memory.
@@ -58,7 +61,8 @@ def tile_kernel(
             kernel = recomputed(kernel, [d for d in kernel.sizes if d not in loops and _padded(kernel, d) >= LONG])
         return verify(per_lane(kernel, lambda s: lanes_of(kernel, s, config.warps, bins or {})))
     if not steady(kernel):
-        dims = tuple(d for d in dims if _padded(kernel, d) > MOST_PADDED)
+        most = OWNED if config.groups and config.own == "rows" else MOST_PADDED
+        dims = tuple(d for d in dims if _padded(kernel, d) > most)
     return verify(cut(kernel, [d for d in dims if _padded(kernel, d) > MOST_PADDED or not _splinters(kernel, d)]))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.backends.triton.config import SHARED
+from tilefold.backends.triton.gluon_text import INSTRUCTION
 from tilefold.backends.triton.parts import BARRIERS, ROWS, STREAMED
 from tilefold.tile.pieces import MATRIX_UNIT, lengths, power_of_two
 
@@ -72,16 +73,22 @@ class Form:
 def one_of_each(width: int, columns: int) -> Room:
     """Of one lift that contracts `width` columns and one state of `columns`."""
     lanes = tuple(max(LEAST_COLUMNS, power_of_two(n)) for n in lengths(width))
-    state = power_of_two(columns)
-    return Room(lanes, (*lanes, state), (state,), (state,))
+    states = _state(columns)
+    return Room(lanes, (*lanes, *states), states, states)
 
 
 def of_several(lifts: Sequence[tuple[int, bool]], columns: int) -> Room:
     """Of lifts that contract so many columns and one state of `columns`; whether a merge reads what the lift does."""
-    lanes = [(power_of_two(n),) if merged else tuple(lengths(n)) for n, merged in lifts]
+    lanes = [_state(n) if merged else lengths(n) for n, merged in lifts]
     rows = [max(LEAST_COLUMNS, power_of_two(n)) for x in lanes for n in x]
     early = sum(n for x, (_, merged) in zip(lanes, lifts, strict=True) for n in x if not merged)
-    return Room(rows, rows, (power_of_two(columns),), (), len(lifts), 1, early)
+    return Room(rows, rows, _state(columns), (), len(lifts), 1, early)
+
+
+def _state(columns: int) -> tuple[int, ...]:
+    """Columns of a state as registers hold it: padded, or in pieces where it has several instructions anyway."""
+    pieces = lengths(columns) if columns > INSTRUCTION else (columns,)
+    return pieces if len(pieces) > 1 and pieces[-1] >= LEAST_COLUMNS else (power_of_two(columns),)
 
 
 def longest(room: Room) -> Form | None:
