@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tilefold import config
 from tilefold.demo import encoder, lines
 from tilefold.demo.encoder import Batch, Pretrained
 from tilefold.errors import TilefoldError
 from tilefold.explanation.report import explain
+from tilefold.runtime.native.load import native
 from tilefold.suites.timing import Series, interleave
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -85,6 +87,7 @@ def run(path: Path, report: Path, console: Console, *, inductor: bool = True) ->
     agree = sum(a.other == b.other for a, b in zip(neighbours(ours), neighbours(results["eager"].vectors), strict=True))
     console.print(f"same nearest neighbour as eager for {agree} of {len(text)} lines\n")
     _explain(model, batches[len(batches) // 2], report, console)
+    _without_python(console)
     with console.status("timing: the contenders take turns"):
         passes = {name: lambda f=f: embed(f, batches) for name, f in ways.items()}  # type: ignore[misc]
         times = interleave(passes, budget=20.0, rounds=15)
@@ -107,6 +110,21 @@ def _first_passes(
         console.print(f"{name}: first pass in {seconds:.1f} s")
         results[name] = Contender(name, vectors, float((vectors - exact).abs().max() / scale), seconds)
     return results
+
+
+def _without_python(console: Console) -> None:
+    """Wait for what lets C++ call the steps, which is built in the background since the first pass, once a machine:
+    the timings are of calls that have it, as all but the first do."""
+    if config.load().runner == "python":
+        return
+    begin = time.perf_counter()
+    with console.status("waiting for what calls the steps from C++ (built once a machine)"):
+        built = native().wait() is not None
+    seconds = time.perf_counter() - begin
+    if not built:
+        console.print(f"the steps are called from Python: {native().reason}", highlight=False)
+    elif seconds >= 0.1:
+        console.print(f"tilefold: what calls the steps from C++ took another {seconds:.1f} s, once a machine\n")
 
 
 def _explain(model: Pretrained, batch: Batch, report: Path, console: Console) -> None:
