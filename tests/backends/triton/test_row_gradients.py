@@ -188,6 +188,7 @@ def test_queries_of_many_columns(score, width, values, single):
     v = variant_of(k)
     r = row_roles_of(v.kernel, v.config)
     assert isinstance(r, RowRoles) and r.single is single and not r.behind
+    assert [r.parts[m.part].lanes for m in r.merges] == ([256] if width == 256 else [128, 64])
     same(*emulate(k, most=2))
 
 
