@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from tilefold.algebra.expr import tensors_read
-from tilefold.plan.greedy import MOST_READ, group
+from tilefold.block.legal import Group
+from tilefold.plan.greedy import MOST_READ, _Greedy, group
 from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
 
 LIMITS = GpuTarget().limits
@@ -64,3 +71,45 @@ def test_sums_of_what_a_library_makes_are_one_kernel():
     lines += ["  b[j]: f32 = sum[i] g[i, j]", "  s[j]: f32 = sum[i] g[i, j] * x[i, j]", "  return b, s"]
     groups = group(parse("\n".join(lines)), frozenset({"g"}), LIMITS, calls=[("g",)]).groups
     assert [x.members for x in groups] == [("g",), ("b", "s")]
+
+
+def leads_outside(g, of, a, b) -> bool:
+    """Whether groups between lead from one of two groups to the other, by walking."""
+    for start, goal in ((a, b), (b, a)):
+        todo = [of[u] for m in start.members for u in g.consumers[m] if of[u] not in (start, goal)]
+        seen = set(todo)
+        while todo:
+            for x in {of[u] for m in todo.pop().members for u in g.consumers[m]}:
+                if x == goal:
+                    return True
+                if x != start and x not in seen:
+                    seen.add(x)
+                    todo.append(x)
+    return False
+
+
+@given(st.integers(0, 1 << 30), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_paths_outside_are_known_as_groups_grow(seed, with_call):
+    rng, n = random.Random(seed), 12
+    lines = ["program web()", "  input x: f32[64]", "  dim i = 64"]
+    for k in range(n):
+        read = [f"t{r}[i]" for r in range(k) if rng.random() < 0.2] or ["x[i]"]
+        lines.append(f"  t{k}[i]: f32 = {' + '.join(read)}")
+    g = Graph.of(parse("\n".join([*lines, f"  return {', '.join(f't{k}' for k in range(n))}"])))
+    of = {m: Group((m,), ("i",)) for m in g.by_name}
+    pairs = [(m, u) for m in g.by_name for u in g.consumers[m] if not leads_outside(g, of, of[m], of[u])]
+    if with_call and pairs:  # the statements of a call are one from the beginning
+        call = rng.choice(pairs)
+        of |= dict.fromkeys(call, Group(call, ("i",)))
+    grouping = _Greedy(g, of, frozenset(), LIMITS)
+    for _ in range(n):
+        groups = list(dict.fromkeys(of.values()))
+        answers = {(a, b): grouping._path_outside(a, b) for a in groups for b in groups if a is not b}
+        assert answers == {(a, b): leads_outside(g, of, a, b) for a, b in answers}
+        joined = [pair for pair, outside in answers.items() if not outside]
+        if not joined:
+            break
+        a, b = rng.choice(joined)
+        members = tuple(m for m in g.by_name if m in (*a.members, *b.members))
+        grouping.join(a, b, Group(members, ("i",)))

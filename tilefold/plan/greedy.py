@@ -7,7 +7,7 @@ refusal is recorded with its reason.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -70,7 +70,7 @@ def group(
                 if isinstance(merged, str):
                     refusals[(r, c.name)] = Refusal(r, c.name, merged, c.loc)
                     continue
-                of.update(dict.fromkeys(merged.members, merged))
+                grouping.join(a, b, merged)
                 changed = True
         changed = grouping.merge_siblings() or changed
     unique = dict.fromkeys(of[c.name] for c in p.body)
@@ -122,6 +122,18 @@ class _Greedy:
         self._names = Twins(g)
         self._reads: dict[Group, set[tuple[str, tuple[str, ...]] | Load]] = {}
         self._loads: dict[Group, frozenset[str]] = {}
+        self._bits, self._below = _reachable(g, self._at, of)
+
+    def join(self, a: Group, b: Group, merged: Group) -> None:
+        """Put a group in the place of the two that it is made of."""
+        self.of.update(dict.fromkeys(merged.members, merged))
+        bits, below = self._bits, self._below
+        own = bits.pop(a) | bits.pop(b)
+        whole = below.pop(a) | below.pop(b)
+        for x, n in below.items():
+            if n & own:
+                below[x] = n | whole
+        bits[merged], below[merged] = own, whole
 
     def merge(self, a: Group, b: Group) -> Group | str:
         """The union of two groups, or the reason why it is not one kernel."""
@@ -151,15 +163,11 @@ class _Greedy:
         """Whether a path from a to b (or back) runs through a third group."""
         of, consumers = self.of, self.g.consumers
         for start, goal in ((a, b), (b, a)):
-            todo = [x for m in start.members for u in consumers[m] if (x := of[u]) is not a and x is not b]
-            seen = set(map(id, todo))
-            while todo:
-                for x in (of[w] for m in todo.pop().members for w in consumers[m]):
-                    if x is goal:
-                        return True
-                    if x is not start and id(x) not in seen:
-                        seen.add(id(x))
-                        todo.append(x)
+            found = self._bits[goal]
+            if self._below[start] & found:
+                after = {of[u] for m in start.members for u in consumers[m]} - {start, goal}
+                if any(self._below[x] & found for x in after):
+                    return True
         return False
 
     def merge_siblings(self) -> bool:
@@ -174,7 +182,7 @@ class _Greedy:
                     continue
                 merged = self.merge(a, b)
                 if not isinstance(merged, str):
-                    self.of.update(dict.fromkeys(merged.members, merged))
+                    self.join(a, b, merged)
                     return True
         return False
 
@@ -213,6 +221,20 @@ class _Greedy:
             if ld.tensor not in mine and dims_used(ld).issuperset(group.parallel)
         )
         return found
+
+
+def _reachable(g: Graph, at: Mapping[str, int], of: Mapping[str, Group]) -> tuple[dict[Group, int], dict[Group, int]]:
+    """For each group a number whose bits are its members, and one whose bits are all that it leads to, itself too."""
+    bits: dict[Group, int] = {}
+    for m, n in at.items():
+        bits[of[m]] = bits.get(of[m], 0) | 1 << n
+    below, known = dict(bits), dict[Group, int]()
+    while below != known:  # the statements of a call may lie apart
+        known = dict(below)
+        for c in reversed(g.program.body):
+            for u in g.consumers[c.name]:
+                below[of[c.name]] |= below[of[u]]
+    return bits, below
 
 
 def _external_tensors(g: Graph, apart: frozenset[str]) -> dict[str, frozenset[str]]:
