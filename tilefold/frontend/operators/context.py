@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
@@ -315,8 +316,7 @@ class Context:
         """A literal of that dtype, rounded as torch would."""
         if dtype is DType.F32 or dtype is DType.F64:
             return Const(float(value), dtype)
-        rounded = torch.tensor(value).to(dtype.torch_dtype).item()
-        return Const(rounded, dtype.compute)
+        return Const(_rounded(value, repr(value), dtype), dtype.compute)
 
     def operand(self, v: Value, at: Indices, dtype: DType) -> Expr:
         """An operand of arithmetic carried out in `dtype.compute`."""
@@ -330,6 +330,13 @@ class Context:
         if dtype is DType.F64 and self.type_of(e) is not DType.F64:
             return Cast(e, DType.F64)
         return e
+
+
+@lru_cache(maxsize=1 << 10)
+def _rounded(value: float | int | bool, written: str, dtype: DType) -> float | int | bool:
+    """A number as torch rounds it. written: what it is as text, for 1 and True, 0.0 and -0.0 are equal."""
+    found: float | int | bool = torch.tensor(value).to(dtype.torch_dtype).item()
+    return found
 
 
 _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "sigmoid", "erf", "pow", "random", "random16"})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,17 +22,34 @@ from tilefold.frontend.operators import sizes as fx_sizes
 from tilefold.frontend.operators.bindings import InputBinding, Lowered, OutputBinding, SymBinding
 from tilefold.frontend.operators.context import Context, Value, dtype_of, meta_of
 from tilefold.frontend.operators.create import as_constant
+from tilefold.frontend.operators.likeness import likeness
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import TABLE
 from tilefold.runtime.normal_forms import normal_form
 from tilefold.tensor.index_simplify import const, is_one, nonnegative, poly, same, simplify
 from tilefold.tensor.ir import Program
 
+#: Nodes that can be lowered, as what they have in common with others (`likeness`); and how many are remembered.
+_supported: set[Hashable] = set()
+MOST_SUPPORTED = 1 << 14
+
 
 def supports(node: torch.fx.Node) -> str | None:
-    """None if the node can be lowered, else the reason. Decided by lowering it alone."""
+    """None if the node can be lowered, else the reason. Decided by lowering it alone, or one like it before."""
     if node.op in ("placeholder", "output", "get_attr"):
         return None
+    key = likeness(node)
+    if key is not None and key in _supported:
+        return None
+    reason = _reason(node)
+    if key is not None and reason is None:
+        if len(_supported) >= MOST_SUPPORTED:
+            _supported.clear()
+        _supported.add(key)
+    return reason
+
+
+def _reason(node: torch.fx.Node) -> str | None:
     ctx = Context()
     try:
         for n in node.all_input_nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+from functools import lru_cache
 
 import torch
 
@@ -16,7 +17,12 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 def location(node: torch.fx.Node) -> SourceLoc | None:
     """The innermost frame of the node's stack trace outside of torch; None without a trace."""
-    trace = node.meta.get("stack_trace") or ""
+    return _innermost(node.meta.get("stack_trace") or "")
+
+
+@lru_cache(maxsize=1 << 12)
+def _innermost(trace: str) -> SourceLoc | None:
+    """Operators of one line share their trace, and each is asked for it several times."""
     frames = [(m[1], int(m[2])) for m in _FRAME.finditer(trace)]
     users = [f for f in frames if not f[0].startswith(_TORCH)]
     if not frames:
