@@ -19,7 +19,7 @@ from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, exprs_of
 from tilefold.block.ir import walk as walk_block
 from tilefold.block.legal import Group, ends_a_chain
 from tilefold.block.split import early_maps
-from tilefold.block.stages import StagePlan, plan_stages
+from tilefold.block.stages import StagePlan, inner_producers, plan_stages
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, streamed_axis
 from tilefold.plan.hardware import Gpu
@@ -269,14 +269,13 @@ def split_contractions(p: Program, g: Graph, groups: Sequence[Group], machine: G
 def _wanted(g: Graph, group: Group, machine: Gpu) -> dict[str, int]:
     """Product -> steps of its reduced dim."""
     units, have = machine.cores, blocks(g, group, machine)
-    plan = plan_stages(g, with_unit(group))
-    if segments(g, plan, machine) is not None:
+    if len(group.members) == 1 or 2 * have >= units:
         return {}
     found: dict[str, int] = {}
-    for m in plan.inner:
+    for m in inner_producers(g, with_unit(group)):
         c = g.by_name[m]
         p = product_of(c)
-        if p is None or p.loads is None or len(c.rdims) != 1 or 2 * have >= units or len(group.members) == 1:
+        if p is None or p.loads is None or len(c.rdims) != 1:
             continue
         if ends_a_chain(g, m, group.members):
             continue  # apart, it would read from memory what another product streams into it
@@ -286,4 +285,5 @@ def _wanted(g: Graph, group: Group, machine: Gpu) -> dict[str, int]:
             n *= 2
         if n > 1 and is_static(g.program.sizes[k]):
             found[m] = n
-    return found
+    cut = found and segments(g, plan_stages(g, with_unit(group)), machine) is not None
+    return {} if cut else found

@@ -33,6 +33,8 @@ from tilefold.tensor.reduction_laws import align_reductions
 
 #: Elements of 16 bits that are 16 bytes; how many times what it costs a tail in a call must save.
 SIXTEEN_BYTES, TAIL_DOUBT = 8, 1.2
+#: Products of a fold with a wide state: scores, and what sums values by them.
+CHAINED = 2
 
 
 def gpu_library_products(p: Program, machine: Gpu = H100) -> frozenset[str]:
@@ -135,10 +137,12 @@ def _of_wide_folds(p: Program, apart: frozenset[str], machine: Gpu) -> frozenset
     """Products of folds with a wide state, where the library and a pass over the scores are estimated faster."""
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
     g = Graph.of(p)
+    if sum(c.name not in apart and _of_matrices(g, c) for c in p.body) < CHAINED:
+        return frozenset()
     found: set[str] = set()
     for members in group(p, apart, Limits(workers=1)).groups:
         products = [m for m in members.members if _of_matrices(g, g.by_name[m])]
-        if len(products) < 2:
+        if len(products) < CHAINED:
             continue
         inner = inner_producers(g, members)
         if not any(g.extent(d) >= machine.wide for m in members.members for d in kept_local(g, members, inner, m)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, tensors_read, walk
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, loads, tensors_read, walk
 from tilefold.tile import ir
 
 
@@ -130,7 +130,7 @@ def read_raw(stmts: Sequence[ir.Stmt]) -> set[str]:
             case ir.For(body=body):
                 found |= read_raw(body)
         computed = [] if isinstance(s, ir.For) else expressions((s,))
-        indices = [ix for e in computed for x in walk(e) if isinstance(x, Load) for ix in x.index]
+        indices = [ix for e in computed for ld in loads(e) for ix in ld.index]
         indices += s.index if isinstance(s, ir.Store) else ()
         found |= {t for ix in indices for t in tensors_read(ix)}
     return found

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, loads, walk
 from tilefold.algebra.facts import Range, range_of
 from tilefold.backends.triton.bounds import Bounds
 from tilefold.backends.triton.coarse import coarse
@@ -365,8 +365,9 @@ def _coarse(kernel: ir.Kernel) -> bool:
     """Whether something is rounded to a grid so coarse that an error in the last place shows as a whole step."""
     steps = {"floor", "ceil", "trunc", "round", "floordiv", "mod"}
     made = any(t.dtype.rounds and t.dtype.is_float for t in kernel.tensors if t.role != "in")
+    if made:
+        return True
     found = [x for e in expressions(kernel.body) for x in walk(e)]
     casts = any(isinstance(x, Cast) and x.dtype.rounds and x.dtype is not DType.BOOL for x in found)
-    rounding = (x for x in found if isinstance(x, Call) and x.op in steps)
     # positions are divided too (heads that share keys), which rounds no value
-    return made or casts or any(isinstance(y, Load) for x in rounding for y in walk(x))
+    return casts or any(loads(x) for x in found if isinstance(x, Call) and x.op in steps)

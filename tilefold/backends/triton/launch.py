@@ -161,7 +161,7 @@ class TritonKernel:
             config = replace(config, descriptors=False)
         if config.specialize:
             place = ALONE  # only some of its warps would wait
-        key = (units, config.key(), wide, place, tuple(sorted(options.items())))
+        key = (units, config.key(), wide, place, frozenset({"tf32": False, "interpreted": False, **options}.items()))
         known = self._variants.setdefault(key, [])
         for v in known:
             if all(sizes[d] <= n for d, n in v.rendered.covers.items()):

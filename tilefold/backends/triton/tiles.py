@@ -10,16 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, dims_used, loads
+from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.tilings import cheapest, for_columns, for_parts, for_windows
 from tilefold.backends.triton.traffic import Traffic, accesses
-from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, exprs_of
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
 from tilefold.block.pairs import ranged
 from tilefold.plan.hardware import H100
+from tilefold.tensor.ir import Input
 from tilefold.tensor.product import divided, product
 from tilefold.tile.layout import UnitAxes
 from tilefold.tile.lower import LowerOptions, lower
@@ -89,50 +91,8 @@ class Shape:
 
     @staticmethod
     def of(b: Block) -> Shape:
-        """Read a block program."""
-        loops = [n for n in nodes_of(b.body) if isinstance(n, Loop)]
-        products = []
-        wide_inputs = {i.name for i in b.inputs if i.dtype is DType.F32}
-        read = {i.dtype for i in b.inputs if i.dtype.is_float}
-        halves = {DType.F16, DType.BF16}
-        exact = not read & halves and (DType.F32 in read or not halves & {r.dtype for r in b.results})
-        common: frozenset[str] = frozenset()
-        for n in nodes_of(b.body):
-            sides = _operands(n)
-            if sides is not None and isinstance(n, Let | Accumulate):
-                left, right, k = *sides, frozenset(n.rdims)
-                common |= (left & right) - k
-                if k <= left & right:
-                    products.append((left - right, right - left, k))
-                    exact = exact or any(ld.tensor in wide_inputs for ld in loads(n.expr))
-        singles = frozenset(n.dim for n in loops if n.single)
-        cut = {n.dim: found for n in loops if n.start is not None and (found := _bounds_dims(n) & singles)}
-        streams = [n.dim for n in loops if n.kind == "for"]
-        again = frozenset(d for d in streams if streams.count(d) > 1)
-        parallel = tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles)
-        bounded = any(_bounds_dims(n) & set(parallel) for n in loops if n.kind == "for")
-        shared: dict[str, int] = {}
-        inputs = {i.name for i in b.inputs}
-        elements = {ld for n in nodes_of(b.body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in inputs}
-        areas: list[frozenset[str]] = []
-        reduces = False
-        for n in nodes_of(b.body):
-            if isinstance(n, Loop):
-                continue
-            reduces = reduces or (isinstance(n, Let | Accumulate) and bool(n.rdims))
-            own = n.dims if isinstance(n, Let | Init | Store) else ()
-            areas.append(frozenset({*own, *(d for e in exprs_of(n) for d in dims_used(e))}) - singles)
-            for e in exprs_of(n):
-                for d, c in divided(e):
-                    shared[d] = min(c, shared.get(d, c))
-        return Shape(
-            parallel,
-            tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
-            tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
-            bounded, all(i.dtype.is_float and i.dtype.nbytes == 2 for i in b.inputs),
-            tuple(frozenset(dims_used(ld)) - singles for ld in elements),
-            frozenset(d for d, e in b.sizes.items() if not isinstance(e, Const)), exact,
-        )  # fmt: skip
+        """Read a block program: once, though tiles, order and residency each ask for it."""
+        return _shape_of(b.body, b.inputs, b.results, tuple(b.sizes.items()))
 
     def seen(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Extents as one thread block meets them: a segment's share of the axis that segments cut."""
@@ -145,6 +105,59 @@ class Shape:
     def area(self, tiles: Mapping[str, int]) -> int:
         """Elements of the largest statement for these tiles (extents for dims without a loop)."""
         return max((math.prod(tiles.get(d, 1) for d in dims) for dims in self.areas), default=1)
+
+
+@lru_cache(maxsize=1 << 10)
+def _shape_of(
+    body: tuple[Node, ...],
+    inputs: tuple[Input, ...],
+    results: tuple[Result, ...],
+    sizes: tuple[tuple[str, Expr], ...],
+) -> Shape:
+    """See `Shape.of`."""
+    loops = [n for n in nodes_of(body) if isinstance(n, Loop)]
+    products = []
+    wide_inputs = {i.name for i in inputs if i.dtype is DType.F32}
+    read = {i.dtype for i in inputs if i.dtype.is_float}
+    halves = {DType.F16, DType.BF16}
+    exact = not read & halves and (DType.F32 in read or not halves & {r.dtype for r in results})
+    common: frozenset[str] = frozenset()
+    for n in nodes_of(body):
+        sides = _operands(n)
+        if sides is not None and isinstance(n, Let | Accumulate):
+            left, right, k = *sides, frozenset(n.rdims)
+            common |= (left & right) - k
+            if k <= left & right:
+                products.append((left - right, right - left, k))
+                exact = exact or any(ld.tensor in wide_inputs for ld in loads(n.expr))
+    singles = frozenset(n.dim for n in loops if n.single)
+    cut = {n.dim: found for n in loops if n.start is not None and (found := _bounds_dims(n) & singles)}
+    streams = [n.dim for n in loops if n.kind == "for"]
+    again = frozenset(d for d in streams if streams.count(d) > 1)
+    parallel = tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles)
+    bounded = any(_bounds_dims(n) & set(parallel) for n in loops if n.kind == "for")
+    shared: dict[str, int] = {}
+    given = {i.name for i in inputs}
+    elements = {ld for n in nodes_of(body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in given}
+    areas: list[frozenset[str]] = []
+    reduces = False
+    for n in nodes_of(body):
+        if isinstance(n, Loop):
+            continue
+        reduces = reduces or (isinstance(n, Let | Accumulate) and bool(n.rdims))
+        own = n.dims if isinstance(n, Let | Init | Store) else ()
+        areas.append(frozenset({*own, *(d for e in exprs_of(n) for d in dims_used(e))}) - singles)
+        for e in exprs_of(n):
+            for d, c in divided(e):
+                shared[d] = min(c, shared.get(d, c))
+    return Shape(
+        parallel,
+        tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
+        tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
+        bounded, all(i.dtype.is_float and i.dtype.nbytes == 2 for i in inputs),
+        tuple(frozenset(dims_used(ld)) - singles for ld in elements),
+        frozenset(d for d, e in sizes if not isinstance(e, Const)), exact,
+    )  # fmt: skip
 
 
 def _bounds_dims(n: Loop) -> frozenset[str]:
