@@ -80,10 +80,8 @@ class Const(Expr):
         return isinstance(o, Const) and self._key() == o._key()
 
     def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            return _remember(self, "_hash", hash(self._key()))
+        known: int | None = getattr(self, "_hash", None)
+        return _remember(self, "_hash", hash(self._key())) if known is None else known
 
     def _key(self) -> tuple[str, DType]:
         return repr(float(self.value) if self.dtype.is_float else int(self.value)), self.dtype
@@ -118,10 +116,8 @@ class Load(Expr):
     index: tuple[Expr, ...]
 
     def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            return _remember(self, "_hash", hash((self.tensor, self.index)))
+        known: int | None = getattr(self, "_hash", None)
+        return _remember(self, "_hash", hash((self.tensor, self.index))) if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +128,8 @@ class Call(Expr):
     args: tuple[Expr, ...]
 
     def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            return _remember(self, "_hash", hash((self.op, self.args)))
+        known: int | None = getattr(self, "_hash", None)
+        return _remember(self, "_hash", hash((self.op, self.args))) if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +140,8 @@ class Cast(Expr):
     dtype: DType
 
     def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            return _remember(self, "_hash", hash((self.arg, self.dtype)))
+        known: int | None = getattr(self, "_hash", None)
+        return _remember(self, "_hash", hash((self.arg, self.dtype))) if known is None else known
 
 
 ExprLike = Expr | int | float | bool
@@ -199,9 +191,13 @@ def walk(e: Expr) -> Iterator[Expr]:
     while todo:
         n = todo.pop()
         yield n
-        kids = children(n)
-        if kids:
-            todo.extend(kids[::-1])
+        kind = type(n)
+        if kind is Call:
+            todo += n.args[::-1]  # type: ignore[attr-defined]
+        elif kind is Load:
+            todo += n.index[::-1]  # type: ignore[attr-defined]
+        elif kind is Cast:
+            todo.append(n.arg)  # type: ignore[attr-defined]
 
 
 def transform(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
@@ -240,36 +236,51 @@ def rename_dims(e: Expr, names: Mapping[str, str]) -> Expr:
 
 def loads(e: Expr) -> tuple[Load, ...]:
     """All loads, outermost first, duplicates removed."""
-    try:
-        return e._loads
-    except AttributeError:
-        below = tuple(dict.fromkeys(ld for k in children(e) for ld in loads(k)))
-        return _remember(e, "_loads", (e, *below) if isinstance(e, Load) else below)
+    found: tuple[Load, ...] | None = getattr(e, "_loads", None)
+    if found is None:
+        kids = [own for k in children(e) if (own := loads(k))]
+        below = kids[0] if len(kids) == 1 else tuple(dict.fromkeys([ld for own in kids for ld in own]))
+        found = (e, *below) if isinstance(e, Load) else below
+        _remember(e, "_loads", found)
+    return found
 
 
 def tensors_read(e: Expr) -> frozenset[str]:
-    try:
-        return e._tensors
-    except AttributeError:
-        return _remember(e, "_tensors", frozenset(ld.tensor for ld in loads(e)))
+    found: frozenset[str] | None = getattr(e, "_tensors", None)
+    if found is None:
+        found = frozenset([ld.tensor for ld in loads(e)])
+        _remember(e, "_tensors", found)
+    return found
 
 
 def dims_used(e: Expr) -> frozenset[str]:
     """Dims whose index the value depends on."""
-    try:
-        return e._dims
-    except AttributeError:
-        found = {e.dim} if isinstance(e, Index) else frozenset[str]().union(*map(dims_used, children(e)))
-        return _remember(e, "_dims", frozenset(found))
+    found: frozenset[str] | None = getattr(e, "_dims", None)
+    if found is None:
+        found = frozenset((e.dim,)) if type(e) is Index else _union([dims_used(k) for k in children(e)])
+        _remember(e, "_dims", found)
+    return found
 
 
 def dims_named(e: Expr) -> frozenset[str]:
     """Dims whose index or extent the expression has."""
-    try:
-        return e._named
-    except AttributeError:
-        own = {e.dim} if isinstance(e, Index | Size) else frozenset[str]().union(*map(dims_named, children(e)))
-        return _remember(e, "_named", frozenset(own))
+    found: frozenset[str] | None = getattr(e, "_named", None)
+    if found is None:
+        own = type(e) is Index or type(e) is Size
+        found = frozenset((e.dim,)) if own else _union([dims_named(k) for k in children(e)])  # type: ignore[attr-defined]
+        _remember(e, "_named", found)
+    return found
+
+
+def _union(sets: list[frozenset[str]]) -> frozenset[str]:
+    """All of them; the first itself where it has all."""
+    if not sets:
+        return _NOTHING
+    first, *others = sets
+    return first if all(x is first or x <= first for x in others) else first.union(*others)
+
+
+_NOTHING: frozenset[str] = frozenset()
 
 
 def _remember(e: Expr, slot: str, fact: Fact) -> Fact:

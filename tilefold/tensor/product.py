@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims_used, loads, walk
@@ -183,14 +184,15 @@ def _divides(n: int, extent: Expr) -> bool:
     return isinstance(extent, Const) and n > 0 and int(extent.value) % n == 0
 
 
-def divided(e: Expr) -> list[tuple[str, int]]:
+@lru_cache(maxsize=1 << 14)
+def divided(e: Expr) -> tuple[tuple[str, int], ...]:
     """(d, c) for each d // c in the indices of an expression."""
     found: list[tuple[str, int]] = []
     for n in walk(e):
         match n:
             case Call("floordiv", (Index(d), Const(c, DType.I64))):
                 found.append((d, int(c)))
-    return found
+    return tuple(found)
 
 
 def varying(e: Expr) -> frozenset[str]:

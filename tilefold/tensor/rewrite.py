@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tilefold.algebra.expr import Expr, Index, Load, dims_named, rename_dims, substitute, tensors_read, transform
+from tilefold.algebra.expr import Expr, Index, Load, dims_named, loads, rename_dims, substitute, tensors_read, transform
 from tilefold.tensor.ir import Compute, Program
 
 
@@ -54,7 +54,7 @@ def rename(p: Program, names: Mapping[str, str]) -> Program:
 
 def rename_loads(e: Expr, change: Callable[[Load], Expr | None]) -> Expr:
     """Rewrite loads, innermost first."""
-    return transform(e, lambda n: change(n) if isinstance(n, Load) else None)
+    return transform(e, lambda n: change(n) if isinstance(n, Load) else None) if loads(e) else e
 
 
 def drop_repeated(p: Program) -> Program:
@@ -66,7 +66,7 @@ def drop_repeated(p: Program) -> Program:
     alias: dict[str, str] = {}
     body: list[Compute] = []
     for c in p.body:
-        if alias:
+        if alias and not tensors_read(c.body).isdisjoint(alias):
             c = replace(
                 c, body=rename_loads(c.body, lambda n: Load(alias[n.tensor], n.index) if n.tensor in alias else None)
             )
