@@ -298,3 +298,30 @@ def test_folds_over_all_axes_share_out_the_first_ones(fn, shapes, pieces):
     first = fused(fn, *(meta(*s) for s in shapes))[1].kernels[0].block
     single = [n.dim for n in walk(first.body) if isinstance(n, Loop) and n.single]
     assert math.prod(first.sizes[d].value for d in single) == pieces
+
+
+def squeezed(x, axes=(0, 1, 2)):
+    """A batch norm in training, rectified, and the mean of each image."""
+    h = x.float()
+    m, v = h.mean(axes, keepdim=True), h.var(axes, keepdim=True)
+    y = torch.relu((h - m) * torch.rsqrt(v + 1e-5))
+    return y, y.mean(axes[1:])
+
+
+def test_means_of_images_behind_statistics_of_a_batch_have_blocks_of_their_own():
+    """Few channels, last in memory, would keep a dozen multiprocessors busy."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = torch.randn(32, 24, 24, 8)
+    program = trace(squeezed, x).program
+    f = fuse_for_gpu(program, GpuTarget())
+    assert len(f.kernels) > 2 and all(len(k.plan.stages) <= 1 for k in f.kernels)
+    found = run_blocks(f, {program.inputs[0].name: x}, 1, {}, exact=True)
+    for name, want in zip(program.outputs, squeezed(x.double()), strict=True):
+        torch.testing.assert_close(found[name].double(), want.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_means_of_images_stay_with_statistics_of_many_channels():
+    """Of rows that one thread block reads: each channel has its own."""
+    _, f = fused(lambda x: squeezed(x, (0, 2, 3))[1], meta(32, 2048, 7, 7))
+    assert len(f.kernels) == 1

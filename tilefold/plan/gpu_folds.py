@@ -205,15 +205,22 @@ def separated(
     """
     done: list[Group] = []
     bodies: dict[str, Compute] = {}
-    for x in groups:
-        late = [] if x.members in calls else _late(g, x, machine, fits)
+    todo = list(reversed(groups))
+    while todo:
+        x = todo.pop()
+        staged = [] if x.members in calls else _later_stage(g, x, machine)
+        late = staged if staged or x.members in calls else _late(g, x, machine, fits)
         first = tuple(m for m in x.members if m not in late)
         changed = {m: _alone(g, g.by_name[m], frozenset(first)) for m in late}
         after = Graph.of(_with(p, changed)) if late else g
         parts = [one_kernel(after, part, Limits(in_registers=True)) for part in (first, tuple(late))] if late else []
         if parts and all(isinstance(part, Group) for part in parts):
-            done += [part for part in parts if isinstance(part, Group)]
+            made = [part for part in parts if isinstance(part, Group)]
             bodies |= changed
+            if staged:
+                p, g = after.program, after
+            done += made[:1] if staged else made
+            todo += made[1:] if staged else []
         else:
             done.append(x)
     return _with(p, bodies), done
@@ -256,6 +263,25 @@ def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool])
     if kept and (column_dim(g, plan) is None or fits(members)):
         return []
     return late if _apart_seconds(g, plan, late, machine) < _whole_seconds(g, plan, late, machine) else []
+
+
+def _later_stage(g: Graph, members: Group, machine: Gpu) -> list[str]:
+    """What comes after the first of two folds, if a second kernel had better compute it: its fold is over fewer axes
+    (the mean of each image behind a batch norm in training), so that it has more thread blocks."""
+    reductions = [c for c in map(g.by_name.__getitem__, members.members) if c.reducer is not None]
+    if len({c.rdims for c in reductions}) < 2:
+        return []
+    plan = plan_stages(g, with_unit(members))
+    if len(plan.stages) != 2 or plan.inner or not {*plan.stages[1].axes} < {*plan.stages[0].axes}:
+        return []
+    axes = set(plan.stages[0].axes)
+    if not all(is_static(g.program.sizes[d]) and g.extent(d) > 0 for d in (*axes, *members.parallel)):
+        return []
+    late = [
+        m for m in members.members if plan.ready[m] > 0 or (plan.ready[m] == 0 and axes & set(out_dims(g.by_name[m])))
+    ]
+    written = [m for m in late if g.escapes(m, members.members)]
+    return late if _apart_seconds(g, plan, written, machine) < _whole_seconds(g, plan, written, machine) else []
 
 
 def _moved(g: Graph, plan: StagePlan, late: Sequence[str]) -> tuple[float, float]:
