@@ -189,9 +189,6 @@ class Interpreter:
         x = evaluate(n.expr, grid, env).broadcast_to(grid.shape)
         at = tuple(evaluate(i, grid, env).broadcast_to(grid.shape) for i in n.index)
         target = self.tensors[n.tensor]
-        if n.adds:
-            target.index_put_(at, x.to(target.dtype), accumulate=True)
-            return
         x = self.rounded(x, next(r.dtype for r in self.block.results if r.name == n.tensor))
         if not at:
             target.copy_(x.reshape(()))

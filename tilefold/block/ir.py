@@ -6,7 +6,7 @@
             | Init(name, dims, dtype, value)                       a state before a loop
             | Update(name, expr)                                   name = expr over the current ranges
             | Accumulate(name, reducer, rdims, expr, ...)          name (+)= reduction of expr
-            | Store(tensor, index, dims, expr, adds)               write a global tensor (buffered edge), or add to it
+            | Store(tensor, index, dims, expr)                     write a global tensor (buffered edge)
 
 A top-level nest of `forall` loops with its body is one kernel. Inside a loop a dim stands for
 the block the loop is at, elsewhere for its whole extent; block sizes are not part of the
@@ -96,17 +96,12 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`tensor[index] = expr` for all current values of dims.
-
-    adds: `tensor[index] += expr`, of a float32 result that begins at 0. What several blocks add to an element is added
-    in any order.
-    """
+    """`tensor[index] = expr` for all current values of dims."""
 
     tensor: str
     index: tuple[Expr, ...]
     dims: tuple[str, ...]
     expr: Expr
-    adds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

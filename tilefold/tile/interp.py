@@ -252,7 +252,7 @@ class _Run:
             return
         x = cast(evaluate(s.expr, grid, self.env(scope)), dtype, self.exact).to(target.dtype).broadcast_to(grid.shape)
         form = reconcile(Load(s.tensor, s.index), tuple(grid.ranges))
-        if not s.adds and isinstance(form, Reconciled) and all(grid.shape[a] == 1 for a in form.new_axes):
+        if isinstance(form, Reconciled) and all(grid.shape[a] == 1 for a in form.new_axes):
             view = self.region(Load(s.tensor, s.index), form, grid.ranges, {})
             if view is not None:
                 view.copy_(form.invert(x))
@@ -261,9 +261,6 @@ class _Run:
         for axis, i in enumerate(at):
             if int(i.min()) < 0 or int(i.max()) >= target.shape[axis]:
                 raise IndexError(f"store to {s.tensor}: axis {axis} out of range")
-        if s.adds:
-            target.index_put_(tuple(at), x, accumulate=True)
-            return
         if target.dtype.itemsize == 1:  # index_put_ has no fp8
             target, x = target.view(torch.uint8), x.contiguous().view(torch.uint8)
         target[tuple(at)] = x

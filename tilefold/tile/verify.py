@@ -353,10 +353,7 @@ class _Verifier:
             if self.type(scope, e) is not DType.I64:
                 self.fail(scope, s, f"an index of {s.tensor} is not an integer")
         extents = {d: _const(e) for d, e in self.kernel.sizes.items()}
-        if s.adds and target.dtype is not DType.F32:
-            self.fail(scope, s, f"{s.tensor}, which is added to, is not float32")
-        grid = () if s.adds else tuple(g.dim for g in self.kernel.grid)
-        for d in dict.fromkeys((*s.dims, *grid)):
+        for d in dict.fromkeys((*s.dims, *(g.dim for g in self.kernel.grid))):
             n, tile = extents[d], scope.tiles.get(d)
             one_tile = d not in s.dims and n is not None and tile is not None and n <= tile
             apart = scope.segments.get(d) in s.dims or separates(s.index, d, extents)

@@ -57,7 +57,7 @@ def step_of(s: Stmt, facts: Facts) -> Step | None:
         case Reduce(buf, op, rdims, expr, accumulate):
             dims = facts.tiles[buf].buffer.dims
             return Step(buf, tuple(map(Index, dims)), dims, expr, rdims, op, accumulate)
-        case Store(tensor, index, dims, expr, adds=False):
+        case Store(tensor, index, dims, expr):
             return Step(tensor, index, dims, expr)
     return None
 

@@ -260,7 +260,7 @@ class Renderer:
     def _store(self, s: ir.Store) -> None:
         t = self.c.tensors[s.tensor]
         frame = tuple(d for d in s.dims if self.c.hold(d).vector)
-        pair = None if s.adds else self.c.memory.joined(t, s.index, frame)
+        pair = self.c.memory.joined(t, s.index, frame)
         if pair is not None and not self._holds(s.expr, frame[-1]):
             self._store_pairs(s, pair, frame)
             return
@@ -272,10 +272,6 @@ class Renderer:
         if masked is not None and len(frame) > 1:
             shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
             masked = f"tl.broadcast_to({masked}, [{shape}])"
-        if s.adds:
-            more = "" if masked is None else f", mask={masked}"
-            self.c.scopes.emit(f'tl.atomic_add({pointer}, {code}{more}, sem="relaxed")')
-            return
         last = ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
         self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")
 
