@@ -123,7 +123,7 @@ def scaled_and_summed(x, y, w):
 
 
 def test_a_large_map_that_is_summed_down_its_columns_has_a_kernel_of_its_own():
-    _, f = fused(scaled_and_summed, *(meta(4, 1024, 2048, dtype=B) for _ in range(3)))
+    _, f = fused(lambda x, y: ((s := x + y), s.float().sum((0, 1))), *(meta(4, 1024, 2048, dtype=B) for _ in range(2)))
     first, partial, combine = f.kernels
     assert not first.plan.stages and partial.block.name.endswith("_partial") and len(combine.block.inputs) == 1
     assert first.block.outputs[0] in {i.name for i in partial.block.inputs}  # it reads what was written
@@ -131,6 +131,19 @@ def test_a_large_map_that_is_summed_down_its_columns_has_a_kernel_of_its_own():
         lambda x, y: ((s := x + y), s.float().sum(-1)), meta(4096, 2048, dtype=B), meta(4096, 2048, dtype=B)
     )
     assert len(rows.kernels) == 1  # rows are written by the blocks that sum them
+
+
+def test_sums_that_run_down_columns_of_others_too_write_the_map():
+    _, f = fused(scaled_and_summed, *(meta(4, 1024, 2048, dtype=B) for _ in range(3)))
+    partial, _ = f.kernels
+    assert [len(r.dims) for r in partial.block.results] == [2, 3]  # parts, and the map
+
+    def normed(x, y, w):  # a sum along its rows as well
+        s = x + y
+        return s, (s.float() * w.float()).sum(0), s.float().sum(1)
+
+    _, f = fused(normed, *(meta(4096, 2048, dtype=B) for _ in range(3)))
+    assert not any(k.block.name.endswith("_partial") and len(k.block.results) > 1 for k in f.kernels)
 
 
 def test_a_small_map_beside_a_sum_leaves_it_in_segments():
@@ -223,15 +236,13 @@ def gradient_of_a_norm(g, y, x, m):
 
 
 def test_what_needs_nothing_of_the_fold_is_written_once_and_read_by_the_next():
-    shape = (8192, 1024)
-    program, f = fused(gradient_of_a_norm, *(meta(*shape, dtype=B) for _ in range(3)), meta(1024))
-    assert len(f.kernels) == 4 and not f.kernels[0].plan.stages  # large: by a kernel of its own
-    program, f = fused(gradient_of_a_norm, *(meta(8192, 128, dtype=B) for _ in range(3)), meta(128))
-    partial, _, last = f.kernels
-    (passed_on, _) = program.outputs
-    assert passed_on in {r.name for r in partial.block.results}
-    read = {i.name for i in last.block.inputs}
-    assert passed_on in read and not read & {"g", "y"}
+    for n in (128, 1024):
+        program, f = fused(gradient_of_a_norm, *(meta(8192, n, dtype=B) for _ in range(3)), meta(n))
+        partial, _, last = f.kernels
+        (passed_on, _) = program.outputs
+        assert passed_on in {r.name for r in partial.block.results}
+        read = {i.name for i in last.block.inputs}
+        assert passed_on in read and not read & {"g", "y"}
     torch.manual_seed(0)
     args = [*(torch.randn(8192, 8) for _ in range(3)), torch.randn(8)]
     program, f = fused(gradient_of_a_norm, *args)
@@ -239,6 +250,39 @@ def test_what_needs_nothing_of_the_fold_is_written_once_and_read_by_the_next():
     found = interp.run(f.program, dict(zip("gyxm", args, strict=True)))
     for name, want in zip(program.outputs, gradient_of_a_norm(*args), strict=True):
         torch.testing.assert_close(found[name], want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("more", "written"), [(False, 1), (True, 2)])
+def test_maps_of_more_tensors_than_reading_them_once_more_are_stored_for_the_next_kernel(more, written):
+    """Nobody else reads the gradient behind an activation: it is computed again of two tensors of which one is read
+    anyway, and read where it is of three that nothing else needs."""
+
+    def gradient(g, h, y, x, m):
+        s = torch.where((y if more else x) <= 0, 0.0, g + h if more else g)
+        centred = x.float() - m
+        return s - s.float().sum(0) / x.shape[0] - centred * (s.float() * centred).sum(0)
+
+    _, f = fused(gradient, *(meta(8192, 256, dtype=B) for _ in range(4)), meta(256))
+    partial, _, last = f.kernels
+    columns = [i for i in last.block.inputs if len(i.shape) == 2 and i.dtype.nbytes == 2]
+    assert len([r for r in partial.block.results if r.dtype.nbytes == 2]) == written - 1 and len(columns) == 2
+
+
+def test_images_that_few_segments_cut_are_cut_along_their_rows_with_what_is_written():
+    def gradient(y, g, x):
+        s = torch.where(y <= 0, 0.0, g)
+        return s, s.float().sum((0, 1, 2)), (s * x).float().sum((0, 1, 2))
+
+    torch.manual_seed(0)
+    args = [torch.randn(7, 21, 9, 5) for _ in range(3)]
+    program = trace(gradient, *args).program
+    f = fuse_for_gpu(program, GpuTarget(given=Given(segments=21)))
+    partial, _ = f.kernels
+    assert len([n for n in walk(partial.block.body) if isinstance(n, Loop) and n.single]) == 2
+    tensors = {i.name: v for i, v in zip(program.inputs, args, strict=True)}
+    found = run_blocks(f, tensors, 1, dict.fromkeys(partial.block.sizes, 64), exact=True)
+    for name, want in zip(program.outputs, gradient(*args), strict=True):
+        torch.testing.assert_close(found[name].float(), want, rtol=1e-5, atol=1e-4)
 
 
 def test_columns_of_several_tensors_are_held_if_registers_have_room_for_all():

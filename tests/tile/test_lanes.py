@@ -145,6 +145,44 @@ def test_lanes_fold_what_is_left_before_they_are_combined():
     assert shown("variance").count("for ") == 2  # what is repaired is left to the loop
 
 
+WRITTEN = """
+kernel gradient(R)
+  dim i = R
+  dim s = 3
+  dim j = {total}
+  in x: f32[{total}, R] unit 1
+  out y: f32[3, R] unit 1
+  out z: f32[{total}, R] unit 1
+  grid s:1 i:1
+    alloc t: f32[i:1] tile
+    fill t = 0.0
+    for j:64 in tile_start(s) * {length} .. minimum(size(j), (tile_start(s) + 1) * {length})
+      alloc e: f32[i:1, j:64] tile
+      e[i, j] = x[j, i] * 2.0
+      t[i] sum= over j: e[i, j]
+      store z[j, i] over j, i = {stored}
+    store y[s, i] over s, i = t[i]
+"""
+
+
+@pytest.mark.parametrize(("length", "loops"), [(176, 1), (180, 2), (128, 1)])
+def test_what_a_loop_stores_of_elements_each_lane_stores(length, loops):
+    """Of 176 indices 48 are left, which fill 16 lanes three times; of 180 there are 52."""
+    before = verify(parse(WRITTEN.format(length=length, total=3 * length, stored="e[i, j] + 1.0")))
+    after = laned(before)
+    assert changed(after) and show_kernel(after).count("for ") == loops
+    x = torch.randn(3 * length, 2, dtype=F)
+    y, z = torch.zeros(3, 2, dtype=F), torch.zeros(3 * length, 2, dtype=F)
+    run_kernel(after, {"x": x, "y": y, "z": z}, {"R": 2}, exact=True)
+    torch.testing.assert_close(y, 2 * x.view(3, length, 2).sum(1))
+    torch.testing.assert_close(z, 2 * x + 1)
+
+
+def test_what_is_stored_of_a_state_is_left_to_the_loop():
+    kernel = verify(parse(WRITTEN.format(length=176, total=528, stored="e[i, j] + t[i]")))
+    assert laned(kernel) == kernel
+
+
 COUNT = """
 kernel mean(R)
   dim i = R

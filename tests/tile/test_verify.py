@@ -160,6 +160,9 @@ def test_segments_of_a_loop_store_apart():
     at, n, d = call("tile_start", Index("s")), lit(8), Size("l")
     own = call("minimum", d, call("mul", call("add", at, 1), n))
     assert segment_of(call("mul", at, n), own) == "s"
+    rest = call("mul", call("maximum", call("sub", d, at), 0), lit(2))
+    assert segment_of(call("add", call("mul", at, n), rest), own) == "s"
+    assert segment_of(call("add", call("mul", at, n), lit(-1)), own) is None  # begins in the one before
     rows = lit(4)  # of each of n places
     whole = call("minimum", d, call("mul", call("mul", call("add", at, 1), n), rows))
     assert segment_of(call("mul", call("mul", at, n), rows), whole) == "s"

@@ -272,7 +272,8 @@ def _one_of_parts(g: Graph, members: tuple[str, ...]) -> str | None:
 
 def _beside_a_sum(g: Graph, members: tuple[str, ...], cost: Operands | None) -> str | None:
     """The reason, if a large map that goes to memory is summed down its columns: blocks of columns with a stretch of
-    rows write it slower than blocks that have all of it in parallel, by more than reading it again costs."""
+    rows write it slower than blocks that have all of it in parallel, by more than reading it again costs. Where sums
+    run down another tensor's columns beside it, and nothing along its rows (batch norms), they may as well."""
     for name in members:
         c = g.by_name[name]
         p = product_of(c)
@@ -282,9 +283,41 @@ def _beside_a_sum(g: Graph, members: tuple[str, ...], cost: Operands | None) -> 
             own = out_dims(m)
             along = m.reducer is None and bool(own) and bool({*own} & {*c.rdims}) and own[-1] in c.dims
             large = m.name in members and g.escapes(m.name, members) and g.nbytes([m.name]) > cost.kernel
-            if along and large and not _follows_a_product(g, m, members):
+            if along and large and not _follows_a_product(g, m, members) and not _among_columns(g, m, members):
                 return f"{m.name} goes to memory, where {name} sums its columns"
     return None
+
+
+def _among_columns(g: Graph, m: Compute, members: tuple[str, ...]) -> bool:
+    """Whether sums of a kernel read tensors of a map's extent that the map is not of, and none runs along its rows."""
+    if any(_along_rows(m, c) for c in g.reached(m.name, g.consumers, lambda c: c.reducer is None)):
+        return False
+    own = _in_memory(g, m, members)
+    sums = [c for c in map(g.by_name.__getitem__, members) if c.reducer is not None and m in _maps_of(g, c, members)]
+    return any(
+        ld.tensor not in own and set(out_dims(m)) <= set(dims_used(ld))
+        for c in sums
+        for x in (c, *_maps_of(g, c, members))
+        for ld in loads(x.body)
+        if ld.tensor not in members
+    )
+
+
+def _along_rows(m: Compute, c: Compute) -> bool:
+    """Whether a reduction that is no product of matrices runs over a map's last dim."""
+    p = product_of(c)
+    return c.reducer is not None and (p is None or not p.is_matrix()) and out_dims(m)[-1] in c.rdims
+
+
+def _maps_of(g: Graph, c: Compute, members: tuple[str, ...]) -> list[Compute]:
+    """Maps of a kernel that a member of it is made of."""
+    before = g.reached(c.name, g.producers, lambda x: x.name in members and x.reducer is None)
+    return [x for x in before if x.name in members and x.reducer is None and x.name != c.name]
+
+
+def _in_memory(g: Graph, m: Compute, members: tuple[str, ...]) -> set[str]:
+    """Tensors in memory that a map of a kernel is made of."""
+    return {t for x in (m, *_maps_of(g, m, members)) for t in tensors_read(x.body)} - {*members}
 
 
 def _follows_a_product(g: Graph, m: Compute, members: tuple[str, ...]) -> bool:

@@ -62,12 +62,15 @@ def worth_splitting(g: Graph, plan: StagePlan, limits: Limits = ANY) -> bool:
 
 def next_axis(g: Graph, plan: StagePlan, axis: str | None) -> str | None:
     """The axis that is cut where the one that a fold streams over has too few indices: each of these is then by itself,
-    as a parallel dim is. The one behind it; None where positions are part of the state, or results lie along axes."""
+    as a parallel dim is. The one behind it; None where positions are part of the state, or results lie along axes that
+    the segments cannot write (`early_maps`): those of all axes are written wherever these are cut."""
     axes, members = plan.stages[0].axes, plan.group.members
     at = axes.index(axis) + 1 if axis in axes else len(axes)
     if len(plan.stages) > 1 or plan.inner or at >= len(axes) or any(v.index_name for v in plan.stages[0].fold.state):
         return None
-    if any(g.escapes(m, members) and set(axes) & set(out_dims(g.by_name[m])) for m in members):
+    early = early_maps(g, plan, axes[at])
+    along = [(m, set(out_dims(g.by_name[m]))) for m in members if g.escapes(m, members)]
+    if any(set(axes) & own and not (m in early and set(axes) <= own) for m, own in along):
         return None
     return axes[at] if all(isinstance(g.program.sizes[d], Const) for d in axes) else None
 

@@ -200,8 +200,9 @@ def separated(
     A kernel that reduces few long rows or columns and then writes them again (a batch norm in training, a softmax down
     columns) has few thread blocks. In two kernels the first is cut into segments, the second is parallel over all that
     it writes; both read the input, as the one does that cannot hold it. Maps that both need are computed in both, but
-    for what is written and needs nothing of the fold (the gradient behind an activation, which a residual passes on):
-    the first kernel writes it, the second reads it. fits: whether a kernel can be made of a group that keeps columns.
+    for what needs nothing of the fold and is of fewer bytes than what it is made of (the gradient behind an activation,
+    which a residual passes on): the first kernel writes it, the second reads it. fits: whether a kernel can be made of
+    a group that keeps columns.
     """
     done: list[Group] = []
     bodies: dict[str, Compute] = {}
@@ -211,7 +212,8 @@ def separated(
         staged = [] if x.members in calls else _later_stage(g, x, machine)
         late = staged if staged or x.members in calls else _late(g, x, machine, fits)
         first = tuple(m for m in x.members if m not in late)
-        changed = {m: _alone(g, g.by_name[m], frozenset(first)) for m in late}
+        again = frozenset(first) - _read_later(g, x, first, late) if late else frozenset()
+        changed = {m: _alone(g, g.by_name[m], again) for m in late}
         after = Graph.of(_with(p, changed)) if late else g
         parts = [one_kernel(after, part, Limits(in_registers=True)) for part in (first, tuple(late))] if late else []
         if parts and all(isinstance(part, Group) for part in parts):
@@ -230,15 +232,33 @@ def _with(p: Program, bodies: dict[str, Compute]) -> Program:
     return replace(p, body=tuple(bodies.get(c.name, c) for c in p.body))
 
 
-def _alone(g: Graph, c: Compute, others: frozenset[str]) -> Compute:
-    """The map with the maps among the others put in: it reads memory, what the others write there, and what was
-    reduced."""
+def _alone(g: Graph, c: Compute, again: frozenset[str]) -> Compute:
+    """The map with the maps among `again` put in: it reads memory, what others write there, and what was reduced."""
+    return replace(c, body=inline_maps(g, c.body, lambda m: m in again and g.by_name[m].reducer is None))
 
-    def put_in(m: str) -> bool:
-        within = m in others and g.by_name[m].reducer is None
-        return within and not (m in g.program.outputs and set(out_dims(c)) <= set(out_dims(g.by_name[m])))
 
-    return replace(c, body=inline_maps(g, c.body, put_in))
+def _read_later(g: Graph, x: Group, first: Sequence[str], late: Sequence[str]) -> set[str]:
+    """Maps that the first kernel computes for its fold, and that the late maps had better read than compute again: less
+    is read and written so. (What is written anyway costs no writing.)"""
+    plan = plan_stages(g, with_unit(x))
+    axes = set(plan.stages[0].axes)
+    folded = {c.name for m in plan.stages[0].reductions for c in g.reached(m, g.producers, lambda c: c.reducer is None)}
+    dims = {d for m in late for d in out_dims(g.by_name[m])}
+
+    def moved(kept: set[str]) -> float:
+        found = {ld for m in late for ld in loads(_alone(g, g.by_name[m], frozenset(first) - kept).body)}
+        read = {t: max(g.points(dims_used(ld)) for ld in found if ld.tensor == t) for t in {ld.tensor for ld in found}}
+        own = sum(g.nbytes([m]) for m in kept if not g.escapes(m, x.members))
+        return own + sum(n * g.program.dtype_of(t).nbytes for t, n in read.items())
+
+    kept: set[str] = set()
+    for m in reversed(first):
+        c = g.by_name[m]
+        if c.reducer is None and m in folded and plan.ready[m] < 0 and axes | dims <= set(out_dims(c)):
+            more, less = moved({*kept, m}), moved(kept)
+            if more < less or (more == less and g.escapes(m, x.members)):
+                kept.add(m)
+    return kept
 
 
 def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool]) -> list[str]:

@@ -60,9 +60,24 @@ def separates(index: Sequence[Expr], dim: str, extents: Mapping[str, int | None]
     return True
 
 
+def _counts(e: Expr) -> bool:
+    """Whether an expression is certain not to be negative, whatever its dims and sizes are."""
+    match e:
+        case Const(n):
+            return n >= 0
+        case Call("add" | "mul", args):
+            return all(map(_counts, args))
+        case Call("maximum", args):
+            return any(map(_counts, args))
+    return False
+
+
 def segment_of(start: Expr | None, stop: Expr | None) -> str | None:
-    """The dim d whose indices share a loop out without overlap: it runs from d n to (d + 1) n or an earlier end, where
-    n may be a product (of axes that are one with the one cut)."""
+    """The dim d whose indices share a loop out without overlap: it runs from d n, or a number of indices behind it, to
+    (d + 1) n or an earlier end, where n may be a product (of axes that are one with the one cut)."""
+    match start:
+        case Call("add", (first, behind)) if _counts(behind):
+            start = first
     match stop:
         case Call("minimum", (_, end)):
             factors: set[str] = set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, lit, tensors_read, transform, walk
 from tilefold.algebra.ops import TILE_BOUNDS, TILE_EXTREMES
@@ -42,6 +42,15 @@ def singular(body: Sequence[ir.Stmt], states: frozenset[str]) -> bool:
                 case Call(op, args) if op in SINGULAR and found & tensors_read(args[-1]):
                     return True
     return False
+
+
+def stores_states(body: Sequence[ir.Stmt], states: Collection[str]) -> bool:
+    """Whether a loop stores what depends on its states, which lanes have parts of."""
+    found = set(states)
+    for s in body:
+        if isinstance(s, ir.Map) and found & tensors_read(s.expr):
+            found.add(s.buf)
+    return any(isinstance(s, ir.Store) and bool(found & tensors_read(s.expr)) for s in body)
 
 
 def _positive(e: Expr) -> bool:

@@ -11,8 +11,10 @@ of each lane after its repair, and elements do not occur,
 What is reduced beside the loop's axis and held whole (images in a loop over a batch) has lanes of its own: a state then
 has these dims too, and they are combined at the end with the others.
 
-Indices that do not fill a tile are folded afterwards by the loop as it was; where they are known and the loop only
-reduces, by the lanes before they are combined, those without an index with the identity of the reduction.
+What the loop stores of elements alone, each lane stores of its own.
+
+Indices that do not fill a tile are folded afterwards by the loop as it was; where they are known and fill the lanes, or
+the loop only reduces, by the lanes before they are combined, those without an index with the identity of the reduction.
 
 A fold that divides by a state (a weighted mean, by the sum of the weights) is not kept so: the few elements of a
 lane may have weights that nearly cancel. There the states that others depend on are accumulated over all lanes in
@@ -45,7 +47,7 @@ from tilefold.algebra.expr import (
 )
 from tilefold.names import fresh
 from tilefold.tile import ir
-from tilefold.tile.lane_rules import across_lanes, adds, first_fill, plus, position, singular
+from tilefold.tile.lane_rules import across_lanes, adds, first_fill, plus, position, singular, stores_states
 from tilefold.tile.uses import allocated
 
 #: Most statements that a statement over a tile becomes.
@@ -57,8 +59,8 @@ MOST_TRIED = 4096
 def per_lane(kernel: ir.Kernel, lanes: Callable[[ir.For], int | None]) -> ir.Kernel:
     """`kernel` with the folds of its loops kept per lane where that is possible.
 
-    lanes: how many for a loop, a divisor of its tile; None: leave it. Kept as they are: loops that store, that
-    contain loops, index reducers or matrix products, and loops over values that are held.
+    lanes: how many for a loop, a divisor of its tile; None: leave it. Kept as they are: loops that store what depends
+    on a state, that contain loops, index reducers or matrix products, and loops over values that are held.
     """
     return _Pass(kernel, lanes).run()
 
@@ -161,11 +163,13 @@ class _Pass:
                     accumulate and d in rdims and buf in states and buf not in done
                 ):
                     done.add(buf)
+                case ir.Store(dims=dims, adds=False) if d in dims:
+                    pass
                 case _:
                     return None
             if not all(self.readable(ld, d, local) for ld in loads(x.expr)):
                 return None
-        if not states or any(d in self.buffers[n].dims for n in states):
+        if not states or any(d in self.buffers[n].dims for n in states) or stores_states(body, states.keys()):
             return None
         beside = self.beside(d, body)
         varying = across_lanes(frozenset({d, *beside}), body, elements)
@@ -208,7 +212,7 @@ class _Pass:
         out: list[ir.Stmt] = []
         own = [n for n in f.states if n not in f.shared]
         left = 0 if length is None else length % tile
-        alone = bool(left) and self.reduces_alone(f)
+        alone = bool(left) and (self.reduces_alone(f) or (not f.shared and left % lanes == 0))
         varying = own if alone and left % lanes else f.varying  # lanes without a last index count one less
         more = {lane: lit(lanes)} | {x: self.kernel.sizes[x] for x in f.beside}
         held = {n: self.state(self.buffers[n], more if n in varying else {}) for n in own}
@@ -285,7 +289,15 @@ class _Body:
                         self.over_lanes(buf, op, rest, values)
                     else:
                         self.out += [self.accumulated(self.held[buf].name, op, rest, v) for v in values]
+                case ir.Store():
+                    self.out += [self.stored(s, at, names) for names, at in zip(self.elements, places, strict=True)]
         return tuple(self.out)
+
+    def stored(self, s: ir.Store, place: Expr, elements: Mapping[str, str]) -> ir.Store:
+        """What the lanes store of their elements at a place."""
+        index = tuple(self.at(ix, place, elements) for ix in s.index)
+        dims = tuple(self.lane if x == self.f.at.dim else x for x in s.dims)
+        return replace(s, index=index, dims=dims, expr=self.at(s.expr, place, elements))
 
     def over_lanes(self, buf: str, op: str, rdims: tuple[str, ...], values: Sequence[Expr]) -> None:
         """Accumulation over all lanes: first the elements of each lane, then the lanes."""
@@ -307,6 +319,8 @@ class _Body:
         for s in self.f.body:
             match s:
                 case ir.Map(buf) if buf in self.f.elements:
+                    continue
+                case ir.Store():
                     continue
                 case ir.Map(buf, e) if buf in self.f.local:
                     self.local(buf, self.at(e, None, {}), self.names)
