@@ -557,7 +557,8 @@ def written_by_segments() -> str:
 
 
 def batch_norm_in_segments() -> str:
-    """Segments of the rows of each image, the last ones shorter: statistics and a gradient's sums, channels last."""
+    """Segments of the rows of each image, the last ones shorter: statistics and a gradient's sums, channels last, also
+    with the gradient written."""
 
     def statistics(x):
         return torch.var_mean(x, (0, 1, 2), correction=0)
@@ -566,8 +567,14 @@ def batch_norm_in_segments() -> str:
         d = torch.where(y <= 0, 0.0, g)
         return d.sum((0, 1, 2)), (d * (x - m)).sum((0, 1, 2))
 
+    def ends(y, g, h, x):
+        d = torch.where(y <= 0, 0.0, g + h)
+        return d, d.float().sum((0, 1, 2)), (d * x).float().sum((0, 1, 2))
+
+    images = (rand(3, 14, 14, 33, dtype=B, seed=n) for n in range(4))
     x, g, y = (rand(7, 21, 9, 5, dtype=F, seed=n) for n in range(3))
-    said = given(28, statistics, x) + given(28, statistics, x + 1e5) + given(63, sums, g, y, x, x.mean((0, 1, 2)))
+    said = given(6, ends, *images) + given(8, ends, *(rand(2, 20, 17, 70, dtype=F, seed=n) for n in range(4)))
+    said += given(28, statistics, x) + given(28, statistics, x + 1e5) + given(63, sums, g, y, x, x.mean((0, 1, 2)))
     return said + given(35, sums, g, y, torch.full_like(x, 1e4), x.mean((0, 1, 2)))
 
 
