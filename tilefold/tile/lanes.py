@@ -163,7 +163,7 @@ class _Pass:
                     accumulate and d in rdims and buf in states and buf not in done
                 ):
                     done.add(buf)
-                case ir.Store(dims=dims, adds=False) if d in dims:
+                case ir.Store(dims=dims) if d in dims:
                     pass
                 case _:
                     return None
