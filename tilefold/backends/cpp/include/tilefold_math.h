@@ -152,11 +152,21 @@ template <int N> TF_INLINE V<float, N> exp_within(V<float, N> x) {  // |x| <= 10
   const V<float, N> r = (x - n * splat<N>(0.693359375f)) + n * splat<N>(2.12194440e-4f);
   return scale(exp_reduced(r), t);
 }
-template <int N> TF_INLINE V<float, N> exp(V<float, N> x) { return exp_within(clamp(x, -104.0f, 89.0f)); }
+// A result that is zero because it is too small costs some CPUs a hundred cycles (an assist), and masked scores are -inf:
+// where e^x rounds to zero, f is evaluated at zero.
+template <class T, int N, class F> TF_INLINE V<T, N> nonzero_from(V<T, N> x, T least, F f) {
+  const M<N> none = lt(x, splat<N>(least));
+  const V<T, N> zero = splat<N>(T(0));
+  return select(none, zero, f(select(none, zero, x)));
+}
+template <int N> TF_INLINE V<float, N> exp(V<float, N> x) {
+  return nonzero_from(smaller(splat<N>(89.0f), x), -103.9721f, [](V<float, N> y) TF_BODY { return exp_within(y); });
+}
 template <int N> TF_INLINE V<float, N> exp2(V<float, N> x) {
-  x = clamp(x, -151.0f, 129.0f);
-  const V<float, N> t = x + splat<N>(kMagic), n = t - splat<N>(kMagic);
-  return scale(exp_reduced((x - n) * splat<N>(0.693147180559945f)), t);
+  return nonzero_from(smaller(splat<N>(129.0f), x), -150.0f, [](V<float, N> y) TF_BODY {
+    const V<float, N> t = y + splat<N>(kMagic), n = t - splat<N>(kMagic);
+    return scale(exp_reduced((y - n) * splat<N>(0.693147180559945f)), t);
+  });
 }
 template <int N> TF_INLINE V<double, N> exp_scaled(V<double, N> n, V<double, N> r) {  // 2^n * e^r
   V<double, N> p = splat<N>(1.0 / 6227020800.0);
@@ -169,14 +179,17 @@ template <int N> TF_INLINE V<double, N> exp_scaled(V<double, N> n, V<double, N> 
   return y * bits<double>((half + bias) << 52) * bits<double>((e - half + bias) << 52);
 }
 template <int N> TF_INLINE V<double, N> exp(V<double, N> x) {
-  const V<double, N> c = clamp(x, -746.0, 710.0);
-  const V<double, N> m = select(ne(x, x), splat<N>(0.0), c), n = round(m * splat<N>(1.4426950408889634));
-  const V<double, N> r = (m - n * splat<N>(6.93147180369123816490e-1)) - n * splat<N>(1.90821492927058770002e-10);
-  return select(ne(x, x), x, exp_scaled(n, r));
+  return nonzero_from(clamp(x, -746.0, 710.0), -745.14, [](V<double, N> y) TF_BODY {
+    const V<double, N> m = select(ne(y, y), splat<N>(0.0), y), n = round(m * splat<N>(1.4426950408889634));
+    const V<double, N> r = (m - n * splat<N>(6.93147180369123816490e-1)) - n * splat<N>(1.90821492927058770002e-10);
+    return select(ne(y, y), y, exp_scaled(n, r));
+  });
 }
 template <int N> TF_INLINE V<double, N> exp2(V<double, N> x) {
-  const V<double, N> m = select(ne(x, x), splat<N>(0.0), clamp(x, -1076.0, 1025.0)), n = round(m);
-  return select(ne(x, x), x, exp_scaled(n, (m - n) * splat<N>(0.6931471805599453)));
+  return nonzero_from(clamp(x, -1076.0, 1025.0), -1075.0, [](V<double, N> y) TF_BODY {
+    const V<double, N> m = select(ne(y, y), splat<N>(0.0), y), n = round(m);
+    return select(ne(y, y), y, exp_scaled(n, (m - n) * splat<N>(0.6931471805599453)));
+  });
 }
 
 // log of 0 is -inf, of a negative number NaN, of inf inf
