@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -30,13 +31,16 @@ from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.algebra.expr import Call, Cast, Const, DType, Index, Load, call  # noqa: E402
+from tilefold.backends.triton import launch  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
+from tilefold.backends.triton.launcher import Launcher  # noqa: E402
 from tilefold.backends.triton.row_apart import apart  # noqa: E402
 from tilefold.backends.triton.row_lines import lines_of  # noqa: E402
 from tilefold.backends.triton.row_phases import crossing, phases  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, registers, row_roles_of, shared_bytes  # noqa: E402
 from tilefold.backends.triton.simplify import NEG_INF  # noqa: E402
 from tilefold.backends.triton.space import space  # noqa: E402
+from tilefold.errors import BackendError  # noqa: E402
 from tilefold.tile import ir  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
 
@@ -237,6 +241,32 @@ def test_numbers_that_no_tensor_map_describes_do_not_matter():
     assert k.variant(usual_units(k.block), k.sizes({}), plain=True, hopper=True).rendered.groups == 2
     usual = k.variant(usual_units(k.block), k.sizes({}), plain=True)
     assert not usual.rendered.groups and not usual.config.descriptors
+
+
+@pytest.mark.parametrize("score, draws", [(causal, True), (window, False), (plain, False)])
+def test_tiles_are_drawn_where_streams_are_of_unequal_length(score, draws):
+    shapes = [((4, 16, *s[2:]), d) for s, d in arguments(2048, 2048, 128, 1, saved=True)]
+    v = variant_of(TritonKernel(kernel_of(queries(score), shapes).block))
+    assert v.rendered.groups == 2 and v.rendered.draws is draws
+
+
+def test_groups_that_the_assembler_mixes_up_have_fixed_shares_then_there_are_none(monkeypatch):
+    tried = []
+
+    def compile_for(kernel, rendered, config, *a, **how):
+        tried.append((config.groups, config.draws))
+        if len(tried) < 3:
+            raise BackendError("assembled wrongly")
+        return config
+
+    monkeypatch.setattr(launch, "compiled", compile_for)
+    monkeypatch.setattr(launch, "launcher_of", lambda done: Launcher(done, ()))
+    monkeypatch.setattr(launch, "is_hopper", lambda device: True)
+    monkeypatch.setattr(launch, "multiprocessors", lambda index: 132)
+    monkeypatch.setattr(launch.torch.cuda, "device", lambda index: nullcontext())
+    k = wide_kernel(128)
+    k.plan([torch.empty(shape({}), dtype=t.dtype.torch_dtype, device="meta") for t, shape in variant_of(k).params], {})
+    assert tried == [(2, True), (2, False), (0, False)]
 
 
 def test_of_few_columns_they_are_the_tuners():

@@ -312,13 +312,17 @@ class TritonKernel:
         return self._joined[key]
 
     def _simpler(self, xs: Sequence[Seen], syms: Mapping[str, int], *, smaller: bool) -> bool:
-        """Whether the bin of such tensors has another configuration, with which it then runs: one without groups of
-        warps, else, if that is what it takes, a smaller one."""
+        """Whether the bin of such tensors has another configuration, with which it then runs: one whose groups of warps
+        have fixed shares (the assembler keeps those apart more often), without groups, else, if that is what it takes,
+        a smaller one."""
         sizes, units = self.sizes(syms), self._units(xs)
         tf32, hopper = matmul_precision() == "tf32", self._groups_on(xs)
         config = self._config(sizes, units, tf32=tf32, hopper=hopper)
-        if config.groups and config.own == "rows":
-            found: TritonConfig | None = self._config(sizes, units, tf32=tf32)
+        found: TritonConfig | None
+        if config.groups and config.draws and not smaller:
+            found = replace(config, draws=False)
+        elif config.groups and config.own == "rows":
+            found = self._config(sizes, units, tf32=tf32)
         else:
             found = replace(config, groups=0) if config.groups else lighter(config) if smaller else None
         if found is not None:

@@ -75,7 +75,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     blocks = math.prod(sizes[d] for d in s.parallel if d != row)
     if alone and not draws:
         width, columns = (math.prod(sizes[d] for d in dims) for dims in (held, found))
-        narrow = _narrow(b, stream, row, sizes)
+        narrow = _between(b, stream, row, sizes) <= MASKED
         shape = widest(one_of_each(width, columns), *(ENDS if narrow else ()))
         scores = Scores(blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns))
         if not narrow and not every and not _pays(scores):
@@ -97,7 +97,8 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     if -(-sizes[row] // (ROWS * groups)) * blocks < BUSY * FULL or sizes[stream] <= tile or sizes[row] <= ROWS:
         return usual
     tiles = {**usual.tiles, **{d: power_of_two(sizes[d]) for d in beside}, row: ROWS, stream: tile}
-    drawn = not alone and (s.bounded or len(merges) > 1)
+    even = not s.bounded or math.isfinite(_between(b, stream, row, sizes))
+    drawn = not alone and (not even or len(merges) > 1)
     sums = bool(beside) or (every and not alone and _sums_rows(b, stream))
     return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=drawn, descriptors=sums)
 
@@ -128,14 +129,15 @@ def _sums_rows(b: Block, stream: str) -> bool:
     return any(stream not in (*n.dims, *n.rdims) for n in sums)
 
 
-def _narrow(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> bool:
-    """Whether the stream's loop begins and ends where the rows say, and a block meets at most `MASKED` indices."""
+def _between(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> float:
+    """Indices that a block of rows meets where the stream's loop begins and ends where the rows say (a window): as many
+    in each. Else infinite."""
     for n in walk(b.body):
         if isinstance(n, Loop) and n.dim == stream and n.start is not None and n.stop is not None:
             ends = [_middle(e, row, sizes) for e in (n.start, n.stop) if row in dims_used(e)]
-            if len(ends) == 2 and ends[1] - ends[0] <= MASKED:
-                return True
-    return False
+            if len(ends) == 2 and all(map(math.isfinite, ends)):
+                return ends[1] - ends[0]
+    return math.inf
 
 
 def _middle(e: Expr, row: str, sizes: Mapping[str, int]) -> float:
