@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from tests.block.programs import ALL, KERNELS, inputs, program
+from tilefold.algebra.context import COUNTER
 from tilefold.block import interp, text
 from tilefold.block.fuse import Fused
 from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
+from tilefold.tensor.ir import Program
+from tilefold.tensor.text import parse
 from tilefold.tile.interp import run_kernel
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.verify import verify as verify_tile
@@ -81,3 +84,33 @@ def test_rounding_keeps_quantisation_exact() -> None:
     (k,) = fuse(program("quant_gemm")).kernels
     assert [s.reductions for s in k.plan.stages] == [("x",), ("c",)]
     assert any("round" in r.reason for r in k.plan.rejections)
+
+
+def deviations(count: str, others: int) -> Program:
+    """Sums of deviations from the mean, times an input of this name; and so many inputs that they do not read."""
+    lines = ["program deviations()", "  input x: f32[6, 40]", f"  input {count}: f32[6]"]
+    lines += [f"  input z{k}: f32[6]" for k in range(others)]
+    lines += ["  dim i = 6", "  dim j = 40", "  mean[i]: f32 = sum[j] x[i, j] * 0.025"]
+    lines += ["  apart[i]: f32 = sum[j] (x[i, j] - mean[i]) * (x[i, j] - mean[i])"]
+    lines += [f"  y[i]: f32 = apart[i] * {count}[i]"]
+    lines += [f"  w{k}[i]: f32 = z{k}[i] + 1.0" for k in range(others)]
+    results = ", ".join(["y", *(f"w{k}" for k in range(others))])
+    return parse("\n".join([*lines, f"  return {results}"]))
+
+
+def test_a_fold_knows_of_the_inputs_that_it_reads_and_of_names_that_it_might_take():
+    (stage,) = (s for k in fuse(deviations("factor", 40)).kernels for s in k.plan.stages)
+    assert [t for t, _ in stage.cascade.input_dtypes] == ["x"]
+    (stage,) = (s for k in fuse(deviations(COUNTER, 0)).kernels for s in k.plan.stages)
+    assert {t for t, _ in stage.cascade.input_dtypes} == {"x", COUNTER}
+
+
+def test_an_input_of_a_state_s_name_is_not_taken_for_it():
+    p = deviations("apart_1", 2)
+    fused, x = fuse(p), inputs(p, 1)
+    names = {v.name for k in fused.kernels for s in k.plan.stages for v in s.fold.state}
+    assert "apart_1" not in names
+    assert any(name.startswith("apart_1") for name in names)
+    got, want = run_blocks(fused, x, 1, {"i": 2, "j": 16}, exact=True), tensor_interp.run(p, x, exact=True)
+    for out in p.outputs:
+        torch.testing.assert_close(got[out], want[out], rtol=1e-9, atol=1e-9)

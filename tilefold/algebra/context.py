@@ -35,6 +35,9 @@ from tilefold.algebra.terms import Group, Inseparable, Mono, Scope, Term
 from tilefold.algebra.text import show
 from tilefold.names import free
 
+#: The state variable that counts elements. Others are named after a reduction of theirs.
+COUNTER = "n"
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -156,7 +159,7 @@ class Context:
     def counter(self, dtype: DType) -> Load:
         """The running number of elements, a state variable of its own."""
         if self.count is None:
-            self.count = self.fresh("n")
+            self.count = self.fresh(COUNTER)
             kind = dtype.compute if dtype.is_float else DType.F32
             self.add(StateVar(self.count, "sum", (), kind, Const(0.0, kind), sm.ONE), sm.ONE)
         return Load(self.count, ())

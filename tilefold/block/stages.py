@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilefold.algebra.cascade import Cascade, Reduction
-from tilefold.algebra.context import Options
+from tilefold.algebra.context import COUNTER, Options
 from tilefold.algebra.derive import build_fold, derive_fold
-from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, transform, type_of
+from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, tensors_read, transform, type_of
 from tilefold.algebra.fold import Fold
 from tilefold.block.legal import Group
 from tilefold.errors import NotFusibleError, SourceLoc
@@ -164,7 +164,11 @@ class _Planner:
         return Stage(axes, tuple(names), cascade, derive_fold(cascade))
 
     def cascade(self, axes: tuple[str, ...], names: list[str]) -> Cascade:
-        return Cascade(axes, tuple(self._reduction(self.g.by_name[n], names) for n in names), self.dtypes)
+        reductions = tuple([self._reduction(self.g.by_name[n], names) for n in names])
+        read = frozenset[str]().union(*(tensors_read(r.body) for r in reductions))
+        own = (COUNTER, *names)  # what a Fold names its variables after: no input's names
+        given = tuple([(t, dtype) for t, dtype in self.dtypes if t in read or t.startswith(own)])
+        return Cascade(axes, reductions, given)
 
     def _reduction(self, c: Compute, names: list[str]) -> Reduction:
         body = inline_maps(self.g, c.body, lambda m: m in self.ready and self._depends(m, set(names)))
