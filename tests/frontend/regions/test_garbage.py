@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from weakref import ref
 
 import pytest
 import torch
@@ -37,6 +38,34 @@ def test_a_collector_that_was_off_stays_off():
     with collecting_later():
         pass
     assert not gc.isenabled()
+
+
+class Loop:
+    """An object that only a collector frees."""
+
+    def __init__(self):
+        self.own = self
+
+
+def test_garbage_is_freed_at_the_end_and_what_stays_is_old():
+    with collecting_later():
+        gone, kept = ref(Loop()), [Loop() for _ in range(64)]
+        assert gone() is not None
+    assert gone() is None
+    young = {id(x) for n in (0, 1) for x in gc.get_objects(generation=n)}
+    assert not young & set(map(id, kept))
+    assert len(kept) == 64
+
+
+def test_what_the_user_froze_stays_frozen():
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with collecting_later():
+            pass
+        assert gc.get_freeze_count() == frozen > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_forward_and_backward_are_compiled_without_it():
