@@ -61,16 +61,29 @@ class _Writer:
         if kind in _PLAIN:
             return x
         if kind is tuple:
-            return ("t", *map(self.value, x))
+            return ("t", *[y if type(y) in _PLAIN else self.value(y) for y in x])
         found = self._seen.get(id(x))
         if found is None:
             found = self._other(x)
         return found
 
     def _other(self, x: Any) -> Any:
+        kind = type(x)
+        if isinstance(x, Enum):
+            self._seen[id(x)] = member = ("e", kind.__name__, x.value)
+            return member
+        if not is_dataclass(kind):
+            return self._collection(x)
+        node = (kind.__name__, *[self.value(getattr(x, name)) for name in _given(kind)])
+        key = repr(node)  # unlike the node itself it tells 1 from True and 1.0, 0.0 from -0.0
+        if key not in self._at:
+            self._at[key] = len(self.nodes)
+            self.nodes.append(node)
+        self._seen[id(x)] = found = ("n", self._at[key])
+        return found
+
+    def _collection(self, x: Any) -> Any:
         match x:
-            case Enum():
-                return ("e", type(x).__name__, x.value)
             case int() | float() | str():
                 return x
             case tuple():
@@ -79,15 +92,7 @@ class _Writer:
                 return ("s", *sorted(map(self.value, x), key=json.dumps))
             case Mapping():
                 return ("d", *(self.value(v) for item in x.items() for v in item))
-        if not is_dataclass(x) or isinstance(x, type):
-            raise TypeError(f"{type(x).__name__} has no form in records")
-        node = (type(x).__name__, *[self.value(getattr(x, name)) for name in _given(type(x))])
-        key = repr(node)  # unlike the node itself it tells 1 from True and 1.0, 0.0 from -0.0
-        if key not in self._at:
-            self._at[key] = len(self.nodes)
-            self.nodes.append(node)
-        self._seen[id(x)] = found = ("n", self._at[key])
-        return found
+        raise TypeError(f"{type(x).__name__} has no form in records")
 
 
 class _Reader:

@@ -95,6 +95,7 @@ class TritonKernel:
         self._sizes = shape_function(list(block.sizes.values()))
         self._dynamic = frozenset(d for d, e in block.sizes.items() if not isinstance(e, Const))
         self._configs: dict[tuple[object, ...], TritonConfig] = {}
+        self._usual: dict[tuple[object, ...], TritonConfig] = {}
         self._variants: dict[tuple[object, ...], list[Variant]] = {}
         self._compiled: dict[tuple[object, ...], Launcher] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -215,7 +216,10 @@ class TritonKernel:
         return self._configs[key]
 
     def _default(self, sizes: Mapping[str, int], unit: UnitAxes, *, tf32: bool, hopper: bool) -> TritonConfig:
-        usual = default_config(self.block, sizes, unit, tf32=tf32)
+        key = (tf32, *unit.values(), *sizes.values())
+        usual = self._usual.get(key)
+        if usual is None:
+            usual = self._usual[key] = default_config(self.block, sizes, unit, tf32=tf32)
         return owning_rows(self.block, sizes, usual) if hopper else usual
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> Plan:
@@ -396,8 +400,10 @@ class TritonKernel:
 
 def grouped(kernel: Kernel, config: TritonConfig, bins: Mapping[str, int], place: Place) -> Rendered | None:
     """The rendering for groups of warps, if the configuration wants one and the kernel has one."""
-    context = Context(kernel, config, bins, wide=False, interpreted=False, nvidia=True)
     by_rows, by_columns = row_roles_of(kernel, config), roles_of(kernel, config, bins)
+    if not isinstance(by_rows, RowRoles) and by_columns is None:
+        return None
+    context = Context(kernel, config, bins, wide=False, interpreted=False, nvidia=True)
     try:
         if isinstance(by_rows, RowRoles):
             return render_rows(kernel, by_rows, context, place)
