@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import is_not
 from typing import TypeVar
 
 from tilefold.algebra.dtypes import DType, promote
@@ -174,15 +175,13 @@ def children(e: Expr) -> tuple[Expr, ...]:
 
 def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
     """`e` with its children replaced."""
-    match e:
-        case Load(tensor, index):
-            return e if kids == index else Load(tensor, kids)
-        case Call(op, args):
-            return e if kids == args else Call(op, kids)
-        case Cast(arg, dtype):
-            return e if kids[0] is arg else Cast(kids[0], dtype)
-        case _:
-            return e
+    if isinstance(e, Call):
+        return e if kids == e.args else Call(e.op, kids)
+    if isinstance(e, Load):
+        return e if kids == e.index else Load(e.tensor, kids)
+    if isinstance(e, Cast):
+        return e if kids[0] is e.arg else Cast(kids[0], e.dtype)
+    return e
 
 
 def walk(e: Expr) -> Iterator[Expr]:
@@ -204,11 +203,9 @@ def transform(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
     """Bottom-up rewriting: `f` maps a node (children done) to its replacement, None keeps it."""
     kids = children(e)
     if kids:
-        new = [transform(k, f) for k in kids]
-        for a, b in zip(new, kids, strict=True):
-            if a is not b:
-                e = rebuild(e, tuple(new))
-                break
+        new = tuple([transform(k, f) for k in kids])
+        if any(map(is_not, new, kids)):
+            e = rebuild(e, new)
     out = f(e)
     return e if out is None else out
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_used, loads, substitute, walk
 from tilefold.names import free
 from tilefold.tensor.convolution import is_windowed
-from tilefold.tensor.index_simplify import divide, poly, simplify, to_expr
+from tilefold.tensor.index_simplify import divide, poly, same, simplify, to_expr
 from tilefold.tensor.ir import Compute, Input, Program
 from tilefold.tensor.rewrite import dims_of, prune_dims, rename_loads
 from tilefold.tensor.unify import unify
@@ -130,17 +131,21 @@ def _in_windows(
 
 def _self_demands(c: Compute, sizes: Mapping[str, Expr]) -> Iterator[tuple[str, Expr]]:
     """Dims used through both `n // D` and `n % D`; the largest D first."""
-    div: set[tuple[str, Expr]] = set()
-    mod: set[tuple[str, Expr]] = set()
-    own = set(dims_of(c))
-    for n in walk(c.body):
-        match n:
-            case Call("floordiv", (Index(d), by)) if d in own:
-                div.add((d, by))
-            case Call("mod", (Index(d), by)) if d in own:
-                mod.add((d, by))
-    both = [(d, by) for d, by in div & mod if _divides(by, sizes[d])]
+    own = dims_of(c)
+    both = [(d, by) for d, by in _digits(c.body) if d in own and _divides(by, sizes[d])]
     yield from sorted(both, key=lambda pair: (not isinstance(pair[1], Const), -_value(pair[1]), pair[0]))
+
+
+@lru_cache(maxsize=1 << 14)
+def _digits(e: Expr) -> frozenset[tuple[str, Expr]]:
+    """(d, by) for each d that is used through both `d // by` and `d % by`. Most statements stay as they are from one
+    round of cuts to the next."""
+    found: dict[str, set[tuple[str, Expr]]] = {"floordiv": set(), "mod": set()}
+    for n in walk(e):
+        match n:
+            case Call("floordiv" | "mod" as op, (Index(d), by)):
+                found[op].add((d, by))
+    return frozenset(found["floordiv"] & found["mod"])
 
 
 def _value(e: Expr) -> int:
@@ -153,7 +158,7 @@ def _radix(i: Expr, extent: Expr, sizes: Mapping[str, Expr]) -> tuple[Expr | Non
     (None, False): an index that fits no cut; (None, True): a plain index of the whole axis, or a
     constant, which fits every cut.
     """
-    if isinstance(i, Const) or (isinstance(i, Index) and poly(sizes[i.dim], {}) == poly(extent, {})):
+    if isinstance(i, Const) or (isinstance(i, Index) and same(sizes[i.dim], extent)):
         return None, not isinstance(i, Index)
     p = poly(i, sizes)
     for mono, coef in p.items():
