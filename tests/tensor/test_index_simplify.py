@@ -38,6 +38,11 @@ def div(x: Expr, y: Expr | int) -> Expr:
         (div(d + 64, 64), "1"),
         (div(div(g, 4), 2), "g // 8"),
         (div(g, 4) % 8, "g // 4"),
+        (div(h * 64 + d, 448), "h // 7"),
+        ((h * 64 + d) % 448, "d + h % 7 * 64"),
+        (div((h * 64 + d) % 448, 64), "h % 7"),
+        ((h * 64 + d) % 448 % 64 % 8, "d % 8"),
+        (h % 12 % 4, "h % 4"),
         (div(n, H) * H + n % H, None),
         (j - D + 1, "j - D + 1"),
         (Size("n") - B * H, "0"),
@@ -56,6 +61,8 @@ def test_laws(e, want):
         (div(h * 64 + d + 1, 64), "//"),  # d + 1 may reach 64
         ((d - 1) % 64, "%"),  # d - 1 may be negative
         (div(d, 48), "//"),  # 48 does not divide
+        (div(h * 64 + d + 32, 448), "32) //"),  # d + 32 may reach 64
+        (h % 12 % 5, "% 12 % 5"),
         ((b * H + j) % H, "%"),  # j is not bounded by H
         (div(Load("ids", (h,)) * 64 + d, 128), "//"),
         (div(b * (H // B), H // B), "//"),  # H // B may be 0

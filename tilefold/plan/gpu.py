@@ -24,6 +24,7 @@ from tilefold.plan.gpu_again import computed_again
 from tilefold.plan.gpu_folds import separated
 from tilefold.plan.gpu_forms import split_contractions
 from tilefold.plan.gpu_library import lone_product
+from tilefold.plan.gpu_lookups import lookups_apart
 from tilefold.plan.gpu_states import states_apart
 from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group
@@ -83,6 +84,10 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     fitting = _Fitting(g, target, frozenset(calls), chosen.forms)
     refusals = list(chosen.grouping.refusals)
     fitted = [x for members in groups for x in fitting.parts(members, refusals)]
+    other, parts = lookups_apart(p, fitted, machine, target.limits, frozenset(calls))
+    if target.given is None and len(parts) > len(fitted):
+        p, fitting = other, _Fitting(Graph.of(other), target, frozenset(calls), chosen.forms)
+        fitted = [x for members in parts for x in fitting.parts(members, refusals)]
     kernels = tuple(k for x in fitted for k in fitting.kernels(x))
     return Fused(p, kernels, Grouping(tuple(fitted), tuple(refusals)))
 
@@ -153,7 +158,21 @@ class _Fitting:
         ]
         if not found:
             found = [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
+            found = self._put_back(found)
         return _Parts(tuple(z for y in found for z in self._product_alone(y)), tuple(refusals))
+
+    def _put_back(self, parts: list[Group]) -> list[Group]:
+        """Parts, with maps that were cut off in vain back where they are read: a kernel less."""
+        g = self.g
+        for y in parts:
+            readers = {u for m in y.members for u in g.consumers[m]} - {*y.members}
+            z = next((z for z in parts if z is not y and readers and readers.issubset(z.members)), None)
+            if z is None or any(g.by_name[m].reducer is not None or m in g.program.outputs for m in y.members):
+                continue
+            whole = one_kernel(g, tuple(m for m in g.by_name if m in {*y.members, *z.members}), self.target.limits)
+            if isinstance(whole, Group) and not isinstance(self.made(whole), str):
+                return self._put_back([whole if part is z else part for part in parts if part is not y])
+        return parts
 
     def _product_alone(self, x: Group) -> list[Group]:
         """A part of what does not fit; where its only reduction is a product now, that apart, which a library computes,

@@ -4,6 +4,8 @@ An index is a polynomial over atoms (loop indices, symbols, and whatever has no 
 with integer coefficients. The laws, for a divisor m > 0:
 
     (m q + r) // m = q     (m q + r) % m = r      where 0 <= r < m is provable
+    (c q + r) // (c d) = q // d     (c q + r) % (c d) = c (q % d) + r      where 0 <= r < c is provable
+    (a % (c d)) % d = a % d
     (a // b) // c  = a // (b c)        (a // b) % c = (a % (b c)) // b
 
 A bound is provable when, with every symbol s written as s' + 1, all coefficients of the difference
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import comb
+from math import comb, gcd
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_named, rebuild
@@ -210,6 +212,9 @@ def _floordiv(a: Poly, m: Poly, sizes: Sizes) -> Poly:
     quotient, rest = divide(a, m)
     if within(rest, m, sizes):
         return quotient
+    if (coarse := _coarser(rest, m, sizes)) is not None:
+        _, q, d, _ = coarse
+        return _add(quotient, _floordiv(q, d, sizes))
     match to_expr(rest):
         case Call("floordiv", (inner, by)) if _positive_const(by):
             return _add(quotient, _floordiv(poly(inner, sizes), _mul(poly(by, sizes), m), sizes))
@@ -227,12 +232,30 @@ def _mod(a: Poly, m: Poly, sizes: Sizes) -> Poly:
     rest = divide(a, m)[1]
     if within(rest, m, sizes):
         return rest
+    if (coarse := _coarser(rest, m, sizes)) is not None:
+        c, q, d, r = coarse
+        return _add(_scale(_mod(q, d, sizes), c), r)
     match to_expr(rest):
+        case Call("mod", (inner, Const(by))) if set(m) == {()} and by % m[()] == 0:
+            return _mod(poly(inner, sizes), m, sizes)
         case Call("floordiv", (inner, by)) if _positive_const(by) or isinstance(by, Sym):
             step = poly(by, sizes)
             return _floordiv(_mod(poly(inner, sizes), _mul(step, m), sizes), step, sizes)
         case other:
             return {(Call("mod", (other, to_expr(m))),): 1}
+
+
+def _coarser(a: Poly, m: Poly, sizes: Sizes) -> tuple[int, Poly, Poly, Poly] | None:
+    """c, q, d, r with a = c q + r, m = c d, c > 1 and 0 <= r < c, for a literal m; None where there are none."""
+    if set(m) != {()}:
+        return None
+    whole = m[()]
+    for c in sorted({gcd(whole, k) for mono, k in a.items() if mono} - {1}, reverse=True):
+        q = {mono: k // c for mono, k in a.items() if k // c and (not mono or k % c == 0)}
+        r = _add(a, _scale(q, c), -1)
+        if any(q) and within(r, {(): c}, sizes):
+            return c, q, {(): whole // c}, r
+    return None
 
 
 def _positive(m: Poly, a: Poly, sizes: Sizes) -> bool:

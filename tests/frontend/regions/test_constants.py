@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilefold.frontend.operators.bindings import InputBinding
 from tilefold.frontend.regions.constants import WRITES, fold_constants
+from tilefold.frontend.regions.execute import _input_reader
+from tilefold.tensor.index_simplify import const
 
 ATEN = torch.ops.aten
 
@@ -88,3 +92,13 @@ def test_a_returned_number_is_another_tensor_at_each_call():
     assert len(lifted) == 1  # what is only read needs no copy
     gm(x)[1].zero_()
     assert gm(x)[1].item() == 3.0 and torch.equal(gm(x)[0], x * 2)
+
+
+@pytest.mark.parametrize("order", [(), (1, 0)])
+def test_a_constant_whose_axes_are_cut_is_bound_while_a_trace_is_under_way(order):
+    x = torch.arange(24.0).view(4, 6)
+    axes = ((const(2), const(2)), (const(6),)) if not order else ((const(6),), (const(2), const(2)))
+    with FakeTensorMode():
+        name, read = _input_reader(InputBinding("mask", None, axes, x, order))
+    want = x.view(2, 2, 6) if not order else x.T.unflatten(1, (2, 2))
+    assert name == "mask" and torch.equal(read((), {}), want)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.algebra.expr import Expr
 from tilefold.frontend.operators.bindings import InputBinding, Lowered, OutputBinding
@@ -63,9 +64,9 @@ class Executable:
 
 def _input_reader(b: InputBinding) -> tuple[str, Callable[[Sequence[object], Mapping[str, int]], torch.Tensor]]:
     if b.constant is not None:
-        constant = (
-            _ordered(b.constant, b.order) if not b.is_split else _split(_ordered(b.constant, b.order), b.axes, {})
-        )
+        with _disable_current_modes():  # it is no tensor of the trace that may be under way
+            constant = _ordered(b.constant, b.order)
+            constant = _split(constant, b.axes, {}) if b.is_split else constant
         return b.name, lambda args, syms: constant
     position = b.position
     assert position is not None
