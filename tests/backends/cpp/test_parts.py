@@ -56,3 +56,27 @@ def test_nothing_behind_a_part_is_read(dtype):
             assert torch.equal(y, x), n
     finally:
         assert libc.mprotect(c_void_p(behind), c_int64(PAGESIZE), 3) == 0
+
+
+SHIFTED = """
+kernel shifted(N)
+  dim i = N
+  in x: {0}[N] unit 0
+  out y: {0}[N] unit 0
+  out z: {0}[N] unit 0
+  grid i:256
+    store y[i] over i = where(i < 32, x[i + 32], x[i - 32])
+    store z[i] over i = x[i + 20]
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8", "i64"])
+def test_places_beside_a_row_are_its_ends(dtype):
+    """Whole vectors inside, whole vectors outside, and vectors that are both."""
+    for n in (1, 5, 20, 21, 32, 33, 64, 100, 129):
+        x = torch.arange(n).remainder(100).to(TYPES[dtype])
+        y, z = torch.empty_like(x), torch.empty_like(x)
+        compiled(SHIFTED.format(dtype))({"x": x, "y": y, "z": z}, {"N": n})
+        at = torch.arange(n)
+        assert torch.equal(y, x[torch.where(at < 32, at + 32, at - 32).clamp(0, n - 1)]), n
+        assert torch.equal(z, x[(at + 20).clamp(max=n - 1)]), n

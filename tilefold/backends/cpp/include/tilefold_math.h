@@ -268,9 +268,7 @@ template <int N> TF_INLINE V<float, N> sine(V<float, N> x, int quarters) {
   y = select(eq(q & splat<N>(int32_t(2)), splat<N>(int32_t(0))), y, -y);
   V<float, N> out = convert<float>(y);
   const M<N> far = !(lt(abs_float(x), splat<N>(1e6f)));
-  bool any_far = false;
-  for (int l = 0; l < N; ++l) any_far |= lane(far.v, l) != 0;
-  if (__builtin_expect(any_far, 0))
+  if (__builtin_expect(any(far), 0))
     for (int l = 0; l < N; ++l)
       if (lane(far.v, l)) set_lane(out, l, float(quarters ? __builtin_cos(lane(x, l)) : __builtin_sin(lane(x, l))));
   return out;
@@ -460,8 +458,8 @@ template <class T, int N> TF_INLINE auto to(M<N> m) {
 TF_FOLD_LANES(sum_lanes, a + b) TF_FOLD_LANES(prod_lanes, a * b)
 TF_FOLD_LANES(max_lanes, maximum(a, b)) TF_FOLD_LANES(min_lanes, minimum(a, b))
 TF_FOLD_LANES(or_lanes, a | b) TF_FOLD_LANES(and_lanes, a & b)
-template <int N> TF_INLINE bool any_lanes(M<N> m) { return or_lanes(m.v) != 0; }
-template <int N> TF_INLINE bool all_lanes(M<N> m) { return and_lanes(m.v) != 0; }
+template <int N> TF_INLINE bool any_lanes(M<N> m) { return any(m); }
+template <int N> TF_INLINE bool all_lanes(M<N> m) { return !any(!m); }
 template <int N> TF_INLINE bool max_lanes(M<N> m) { return any_lanes(m); }
 template <int N> TF_INLINE bool min_lanes(M<N> m) { return all_lanes(m); }
 

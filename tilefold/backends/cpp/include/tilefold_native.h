@@ -82,4 +82,27 @@ TF_UNIT(float, ps, uint16_t) TF_UNIT(double, pd, uint8_t)
 #undef TF_UNIT
 #endif
 
+// ---------------------------------------------------------------- masks
+// of(x): a bit for each 32-bit lane, its sign
+template <int bytes> struct Signs { static constexpr bool exists = false; };
+#if defined(__AVX__) && !defined(__clang__)
+template <> struct Signs<16> {
+  static constexpr bool exists = true;
+  typedef float native __attribute__((vector_size(16)));
+  static TF_INLINE int of(native x) { return __builtin_ia32_movmskps(x); }
+};
+template <> struct Signs<32> {
+  static constexpr bool exists = true;
+  typedef float native __attribute__((vector_size(32)));
+  static TF_INLINE int of(native x) { return __builtin_ia32_movmskps256(x); }
+};
+#endif
+#if defined(TF_AVX512) && !defined(__clang__)
+template <> struct Signs<64> {
+  static constexpr bool exists = true;
+  typedef int native __attribute__((vector_size(64)));
+  static TF_INLINE int of(native x) { return __builtin_ia32_cvtd2mask512(x); }
+};
+#endif
+
 }  // namespace tf

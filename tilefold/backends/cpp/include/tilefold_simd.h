@@ -66,6 +66,9 @@ TF_INLINE V<T, 2 * N> join(V<T, N> a, V<T, N> b) {
     return {u.x};
   }
 }
+template <int N> TF_INLINE M<N / 2> low(M<N> a) { return {low(a.v)}; }
+template <int N> TF_INLINE M<N / 2> high(M<N> a) { return {high(a.v)}; }
+template <int N> TF_INLINE M<2 * N> join(M<N> a, M<N> b) { return {join(a.v, b.v)}; }
 template <int N, class T>
 TF_INLINE V<T, N> splat(T x) {
   if constexpr (!V<T, N>::base) {
@@ -112,10 +115,20 @@ TF_INLINE V<T, N> operator-(V<T, N> a) {
   else return {-a.lo, -a.hi};
 }
 
-// value conversion, lane by lane
+template <int size, bool negative> struct Int;
+template <> struct Int<2, true> { using type = int16_t; };
+template <> struct Int<2, false> { using type = uint16_t; };
+template <> struct Int<4, true> { using type = int32_t; };
+template <> struct Int<4, false> { using type = uint32_t; };
+// an integer of so many bytes that has T's sign
+template <int size, class T> using int_of = typename Int<size, (T(-1) < T(0))>::type;
+// value conversion, lane by lane; between integers whose sizes are not neighbours in steps, which are instructions
 template <class U, class T, int N>
 TF_INLINE V<U, N> convert(V<T, N> a) {
+  constexpr bool integers = T(0.5) == T(0) && U(0.5) == U(0);
   if constexpr (__is_same(U, T)) return a;
+  else if constexpr (integers && sizeof(U) > 2 * sizeof(T)) return convert<U>(convert<int_of<2 * sizeof(T), T>>(a));
+  else if constexpr (integers && sizeof(T) > 2 * sizeof(U)) return convert<U>(convert<int_of<sizeof(T) / 2, T>>(a));
   else if constexpr (V<T, N>::base && V<U, N>::base) return {__builtin_convertvector(a.r, typename V<U, N>::native)};
   else return join(convert<U>(low(a)), convert<U>(high(a)));
 }
@@ -164,6 +177,19 @@ template <int N>
 TF_INLINE M<N> select(M<N> m, M<N> a, M<N> b) { return {(m.v & a.v) | ((m.v ^ splat<N>(int32_t(-1))) & b.v)}; }
 template <class T> TF_INLINE T select(bool m, T a, T b) { return m ? a : b; }
 
+template <int N> TF_INLINE bool any(M<N> m) {
+  if constexpr (!V<int32_t, N>::base) {
+    return any(M<N / 2>{m.v.lo}) || any(M<N / 2>{m.v.hi});
+  } else if constexpr (Signs<4 * N>::exists) {
+    return Signs<4 * N>::of((typename Signs<4 * N>::native)m.v.r) != 0;
+  } else {
+    int32_t some = 0;
+    TF_UNROLL
+    for (int l = 0; l < N; ++l) some |= m.v.r[l];
+    return some != 0;
+  }
+}
+
 // 1 or 0 per lane, in any arithmetic type
 template <class T, int N> TF_INLINE V<T, N> from_mask(M<N> m) { return convert<T>(V<int32_t, N>{m.v} & splat<N>(int32_t(1))); }
 template <class T, int N> TF_INLINE M<N> to_mask(V<T, N> a) { return ne(a, splat<N>(T(0))); }
@@ -206,6 +232,11 @@ constexpr int lanes(int vectors, int64_t extent = 1 << 30) {
   while (n < vectors * kLanes && n < extent) n *= 2;
   return n;
 }
+// the first and the second half of a strip
+template <int N> TF_INLINE Full<N / 2> low_strip(Full<N>) { return {}; }
+template <int N> TF_INLINE Full<N / 2> high_strip(Full<N>) { return {}; }
+template <int N> TF_INLINE Part<N / 2> low_strip(Part<N> w) { return {w.n < N / 2 ? w.n : N / 2}; }
+template <int N> TF_INLINE Part<N / 2> high_strip(Part<N> w) { return {w.n < N / 2 ? 0 : w.n - N / 2}; }
 #define TF_BODY __attribute__((always_inline))
 // f(width, i) for i = lo, lo + N, ...; the last strip may be partial
 template <int N, class F>
@@ -337,7 +368,7 @@ template <class T, class X, int N> TF_INLINE V<raw_t<T>, N> narrow(V<X, N> x) {
 #endif
   } else if constexpr (__is_same(T, bool8)) {
     return convert<uint8_t>(from_mask<int32_t>(to_mask(x)));
-  } else if constexpr (sizeof(T) < 4) {
+  } else if constexpr (sizeof(T) < 4 && X(0.5) != X(0)) {
     return convert<T>(convert<int64_t>(x));  // wraps
   } else {
     return convert<T>(x);
@@ -380,6 +411,7 @@ template <int N, class T> TF_INLINE V<T, N> load_part(const T* p, int n) {
       return {(typename V<T, N>::native)__builtin_ia32_maskloadps256((const v8sf*)p, (v8si)first_lanes<8>(n).v.r)};
     }
 #endif
+    if (n == N) return load_full<N>(p);
     V<T, N> out = splat<N>(T(0));
     TF_UNROLL
     for (int l = 0; l < N; ++l)
@@ -404,20 +436,26 @@ template <class T, int N> TF_INLINE void store_part(T* p, V<T, N> x, int n) {
       return;
     }
 #endif
+    if (n == N) return store_full(p, x);
     TF_UNROLL
     for (int l = 0; l < N; ++l)
       if (l < n) p[l] = x.r[l];
   }
 }
 
-// contiguous
+// contiguous; narrow elements by as many as one register of 32-bit lanes takes
 template <class T, class W> TF_INLINE auto load(const T* p, W w) {
   constexpr int N = W::lanes;
-  if constexpr (W::full) return widen<T>(load_full<N>((const raw_t<T>*)p));
+  if constexpr (sizeof(T) < 4 && N > kLanes) return join(load(p, low_strip(w)), load(p + N / 2, high_strip(w)));
+  else if constexpr (W::full) return widen<T>(load_full<N>((const raw_t<T>*)p));
   else return widen<T>(load_part<N>((const raw_t<T>*)p, w.n));
 }
 template <class T, class X, class W> TF_INLINE void store(T* p, X x, W w) {
-  if constexpr (W::full) store_full((raw_t<T>*)p, narrow<T>(x));
+  constexpr int N = W::lanes;
+  if constexpr (sizeof(T) < 4 && N > kLanes) {
+    store(p, low(x), low_strip(w));
+    store(p + N / 2, high(x), high_strip(w));
+  } else if constexpr (W::full) store_full((raw_t<T>*)p, narrow<T>(x));
   else store_part((raw_t<T>*)p, narrow<T>(x), w.n);
 }
 // every `stride`-th element
@@ -452,17 +490,32 @@ template <class T, class X, int N, class W> TF_INLINE void scatter(T* p, V<int64
   for (int l = 0; l < N; ++l)
     if (W::full || l < w.n) ((raw_t<T>*)p)[lane(offset, l)] = lane(r, l);
 }
-// elements first + lane of an axis of `extent` elements; places outside it give the nearest element
-template <class T, class W> TF_INLINE auto load_clamped(const T* p, int64_t first, int64_t stride, int64_t extent, W w) {
+// elements first + lane of an axis of `extent` elements; places outside it give the nearest element. Registers that are
+// inside or outside as a whole are loaded as such.
+template <class R, class W> TF_INLINE V<R, W::lanes> raw_clamped(const R* p, int64_t first, int64_t stride, int64_t extent, W w) {
   constexpr int N = W::lanes;
-  if (first >= 0 && first + w.n <= extent) return load_strided(p + first * stride, stride, w);
-  V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
-  TF_UNROLL
-  for (int l = 0; l < N; ++l) {
-    const int64_t at = first + l < 0 ? 0 : first + l < extent ? first + l : extent - 1;
-    if (extent > 0 && (W::full || l < w.n)) set_lane(out, l, ((const raw_t<T>*)p)[at * stride]);
+  if constexpr (N > kLanes) {
+    return join(raw_clamped(p, first, stride, extent, low_strip(w)),
+                raw_clamped(p, first + N / 2, stride, extent, high_strip(w)));
+  } else {
+    if (first >= 0 && first + w.n <= extent && stride == 1) {
+      if constexpr (W::full) return load_full<N>(p + first);
+      else return load_part<N>(p + first, w.n);
+    }
+    if (extent > 0 && first + w.n <= 0) return splat<N>(p[0]);
+    if (extent > 0 && first >= extent) return splat<N>(p[(extent - 1) * stride]);
+    V<R, N> out = splat<N>(R(0));
+    TF_UNROLL
+    for (int l = 0; l < N; ++l) {
+      const int64_t at = first + l < 0 ? 0 : first + l < extent ? first + l : extent - 1;
+      if (extent > 0 && (W::full || l < w.n)) set_lane(out, l, p[at * stride]);
+    }
+    return out;
   }
-  return widen<T>(out);
+}
+template <class T, class W> TF_INLINE auto load_clamped(const T* p, int64_t first, int64_t stride, int64_t extent, W w) {
+  if (first >= 0 && first + w.n <= extent) return load_strided(p + first * stride, stride, w);
+  return widen<T>(raw_clamped((const raw_t<T>*)p, first, stride, extent, w));
 }
 
 // one element
