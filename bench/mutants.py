@@ -4,8 +4,9 @@
 
 A place is a comparison (flipped), a number (off by one), a truth value, `and` / `or`, `+` / `-`, `min` / `max`,
 a negation (dropped), or a branch (never taken). Only one is broken at a time, in a copy of the package. The nearest
-tests of `tilefold/a/b.py` are those that import it, tests/a first; `--tests` names others. Each is stopped
-after `--limit` seconds, which counts as noticed: so does a mutation that does not end.
+tests of `tilefold/a/b.py` are those that import it, tests/a first; `--tests` names others. A failure counts if that
+test passes where nothing is broken; being stopped after `--limit` seconds counts if the tests end in that time
+without it.
 
 mutmut and cosmic-ray were considered: both run one given suite for each mutant (here 40 minutes of it), or want the
 nearest tests written down for each module.
@@ -19,12 +20,17 @@ import itertools
 import os
 import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+import torch  # noqa: F401  (imported once, for every fork)
 
 ROOT = Path(__file__).parents[1]
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -100,7 +106,6 @@ def _of(node: ast.AST) -> Iterator[_Change]:
         case ast.If() | ast.IfExp():
             yield _Change(node, "test", ast.Constant(False))
         case ast.UnaryOp(op=ast.Not(), operand=inner):
-            yield _Change(node, "op", ast.Not())
             yield _Change(node, "operand", ast.UnaryOp(ast.Not(), inner))
 
 
@@ -120,20 +125,84 @@ def nearest(path: Path, most: int) -> list[str]:
     return [str(f.relative_to(ROOT)) for f in found if "gpu" not in f.parts][:most]
 
 
-def noticed(m: Mutant, tests: list[str], limit: float, copy: Path) -> bool:
-    """Whether a test fails with this mutant in the copy."""
-    file = copy / "tilefold" / m.path
-    whole = file.read_text()
-    file.write_text(m.source)
-    settings = {"PYTHONPATH": str(copy), "TILEFOLD_CACHE_DIR": str(copy / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    try:
-        done = subprocess.run(command, cwd=copy, env=os.environ | settings, capture_output=True, timeout=limit)
-        return done.returncode != 0
-    except subprocess.TimeoutExpired:
-        return True
-    finally:
-        file.write_text(whole)
+class _Failed:
+    """A plugin of pytest: writes the names of failed tests into a file."""
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._file.write_text(report.nodeid)
+
+
+def tested(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int | None, str]:
+    """The exit status of pytest in the copy (None: stopped after `limit` seconds) and the test that failed.
+
+    It runs in a fork, which has torch imported.
+    """
+    failed = copy / "failed"
+    failed.write_text("")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            os.chdir(copy)
+            os.environ |= {"PYTHONPATH": str(copy), "TILEFOLD_CACHE_DIR": str(copy / "cache")}
+            sys.path[0] = str(copy)
+            sys.dont_write_bytecode = True
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+            os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *arguments], [_Failed(failed)])))
+        finally:
+            os._exit(70)
+    stop = time.monotonic() + limit
+    while time.monotonic() < stop:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), failed.read_text()
+        time.sleep(0.02)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None, ""
+
+
+class Copy:
+    """A copy of the package and its tests, in which one place at a time is broken."""
+
+    def __init__(self, folder: Path, limit: float):
+        self._folder, self._limit = folder, limit
+        self._fine: dict[tuple[str, ...], bool] = {}
+        for name in ("tilefold", "tests"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+
+    def noticed(self, m: Mutant, tests: Sequence[str]) -> str:
+        """What the tests say to it: "noticed", "SURVIVED", or "too long" where they do without it too."""
+        file = self._folder / "tilefold" / m.path
+        whole, skip = file.read_text(), list[str]()
+        while tests:
+            file.write_text(m.source)
+            try:
+                status, failed = tested(self._folder, [*tests, *skip], self._limit)
+            finally:
+                file.write_text(whole)
+            if status in (0, 5):  # 5: no test is left
+                break
+            if status is None:
+                return "noticed" if self._passes((*tests, *skip)) else "too long"
+            if self._passes((failed,) if failed else ("--collect-only", *tests)):
+                return "noticed"
+            if not failed:
+                break
+            skip += ["--deselect", failed]  # it fails in any copy
+        return "SURVIVED"
+
+    def _passes(self, arguments: tuple[str, ...]) -> bool:
+        """Whether such tests pass where nothing is broken."""
+        if arguments not in self._fine:
+            self._fine[arguments] = tested(self._folder, arguments, self._limit)[0] == 0
+        return self._fine[arguments]
 
 
 def main() -> int:
@@ -153,22 +222,15 @@ def main() -> int:
         source = (package / name).read_text()
         every += [(Path(name), source, n, function or None) for n in range(count(source, function or None))]
     chosen = [mutant(*x) for x in random.Random(a.seed).sample(every, min(a.sample, len(every)))]
-    survivors = []
+    said: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="tilefold-mutants-") as folder:
-        copy = Path(folder)
-        for name in ("tilefold", "tests", "pyproject.toml"):
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, copy / name)
+        copy = Copy(Path(folder), a.limit)
         for m in chosen:
-            tests = a.tests or nearest(m.path, a.files)
-            fine = bool(tests) and noticed(m, tests, a.limit, copy)
-            survivors += [] if fine else [m]
-            print("noticed " if fine else "SURVIVED", m, flush=True)
-    print(f"{len(survivors)} of {len(chosen)} survived")
-    return bool(survivors)
+            how = copy.noticed(m, a.tests or nearest(m.path, a.files))
+            said[how] += 1
+            print(f"{how:8s}", m, flush=True)
+    print(", ".join(f"{n} {how}" for how, n in sorted(said.items())))
+    return bool(said["SURVIVED"])
 
 
 if __name__ == "__main__":
