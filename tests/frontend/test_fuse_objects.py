@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
+import functools
 import inspect
+import io
+import multiprocessing
 import pickle
 
 import pytest
@@ -107,6 +111,80 @@ def test_a_copied_function_is_a_function():
     g, x = copy.deepcopy(f), randn(3, 4)
     close(g(x), f(x))
     assert len(g.graphs) == len(f.graphs) == 1
+
+
+@fuse(runner="interpreter", dynamic=False)
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    return x.exp() / x.exp().sum(-1, keepdim=True)
+
+
+class Holder(nn.Module):
+    """A module that contains fused functions: a global one, one of a function, of a builtin, of a module's method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.soft, self.again = decorated, fuse(decorated, runner="interpreter")
+        self.spread, self.gelu = fuse(spread, runner="interpreter"), fuse(nn.functional.gelu, runner="interpreter")
+        self.normed = fuse(self.norm.forward, runner="interpreter")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.soft(x) + self.again(x) + self.spread(x) + self.gelu(x) + self.normed(x)
+
+
+def saved(m: Holder) -> Holder:
+    file = io.BytesIO()
+    torch.save(m, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved])
+def test_modules_that_contain_fused_functions_are_copied_and_saved(duplicate):
+    m, x = Holder(), randn(3, 4)
+    before = m(x)
+    close(before, 3 * torch.softmax(x, -1) + nn.functional.gelu(x) + nn.functional.layer_norm(x, (4,)))
+    other = duplicate(duplicate(m))
+    assert other.soft is decorated and other.again.dynamic is None and other.spread.runner == "interpreter"
+    assert [type(f) for f in (other.again, other.spread, other.gelu, other.normed)] == [Fused] * 4
+    close(other(x), before)
+    with torch.no_grad():
+        other.norm.weight.fill_(3.0)
+    shared = duplicate is copy.copy
+    close(m(x), before) if not shared else close(m(x), other(x))
+    close(other(x), before + 2 * nn.functional.layer_norm(x, (4,)))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_fused_functions_are_pickled_as_functions_are(protocol):
+    for f in (decorated, Scaled.soft, fuse(spread, goal="fast"), fuse(decorated, dynamic=True)):
+        g = pickle.loads(pickle.dumps(f, protocol))
+        assert (g is f) == (f in (decorated, Scaled.soft)) and g.fn is f.fn
+        assert (g.dynamic, g.runner, g.goal) == (f.dynamic, f.runner, f.goal)
+    one = pickle.loads(pickle.dumps(Scaled(2.0).soft, protocol))
+    close(one(randn(3, 4)), torch.softmax(2 * randn(3, 4), -1))
+
+
+def test_what_no_name_leads_to_is_not_pickled():
+    """As with functions: Python says which one, and picklers that save code itself go on from there."""
+    for f in (fuse(lambda x: x.exp()), fuse(functools.partial(lambda x: x.exp()))):
+        with pytest.raises((AttributeError, pickle.PicklingError), match=r"local|lambda"):
+            pickle.dumps(f)
+
+
+def test_spawned_processes_take_fused_functions():
+    x = randn(3, 4)
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        for f in (decorated, fuse(spread, runner="interpreter"), Scaled(1.0).soft):
+            close(torch.tensor(pool.submit(values, f, x.tolist()).result()), torch.softmax(x, -1))
+
+
+def values(f, rows):
+    return f(torch.tensor(rows)).tolist()
 
 
 @pytest.mark.parametrize("dynamic", [None, False, True])

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, overload
@@ -102,9 +103,21 @@ class Fused(Generic[P, R]):
         return types.MethodType(self, instance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused[P, R]:
-        """Compiled code is not copied: a copied module has other parameters."""
+        """Functions are their own copies, as in Python; a copied object has other values, so no code is copied."""
         fn = copy.deepcopy(self.fn, memo)
-        return Fused(fn, dynamic=self.dynamic, runner=self.runner, goal=self.goal, given=self.given)
+        return self if fn is self.fn else Fused(fn, **self._asked())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as functions are, by the name it was decorated under; otherwise its function is, and fused anew."""
+        here = _at_name(self)
+        if here is self:
+            return cast(Any, self).__qualname__
+        whose = here if isinstance(here, Fused) and here.fn is self.fn else self.fn
+        return _fused_again, (whose, self._asked())
+
+    def _asked(self) -> dict[str, Any]:
+        """The options that it was made with."""
+        return {"dynamic": self.dynamic, "runner": self.runner, "goal": self.goal, "given": self.given}
 
     def _compile(self, dynamic: bool | None) -> Callable[P, R]:
         return torch.compile(
@@ -113,6 +126,18 @@ class Fused(Generic[P, R]):
             fullgraph=True,
             dynamic=dynamic,
         )
+
+
+def _fused_again(fn: Fn, options: dict[str, Any]) -> Fused[..., Any]:
+    return Fused(plain(fn), **options)
+
+
+def _at_name(fn: object) -> object:
+    """What the module of a function has at its qualified name; None: nothing."""
+    found: object = sys.modules.get(getattr(fn, "__module__", None) or "")
+    for part in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 class FusedModule:
