@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.tensor.inline import too_long
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
 from tilefold.tensor.laws.one_hot import collapse_products, collapse_sums
@@ -80,6 +81,18 @@ program row()
 """
     s = run(collapse_sums(parse(text)), {"u": torch.tensor([9.87654e-6])})["s"]
     assert abs(s.double() - (torch.tensor(9.87654e-6).double() * 100000 - 1)) < 1e-7
+
+
+@pytest.mark.parametrize(("levels", "collapsed"), [(3, True), (12, False)])
+def test_maps_are_written_out_as_far_as_bodies_are_long(levels, collapsed):
+    """Each level reads the one below twice: written out, twelve of them would be 4096 elements."""
+    maps = "".join(f"  g{n + 1}[i, j]: f32 = g{n}[i, j] + g{n}[i, j]\n" for n in range(levels))
+    head = "program p()\n  input y: i64[6]\n  dim i = 6\n  dim j = 9\n  g0[i, j]: f32 = where(j == y[i], 1.0, 0.0)\n"
+    p = parse(f"{head}{maps}  s[i]: f32 = sum[j] g{levels}[i, j]\n  return s\n")
+    q = collapse_sums(p)
+    assert (q.body[-1].reducer is None) is collapsed and not any(too_long(c.body) for c in q.body)
+    y = {"y": torch.tensor([0, 8, -1, 9, 3, -100])}
+    torch.testing.assert_close(run(q, y)["s"], run(p, y)["s"])
 
 
 DIAGONAL = """

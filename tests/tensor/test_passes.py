@@ -10,7 +10,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
-from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
+from tilefold.tensor.inline import absorb_copies, inline, round_where_stored, too_long
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
 from tilefold.tensor.narrow import narrow
@@ -237,6 +237,18 @@ program chain(n)
   return c
 """)
     assert len(unchanged(chain, inline(chain)).body) == 1
+
+
+@pytest.mark.parametrize(("maps", "kept"), [(30, 1), (300, 10)])
+@pytest.mark.parametrize("step", ["tanh({y}) * 0.9", "where({x} < {y}, {y}, 0.5) + {x}"])
+def test_bodies_are_no_deeper_than_functions_that_call_themselves_can_go(step, maps, kept):
+    """A function of a thousand elementwise operations is several statements."""
+    lines = [f"  y{n + 1}[i]: f32 = {step.format(y=f'y{n}[i]', x='x[i]')}\n" for n in range(maps)]
+    head = "program p()\n  input x: f32[5]\n  dim i = 5\n  y0[i]: f32 = x[i] + 1.0\n"
+    p = parse(f"{head}{''.join(lines)}  return y{maps}\n")
+    q = unchanged(p, inline(p))
+    assert len(q.body) <= kept or "where" in step
+    assert not any(too_long(c.body) for c in q.body)
 
 
 def test_inline_does_not_repeat_work_in_a_product():

@@ -20,7 +20,21 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, loads, transform, type_of, walk
+from tilefold.algebra.expr import (
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Load,
+    call,
+    children,
+    dims_used,
+    loads,
+    transform,
+    type_of,
+    walk,
+)
 from tilefold.tensor.analysis import expr_flops
 from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import poly, same, within
@@ -37,8 +51,8 @@ SPREAD = 4
 #: Arithmetic that its one reader may repeat because it reads a map at several places (neighbours of a padded image):
 #: what 4 bytes cost to write and read again, on a GPU of 16 adds per 4 bytes as on a CPU.
 NEIGHBOURS = 32
-#: Most nodes of a body after substitution; larger ones stay statements.
-BODY_LIMIT = 400
+#: Most nodes of a body after substitution, and most that are within each other; larger ones stay statements.
+BODY_LIMIT, DEPTH_LIMIT = 400, 100
 
 
 def inline(p: Program) -> Program:
@@ -87,9 +101,19 @@ def _into(
         return converted(substitute_map(_checked_inside(m, ld, sizes), ld), m.dtype, dtypes)
 
     e = rename_loads(c.body, one)
-    if sum(1 for _ in walk(e)) > BODY_LIMIT:
-        return c
-    return replace(c, body=e)
+    return c if too_long(e) else replace(c, body=e)
+
+
+def too_long(e: Expr) -> bool:
+    """Whether a body would have more nodes, or more within each other, than bodies have."""
+    todo, count = [(e, 1)], 0
+    while todo:
+        n, level = todo.pop()
+        count += 1
+        if count > BODY_LIMIT or level > DEPTH_LIMIT:
+            return True
+        todo.extend((k, level + 1) for k in children(n))
+    return False
 
 
 def _operands(p: Program) -> frozenset[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -43,18 +44,20 @@ _COMPARED = ("lt", "le", "gt", "ge")
 
 def infinite_masks(p: Program) -> Program:
     """The program with such masks."""
-    by_name = {c.name: c for c in p.body}
     readers: dict[str, list[Compute]] = {}
     for c in p.body:
         for t in dict.fromkeys(ld.tensor for ld in loads(c.body)):
             readers.setdefault(t, []).append(c)
     changed = {}
+    near: set[str] = set()
     for c in p.body:
+        if c.reducer == "sum" or (c.reducer is None and _near(c.body, near)):
+            near.add(c.name)
         stream = _softened(p, c, readers.get(c.name, ()))
         if stream is None:
             continue
         masks: list[Expr] = []
-        made = _masked(c.body, by_name, masks)
+        made = _masked(c.body, near, masks)
         if made is not None and masks and _some(masks, stream, p.sizes):
             changed[c.name] = replace(c, body=made)
     return replace(p, body=tuple(changed.get(c.name, c) for c in p.body)) if changed else p
@@ -96,27 +99,27 @@ def _largest(e: Expr, top: str) -> bool:
     return False
 
 
-def _masked(e: Expr, by_name: Mapping[str, Compute], masks: list[Expr]) -> Expr | None:
+def _masked(e: Expr, near: AbstractSet[str], masks: list[Expr]) -> Expr | None:
     """A score with -inf where masks had numbers, and the conditions under which it has none; None: it is no such."""
     match e:
         case Call("where", (c, a, b)) if _least(b) and not list(loads(c)):
             masks.append(c)
-            kept = _masked(a, by_name, masks)
+            kept = _masked(a, near, masks)
             return None if kept is None else Call("where", (c, kept, _NEG_INF))
         case Call("where", (c, a, b)) if _least(a) and not list(loads(c)):
             masks.append(call("not", c))
-            kept = _masked(b, by_name, masks)
+            kept = _masked(b, near, masks)
             return None if kept is None else Call("where", (c, _NEG_INF, kept))
         case Cast(x, dtype) if dtype in (DType.F32, DType.BF16):
-            kept = _masked(x, by_name, masks)
+            kept = _masked(x, near, masks)
             return None if kept is None else Cast(kept, dtype)
         case Call("add", (a, b)):
             for mask, s in ((_added(b), a), (_added(a), b)):
                 if mask is not None:
                     masks.append(mask)
-                    kept = _masked(s, by_name, masks)
+                    kept = _masked(s, near, masks)
                     return None if kept is None else Call("where", (mask, kept, _NEG_INF))
-    return e if _near(e, by_name) else None
+    return e if _near(e, near) else None
 
 
 def _added(e: Expr) -> Expr | None:
@@ -141,24 +144,23 @@ def _least(e: Expr) -> bool:
     return False
 
 
-def _near(e: Expr, by_name: Mapping[str, Compute]) -> bool:
-    """Whether an expression is a sum of products, scaled, or a small number."""
+def _near(e: Expr, near: AbstractSet[str]) -> bool:
+    """Whether an expression is a sum of products, scaled, or a small number. near: the results that are."""
     match e:
         case Const(v, dtype):
             return dtype.is_float and abs(float(v)) < 1e30
         case Load(name, _):
-            c = by_name.get(name)
-            return c is not None and (c.reducer == "sum" or (c.reducer is None and _near(c.body, by_name)))
+            return name in near
         case Cast(x, dtype):
-            return dtype.is_float and _near(x, by_name)
+            return dtype.is_float and _near(x, near)
         case Call("tanh" | "sigmoid", (x,)):
-            return _near(x, by_name)
+            return _near(x, near)
         case Call("neg", (x,)):
-            return _near(x, by_name)
+            return _near(x, near)
         case Call("add" | "sub", (a, b)):
-            return _near(a, by_name) and _near(b, by_name)
+            return _near(a, near) and _near(b, near)
         case Call("mul" | "div", (a, Const(v, _))) | Call("mul", (Const(v, _), a)):
-            return _near(a, by_name) and 1e-9 < abs(float(v)) < 1e9
+            return _near(a, near) and 1e-9 < abs(float(v)) < 1e9
     return False
 
 

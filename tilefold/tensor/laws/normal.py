@@ -17,7 +17,7 @@ from math import prod
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, walk
 from tilefold.names import fresh
-from tilefold.tensor.inline import BODY_LIMIT, converted
+from tilefold.tensor.inline import converted, too_long
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.terms import factors, gemm, gemms, plain, product, transparent
 from tilefold.tensor.narrow import narrow
@@ -180,7 +180,7 @@ def _absorbed(c: Compute, maps: dict[str, Compute], dtypes: dict[str, DType]) ->
         return converted(substitute_map(m, ld), m.dtype, dtypes)
 
     e = rename_loads(c.body, one)
-    return c if sum(1 for _ in walk(e)) > BODY_LIMIT else replace(c, body=e)
+    return c if too_long(e) else replace(c, body=e)
 
 
 def _follows(ld: Load) -> set[str]:

@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, transform, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, walk
 from tilefold.tensor.index_simplify import const, poly, within
-from tilefold.tensor.inline import converted
+from tilefold.tensor.inline import converted, too_long
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
 from tilefold.tensor.laws.terms import fresh, gemms, in_order, plain
@@ -148,13 +148,13 @@ def collapse_sums(p: Program) -> Program:
     maps = {c.name: c for c in p.body if c.reducer is None and len(c.results) == 1 and c.dtype is DType.F32}
 
     def written_out(e: Expr, k: str) -> Expr:
-        def one(n: Expr) -> Expr | None:
-            m = maps.get(n.tensor) if isinstance(n, Load) and k in dims_used(n) else None
-            if m is None or not isinstance(n, Load):
-                return None
-            return written_out(substitute(m.body, {Index(d): ix for d, ix in zip(m.dims, n.index, strict=True)}), k)
+        """With the maps that are read along k in their readers' place, as long as that is no longer than bodies are."""
 
-        return transform(e, one)
+        def one(n: Load) -> Expr | None:
+            return substitute_map(maps[n.tensor], n) if n.tensor in maps and k in dims_used(n) else None
+
+        longer = rename_loads(e, one)
+        return e if longer is e or too_long(longer) else written_out(longer, k)
 
     body = []
     for c in p.body:
