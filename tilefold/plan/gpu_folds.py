@@ -263,8 +263,10 @@ def _read_later(g: Graph, x: Group, first: Sequence[str], late: Sequence[str]) -
 
 def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool]) -> list[str]:
     """Maps of a group that had better be computed by a second kernel."""
-    if all(g.by_name[m].reducer is None for m in members.members):
-        return []
+    reduced = {d for m in members.members for d in g.by_name[m].rdims}
+    maps = [m for m in members.members if g.by_name[m].reducer is None and reduced & set(out_dims(g.by_name[m]))]
+    if not any(g.escapes(m, members.members) for m in maps):
+        return []  # nothing is written along what is reduced
     plan = plan_stages(g, with_unit(members))
     if len(plan.stages) != 1 or plan.inner:
         return []
