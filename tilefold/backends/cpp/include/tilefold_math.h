@@ -1,7 +1,7 @@
 // Scalar operations of the expression language on vectors and scalars, without branches.
 //
-// f32: exp, exp2, log, tanh, sigmoid and erf are evaluated in f32 (at most 2 ulp, most below 1.5);
-// log2, log1p, expm1, sin, cos and pow go through f64 and are rounded once. f64: exp and log are
+// f32: exp, exp2, expm1, log, log1p, tanh, sigmoid and erf are evaluated in f32 (at most 2 ulp, most below 1.5);
+// log2, sin, cos and pow go through f64 and are rounded once. f64: exp and log are
 // vectorised, the others call libm lane by lane. Coefficients: Cephes (exp, log, tanh), fdlibm
 // (log in f64), own minimax fits (erf).
 #pragma once
@@ -135,14 +135,16 @@ template <int N> TF_INLINE V<float, N> scale(V<float, N> y, V<float, N> t) {
     return y * bits<float>((half + bias) << 23) * bits<float>((rest + bias) << 23);
   }
 }
-template <int N> TF_INLINE V<float, N> exp_reduced(V<float, N> r) {  // |r| <= ln(2) / 2
+template <int N> TF_INLINE V<float, N> exp_tail(V<float, N> r) {  // (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2
   V<float, N> p = splat<N>(1.9875691500e-4f);
   p = p * r + splat<N>(1.3981999507e-3f);
   p = p * r + splat<N>(8.3334519073e-3f);
   p = p * r + splat<N>(4.1665795894e-2f);
   p = p * r + splat<N>(1.6666665459e-1f);
-  p = p * r + splat<N>(5.0000001201e-1f);
-  return p * (r * r) + (r + splat<N>(1.0f));
+  return p * r + splat<N>(5.0000001201e-1f);
+}
+template <int N> TF_INLINE V<float, N> exp_reduced(V<float, N> r) {
+  return exp_tail(r) * (r * r) + (r + splat<N>(1.0f));
 }
 template <class T, int N> TF_INLINE V<T, N> clamp(V<T, N> x, T lo, T hi) {  // NaN stays
   return smaller(splat<N>(hi), larger(splat<N>(lo), x));
@@ -240,15 +242,18 @@ TF_SCALAR(exp) TF_SCALAR(exp2) TF_SCALAR(log)
 template <int N> TF_INLINE V<float, N> log2(V<float, N> x) {
   return convert<float>(log(convert<double>(x)) * splat<N>(1.4426950408889634));
 }
-template <int N> TF_INLINE V<float, N> log1p(V<float, N> x) {
-  const V<double, N> d = convert<double>(x), u = d + splat<N>(1.0);
-  const V<float, N> y = convert<float>(log(u) + (d - (u - splat<N>(1.0))) / u);
+template <int N> TF_INLINE V<float, N> log1p(V<float, N> x) {  // what 1 + x lost by rounding is added over 1 + x
+  const V<float, N> one = splat<N>(1.0f), u = x + one, y = log(u) + (x - (u - one)) / u;
   return select(lt(abs_float(x), splat<N>(0x1p-26f)), x, select(eq(x, splat<N>(__builtin_inff())), x,
-         select(eq(x, splat<N>(-1.0f)), splat<N>(-__builtin_inff()), y)));
+         select(eq(x, -one), splat<N>(-__builtin_inff()), y)));
 }
-template <int N> TF_INLINE V<float, N> expm1(V<float, N> x) {
-  const V<float, N> y = convert<float>(exp(convert<double>(x)) - splat<N>(1.0));
-  return select(lt(abs_float(x), splat<N>(0x1p-26f)), x, y);
+template <int N> TF_INLINE V<float, N> expm1(V<float, N> x) {  // 2^n e^r - 1 = 2 (2^(n-1) (e^r - 1) + (2^(n-1) - 1/2))
+  const V<float, N> c = clamp(x, -18.0f, 89.0f);
+  const V<float, N> t = c * splat<N>(1.44269504088896341f) + splat<N>(kMagic), n = t - splat<N>(kMagic);
+  const V<float, N> r = (c - n * splat<N>(0.693359375f)) + n * splat<N>(2.12194440e-4f);
+  const V<int32_t, N> power = bits<int32_t>(t) - bits<int32_t>(splat<N>(kMagic)) + splat<N>(int32_t(126));
+  const V<float, N> s = bits<float>(power << 23), y = s * (exp_tail(r) * (r * r) + r) + (s - splat<N>(0.5f));
+  return select(lt(abs_float(x), splat<N>(0x1p-26f)), x, y + y);
 }
 TF_LANEWISE(log2, __builtin_log2) TF_LANEWISE(log1p, __builtin_log1p) TF_LANEWISE(expm1, __builtin_expm1)
 TF_SCALAR(log2) TF_SCALAR(log1p) TF_SCALAR(expm1)
