@@ -16,11 +16,13 @@ from tests.backends.triton.gradients import dropped_keys  # noqa: E402
 from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
 from tests.backends.triton.rows import FOLDS, TILES, attention, by_rows  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tilefold.backends.triton import row_walk  # noqa: E402
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.machine_code import disassembled  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of, shared_bytes  # noqa: E402
 from tilefold.backends.triton.row_room import REGISTERS, Form, longest, of_several, one_of_each, widest  # noqa: E402
+from tilefold.backends.triton.row_shares import DRAWING, unevenness  # noqa: E402
 from tilefold.suites.gpu import operators as o  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
@@ -56,6 +58,31 @@ def test_other_groups_tiles_and_rings(name, how):
 def test_tiles_may_be_drawn_from_a_counter(name):
     """Blocks of the emulation run one after the other, so the first draws all tiles; it puts the counter back."""
     same(*emulate(fold_of(name, draws=True), most=1))
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_heads_that_no_cache_holds_together_are_gone_through_in_turn(draws, monkeypatch):
+    monkeypatch.setattr(row_walk, "CACHED", 1)
+    (k,) = made(o.causal, *(torch.empty(1, 5, 300, 64, dtype=B, device="meta") for _ in range(3)))
+    k = TritonKernel(k.block, by_rows(draws=draws))
+    source = k.variant(usual_units(k.block), k.sizes({}), hopper=True).rendered.source
+    assert f"tf_longest_first(tile, 3, 5, 1, {3 if draws else 0})" in source
+    same(*emulate(k, most=2))
+
+
+def test_shares_are_uneven_where_heads_side_by_side_are_no_multiple_of_the_multiprocessors():
+    lengths = [float(n) for n in range(32, 0, -1)]
+    assert unevenness([1.0], 264, 8, 132) == 1.0 and unevenness(lengths, 0, 8, 132) == 1.0
+    assert unevenness(lengths, 33, 33, 132) < 1.01  # there and back, whole turns
+    assert unevenness(lengths, 64, 8, 132) > 1.5 and unevenness(lengths, 64, 6, 132) < DRAWING
+    assert unevenness([2.0, 1.0], 1, 1, 2) == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize("dim, fn, draws", [(192, o.causal, True), (256, o.causal, False), (192, o.attention, False)])
+def test_tiles_are_drawn_where_fixed_shares_are_uneven(dim, fn, draws):
+    (k,) = made(fn, *(torch.empty(4, 16, 4096, dim, dtype=B, device="meta") for _ in range(3)))
+    v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+    assert v.rendered.groups == 2 and v.rendered.draws is draws
 
 
 def test_one_rendering_serves_all_lengths():

@@ -34,6 +34,7 @@ def tf_apart():
 
 #: How a persistent thread block walks through `total` tiles of the grid (there and back, so that nobody always has the
 #: longer ones), tiles in an order in which the longest start first, among as many others as share a cache, and a ring.
+#: The last of these are so many tiles a thread block or more, so that none runs on alone at the end (`row_shares`).
 WALK = """
 @gluon.jit
 def tf_rounds(total):
@@ -52,10 +53,16 @@ def tf_tile(r):
 
 
 @gluon.jit
-def tf_longest_first(tile, blocks, count, width):
-    first = tile // (width * blocks) * width
+def tf_longest_first(tile, blocks, count, width, LAST: gl.constexpr):
+    least = 1
+    if LAST > 0:
+        least = gl.minimum(gl.maximum(tl.cdiv(LAST * gl.num_programs(0), blocks), width), count)
+    last = (count - least) // width
+    first = gl.minimum(tile // (width * blocks), last) * width
     rest = tile - first * blocks
-    side = gl.minimum(count - first, width)
+    side = width
+    if first == last * width:
+        side = count - first
     back = rest // side
     return blocks - 1 - back, first + rest - back * side
 

@@ -15,6 +15,7 @@ from tilefold.algebra.expr import walk as parts_of
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.row_room import Form, longest, of_several, one_of_each, widest
+from tilefold.backends.triton.row_shares import CACHED, DRAWING, unevenness
 from tilefold.backends.triton.tiles import FULL, Shape
 from tilefold.block.ir import Accumulate, Block, Let, Loop, exprs_of, walk
 from tilefold.plan.hardware import H100
@@ -98,7 +99,12 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
         return usual
     tiles = {**usual.tiles, **{d: power_of_two(sizes[d]) for d in beside}, row: ROWS, stream: tile}
     even = not s.bounded or math.isfinite(_between(b, stream, row, sizes))
-    drawn = not alone and (not even or len(merges) > 1)
+    if alone and not even:
+        held_columns = sum(math.prod(sizes[d] for d in dims) for dims in (held, found))
+        side = max(1, CACHED // (2 * held_columns * sizes[stream]))
+        drawn = unevenness(_lengths(b, stream, row, sizes, ROWS * groups), blocks, side, FULL) > DRAWING
+    else:
+        drawn = not even or len(merges) > 1
     sums = bool(beside) or (every and not alone and _sums_rows(b, stream))
     return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=drawn, descriptors=sums)
 
@@ -121,6 +127,15 @@ def _met(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> tuple[flo
             if math.isfinite(lo) and math.isfinite(hi):
                 return max(0.0, hi - max(lo, 0.0) - 2 * ROWS * ends), ends
     return float(sizes[stream]), False
+
+
+def _lengths(b: Block, stream: str, row: str, sizes: Mapping[str, int], step: int) -> list[float]:
+    """Indices of the stream that each block of `step` rows meets, and a tile's for its start; longest first."""
+    found = []
+    for at in range(0, sizes[row], step):
+        met, _ = _met(b, stream, row, {**sizes, row: 2 * at + 1})
+        found.append(met + 2 * ROWS + step)
+    return sorted(found, reverse=True)
 
 
 def _sums_rows(b: Block, stream: str) -> bool:

@@ -17,6 +17,7 @@ from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS, Part
 from tilefold.backends.triton.render import Renderer
 from tilefold.backends.triton.row_roles import Out, RowRoles
+from tilefold.backends.triton.row_shares import CACHED, LAST
 from tilefold.backends.triton.scope import Dim
 from tilefold.errors import BackendError
 from tilefold.tile import ir
@@ -29,8 +30,6 @@ _TAKEN = frozenset(
     {"r", "s", "n", "at", "turn", "lap", "tile", "tiles", "block", "rest", "zero", "before", "before_turn", "ahead"}
     | {"ahead_turn", "mma", "following", "counter", *DRAWN_BY}
 )
-#: Bytes of streamed tensors that thread blocks at work together should share: half of the second-level cache.
-CACHED = 24 << 20
 
 
 class Shared:
@@ -123,9 +122,9 @@ class Role(Renderer):
         blocks = _cdiv(sizes[row], self.block)
         fewer = shrinks(self.c.kernel.body, row)
         if fewer or grows(self.c.kernel.body, row):
-            width = self._side_by_side(sizes)
+            width, last = self._side_by_side(sizes), LAST if self.of.draws else 0
             count = " * ".join(sizes[t.dim] for t in others) or "1"
-            self.emit(f"block, rest = tf_longest_first(tile, {blocks}, {count}, {width})")
+            self.emit(f"block, rest = tf_longest_first(tile, {blocks}, {count}, {width}, {last})")
             if fewer:
                 self.emit(f"block = {blocks} - 1 - block")
         else:
