@@ -16,6 +16,7 @@ from tilefold.tile.ir import For, Gemm, Kernel, Reduce, Select, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import MATRIX_UNIT, cut, lengths, power_of_two, product_dims, singles
+from tilefold.tile.reads_first import reads_first
 from tilefold.tile.rows_first import rows_first, without_single_loops
 from tilefold.tile.scaled_after import scaled_after
 from tilefold.tile.stream import stream
@@ -32,6 +33,8 @@ LONG, MOST_OF = 512, 0.9
 MANY, NARROW = 32, 2
 #: Threads of a warp.
 THREADS = 32
+#: Elements a thread of what is read in front of several reductions.
+READ_FIRST = 48
 #: Bytes that a thread loads at once.
 AT_ONCE = 16
 
@@ -59,7 +62,11 @@ def tile_kernel(
         kernel = cut(singles(kernel), [d for d in _wasteful(kernel) if d not in beside])
         if packed(kernel, config):
             kernel = recomputed(kernel, [d for d in kernel.sizes if d not in loops and _padded(kernel, d) >= LONG])
-        return verify(per_lane(kernel, lambda s: lanes_of(kernel, s, config.warps, bins or {})))
+        kernel = per_lane(kernel, lambda s: lanes_of(kernel, s, config.warps, bins or {}))
+        tiled = {t.dim: t.tile for t in kernel.grid}
+        return verify(
+            reads_first(kernel, lambda d: tiled.get(d) or _padded(kernel, d), READ_FIRST * THREADS * config.warps)
+        )
     if not steady(kernel):
         most = OWNED if config.groups and config.own == "rows" else MOST_PADDED
         dims = tuple(d for d in dims if _padded(kernel, d) > most)
