@@ -127,6 +127,21 @@ def test_a_failed_check_is_an_error_not_a_fold(monkeypatch: pytest.MonkeyPatch) 
     derive_module._derive.cache_clear()
 
 
+@pytest.mark.parametrize(("rows", "joins"), [(4, True), (9, False)])
+def test_rows_that_are_scaled_again_and_again_join_while_their_factors_are_short(rows: int, joins: bool) -> None:
+    factors, lines = "", []
+    for n in range(rows):
+        lines.append(f"s{n} = sum[l] abs(x[l]){factors}")
+        factors += f" / (1.0 + s{n})"
+    problem = cascade(" \n ".join(lines))
+    if joins:
+        assert all(check.ok for check in derive_fold(problem).checks)
+        return
+    with pytest.raises(NotFusibleError, match="operations of earlier results") as error:
+        derive_fold(problem)
+    assert error.value.reduction == "s5"
+
+
 def test_a_factor_of_zero_is_not_dropped() -> None:
     """0 x is NaN where x is infinite: the state sums 0 x (a recurrent cell's first step), or there is no fold."""
     (state,) = derive_fold(cascade("s = sum[l] 0.0 * x[l]")).state

@@ -23,6 +23,9 @@ from tilefold.algebra.linear import Part, group_is_polynomial, linear_part
 from tilefold.algebra.terms import NONE, Group, Inseparable, Mono, scale
 from tilefold.algebra.text import show
 
+#: Most operations of factors that wait.
+DELAYED = 100
+
 
 def derive_sum(r: Reduction, body: Expr, ctx: Context) -> tuple[Expr, Expr]:
     """State variables of a sum; its value over the state, in the loop and at the end.
@@ -89,10 +92,16 @@ def apply(t: Expr, h: Mono) -> Expr:
 
 
 def choose_delay(g: Group, ctx: Context) -> tuple[Mono, Expr]:
-    """The factors of H that can wait for `finish`, and the body without them."""
+    """The factors of H that can wait for `finish`, and the body without them.
+
+    What waits is in every later reduction that reads the result, so that factors of factors (rows that are scaled
+    again and again) double with each: Inseparable where they have become long, and the next one has a pass of its own.
+    """
     h = scale(g.terms)
     if not ctx.options.delay or not h or all(ctx.scope.pure_d(t) for t in g.terms):
         return NONE, g.expr
+    if sum(1 for _ in walk(h.expr())) > DELAYED:
+        raise Inseparable(f"what it is scaled by has more than {DELAYED} operations of earlier results")
     loose = Mono({a: p for a, p in h.items() if not is_exponential(a)})
     for atoms in (h, loose, *(Mono({a: p}) for a, p in h.items())):
         if atoms:

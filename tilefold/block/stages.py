@@ -179,9 +179,16 @@ class _Planner:
 
     def _depends(self, m: str, names: set[str]) -> bool:
         """Whether a map uses, through maps only, one of the reductions."""
-        if self.g.by_name[m].reducer is not None:
-            return False
-        return any(r in names or self._depends(r, names) for r in self.g.producers[m])
+        todo, seen = [m], set()
+        while todo:
+            x = todo.pop()
+            if x in seen or self.g.by_name[x].reducer is not None:
+                continue
+            seen.add(x)
+            if not names.isdisjoint(self.g.producers[x]):
+                return True
+            todo += self.g.producers[x]
+        return False
 
 
 class _Given(_Planner):
