@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, call
+from tilefold.algebra.philox import BITS, FEW_BITS
 from tilefold.backends.cpp.affine import INT64, in_range, interval
 
 SIZES = {"i": Const(3, DType.I64), "j": Const(4, DType.I64)}
@@ -78,6 +79,9 @@ i, n = Index("i"), Sym("n")
         (call("floordiv", i, const(5)), (-5, 5)),
         (call("lt", i, n), (0, 1)),
         (call("within", n, const(2)), (0, 1)),
+        (call("within", const(-5), const(2)), (0, 0)),
+        (Call("random", ()), (0, 2**BITS - 1)),
+        (Call("random16", ()), (0, 2**FEW_BITS - 1)),
         (call("within", i, const(9)), (0, 3)),
         (call("where", call("lt", i, n), const(5), n), (-3, 5)),
         (Load("x", (i,)), (-128, 127)),
@@ -102,6 +106,7 @@ def test_linear_indices_are_in_range_exactly_where_all_of_them_are(a: int, b: in
 def test_what_is_not_known_is_not_in_range() -> None:
     assert not in_range(Load("x", ()), const(100), SIZES)
     assert not in_range(Index("k"), const(100), SIZES)  # no dim of the kernel
+    assert not in_range(-Index("i"), const(100), SIZES) and not in_range(-Index("i"), const(3), {"i": const(2)})
     assert not in_range(Sym("n"), const(100), SIZES) and not in_range(const(0), Sym("n"), SIZES)
     moved = {"i": Sym("n"), "j": const(4)}
     assert in_range(Index("i"), Sym("n"), moved) and not in_range(Index("i") + 1, Sym("n"), moved)
