@@ -76,8 +76,8 @@ def test_blocks_that_both_had_are_left() -> None:
     g = graph(ROWS_THEN_COLUMNS, n=64, m=64)
     one = Limits(workers=1)
     assert legal(g, ("rows", "columns"), one) == Group(("rows", "columns"), ())
-    assert legal(g, ("rows", "columns"), GPU) == "only 1 independent blocks would be left"
-    assert legal(g, ("rows", "columns")) == "only 1 independent blocks would be left"
+    assert legal(g, ("rows", "columns"), GPU) == "only 1 independent block would be left"
+    assert legal(g, ("rows", "columns")) == "only 1 independent block would be left"
     assert isinstance(legal(graph(ROWS_THEN_COLUMNS, n=1, m=64), ("rows", "columns"), GPU), Group)
 
 

@@ -177,18 +177,19 @@ def _summed_later(g: Graph, m: str, whole: Group) -> set[str]:
 def _too_few(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> str | None:
     """The reason, if too few independent blocks are left."""
     left, had = g.points(whole.parallel), [g.points(x.parallel) for x in parts]
+    blocks = f"{left} independent block{'s' * (left != 1)}"
     if left < limits.both and any(
         left * limits.both <= n and _little_between(g, a, b, limits.little)
         for n, a in zip(had, parts, strict=True)
         for b in parts
         if a is not b
     ):
-        return f"only {left} independent blocks would be left, to save little"
+        return f"only {blocks} would be left, to save little"
     if any(_starved(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
-        return f"{left} independent blocks would read what more could"
+        return f"{blocks} would read what more could"
     few = left < min(limits.workers, max(had)) and not splittable(g, whole, limits)
     if few or left < min(limits.both, *had):
-        return f"only {left} independent blocks would be left"
+        return f"only {blocks} would be left"
     return None
 
 
