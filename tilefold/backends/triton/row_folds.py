@@ -265,6 +265,7 @@ class Folds(Role):
         """Start the lifts of the tile in stage s, and after the first result's those merges of the tile before."""
         first = [x for x in self.r.lifts if x.gemm.buf == results(self.r)[0]] if behind else []
         there = set[str]()
+        self.streamed = Streamed(self.of, self.c, self.lines_of_a_tile)  # asked for before copies are waited for
         for lifts in (first, [x for x in self.r.lifts if x not in first]):
             for x in lifts:
                 which = "late" if x.part in self.r.late else "early"
@@ -273,7 +274,6 @@ class Folds(Role):
                 there.add(which)
                 self._lift(s, x)
             self._merge(behind if lifts is first else ())
-        self.streamed = Streamed(self.of, self.c, self.lines_of_a_tile)
 
     def _phase(self, n: int) -> None:
         """What can be computed when the n-th result of the lifts is there."""
