@@ -369,3 +369,29 @@ def test_means_of_images_stay_with_statistics_of_many_channels():
     """Of rows that one thread block reads: each channel has its own."""
     _, f = fused(lambda x: squeezed(x, (0, 2, 3))[1], meta(32, 2048, 7, 7))
     assert len(f.kernels) == 1
+
+
+@pytest.mark.parametrize(("shape", "axes", "streamed"), [
+    ((64, 16, 63, 63, 63), (0, 2, 3, 4), 63),  # planes of a volume, not the batch, of which each would be held whole
+    ((64, 256, 56, 56), (0, 2, 3), 64),  # an image is held
+    ((64, 16, 64, 512, 512), (0, 2, 3, 4), 64),
+])  # fmt: skip
+def test_volumes_of_a_batch_are_streamed_along_what_is_read_in_one_run(shape, axes, streamed):
+    _, f = fused(lambda x: x.float().square().sum(axes), meta(*shape))
+    assert len(f.kernels) <= 2
+    first = f.kernels[0].block
+    loops = [n.dim for n in walk(first.body) if isinstance(n, Loop) and n.kind == "for"]
+    assert [first.sizes[d].value for d in loops] == [streamed]
+
+
+def test_folds_of_runs_are_the_same_folds():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = torch.randn(260, 2, 270, 20)
+    program = trace(everything, x).program
+    f = fuse_for_gpu(program, GpuTarget())
+    first = f.kernels[0].block
+    assert 270 not in [first.sizes[n.dim].value for n in walk(first.body) if isinstance(n, Loop) and n.kind == "for"]
+    found = run_blocks(f, {program.inputs[0].name: x}, 1, {}, exact=True)
+    (name,) = program.outputs
+    torch.testing.assert_close(found[name].double(), x.double().square().sum(), rtol=1e-6, atol=0.0)

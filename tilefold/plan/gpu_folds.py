@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import dims_used, loads
+from tilefold.algebra.expr import Index, dims_used, loads
 from tilefold.block.build import ROW_IN_CACHE, loop_dim, rewritten_rows
 from tilefold.block.fuse import with_unit
 from tilefold.block.legal import Group, Limits, one_kernel
@@ -26,6 +26,8 @@ from tilefold.tile.pieces import power_of_two
 
 #: How many times as many indices another axis has that is cut into segments instead of the first.
 OTHER_AXIS = 4
+#: Neighbours of a step, of which half a sector is.
+LEAST_STEP = 4
 
 
 def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
@@ -34,43 +36,59 @@ def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None
 
     Segments are of that axis. Where the first has fewer indices than would fill the machine, and another `OTHER_AXIS`
     times as many (sequences of a batch, their positions), it is the longest too; and where neighbours in memory lie
-    along the first (channels of a group, last), of which a step would have few. It is one of the first
-    where a step of the longest would have few, all in all (`_as_one`).
+    along the first (channels of a group, last), of which a step would have few. It is another than the longest where
+    that leaves a step few neighbours (`_of_runs`).
     """
     axes, longest = plan.stages[k].axes, loop_dim(g, plan.stages[k])
     if longest is None or len(axes) == 1 or plan.inner or not all(is_static(g.program.sizes[d]) for d in axes):
         return longest
-    whole = _as_one(g, plan, k, machine)
-    if whole is not None:
-        return whole
     beside = math.prod(power_of_two(int(g.extent(d))) for d in axes[1:])
     first = g.extent(axes[0])
     few = first * _blocks(g, plan, machine) < machine.cores * machine.column_blocks
-    if few and g.extent(longest) >= OTHER_AXIS * first:
-        return longest
-    return axes[0] if beside <= machine.beside and not _along(g, plan, axes[0]) else longest
+    whole = beside <= machine.beside and not (few and g.extent(longest) >= OTHER_AXIS * first)
+    if whole and not _along(g, plan, axes[0]):
+        return axes[0]
+    return _of_runs(g, plan, k, machine) or longest
 
 
-def _as_one(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
-    """The axis that stage k streams over if its axes are read as one, which launches make of axes whose strides allow
-    it: no parallel dim is between them, and those before the longest, which a block would hold, leave it too few
-    neighbours. It is the first that, with the one behind it, has an index for each multiprocessor."""
+def _of_runs(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
+    """The axis that stage k streams over where a step of its longest would have few neighbours: a block holds what is
+    not read in one run with it. The first of which a step has more, and that has an index for each multiprocessor (with
+    the one behind it, all in all); else the one beside which least is held. None where a block holds `LEAST_STEP` of
+    them."""
     axes, longest = plan.stages[k].axes, loop_dim(g, plan.stages[k])
     if longest is None or len(axes) == 1 or plan.inner or not all(is_static(g.program.sizes[d]) for d in axes):
         return None
-
-    def held(at: int) -> float:
-        return math.prod(g.extent(d) for d in axes[:at]) * machine.columns
-
-    if held(axes.index(longest)) <= machine.beside:
+    whole = math.prod(power_of_two(int(g.extent(d))) for d in axes if d != longest)
+    if LEAST_STEP * whole <= machine.read_at_once:
         return None
-    for ld in {ld for m in plan.group.members for ld in loads(g.by_name[m].body)}:
-        places = [n for n, ix in enumerate(ld.index) if set(axes) & dims_used(ix)]
-        between = {d for n in range(places[0], places[-1]) for d in dims_used(ld.index[n])} if places else set()
-        if any(d not in axes and g.extent(d) > 1 for d in between):
-            return None
-    enough = (d for n, d in enumerate(axes) if held(n) <= machine.beside and g.points(axes[n : n + 2]) >= machine.cores)
-    return next(enough, axes[0])
+    held = {d: _held(g, plan, axes, d) for d in axes}
+    few = {d for d in axes if held[d] * machine.columns > machine.beside}
+    if longest not in few:
+        return None
+    rows = g.points(plan.group.parallel)
+    alone = rows == 1  # then indices of the axis are cut again (`segments_of_reads`)
+    blocks = {d: g.points(axes[n : n + 2]) if alone else rows * g.extent(d) for n, d in enumerate(axes)}
+    enough = (d for d in axes if d not in few and blocks[d] >= machine.cores)
+    return next(enough, min(axes, key=lambda d: held[d]) if alone else None)
+
+
+def _held(g: Graph, plan: StagePlan, axes: Sequence[str], axis: str) -> float:
+    """Indices of other axes that a step of an axis holds of a tensor. Those behind it, up to a parallel dim, are read
+    in one run with it, as if tensors were contiguous: launches make one axis of them where strides allow it, and where
+    nothing is read along some of them alone (weights of channels)."""
+    read = {ld for m in plan.group.members for ld in loads(g.by_name[m].body)}
+    along = {d: {ld for ld in read if d in dims_used(ld)} for d in axes}
+    most = 1.0
+    for ld in along[axis]:
+        places = [ix.dim if isinstance(ix, Index) else None for ix in ld.index]
+        run = {axis}
+        for d in places[places.index(axis) + 1 :] if axis in places else ():
+            if d is None or along.get(d) != along[axis]:
+                break
+            run.add(d)
+        most = max(most, math.prod(g.extent(d) for d in axes if d not in run and ld in along[d]))
+    return most
 
 
 def _along(g: Graph, plan: StagePlan, axis: str) -> bool:
@@ -102,8 +120,8 @@ def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int
     """Segments that fill the machine, of a fold that only reads, if they save more than a second kernel costs."""
     axes = set(plan.stages[0].axes)
     units, extent, tall = machine.cores, g.extent(axis), _blocks(g, plan, machine)
-    cut_again = column_dim(g, plan) is not None or _as_one(g, plan, 0, machine) is not None
-    beside = next_axis(g, plan, axis) if cut_again else None
+    alone = g.points(plan.group.parallel) == 1 and _of_runs(g, plan, 0, machine) is not None
+    beside = next_axis(g, plan, axis) if alone or column_dim(g, plan) is not None else None
     each = 1 if beside is None else int(g.extent(beside))
     if _column(g, plan) is None and len(axes) == 1 and not plan.inner:
         n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, machine.most_segments))

@@ -18,9 +18,15 @@ LEAST = 4
 
 
 def summed_of_channels(g: Graph, c: Compute) -> bool:
-    """Whether a sum over all dims but one, of several, reads the statement or maps of it: statistics of a batch."""
+    """Whether a sum over several dims reads the statement or maps of it, and leaves one dim, or dims behind the first
+    (channels that were shuffled are two): statistics of a batch."""
     readers = (x for x in g.reached(c.name, g.consumers, _is_map) if x.reducer is not None)
-    return any(len(set(c.dims) & set(x.rdims)) >= 2 and len(set(c.dims) - set(x.rdims)) == 1 for x in readers)
+    return any(_of_channels(c.dims, set(c.dims) & set(x.rdims)) for x in readers)
+
+
+def _of_channels(dims: tuple[str, ...], summed: set[str]) -> bool:
+    left = len(dims) - len(summed)
+    return len(summed) >= 2 and (left == 1 or (left > 1 and dims[0] in summed))
 
 
 def windows_under_sums(g: Graph, machine: Gpu) -> frozenset[str]:
