@@ -122,8 +122,10 @@ NONE = Const(-math.inf, DType.F32)
     [
         ("where(j <= i, x[i, j], -inf)", "x[i, j]", "-inf"),
         ("where(j <= i, x[i, j], -inf) * 2.0", "x[i, j] * 2.0", "-inf"),
+        ("where(j <= i, x[i, j], -inf) * 0.5", "x[i, j] * 0.5", "-inf"),
         ("where(j <= i, x[i, j], -inf) * -2.0", "x[i, j] * -2.0", "-inf * -2.0"),
         ("where(j <= i, x[i, j], -inf) / 2.0", "x[i, j] / 2.0", "-inf"),
+        ("where(j <= i, x[i, j], -inf) / 0.5", "x[i, j] / 0.5", "-inf"),
         ("where(j <= i, x[i, j], -inf) / -2.0", "x[i, j] / -2.0", "-inf / -2.0"),
         ("where(j <= i, x[i, j], -inf) / 0.0", "x[i, j] / 0.0", "-inf / 0.0"),
         ("where(j <= i, x[i, j], -inf) + y[j]", "x[i, j] + y[j]", "-inf"),
