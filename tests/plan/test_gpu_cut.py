@@ -215,3 +215,33 @@ def test_a_product_that_no_matrix_unit_takes_is_not_unrolled_by_the_thousand(hea
     assert [isinstance(s, LibraryStep) for s in made.steps] == ([True, False] if apart else [False])
     reasons = [r.reason for r in made.fused.grouping.refusals]
     assert any("would hold 262144 elements" in r for r in reasons) == apart
+
+
+#: A map whose result is small, in front of what does not fit as one.
+IN_FRONT = """
+program front()
+  input x: f32[512, 256]
+  input w: f32[256, 256]
+  input s: f32[256]
+  dim i = 512
+  dim j = 256
+  dim k = 256
+  e[j]: f32 = exp(s[j])
+  a[i]: f32 = sum[j] x[i, j] * e[j]
+  b[i, j]: f32 = x[i, j] * rsqrt(a[i]) + e[j]
+  c[i, k]: f32 = sum[j] b[i, j] * w[j, k]
+  d[i, k]: f32 = c[i, k] * c[i, k]
+  return d
+"""
+
+
+def test_a_map_that_was_cut_off_in_vain_goes_back_to_its_reader():
+    """Cut off first, for least is written there; what is left has to be cut all the same."""
+
+    def refuse(k):
+        members = {*k.plan.group.members}
+        return "no" if {"b", "c"} <= members or {"c", "d"} <= members else None
+
+    fused = fuse_for_gpu(parse(IN_FRONT), GpuTarget(refuse=refuse, library=False))
+    groups = list(dict.fromkeys(k.plan.group.members for k in fused.kernels))
+    assert ("e",) not in groups and ("e", "a", "b") in groups, groups

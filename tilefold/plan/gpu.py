@@ -162,17 +162,38 @@ class _Fitting:
         return _Parts(tuple(z for y in found for z in self._product_alone(y)), tuple(refusals))
 
     def _put_back(self, parts: list[Group]) -> list[Group]:
-        """Parts, with maps that were cut off in vain back where they are read: a kernel less."""
+        """Parts, with those that were cut apart in vain joined again: a kernel less."""
         g = self.g
         for y in parts:
-            readers = {u for m in y.members for u in g.consumers[m]} - {*y.members}
-            z = next((z for z in parts if z is not y and readers and readers.issubset(z.members)), None)
-            if z is None or any(g.by_name[m].reducer is not None or m in g.program.outputs for m in y.members):
-                continue
-            whole = one_kernel(g, tuple(m for m in g.by_name if m in {*y.members, *z.members}), self.target.limits)
-            if isinstance(whole, Group) and not isinstance(self.made(whole), str):
-                return self._put_back([whole if part is z else part for part in parts if part is not y])
+            for z in parts:
+                if y is z or not any(u in z.members for m in y.members for u in g.consumers[m]):
+                    continue
+                members = self._in_order(y, z)
+                if self._between(y, z) or any(unfit.issubset(members) for unfit in self._unfit):
+                    continue
+                whole = one_kernel(g, members, self.target.limits)
+                if isinstance(whole, Group) and not isinstance(self.made(whole), str):
+                    return self._put_back([whole if part is z else part for part in parts if part is not y])
+                self._unfit.append(frozenset(members))
         return parts
+
+    def _in_order(self, *groups: Group) -> tuple[str, ...]:
+        """The members of groups as the program has them."""
+        return tuple(m for m in self.g.by_name if any(m in x.members for x in groups))
+
+    def _between(self, y: Group, z: Group) -> bool:
+        """Whether a path from y to z runs through others."""
+        inside = {*y.members, *z.members}
+        left = [u for m in y.members for u in self.g.consumers[m] if u not in inside]
+        seen = set(left)
+        while left:
+            for u in self.g.consumers[left.pop()]:
+                if u in z.members:
+                    return True
+                if u not in seen:
+                    seen.add(u)
+                    left.append(u)
+        return False
 
     def _product_alone(self, x: Group) -> list[Group]:
         """A part of what does not fit; where its only reduction is a product now, that apart, which a library computes,

@@ -24,12 +24,13 @@ from tilefold.frontend.operators.context import Context, Value, dtype_of, meta_o
 from tilefold.frontend.operators.create import as_constant
 from tilefold.frontend.operators.likeness import likeness
 from tilefold.frontend.operators.source import location
-from tilefold.frontend.operators.table import TABLE
+from tilefold.frontend.operators.table import TABLE, Lowerer
 from tilefold.runtime.normal_forms import normal_form
 from tilefold.tensor.index_simplify import const, is_one, nonnegative, poly, same, simplify
 from tilefold.tensor.ir import Program
 
-#: Nodes that can be lowered, as what they have in common with others (`likeness`); and how many are remembered.
+#: Nodes that can be lowered, as what they have in common with others (`likeness`) and what lowers them; and how many
+#: are remembered.
 _supported: set[Hashable] = set()
 MOST_SUPPORTED = 1 << 14
 
@@ -38,7 +39,8 @@ def supports(node: torch.fx.Node) -> str | None:
     """None if the node can be lowered, else the reason. Decided by lowering it alone, or one like it before."""
     if node.op in ("placeholder", "output", "get_attr"):
         return None
-    key = likeness(node)
+    alike = likeness(node)
+    key = None if alike is None else (alike, _rule(node))
     if key is not None and key in _supported:
         return None
     reason = _reason(node)
@@ -47,6 +49,11 @@ def supports(node: torch.fx.Node) -> str | None:
             _supported.clear()
         _supported.add(key)
     return reason
+
+
+def _rule(node: torch.fx.Node) -> Lowerer | None:
+    """What lowers the node's operator."""
+    return TABLE.get(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
 
 
 def _reason(node: torch.fx.Node) -> str | None:
@@ -109,7 +116,7 @@ def _lowered(ctx: Context, node: torch.fx.Node) -> Value | tuple[Value, ...]:
         whole = ctx.values.get(node.args[0])  # type: ignore[arg-type]
         if isinstance(whole, tuple) and isinstance(node.args[1], int):
             return whole[node.args[1]]
-    rule = TABLE.get(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+    rule = _rule(node)
     if rule is None:
         raise UnsupportedError(f"operator {node.target} is not covered")
     for out in _tensors_of(node):
