@@ -251,8 +251,11 @@ def _gluon(block: threading.local, groups: list[int]) -> types.SimpleNamespace:
     return gl
 
 
-def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> None:
-    """Run a generated kernel: tensors as `Pointer`, tensor maps as `Described`. AssertionError: a deadlock, say."""
+def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late: float = 0.0) -> None:
+    """Run a generated kernel: tensors as `Pointer`, tensor maps as `Described`. AssertionError: a deadlock, say.
+
+    late: seconds that a copy takes. Whoever does not wait for one then finds what was there before.
+    """
     block, groups = threading.local(), list[int]()
     block.programs = blocks
     gl, tl = _gluon(block, groups), _language(block)
@@ -264,8 +267,15 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any]) -> No
     def copy(d: Described, at: Sequence[int], bar: Shared, to: Shared) -> None:
         part = d.read(at)
         assert part.shape == to.data.shape, "a box and its memory differ"
-        to.data.copy_(part)
-        bar.bar.landed(part.numel() * part.element_size())
+
+        def land() -> None:
+            to.data.copy_(part)
+            bar.bar.landed(part.numel() * part.element_size())
+
+        if late:
+            threading.Timer(late, land).start()
+        else:
+            land()
 
     def draw(counter: Pointer, total: int) -> int:
         n = int(counter.x)

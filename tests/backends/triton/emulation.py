@@ -16,11 +16,11 @@ Results = dict[str, torch.Tensor]
 
 
 def emulate(
-    k: TritonKernel, change: tuple[str, str] = ("", ""), most: int | None = None, **syms: int
+    k: TritonKernel, change: tuple[str, str] = ("", ""), most: int | None = None, late: float = 0.0, **syms: int
 ) -> tuple[Results, Results]:
     """The kernel's results and those of the tile kernel in float64, of random arguments.
 
-    change: of the source, old and new. most: thread blocks, of a persistent kernel.
+    change: of the source, old and new. most: thread blocks, of a persistent kernel. late: see `emulated.run`.
     """
     sizes = k.sizes(syms)
     v = k.variant(usual_units(k.block), sizes, hopper=True, tf32=False, interpreted=False)
@@ -42,7 +42,7 @@ def emulate(
     assert change[0] in v.rendered.source
     source = v.rendered.source.replace(*change, 1)
     arguments = dict(zip(v.rendered.arguments, given, strict=True))
-    emulated.run(source, v.rendered.name, blocks if most is None else min(blocks, most), arguments)
+    emulated.run(source, v.rendered.name, blocks if most is None else min(blocks, most), arguments, late)
     assert int(counter) == 0, "the counter is not put back"
     out = [t.name for t, _ in v.params if t.role == "out"]
     return {n: tensors[n].double() for n in out}, {n: wanted[n] for n in out}

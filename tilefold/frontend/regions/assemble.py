@@ -25,6 +25,7 @@ from tilefold.frontend.regions.execute import Runner
 from tilefold.frontend.regions.extract import Extracted, extract
 from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
+from tilefold.frontend.regions.host_numbers import numbers_on_device
 from tilefold.frontend.regions.leftover import compile_leftover
 from tilefold.frontend.regions.outer import Outer, item
 from tilefold.frontend.regions.partition import (
@@ -146,6 +147,7 @@ def _parted(gm: torch.fx.GraphModule) -> Partition:
     """The parts of a graph, once what concerns all of it has been rewritten."""
     fold_scans(gm)
     fold_constants(gm)
+    numbers_on_device(gm)
     gather_seeds(gm.graph)
     own_prefixes(gm)
     own_additions(gm)
