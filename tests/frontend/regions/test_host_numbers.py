@@ -44,7 +44,8 @@ def test_a_chain_of_numbers_goes_where_its_readers_are():
     assert set(devices(gm).values()) == {GPU}
     (made,) = gm.graph.find_nodes(op="call_function", target=ATEN.scalar_tensor.default)
     assert made.kwargs["device"] == GPU and isinstance(made.meta["val"].fake_mode, FakeTensorMode)
-    assert [n.meta["val"].dtype for n in gm.graph.nodes if n.op == "call_function"][:2] == [torch.float32, torch.float64]
+    dtypes = [n.meta["val"].dtype for n in gm.graph.nodes if n.op == "call_function"]
+    assert dtypes[:2] == [torch.float32, torch.float64]
 
 
 def test_a_number_that_the_caller_gets_stays():
