@@ -162,6 +162,28 @@ def test_what_is_read_through_a_view_is_stored_first():
     assert sum(isinstance(s, ConvolutionStep) for s in steps(found)) == 2
 
 
+@pytest.mark.parametrize("groups", [8, 4])
+def test_groups_may_be_some_of_the_channels_that_a_tensor_has(groups):
+    """The first half of a gated state space model's projection is convolved causally, its second half is a gate."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(8, 8, 4, padding=3, groups=groups)
+
+        def forward(self, x):
+            first, gate = torch.tanh(x).transpose(1, 2).chunk(2, 1)
+            return self.conv(first)[..., : x.shape[1]] * gate
+
+    m, x = Gated(), randn(2, 9, 16).requires_grad_()
+    found: list[CompiledGraph] = []
+    got = compiled(m, found)(x)
+    close(got.detach(), m, x.detach())
+    (dx,), (wanted,) = (torch.autograd.grad(y.square().sum(), x) for y in (got, m(x)))
+    assert (dx - wanted).abs().max() < 1e-5
+    assert any(isinstance(s, ConvolutionStep) for s in steps(found))
+
+
 class Block(nn.Module):
     def __init__(self, a: int, b: int, kernel: int = 3, stride: int = 1, groups: int = 1, act=F.silu):
         super().__init__()

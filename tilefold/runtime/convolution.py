@@ -64,7 +64,7 @@ class ConvolutionStep:
             self._order_x = _all_axes([*of_x[0], *of_x[1], *of_x[2], *of_space], v.x)
         self._order_w = _all_axes([axis_of(v.w, d) for d in (*outs, *v.channels, *filter(None, taps))], v.w)
         batch, channels = [sizes[d] for d in v.batch], [sizes[d] for d in v.channels]
-        cut = [p.shape_of(v.x.tensor)[a] for a in of_x[1]]
+        cut = [sizes[d] for d in v.groups] if v.spread == 1 else [p.shape_of(v.x.tensor)[a] for a in of_x[1]]
         self._sizes = [shape_function(e) for e in (batch, cut, channels, [s.extent for s in space])]
         self._sizes_w = [shape_function([sizes[d] for d in ds]) for ds in (outs, v.channels)]
         self._taps = shape_function([sizes[d] for d in taps])
