@@ -1,9 +1,9 @@
 // Scalar operations of the expression language on vectors and scalars, without branches.
 //
-// f32: exp, exp2, expm1, log, log1p, tanh, sigmoid and erf are evaluated in f32 (at most 2 ulp, most below 1.5);
-// log2, sin, cos and pow go through f64 and are rounded once. f64: exp and log are
+// f32: exp, exp2, expm1, log, log1p, sin, cos, tanh, sigmoid and erf are evaluated in f32 (at most 2 ulp, most below
+// 1.5); log2 and pow go through f64 and are rounded once. f64: exp and log are
 // vectorised, the others call libm lane by lane. Coefficients: Cephes (exp, log, tanh), fdlibm
-// (log in f64), own minimax fits (erf).
+// (log in f64), own minimax fits (erf, sin, cos, log2, pow).
 #pragma once
 #include "tilefold_simd.h"
 
@@ -239,8 +239,31 @@ template <int N> TF_INLINE V<double, N> log(V<double, N> x) {
 }
 TF_SCALAR(exp) TF_SCALAR(exp2) TF_SCALAR(log)
 
+// log2 in f64 to 2^-35 of itself, for what positive finite f32 numbers are in f64 (none is denormal there); no division
+template <int N> TF_INLINE V<double, N> log2_of_single(V<double, N> a) {
+  const V<int64_t, N> b = bits<int64_t>(a), root = splat<N>(int64_t(0x3fe6a09e667f3bcdll));  // of one half
+  const V<int32_t, N> e = bits<int32_t>(convert<uint32_t>(bits<uint64_t>(b - root) >> 32)) >> 20;
+  const V<double, N> f = bits<double>(b - (convert<int64_t>(e) << 52)) - splat<N>(1.0);  // of a number in [0.707, 1.414)
+  const double c[] = {-0.14283952382697582, 0.14474866855744298,  -0.14315645933697429, 0.15876975543217913,
+                      -0.18030059584461906, 0.20617536306938779,  -0.24045316611413522, 0.28853729335173858,
+                      -0.36067367481313414, 0.48089836139696156,  -0.7213475208688355,  1.4426950408687015};
+  V<double, N> p = splat<N>(0.077370289149922714);
+  TF_UNROLL
+  for (int k = 0; k < 12; ++k) p = p * f + splat<N>(c[k]);
+  return p * f + convert<double>(e);
+}
+// 2^x in f64 to 2^-28 of itself, for |x| below 1000 or NaN
+template <int N> TF_INLINE V<double, N> exp2_of_single(V<double, N> x) {
+  const V<double, N> magic = splat<N>(0x1.8p52), t = x + magic, r = x - (t - magic);
+  const double c[] = {0.0013398905371375235, 0.0096184371666547375, 0.055503323978282129, 0.24022647912717232,
+                      0.69314720288529026,   1.0};
+  V<double, N> p = splat<N>(0.00015353501319325173);
+  TF_UNROLL
+  for (int k = 0; k < 6; ++k) p = p * r + splat<N>(c[k]);
+  return bits<double>(bits<int64_t>(p) + (bits<int64_t>(t) << 52));
+}
 template <int N> TF_INLINE V<float, N> log2(V<float, N> x) {
-  return convert<float>(log(convert<double>(x)) * splat<N>(1.4426950408889634));
+  return log_edges(x, convert<float>(log2_of_single(convert<double>(x))));
 }
 template <int N> TF_INLINE V<float, N> log1p(V<float, N> x) {  // what 1 + x lost by rounding is added over 1 + x
   const V<float, N> one = splat<N>(1.0f), u = x + one, y = log(u) + (x - (u - one)) / u;
@@ -258,21 +281,46 @@ template <int N> TF_INLINE V<float, N> expm1(V<float, N> x) {  // 2^n e^r - 1 = 
 TF_LANEWISE(log2, __builtin_log2) TF_LANEWISE(log1p, __builtin_log1p) TF_LANEWISE(expm1, __builtin_expm1)
 TF_SCALAR(log2) TF_SCALAR(log1p) TF_SCALAR(expm1)
 
-// ---------------------------------------------------------------- sin, cos (f32 through f64)
+// ---------------------------------------------------------------- sin, cos
 TF_LANEWISE(sin, __builtin_sin) TF_LANEWISE(cos, __builtin_cos)
-// sine of x + quarters * pi/2; beyond 1e6 the reduction would lose digits and libm takes over
+// x = n pi/2 + r + rest with |r| up to pi/4; the last bits of `quarters` are n's. For |x| < kFar.
+template <int N> struct Turn { V<float, N> r, rest; V<int32_t, N> quarters; };
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+// pi/2 in three parts. With multiplications that are not rounded before they are subtracted, the first difference is a
+// multiple of 2^-23 below one and exact, the second is rounded once, whatever cancels.
+constexpr float kFar = 1e6f;
+template <int N> TF_INLINE Turn<N> turn(V<float, N> x) {
+  const V<float, N> t = x * splat<N>(0.63661977236758134f) + splat<N>(kMagic), n = t - splat<N>(kMagic);
+  const V<float, N> r = (x - n * splat<N>(0x1.921fb6p+0f)) - n * splat<N>(-0x1.777a5cp-25f);
+  return {r, n * splat<N>(0x1.ee59dap-50f), bits<int32_t>(t)};
+}
+#else
+constexpr float kFar = 1e6f;
+template <int N> TF_INLINE Turn<N> turn(V<float, N> x) {
+  const V<double, N> magic = splat<N>(0x1.8p52), d = convert<double>(x), t = d * splat<N>(0.63661977236758134308) + magic;
+  const V<double, N> n = t - magic;
+  const V<double, N> r = (d - n * splat<N>(1.57079632673412561417)) - n * splat<N>(6.07710050650619224932e-11);
+  return {convert<float>(r), splat<N>(0.0f), convert<int32_t>(bits<int64_t>(t))};
+}
+#endif
+// sine of x + quarters * pi/2; far from zero libm takes over
 template <int N> TF_INLINE V<float, N> sine(V<float, N> x, int quarters) {
-  const V<double, N> d = convert<double>(x), n = round(d * splat<N>(0.63661977236758134308));
-  const V<double, N> r = (d - n * splat<N>(1.57079632673412561417)) - n * splat<N>(6.07710050650619224932e-11), z = r * r;
-  const V<double, N> s = r + r * z * (splat<N>(-1.0 / 6) + z * (splat<N>(1.0 / 120) + z * (splat<N>(-1.0 / 5040) +
-                         z * (splat<N>(1.0 / 362880) + z * splat<N>(-1.0 / 39916800)))));
-  const V<double, N> c = splat<N>(1.0) + z * (splat<N>(-0.5) + z * (splat<N>(1.0 / 24) + z * (splat<N>(-1.0 / 720) +
-                         z * (splat<N>(1.0 / 40320) + z * (splat<N>(-1.0 / 3628800) + z * splat<N>(1.0 / 479001600))))));
-  const V<int32_t, N> q = convert<int32_t>(n) + splat<N>(int32_t(quarters)), one = splat<N>(int32_t(1));
-  V<double, N> y = select(eq(q & one, one), c, s);
-  y = select(eq(q & splat<N>(int32_t(2)), splat<N>(int32_t(0))), y, -y);
-  V<float, N> out = convert<float>(y);
-  const M<N> far = !(lt(abs_float(x), splat<N>(1e6f)));
+  const Turn<N> turned = turn(x);
+  const V<float, N> r = turned.r, z = r * r;
+  V<float, N> p = splat<N>(2.71804649647e-6f);
+  p = p * z + splat<N>(-0.000198393044376f);
+  p = p * z + splat<N>(0.0083333292807f);
+  p = p * z + splat<N>(-0.166666666406f);
+  V<float, N> q = splat<N>(2.44324151134e-5f);
+  q = q * z + splat<N>(-0.00138873098838f);
+  q = q * z + splat<N>(0.0416666455547f);
+  const V<float, N> half = z * splat<N>(0.5f), one = splat<N>(1.0f), top = one - half;
+  const V<float, N> s = r + (p * (z * r) + turned.rest);
+  const V<float, N> c = top + (((one - top) - half) + (q * (z * z) - r * turned.rest));
+  const V<int32_t, N> at = turned.quarters + splat<N>(int32_t(quarters)), odd = splat<N>(int32_t(1));
+  const V<float, N> y = select(eq(at & odd, odd), c, s);
+  V<float, N> out = bits<float>(bits<int32_t>(y) ^ ((at & splat<N>(int32_t(2))) << 30));
+  const M<N> far = !(lt(abs_float(x), splat<N>(kFar)));
   if (__builtin_expect(any(far), 0))
     for (int l = 0; l < N; ++l)
       if (lane(far.v, l)) set_lane(out, l, float(quarters ? __builtin_cos(lane(x, l)) : __builtin_sin(lane(x, l))));
@@ -327,16 +375,19 @@ template <int N> TF_INLINE V<double, N> pow(V<double, N> x, V<double, N> y) {
   return x;
 }
 template <int N> TF_INLINE V<float, N> pow(V<float, N> x, V<float, N> y) {
-  const V<float, N> a = abs_float(x), one = splat<N>(1.0f);
-  V<float, N> p = convert<float>(exp(convert<double>(y) * log(convert<double>(a))));
+  const V<float, N> a = abs_float(x), one = splat<N>(1.0f), zero = splat<N>(0.0f), inf = splat<N>(__builtin_inff());
+  const V<double, N> power = convert<double>(y) * log2_of_single(convert<double>(a));
+  V<float, N> p = convert<float>(nonzero_from(smaller(splat<N>(200.0), power), -150.0,
+                                              [](V<double, N> e) TF_BODY { return exp2_of_single(e); }));
+  const M<N> nought = eq(a, zero), above = eq(a, inf), falls = lt(y, zero);
+  p = select(nought | above, select(ne(falls, nought), zero, inf), p);
   const V<float, N> whole = round(y), halves = y * splat<N>(0.5f);
   const M<N> odd = eq(whole, y) & ne(round(halves), halves), negative = lt(bits<int32_t>(x), splat<N>(int32_t(0)));
   p = select(odd & negative, -p, p);
-  const M<N> finite_base = negative & ne(a, splat<N>(__builtin_inff())) & ne(x, splat<N>(0.0f));
-  p = select(finite_base & ne(whole, y), splat<N>(__builtin_nanf("")), p);
+  p = select(negative & !above & !nought & ne(whole, y), splat<N>(__builtin_nanf("")), p);
   p = select(ne(x, x) | ne(y, y), x + y, p);
   p = select(eq(a, one) & isinf(y), one, p);
-  return select(eq(y, splat<N>(0.0f)) | eq(x, one), one, p);
+  return select(eq(y, zero) | eq(x, one), one, p);
 }
 TF_INLINE float pow(float x, float y) { return lane(pow(splat<4>(x), splat<4>(y)), 0); }
 TF_INLINE double pow(double x, double y) { return __builtin_pow(x, y); }

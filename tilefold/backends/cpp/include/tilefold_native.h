@@ -105,4 +105,41 @@ template <> struct Signs<64> {
 };
 #endif
 
+// ---------------------------------------------------------------- conversions
+// From and to a whole register of 64 bytes, which GCC's own conversion takes apart. Integers to narrower ones keep their
+// low bits; numbers to integers are truncated.
+template <class To, class From, int lanes> struct Conversion { static constexpr bool exists = false; };
+#if defined(TF_AVX512) && !defined(__clang__)
+#define TF_CONVERSION(To, From, lanes, Wide, Narrow, bits, call, ...)                              \
+  template <> struct Conversion<To, From, lanes> {                                                 \
+    static constexpr bool exists = true;                                                           \
+    typedef To to __attribute__((vector_size(lanes * sizeof(To))));                                \
+    typedef From from __attribute__((vector_size(lanes * sizeof(From))));                          \
+    typedef Wide wide __attribute__((vector_size(lanes * sizeof(To))));                            \
+    typedef Narrow narrow __attribute__((vector_size(lanes * sizeof(From))));                      \
+    static TF_INLINE to of(from x) {                                                               \
+      return (to)__builtin_ia32_##call##512_mask((narrow)x, wide{}, bits(-1) __VA_OPT__(, ) __VA_ARGS__); \
+    }                                                                                              \
+  };
+TF_CONVERSION(double, float, 8, double, float, uint8_t, cvtps2pd, 4)
+TF_CONVERSION(float, double, 8, float, double, uint8_t, cvtpd2ps, 4)
+TF_CONVERSION(double, int32_t, 8, double, int, uint8_t, cvtdq2pd)
+TF_CONVERSION(int32_t, double, 8, int, double, uint8_t, cvttpd2dq, 4)
+TF_CONVERSION(int32_t, int8_t, 16, int, char, uint16_t, pmovsxbd)
+TF_CONVERSION(int32_t, uint8_t, 16, int, char, uint16_t, pmovzxbd)
+TF_CONVERSION(uint32_t, uint8_t, 16, int, char, uint16_t, pmovzxbd)
+TF_CONVERSION(int32_t, int16_t, 16, int, short, uint16_t, pmovsxwd)
+TF_CONVERSION(uint32_t, uint16_t, 16, int, short, uint16_t, pmovzxwd)
+TF_CONVERSION(int64_t, int32_t, 8, long long, int, uint8_t, pmovsxdq)
+TF_CONVERSION(uint64_t, uint32_t, 8, long long, int, uint8_t, pmovzxdq)
+TF_CONVERSION(int32_t, int64_t, 8, int, long long, uint8_t, pmovqd)
+TF_CONVERSION(uint32_t, uint64_t, 8, int, long long, uint8_t, pmovqd)
+TF_CONVERSION(int16_t, int32_t, 16, short, int, uint16_t, pmovdw)
+TF_CONVERSION(uint16_t, uint32_t, 16, short, int, uint16_t, pmovdw)
+TF_CONVERSION(int8_t, int32_t, 16, char, int, uint16_t, pmovdb)
+TF_CONVERSION(uint8_t, int32_t, 16, char, int, uint16_t, pmovdb)
+TF_CONVERSION(uint8_t, uint32_t, 16, char, int, uint16_t, pmovdb)
+#undef TF_CONVERSION
+#endif
+
 }  // namespace tf

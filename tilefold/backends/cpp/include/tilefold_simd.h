@@ -39,11 +39,23 @@ struct M {
   V<int32_t, N> v;  // 0 or -1
 };
 
+// Halves of a register, and the register of two halves. GCC puts a union into memory, where reading the whole waits
+// until both halves are written: shuffles stay in registers.
+#if defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
+#define TF_SHUFFLES 1
+template <int... at> struct Places {};
+template <int first, class X, int... at> TF_INLINE auto places(X a, X b, Places<at...>) {
+  return __builtin_shufflevector(a, b, (first + at)...);
+}
+#endif
 template <class T, int N>
 TF_INLINE V<T, N / 2> low(V<T, N> a) {
   if constexpr (!V<T, N>::base) {
     return a.lo;
   } else {
+#if defined(TF_SHUFFLES)
+    if constexpr (N > 2) return {places<0>(a.r, a.r, Places<__integer_pack(N / 2)...>{})};
+#endif
     union { typename V<T, N>::native x; V<T, N / 2> y[2]; } u = {a.r};
     return u.y[0];
   }
@@ -53,6 +65,9 @@ TF_INLINE V<T, N / 2> high(V<T, N> a) {
   if constexpr (!V<T, N>::base) {
     return a.hi;
   } else {
+#if defined(TF_SHUFFLES)
+    if constexpr (N > 2) return {places<N / 2>(a.r, a.r, Places<__integer_pack(N / 2)...>{})};
+#endif
     union { typename V<T, N>::native x; V<T, N / 2> y[2]; } u = {a.r};
     return u.y[1];
   }
@@ -62,6 +77,9 @@ TF_INLINE V<T, 2 * N> join(V<T, N> a, V<T, N> b) {
   if constexpr (!V<T, 2 * N>::base) {
     return {a, b};
   } else {
+#if defined(TF_SHUFFLES)
+    if constexpr (N > 1) return {places<0>(a.r, b.r, Places<__integer_pack(2 * N)...>{})};
+#endif
     union { V<T, N> y[2]; typename V<T, 2 * N>::native x; } u = {{a, b}};
     return {u.x};
   }
@@ -127,6 +145,8 @@ template <class U, class T, int N>
 TF_INLINE V<U, N> convert(V<T, N> a) {
   constexpr bool integers = T(0.5) == T(0) && U(0.5) == U(0);
   if constexpr (__is_same(U, T)) return a;
+  else if constexpr (Conversion<U, T, N>::exists) return {(typename V<U, N>::native)Conversion<U, T, N>::of(a.r)};
+  else if constexpr (N > 8 && Conversion<U, T, N / 2>::exists) return join(convert<U>(low(a)), convert<U>(high(a)));
   else if constexpr (integers && sizeof(U) > 2 * sizeof(T)) return convert<U>(convert<int_of<2 * sizeof(T), T>>(a));
   else if constexpr (integers && sizeof(T) > 2 * sizeof(U)) return convert<U>(convert<int_of<sizeof(T) / 2, T>>(a));
   else if constexpr (V<T, N>::base && V<U, N>::base) return {__builtin_convertvector(a.r, typename V<U, N>::native)};
