@@ -14,7 +14,7 @@ from tilefold.algebra import derive as derive_module
 from tilefold.algebra.check import check_fold
 from tilefold.algebra.context import Options
 from tilefold.algebra.derive import build_fold, derive_fold
-from tilefold.algebra.expr import loads
+from tilefold.algebra.expr import Load, loads
 from tilefold.algebra.fold import Check
 from tilefold.algebra.simplify import mul, number
 from tilefold.algebra.symbolic import prove
@@ -140,6 +140,24 @@ def test_rows_that_are_scaled_again_and_again_join_while_their_factors_are_short
     with pytest.raises(NotFusibleError, match="operations of earlier results") as error:
         derive_fold(problem)
     assert error.value.reduction == "s5"
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_sums_that_each_move_with_all_before_them_are_proved_in_little_time(
+    moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written out, the sums that the last one moves with would have 2**20 terms; a wrong one is still found."""
+    earlier = [" + ".join(f"s{j}" for j in range(n)) for n in range(20)]
+    lines = [f"s{n} = sum[l] x[l] - 0.25 * ({e or '0.0'})" for n, e in enumerate(earlier)]
+    ctx = derive_module._derive_all(cascade("\n".join(lines)), Options(guards=False))
+    last = ctx.infos["s19"]
+    assert last.var.repair is not None
+    if not moved:
+        wrong = dataclasses.replace(last.var, repair=last.var.repair + Load("s3@old", ()) * 0.5)
+        ctx.infos["s19"] = dataclasses.replace(last, var=wrong)
+    (found,) = [c for c in prove(ctx) if c.name.startswith("s19: h(R F(x, D), D, D')")]
+    assert found.ok == moved
+    assert found.method == "symbolic"
 
 
 def test_a_factor_of_zero_is_not_dropped() -> None:

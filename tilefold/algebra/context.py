@@ -95,6 +95,8 @@ class Context:
     """What one element adds to a reduction, put together from its parts: the body, if G and H are right."""
     linear: set[str] = field(default_factory=set)
     """State variables moved by linear repair, which uses other sums beside D."""
+    growth: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Degree of growth of state variables in each input (`algebra.growth`), once asked for."""
 
     @property
     def axes(self) -> frozenset[str]:

@@ -25,8 +25,11 @@ def growth(e: Expr, ctx: Context) -> Growth:
             info = ctx.infos.get(name)
             if info is None:
                 return {name: 1.0}
-            inner = growth(info.element, ctx)
-            return {k: (math.inf if v else 0.0) for k, v in inner.items()} if info.var.reducer == "prod" else inner
+            if name not in ctx.growth:  # each reads those before it: asked again, they would double with each
+                inner = growth(info.element, ctx)
+                product = info.var.reducer == "prod"
+                ctx.growth[name] = {k: (math.inf if v else 0.0) for k, v in inner.items()} if product else inner
+            return ctx.growth[name]
         case Cast(arg, _):
             return growth(arg, ctx)
         case Call() if is_exponential(e):

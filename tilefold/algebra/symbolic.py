@@ -19,7 +19,7 @@ exactly where both sides are rational, else in float64 (then the check says "num
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -102,27 +102,65 @@ def is_zero(d: Any) -> bool:
     return bool(sp.expand(sp.powsimp(sp.expand(d))) == 0)
 
 
-def equal_at_points(lhs: Expr, rhs: Expr) -> tuple[bool, str]:
-    """Identity test at random points (Schwartz-Zippel): exact where both sides are rational, else float64."""
+def equal_at_points(lhs: Expr, rhs: Expr, given: Mapping[Expr, Expr]) -> tuple[bool, str]:
+    """Identity test at random points (Schwartz-Zippel): exact where both sides are rational, else float64.
+
+    `given`: what some names stand for, in terms of others: written out, their expressions would double with each.
+    """
     method = "symbolic"
     for seed in range(3):
+        at = _Point(seed, given)
         try:
-            if _rational(lhs, seed) != _rational(rhs, seed):
+            if at.rational(lhs) != at.rational(rhs):
                 return False, method
         except ZeroDivisionError:  # a divisor that is 0 there, as one that is always: nothing is shown
             return False, method
         except ValueError:
             method = "numeric"
-            a, b = _float(lhs, seed), _float(rhs, seed)
+            a, b = at.rounded(lhs), at.rounded(rhs)
             if not abs(a - b) <= 1e-9 * max(abs(a), abs(b)):
                 return False, method
     return True, method
 
 
-def _point(e: Expr, seed: int) -> Fraction:
-    """A reproducible value for a name."""
-    rng = random.Random(f"{seed} {show(e)}")
-    return Fraction(rng.randint(20, 97), rng.randint(20, 97))
+class _Point:
+    """A reproducible value for each name that is not `given`, and the values of expressions there."""
+
+    def __init__(self, seed: int, given: Mapping[Expr, Expr]):
+        self.seed, self.given = seed, given
+        self._fractions: dict[Expr, Fraction] = {}
+        self._floats: dict[Expr, float] = {}
+
+    def rational(self, e: Expr) -> Fraction:
+        """Exactly; ValueError: it has operations that leave the rationals."""
+        match e:
+            case Const(value, _):
+                return _literal(float(value))
+            case Load() | Index() | Size() | Sym():
+                if e not in self._fractions:
+                    self._fractions[e] = self.rational(self.given[e]) if e in self.given else self._random(e)
+                return self._fractions[e]
+            case Call("pow", (a, Const() as c)) if float(c.value).is_integer():
+                return self.rational(a) ** int(c.value)
+            case Call(op, args) if op in _FIELD:
+                return _FIELD[op](*(self.rational(a) for a in args))
+        raise ValueError(e)
+
+    def rounded(self, e: Expr) -> float:
+        """In float64."""
+        names = {n: Load(f"%{k}", ()) for k, n in enumerate(_names(e))}
+        values = {v.tensor: self._float_of(n) for n, v in names.items()}
+        env = Env(lambda name, at: torch.tensor(values[name], dtype=torch.float64), {}, {}, exact=True)
+        return float(evaluate(substitute(e, names), Grid({}), env))
+
+    def _float_of(self, name: Expr) -> float:
+        if name not in self._floats:
+            self._floats[name] = self.rounded(self.given[name]) if name in self.given else float(self._random(name))
+        return self._floats[name]
+
+    def _random(self, name: Expr) -> Fraction:
+        rng = random.Random(f"{self.seed} {show(name)}")
+        return Fraction(rng.randint(20, 97), rng.randint(20, 97))
 
 
 def _literal(v: float) -> Fraction:
@@ -130,19 +168,6 @@ def _literal(v: float) -> Fraction:
     exact = Fraction(repr(v))
     near = exact.limit_denominator(10**6)
     return near if float(near) == v else exact
-
-
-def _rational(e: Expr, seed: int) -> Fraction:
-    match e:
-        case Const(value, _):
-            return _literal(float(value))
-        case Load() | Index() | Size() | Sym():
-            return _point(e, seed)
-        case Call("pow", (a, Const() as c)) if float(c.value).is_integer():
-            return _rational(a, seed) ** int(c.value)
-        case Call(op, args) if op in _FIELD:
-            return _FIELD[op](*(_rational(a, seed) for a in args))
-    raise ValueError(e)
 
 
 _FIELD: dict[str, Callable[..., Fraction]] = {
@@ -155,13 +180,6 @@ _FIELD: dict[str, Callable[..., Fraction]] = {
     "maximum": max,
     "minimum": min,
 }
-
-
-def _float(e: Expr, seed: int) -> float:
-    names = {n: Load(f"%{k}", ()) for k, n in enumerate(_names(e))}
-    values = {v.tensor: float(_point(n, seed)) for n, v in names.items()}
-    env = Env(lambda name, at: torch.tensor(values[name], dtype=torch.float64), {}, {}, exact=True)
-    return float(evaluate(substitute(e, names), Grid({}), env))
 
 
 def _names(e: Expr) -> list[Expr]:
@@ -199,8 +217,9 @@ def prove_methods(ctx: Context) -> tuple[Check, ...]:
     return tuple(c for i in ctx.infos.values() if i.var.repair is not None for c in _scalar_laws(i.var, i.element, ctx))
 
 
-def _check(name: str, lhs: Expr, rhs: Expr, by_points: bool = False) -> Check:
-    ok, method = _equal(*numbered(lhs, rhs), by_points)
+def _check(name: str, lhs: Expr, rhs: Expr, by_points: bool = False, given: Mapping[Expr, Expr] | None = None) -> Check:
+    named = [e for pair in (given or {}).items() for e in pair]
+    ok, method = _equal(numbered(lhs, rhs, *named), by_points)
     return Check(name, method, ok, "" if ok else f"{show(lhs)} differs from {show(rhs)}")
 
 
@@ -209,12 +228,14 @@ EXPANDED = 130
 
 
 @lru_cache(maxsize=1024)
-def _equal(lhs: Expr, rhs: Expr, by_points: bool) -> tuple[bool, str]:
-    """Whether two expressions (`numbered`) are equal, and the method that told."""
+def _equal(exprs: tuple[Expr, ...], by_points: bool) -> tuple[bool, str]:
+    """Whether the first two expressions (`numbered`) are equal, and the method that told. The others: names, and what
+    each stands for."""
+    lhs, rhs, *named = exprs
     short = sum(1 for e in (lhs, rhs) for _ in walk(e)) <= EXPANDED
     if short and not by_points and is_zero(to_sympy(lhs) - to_sympy(rhs)):
         return True, "symbolic"
-    return equal_at_points(lhs, rhs)
+    return equal_at_points(lhs, rhs, dict(zip(named[::2], named[1::2], strict=True)))
 
 
 def _recovered(name: str, body: Expr, ctx: Context) -> Check:
@@ -254,9 +275,8 @@ def _tag_update(v: StateVar, ctx: Context) -> Check:
     lhs, rhs = substitute(v.repair, held), _over_elements(v.element, ctx, v)
     if v.reducer == "prod" and ctx.count is not None:
         lhs = substitute(lhs, {Load(ctx.count + OLD, ()): Const(2.0, sm.ONE.dtype)})
-    if v.name in ctx.linear:
-        lhs = _with_sums(lhs, ctx)
-    return _check(f"{v.name}: h(R F(x, D), D, D') = R F(x, D')", lhs, rhs, v.name in ctx.linear)
+    linear = v.name in ctx.linear
+    return _check(f"{v.name}: h(R F(x, D), D, D') = R F(x, D')", lhs, rhs, linear, _sums(lhs, ctx) if linear else None)
 
 
 def _at_old(v: StateVar, ctx: Context) -> Expr:
@@ -264,16 +284,18 @@ def _at_old(v: StateVar, ctx: Context) -> Expr:
     return _over_elements(sm.rename_loads(v.element, names), ctx, v)
 
 
-def _with_sums(e: Expr, ctx: Context) -> Expr:
-    """Sums `@old` written out over the two elements, latest first."""
-    for info in reversed(list(ctx.infos.values())):
-        v = info.var
-        if v.reducer != "sum":
-            continue
-        for load in [n for n in loads(e) if n.tensor == v.name + OLD]:
-            at = dict(zip(v.dims, load.index, strict=True))
-            e = sm.replace(e, load, reindex(_at_old(v, ctx), at))
-    return e
+def _sums(e: Expr, ctx: Context) -> dict[Expr, Expr]:
+    """What sums `@old` that `e` reads, and those that these read, are over the two elements."""
+    sums = {i.var.name + OLD: i.var for i in ctx.infos.values() if i.var.reducer == "sum"}
+    found: dict[Expr, Expr] = {}
+    todo = [e]
+    while todo:
+        for load in loads(todo.pop()):
+            if load.tensor in sums and load not in found:
+                v = sums[load.tensor]
+                found[load] = reindex(_at_old(v, ctx), dict(zip(v.dims, load.index, strict=True)))
+                todo.append(found[load])
+    return found
 
 
 def _order_update(v: StateVar, ctx: Context) -> Check:

@@ -25,6 +25,10 @@ from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.reduction_laws import SHORT
 
+#: Most reductions of a pass that follow from one another: each moves with all before it, and the proofs of all that
+#: take a time of their fourth power.
+FOLLOWING = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -113,6 +117,7 @@ class _Planner:
         self.axes: list[tuple[str, ...]] = []
         self.names: list[list[str]] = []
         self.rejections: list[Rejection] = []
+        self.following: dict[str, int] = {}  # reductions of the last stage that lead to it, one after another
         self.dtypes = tuple((i.name, i.dtype) for i in g.program.inputs)
 
     def open(self) -> list[tuple[tuple[str, ...], list[str]]]:
@@ -130,6 +135,12 @@ class _Planner:
         else:
             self.ready[name] = self._place(c, deps, hard)
             self.through[name] = -1
+        own = c.reducer is not None and name not in self.inner
+        self.following[name] = self._follows(inside, self.ready[name]) + own
+
+    def _follows(self, inside: list[str], k: int) -> int:
+        """How many reductions of a stage lead to these producers, one after another."""
+        return max((self.following[r] for r in inside if self.ready[r] == k), default=0)
 
     def _hard(self, c: Compute, producer: str) -> int:
         """Stage whose *final* result `c` needs from this producer, -1 if a Fold may look through."""
@@ -147,6 +158,10 @@ class _Planner:
         first = max(deps, hard + 1, 0)
         for k in range(first, len(self.axes)):
             if set(self.axes[k]) != set(c.rdims):
+                continue
+            if self._follows([r for r in self.g.producers[c.name] if r in self.ready], k) >= FOLLOWING:
+                why = f"{c.name} follows from {FOLLOWING} reductions of a pass, one after another: it starts the next"
+                self.rejections.append(Rejection(c.name, why, c.loc))
                 continue
             try:
                 derive_fold(self.cascade(self.axes[k], [*self.names[k], c.name]))
