@@ -148,6 +148,63 @@ def test_slots_that_a_segment_did_not_fill_are_no_candidates():
     assert out["best"].tolist() == [[-3.0, none], [7.0, 5.0], [none, none]]
 
 
+LANES = """
+kernel lanes(N, M)
+  dim i = 2
+  dim k = N
+  dim j = M
+  in x: {dtype}[2, N, M] unit 2
+  in p: i64[2, N, M] unit 2
+  out top: {dtype}[2, M]
+  out at: i64[2, M]
+  out low: i64[2, N]
+  out late: i64[2, M]
+  grid i:1
+    alloc a: {dtype}[i:1, j:size(j)] tile
+    alloc ai: i64[i:1, j:size(j)] tile
+    alloc b: {dtype}[i:1, k:size(k)] tile
+    alloc bi: i64[i:1, k:size(k)] tile
+    alloc c: {dtype}[i:1, j:size(j)] tile
+    alloc ci: i64[i:1, j:size(j)] tile
+    fill a = {least}
+    fill ai = -1
+    for k:7
+      a[i, j], ai[i, j] argmax= over k: x[i, k, j] -> k
+    fill b = {most}
+    fill bi = -1
+    for j:100
+      b[i, k], bi[i, k] argmin= over j: x[i, k, j] -> 3 * j + i
+    c[i, j], ci[i, j] = argmax over k: x[i, k, j] -> p[i, k, j]
+    store top[i, j] over i, j = a[i, j]
+    store at[i, j] over i, j = ai[i, j]
+    store low[i, k] over i, k = bi[i, k]
+    store late[i, j] over i, j = ci[i, j]
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i64", "i8"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 130), (40, 17), (9, 257), (0, 5)])
+def test_best_elements_of_lanes(dtype, shape):
+    kind = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "i64": torch.int64, "i8": torch.int8}
+    torch.manual_seed(sum(shape))
+    x = torch.randint(-2, 3, (2, *shape)).to(kind[dtype])  # ties
+    least, most = (float("-inf"), float("inf")) if x.is_floating_point() else (-128, 127)
+    if x.is_floating_point():
+        specials = torch.tensor([-torch.inf, torch.inf, torch.nan, -0.0], dtype=x.dtype)
+        x = torch.where(torch.rand(x.shape) < 0.3, specials[torch.randint(0, 4, x.shape)], x)
+        if shape[0] > 2:
+            x[0, :, 0], x[1, 0] = -torch.inf, torch.inf
+    unfilled = x.double() == -torch.inf
+    p = torch.where(unfilled, torch.randint(-1, 50, x.shape), torch.randint(0, 50, x.shape))
+    ints = {
+        n: torch.empty(2, m, dtype=torch.int64) for n, m in (("at", shape[1]), ("low", shape[0]), ("late", shape[1]))
+    }
+    text = LANES.format(dtype=dtype, least=least, most=most)
+    compare(
+        text, {"x": x, "p": p, "top": torch.empty(2, shape[1], dtype=x.dtype), **ints}, {"N": shape[0], "M": shape[1]}
+    )
+
+
 REDUCERS = """
 kernel reducers(R, C)
   dim i = R

@@ -61,7 +61,7 @@ class _Renderer:
     # ------------------------------------------------------------ the whole file
     def source(self) -> str:
         head, body = self.arguments(), self.grid_body()
-        headers = ["math", "parallel"] + (["select"] if any("tf::Slots" in x for x in body) else [])
+        headers = ["math", "parallel"] + (["select"] if any("tf::Slots" in x or "tf::Best" in x for x in body) else [])
         gemms = [
             f"const auto {gemm_name(types)} = (tf::gemm_fn)args[{self.arguments_end + n}];"
             for n, types in enumerate(self.facts.gemms)
