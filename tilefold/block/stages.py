@@ -11,12 +11,13 @@ loops of their consumers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.context import COUNTER, Options
 from tilefold.algebra.derive import build_fold, derive_fold
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, tensors_read, transform, type_of
 from tilefold.algebra.fold import Fold
 from tilefold.block.legal import Group
@@ -182,8 +183,16 @@ class _Planner:
         reductions = tuple([self._reduction(self.g.by_name[n], names) for n in names])
         read = frozenset[str]().union(*(tensors_read(r.body) for r in reductions))
         own = (COUNTER, *names)  # what a Fold names its variables after: no input's names
-        given = tuple([(t, dtype) for t, dtype in self.dtypes if t in read or t.startswith(own)])
-        return Cascade(axes, reductions, given)
+        given = [(t, dtype) for t, dtype in self.dtypes if t in read or t.startswith(own)]
+        others = read.difference(names, (r.index_name for r in reductions))
+        return Cascade(axes, reductions, (*given, *self._counted(others)))
+
+    def _counted(self, read: frozenset[str]) -> Iterator[tuple[str, DType]]:
+        """The types of computed integers: sums of them are checked with whole numbers, as those of inputs are."""
+        p = self.g.program
+        for t in sorted(read):
+            if not p.is_input(t) and not p.dtype_of(t).is_float:
+                yield t, p.dtype_of(t)
 
     def _reduction(self, c: Compute, names: list[str]) -> Reduction:
         body = inline_maps(self.g, c.body, lambda m: m in self.ready and self._depends(m, set(names)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.frontend.check import check, lowered, randn
 from tilefold.errors import UnsupportedError
+from tilefold.frontend.torch_compile import backend
 
 
 def numbers(*shape: int, high: int = 9, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -26,6 +28,18 @@ def test_offsets_of_experts():
         return counted, torch.cumsum(counted, 0, dtype=torch.int32), counted.int().cumsum(0)
 
     check(offsets, numbers(64, high=8).abs())
+
+
+def test_places_in_the_queues_of_experts_are_sums_of_computed_integers():
+    """A token's place in its expert's queue, as routers with a capacity count it: no float is among what is summed."""
+
+    def places(ids):
+        chosen = F.one_hot(ids, 4)
+        return ((chosen.cumsum(0) - 1) * chosen).sum(-1)
+
+    ids = numbers(14, high=4).abs()
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(places, backend=backend)(ids), places(ids))
 
 
 @pytest.mark.parametrize(
