@@ -8,6 +8,7 @@ import json
 import os
 import py_compile
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tilefold import files  # noqa: E402
 from tilefold.backends.triton import build as compiler  # noqa: E402
 from tilefold.backends.triton import known  # noqa: E402
 from tilefold.backends.triton.build import Target  # noqa: E402
-from tilefold.backends.triton.compile import resources  # noqa: E402
+from tilefold.backends.triton.compile import job_of, resources  # noqa: E402
 
 HOPPER = Target("cuda", 90)
 
@@ -50,6 +51,21 @@ def test_a_kernel_is_compiled_once(asked):
     first, second = built(), built()
     assert len(asked) == 1
     assert second.assembly["cubin"] == first.assembly["cubin"] and second.shared == first.shared
+
+
+def test_a_kernel_that_is_found_is_launched_alike_without_taking_its_source_apart(asked, monkeypatch):
+    from triton.backends.nvidia.driver import make_launcher  # noqa: PLC0415 (without Triton nothing here runs)
+
+    (k,) = kernels("softmax")
+    v = variant(k)
+    job = job_of(v.kernel, v.rendered, v.config, [16] * len(v.rendered.arguments), wide=False)
+    first = compiler.built(job, HOPPER)
+    monkeypatch.setattr(compiler, "module_of", lambda source, name: pytest.fail("the source is read again"))
+    second = compiler.built(job, HOPPER)
+    made, found = (make_launcher(x.src.constants, dict(x.src.signature), None) for x in (first, second))
+    assert found == made and second.kernel == first.kernel and second.name == first.name
+    with pytest.raises(pytest.fail.Exception, match="read again"):
+        compiler.built(replace(job, source=job.source + "\n"), HOPPER)
 
 
 def test_another_target_or_setting_is_another_kernel(asked, monkeypatch):

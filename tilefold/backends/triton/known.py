@@ -99,7 +99,7 @@ def _assemblers(told: Sequence[tuple[str, str]]) -> list[tuple[int, int] | None]
 
 
 def find(key: str, src: Any) -> Any | None:
-    """The kernel of that name (`src`: Triton's form of its source); None where Triton's cache has it no more."""
+    """The kernel of that name (`src`: what stands for its source); None where Triton's cache has it no more."""
     try:
         entry = json.loads(read_trusted(folder() / f"{key}.known"))
         name, group, code = (str(entry[part]) for part in ("hash", "group", "code"))
