@@ -1,4 +1,4 @@
-"""`tilefold bench`: cpu, planner, startup, programs, or a suite of GPU rows."""
+"""`tilefold bench`: cpu, planner, startup, curve, programs, or a suite of GPU rows."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tilefold.suites.gpu.measure import CudaTimer
 from tilefold.suites.gpu.results import Results, load_all
 from tilefold.suites.gpu.worker import Job, Study
 from tilefold.suites.models import all as models
+from tilefold.suites.models import curve
 from tilefold.suites.models import report as models_report
 from tilefold.suites.page import write_part
 from tilefold.suites.programs import report as programs_report
@@ -42,6 +43,8 @@ _TEAMS: dict[str, tuple[int, ModuleType]] = {
 }
 #: Rows of the papers' suites that a process takes on.
 ROW_SHARE = 3
+#: Back ends of torch.compile that train beside Tilefold and eager mode.
+PEERS_OF_A_CURVE = ("inductor",)
 #: A file a device.
 RESULTS = Path("bench/results")
 
@@ -50,7 +53,8 @@ def bench(
     suite: Annotated[
         str,
         typer.Argument(
-            help="cpu, planner, startup, programs, models, redfuser, neptune, neighbours, or page: what was measured"
+            help="cpu, planner, startup, curve, programs, models, redfuser, neptune, neighbours, "
+            "or page: what was measured"
         ),
     ] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
@@ -58,7 +62,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="where everything measured is written as JSON")] = None,
     docs: Annotated[Path | None, typer.Option(help="also write this suite's part of the page of results")] = None,
     device: Annotated[
-        str | None, typer.Option(help="cuda; cpu is a dry run; of planner: cpu or cuda", rich_help_panel=_GPU)
+        str | None, typer.Option(help="cuda; cpu is a dry run; of planner, curve: cpu or cuda", rich_help_panel=_GPU)
     ] = None,
     rows: Annotated[
         str | None, typer.Option(help="names or families, as H1,causal-*-4096,mla", rich_help_panel=_GPU)
@@ -96,6 +100,9 @@ def bench(
         return
     if suite == startup.PART:
         _startup(_names(rows), json, docs, commit)
+        return
+    if suite == curve.PART:
+        _curve(_names(peers), json, docs, device or "cpu", commit)
         return
     device = device or "cuda"
     if suite == "page":
@@ -190,6 +197,18 @@ def _startup(rows: tuple[str, ...] | None, json: Path | None, docs: Path | None,
             report_ = startup.run(rows, commit=commit, progress=status.update)
         startup.write(report_, json_path=json, docs_path=docs)
     console.print(startup.markdown(report_), markup=False, highlight=False, soft_wrap=True)
+
+
+def _curve(
+    peers: tuple[str, ...] | None, json: Path | None, docs: Path | None, device: str, commit: str | None
+) -> None:
+    with friendly():
+        _checked_device(device)
+        others = ("tilefold", *(PEERS_OF_A_CURVE if peers is None else peers))
+        with console.status("") as status:
+            found = curve.run(device, contenders=others, commit=commit, progress=_progress(status))
+        curve.write(found, json_path=json, docs_path=docs)
+    console.print(curve.markdown(found), markup=False, highlight=False, soft_wrap=True)
 
 
 def _programs(job: Job, json: Path | None, docs: Path | None, workers: int, resume: bool, commit: str | None) -> None:

@@ -12,6 +12,7 @@ MARKS: Mapping[str, str] = {
     "startup": "<!-- First calls: written by `tilefold bench startup`; do not edit. -->",
     "programs": "<!-- The programs' part: written by `tilefold bench programs`; do not edit. -->",
     "models": "<!-- The models' part: written by `tilefold bench models`; do not edit. -->",
+    "curve": "<!-- A decoder that learns: written by `tilefold bench curve`; do not edit. -->",
     "gpu": "<!-- The GPU part: written by `tilefold bench redfuser` and `tilefold bench neptune`; do not edit. -->",
 }
 CPU = "cpu"
