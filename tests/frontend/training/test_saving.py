@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tilefold.errors import TilefoldError
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
@@ -250,6 +252,48 @@ def test_checkpointed_parts_are_computed_again():
     _, gradients, some = passes(with_checkpoints, *args)
     assert len(saved(some)) < len(saved(all_of_it))
     right(plain, args, gradients)
+
+
+def attend(q, k, v, p=0.0):
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=p)
+
+
+def fused_calls(graphs):
+    return [n for g in graphs.values() for n in g.graph.nodes if "dot_product" in str(n.target)]
+
+
+def test_attention_in_checkpoints_is_taken_apart_as_any():
+    def twice(q, k, v):
+        inside = checkpoint(attend, q, k, v, use_reentrant=False)
+        return checkpoint(lambda *x: checkpoint(attend, *x, use_reentrant=False), inside, k, v, use_reentrant=False)
+
+    args = qkv(s=12)
+    _, gradients, graphs = passes(twice, *args)
+    assert not fused_calls(graphs)
+    right(lambda q, k, v: attend(attend(q, k, v), k, v), args, gradients)
+
+
+def test_checkpointed_attention_draws_the_same_numbers_again():
+    q, k, v = qkv(s=12)
+    made, gradients, _ = passes(lambda q, k, v: checkpoint(attend, q, k, v, 0.4, use_reentrant=False), q, k, v)
+    seed = torch.randn(made.shape, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close((gradients[2] * v).sum(), (made * seed).sum(), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(made, attend(q, k, v))
+
+
+def test_attention_that_a_checkpoint_s_user_names_stays_an_operator():
+    def saves(_, op, *args, **kwargs):
+        attention = "dot_product" in str(op)
+        return CheckpointPolicy.MUST_SAVE if attention else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def named(q, k, v):
+        contexts = functools.partial(create_selective_checkpoint_contexts, saves)
+        return checkpoint(attend, q, k, v, use_reentrant=False, context_fn=contexts)
+
+    args = qkv(s=12)
+    _, gradients, graphs = passes(named, *args)
+    assert len(fused_calls(graphs)) == 2
+    right(attend, args, gradients)
 
 
 def test_arguments_changed_in_place():

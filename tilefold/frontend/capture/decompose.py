@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -163,20 +163,36 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
 
 
 def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
-    """Replace fused attention calls by `attention`, in place. What is returned puts them back."""
+    """Replace fused attention calls by `attention`, in place, in checkpointed parts too. What is returned puts them
+    back."""
     parts: dict[object, Callable[..., object]] = dict.fromkeys(_SDPA, attention)
     parts |= {F.multi_head_attention_forward: multi_head_attention, flex.flex_operator: flex.flex_attention}
-    fused = [(n, n.target) for n in gm.graph.nodes if n.op == "call_function" and n.target in parts]
-    for node, target in fused:
-        node.target = parts[target]
-    gm.recompile()
+    graphs = list(_traced(gm))
+    nodes = [n for m in graphs for n in m.graph.nodes]
+    fused = [(n, n.target) for n in nodes if n.op == "call_function" and n.target in parts]
+
+    def put(targets: Iterable[tuple[torch.fx.Node, Any]]) -> None:
+        for node, target in targets:
+            node.target = target
+        for m in graphs:
+            m.recompile()
+
+    put((n, parts[target]) for n, target in fused)
 
     def undo() -> None:
-        for node, target in fused:
-            node.target = target
-        gm.recompile()
+        put(fused)
 
     return undo
+
+
+def _traced(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    """The graph and those of its checkpoints, which AOTAutograd traces as parts of it, but for those whose user says by
+    operator what is saved (`context_fn`): that operator is to be there."""
+    yield gm
+    for n in gm.graph.find_nodes(op="call_function", target=torch.ops.higher_order.tag_activation_checkpoint):
+        part = getattr(gm, n.args[0].target)
+        if "_checkpoint_context_fn" not in part.meta:
+            yield from _traced(part)
 
 
 def attention(
