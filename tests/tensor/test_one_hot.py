@@ -8,6 +8,7 @@ import torch
 from tilefold.tensor.inline import too_long
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
+from tilefold.tensor.laws import one_hot
 from tilefold.tensor.laws.one_hot import collapse_products, collapse_sums
 from tilefold.tensor.text import parse, show
 
@@ -151,3 +152,14 @@ def test_a_labels_element_of_a_row_stays_a_sum():
     """It may be of what a product makes, block by block."""
     before = program("where(j == y[i], 1.0, 0.0)", "g[i, j] * x[i, j]")
     assert collapse_products(before) == before
+
+
+def test_sums_whose_rows_tell_no_element_by_its_index_are_not_written_out(monkeypatch):
+    """Writing out is asked for each sum of a chain of norms: all maps before it."""
+    seen = []
+    monkeypatch.setattr(one_hot, "too_long", lambda e: seen.append(e) or too_long(e))
+    for row in ("u[i] * 2.0", "where(x[i, j] == u[i], 1.0, 0.0)", "where(j <= y[i], u[i], 0.0)"):
+        collapse_sums(program(row))
+    assert not seen
+    collapse_sums(program("where(j == y[i], u[i], 0.0)"))
+    assert seen

@@ -100,25 +100,24 @@ def _stride_cost(access: Load, dim: str, facts: Facts) -> float:
 
 def groups(steps: Iterable[Step], facts: Facts) -> list[Group]:
     """Cut a run of steps into groups, each as long as sharing stays legal and does not spoil the vectors."""
+    run = tuple(steps)
+    strips = [best_strip(s, facts) for s in run]
     out: list[Group] = []
-    current: Group | None = None
-    for s in steps:
-        joined = _join(current, s, facts) if current else None
+    for n, s in enumerate(run):
+        joined = _join(out[-1], s, strips[n - len(out[-1].steps) : n + 1]) if out else None
         if joined is None:
-            if current is not None:
-                out.append(current)
-            strip = best_strip(s, facts)
-            joined = Group((s,), s.dims, strip if strip in s.dims else None)
-        current = joined
-    return [*out, current] if current else out
+            out.append(Group((s,), s.dims, strips[n] if strips[n] in s.dims else None))
+        else:
+            out[-1] = joined
+    return out
 
 
-def _join(g: Group, s: Step, facts: Facts) -> Group | None:
+def _join(g: Group, s: Step, strips: list[str | None]) -> Group | None:
+    """The group with one step more; `strips`: the best one of each step, the new one's last."""
     steps = (*g.steps, s)
-    common = tuple(d for d in g.common if d in s.dims and _aligned(steps, d))
+    common = tuple(d for d in g.common if d in s.dims and _aligned(g.steps, s, d))
     if not common:
         return None
-    strips = [best_strip(t, facts) for t in steps]
     if all(b in common for b in strips):
         return Group(steps, common, strips[0]) if len(set(strips)) == 1 else None
     # vectorised along a dim of their own; what has one element a common index rides along as a scalar
@@ -127,18 +126,18 @@ def _join(g: Group, s: Step, facts: Facts) -> Group | None:
     return None
 
 
-def _aligned(steps: tuple[Step, ...], dim: str) -> bool:
-    """Whether running all steps for one index of `dim` before the next index changes nothing.
+def _aligned(steps: tuple[Step, ...], s: Step, dim: str) -> bool:
+    """Whether running `s` too for one index of `dim` before the next index changes nothing (so it is among `steps`).
 
     True where everything that one step writes and another touches has `dim` as a plain index, at
     one and the same place.
     """
-    for n, s in enumerate(steps):
-        for m, other in enumerate(steps):
-            touched = () if n == m else (a for a in accesses(other) if a.tensor == s.target)
-            if not all(_same_place(s.index, a.index, dim) for a in touched):
-                return False
-    return True
+    mine = accesses(s)
+    return all(
+        all(_same_place(t.index, a.index, dim) for a in mine if a.tensor == t.target)
+        and all(_same_place(s.index, a.index, dim) for a in accesses(t) if a.tensor == s.target)
+        for t in steps
+    )
 
 
 def _same_place(written: tuple[Expr, ...], touched: tuple[Expr, ...], dim: str) -> bool:

@@ -146,6 +146,17 @@ def collapse_sums(p: Program) -> Program:
     length, and the elements. Added up one after the other, many small terms beside a large one would be rounded as it
     is (the gradient of a smoothed cross-entropy). Rows of floats with a known length that is not 0."""
     maps = {c.name: c for c in p.body if c.reducer is None and len(c.results) == 1 and c.dtype is DType.F32}
+    named: set[str] = set()
+
+    def names(e: Expr) -> bool:
+        """Whether elements are told by their index there, or in the maps that are read: else no row has single ones."""
+        if any(ld.tensor in named for ld in loads(e)):
+            return True
+        return any(isinstance(n, Call) and n.op == "eq" and any(isinstance(a, Index) for a in n.args) for n in walk(e))
+
+    for name, c in maps.items():
+        if isinstance(c.body, Index) or names(c.body):
+            named.add(name)
 
     def written_out(e: Expr, k: str) -> Expr:
         """With the maps that are read along k in their readers' place, as long as that is no longer than bodies are."""
@@ -162,7 +173,7 @@ def collapse_sums(p: Program) -> Program:
         if c.reducer != "sum" or c.dtype is not DType.F32 or not isinstance(size, Const) or size.value == 0:
             body.append(c)
             continue
-        found = _affine(written_out(c.body, c.rdims[0]), c.rdims[0])
+        found = _affine(written_out(c.body, c.rdims[0]), c.rdims[0]) if names(c.body) else None
         if found is None or not found[1]:
             body.append(c)
             continue
