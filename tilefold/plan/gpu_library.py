@@ -75,14 +75,15 @@ def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:
     Every product is of its own, so that no matrix unit helps: the library reads its operand and writes its result,
     which what follows reads again. Here that is in the same kernel.
     """
-    return frozenset(c.name for c in p.body if _window_wins(p, c, machine))
+    g = Graph.of(p)
+    return frozenset(c.name for c in p.body if _window_wins(g, c, machine))
 
 
-def _window_wins(p: Program, c: Compute, machine: Gpu) -> bool:
+def _window_wins(g: Graph, c: Compute, machine: Gpu) -> bool:
+    p = g.program
     form = convolution(c, p)
     if form is None or not form.depthwise(p.sizes) or not all(is_static(p.sizes[d]) for d in c.rdims):
         return False
-    g = Graph.of(p)
     taps, made = g.points(c.rdims), g.points(c.dims)
     if taps > machine.window:
         return False

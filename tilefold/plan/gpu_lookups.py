@@ -29,12 +29,14 @@ def lookups_apart(
     """The program, in which lookups among other things are statements, and its groups, with those beside products
     apart where that is estimated faster. limits: of a kernel; calls: of a library."""
     made: list[Group] = []
+    g = Graph.of(p)
     for x in groups:
-        sides = frozenset[str]() if x.members in calls else _sides(Graph.of(p), x)
+        sides = frozenset[str]() if x.members in calls else _sides(g, x)
         other, whole = _named(p, x) if sides else (p, x)
-        found = _apart(Graph.of(other), whole, sides, machine, limits) if sides else (x,)
+        after = Graph.of(other) if sides else g
+        found = _apart(after, whole, sides, machine, limits) if sides else (x,)
         if len(found) > 1:
-            p = other
+            p, g = other, after
         made += found if len(found) > 1 else (x,)
     return p, made
 

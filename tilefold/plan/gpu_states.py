@@ -34,13 +34,14 @@ def states_apart(
     """The program, with copies of what several kernels compute, and its groups, so that the states of each fit. limits:
     of a kernel; calls: of a library."""
     made: list[Group] = []
+    g = Graph.of(p)
     for x in groups:
-        g = Graph.of(p)
         found = None if x.members in calls else _apart(g, x, machine, limits)
         if found is None:
             made.append(x)
         else:
             p, parts = found
+            g = Graph.of(p)
             made += parts
     return p, made
 
