@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilefold.algebra.expr import dims_used
+from tilefold.algebra.expr import dims_used, loads
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of, walk
 from tilefold.tensor.analysis import is_static
 from tilefold.tensor.sizes import estimate
@@ -20,13 +20,16 @@ from tilefold.tile.layout import product_of
 
 @dataclass(frozen=True, slots=True)
 class TileTargets:
-    """Defaults in elements: `kept` and `streamed` for products, `area` for everything else."""
+    """Defaults in elements: `kept` and `streamed` for products, `area` for everything else; `line`: what a tile has
+    at least along the last axis of what it reads transposed.
+    """
 
     kept: int = 128
     streamed: int = 192
     contracted: int = 512
     area: int = 8192
     row: int = 4096
+    line: int = 32
 
 
 def choose_tiles(block: Block, t: TileTargets | None = None) -> Mapping[str, int]:
@@ -86,10 +89,22 @@ def _by_area(block: Block, loops: Mapping[str, Loop], t: TileTargets) -> dict[st
     for d in streamed:
         tiles[d] = max(1, min(t.row, room, estimate(block.sizes[d])))
     room = max(1, room // max([1, *tiles.values()]))
-    for d in reversed([d for d, n in loops.items() if n.kind == "forall"]):
-        tiles[d] = max(1, min(room, estimate(block.sizes[d])))
+    spread = [d for d, n in loops.items() if n.kind == "forall"]
+    for d in reversed(spread):
+        across = d == spread[-1] and _read_across(block, d, spread)
+        tiles[d] = max(1, min(room // t.line if across and room >= t.line**2 else room, estimate(block.sizes[d])))
         room = max(1, room // tiles[d])
     return tiles
+
+
+def _read_across(block: Block, dim: str, dims: list[str]) -> bool:
+    """Whether something moves with `dim`, but with another of `dims` along its last axis: a transposed operand."""
+    for x in (x for n in walk(block.body) for e in exprs_of(n) for x in loads(e) if x.index):
+        last = dims_used(x.index[-1])
+        before = {d for e in x.index[:-1] for d in dims_used(e)}
+        if dim in before and dim not in last and not last.isdisjoint(dims):
+            return True
+    return False
 
 
 def _dims(n: Node) -> set[str]:

@@ -7,6 +7,8 @@ import torch
 
 from tests.backends.cpp.harness import compare, compiled, hostile, strided
 from tests.tile.kernels import ATTENTION, GATHER, SOFTMAX, TOPK
+from tilefold.backends.cpp.render import render
+from tilefold.tile.text import parse
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +205,50 @@ def test_best_elements_of_lanes(dtype, shape):
     compare(
         text, {"x": x, "p": p, "top": torch.empty(2, shape[1], dtype=x.dtype), **ints}, {"N": shape[0], "M": shape[1]}
     )
+
+
+ACROSS = """
+kernel across(N, M)
+  dim i = 2
+  dim j = N
+  dim k = M
+  dim h = 3
+  in x: f32[2, N, M] unit 2
+  in y: {dtype}[2, M + 1, N + 2] unit 2
+  in z: {dtype}[M, N] unit 1
+  in t: f32[3, M, N] unit 2
+  out o: f32[2, N, M] unit 2
+  out n: {dtype}[2, N, M] unit 2
+  out s: f32[2, M, N] unit 2
+  grid i:1 j:{tile} k:{tile}
+    store o[i, j, k] over i, j, k = x[i, j, k] + f32(y[i, k + 1, j + 2]) * f32(z[k, j])
+    store n[i, j, k] over i, j, k = z[k, j]
+    alloc a: f32[i:1, k:{tile}, j:{tile}] tile
+    a[i, k, j] = sum over h: t[h, k, j] * x[i, j, k]
+    store s[i, k, j] over i, k, j = a[i, k, j]
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8", "bool", "i64"])
+@pytest.mark.parametrize(
+    ("shape", "tile"), [((1, 1), 64), ((8, 130), 200), ((40, 17), 24), ((37, 128), 128), ((0, 9), 16)]
+)
+def test_what_lies_across_is_turned(dtype, shape, tile):
+    n, m = shape
+    torch.manual_seed(n + m)
+    kind = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "i64": torch.int64, "i8": torch.int8}
+    of = kind.get(dtype, torch.bool)
+    make = hostile if of.is_floating_point else lambda *s: torch.randint(-3, 4, s)
+    ins = {"x": torch.randn(2, n, m), "y": make(2, m + 1, n + 2).to(of), "z": make(m, n).to(of)}
+    ins["t"] = torch.randn(3, m, n)
+    outs = {"o": torch.empty(2, n, m), "n": torch.empty(2, n, m, dtype=of), "s": torch.empty(2, m, n)}
+    compare(ACROSS.format(dtype=dtype, tile=tile), {**ins, **outs}, {"N": n, "M": m})
+
+
+def test_only_what_is_inside_of_its_tensor_is_turned():
+    text = ACROSS.format(dtype="f32", tile=32)
+    assert render(parse(text)).count("tf::turn(") >= 3
+    assert "tf::turn(y" not in render(parse(text.replace("k + 1, j + 2", "k + 2, j + 2")))
 
 
 REDUCERS = """

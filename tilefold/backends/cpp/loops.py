@@ -9,6 +9,7 @@ from tilefold.algebra.evaluate import identity_of
 from tilefold.algebra.expr import Load, dims_used
 from tilefold.backends.cpp.nests import Group, Step, best_strip, has_wide, heavy, phases
 from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, literal
+from tilefold.backends.cpp.turned import lay_down, reads_across
 from tilefold.backends.cpp.values import Values
 
 _COMBINE = {"sum": "({} + {})", "prod": "({} * {})", "max": "tf::maximum({}, {})", "min": "tf::minimum({}, {})"}
@@ -57,17 +58,19 @@ class NestWriter:
 
     # ------------------------------------------------------------ the nest
     def write(self) -> None:
-        g = self.group
-        order = [d for d in g.common if d != g.strip]
+        g, turned = self.group, reads_across(self.group, self.facts)
+        order = [d for d in g.common if d != g.strip and (turned is None or d != turned[0])]
         for d in order:
             self.loop(d)
+        if turned is not None:
+            self.group = g = lay_down(self.values, g, *turned)
         if g.strip is not None:
             self.strip_loop(g.strip, g.steps)
         for phase in phases(g):
             self.phase(phase)
         if g.strip is not None:
             self.close("});")
-        for _ in order:
+        for _ in range(len(order) + (2 if turned is not None else 0)):
             self.close()
 
     def phase(self, steps: tuple[Step, ...]) -> None:

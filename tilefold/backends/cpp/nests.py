@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads, tensors_read, walk
+from tilefold.backends.cpp.across import across
 from tilefold.backends.cpp.affine import split
 from tilefold.backends.cpp.scope import Facts
 from tilefold.backends.cpp.values import HEAVY
 from tilefold.tile.ir import Fill, Map, Reduce, Stmt, Store
+
+#: Cost of a vector that is laid down before it is read, as `_stride_cost`: a few instructions and the first cache.
+_TURNED = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,17 @@ def best_strip(step: Step, facts: Facts) -> str | None:
     costs: list[tuple[float, str]] = []
     for dims, extra in ((step.dims, 0.0), (step.rdims, 0.5)):
         for n, dim in enumerate(reversed(dims)):
-            strides = sum(_stride_cost(a, dim, facts) for a in accesses(step))
+            strides = sum(_cost(a, dim, step, facts) for a in accesses(step))
             costs.append((strides + extra + 0.01 * n + _short(dim, facts), dim))
     return min(costs)[1] if costs else None
+
+
+def _cost(access: Load, dim: str, step: Step, facts: Facts) -> float:
+    """As `_stride_cost`, but what is read across another loop is laid down along `dim` first."""
+    cost = _stride_cost(access, dim, facts)
+    read = dim in step.dims and access.tensor != step.target
+    turned = cost > _TURNED and read and any(across(access, d, dim, facts) is not None for d in step.dims)
+    return _TURNED if turned else cost
 
 
 def _short(dim: str, facts: Facts) -> float:

@@ -73,45 +73,6 @@ static void panel(int64_t M, int64_t K, const T* a, int64_t sam, int64_t sak, co
 }
 
 // ---------------------------------------------------------------- packing
-// 8 x 8 transposition: r[n] holds 8 values along k, and holds 8 values along n afterwards
-TF_INLINE void transpose8(V<float, 8> (&r)[8]) {
-  if constexpr (kNative >= 32) {
-    typedef float v8 __attribute__((vector_size(32)));
-    typedef int i8 __attribute__((vector_size(32)));
-    v8 t[8], u[8];
-    TF_UNROLL
-    for (int i = 0; i < 8; i += 2) {
-      v8 x, y;
-      memcpy(&x, &r[i], 32);
-      memcpy(&y, &r[i + 1], 32);
-      t[i] = __builtin_shuffle(x, y, i8{0, 8, 1, 9, 4, 12, 5, 13});
-      t[i + 1] = __builtin_shuffle(x, y, i8{2, 10, 3, 11, 6, 14, 7, 15});
-    }
-    TF_UNROLL
-    for (int i = 0; i < 8; i += 4)
-      TF_UNROLL
-      for (int j = 0; j < 2; ++j) {
-        u[i + 2 * j] = __builtin_shuffle(t[i + j], t[i + j + 2], i8{0, 1, 8, 9, 4, 5, 12, 13});
-        u[i + 2 * j + 1] = __builtin_shuffle(t[i + j], t[i + j + 2], i8{2, 3, 10, 11, 6, 7, 14, 15});
-      }
-    TF_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const v8 lo = __builtin_shuffle(u[i], u[i + 4], i8{0, 1, 2, 3, 8, 9, 10, 11});
-      const v8 hi = __builtin_shuffle(u[i], u[i + 4], i8{4, 5, 6, 7, 12, 13, 14, 15});
-      memcpy(&r[i], &lo, 32);
-      memcpy(&r[i + 4], &hi, 32);
-    }
-  } else {
-    TF_UNROLL
-    for (int i = 0; i < 8; ++i)
-      TF_UNROLL
-      for (int j = 0; j < i; ++j) {
-        const float x = lane(r[i], j);
-        set_lane(r[i], j, lane(r[j], i));
-        set_lane(r[j], i, x);
-      }
-  }
-}
 // out[k * width + n] = b[k, n], zero for cols <= n < width
 template <class T, class TB>
 static void pack_panel(T* out, int64_t width, const TB* b, int64_t sbk, int64_t sbn, int64_t K, int64_t cols) {

@@ -560,4 +560,77 @@ template <class T, class X> TF_INLINE auto round_to(X x) {
 }
 template <class T, int N> TF_INLINE auto round_to(M<N> x) { return widen<T>(narrow<T>(x)); }
 
+// ---------------------------------------------------------------- transposition
+// 8 x 8 transposition: r[n] holds 8 values along k, and holds 8 values along n afterwards
+TF_INLINE void transpose8(V<float, 8> (&r)[8]) {
+  if constexpr (kNative >= 32) {
+    typedef float v8 __attribute__((vector_size(32)));
+    typedef int i8 __attribute__((vector_size(32)));
+    v8 t[8], u[8];
+    TF_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+      v8 x, y;
+      memcpy(&x, &r[i], 32);
+      memcpy(&y, &r[i + 1], 32);
+      t[i] = __builtin_shuffle(x, y, i8{0, 8, 1, 9, 4, 12, 5, 13});
+      t[i + 1] = __builtin_shuffle(x, y, i8{2, 10, 3, 11, 6, 14, 7, 15});
+    }
+    TF_UNROLL
+    for (int i = 0; i < 8; i += 4)
+      TF_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        u[i + 2 * j] = __builtin_shuffle(t[i + j], t[i + j + 2], i8{0, 1, 8, 9, 4, 5, 12, 13});
+        u[i + 2 * j + 1] = __builtin_shuffle(t[i + j], t[i + j + 2], i8{2, 3, 10, 11, 6, 7, 14, 15});
+      }
+    TF_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const v8 lo = __builtin_shuffle(u[i], u[i + 4], i8{0, 1, 2, 3, 8, 9, 10, 11});
+      const v8 hi = __builtin_shuffle(u[i], u[i + 4], i8{4, 5, 6, 7, 12, 13, 14, 15});
+      memcpy(&r[i], &lo, 32);
+      memcpy(&r[i + 4], &hi, 32);
+    }
+  } else {
+    TF_UNROLL
+    for (int i = 0; i < 8; ++i)
+      TF_UNROLL
+      for (int j = 0; j < i; ++j) {
+        const float x = lane(r[i], j);
+        set_lane(r[i], j, lane(r[j], i));
+        set_lane(r[j], i, x);
+      }
+  }
+}
+// out[r * pitch + c] = p[c * stride + r]; rows of `out` are written in whole blocks of 8 columns
+template <class T> static void turn(T* to, int64_t pitch, const T* from, int64_t stride, int64_t rows, int64_t columns) {
+  typedef raw_t<T> R;
+  const R* p = (const R*)from;
+  R* out = (R*)to;
+  if constexpr (sizeof(R) > 4) {
+    for (int64_t c = 0; c < columns; ++c)
+      for (int64_t r = 0; r < rows; ++r) out[r * pitch + c] = p[c * stride + r];
+  } else {
+    for (int64_t c = 0; c < columns; c += 8)
+      strips<8>(0, rows, [&](auto w, int64_t r) TF_BODY {
+        V<float, 8> t[8];
+        TF_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          V<R, 8> x = splat<8>(R(0));
+          if (c + i < columns) {
+            if constexpr (decltype(w)::full) x = load_full<8>(p + (c + i) * stride + r);
+            else x = load_part<8>(p + (c + i) * stride + r, w.n);
+          }
+          if constexpr (sizeof(R) == 4) t[i] = bits<float>(x);
+          else t[i] = bits<float>(convert<int32_t>(x));
+        }
+        transpose8(t);
+        TF_UNROLL
+        for (int i = 0; i < 8; ++i) {
+          if (i >= w.n) continue;
+          if constexpr (sizeof(R) == 4) store_full(out + (r + i) * pitch + c, bits<R>(t[i]));
+          else store_full(out + (r + i) * pitch + c, convert<R>(bits<int32_t>(t[i])));
+        }
+      });
+  }
+}
+
 }  // namespace tf
