@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.frontend.check import check, randn
+from tilefold.algebra.expr import loads
 from tilefold.frontend.fuse import trace
 from tilefold.tensor.convolution import convolution
 from tilefold.tensor.passes import normalise
@@ -55,3 +56,30 @@ def test_groups_of_channels_are_cut_before_other_digits():
     sums = [c for c in p.body if c.reducer == "sum"]
     assert len(sums) == 3 and all(convolution(c, p) is not None for c in sums)
     check(shuffled, *args, modes=(False,))
+
+
+def paged(q, k, v, table):
+    """Attention to keys in pages, [pages, size, heads, E]."""
+    at = torch.arange(table.shape[1] * k.shape[1])
+    keys, values = (x[table[:, at // x.shape[1]], at % x.shape[1]].transpose(1, 2) for x in (k, v))
+    return torch.softmax(q @ keys.mT, -1) @ values
+
+
+def test_keys_in_pages_are_one_stream():
+    pools = randn(7, 4, 2, 8), randn(7, 4, 2, 8)
+    table = torch.tensor([[3, 0, 6], [1, 2, 5]])
+    args = (randn(2, 2, 5, 8), *pools, table)
+    p, layouts = normalise(trace(paged, *args).program)
+    (scores,) = (c for c in p.body if c.reducer == "sum" and "k" in {ld.tensor for ld in loads(c.body)})
+    assert len(scores.dims) == 4 and all(len(parts) == 1 for parts in layouts["k"])
+    check(paged, *args)
+
+
+def test_digits_that_both_are_places_are_cut():
+    def blocks(x, of):
+        at = torch.arange(24)
+        return x[of[at // 4, at % 4]]
+
+    p, _ = normalise(trace(blocks, randn(9, 5), torch.arange(24).view(6, 4) % 9).program)
+    (only,) = p.body
+    assert len(only.dims) == 3

@@ -6,9 +6,11 @@ every index e of it becoming the pair (e // D, e % D). A reduction over n equals
 and the flat position that argmax reports is unchanged.
 
 A cut is made where it is asked for: an axis is read at h D + d with d of extent D; or a statement
-uses both n // D and n % D. A constant offset (reading part t of a fused projection at t D + d)
-asks only if every reader of the axis agrees. `h // 4` alone (a head shared by 4) does not ask. What windows that
-overlap are read through, y + k, stays whole: in digits they are no windows that anybody recognises.
+uses both n // D and n % D, unless one of them only finds the place that the other is at
+(`k[table[n // D], n % D]`: keys in pages are one stream). A constant offset (reading part t of a
+fused projection at t D + d) asks only if every reader of the axis agrees. `h // 4` alone (a head
+shared by 4) does not ask. What windows that overlap are read through, y + k, stays whole: in digits
+they are no windows that anybody recognises.
 """
 
 from __future__ import annotations
@@ -18,7 +20,20 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_used, loads, substitute, walk
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Size,
+    Sym,
+    children,
+    dims_used,
+    loads,
+    substitute,
+    walk,
+)
 from tilefold.names import free
 from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import divide, poly, same, simplify, to_expr
@@ -140,12 +155,21 @@ def _self_demands(c: Compute, sizes: Mapping[str, Expr]) -> Iterator[tuple[str, 
 def _digits(e: Expr) -> frozenset[tuple[str, Expr]]:
     """(d, by) for each d that is used through both `d // by` and `d % by`. Most statements stay as they are from one
     round of cuts to the next."""
-    found: dict[str, set[tuple[str, Expr]]] = {"floordiv": set(), "mod": set()}
-    for n in walk(e):
+    found: dict[tuple[str, bool], set[tuple[str, Expr]]] = {}
+    for n, place in _with_places(e):
         match n:
             case Call("floordiv" | "mod" as op, (Index(d), by)):
-                found[op].add((d, by))
-    return frozenset(found["floordiv"] & found["mod"])
+                found.setdefault((op, place), set()).add((d, by))
+    both = (found.get(("floordiv", x), set()) & found.get(("mod", x), set()) for x in (False, True))
+    return frozenset[tuple[str, Expr]]().union(*both)
+
+
+def _with_places(e: Expr, *, indexed: bool = False, place: bool = False) -> Iterator[tuple[Expr, bool]]:
+    """Every node, and whether it is of a load in an index of another load: what gives a place."""
+    place = place or (indexed and isinstance(e, Load))
+    yield e, place
+    for k in children(e):
+        yield from _with_places(k, indexed=indexed or isinstance(e, Load), place=place)
 
 
 def _value(e: Expr) -> int:
