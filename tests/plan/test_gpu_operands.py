@@ -68,3 +68,18 @@ def test_normalised_rows_of_many_blocks_are_computed_once():
 @pytest.mark.parametrize("queries", [1, 16])
 def test_normalised_keys_that_one_block_reads_stay_in_its_loop(queries):
     assert len(kernels(of_unit_length, *arguments(queries, 1024))) == 1
+
+
+def packed(q, k, v, begins):
+    """Values of sequences that lie one after the other in memory, 0 beyond an end."""
+    at = begins[:-1, None] + torch.arange(k.shape[-2], device=q.device)
+    there = torch.where((at < begins[1:, None])[..., None, None], v[at.clamp(max=v.shape[0] - 1)], 0.0)
+    return attention(q, k, there.transpose(1, 2))
+
+
+@pytest.mark.parametrize("queries, apart", [(2048, True), (1, False)])
+def test_values_that_are_computed_once_leave_their_product_to_the_fold(queries, apart):
+    """They have a kernel of their own and do not take the product along: scores would go through memory."""
+    q, k, _ = arguments(queries, 2048)
+    *maps, fold = kernels(packed, q, k, like(4096, 16, 64), like(3, dtype=torch.int32))
+    assert len(maps) == apart and len(fold) == 6

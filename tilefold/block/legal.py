@@ -352,7 +352,8 @@ def _computed_again(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...
         for r in sorted((tensors_read(p.a) | tensors_read(p.b)) & set(members)):
             c = g.by_name[r]
             own = set(out_dims(c))
-            if c.reducer is not None or not (own - set(parallel) - set(p.rdims) or is_folded(g, name)):
+            streamed = own - set(parallel) - set(p.rdims) or is_folded(g, name) or _weighed(g, name, r)
+            if c.reducer is not None or not streamed:
                 continue
             again = -(-g.points(d for d in parallel if d not in own) // cost.rows)
             read, written = _read_for(g, c, parallel), g.nbytes([r])
@@ -372,6 +373,16 @@ def _made_of(g: Graph, r: str, members: tuple[str, ...], own: set[str]) -> set[s
     """A map, and what the kernel computes of one index of it (norms of keys): again wherever the map is."""
     before = g.reached(r, g.producers, lambda c: c.name in members)
     return {r, *(c.name for c in before if c.name in members and set(out_dims(c)) <= own)}
+
+
+def _weighed(g: Graph, name: str, r: str) -> bool:
+    """Whether a product weighs r by what maps make of another product (values by probabilities): a fold may stream it,
+    whatever its own kernel is so far."""
+    product = product_of(g.by_name[name])
+    assert product is not None
+    before = {t for t in tensors_read(product.a) | tensors_read(product.b) if t != r and t in g.by_name}
+    above = (x for t in before for x in (g.by_name[t], *g.reached(t, g.producers, lambda c: c.reducer is None)))
+    return any((found := product_of(c)) is not None and found.is_matrix(lambda d: g.extent(d) > 1) for c in above)
 
 
 def is_folded(g: Graph, name: str) -> bool:
