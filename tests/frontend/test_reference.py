@@ -69,3 +69,9 @@ def test_scaled_products_of_fp8_are_computed_in_float64():
     assert exact.dtype is torch.float64
     torch.testing.assert_close(exact, a.double() @ b.double() * sa * sb, rtol=1e-14, atol=0)
     assert not torch.equal(exact.float(), product(a, b, sa, sb).float())  # bf16 rounds, the reference does not
+
+
+def test_a_selection_from_one_number():
+    x = torch.tensor(2.0)
+    exact = reference(lambda x: (x.max(0).indices, x.topk(1).indices, x.sort().indices), (x,))
+    assert [(s.index.tolist(), s.values.tolist(), s.dim) for s in exact.selections] == [([0], [2.0], 0)] * 3

@@ -250,3 +250,19 @@ def test_records_keep_the_users_lines():
     (region,) = compilations[-1].regions
     assert all(c.loc is not None and c.loc.file.endswith("test_torch_compile.py") for c in region.lowered.program.body)
     assert regions.compilations is compilations
+
+
+@pytest.mark.parametrize("runner", ["pipeline", "interpreter"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_a_result_share_its_memory_and_copies_do_not(dynamic, runner):
+    def f(x):
+        y = x.sin()
+        return y, y.t(), y.clone(), y.t().clone(), y.view(-1), y[:, None], y.mT.contiguous().view(-1)
+
+    x = randn(6, 4)
+    run = torch.compile(f, backend="tilefold", dynamic=dynamic, options={"runner": runner})
+    results = run(x)
+    for g, w in zip(results, f(x), strict=True):
+        assert g.stride() == w.stride() and torch.equal(g, w)
+    assert [y.data_ptr() == results[0].data_ptr() for y in results] == [True, True, False, False, True, True, False]
+    assert results[2].data_ptr() != results[3].data_ptr()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, Size, Sym
 from tilefold.algebra.text import show
-from tilefold.tensor.index_simplify import const, is_one, product, same, simplify
+from tilefold.tensor.index_simplify import const, divide, is_one, poly, product, same, simplify
 from tilefold.tensor.sizes import extent
 
 B, H, D = Sym("B"), Sym("H"), Sym("D")
@@ -116,3 +116,8 @@ def test_random_expressions_keep_their_value(e, s):
     for point in itertools.product(*(range(x) for x in EXTENTS.values())):
         at = dict(zip(EXTENTS, point, strict=True))
         assert evaluate(simple, at, s) == evaluate(e, at, s), (show(e), show(simple), at)
+
+
+def test_nothing_is_cancelled_in_a_division_by_an_extent_of_no_elements():
+    assert show(simplify(div(h, 0), SIZES)) == "h // 0"
+    assert divide(poly(Size("n"), SIZES), {}) == ({}, poly(Size("n"), SIZES))

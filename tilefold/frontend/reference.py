@@ -58,9 +58,9 @@ def _selection(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: A
     x = args[0]
     dim = kwargs.get("dim", args[position] if len(args) > position else default)
     index = out[1] if isinstance(out, tuple) else out
-    if dim is None:
+    if dim is None or x.ndim == 0:
         return Selection(index.reshape(1), x.reshape(-1), 0, first)
-    dim %= max(x.ndim, 1)
+    dim %= x.ndim
     return Selection(index if index.ndim == x.ndim else index.unsqueeze(dim), x, dim, first)
 
 

@@ -176,7 +176,10 @@ def _mul(a: Poly, b: Poly) -> Poly:
 
 
 def divide(a: Poly, m: Poly) -> tuple[Poly, Poly]:
-    """Quotient and remainder by the leading monomial of m; a = m q + r, r not necessarily < m."""
+    """Quotient and remainder by the leading monomial of m; a = m q + r, r not necessarily < m. By 0
+    (an axis without elements) everything remains."""
+    if not m:
+        return {}, dict(a)
     lead = max(m, key=lambda mono: (len(mono), tuple(map(_key, mono))))
     quotient: Poly = {}
     rest = dict(a)

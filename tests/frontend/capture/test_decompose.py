@@ -149,3 +149,25 @@ def test_a_number_that_is_assigned_to_a_part_of_a_tensor_on_another_device():
         x = torch.empty(3, device="cuda") if torch.cuda.is_available() else torch.empty(3, device="meta")
         graph = make_fx(lambda x, n: torch.ops.aten.copy.default(x, n), decompositions())(x, torch.tensor(2))
     assert torch.ops.aten.copy.default not in {n.target for n in graph.graph.nodes}
+
+
+def test_sources_that_do_not_fit_are_not_broadcast():
+    """As torch's own decomposition of `index_add` would."""
+    add = decompositions()[torch.ops.aten.index_add.default]
+    x, at = torch.zeros(3, 2), torch.tensor([0, 2])
+    same(add(x, 0, at, torch.ones(2, 2), alpha=2), x.index_add(0, at, torch.ones(2, 2), alpha=2), 0.0)
+    same(add(x[0, 0], 0, at[:1], torch.tensor(3.0)), torch.tensor(3.0), 0.0)
+    with pytest.raises(RuntimeError, match=r"the source of index_add is \(2,\) for \(3, 2\) along axis 0"):
+        add(x, 0, at, torch.ones(2))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_gradient_of_a_small_soft_margin_loss_keeps_its_digits(reduction):
+    x, y = torch.tensor([15.0, -20.0, 30.0, -1.0, 200.0]).requires_grad_(), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
+
+    def gradient(x):
+        loss = torch.compile(F.soft_margin_loss, backend="tilefold")(x, y.to(x.dtype), reduction=reduction)
+        return torch.autograd.grad(loss.sum(), x)[0]
+
+    exact = -y.double() * torch.sigmoid(-x.double() * y) / (5 if reduction == "mean" else 1)
+    torch.testing.assert_close(gradient(x).double(), exact, rtol=1e-5, atol=0)

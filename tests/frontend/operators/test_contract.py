@@ -140,3 +140,9 @@ def test_scaled_products_with_a_scale_for_the_result_are_refused():
 
     with pytest.raises(UnsupportedError, match="scale for its result"):
         lowered(wrong, _fp8(16, 32, seed=1), _fp8(16, 32, seed=2).t(), torch.tensor(1.0))
+
+
+def test_factors_of_products_of_integers_are_integers():
+    x, a, b = (torch.arange(n).reshape(2, -1, k) for n, k in ((24, 4), (30, 5), (40, 4)))
+    check(lambda x, a, b: torch.baddbmm(x, a, b, alpha=1.7, beta=2.9), x, a, b)
+    check(lambda x, a, b: torch.addmm(x[0], a[0], b[0], alpha=0.6, beta=0.2), x, a, b)

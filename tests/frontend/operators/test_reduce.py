@@ -172,3 +172,8 @@ def test_places_of_truth_values_are_those_of_integers():
     types = low.program.dtype_of
     arguments = [ld.tensor for c in low.program.body if c.index_name for ld in walk(c.body) if isinstance(ld, Load)]
     assert all(types(t) is not DType.BOOL for t in arguments)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 3)])
+def test_a_mean_of_one_element_keeps_its_dtype(shape):
+    check(lambda x: x.mean(0), randn(*shape, dtype=torch.bfloat16))

@@ -90,3 +90,11 @@ def test_rows_that_are_not_picked_get_nothing_whatever_the_others_are():
     g[:, 2] = torch.inf
     (a,), (b,) = gm(keys, g), picked(keys, g)
     assert torch.equal(a, b)
+
+
+def test_the_only_element_is_picked():
+    def fn(g):
+        return aten.scatter.src(g.new_zeros(()), 0, g.topk(1, 0).indices, g)
+
+    gm = make_fx(fn, tracing_mode="fake")(torch.tensor(2.0))
+    assert as_gathers(gm.graph) == 0 and gm(torch.tensor(3.0)) == 3

@@ -7,6 +7,7 @@ graph, before autograd sees it: its backward is then derived from the parts, on 
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,6 +57,8 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten.convolution_backward.default: _convolution_backward,
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
+        torch.ops.aten.index_add.default: functools.partial(_index_added, table[torch.ops.aten.index_add.default]),
+        torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten._trilinear.default: _trilinear,
         torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward,
     }
@@ -121,6 +124,34 @@ def _trilinear(
     x, y, z = own
     result: torch.Tensor = torch.einsum(a, x, b, y, c, z, kept)
     return result
+
+
+def _index_added(
+    parts: Callable[..., Any],
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    *,
+    alpha: float = 1,
+) -> torch.Tensor:
+    """torch's decomposition, which broadcasts sources that the operator itself refuses. RuntimeError for those."""
+
+    def others(t: torch.Tensor) -> list[int]:
+        return [n for k, n in enumerate(t.shape) if k != dim % max(t.dim(), 1)]
+
+    message = f"the source of index_add is {tuple(source.shape)} for {tuple(x.shape)} along axis {dim}"
+    torch._check(others(x) == others(source), lambda: message)
+    made: torch.Tensor = parts(x, dim, index, source, alpha=alpha)
+    return made
+
+
+def _soft_margin_loss_backward(dy: torch.Tensor, x: torch.Tensor, y: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """-y dy sigmoid(-x y), over the count for a mean. (torch's own, y dy (sigmoid(x y) - 1), is of few digits where the
+    loss is small.)"""
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    dx = -y * dy * torch.sigmoid(-x.to(wide) * y.to(wide))
+    return (dx / x.numel() if reduction == 1 else dx).to(x.dtype)
 
 
 def _weight_norm_backward(

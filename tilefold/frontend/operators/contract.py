@@ -33,12 +33,13 @@ def mm(ctx: Context, node: torch.fx.Node) -> Value:
 
 
 def addmm(ctx: Context, node: torch.fx.Node) -> Value:
-    """beta * self + alpha * (a @ b); beta = 0 ignores self."""
+    """beta * self + alpha * (a @ b); beta = 0 ignores self. Of integers, both factors are cut to integers."""
     a = attrs(node)
     shape, dtype = meta_of(node)
     names = list(a)
     bias, left, right = (ctx.value(a[n]) for n in names[:3])
-    alpha, beta = a["alpha"], a["beta"]
+    scales = a["alpha"], a["beta"]
+    alpha, beta = (int(s) if isinstance(s, float) and not dtype.is_float else s for s in scales)
     product = matmul(ctx, left, right, dtype, f"{ctx.base}_mm")
 
     def at(i: Indices) -> Expr:

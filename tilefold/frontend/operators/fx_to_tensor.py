@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Expr, Index, Sym, walk
+from tilefold.algebra.expr import Const, Expr, Index, Sym, call, walk
 from tilefold.errors import SourceLoc, UnsupportedError
 from tilefold.frontend.operators import sizes as fx_sizes
 from tilefold.frontend.operators.bindings import InputBinding, Lowered, OutputBinding, SymBinding
@@ -26,7 +26,7 @@ from tilefold.frontend.operators.likeness import likeness
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import TABLE, Lowerer
 from tilefold.runtime.normal_forms import normal_form
-from tilefold.tensor.index_simplify import const, is_one, nonnegative, poly, same, simplify
+from tilefold.tensor.index_simplify import const, is_one, nonnegative, poly, product, same, simplify
 from tilefold.tensor.ir import Program
 
 #: Nodes that can be lowered, as what they have in common with others (`likeness`) and what lowers them; and how many
@@ -130,12 +130,12 @@ def _lowered(ctx: Context, node: torch.fx.Node) -> Value | tuple[Value, ...]:
             _as_declared(ctx, v, meta_of(node, k)[1]) if isinstance(given[k], torch.Tensor) else v
             for k, v in enumerate(made)
         )
-    return made
+    return _as_declared(ctx, made, meta_of(node)[1])
 
 
 def _as_declared(ctx: Context, v: Value, dtype: DType) -> Value:
-    """One of several results in the dtype that the graph declares: statistics of a norm are stored in bf16 where eager
-    does, although the norm itself keeps them in f32."""
+    """A result in the dtype that the graph declares: statistics of a norm are stored in bf16 where eager does, although
+    the norm itself keeps them in f32."""
     return v if v.dtype is dtype else Value(v.shape, dtype, lambda i: ctx.typed(v.at(i), dtype))
 
 
@@ -280,7 +280,7 @@ def _outputs(
 def _stored(ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBinding]) -> OutputBinding:
     """A statement that stores the node's value in the memory order of its metadata.
 
-    `stored` has the results so far by shape, strides and element: equal ones share memory.
+    `stored` has the results so far by their memory: views of a result are that memory in other strides.
     """
     value = ctx.values.get(node)
     if not isinstance(value, Value):
@@ -288,10 +288,10 @@ def _stored(ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBindin
     fake = node.meta["val"]
     shape, dtype = value.shape, value.dtype
     strides = fx_sizes.shape(fake.stride())
-    key = (shape, strides, dtype, value.at(tuple(Index(f"@{n}") for n in range(len(shape)))))
-    if key in stored:
-        return stored[key]
     order, packed = _memory_order(shape, strides)
+    key = _memory(ctx, value, strides, order if packed else None, fake)
+    if key in stored:
+        return replace(stored[key], shape=shape, strides=strides)
     ctx.loc, ctx.base, ctx.origin = location(node), node.name.lstrip("_"), _origin(node)
     ctx.order = None
     dims: list[str] = []
@@ -304,6 +304,22 @@ def _stored(ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBindin
     name = ctx.emit_output(tuple(dims), dtype, e)
     stored[key] = OutputBinding(name, None, shape, strides, gaps=not packed)
     return stored[key]
+
+
+def _memory(
+    ctx: Context, value: Value, strides: tuple[Expr, ...], order: Sequence[int] | None, fake: torch.Tensor
+) -> tuple[object, ...]:
+    """What results that share memory have in common: where eager has them, and which element lies where. (Two copies
+    of one value are apart: a caller may write to either.) order: None where memory is not packed."""
+    own = fake.untyped_storage()._cdata
+    if order is None:
+        each = value.at(tuple(Index(f"@{n}") for n in range(len(strides))))
+        return own, value.dtype, value.shape, strides, each
+    at: list[Expr] = [const(0)] * len(strides)
+    for n in order:
+        outer = call("floordiv", Index("@"), strides[n])
+        at[n] = ctx.simplify(outer if n == order[0] else call("mod", outer, value.shape[n]))
+    return own, value.dtype, product([value.shape[n] for n in order]), value.at(tuple(at))
 
 
 def _memory_order(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[list[int], bool]:

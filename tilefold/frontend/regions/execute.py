@@ -27,7 +27,7 @@ def interpreted(program: Program, *, device: str = "cpu") -> Runner:
 
     def call(inputs: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
         results = run(program, inputs, syms=syms)
-        return {n: results[n].contiguous() for n in program.outputs}
+        return {n: results[n].clone(memory_format=torch.contiguous_format) for n in program.outputs}  # never an input
 
     return call
 

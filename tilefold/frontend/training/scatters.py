@@ -118,9 +118,11 @@ def _of_picked(n: Node) -> Node | None:
     if not isinstance(of, Node) or of.target is not aten.topk.default or at.meta["val"].shape != g.meta["val"].shape:
         return None
     axis, dim = val.dim() - 1, own["dim"]
+    if axis < 1:
+        return None
     along = attrs(of)["dim"]
     count, last = at.meta["val"].shape[-1], (axis, -1)
-    if dim not in last or along not in last or not isinstance(count, int) or count > FEW or not axis:
+    if dim not in last or along not in last or not isinstance(count, int) or count > FEW:
         return None
     if at.meta["val"].shape[:-1] != val.shape[:-1] or g.meta["val"].dtype is not val.dtype:
         return None
