@@ -7,7 +7,10 @@ import torch
 
 from tests.block.programs import inputs
 from tests.block.test_fuse import run_blocks
+from tilefold.algebra.evaluate import Env, Grid, evaluate
+from tilefold.algebra.expr import Index, call, substitute
 from tilefold.block.legal import ANY
+from tilefold.block.split import share_of
 from tilefold.pipeline import compile_program
 from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
@@ -118,3 +121,16 @@ def test_counts_of_several_kernels_have_their_own_parts() -> None:
     names = [r[0] for s in made.steps for r in s.results]
     assert sum(n.endswith("_part") for n in names) >= 6
     assert len({*names}) == len(names)
+
+
+@pytest.mark.parametrize(("length", "segments"), [(12, 4), (13, 4), (3, 4), (0, 2), (7, 7), (1, 1)])
+def test_segments_have_each_index_once(length: int, segments: int) -> None:
+    start, stop = share_of("l", "s", segments)
+    env = Env(lambda *_: torch.tensor(0.0), {"l": length, "s": segments}, {}, exact=True)
+    held: list[int] = []
+    for k in range(segments):
+        at = {call("tile_start", Index("s")): call("add", Index("s"), 0)}
+        here = Grid({"s": (k, k + 1)})
+        a, b = (int(evaluate(substitute(e, at), here, env)) for e in (start, stop))
+        held += range(a, b)
+    assert held == list(range(length))

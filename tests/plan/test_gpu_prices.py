@@ -138,3 +138,13 @@ def test_a_selection_says_why_operators_are_apart() -> None:
     found = selected(p, USUAL, frozenset({"s"}), (("s",),))
     reasons = {(r.producer, r.consumer): r.reason for r in found.grouping.refusals}
     assert reasons["s", "p"] == "a library call computes it"
+
+
+@pytest.mark.parametrize(("rows", "heads", "tile"), [(1, 32, 4), (1024, 32, 1)])
+def test_few_rows_of_heads_that_share_keys_are_in_one_tile(rows: int, heads: int, tile: int) -> None:
+    text = SCORES.format(t="bf16").replace("dim h = 8", f"dim h = {heads}").replace("dim i = 1024", f"dim i = {rows}")
+    text = text.replace("q: bf16[8, 1024", f"q: bf16[{heads}, {rows}")
+    text = text.replace("k[h,", "k[h // 4,").replace("v[h,", "v[h // 4,")
+    (k,) = fuse_for_gpu(parse(text), WHOLE).kernels
+    tiles = dict(gpu_shape(k.block, extents(k.block.sizes, {}), H100).tiles)
+    assert (tiles["h"], tiles["i"]) == (tile, min(rows, H100.rows))

@@ -7,7 +7,7 @@ import pytest
 from tilefold.algebra.expr import Sym
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Compute
-from tilefold.tensor.product import library_product, product_of
+from tilefold.tensor.product import library_product, product_of, spread, spread_order
 from tilefold.tensor.text import parse
 
 TEXT = """
@@ -88,3 +88,51 @@ def test_one_row_is_a_product_only_where_it_counts() -> None:
 def test_loads_inside_indices_are_no_bare_operand() -> None:
     p = product_of(statement("r, c", "k", "x[r, i[k]] * b[0, k, c]"))
     assert p is not None and p.loads is None
+
+
+SPREAD = """
+program p()
+  input x: f32[{n}, 6]
+  input a: f32[{shape}]
+  dim e = 4
+  dim n = {n}
+  dim f = {f}
+  dim c = 6
+  dim d = 5
+  y[{dims}]: f32 = sum[{rdims}] x[n, c] * a[{index}]
+  return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("dims", "index", "sizes", "batch", "order"),
+    [
+        ("e, n, f", "e, c, f", (128, 128), ("e",), ("e", "n", "f")),
+        ("e, f, n", "e, c, f", (128, 128), ("e",), ("e", "n", "f")),
+        ("n, e, f", "e, c, f", (128, 128), (), ("e", "n", "f")),  # not the order of a batch, but it could be
+        ("e, n, f", "e, f, c", (128, 128), (), None),  # what is summed is last: a matrix as it lies
+        ("e, n, f", "c, e, f", (128, 128), (), None),
+        ("e, n, f", "e, c, f", (127, 128), (), None),  # too few rows
+        ("e, n, f", "e, c, f", (128, 120), (), None),
+        ("e, n, f", "e, c, f", (128, 132), (), None),  # ragged
+        ("e, n, f", "e, c, f", (131, 136), ("e",), ("e", "n", "f")),
+    ],
+)
+def test_what_lies_in_front_of_the_sum_is_a_batch(dims, index, sizes, batch, order) -> None:
+    n, f = sizes
+    extents = {"e": 4, "c": 6, "f": f}
+    shape = ", ".join(str(extents[d]) for d in index.split(", "))
+    q = parse(SPREAD.format(n=n, f=f, dims=dims, rdims="c", index=index, shape=shape))
+    p = product_of(q.body[0])
+    assert p is not None
+    assert (spread(p, q.sizes), spread_order(p, q.sizes)) == (batch, order)
+
+
+def test_what_is_summed_along_several_axes_is_a_batch_where_they_lie_together() -> None:
+    for index, shape, batch in (("e, c, d, f", "4, 6, 5, 128", ("e",)), ("e, c, f, d", "4, 6, 128, 5", ())):
+        text = SPREAD.format(n=128, f=128, dims="e, n, f", rdims="c, d", index=index, shape=shape)
+        text = text.replace("x: f32[128, 6]", "x: f32[128, 6, 5]").replace("x[n, c]", "x[n, c, d]")
+        q = parse(text)
+        p = product_of(q.body[0])
+        assert p is not None
+        assert spread(p, q.sizes) == batch

@@ -172,3 +172,10 @@ def test_segments_of_a_loop_store_apart():
     longer = call("minimum", d, call("mul", call("add", at, 2), n))  # overlaps with the next one's
     assert segment_of(call("mul", at, n), longer) is None
     assert segment_of(call("mul", at, lit(4)), own) is None and segment_of(None, own) is None
+
+
+@pytest.mark.parametrize(("extent", "tile"), [(4, 4), (4, 5), (1, 1), (1, 4)])
+def test_a_loop_of_one_turn_may_store_what_it_does_not_index(extent, tile):
+    text = ALL["softmax"].replace("dim j = C", f"dim j = C\n  dim r = {extent}")
+    text = text.replace("grid i:3", f"grid i:3 r:{tile}")
+    assert verify(parse(text)) == parse(text)

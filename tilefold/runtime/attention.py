@@ -51,9 +51,7 @@ class AttentionStep:
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """As [batch, heads, rows, columns]: of other numbers of batch axes some are flattened, or there is one of 1."""
-        if self._batch == 2:
-            return x
-        return x.flatten(0, self._batch - 2) if self._batch > 2 else x[(None,) * (2 - self._batch)]
+        return x.flatten(0, self._batch - 2) if self._batch >= 2 else x[(None,) * (2 - self._batch)]
 
 
 class _Order:

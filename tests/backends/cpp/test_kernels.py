@@ -399,3 +399,15 @@ def test_threads_follow_torch():
             compare(SOFTMAX, {"x": x, "y": torch.empty_like(x)}, {"R": 100, "C": 50})
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("op", ["floor", "ceil", "trunc", "round", "abs"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+def test_what_leaves_integers_as_they_are(op: str, dtype: torch.dtype) -> None:
+    name = {torch.int64: "i64", torch.int32: "i32", torch.bool: "bool"}[dtype]
+    text = f"kernel f(N)\n  dim i = N\n  in x: {name}[N] unit 0\n  out y: {name}[N] unit 0\n  grid i:8\n"
+    text += f"    store y[i] over i = {op}(x[i])\n"
+    x = (torch.arange(21) % 3 - (0 if dtype is torch.bool else 1)).to(dtype)
+    y = torch.zeros_like(x)
+    compiled(text)({"x": x, "y": y}, {"N": 21})
+    assert torch.equal(y, x.abs() if op == "abs" and dtype is not torch.bool else x)

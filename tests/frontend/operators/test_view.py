@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.frontend.check import check, lowered, randn
 from tilefold.algebra.expr import Index, loads
 from tilefold.errors import UnsupportedError
+from tilefold.frontend.operators.view import as_strided
 from tilefold.tensor.text import show
 
 VIEWS = {
@@ -168,3 +169,29 @@ def test_symbolic_bounds_count_from_the_end():
     check(lambda x: x[:, -x.shape[0] :] * 2, x)
     check(lambda x: x[:, -x.shape[1] :].exp(), x)
     check(lambda x: x[-x.shape[0]] + x[:, : -x.shape[0]].sum(), x)
+
+
+def strided(x: torch.Tensor, strides: tuple[int, ...], *offset: int | None) -> torch.fx.Node:
+    """A call of as_strided on x, as it is traced."""
+    graph = torch.fx.Graph()
+    given = graph.placeholder("x")
+    given.meta["val"] = x
+    return graph.call_function(torch.ops.aten.as_strided.default, (given, list(x.shape), list(strides), *offset))
+
+
+ONE_PLACE = torch.randn(9)[3:].view(1, 6, 1, 1)  # an image of one place, 3 elements into its memory
+
+
+@pytest.mark.parametrize("offset", [(), (None,), (3,)])
+def test_strides_of_axes_of_one_may_be_any(offset: tuple[int | None, ...]) -> None:
+    class Values:
+        def value(self, node: torch.fx.Node) -> str:
+            return node.name
+
+    assert as_strided(Values(), strided(ONE_PLACE, (6, 1, 6, 6), *offset)) == "x"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("strides", "offset"), [((6, 1, 6, 6), 0), ((6, 2, 1, 1), None)])
+def test_other_elements_are_no_view(strides: tuple[int, ...], offset: int | None) -> None:
+    with pytest.raises(UnsupportedError, match="a view by strides"):
+        as_strided(None, strided(ONE_PLACE, strides, offset))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from tilefold.backends.triton.launch import TritonKernel, memory_at
 from tilefold.backends.triton.launcher import Launcher, Plan
 from tilefold.block.interp import run as run_block
 from tilefold.frontend.fuse import trace
-from tilefold.frontend.regions.direct import Direct, executable
+from tilefold.frontend.regions.direct import Direct, executable, packed_strides
 from tilefold.frontend.regions.replay import Replayed
 from tilefold.pipeline import compile_program
 from tilefold.runtime.gpu_program import GpuCall
@@ -282,3 +282,8 @@ def test_a_repeated_call_finds_its_tensors_among_other_arguments(planned):
         (y,) = run(a, b) if seed == 0 else run.again((a, b))
         want = {tuple(several(*p).flatten().tolist()) for p in ((a, b), (b, a))}  # the graph orders its arguments
         assert any(torch.allclose(y.flatten(), torch.tensor(w)) for w in want)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (4, 1, 3, 2)])
+def test_packed_strides_are_those_of_new_memory(shape: tuple[int, ...]) -> None:
+    assert packed_strides(shape) == torch.empty(shape).stride()
