@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -53,6 +54,33 @@ def test_a_wide_fold_of_few_keys_is_left_to_the_library(machine: Gpu) -> None:
 def test_scores_stay_out_of_a_slow_memory() -> None:
     assert gpu_library_products(program(16, 128, 512, 512), H200)
     assert not gpu_library_products(program(16, 128, 512, 512), slower_memory(H200, 4))
+
+
+HEADS = """program heads()
+  input x: bf16[4, 8, 1024, 64]
+  input w: bf16[8, 64, 512]
+  input v: bf16[8, 512]
+  input u: bf16[8, 512]
+  dim b = 4
+  dim i = 1024
+  dim h = 8
+  dim k = 64
+  dim m = 512
+  dim n = 512
+  y[b, i, m]: bf16 = sum[h, k] x[b, h, i, k] * w[h, k, m]
+  s[b, i, h]: bf16 = sum[m] y[b, i, m] * v[h, m]
+  z[b, i, n]: bf16 = sum[h] s[b, i, h] * u[h, n]
+  return z
+"""
+
+
+def test_products_that_a_wide_fold_would_compute_in_parts_are_the_library_s_whole() -> None:
+    """Aligned with what is summed over heads, y is a sum over heads of products that the program does not have."""
+    p = parse(HEADS)
+    with patch.object(gpu_library, "unfused_seconds", lambda *given: 0.0):
+        assert gpu_library._of_wide_folds(p, frozenset(), replace(H200, wide=1)) == {"y", "s", "z"}
+    with patch.object(gpu_library, "unfused_seconds", lambda *given: math.inf):
+        assert not gpu_library._of_wide_folds(p, frozenset(), replace(H200, wide=1))
 
 
 @pytest.mark.parametrize("machine", [H100, H200], ids=lambda m: m.name)

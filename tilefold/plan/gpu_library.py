@@ -9,7 +9,7 @@ estimated, with rates measured on an H100 and an H200.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -53,10 +53,17 @@ def kept_for_nothing(p: Program, apart: frozenset[str], limits: Limits, machine:
     g = Graph.of(p)
     if all(c.name in apart or not _of_matrices(g, c) for c in p.body):
         return frozenset()
-    p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
-    g = Graph.of(p)
-    found = (lone_product(g, x.members, machine) for x in group(p, apart, limits).groups)
-    return frozenset(m for m in found if m is not None and m not in apart)
+    aligned = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
+    after = Graph.of(aligned)
+    found = (lone_product(after, x.members, machine) for x in group(aligned, apart, limits).groups)
+    return _wholes(g, after, (m for m in found if m is not None)) - apart
+
+
+def _wholes(g: Graph, aligned: Graph, products: Iterable[str]) -> frozenset[str]:
+    """The products of matrices of a program that these are, or are parts of, once its reductions are aligned: a part is
+    read by what is left of the product alone, which has its name."""
+    found = (m if m in g.by_name else aligned.consumers[m][0] for m in products)
+    return frozenset(m for m in found if _of_matrices(g, g.by_name[m]))
 
 
 def lone_product(g: Graph, members: Sequence[str], machine: Gpu) -> str | None:
@@ -136,6 +143,7 @@ def _multiplies(g: Graph, c: Compute) -> bool:
 
 def _of_wide_folds(p: Program, apart: frozenset[str], machine: Gpu) -> frozenset[str]:
     """Products of folds with a wide state, where the library and a pass over the scores are estimated faster."""
+    whole = Graph.of(p)
     p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}))
     g = Graph.of(p)
     if sum(c.name not in apart and _of_matrices(g, c) for c in p.body) < CHAINED:
@@ -151,7 +159,7 @@ def _of_wide_folds(p: Program, apart: frozenset[str], machine: Gpu) -> frozenset
         plan = plan_stages(g, with_unit(members))
         if unfused_seconds(g, plan, products, machine) < fused_seconds(g, plan, products, machine):
             found |= set(products)
-    return frozenset(found)
+    return _wholes(whole, g, found)
 
 
 def fused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Gpu) -> float:
