@@ -510,6 +510,16 @@ template <class T, class X, int N, class W> TF_INLINE void scatter(T* p, V<int64
   for (int l = 0; l < N; ++l)
     if (W::full || l < w.n) ((raw_t<T>*)p)[lane(offset, l)] = lane(r, l);
 }
+// the first n elements from first on of a register that is partly inside an axis: one load, and what lies beside it
+template <int N, class R> TF_INLINE V<R, N> raw_edges(const R* p, int64_t first, int64_t extent, int n) {
+  typedef Masked<sizeof(R), N * sizeof(R)> Some;
+  typedef int_of<sizeof(R), int> I;
+  const int before = first < 0 ? int(-first) : 0, stop = extent - first < n ? int(extent - first) : n;
+  const auto mask = [](int lanes) { return convert<I>(first_lanes<N>(lanes).v); };
+  V<R, N> out = {(typename V<R, N>::native)Some::load(p + first, first_bits(stop) & ~first_bits(before))};
+  out = select_wide(mask(before), splat<N>(p[0]), out);
+  return select_wide(mask(stop), out, splat<N>(p[extent - 1]));
+}
 // elements first + lane of an axis of `extent` elements; places outside it give the nearest element. Registers that are
 // inside or outside as a whole are loaded as such.
 template <class R, class W> TF_INLINE V<R, W::lanes> raw_clamped(const R* p, int64_t first, int64_t stride, int64_t extent, W w) {
@@ -524,6 +534,9 @@ template <class R, class W> TF_INLINE V<R, W::lanes> raw_clamped(const R* p, int
     }
     if (extent > 0 && first + w.n <= 0) return splat<N>(p[0]);
     if (extent > 0 && first >= extent) return splat<N>(p[(extent - 1) * stride]);
+    if constexpr (Masked<sizeof(R), N * sizeof(R)>::exists && sizeof(R) != 1) {
+      if (extent > 0 && stride == 1) return raw_edges<N>(p, first, extent, w.n);
+    }
     V<R, N> out = splat<N>(R(0));
     TF_UNROLL
     for (int l = 0; l < N; ++l) {
