@@ -80,3 +80,27 @@ def test_places_beside_a_row_are_its_ends(dtype):
         at = torch.arange(n)
         assert torch.equal(y, x[torch.where(at < 32, at + 32, at - 32).clamp(0, n - 1)]), n
         assert torch.equal(z, x[(at + 20).clamp(max=n - 1)]), n
+
+
+HALVES = """
+kernel halves(N)
+  dim i = N
+  dim l = {1}
+  in x: {0}[N, {1}] unit 1
+  in c: {0}[N, {2}] unit 1
+  out y: {0}[N, {1}] unit 1
+  grid i:8 l:{3}
+    store y[i, l] over i, l = where(l < {2}, x[i, l + {2}] - c[i, l], x[i, l - {2}] + c[i, l - {2}])
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i32"])
+@pytest.mark.parametrize(("whole", "tile"), [(2, 2), (16, 16), (24, 24), (80, 80), (80, 32), (128, 64)])
+def test_halves_are_strips_of_their_own(dtype, whole, tile):
+    """Rotated halves: each is read and written without looking where it ends, whatever the tile."""
+    half, n = whole // 2, 13
+    kernel = compiled(HALVES.format(dtype, whole, half, tile))
+    x, c = (torch.randint(-50, 50, (n, k)).to(TYPES[dtype]) for k in (whole, half))
+    y = torch.empty_like(x)
+    kernel({"x": x, "c": c, "y": y}, {"N": n})
+    assert torch.equal(y, torch.cat((x[:, half:] - c, x[:, :half] + c), 1))

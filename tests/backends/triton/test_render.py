@@ -18,7 +18,7 @@ from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.reuse import passing
 from tilefold.backends.triton.scope import Scopes
-from tilefold.backends.triton.simplify import pull_scale, settle, terms
+from tilefold.backends.triton.simplify import pull_scale, terms
 from tilefold.backends.triton.values import Value, converted, fitted
 from tilefold.block.canonical import canonical
 from tilefold.block.text import parse as parse_block
@@ -26,6 +26,7 @@ from tilefold.errors import BackendError
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.tensor.text import parse as parse_tensor
 from tilefold.tile.pieces import cut, lengths, product_dims
+from tilefold.tile.settle import settle
 from tilefold.tile.text import parse
 from tilefold.tile.text import show as show_kernel
 from tilefold.tile.verify import verify

@@ -59,8 +59,10 @@ def _add(x: Linear, y: Linear, factor: int) -> Linear:
     return out
 
 
-def in_range(e: Expr, extent: Expr, sizes: Mapping[str, Expr]) -> bool:
-    """Whether 0 <= e < extent is certain, for indices inside their dims."""
+def in_range(
+    e: Expr, extent: Expr, sizes: Mapping[str, Expr], parts: Mapping[str, tuple[int, int | None]] | None = None
+) -> bool:
+    """Whether 0 <= e < extent is certain, for indices inside their dims, and inside [low, high) of those in `parts`."""
     if isinstance(e, Call) and e.op == "within":
         return linear(e.args[1], sizes) == linear(extent, sizes)
     form, limit = linear(e, sizes), linear(extent, sizes)
@@ -71,11 +73,10 @@ def in_range(e: Expr, extent: Expr, sizes: Mapping[str, Expr]) -> bool:
             continue
         if not isinstance(atom, Index) or atom.dim not in sizes:
             return False
-        last = _add(linear(sizes[atom.dim], sizes), {None: 1}, -1)
-        if c > 0:
-            high = _add(high, last, c)
-        else:
-            low = _add(low, last, c)
+        begin, end = (parts or {}).get(atom.dim, (0, None))
+        last = _add(linear(sizes[atom.dim], sizes) if end is None else {None: end}, {None: 1}, -1)
+        high = _add(high, last if c > 0 else {None: begin}, c)
+        low = _add(low, {None: begin} if c > 0 else last, c)
     return _not_negative(low) and _not_negative(_add(_add(limit, {None: 1}, -1), high, -1))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
 from tilefold.algebra.expr import Load, dims_used
 from tilefold.backends.cpp.nests import Group, Step, best_strip, has_wide, heavy, phases
+from tilefold.backends.cpp.pieces import WHOLE, Piece, pieces
 from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, literal
 from tilefold.backends.cpp.turned import lay_down, reads_across
 from tilefold.backends.cpp.values import Values
@@ -32,6 +34,7 @@ class NestWriter:
     def __init__(self, facts: Facts, outer: Scope, group: Group):
         self.facts, self.group = facts, group
         self.values = Values(facts, [outer])
+        self.piece = WHOLE
 
     # ------------------------------------------------------------ scopes
     def open(self, head: str, dim: str) -> None:
@@ -45,8 +48,8 @@ class NestWriter:
         lo, hi = self.facts.ranges[dim]
         self.open(f"for (int64_t {dim} = {lo}; {dim} < {hi}; ++{dim}) {{", dim)
 
-    def strip_loop(self, dim: str, steps: tuple[Step, ...]) -> None:
-        lo, hi = self.facts.ranges[dim]
+    def strip_loop(self, dim: str, steps: tuple[Step, ...], piece: Piece = WHOLE) -> None:
+        lo, hi = piece.range(*self.facts.ranges[dim])
         self.values.strip, self.values.lanes = dim, self.lanes(dim, steps)
         self.open(f"tf::strips<{self.values.lanes}>({lo}, {hi}, [&](auto w, int64_t {dim}) TF_BODY {{", dim)
 
@@ -64,51 +67,72 @@ class NestWriter:
             self.loop(d)
         if turned is not None:
             self.group = g = lay_down(self.values, g, *turned)
-        if g.strip is not None:
-            self.strip_loop(g.strip, g.steps)
-        for phase in phases(g):
-            self.phase(phase)
-        if g.strip is not None:
-            self.close("});")
+        if g.strip is None:
+            for phase in phases(g):
+                self.phase(phase)
+        else:
+            for piece in self.pieces(g.strip, g.steps):
+                self.strip_loop(g.strip, g.steps, piece)
+                for phase in phases(g):
+                    self.phase(phase)
+                self.close("});")
         for _ in range(len(order) + (2 if turned is not None else 0)):
             self.close()
 
+    def pieces(self, dim: str, steps: tuple[Step, ...]) -> Iterator[Piece]:
+        """The pieces of a strip along `dim`, each for as long as it is being written."""
+        for piece in pieces([s.expr for s in steps], dim, self.facts):
+            self.piece, self.facts.parts[dim] = piece, (piece.low, piece.high)
+            yield piece
+        self.piece = WHOLE
+        del self.facts.parts[dim]
+
     def phase(self, steps: tuple[Step, ...]) -> None:
         g, v = self.group, self.values
-        v.uses.clear()
-        v.count(s.expr for s in steps)
+        self.count(steps)
         rdims = next((s.rdims for s in steps if s.rdims), ())
         rest = [d for d in steps[0].all_dims if d not in g.common and d not in rdims]
         strip = g.strip or self.inner_strip(steps, [*rest, *rdims])
-        own_strip = g.strip is None and strip is not None
-        vertical = [d for d in rest if d != strip] + ([strip] if own_strip and strip in rest and strip else [])
+        own = strip if g.strip is None else None
+        vertical = [d for d in rest if d != strip]
         for d in vertical:
-            if d == strip:
-                self.strip_loop(d, steps)
-            else:
-                self.loop(d)
-        if strip in rdims and strip is not None:
+            self.loop(d)
+        if own in rest and rdims:
+            self.strip_loop(own, steps)
+        across = strip in rdims
+        if across and strip is not None:
             v.lanes = self.lanes(strip, steps)
-        accs = [self.start(s, strip in rdims) for s in steps if s.rdims]
-        inner = [d for d in rdims if d != strip] + ([strip] if strip in rdims and strip else [])
+        accs = [self.start(s, across) for s in steps if s.rdims]
+        inner = [d for d in rdims if d != strip]
         for d in inner:
-            if d == strip:
-                self.strip_loop(d, steps)
-            else:
-                self.loop(d)
-        v.written = frozenset(s.target for s in steps if not s.rdims) if inner or vertical else frozenset()
-        self.elements(steps, accs, strip in rdims)
+            self.loop(d)
+        v.written = frozenset(s.target for s in steps if not s.rdims) if rdims or rest else frozenset()
+        if own is not None and (across or not rdims):
+            for piece in self.pieces(own, steps):
+                self.count(steps)
+                self.strip_loop(own, steps, piece)
+                self.elements(steps, accs, across)
+                self.close("});")
+        else:
+            self.elements(steps, accs, across)
         v.written = frozenset()
-        for d in reversed(inner):
-            self.close("});" if d == strip else "}")
-        if strip in rdims:
+        for _ in inner:
+            self.close()
+        if across:
             v.strip = None
         for a in accs:
-            self.finish(a, strip in rdims)
-        for d in reversed(vertical):
-            self.close("});" if d == strip else "}")
-        if own_strip:
+            self.finish(a, across)
+        if own in rest and rdims:
+            self.close("});")
+        for _ in vertical:
+            self.close()
+        if own is not None:
             v.strip = None
+
+    def count(self, steps: tuple[Step, ...]) -> None:
+        """Announce what the steps compute on the piece at hand."""
+        self.values.uses.clear()
+        self.values.count(self.piece.settled(s.expr) for s in steps)
 
     def inner_strip(self, steps: tuple[Step, ...], candidates: list[str]) -> str | None:
         votes = [b for s in steps if (b := best_strip(s, self.facts)) in candidates]
@@ -125,7 +149,7 @@ class NestWriter:
 
     def store(self, s: Step) -> None:
         v = self.values
-        value = v.value(s.expr)
+        value = v.value(self.piece.settled(s.expr))
         memory = self.facts.dtype(s.target)
         ctype = value.ctype
         if memory in (DType.F64, DType.I64):
@@ -181,7 +205,7 @@ class NestWriter:
 
     def combine(self, a: _Acc, across: bool) -> None:
         v = self.values
-        text = v.typed(a.step.expr, a.ctype, across or v.strip is not None)
+        text = v.typed(self.piece.settled(a.step.expr), a.ctype, across or v.strip is not None)
         form = (_COMBINE_BOOL if a.ctype == "bool" else _COMBINE)[a.step.op]
         new = form.format(a.var, text)
         v.line(f"{a.var} = tf::keep(w, {new}, {a.var});" if across else f"{a.var} = {new};")

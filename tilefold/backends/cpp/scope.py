@@ -77,6 +77,7 @@ class Facts:
     tiles: dict[str, Tile] = field(default_factory=dict)
     used: set[str] = field(default_factory=lambda: set(_TAKEN))
     gemms: dict[tuple[DType, DType, DType], None] = field(default_factory=dict)  # multiplications called, in order
+    parts: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # of a strip that is written in pieces
 
     def name(self, wanted: str) -> str:
         """A C++ identifier near `wanted` that nothing else has."""

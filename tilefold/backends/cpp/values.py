@@ -251,7 +251,7 @@ class Values:
 
     def certain(self, tensor: str, axis: int, e: Expr) -> bool:
         param = self.facts.tensor(tensor)
-        return param is None or in_range(e, param.shape[axis], self.facts.kernel.sizes)
+        return param is None or in_range(e, param.shape[axis], self.facts.kernel.sizes, self.facts.parts)
 
     def extent(self, tensor: str, axis: int) -> str:
         param = self.facts.tensor(tensor)

@@ -24,7 +24,6 @@ from tilefold.backends.triton.prepare import packed
 from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scalar import Expressions, Leaves, narrowed
 from tilefold.backends.triton.scope import Dim, Known, Scopes
-from tilefold.backends.triton.simplify import settle
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number
 from tilefold.block.bounds import integers
@@ -32,6 +31,7 @@ from tilefold.errors import BackendError
 from tilefold.tensor.analysis import is_static
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two, product_dims
+from tilefold.tile.settle import settle
 from tilefold.tile.uses import count_writes, entered, expressions, read_raw, rounded
 
 #: Most elements of one buffer in a thread block.

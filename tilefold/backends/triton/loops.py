@@ -14,9 +14,9 @@ from tilefold.backends.triton.extremes import MOST, in_bound
 from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scope import Dim, Known
-from tilefold.backends.triton.simplify import settle
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two
+from tilefold.tile.settle import settle
 from tilefold.tile.uses import allocated, expressions, written
 
 

@@ -1,0 +1,65 @@
+"""Strips in pieces: where conditions flip, what holds on each piece, and when pieces are worth their code."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads
+from tilefold.backends.cpp.pieces import WHOLE, pieces
+from tilefold.backends.cpp.scope import Facts
+from tilefold.tile.text import parse
+
+SIGNS = {"lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+I = Index("i")  # noqa: E741
+
+
+def number(n: int) -> Const:
+    return Const(n, DType.I64)
+
+
+def facts(length: int | None, extent: int) -> Facts:
+    text = f"kernel k(N)\n  dim i = {'N' if length is None else length}\n  in x: f32[{extent}] unit 0\n"
+    text += f"  out y: f32[{'N' if length is None else length}] unit 0\n  grid i:64\n    store y[i] over i = x[0]\n"
+    found = Facts(parse(text))
+    found.static["i"] = length
+    return found
+
+
+def either(op: str, k: int, c: int, extent: int) -> Expr:
+    """x at a place that is inside on one side of the comparison alone."""
+    return Call("where", (Call(op, (number(k) * I, number(c))), Load("x", (I,)), Load("x", (I - number(extent),))))
+
+
+@given(op=st.sampled_from(sorted(SIGNS)), k=st.sampled_from([-3, -2, -1, 1, 2, 3]), c=st.integers(-90, 90))
+def test_conditions_hold_on_all_of_a_piece(op: str, k: int, c: int):
+    for p in pieces([either(op, k, c, 40)], "i", facts(80, 40)):
+        for condition, value in p.facts.items():
+            assert isinstance(condition, Call)
+            assert all(SIGNS[op](k * i, c) == value for i in range(p.low, 80 if p.high is None else p.high))
+
+
+@pytest.mark.parametrize("length", [None, 80])
+def test_halves_are_two_pieces_that_need_no_clamping(length: int | None):
+    first, second = pieces([either("lt", 1, 40, 40)], "i", facts(length, 40))
+    assert (first.low, first.high, second.low, second.high) == (0, 40, 40, None)
+    assert loads(first.settled(either("lt", 1, 40, 40))) == (Load("x", (I,)),)
+
+
+def test_pieces_that_spare_nothing_are_not_made():
+    inside = Call("where", (Call("lt", (I, number(40))), Load("x", (I,)), Const(0.0, DType.F32)))
+    assert pieces([inside], "i", facts(80, 80)) == (WHOLE,)  # nothing to clamp
+    many = [either("lt", 1, n, 40) for n in (8, 16, 24, 32)]
+    assert pieces(many, "i", facts(None, 40)) == (WHOLE,)  # too much code
+    assert pieces([either("lt", 1, 90, 40)], "i", facts(80, 40)) == (WHOLE,)  # it never flips
+
+
+def test_ranges_of_tiles_are_cut_where_pieces_end():
+    first, second = pieces([either("le", 1, 39, 40)], "i", facts(80, 40))
+    assert first.range("0", "i_1") == ("0", "tf::min64(i_1, 40)")
+    assert second.range("i_0", "i_1") == ("tf::max64(i_0, 40)", "i_1")
+    assert second.range("0", "80") == ("40", "80")
