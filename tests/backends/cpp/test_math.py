@@ -151,6 +151,38 @@ def test_powers_are_rounded_once_or_nearly():
     assert error.max() <= 0.75, f"{error.max():.2f} ulp at {x[finite][error.argmax()]}, {y[finite][error.argmax()]}"
 
 
+QUOTIENT = """
+kernel quotients(R, C)
+  dim i = R
+  dim j = C
+  in x: {dtype}[C] unit 0
+  in c: {dtype}[R] unit 0
+  out y: {dtype}[R, C] unit 1
+  grid i:1
+    store y[i, j] over i, j = x[j] / c[i]
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quotients_by_one_number_are_the_rounded_ones(dtype):
+    gen = torch.Generator().manual_seed(0)
+    tiny, huge = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
+    some = torch.tensor([0.0, 1.0, 3.0, tiny, tiny / 8, huge, huge / 3, 1e-18, 1e18, 1e-20, 1e20, 1 / 3], dtype=dtype)
+    some = torch.cat([some, torch.tensor([torch.inf, torch.nan], dtype=dtype)])
+    some = torch.cat([some, -some])
+    x = torch.cat([some, torch.randn(3001, generator=gen, dtype=dtype)])
+    c = torch.cat([some, torch.randn(40, generator=gen, dtype=dtype).exp(), 2 - torch.logspace(-7, -1, 9).to(dtype)])
+    y = torch.empty(c.numel(), x.numel(), dtype=dtype)
+    text = QUOTIENT.format(dtype="f32" if dtype is torch.float32 else "f64")
+    CppKernel(parse(text), build_cached)({"x": x, "c": c, "y": y}, {"R": c.numel(), "C": x.numel()})
+    want = x / c[:, None]
+    torch.testing.assert_close(y, want, rtol=torch.finfo(dtype).eps, atol=tiny * torch.finfo(dtype).eps, equal_nan=True)
+    real = ~want.isnan()
+    assert torch.equal(y.signbit()[real], want.signbit()[real])
+    usual = want.abs().nan_to_num() > 1e-10
+    assert (y[usual] != want[usual]).double().mean() < 1e-4
+
+
 CASTS = """
 kernel casts(N)
   dim i = N

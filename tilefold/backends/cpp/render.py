@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tilefold.algebra.expr import Expr
 from tilefold.backends.cpp.contract import GemmTypes, gemm_name, write_gemm
+from tilefold.backends.cpp.in_results import in_results
 from tilefold.backends.cpp.loops import NestWriter
 from tilefold.backends.cpp.nests import Step, groups, step_of
 from tilefold.backends.cpp.scope import MEMORY, Facts, Scope, Tile, const_int, product
@@ -136,7 +137,7 @@ class _Renderer:
             inner.lines.append(f"[[maybe_unused]] const int64_t {g.dim}_1 = tf::min64({g.dim}_0 + {g.tile}, {size});")
             if g is not self.kernel.grid[0]:
                 inner.lines.append(f"item_rest /= {count};")
-        self.body(self.kernel.body, inner)
+        self.body(in_results(self.kernel).body, inner)
         memory = []
         if self.arena:
             self.head.append(f"const int64_t mem_bytes = {' + '.join(self.arena)};")

@@ -176,6 +176,9 @@ class Values:
             special = self.power(args[0], args[1], ctype, vec)
             if special is not None:
                 return special
+        if op == "div" and values[0].vec and not values[1].vec and not integral:
+            divisor = self.divisor(args[1], self.typed(args[1], ctype, False, values[1]))
+            return Value(f"tf::quotient({self.typed(args[0], ctype, True, values[0])}, {divisor})", ctype, True)
         parts = [self.typed(a, ctype, vec, v) for a, v in zip(args, values, strict=True)]
         if op == "within" and vec:
             parts.append("w")  # lanes that hold an element
@@ -219,6 +222,16 @@ class Values:
         if kind is DType.BOOL and op in ("add", "mul", "sub", "neg", "floordiv", "mod", "pow", "sign"):
             return DType.I64
         return promote(kind, DType.F32) if OPS[op].result == "float" else kind
+
+    def divisor(self, e: Expr, text: str) -> str:
+        """The name of what lanes are divided by, `e` with this text, and its reciprocal: beside where `e` is known."""
+        key = f"divisor {text}"
+        hit = self.known(key)
+        if hit is not None:
+            return hit.text
+        named = max((n for n, s in enumerate(self.scopes) if e in s.known), default=0)
+        level = max(self.level(e), named)
+        return self.keep(key, level, Value(f"tf::divisor({text})", "float", False), "divisor").text
 
     def power(self, base: Expr, exponent: Expr, ctype: CType, vec: bool) -> Value | None:
         """Small constant exponents without `pow`."""

@@ -121,6 +121,28 @@ TF_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
 template <class T, int N> TF_INLINE V<T, N> rsqrt(V<T, N> x) { return splat<N>(T(1)) / sqrt(x); }
 template <class T> TF_INLINE T rsqrt(T x) { return T(1) / sqrt(x); }
 
+// ---------------------------------------------------------------- division by one number
+// A vector division takes as long as a dozen multiplications. x / c is q = x r with r = 1 / c, corrected once by what
+// x - q c leaves: with a multiplication that is not rounded before it is subtracted this is the rounded quotient (Markstein
+// 1990) wherever nothing overflows or is denormal, and one unit in the last place off at most elsewhere.
+template <class T> struct Divisor { T c, r; bool near; };
+template <class T> TF_INLINE Divisor<T> divisor(T c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  const T mag = abs(c);
+  return {c, T(1) / c, mag >= T(0x1p-60) && mag <= T(0x1p60)};
+#else
+  return {c, c, false};
+#endif
+}
+template <class T, int N> TF_INLINE V<T, N> quotient(V<T, N> x, Divisor<T> d) {
+  using U = typename Bits<T>::u;
+  const V<T, N> c = splat<N>(d.c), r = splat<N>(d.r);
+  if (__builtin_expect(!d.near, 0)) return x / c;
+  const V<T, N> q = x * r, y = q + (x - q * c) * r;
+  const V<T, N> signed_y = bits<T>(bits<U>(y) | (bits<U>(q) & splat<N>(Bits<T>::sign)));  // of zero
+  return select(lt(abs_float(q), splat<N>(T(__builtin_inf()))), signed_y, q);
+}
+
 // ---------------------------------------------------------------- exp, log
 // y * 2^n for integer n in [-252, 254], given as t = n + 1.5 * 2^23; also where the result is denormal
 constexpr float kMagic = 0x1.8p23f;
