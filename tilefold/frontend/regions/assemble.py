@@ -42,6 +42,7 @@ from tilefold.frontend.regions.real import on_real_tensors
 from tilefold.frontend.regions.rows import Loop
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
+from tilefold.frontend.regions.spelled import spell_complex
 from tilefold.log import at_part, progress
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.tuner.program import tune_steps
@@ -145,6 +146,7 @@ def _record(found: CompiledGraph, options: Options) -> None:
 
 def _parted(gm: torch.fx.GraphModule) -> Partition:
     """The parts of a graph, once what concerns all of it has been rewritten."""
+    spell_complex()
     fold_scans(gm)
     fold_constants(gm)
     numbers_on_device(gm)
