@@ -336,9 +336,7 @@ template <int N> TF_INLINE V<float, N> sine(V<float, N> x, int quarters) {
   V<float, N> q = splat<N>(2.44324151134e-5f);
   q = q * z + splat<N>(-0.00138873098838f);
   q = q * z + splat<N>(0.0416666455547f);
-  const V<float, N> half = z * splat<N>(0.5f), one = splat<N>(1.0f), top = one - half;
-  const V<float, N> s = r + (p * (z * r) + turned.rest);
-  const V<float, N> c = top + (((one - top) - half) + (q * (z * z) - r * turned.rest));
+  const V<float, N> s = r + (p * (z * r) + turned.rest), c = (q * z - splat<N>(0.5f)) * z + splat<N>(1.0f);
   const V<int32_t, N> at = turned.quarters + splat<N>(int32_t(quarters)), odd = splat<N>(int32_t(1));
   const V<float, N> y = select(eq(at & odd, odd), c, s);
   V<float, N> out = bits<float>(bits<int32_t>(y) ^ ((at & splat<N>(int32_t(2))) << 30));
