@@ -182,6 +182,11 @@ def _product(a: Any, b: Shared, acc: torch.Tensor, use_acc: bool = True, is_asyn
     return left.float() @ b.data.float() + (acc if use_acc else 0)
 
 
+def _trap(exists: Any) -> None:
+    if not bool(exists):
+        raise IndexError("index out of range")
+
+
 def _fused(a: Any, b: Any, c: Any) -> torch.Tensor:
     """Rounded once."""
     return (torch.as_tensor(a).double() * b + c).float()
@@ -310,6 +315,7 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late:
         "tf_tanh_by_exp": torch.tanh,
         "tf_apart": lambda: 0,
         "tf_put": lambda slot, value: slot.data.fill_(int(value)),
+        "tf_trap": _trap,
         "tf_get": lambda slot: int(slot.data),
         "tf_draw": draw,
         "tf_no_sums": lambda like: torch.zeros(like.shape[0], 4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -16,11 +17,17 @@ Results = dict[str, torch.Tensor]
 
 
 def emulate(
-    k: TritonKernel, change: tuple[str, str] = ("", ""), most: int | None = None, late: float = 0.0, **syms: int
+    k: TritonKernel,
+    change: tuple[str, str] = ("", ""),
+    most: int | None = None,
+    late: float = 0.0,
+    spoil: Callable[[dict[str, torch.Tensor]], None] = lambda tensors: None,
+    **syms: int,
 ) -> tuple[Results, Results]:
     """The kernel's results and those of the tile kernel in float64, of random arguments.
 
-    change: of the source, old and new. most: thread blocks, of a persistent kernel. late: see `emulated.run`.
+    change: of the source, old and new. most: thread blocks, of a persistent kernel. late: see `emulated.run`. spoil:
+    changes what the kernel is given, after the other had it.
     """
     sizes = k.sizes(syms)
     v = k.variant(usual_units(k.block), sizes, hopper=True, tf32=False, interpreted=False)
@@ -32,6 +39,7 @@ def emulate(
         tensors[t.name] = (x > 0) if t.dtype is DType.BOOL else x.to(t.dtype.torch_dtype)
     wanted = {n: x.double() if x.is_floating_point() else x for n, x in tensors.items()}
     run_kernel(v.kernel, wanted, syms, exact=True)
+    spoil(tensors)
     numbers = [s for t, _ in v.params for a, s in enumerate(tensors[t.name].stride()) if a != t.unit_axis]
     numbers += [syms[n] for n in v.kernel.syms]
     counter = torch.zeros((), dtype=torch.int32)

@@ -118,6 +118,21 @@ def dropout(q, k, v, seed):
     return (p * kept * (1 / 0.9)).to(v.dtype) @ v
 
 
+def pages(q, k, v, table, used):
+    """Keys in pages, of which each batch sees as many as data says."""
+    at = torch.arange(table.shape[1] * k.shape[1], device=q.device)
+    keys, values = (x[table[:, at // x.shape[1]], at % x.shape[1]].transpose(1, 2) for x in (k, v))
+    scores = q @ keys.mT * q.shape[-1] ** -0.5
+    seen = at <= 100 + 50 * used.view(-1, 1, 1, 1)
+    return torch.softmax(torch.where(seen, scores, float("-inf")), -1) @ values
+
+
+def in_pages(page: int, dim: int, count: int = 4):
+    """Shapes and types: two batches of two heads, a pool of seven pages."""
+    pools = [((7, page, 2, dim), B)] * 2
+    return [((2, 2, 200, dim), B), *pools, ((2, count), torch.int32), ((2,), torch.int64)]
+
+
 def attention(
     queries: int, keys: int, dim: int, dtype: torch.dtype = B, kv: int = 2, heads: int = 2, value: int | None = None
 ):
@@ -156,13 +171,17 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "two softmaxes": (two_softmaxes, [*attention(130, 200, 64)[:2], *attention(130, 200, 64)]),
     "masked by the least number": (by_the_least, attention(300, 300, 64)),
     "with sizes": (with_sizes, attention(200, 300, 64)),
+    "pages": (pages, in_pages(64, 64)),
+    "pages of two tiles": (pages, in_pages(128, 128, 2)),
     "dropout": (dropout, [*attention(333, 333, 64), ((2,), torch.int64)]),
     "dropout, fewer queries": (dropout, [*attention(77, 500, 128), ((2,), torch.int64)]),
 }
 
 
-#: Streamed indices a tile, where 128 take more registers than there are.
+#: Streamed indices a tile, where 128 take more registers than there are, or than a page has.
 TILES = {
+    "pages": 64,
+    "pages of two tiles": 64,
     "two softmaxes": 64,
     "heads of 160": 64,
     "heads of 192": 64,

@@ -85,6 +85,69 @@ def test_tiles_are_drawn_where_fixed_shares_are_uneven(dim, fn, draws):
     assert v.rendered.groups == 2 and v.rendered.draws is draws
 
 
+PAGED = ("pages", "pages of two tiles")
+
+
+def of_pages(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Pools of keys and values."""
+    return [x for x in tensors.values() if x.dim() == 4 and x.shape[0] == 7]
+
+
+def beyond_is_nan(tensors: dict[str, torch.Tensor]) -> None:
+    """A pool of pages is not cleared: the last tile of a sequence has some of what nobody wrote."""
+    (table,) = (x for x in tensors.values() if x.dtype is torch.int32)
+    (used,) = (x for x in tensors.values() if x.dtype is torch.int64)
+    for pool in of_pages(tensors):
+        live, page = torch.zeros(pool.shape[:2], dtype=torch.bool), pool.shape[1]
+        for b, n in enumerate(used.tolist()):
+            for j in range(min(101 + 50 * n, table.shape[1] * page)):
+                live[table[b, j // page], j % page] = True
+        assert not live.all() and live.any()
+        pool[~live] = torch.nan
+
+
+@pytest.mark.parametrize("late", [0.0, 0.002])
+@pytest.mark.parametrize("name", PAGED)
+def test_what_pages_have_beyond_an_end_is_not_seen(name, late):
+    same(*emulate(fold_of(name, tile=64), most=2, late=late, spoil=beyond_is_nan))
+
+
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("pages", ("if m_hi - m0 < 64:", "if False:")),
+        ("pages", ("(m0_2 // 64)", "(m0_2 // 64 + 1)")),
+        ("pages of two tiles", ("tf_mod(m0_2, 128)", "(tf_mod(m0_2, 128) ^ 64)")),
+        ("pages of two tiles", ("tf_clear(tile_1.index(s)", "tf_clear(tile_1.index(s ^ 1)")),
+    ],
+    ids=["what is there is left", "another page", "the other tile of a page", "another tile is cleared"],
+)
+def test_faults_with_pages_are_found(name, change):
+    same(*emulate(fold_of(name, tile=64), most=2, spoil=beyond_is_nan))
+    with pytest.raises(AssertionError):
+        same(*emulate(fold_of(name, tile=64), change, most=2, spoil=beyond_is_nan))
+
+
+def test_a_page_that_does_not_exist_ends_the_kernel():
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        for x in tensors.values():
+            if x.dtype is torch.int32:
+                x.fill_(7)
+
+    with pytest.raises(IndexError):
+        emulate(fold_of("pages", tile=64), most=2, spoil=spoil)
+
+
+@pytest.mark.parametrize("page, groups", [(64, 2), (128, 2), (16, 0), (48, 0)])
+def test_pages_of_whole_tiles_have_the_form(page, groups, tmp_path):
+    shapes = [(4, 16, 2048, 128), (131, page, 16, 128), (131, page, 16, 128), (4, 4096 // page), (4,)]
+    types = [B, B, B, torch.int32, torch.int64]
+    given = (torch.empty(s, dtype=d, device="meta") for s, d in zip(shapes, types, strict=True))
+    (k,) = made(FOLDS["pages"][0], *given)
+    v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+    assert v.rendered.groups == groups
+
+
 def test_one_rendering_serves_all_lengths():
     k = fold_of("causal", ((0, 2), (1, 2), (2, 2)))
     for n in (333, 64, 130, 1):

@@ -148,6 +148,35 @@ def tf_from_pairs(x, like, KIND: gl.constexpr):
 """
 
 
+#: Positions of pages, and rows of a tile in shared memory that become 0 from the `live`-th on: pages have something
+#: there, which may be NaN. Groups that all do this write the same.
+PAGES = """
+@gluon.jit
+def tf_place(at, size):
+    return tl.where((at >= 0) & (at < size), at, -1).to(gl.int32)
+
+
+@gluon.jit
+def tf_clear(tile, live):
+    by_rows: tl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    x = tile.load(by_rows)
+    at = gl.arange(0, x.shape[0], gl.SliceLayout(1, by_rows))
+    tile.store(gl.where((at < live)[:, None], x, 0.0).to(x.dtype))
+    fence_async_shared()
+"""
+
+#: An index that does not exist ends the kernel with an error. A device's assertion is a call, for which the assembler
+#: has all products one after the other.
+TRAP = """
+@gluon.jit
+def tf_trap(exists):
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.eq.s32 p, $1, 0; @p trap; mov.b32 $0, $1; }",
+        "=r,r", [exists.to(gl.int32)], tl.int32, is_pure=False, pack=1,
+    )
+"""
+
+
 def matrix_layout(columns: int) -> str:
     """The layout of results of the matrix unit, for four warps of 16 rows each."""
     shape = [16, min(columns, INSTRUCTION), 16]

@@ -136,6 +136,8 @@ class Memory:
         level = max([v.level, end.level, *(self.c.hold(d).level for d in v.axes)])
         code = f"({v.code} >= 0) & ({v.code} < {end.code})"
         late = f"tf_exist({{}}, {lanes})"  # an assertion keeps loads after it from being early
+        if self.c.gluon and not v.axes:
+            late = "tf_trap({})"
         return Value(self.c.scopes.once(code, "exists", level, late), v.axes, DType.BOOL, level)
 
     def _again(self, name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, tensors_read
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, substitute, tensors_read
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.memory import MOST_AXES
 from tilefold.tile import ir
@@ -26,7 +26,8 @@ BARRIERS = 1024
 class Part:
     """Columns [start, start + width) of a tensor at a tile of one other dim: what one copy brings.
 
-    index: the tensor's index without its last axis. streamed: the tile is the loop's, else the rows'.
+    index: the tensor's index without its last axis. streamed: the tile is the loop's, else the rows'. page: extent of
+    the axis that the tile is along where others say where that is, by the page; 0: the tile is along a whole axis.
     """
 
     tensor: str
@@ -34,6 +35,11 @@ class Part:
     start: int
     width: int
     streamed: bool
+    page: int = 0
+
+    def runs_along(self, e: Expr, d: str) -> bool:
+        """Whether a tile of d is one along the axis with this index."""
+        return e == (page_index(d, self.page) if self.page else Index(d))
 
     @property
     def stop(self) -> int:
@@ -82,8 +88,9 @@ class Reading:
         found = [t for e in expressions(stmts) for t in tensors_read(e)]
         return tuple(dict.fromkeys(t for t in found if t not in known and t not in self.tensors))
 
-    def part(self, ld: Load, along: str, across: str) -> Part | None:
-        """A load as columns of a tile of `along`; None: it has no such form."""
+    def part(self, ld: Load, along: str, across: str, *, paged: bool = False) -> Part | None:
+        """A load as columns of a tile of `along`; None: it has no such form. paged: it may be in pages of whole
+        tiles."""
         t = self.tensors.get(ld.tensor)
         size = self.kernel.sizes[across]
         if t is None or t.role != "in" or not described(t) or not isinstance(size, Const):
@@ -91,9 +98,14 @@ class Reading:
         start = offset(ld.index[-1], across)
         plain = [e for e in ld.index[:-1] if dims_used(e) & {along, across}]
         fixed = [e for e in ld.index[:-1] if e not in plain]
-        if start is None or plain != [Index(along)] or any(self.vectors(tuple(dims_used(e))) for e in fixed):
+        page = page_of(plain, along) if paged else 0
+        others = fixed if not page else [e for e in ld.index[:-1] if e != page_index(along, page)]
+        free = {d for e in others for d in dims_used(e)} - ({along} if page else set())
+        if start is None or (plain != [Index(along)] and not page) or self.vectors(tuple(free)):
             return None
-        return Part(ld.tensor, ld.index[:-1], start, int(size.value), along == self.loop.dim)
+        if page and (page % self.loop.tile or self.loop.start is not None):
+            return None  # a tile would be of several pages
+        return Part(ld.tensor, ld.index[:-1], start, int(size.value), along == self.loop.dim, page)
 
     def buffer(self, name: str) -> ir.Buffer:
         """A buffer of the kernel or of its loop."""
@@ -110,6 +122,29 @@ class Reading:
     def vectors_of(self, ld: Load) -> list[str]:
         """The same of the plain indices of a load."""
         return self.vectors([e.dim for e in ld.index if isinstance(e, Index)])
+
+
+def page_index(d: str, page: int) -> Expr:
+    """The place in its page of an index."""
+    return Call("mod", (Index(d), Const(page, DType.I64)))
+
+
+def page_of(index: Sequence[Expr], d: str) -> int:
+    """The extent P of pages: one of these indices is d % P, and the others have d in d // P alone; 0: there is none."""
+    pages = [n for e in index if (n := _page(e, d))]
+    if len(pages) != 1:
+        return 0
+    (page,) = pages
+    number = Call("floordiv", (Index(d), Const(page, DType.I64)))
+    rest = [e for e in index if e != page_index(d, page)]
+    return page if not any(d in dims_used(substitute(e, {number: Const(0, DType.I64)})) for e in rest) else 0
+
+
+def _page(e: Expr, d: str) -> int:
+    match e:
+        case Call("mod", (Index(x), Const(n, DType.I64))) if x == d:
+            return int(n)
+    return 0
 
 
 def described(t: ir.TensorParam) -> bool:

@@ -159,6 +159,19 @@ class Folds(Role):
             self._compute(0)
             self._on_states(self.r.repairs)
             self._hold(range(len(self.r.merges)))
+            if stop is not None:
+                self._clear(stop)
+
+    def _clear(self, stop: str) -> None:
+        """What the merges of this tile read of pages from the end of the stream on: 0, as beyond a tensor."""
+        base, paged = self.c.hold(self.r.loop.dim).base, [n for n in self.r.late if self.r.parts[n].page]
+        if not paged:
+            return
+        with self.under(f"if {stop} - {base} < {self.tile}:"):
+            self._await("late", "s", "turn")
+            for n in paged:
+                tile = f"{self.of.parts[n]}.index(s).reshape([{self.tile}, {self.r.parts[n].lanes}])"
+                self.emit(f"tf_clear({tile}, {stop} - {base})")
 
     def _whole(self, start: str, stop: str | None, facts: Mapping[Expr, bool]) -> None:
         """A tile from its lifts to its merges, each of which starts as soon as what it adds is there."""

@@ -19,7 +19,19 @@ from dataclasses import replace
 
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
-from tilefold.backends.triton.gluon_text import COPYING, DRAWN, HEADER, PAIRS, SUMS, WALK, WARPS, in_gluon, mentions
+from tilefold.backends.triton.gluon_text import (
+    COPYING,
+    DRAWN,
+    HEADER,
+    PAGES,
+    PAIRS,
+    SUMS,
+    TRAP,
+    WALK,
+    WARPS,
+    in_gluon,
+    mentions,
+)
 from tilefold.backends.triton.parts import ROWS
 from tilefold.backends.triton.prelude import functions, needed
 from tilefold.backends.triton.render import Rendered
@@ -63,7 +75,13 @@ class _Rows:
             self._entry(args, passed),
         ]
         code = "\n\n\n".join(parts) + "\n"
-        source = HEADER + needed(WALK, SUMS, DRAWN, PAIRS, code=code) + in_gluon(functions(code, DRAWS)) + "\n\n" + code
+        source = (
+            HEADER
+            + needed(WALK, SUMS, DRAWN, PAIRS, PAGES, TRAP, code=code)
+            + in_gluon(functions(code, DRAWS))
+            + "\n\n"
+            + code
+        )
         grid = tuple(replace(t, tile=t.tile * self.r.groups) if t.tile > 1 else t for t in self.kernel.grid)
         return Rendered(
             source,

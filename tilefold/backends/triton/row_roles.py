@@ -35,8 +35,12 @@ from tilefold.backends.triton.row_bounds import never_empty
 from tilefold.backends.triton.row_draws import drawn_by_threads
 from tilefold.backends.triton.row_room import LEAST_COLUMNS, LEAST_STAGES, MOST_COLUMNS, REGISTERS, Room
 from tilefold.tile import ir
+from tilefold.tile.gathered import gathered_in_products
 from tilefold.tile.pieces import lengths, power_of_two
 from tilefold.tile.uses import allocated, expressions, written
+
+#: A product that lifts, one that merges.
+ONE_OF_EACH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,7 @@ class RowRoles:
 
 def row_roles_of(kernel: ir.Kernel, config: TritonConfig) -> RowRoles | str:
     """The roles of a kernel in this configuration, or why it has none."""
+    kernel = gathered_in_products(kernel)
     loop = streams(kernel, config.groups)
     if loop is None or config.own != "rows":
         return "groups of rows are not asked for, or there is not one loop"
@@ -172,7 +177,7 @@ class _Finder(Reading):
         wide = {s.buf for s in sums}
         if not sums or len(sums) == len(gemms) or any(isinstance(s, ir.Select) for s in body):
             return "no product in the lift, or none in the merge"
-        if any(s.kept for s in gemms):
+        if any(s.kept and not {s.a.tensor, s.b.tensor} <= self.tensors.keys() for s in gemms):
             return "a product keeps computed operands in float32"
         products = [s for s in gemms if s not in sums]
         computed = self._computed(products)
@@ -197,6 +202,8 @@ class _Finder(Reading):
             return "columns that no copy brings"
         parts = tuple(dict.fromkeys([b for _, _, b in lifts] + [p for _, p, _ in merges]))
         rows = tuple(dict.fromkeys(a for _, a, _ in lifts))
+        if any(p.page for p in parts) and len({s.buf for s, *_ in lifts}) + len(merges) > ONE_OF_EACH:
+            return "several products of what lies in pages"
         prepared = tuple(
             dict.fromkeys(
                 (rows.index(a), computed[x.tensor][0]) for s, a, _ in lifts for x in (s.a, s.b) if x.tensor in computed
@@ -309,10 +316,10 @@ class _Finder(Reading):
                 return "a product contracts several dims, or adds to what is no product"
             begun.add(s.buf)
             x, y = (computed[v.tensor][1] if v.tensor in computed else v for v in (s.a, s.b))
-            a, b = self.part(x, row, k), self.part(s.b, stream, k)
+            a, b = self.part(x, row, k), self.part(s.b, stream, k, paged=True)
             own = s.a.tensor
             if a is None or b is None:  # the streamed operand may come first
-                a, b, own = self.part(y, row, k), self.part(s.a, stream, k), s.b.tensor
+                a, b, own = self.part(y, row, k), self.part(s.a, stream, k, paged=True), s.b.tensor
             if a is None or b is None or self.vectors(self.buffer(s.buf).dims) != [row, stream]:
                 return "a product in the lift is not of rows of a tensor and rows of another"
             if power_of_two(a.width) < LEAST_COLUMNS:
@@ -327,7 +334,7 @@ class _Finder(Reading):
         inside = allocated(self.loop.body)
         for s in sums:
             columns = self.buffer(s.buf).dims[-1]
-            part = self.part(s.b, stream, columns)
+            part = self.part(s.b, stream, columns, paged=True)
             whole = part is not None and self._whole(part) and power_of_two(part.width) >= LEAST_COLUMNS
             if part is None or not whole or self.vectors(self.buffer(s.buf).dims) != [row, columns]:
                 return "a product in the merge is not of rows and columns of a streamed tensor"

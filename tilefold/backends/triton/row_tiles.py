@@ -13,8 +13,8 @@ from dataclasses import replace
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_used, loads
 from tilefold.algebra.expr import walk as parts_of
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.parts import ROWS
-from tilefold.backends.triton.row_room import Form, longest, of_several, one_of_each, widest
+from tilefold.backends.triton.parts import ROWS, STREAMED, page_of
+from tilefold.backends.triton.row_room import REGISTERS, Form, longest, of_several, one_of_each, widest
 from tilefold.backends.triton.row_shares import CACHED, DRAWING, unevenness
 from tilefold.backends.triton.tiles import FULL, Shape
 from tilefold.block.ir import Accumulate, Block, Let, Loop, exprs_of, walk
@@ -67,6 +67,9 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     found = _columns(s, row, stream, lifts, merges)
     if any({row, stream} <= set(dims_used(ld)) for ld in _loads(b)) or not all(_of_arguments(b, k) for _, k in lifts):
         return usual
+    pages = _pages(b, stream)
+    if pages and not alone:
+        return usual
     if found is None or held & {*s.parallel}:
         return usual
     wide = max(power_of_two(sizes[d]) for d in (*found, *held))
@@ -77,7 +80,11 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     if alone and not draws:
         width, columns = (math.prod(sizes[d] for d in dims) for dims in (held, found))
         narrow = _between(b, stream, row, sizes) <= MASKED
-        shape = widest(one_of_each(width, columns), *(ENDS if narrow else ()))
+        lengths, counts = ENDS if narrow else (STREAMED, tuple(REGISTERS))
+        shape = widest(one_of_each(width, columns), lengths, counts)
+        if pages and shape is not None:  # groups as of whole streams: short tiles have room for more, and then spill
+            whole = [n for n in lengths if all(p % n == 0 for p in pages)]
+            shape = widest(one_of_each(width, columns), whole, (shape.groups,))
         scores = Scores(blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns))
         if not narrow and not every and not _pays(scores):
             return usual
@@ -188,8 +195,22 @@ def _loads(b: Block) -> Iterator[Load]:
         yield from (ld for e in exprs_of(n) for ld in loads(e) if ld.tensor in inputs)
 
 
+def _gathered(b: Block) -> Iterator[Let]:
+    """What holds elements of an argument as they are, found by a table."""
+    inputs = {i.name for i in b.inputs}
+    for n in walk(b.body):
+        if isinstance(n, Let) and n.reducer is None and isinstance(n.expr, Load) and n.expr.tensor in inputs:
+            yield n
+
+
+def _pages(b: Block, stream: str) -> tuple[int, ...]:
+    """Extents of the pages that the stream lies in."""
+    index = (n.expr.index for n in _gathered(b) if isinstance(n.expr, Load))
+    return tuple(p for x in index if (p := page_of([e for e in x if stream in dims_used(e)], stream)))
+
+
 def _of_arguments(b: Block, contracted: frozenset[str]) -> bool:
     """Whether products over these dims multiply arguments as they are."""
-    inputs = {i.name for i in b.inputs}
+    inputs = {i.name for i in b.inputs} | {n.name for n in _gathered(b)}
     sums = [n for n in walk(b.body) if isinstance(n, Let | Accumulate) and frozenset(n.rdims) == contracted]
     return all({ld.tensor for ld in loads(n.expr)} <= inputs for n in sums)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from tilefold.algebra.expr import Expr, Index
+from tilefold.algebra.expr import Expr, dims_used
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE
 from tilefold.backends.triton.names import identifier
@@ -63,8 +63,8 @@ class Shared:
 
     def map_of(self, p: Part, tile: int) -> str:
         """The tensor map of a part: one for each tensor and shape of box."""
-        along = Index(self.r.loop.dim if p.streamed else self.r.row)
-        return self._map(p.tensor, (*(tile if e == along else 1 for e in p.index), p.lanes))
+        along = self.r.loop.dim if p.streamed else self.r.row
+        return self._map(p.tensor, (*(tile if p.runs_along(e, along) else 1 for e in p.index), p.lanes))
 
     def map_out(self, o: Out) -> str:
         """The tensor map of a result."""
@@ -246,9 +246,22 @@ class Copies(Role):
             self.emit("lap = lap ^ 1")
 
     def _copy(self, p: Part, tile: int, start: str, bar: str, to: str) -> None:
-        along = Index(self.r.loop.dim if p.streamed else self.r.row)
-        at = [*(start if e == along else scalar(self.c, e) for e in p.index), str(p.start)]
+        along = self.r.loop.dim if p.streamed else self.r.row
+        if p.page:
+            base = self.c.scopes.fresh(f"{along}0")
+            self.emit(f"{base} = {start}")
+            self.c.dims[along] = Dim(along, base, 1, 1, self.c.scopes.here)
+            sizes = self.c.tensors[p.tensor].shape
+            at = [*(self._place(e, n, along) for e, n in zip(p.index, sizes, strict=False)), str(p.start)]
+        else:
+            at = [*(start if p.runs_along(e, along) else scalar(self.c, e) for e in p.index), str(p.start)]
         self.emit(f"tma.async_copy_global_to_shared({self.of.map_of(p, tile)}, [{', '.join(at)}], {bar}, {to})")
+
+    def _place(self, e: Expr, size: Expr, along: str) -> str:
+        """Code of a position of a page that a table may give, of 32 bits; outside of the tensor where it does not
+        exist."""
+        code = scalar(self.c, e)
+        return f"tf_place({code}, {scalar(self.c, size)})" if along in dims_used(e) else code
 
 
 def scalar(c: Context, e: Expr) -> str:
