@@ -8,7 +8,8 @@ later; everything downstream takes the sizes as given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilefold.algebra.expr import dims_used, loads
@@ -44,34 +45,50 @@ class Tiler:
         self.block = block
         self.loops = {n.dim: n for n in walk(block.body) if isinstance(n, Loop)}
         dims = {n.name: n.dims for n in walk(block.body) if isinstance(n, Let | Init)}
-        self.kept, self.contracted = _product_dims(block.body, dims)
-        self.multiplies = bool(self.kept)
+        self.beside, self.contracted = _product_dims(block.body, dims)
+        self.multiplies = bool(self.beside)
 
     def tiles(self, t: TileTargets) -> Mapping[str, int]:
         """dim -> tile."""
         tiles: dict[str, int] = {}
-        if self.kept:
-            for d, n in self.loops.items():
-                if n.kind == "for":
-                    tiles[d] = t.contracted if d in self.contracted and d not in self.kept else t.streamed
-                else:
-                    tiles[d] = t.kept if d in self.kept else 1
-        else:
+        if not self.multiplies:
             tiles = _by_area(self.block, self.loops, t)
-        return {d: 1 if self.loops[d].single else max(1, min(s, _bound(self.block, d, s))) for d, s in tiles.items()}
+            return {d: self._fitted(d, n) for d, n in tiles.items()}
+        for d, n in reversed(self.loops.items()):
+            if n.kind == "for":
+                wanted = t.contracted if d in self.contracted and d not in self.beside else t.streamed
+            else:
+                wanted = t.kept // math.prod(self._inside(d, tiles, t)) if d in self.beside else 1
+            tiles[d] = self._fitted(d, wanted)
+        return {d: tiles[d] for d in self.loops}
+
+    def _inside(self, d: str, tiles: Mapping[str, int], t: TileTargets) -> Iterator[int]:
+        """Indices that a block has of dims beside `d`: the rows of a product are those of all its dims together, of
+        which the last fill the tile."""
+        for x in self.beside[d]:
+            if x in tiles and self.loops[x].kind == "forall":
+                yield tiles[x]
+            elif x not in self.loops or self.loops[x].kind == "for":
+                yield max(1, _bound(self.block, x, t.kept))
+
+    def _fitted(self, d: str, size: int) -> int:
+        return 1 if self.loops[d].single else max(1, min(size, _bound(self.block, d, size)))
 
 
-def _product_dims(nodes: tuple[Node, ...], dims: Mapping[str, tuple[str, ...]]) -> tuple[set[str], set[str]]:
-    """Dims exclusive to one side of some matrix product, and dims contracted by one."""
-    kept: set[str] = set()
+def _product_dims(nodes: tuple[Node, ...], dims: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, set[str]], set[str]]:
+    """Dims exclusive to one side of some matrix product, each with those beside it on that side, and dims contracted
+    by one."""
+    beside: dict[str, set[str]] = {}
     contracted: set[str] = set()
     for n in walk(nodes):
         if isinstance(n, Let | Accumulate):
             p = product_of(n, dims[n.name])
             if p is not None:
-                kept |= p.of_one_side
+                for side in (p.rows, p.cols):
+                    for d in side:
+                        beside.setdefault(d, set()).update(x for x in side if x != d)
                 contracted |= set(p.rdims)
-    return kept, contracted
+    return beside, contracted
 
 
 def _by_area(block: Block, loops: Mapping[str, Loop], t: TileTargets) -> dict[str, int]:
