@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
 
 from tests.cli import invoke
+from tilefold.errors import TilefoldError
+from tilefold.suites import bench_cpu
 from tilefold.suites.page import MARKS
 
 
@@ -50,6 +53,29 @@ def test_programs_run_dry(tmp_path):
 def test_mistakes_end_with_a_message(words, message, tmp_path):
     result = invoke(["bench", *words, "--json", str(tmp_path / "r.json")])
     assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("option", ["--json", "--docs"])
+def test_results_that_cannot_be_written_are_not_measured(option, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_cpu, "run", lambda *_, **__: pytest.fail("measured in vain"))
+    (tmp_path / "file").write_text("kept")
+    for place in (tmp_path, tmp_path / "file" / "r.json"):
+        result = invoke(["bench", "cpu", option, str(place)])
+        assert result.exit_code == 2 and re.search("Is a directory|Not a directory|exists", result.stderr), (
+            result.output
+        )
+    assert [x.name for x in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "kept"
+
+
+def test_where_results_will_be_is_left_as_it_is_until_then(tmp_path, monkeypatch):
+    def run(*_, **__):
+        assert [(x.name, x.read_text()) for x in tmp_path.iterdir()] == [("old", "kept")]
+        raise TilefoldError("stopped here")
+
+    monkeypatch.setattr(bench_cpu, "run", run)
+    (tmp_path / "old").write_text("kept")
+    result = invoke(["bench", "cpu", "--json", str(tmp_path / "new"), "--docs", str(tmp_path / "old")])
+    assert result.exit_code == 2 and "stopped here" in result.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

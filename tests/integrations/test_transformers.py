@@ -265,3 +265,9 @@ def test_compiled():
         counts.append({k: len(f.graphs) for k, f in swap._fused.items()})
     assert counts[0] == counts[1]
     assert Counter(r.kind for r in done.rows if r.state == "fused") == PARTS["llama"], str(done)
+
+
+@pytest.mark.parametrize("model", [3, None, object()])
+def test_what_is_no_model_is_refused(model: object) -> None:
+    with pytest.raises(TilefoldError, match=r"apply takes a model of transformers, not (int|NoneType|object)"):
+        apply(model)

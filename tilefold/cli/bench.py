@@ -92,6 +92,8 @@ def bench(
     plot: Annotated[Path | None, typer.Option("--plots", help="folder for charts", rich_help_panel=_GPU)] = None,
 ) -> None:
     """Time Tilefold next to eager, torch.compile and library kernels, the contenders taking turns."""
+    for place in (docs,) if suite == "page" else (json, docs):
+        _check_writable(place)
     if suite == "cpu":
         _cpu(only, budget, json, docs)
         return
@@ -154,6 +156,19 @@ def bench(
         if plot is not None:
             plots.draw(results, plot)
     _show(chosen, results)
+
+
+def _check_writable(place: Path | None) -> None:
+    """Say before anything is measured that its results could not be written."""
+    if place is None:
+        return
+    new = not place.exists()
+    with friendly():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("a"):
+            pass
+        if new:
+            place.unlink()
 
 
 def _cpu(only: list[str] | None, budget: float, json: Path | None, docs: Path | None) -> None:

@@ -67,6 +67,12 @@ def flex_attention(
         raise TilefoldError(
             "return_lse and return_aux are given", hint="return_aux=AuxRequest(lse=True) is the newer one"
         )
+    if score_mod is not None and not callable(score_mod):
+        raise TilefoldError(
+            f"score_mod is {type(score_mod).__name__}", hint="a function of the score and its indices, or None"
+        )
+    if isinstance(scale, str | list | tuple):
+        raise TilefoldError(f"scale is {type(scale).__name__}", hint="a number, or None")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     wanted = (return_lse if return_aux is None else return_aux.lse, return_aux is not None and return_aux.max_scores)
     if torch.compiler.is_compiling():
@@ -156,10 +162,23 @@ def _filled(cell: Any) -> bool:
         return False
 
 
+def check_tensors(query: object, key: object, value: object) -> None:
+    """TilefoldError for queries, keys or values that are no tensors."""
+    if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
+        kinds = f"{type(query).__name__}, {type(key).__name__} and {type(value).__name__}"
+        raise TilefoldError(f"query, key and value are {kinds}", hint="three tensors")
+
+
 def _check(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_mask: BlockMask | None, enable_gqa: bool
 ) -> None:
     """TilefoldError for arguments that make no attention."""
+    check_tensors(query, key, value)
+    if block_mask is not None and not isinstance(block_mask, BlockMask):
+        raise TilefoldError(
+            f"the block mask is {type(block_mask).__name__}",
+            hint="torch.nn.attention.flex_attention.create_block_mask makes one of a function",
+        )
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if query.is_nested or key.is_nested or value.is_nested:
         raise TilefoldError(

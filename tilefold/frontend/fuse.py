@@ -230,6 +230,11 @@ def check_function(fn: object, taker: str) -> None:
         raise TilefoldError(f"{taker} takes what Python runs, not TorchScript", hint="give what was scripted")
     if not callable(fn):
         raise TilefoldError(f"{taker} takes a function or a module, not {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        kind = "a generator" if inspect.isgeneratorfunction(fn) else "asynchronous"
+        name = getattr(fn, "__name__", type(fn).__name__)
+        hint = "give the function that computes"
+        raise TilefoldError(f"{taker} takes a function that returns tensors, and {name} is {kind}", hint=hint)
 
 
 def _strict(gm: torch.fx.GraphModule, example_inputs: Sequence[object], *, options: Options) -> Fn:
@@ -301,9 +306,20 @@ def translated(run: Fn, *args: object, **kwargs: object) -> object:
         what = got[1] if got else _first_line(err)
         raise TilefoldError(f"the function fails on these arguments: {what}", loc=_user_line(err)) from err
     except Unsupported as err:
+        why = _observed(err) or _first_line(err)
         raise UnsupportedError(
-            f"the function cannot be captured whole: {_first_line(err)}", loc=_user_line(err), hint=STRICT_HINT
+            f"the function cannot be captured whole: {why}", loc=_user_line(err), hint=STRICT_HINT
         ) from err
+
+
+def _observed(err: Unsupported) -> str | None:
+    """The error that the function raised on its arguments, which Dynamo has as the cause of its own; None: no such."""
+    name = type(err.__cause__).__name__
+    if not name.startswith("Observed"):
+        return None
+    said = re.search(r"raised exception \w+\((.*)\)$|ConstantVariable\(str: (.*)\)$", str(err.__cause__))
+    what = f": {(said[1] or said[2]).strip(chr(39) + chr(34))}" if said else ""
+    return f"it raises {name.removeprefix('Observed').replace('ErrorError', 'Error')}{what}"
 
 
 def _first_line(err: Exception) -> str:

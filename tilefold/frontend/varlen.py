@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest
 
 from tilefold.errors import TilefoldError
-from tilefold.frontend.flex import KEPT, identities, masked
+from tilefold.frontend.flex import KEPT, check_tensors, identities, masked
 from tilefold.frontend.fuse import Fused
 
 Mod = Callable[..., torch.Tensor]
@@ -164,6 +164,7 @@ def _check(
     enable_gqa: bool,
 ) -> None:
     """TilefoldError for arguments that make no attention."""
+    check_tensors(query, key, value)
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     rank = 3 if table is None else 4
     if query.dim() != 3 or key.dim() != rank or value.dim() != rank:

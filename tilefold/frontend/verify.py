@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tilefold.errors import UnsupportedError
 from tilefold.frontend.fuse import fuse
 from tilefold.frontend.fuse import plain as underlying
 from tilefold.frontend.hostile import variants
@@ -96,6 +97,10 @@ def verify(
     plain = inspect.unwrap(underlying(fn))
     fast = compiled if compiled is not None else fn if plain is not fn else fuse(fn)
     given = compare("given", plain, fast, args)
+    with torch.no_grad():
+        if not any(isinstance(x, torch.Tensor | int | float) for x in tree_leaves(plain(*args))):
+            name = getattr(plain, "__name__", type(plain).__name__)
+            raise UnsupportedError(f"{name} returns no tensors: there is nothing to compare")
     pairs = variants(args) if hostile is True else tuple(hostile or ())
     done: list[Comparison] = []
     skipped: list[str] = []

@@ -206,7 +206,7 @@ def _dims_in(row: str) -> set[str]:
     try:
         tree = ast.parse(right.strip(), mode="eval")
     except SyntaxError as err:
-        raise ParseError(f"not an expression: {right.strip()[:200]!r}: {err.msg}") from None
+        raise ParseError(f"not an expression: {right.strip()[:200]!r}: {err.msg}", hint=_meant(row)) from None
     except (ValueError, RecursionError, MemoryError) as err:  # null characters; Python's parser has no more room
         raise ParseError(f"not an expression: {right.strip()[:200]!r}: {err}") from None
     for node in ast.walk(tree):
@@ -215,6 +215,17 @@ def _dims_in(row: str) -> set[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "size":
             out |= {n.id for n in node.args if isinstance(n, ast.Name)}
     return out
+
+
+def _meant(row: str) -> str | None:
+    """What a statement that is none may have been meant for."""
+    right = row.partition("=")[2].strip()
+    found = re.match(r"(\w+)\s*\[([^\]]*\]\s*[\w(-])?", right)
+    if found is None or (found[1] not in REDUCERS and found[2] is None):
+        return None
+    if found[1] in REDUCERS:
+        return f"a reduction names its dims first: `{found[1]}[l] x[l]`"
+    return f"a reduction is one of {', '.join(REDUCERS)}"
 
 
 def _line(row: str, dims: set[str]) -> Line:

@@ -85,12 +85,15 @@ def package(
     fn = plain(fn)
     check_function(fn, "package")
     check_arguments(fn, args, kwargs or {})
+    place = Path(path)
+    if place.is_dir() or not place.parent.is_dir():
+        why = "it is a folder" if place.is_dir() else f"there is no folder {place.parent}"
+        raise TilefoldError(f"{place} cannot be written: {why}", hint="an existing folder of yours")
     with progress("a package"), nested.taken_apart(), torch.no_grad():
         exported = _exported(fn, tuple(args), dict(kwargs or {}), dynamic_shapes)
         writer = Writer()
         packing = _Packing(exported, writer, weights == "included")
         made = packing.package()
-    place = Path(path)
     try:
         put(place, writer.archive(requires(packing.device), made))
         os.chmod(place, READABLE)

@@ -87,6 +87,9 @@ def apply(
     """
     chosen = (attention, rotary, norm, block, loss)
     wanted = Wanted(frozenset(part for part, yes in zip(PARTS, chosen, strict=True) if yes), runner)
+    if not isinstance(model, nn.Module | str):
+        hint = 'a model that is built, or the name of a family, as "llama"'
+        raise TilefoldError(f"apply takes a model of transformers, not {type(model).__name__}", hint=hint)
     revert(model)
     if isinstance(model, str):
         done = _families[model] = _apply_family(model, wanted)

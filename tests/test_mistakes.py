@@ -1,0 +1,120 @@
+"""What a user may get wrong in Python: an error of Tilefold that says what is wanted, before time is spent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tilefold
+from tilefold.errors import ParseError, TilefoldError, UnsupportedError
+from tilefold.frontend.packages import package as package_module
+
+X = torch.ones(2, 2, 8, 16)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(-1)
+
+
+async def later(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def each(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield x
+
+
+async def each_later(x: torch.Tensor) -> AsyncIterator[torch.Tensor]:
+    yield x
+
+
+def nothing(x: torch.Tensor) -> None:
+    return None
+
+
+def words(x: torch.Tensor) -> str:
+    return "hello"
+
+
+@pytest.mark.parametrize("taker", [tilefold.fuse, tilefold.explain, tilefold.schedule, tilefold.verify])
+@pytest.mark.parametrize(("fn", "kind"), [(later, "asynchronous"), (each, "a generator"), (each_later, "asynchronous")])
+def test_functions_that_return_no_tensors_yet(taker: Callable[..., Any], fn: Callable[..., Any], kind: str) -> None:
+    with pytest.raises(TilefoldError, match=f"takes a function that returns tensors, and {fn.__name__} is {kind}"):
+        taker(fn, X) if taker is not tilefold.fuse else taker(fn)
+
+
+@pytest.mark.parametrize("fn", [nothing, words])
+def test_nothing_to_compare_is_not_right(fn: Callable[..., Any]) -> None:
+    with pytest.raises(UnsupportedError, match=f"{fn.__name__} returns no tensors: there is nothing to compare"):
+        tilefold.verify(fn, X)
+
+
+def test_numbers_are_compared() -> None:
+    assert tilefold.verify(lambda x: x.dim(), X).ok
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "why"),
+    [
+        (lambda x: x / (1 // 0), X, "it raises ZeroDivisionError"),
+        (softmax, "a", "it raises AttributeError: softmax"),
+    ],
+)
+def test_what_a_function_raises_is_said(fn: Callable[..., Any], x: object, why: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"cannot be captured whole: {why}"):
+        tilefold.fuse(fn)(x)
+
+
+def test_the_users_own_error_is_said_in_its_words() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("not on Sundays")
+
+    with pytest.raises(UnsupportedError, match="whole: it raises RuntimeError: not on Sundays\n"):
+        tilefold.fuse(broken)(X)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((3, 4, 5), "query, key and value are int, int and int.*\n.*three tensors"),
+        ((X, X, None), "Tensor, Tensor and NoneType"),
+        ((X, X, X, 3), "score_mod is int.*\n.*a function of the score"),
+        ((X, X, X, None, 3), "the block mask is int.*\n.*create_block_mask"),
+        ((X, X, X, None, None, "a"), "scale is str.*\n.*a number"),
+    ],
+)
+def test_attention_of_what_is_none(given: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(TilefoldError, match=message):
+        tilefold.flex_attention(*given)
+
+
+def test_packed_attention_of_what_is_none() -> None:
+    at = torch.tensor([0, 8])
+    with pytest.raises(TilefoldError, match="query, key and value are int, Tensor and Tensor"):
+        tilefold.varlen_attention(3, X[0], X[0], at, at, 8, 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("formula", "hint"),
+    [
+        ("m = max[l x[l]", "a reduction names its dims first: `max[l] x[l]`"),
+        ("m = foo[l] x[l]", "a reduction is one of sum, prod, max"),
+    ],
+)
+def test_formulas_that_nearly_are(formula: str, hint: str) -> None:
+    with pytest.raises(ParseError, match=f"hint: {re.escape(hint)}"):
+        tilefold.derive(formula)
+
+
+@pytest.mark.parametrize(("place", "why"), [("absent/p.tf", "there is no folder"), (".", "it is a folder")])
+def test_packages_that_cannot_be_written_are_not_made(
+    place: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package_module, "_exported", lambda *_: pytest.fail("exported in vain"))
+    with pytest.raises(TilefoldError, match=f"cannot be written: {why}"):
+        tilefold.package(softmax, (X,), tmp_path / place)
