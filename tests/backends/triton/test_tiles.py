@@ -125,6 +125,20 @@ def test_products_of_float32_have_small_tiles_unless_they_may_be_rounded():
     assert config(half).key() == default_config(half.block, half.sizes({}), tf32=True).key()
 
 
+@pytest.mark.parametrize("places,most", [(2, 64), (10, 16)])
+def test_rows_with_several_places_of_a_small_product_are_fewer(places, most):
+    """A linear layer of six features, and the largest of a sequence: registers hold all places of a row."""
+
+    def longest(x, w):
+        y = x @ w
+        return y.amax(1), y.sum(2).softmax(1), y
+
+    (k,) = made(longest, meta(64, places, 6, dtype=torch.float32), meta(6, 6, dtype=torch.float32))
+    sizes = k.sizes({})
+    (row,) = (d for d, n in sizes.items() if n == 64)
+    assert default_config(k.block, sizes).tiles[row] == most
+
+
 def test_a_streamed_dim_is_never_a_single_element():
     x, w = torch.randn(1, 64), torch.randn(64, 40)
     torch._dynamo.reset()

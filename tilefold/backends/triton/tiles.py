@@ -301,13 +301,16 @@ def _in_steps(
 
 
 def _exact(s: Shape, c: TritonConfig, rows: Sequence[str], sizes: Mapping[str, int]) -> TritonConfig:
-    """Small tiles, many threads: the operands of a product of float32 are in registers, all of what it contracts.
+    """Small tiles, many threads: the operands of a product of float32 are in registers, all of what it contracts, and
+    of each row all that a block has of it (ten places of eight columns).
 
     Of few rows in segments, which only read: longer steps, three of them ahead."""
     dims = {d for m, n, k in s.products for d in m | n | k}
     sums = {d for _, _, k in s.products for d in k if d not in s.streamed}
     chunked = {d for d in sums if d in c.tiles or (not s.streamed and sizes[d] > 2 * MATRIX_UNIT)}
-    wide = max([power_of_two(sizes[d]) for d in dims - chunked - c.tiles.keys()] or [1])
+    held = {d: c.lanes.get(d, power_of_two(sizes[d])) for d in dims - chunked - c.tiles.keys()}
+    with_rows = [x for m, n, k in s.products for x in (m | k, n | k, m | n) if x & set(rows)]
+    wide = max([*held.values(), *(math.prod(held.get(d, 1) for d in x) for x in with_rows)] or [1])
     most = max(MATRIX_UNIT, min(64, power_of_two(EXACT // wide)))
     tiles = {**c.tiles, **{d: min(c.tiles[d], most) for d in rows}}
     tiles |= {d: min(tiles[d], 32 if wide <= 128 else MATRIX_UNIT) for d in s.streamed}
