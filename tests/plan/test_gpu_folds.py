@@ -395,3 +395,36 @@ def test_folds_of_runs_are_the_same_folds():
     found = run_blocks(f, {program.inputs[0].name: x}, 1, {}, exact=True)
     (name,) = program.outputs
     torch.testing.assert_close(found[name].double(), x.double().square().sum(), rtol=1e-6, atol=0.0)
+
+
+def apart(c):
+    """The loss of Barlow Twins: what a matrix's diagonal is from one, and what lies beside it, as it is written."""
+    n = c.shape[0]
+    beside = c.flatten()[:-1].view(n - 1, n + 1)[:, 1:]
+    return (c.diagonal() - 1).square().sum() + 0.005 * beside.square().sum()
+
+
+@pytest.mark.parametrize("fn", [apart, lambda c: (c.diagonal() - 1).square().sum() + c.square().sum()])
+def test_a_long_sum_beside_another_is_cut_as_it_is_alone(fn):
+    program, found = fused(fn, meta(1024, 1024, dtype=torch.float32))
+    cut = [n for k in found.kernels for n in walk(k.block.body) if isinstance(n, Loop) and n.single]
+    assert len(found.kernels) == 3 and cut
+    program, found = fused(fn, meta(9, 9, dtype=torch.float32))
+    assert len(found.kernels) == 1
+    x = {program.inputs[0].name: torch.randn(9, 9, generator=torch.Generator().manual_seed(0))}
+    got = run_blocks(found, x, 9, {}, exact=True)
+    torch.testing.assert_close(got[program.outputs[0]], fn(x[program.inputs[0].name].double()), rtol=1e-9, atol=1e-9)
+
+
+def test_short_sums_over_several_axes_share_a_kernel():
+    (_,) = fused(lambda x, y: x.square().sum() + y.abs().sum(), meta(64, 8), meta(64, 16))[1].kernels
+
+
+def test_scores_that_a_sum_is_made_of_stay_in_its_kernel():
+    """They are sums over another axis, and in few blocks; the long axis is cut with them inside."""
+
+    def decode(q, k, v):
+        return torch.softmax((q[None] * k).sum(-1), 0)[:, None].mul(v).sum(0)
+
+    block = fused(decode, meta(64), meta(1 << 17, 64), meta(1 << 17, 64))[1].kernels[0].block
+    assert [n.dim for n in walk(block.body) if isinstance(n, Loop) and n.single]

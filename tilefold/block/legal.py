@@ -187,6 +187,8 @@ def _too_few(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> 
         return f"only {blocks} would be left, to save little"
     if any(_starved(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
         return f"{blocks} would read what more could"
+    if any(_uncut(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
+        return f"{blocks} would read what segments could"
     few = left < min(limits.workers, max(had)) and not splittable(g, whole, limits)
     if few or left < min(limits.both, *had):
         return f"only {blocks} would be left"
@@ -205,6 +207,39 @@ def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool
     read = {ld for m in a.members for ld in loads(g.by_name[m].body) if ld.tensor not in a.members}
     nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
     return bool(summed) and slower * nbytes > limits.operands.kernel + 2 * g.nbytes(between)
+
+
+def _uncut(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
+    """Whether a, cut into segments, costs less with a kernel of its own and one that combines them than in a kernel
+    that has b's sums over other axes as well (two terms of a loss): such a kernel is not cut."""
+    if limits.operands is None or not splittable(g, a, limits):
+        return False
+    axes, others = (_summed_last(g, x, whole) for x in (a, b))
+    if len(axes) != 1 or others <= axes or _sums_read(g, a, b) or _sums_read(g, b, a):
+        return False
+    left, (summed,) = g.points(whole.parallel), axes
+    cut = left * max(1, g.points(summed) // limits.segment)
+    slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / cut)
+    read = {ld for m in a.members for ld in loads(g.by_name[m].body) if ld.tensor not in a.members}
+    nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
+    return slower * nbytes > 2 * limits.operands.kernel
+
+
+def _summed_last(g: Graph, x: Group, whole: Group) -> set[frozenset[str]]:
+    """The axes of sums that no other sum is made of (a mean over rows, not the softmax of each)."""
+    sums = {m for m in whole.members if g.by_name[m].reducer is not None}
+    last = (
+        m
+        for m in sums.intersection(x.members)
+        if not any(c.name in sums for c in g.reached(m, g.consumers, lambda _: True))
+    )
+    return {frozenset(g.by_name[m].rdims) for m in last}
+
+
+def _sums_read(g: Graph, a: Group, b: Group) -> bool:
+    """Whether a sum of a is made of what b computes."""
+    sums = (m for m in a.members if g.by_name[m].reducer is not None)
+    return any(c.name in b.members for m in sums for c in g.reached(m, g.producers, lambda _: True))
 
 
 def _little_between(g: Graph, a: Group, b: Group, little: float) -> bool:
