@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.frontend.check import check, check_backward, lowered, randn
-from tilefold.algebra.expr import Cast, walk
+from tilefold.algebra.expr import Cast, Const, walk
 from tilefold.errors import UnsupportedError
 
 HOSTILE = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 30.0, -30.0, 1e-30, math.inf, -math.inf, math.nan])
@@ -138,3 +138,9 @@ def test_unknown_operator_and_dtype_name_themselves():
         lowered(torch.digamma, randn(3))
     with pytest.raises(UnsupportedError, match="complex64"):
         lowered(lambda x: x * 1j, randn(3))
+
+
+def test_the_only_element_of_a_range_is_a_literal():
+    """No kernel computes with literals alone: in Triton they are numbers of Python, which no conversion takes."""
+    low = check(lambda x: x + torch.arange(0.25, 0.75, 0.5, dtype=torch.float64).float(), randn(5, 3), modes=(False,))
+    assert [n.value for c in low.program.body for n in walk(c.body) if isinstance(n, Const)] == [0.25]

@@ -320,7 +320,7 @@ class Context:
 
     def operand(self, v: Value, at: Indices, dtype: DType) -> Expr:
         """An operand of arithmetic carried out in `dtype.compute`."""
-        e = broadcast(v, at)
+        e = self.folded(broadcast(v, at))  # the only element of a range, say
         if isinstance(e, Const):
             if dtype.is_float:
                 return Const(float(e.value), dtype.compute)
