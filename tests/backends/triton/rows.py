@@ -174,12 +174,14 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "pages": (pages, in_pages(64, 64)),
     "pages of two tiles": (pages, in_pages(128, 128, 2)),
     "dropout": (dropout, [*attention(333, 333, 64), ((2,), torch.int64)]),
+    "dropout, heads of 256": (dropout, [*attention(130, 203, 256), ((2,), torch.int64)]),
     "dropout, fewer queries": (dropout, [*attention(77, 500, 128), ((2,), torch.int64)]),
 }
 
 
 #: Streamed indices a tile, where 128 take more registers than there are, or than a page has.
 TILES = {
+    "dropout, heads of 256": 64,
     "pages": 64,
     "pages of two tiles": 64,
     "two softmaxes": 64,

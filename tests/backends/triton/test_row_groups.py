@@ -232,6 +232,8 @@ def in_loops(sass: str) -> list[tuple[int, int]]:
     [
         (FOLDS["dropout"][0], 64, 0, 3, 64, 520),
         (FOLDS["dropout"][0], 128, 0, 2, 64, 570),
+        (FOLDS["dropout"][0], 192, 0, 2, 64, 660),
+        (FOLDS["dropout"][0], 256, 0, 2, 64, 680),
         (dropped_keys, 128, 2, 2, 32, 480),
     ],
 )

@@ -33,7 +33,7 @@ ENDS, MASKED = ((64, 32), (2,)), 1024
 SEVERAL, NARROW = ((64, 2, 64, 4), (128, 2, 64, 3)), 64
 #: The same where a tile draws random numbers, whose counters take registers: with one product that lifts and one state,
 #: and with several states (longer tiles spill in the loop).
-DRAWN, DRAWN_STATES = ((64, 3, 64, 4), (128, 2, 64, 3)), ((64, 2, 64, 4), (128, 2, 32, 4))
+DRAWN, DRAWN_STATES = ((64, 3, 64, 4), (128, 2, 64, 3), (256, 2, 64, 2)), ((64, 2, 64, 4), (128, 2, 32, 4))
 #: Of the multiprocessors, the part that has a thread block.
 BUSY = 0.5
 #: Most indices of what is summed beside the stream: held whole.
