@@ -256,7 +256,7 @@ def test_records_keep_the_users_lines():
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_views_of_a_result_share_its_memory_and_copies_do_not(dynamic, runner):
     def f(x):
-        y = x.sin()
+        y = x * 2  # exact everywhere
         return y, y.t(), y.clone(), y.t().clone(), y.view(-1), y[:, None], y.mT.contiguous().view(-1)
 
     x = randn(6, 4)
