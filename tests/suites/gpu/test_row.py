@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from torch._inductor.utils import fresh_cache
 
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.regions import assemble as regions
@@ -65,6 +67,27 @@ def test_tilefold_is_compared_and_timed(name):
     assert ours.over_ours == (1.0, 1.0) and len(eager.over_ours) == rows.REPEATS
     assert eager.ratio == 1.0 and ours.ratio == pytest.approx(eager.best_us / ours.best_us)
     assert ours.floor_us == pytest.approx(1e6 * RATES.floor(CASES[name].work)[0])
+
+
+def test_the_first_call_alone_finds_cold_caches():
+    inside, calls = [], []
+
+    @contextmanager
+    def cold():
+        inside.append(True)
+        yield
+        inside.clear()
+
+    case = CASES["R-small-6"]
+    watched = Peer(
+        "watched", "peer", lambda case, args: lambda *a: calls.append(bool(inside)) or case.fn(*a), cold=cold
+    )
+    assert not measured(case, STAND_IN, watched)["watched"].why
+    assert calls[0] and not any(calls[1:]) and len(calls) > 1
+
+
+def test_every_form_of_inductor_compiles_from_cold_caches():
+    assert {p.name for p in PEERS.values() if p.cold is fresh_cache} == {"compile", "compile-max", "compile-cg"}
 
 
 def test_all_peers_of_the_rows_are_known():

@@ -189,7 +189,8 @@ def _prepare(
         made = training_step(built, case.fn) if case.train else built
         results: list[Any] = []
         cpu = _processor_seconds()
-        first = timer.once(lambda: results.append(made(*args)))
+        with peer.cold():
+            first = timer.once(lambda: results.append(made(*args)))
         entry.record = replace(entry.record, first_call=first, first_cpu=_processor_seconds() - cpu)
         tell(peer.name, "checking")
         if peer.kind != "floor":
