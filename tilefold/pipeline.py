@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from tilefold.block.fuse import Fused, FusedKernel
-from tilefold.block.legal import ANY, Limits
+from tilefold.block.group import ANY, Limits
 from tilefold.errors import PlanError
 from tilefold.log import at_step
 from tilefold.plan.aligned import aligned

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tilefold.block.legal import Group, Limits, Operands, legal, one_kernel
+from tilefold.block.group import Group, Limits, Operands
+from tilefold.block.legal import legal, one_kernel
 from tilefold.plan.greedy import group
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.text import parse

@@ -9,7 +9,7 @@ from tests.block.programs import inputs
 from tests.block.test_fuse import run_blocks
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Index, call, substitute
-from tilefold.block.legal import ANY
+from tilefold.block.group import ANY
 from tilefold.block.split import share_of
 from tilefold.pipeline import compile_program
 from tilefold.plan.greedy import fuse

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tilefold.block.legal import Group
+from tilefold.block.group import Group
 from tilefold.block.twins import Decided, Renaming, Twins
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse

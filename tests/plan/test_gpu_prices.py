@@ -9,8 +9,8 @@ import torch
 
 from tests.block.programs import ALL, inputs
 from tilefold.block.fuse import Fused
+from tilefold.block.group import Group
 from tilefold.block.interp import run as run_block
-from tilefold.block.legal import Group
 from tilefold.plan import gpu
 from tilefold.plan.forms import Form
 from tilefold.plan.gpu import USUAL, fuse_for_gpu

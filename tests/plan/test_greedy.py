@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilefold.algebra.expr import tensors_read
-from tilefold.block.legal import Group
+from tilefold.block.group import Group
 from tilefold.plan.greedy import MOST_READ, _Greedy, group
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor.analysis import Graph

@@ -8,9 +8,9 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, tensors_read
 from tilefold.block.bounds import bound_loops
 from tilefold.block.build import Loops, build_nest, choose_loops
+from tilefold.block.group import Group, Grouping
 from tilefold.block.ir import Block, Result, exprs_of, walk
 from tilefold.block.kept import settled
-from tilefold.block.legal import Group, Grouping
 from tilefold.block.split import SEGMENTS, split, worth_splitting
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.block.tidy import tidy

@@ -2,8 +2,7 @@
 
 A set of operators is legal when every value that crosses an internal edge is computed in the same block of the
 parallel dims as it is used (plain indices), when what stays local to a block is bounded, and when enough independent
-blocks are left. Dims that only cheap members lack are kept parallel, and those members repeated per block
-(recomputation). That no path leaves the set and returns (it is convex) is the caller's to see to.
+blocks are left (`block.parallel`). That no path leaves the set and returns (it is convex) is the caller's to see to.
 
 What is enough, and what a block holds, are the `Limits` of the device. The exact selection asks about whole sets, the
 greedy grouping (`plan.greedy`) about two groups made one: it is the same test, which then also looks at what the two
@@ -12,93 +11,15 @@ had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, dims_used, loads, tensors_read, walk
-from tilefold.errors import SourceLoc
-from tilefold.tensor.analysis import Graph, is_static, out_dims, plain_axes
+from tilefold.block.group import ANY, Group, Limits, Operands
+from tilefold.block.parallel import ends_a_chain, less_parallel, parallel_dims, too_few
+from tilefold.tensor.analysis import Graph, out_dims, plain_axes
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import product_of
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Members in program order and the dims their kernel is parallel over (order of the last member)."""
-
-    members: tuple[str, ...]
-    parallel: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a producer and its consumer do not share a kernel."""
-
-    producer: str
-    consumer: str
-    reason: str
-    loc: SourceLoc | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    groups: tuple[Group, ...]
-    refusals: tuple[Refusal, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Operands:
-    """What it costs to compute an operand of a product that a fold streams, in each of the blocks of rows that read it.
-
-    rows: of a product that share a block. As bytes of memory: cached, a byte out of the last cache; flop, arithmetic of
-    a product; vector, arithmetic of a map; kernel, one more of them.
-    """
-
-    rows: int
-    cached: float
-    flop: float
-    kernel: float
-    vector: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the kernels of a device keep to. Extents and blocks are counted, sizes are of elements.
-
-    workers: independent blocks that a kernel must have, if one of its parts had them. both: blocks that must be left
-    where each of its parts has so many (sums over rows and sums over columns have none in common). in_registers: what
-    a kernel computes is read where it was computed, as values in registers are.
-    local: elements, over one index of the parallel dims, that a block may keep of one value. lost: extent that may
-    change from parallel to local because another member lacks the dim. held: elements that a block may keep for all of
-    its life beside its tiles (None: any).
-    repeat_share: repeated work that is accepted, as a share of the work that it sits beside. repeat_block: length of a
-    block along a parallel dim that repeated members are charged for. little: bytes between parts that are not worth
-    fewer blocks, as a share of what the first part reads.
-    operands: of streamed products; None: computing them again costs nothing.
-    readers: blocks that together read at the memory's rate, where fewer read at less; segment: elements of an axis that
-    is summed over that are worth a block of their own.
-    few_blocks, long_axis: fewer blocks than that are worth cutting along a reduced axis of at least so many elements.
-    """
-
-    workers: int = 2
-    both: int = 1
-    in_registers: bool = False
-    local: int = 2048
-    lost: int = 512
-    held: int | None = None
-    repeat_share: float = 1 / 16
-    repeat_block: int = 128
-    little: float = 1 / 16
-    operands: Operands | None = None
-    readers: int = 1
-    segment: int = 256
-    few_blocks: int = 4
-    long_axis: int = 1 << 16
-
-
-#: Of a device that nothing is known of.
-ANY = Limits()
 
 
 def legal(
@@ -111,7 +32,7 @@ def legal(
         return whole
     if parts is None:
         parts = [Group((m,), out_dims(g.by_name[m])) for m in members]
-    return _less_parallel(g, whole, limits, parts) or _too_few(g, whole, limits, parts) or whole
+    return less_parallel(g, whole, limits, parts) or too_few(g, whole, limits, parts) or whole
 
 
 def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Group | str:
@@ -125,139 +46,6 @@ def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Grou
     if crossing is None and limits.operands is not None:
         crossing = _computed_again(g, members, parallel, limits.operands)
     return Group(members, parallel) if crossing is None else crossing
-
-
-def _less_parallel(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> str | None:
-    """The reason, if a part loses dims that it is parallel over and should not."""
-    reduced = {d for m in whole.members for d in g.by_name[m].rdims}
-    lost = [{d for d in x.parallel if d not in whole.parallel and d not in reduced} for x in parts]
-    if limits.in_registers:
-        kept = [m for m in whole.members if g.by_name[m].reducer is None and g.escapes(m, whole.members)]
-        kept = [m for m in kept if not _is_state(g, m, whole)]
-        gone = frozenset().union(*lost)
-        for m in kept if gone else ():
-            if any(gone & set(x.parallel) - set(out_dims(g.by_name[m])) for x in parts if m not in x.members):
-                return f"{m} goes to memory, and its kernel would not be parallel over {', '.join(sorted(gone))}"
-        for m in (m for m in whole.members if ends_a_chain(g, m, whole.members)):
-            along = _summed_later(g, m, whole)
-            if any(along & set(x.parallel) for x in parts if m in x.members):
-                return f"{m} goes to memory, and a thread block would run along {', '.join(sorted(along))}"
-    for x, dims in zip(parts, lost, strict=True):
-        if g.points(dims) > limits.lost or not all(is_static(g.program.sizes[d]) for d in dims):
-            return f"the parallel dim {', '.join(sorted(dims))} of {x.members[-1]} would be lost"
-    return None
-
-
-def _is_state(g: Graph, m: str, whole: Group) -> bool:
-    """Whether a map is one value a block and made of what the kernel reduces: it costs its kernel no dim."""
-    before = g.reached(m, g.producers, lambda c: c.name in whole.members)
-    return set(out_dims(g.by_name[m])) <= set(whole.parallel) and any(
-        c.reducer is not None and c.name in whole.members for c in before
-    )
-
-
-def ends_a_chain(g: Graph, m: str, members: Sequence[str]) -> bool:
-    """Whether m is a product that sums over what another product of the kernel makes, and so in a loop."""
-    found = product_of(g.by_name[m])
-    if found is None or not found.is_matrix():
-        return False
-    before = g.reached(m, g.producers, lambda c: c.name in members and c.reducer is None)
-    return any(c.name in members and product_of(c) is not None for c in before)
-
-
-def _summed_later(g: Graph, m: str, whole: Group) -> set[str]:
-    """Dims of a product that the kernel sums over afterwards, although it writes something that has them: a sum over
-    those can read that."""
-    after = [c for c in g.reached(m, g.consumers, lambda c: c.name in whole.members) if c.name in whole.members]
-    summed = {d for c in after for d in c.rdims} & set(out_dims(g.by_name[m])) - set(whole.parallel)
-    written = [g.by_name[m], *after]
-    return {d for d in summed if any(d in out_dims(c) and g.escapes(c.name, whole.members) for c in written)}
-
-
-def _too_few(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> str | None:
-    """The reason, if too few independent blocks are left."""
-    left, had = g.points(whole.parallel), [g.points(x.parallel) for x in parts]
-    blocks = f"{left} independent block{'s' * (left != 1)}"
-    if left < limits.both and any(
-        left * limits.both <= n and _little_between(g, a, b, limits.little)
-        for n, a in zip(had, parts, strict=True)
-        for b in parts
-        if a is not b
-    ):
-        return f"only {blocks} would be left, to save little"
-    if any(_starved(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
-        return f"{blocks} would read what more could"
-    if any(_uncut(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
-        return f"{blocks} would read what segments could"
-    few = left < min(limits.workers, max(had)) and not splittable(g, whole, limits)
-    if few or left < min(limits.both, *had):
-        return f"only {blocks} would be left"
-    return None
-
-
-def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
-    """Whether a reads all it reads in so few blocks, because b sums over dims that a is parallel over, that a kernel of
-    its own costs less (maxima over channels of means of images)."""
-    if limits.operands is None or not _little_between(g, a, b, 1.0):
-        return False
-    summed = {d for m in b.members for d in g.by_name[m].rdims} & {*a.parallel} - {*whole.parallel}
-    left = g.points(whole.parallel) * max(1, g.points(summed) // limits.segment)
-    slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
-    between = {r for m in b.members for r in g.producers[m] if r in a.members}
-    read = {ld for m in a.members for ld in loads(g.by_name[m].body) if ld.tensor not in a.members}
-    nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
-    return bool(summed) and slower * nbytes > limits.operands.kernel + 2 * g.nbytes(between)
-
-
-def _uncut(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
-    """Whether a, cut into segments, costs less with a kernel of its own and one that combines them than in a kernel
-    that has b's sums over other axes as well (two terms of a loss): such a kernel is not cut."""
-    if limits.operands is None or not splittable(g, a, limits):
-        return False
-    axes, others = (_summed_last(g, x, whole) for x in (a, b))
-    if len(axes) != 1 or others <= axes or _sums_read(g, a, b) or _sums_read(g, b, a):
-        return False
-    left, (summed,) = g.points(whole.parallel), axes
-    cut = left * max(1, g.points(summed) // limits.segment)
-    slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / cut)
-    read = {ld for m in a.members for ld in loads(g.by_name[m].body) if ld.tensor not in a.members}
-    nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
-    return slower * nbytes > 2 * limits.operands.kernel
-
-
-def _summed_last(g: Graph, x: Group, whole: Group) -> set[frozenset[str]]:
-    """The axes of sums that no other sum is made of (a mean over rows, not the softmax of each)."""
-    sums = {m for m in whole.members if g.by_name[m].reducer is not None}
-    last = (
-        m
-        for m in sums.intersection(x.members)
-        if not any(c.name in sums for c in g.reached(m, g.consumers, lambda _: True))
-    )
-    return {frozenset(g.by_name[m].rdims) for m in last}
-
-
-def _sums_read(g: Graph, a: Group, b: Group) -> bool:
-    """Whether a sum of a is made of what b computes."""
-    sums = (m for m in a.members if g.by_name[m].reducer is not None)
-    return any(c.name in b.members for m in sums for c in g.reached(m, g.producers, lambda _: True))
-
-
-def _little_between(g: Graph, a: Group, b: Group, little: float) -> bool:
-    """Whether what goes from one group to the other is little beside what the first reads: a row's log-sum-exp, which
-    a sum over rows takes. Such a sum is a kernel of its own, so that rows have thread blocks of their own. (Products of
-    vectors, the scores of decoding, are folded in the loop that reads their operands.)"""
-    if not any(g.by_name[m].reducer and not _of_vectors(g, m) for m in a.members):
-        return False
-    between = {r for m in b.members for r in g.producers[m] if r in a.members}
-    if not between:
-        return False
-    read = {t for m in a.members for t in tensors_read(g.by_name[m].body)} - set(a.members)
-    return g.nbytes(between) <= little * g.nbytes(read)
-
-
-def _of_vectors(g: Graph, m: str) -> bool:
-    product = product_of(g.by_name[m])
-    return product is not None and bool(product.of_one_side)
 
 
 def _crossing(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> str | None:
@@ -430,46 +218,3 @@ def _read_for(g: Graph, c: Compute, parallel: tuple[str, ...]) -> float:
     """Bytes that blocks read to compute all of a map once; what does not vary with a parallel dim is read in each."""
     own = [d for d in out_dims(c) if d in parallel]
     return sum(g.points((*own, *dims_used(ld))) * g.program.dtype_of(ld.tensor).nbytes for ld in loads(c.body))
-
-
-def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> tuple[str, ...] | str:
-    """Dims that the kernel of `members` can be parallel over, or why there is no such kernel."""
-    computes = [g.by_name[m] for m in members]
-    outs = {c.name: set(out_dims(c)) for c in computes}
-    reduced = {d for c in computes for d in c.rdims}
-    order = list(dict.fromkeys(d for c in reversed(computes) for d in out_dims(c)))
-    chosen: list[str] = []
-    for d in order:
-        lacking = [m for m in members if d not in outs[m]]
-        if not lacking or (d not in reduced and _cheap_to_repeat(g, members, lacking, d, limits)):
-            chosen.append(d)
-    for c in computes:
-        if c.reducer is None and not g.escapes(c.name, members):
-            continue  # maps are recomputed block by block
-        kept = [d for d in out_dims(c) if d not in chosen and d not in reduced]
-        size = g.points(kept)
-        # a result that is only written out streams; one that accumulates has to fit
-        if c.reducer is not None and (size > limits.local or not all(is_static(g.program.sizes[d]) for d in kept)):
-            return f"a block would have to keep {c.name} over all of {', '.join(kept)}"
-    return tuple(chosen)
-
-
-def splittable(g: Graph, x: Group, limits: Limits = ANY) -> bool:
-    """Whether a kernel with few blocks may be cut along a long reduced axis instead.
-
-    Few and known parallel blocks, and no result that streams along what is reduced.
-    """
-    if g.points(x.parallel) >= limits.few_blocks or not all(is_static(g.program.sizes[d]) for d in x.parallel):
-        return False
-    last = [m for m in x.members if g.by_name[m].rdims and g.points(g.by_name[m].rdims) >= limits.long_axis]
-    axes = {d for m in last for d in g.by_name[m].rdims}
-    return bool(last) and not any(g.escapes(m, x.members) and axes & set(out_dims(g.by_name[m])) for m in x.members)
-
-
-def _cheap_to_repeat(g: Graph, members: Iterable[str], lacking: list[str], d: str, limits: Limits) -> bool:
-    """Whether the members without dim d may run again in every block of d."""
-    if any(g.escapes(m, members) for m in lacking):
-        return False
-    having = [m for m in members if m not in lacking]
-    blocks = max(1, g.extent(d) // limits.repeat_block)
-    return sum(map(g.flops, lacking)) * blocks <= limits.repeat_share * sum(map(g.flops, having))

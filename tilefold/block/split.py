@@ -17,8 +17,9 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, Size, call, dims_used, lit, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
+from tilefold.block.group import ANY, Limits
 from tilefold.block.ir import Let, Loop, Node, Result, Store
-from tilefold.block.legal import ANY, Limits, splittable
+from tilefold.block.parallel import splittable
 from tilefold.block.stages import Stage, StagePlan
 from tilefold.names import free
 from tilefold.tensor.analysis import Graph, out_dims

@@ -20,7 +20,7 @@ from tilefold.algebra.derive import build_fold, derive_fold
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, tensors_read, transform, type_of
 from tilefold.algebra.fold import Fold
-from tilefold.block.legal import Group
+from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute

@@ -14,7 +14,8 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Expr, Index, Load, Size, dims_used, loads, transform, walk
 from tilefold.block.canonical import canonical
 from tilefold.block.fuse import FusedKernel
-from tilefold.block.legal import Group, legal
+from tilefold.block.group import Group
+from tilefold.block.legal import legal
 from tilefold.errors import NotFusibleError, VerifyError
 from tilefold.plan.cost import Cost, library_cost
 from tilefold.plan.dag import Dag, bits

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tilefold.block.build import Loops, choose_loops
 from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
-from tilefold.block.legal import Group
+from tilefold.block.group import Group
 from tilefold.block.split import SEGMENTS
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.plan.hardware import Machine

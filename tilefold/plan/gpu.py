@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
 from tilefold.block.fuse import UNIT, Fused, FusedKernel
-from tilefold.block.legal import Group, Grouping, Refusal, one_kernel
+from tilefold.block.group import Group, Grouping, Refusal
+from tilefold.block.legal import one_kernel
 from tilefold.block.twins import Decided, Named, Renaming, Twins
 from tilefold.errors import PlanError, TilefoldError
 from tilefold.plan.cut import components, cuts

@@ -14,7 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Expr, Index, dims_used, loads, tensors_read
-from tilefold.block.legal import Group, Limits, one_kernel
+from tilefold.block.group import Group, Limits
+from tilefold.block.legal import one_kernel
 from tilefold.block.stages import inline_maps
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, expr_flops

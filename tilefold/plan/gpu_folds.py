@@ -16,7 +16,8 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Index, dims_used, loads
 from tilefold.block.build import ROW_IN_CACHE, loop_dim, rewritten_rows
 from tilefold.block.fuse import with_unit
-from tilefold.block.legal import Group, Limits, one_kernel
+from tilefold.block.group import Group, Limits
+from tilefold.block.legal import one_kernel
 from tilefold.block.split import column_dim, next_axis
 from tilefold.block.stages import StagePlan, inline_maps, plan_stages
 from tilefold.plan.hardware import Gpu

@@ -15,9 +15,10 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Index, Load, dims_used, loads, substitute
 from tilefold.block.build import Loops, choose_loops
 from tilefold.block.fuse import FusedKernel, with_unit
+from tilefold.block.group import Group
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, exprs_of
 from tilefold.block.ir import walk as walk_block
-from tilefold.block.legal import Group, ends_a_chain
+from tilefold.block.parallel import ends_a_chain
 from tilefold.block.split import early_maps
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
 from tilefold.plan.few_rows import of_few_rows

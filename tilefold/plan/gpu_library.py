@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
-from tilefold.block.legal import Group, Limits
+from tilefold.block.group import Group, Limits
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import blocks, kept_local, segments

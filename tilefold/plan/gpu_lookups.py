@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads, transform, walk
-from tilefold.block.legal import Group, Limits, one_kernel
+from tilefold.block.group import Group, Limits
+from tilefold.block.legal import one_kernel
 from tilefold.names import fresh
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, expr_flops, out_dims

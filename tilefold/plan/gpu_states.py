@@ -16,7 +16,9 @@ from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Load
-from tilefold.block.legal import Group, Limits, ends_a_chain, one_kernel
+from tilefold.block.group import Group, Limits
+from tilefold.block.legal import one_kernel
+from tilefold.block.parallel import ends_a_chain
 from tilefold.names import fresh
 from tilefold.plan.gpu_forms import kept_local
 from tilefold.plan.hardware import Gpu

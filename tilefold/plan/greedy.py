@@ -13,7 +13,8 @@ from functools import lru_cache
 
 from tilefold.algebra.expr import Expr, Load, dims_used, loads, tensors_read, transform
 from tilefold.block.fuse import Fused, fuse_group, prepare
-from tilefold.block.legal import ANY, Group, Grouping, Limits, Refusal, legal
+from tilefold.block.group import ANY, Group, Grouping, Limits, Refusal
+from tilefold.block.legal import legal
 from tilefold.block.twins import Decided, Renaming, Twins
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute, Program

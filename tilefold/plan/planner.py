@@ -18,7 +18,8 @@ from functools import cached_property, partial
 from itertools import chain
 
 from tilefold.block.fuse import Fused, FusedKernel, prepare
-from tilefold.block.legal import Group, Grouping, Refusal, legal
+from tilefold.block.group import Group, Grouping, Refusal
+from tilefold.block.legal import legal
 from tilefold.errors import PlanError
 from tilefold.plan.candidates import Kernels, Snapshot, together
 from tilefold.plan.cost import Cost

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilefold.block.fuse import Fused
-from tilefold.block.legal import Group, Grouping, Refusal, legal
+from tilefold.block.group import Group, Grouping, Refusal
+from tilefold.block.legal import legal
 from tilefold.errors import PlanError
 from tilefold.plan.attention import attention_call, extents, library_seconds
 from tilefold.plan.candidates import Kernels, Snapshot, together

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from tilefold.block.fuse import FusedKernel
+from tilefold.block.group import Group, Limits
 from tilefold.block.ir import Block
-from tilefold.block.legal import Group, Limits
 from tilefold.plan.forms import Form
 from tilefold.plan.hardware import Machine
 from tilefold.plan.search import Shape

@@ -20,8 +20,8 @@ from tilefold.algebra.fold import Check, Fold, StateVar, Step
 from tilefold.backends.triton.build import expect_jobs
 from tilefold.backends.triton.refusals import refused
 from tilefold.block.fuse import Fused, FusedKernel
+from tilefold.block.group import Group, Grouping, Refusal
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Result, Store, Update
-from tilefold.block.legal import Group, Grouping, Refusal
 from tilefold.block.stages import Rejection, Stage, StagePlan
 from tilefold.block.verify import verify
 from tilefold.errors import SourceLoc

@@ -8,7 +8,7 @@ from tilefold.block.epilogue.describe import described
 from tilefold.block.epilogue.kernels import Kernels
 from tilefold.block.epilogue.search import Rewritten
 from tilefold.block.fuse import UNIT, Fused, fuse_group
-from tilefold.block.legal import Group, Grouping
+from tilefold.block.group import Group, Grouping
 from tilefold.block.text import show_nodes
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.index_simplify import const

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tilefold.block.build import Loops, choose_loops
 from tilefold.block.fuse import Fused, with_unit
+from tilefold.block.group import Group
 from tilefold.block.laws.nests import feeding
-from tilefold.block.legal import Group
 from tilefold.block.split import SEGMENTS, worth_splitting
 from tilefold.block.stages import StagePlan, plan_stages
 from tilefold.tensor.analysis import Graph, out_dims

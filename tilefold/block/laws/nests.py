@@ -19,9 +19,9 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
 from tilefold.block.build import Loops
 from tilefold.block.fuse import UNIT, FusedKernel, build_kernels, with_unit
+from tilefold.block.group import Group
 from tilefold.block.ir import Block
 from tilefold.block.join import join
-from tilefold.block.legal import Group
 from tilefold.block.peel import peel_loop
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
 from tilefold.errors import NotFusibleError, ScheduleError

@@ -14,8 +14,8 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import default_config
 from tilefold.block.fuse import Fused
+from tilefold.block.group import Group, Grouping
 from tilefold.block.ir import Block
-from tilefold.block.legal import Group, Grouping
 from tilefold.block.schedule import Schedule, ScheduledKernel
 from tilefold.errors import ScheduleError, TilefoldError
 from tilefold.pipeline import compile_program

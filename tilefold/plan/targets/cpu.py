@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tilefold.block.fuse import FusedKernel
+from tilefold.block.group import ANY, Group, Limits
 from tilefold.block.ir import Block
-from tilefold.block.legal import ANY, Group, Limits
 from tilefold.plan.forms import Form, build_form, forms
 from tilefold.plan.hardware import Machine
 from tilefold.plan.library import library_products

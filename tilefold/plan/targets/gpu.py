@@ -9,8 +9,8 @@ from functools import partial
 from tilefold.algebra.dtypes import DType
 from tilefold.block.flat import flattened
 from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
+from tilefold.block.group import Group, Limits, Operands
 from tilefold.block.ir import Block
-from tilefold.block.legal import Group, Limits, Operands
 from tilefold.block.stages import plan_stages
 from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
