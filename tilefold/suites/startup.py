@@ -24,7 +24,7 @@ import torch
 
 from tilefold.errors import TilefoldError
 from tilefold.frontend import torch_compile  # noqa: F401 (imported before a call is timed)
-from tilefold.suites.gpu.environment import commit_here
+from tilefold.suites.gpu.environment import commit_here, cpu_name
 from tilefold.suites.gpu.report import grid
 from tilefold.suites.gpu.startup import run_process
 from tilefold.suites.models.all import MODELS, MODES
@@ -86,7 +86,7 @@ def run(
     if not chosen:
         raise TilefoldError(f"no model is called {', '.join(rows or ())}", hint=f"there are: {', '.join(names)}")
     entries = tuple(e for row in chosen for e in _row(row, layers, seconds, progress))
-    cpu = _cpu_name()
+    cpu = cpu_name()
     threads, busy = torch.get_num_threads(), os.getloadavg()[0]
     return Report(entries, layers, commit or commit_here(), cpu, threads, torch.__version__, round(busy, 1))
 
@@ -106,14 +106,6 @@ def _row(row: str, layers: int, seconds: float, progress: Callable[[str], None])
     for contender in CONTENDERS:
         cold, warm = found[contender]
         yield Entry(row, contender, cold, warm, why[contender])
-
-
-def _cpu_name() -> str:
-    """As Linux says it; the architecture elsewhere."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, os.uname().machine)
 
 
 def cells(report: Report) -> list[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +21,7 @@ def device_facts(device: str) -> dict[str, Any]:
     """Name, capability, multiprocessors and memory (GiB) of the current device."""
     if device == "cpu":
         return {
-            "name": platform.processor() or platform.machine(),
+            "name": cpu_name(),
             "capability": torch.backends.cpu.get_cpu_capability(),
         }
     p = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -30,6 +31,14 @@ def device_facts(device: str) -> dict[str, Any]:
         "multiprocessors": p.multi_processor_count,
         "memory_gib": round(p.total_memory / 2**30, 1),
     }
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux says it; the architecture elsewhere."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, os.uname().machine)
 
 
 def commit_here() -> str:
