@@ -95,10 +95,10 @@ def bench(
     for place in (docs,) if suite == "page" else (json, docs):
         _check_writable(place)
     if suite == "cpu":
-        _cpu(only, budget, json, docs)
+        _cpu(only, budget, json, docs, commit)
         return
     if suite == "planner":
-        _planner(only, json, docs, device or "cpu")
+        _planner(only, json, docs, device or "cpu", commit)
         return
     if suite == startup.PART:
         _startup(_names(rows), json, docs, commit)
@@ -171,21 +171,21 @@ def _check_writable(place: Path | None) -> None:
             place.unlink()
 
 
-def _cpu(only: list[str] | None, budget: float, json: Path | None, docs: Path | None) -> None:
+def _cpu(only: list[str] | None, budget: float, json: Path | None, docs: Path | None, commit: str | None) -> None:
     with friendly():
         with console.status("") as status:
-            result = bench_cpu.run(only or None, budget=budget, progress=status.update)
+            result = bench_cpu.run(only or None, budget=budget, commit=commit, progress=status.update)
         bench_report.write(result, json_path=json, docs_path=docs)
     console.print(bench_report.table(result))
 
 
-def _planner(only: list[str] | None, json: Path | None, docs: Path | None, device: str) -> None:
+def _planner(only: list[str] | None, json: Path | None, docs: Path | None, device: str, commit: str | None) -> None:
     if device != "cpu":
         _planner_of_gpu(only, json, device)
         return
     with friendly():
         with console.status("") as status:
-            result = bench_planner.run(only or None, progress=status.update)
+            result = bench_planner.run(only or None, commit=commit, progress=status.update)
         planner_report.write(result, json_path=json, docs_path=docs)
     if result.rows:
         console.print(planner_report.table(result))

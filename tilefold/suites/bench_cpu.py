@@ -19,6 +19,7 @@ from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import fuse, own_copy
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import FACTOR, compare
+from tilefold.suites.gpu.environment import commit_here
 from tilefold.suites.timing import Series, interleave, kept_memory
 from tilefold.suites.workloads import WORKLOADS, Workload
 
@@ -88,10 +89,11 @@ class MachineRates:
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """All rows of one run."""
+    """All rows of one run, and the commit that was measured."""
 
     machine: MachineRates
     rows: tuple[BenchRow, ...]
+    commit: str = ""
 
 
 def run(
@@ -99,6 +101,7 @@ def run(
     *,
     budget: float = 6.0,
     rounds: int = 60,
+    commit: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> BenchReport:
     """Time the workloads whose name contains one of `names` (None: all).
@@ -118,7 +121,7 @@ def run(
     with torch.no_grad():
         rows += [_row(w, budget, rounds, tell) for w in chosen if w.fresh]
     floors = {w.name: floor_ms(w, machine) for w in chosen}
-    return BenchReport(machine, tuple(replace(r, floor_ms=floors[r.name]) for r in rows))
+    return BenchReport(machine, tuple(replace(r, floor_ms=floors[r.name]) for r in rows), commit or commit_here())
 
 
 def best_of(a: MachineRates, b: MachineRates) -> MachineRates:

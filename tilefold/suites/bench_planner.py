@@ -22,6 +22,7 @@ from tilefold.plan.machine import this_machine
 from tilefold.plan.search import Shape
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.runtime.steps import KernelStep, load_all
+from tilefold.suites.gpu.environment import commit_here
 from tilefold.suites.planner_programs import FAMILIES, Family
 from tilefold.suites.planning_time import DECODERS, Planned, first_plan
 from tilefold.suites.timing import interleave
@@ -64,12 +65,13 @@ class PlannerRow:
 
 @dataclass(frozen=True, slots=True)
 class PlannerReport:
-    """All rows of a run, the machine description that they were predicted with, and what planning took."""
+    """All rows of a run, the machine description that they were predicted with, what planning took, and the commit."""
 
     machine: str
     threads: int
     rows: tuple[PlannerRow, ...]
     planned: tuple[Planned, ...] = ()
+    commit: str = ""
 
     @property
     def correlation(self) -> float:
@@ -96,7 +98,11 @@ def _ranks(xs: Sequence[float]) -> list[float]:
 
 
 def run(
-    names: Sequence[str] | None = None, *, top: int = TOP, progress: Callable[[str], None] | None = None
+    names: Sequence[str] | None = None,
+    *,
+    top: int = TOP,
+    commit: str | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> PlannerReport:
     """Time the families, and plan the decoders, whose name contains one of `names` (None: all).
 
@@ -120,7 +126,7 @@ def run(
         for f in chosen:
             tell(f"{f.name}: compiling the tilings")
             rows += family_rows(f, machine, top, tell)
-    return PlannerReport(machine.name, torch.get_num_threads(), tuple(rows), tuple(planned))
+    return PlannerReport(machine.name, torch.get_num_threads(), tuple(rows), tuple(planned), commit or commit_here())
 
 
 def family_rows(

@@ -89,7 +89,7 @@ def markdown(report: BenchReport) -> str:
         "",
         "Written by `tilefold bench cpu --docs docs/benchmarks.md`; do not edit.",
         "",
-        f"Measured on {machine_line(report)}.",
+        f"Commit {report.commit}; measured on {machine_line(report)}.",
         "",
         "| " + " | ".join(heads) + " |",
         "|" + "---|" * len(heads),

@@ -64,7 +64,8 @@ def markdown(report: PlannerReport) -> str:
         "",
         f"{summary(report)}.",
         "",
-        f"Measured on {report.machine}, {report.threads} thread{'s' if report.threads != 1 else ''}. Times are the "
+        f"Commit {report.commit}; measured on {report.machine}, {report.threads} "
+        f"thread{'s' if report.threads != 1 else ''}. Times are the "
         "best of some rounds in which the tilings take turns. The constants of the cost model were fitted to timings "
         "of these programs on an AVX2 machine, so there the figures are of the fit, not of programs that it has not "
         "seen.",
