@@ -15,18 +15,18 @@ from dataclasses import replace
 
 from tilefold.algebra.expr import Expr, Index, Load, substitute, tensors_read
 from tilefold.tile.ir import Alloc, For, Gemm, Kernel, Map, Stmt
-from tilefold.tile.uses import count_writes, expressions
+from tilefold.tile.uses import count_writes, every, expressions
 
 
 def gathered_in_products(kernel: Kernel) -> Kernel:
     """The same kernel without buffers of gathered elements that products alone read."""
     given = {t.name for t in kernel.tensors if t.role == "in"}
     writes, found = count_writes(kernel.body), dict[str, tuple[tuple[str, ...], Load]]()
-    dims = {s.buffer.name: s.buffer.dims for s in _every(kernel.body) if isinstance(s, Alloc)}
-    for s in _every(kernel.body):
+    dims = {s.buffer.name: s.buffer.dims for s in every(kernel.body) if isinstance(s, Alloc)}
+    for s in every(kernel.body):
         if isinstance(s, Map) and isinstance(s.expr, Load) and s.expr.tensor in given and writes[s.buf] == 1:
             found[s.buf] = (dims[s.buf], s.expr)
-    for s in _every(kernel.body):
+    for s in every(kernel.body):
         operands = (s.a, s.b) if isinstance(s, Gemm) else ()
         others = {t for e in expressions((s,)) if not isinstance(s, For) for t in tensors_read(e) if e not in operands}
         found = {n: x for n, x in found.items() if n not in others and writes[n] == 1}
@@ -60,7 +60,3 @@ def gathered_in_products(kernel: Kernel) -> Kernel:
         return tuple(out)
 
     return replace(kernel, body=body(kernel.body)) if found else kernel
-
-
-def _every(stmts: Sequence[Stmt]) -> list[Stmt]:
-    return [x for s in stmts for x in ((s, *_every(s.body)) if isinstance(s, For) else (s,))]

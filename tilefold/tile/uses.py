@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, loads, tensors_read, walk
 from tilefold.tile import ir
+
+
+def every(stmts: Iterable[ir.Stmt]) -> Iterator[ir.Stmt]:
+    """The statements and those of their loops, in order."""
+    for s in stmts:
+        yield s
+        if isinstance(s, ir.For):
+            yield from every(s.body)
 
 
 def grows(stmts: Sequence[ir.Stmt], d: str) -> bool:
@@ -55,13 +63,7 @@ def expressions(stmts: Sequence[ir.Stmt]) -> list[Expr]:
 
 def allocated(stmts: Sequence[ir.Stmt]) -> set[str]:
     """Names of the buffers that come to life."""
-    found: set[str] = set()
-    for s in stmts:
-        if isinstance(s, ir.Alloc):
-            found.add(s.buffer.name)
-        elif isinstance(s, ir.For):
-            found |= allocated(s.body)
-    return found
+    return {s.buffer.name for s in every(stmts) if isinstance(s, ir.Alloc)}
 
 
 def written(stmts: Sequence[ir.Stmt]) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from tilefold.algebra.expr import Expr, Index, Load, loads, substitute
 from tilefold.tile.ir import Alloc, Buffer, For, Kernel, Map, Reduce, Stmt, Store, TensorParam
-from tilefold.tile.uses import count_writes, expressions
+from tilefold.tile.uses import count_writes, every, expressions
 
 
 def in_results(kernel: Kernel) -> Kernel:
@@ -65,14 +65,8 @@ def _reads(s: Stmt, name: str) -> bool:
 def _alone(store: Store, whole: Sequence[Stmt]) -> bool:
     """Whether `store` is the only statement that touches its tensor."""
     touched = [x.tensor for e in expressions(whole) for x in loads(e)]
-    return store.tensor not in touched and sum(t == store.tensor for t in _stored(whole)) == 1
-
-
-def _stored(stmts: Sequence[Stmt]) -> list[str]:
-    found: list[str] = []
-    for s in stmts:
-        found += _stored(s.body) if isinstance(s, For) else [s.tensor] if isinstance(s, Store) else []
-    return found
+    stored = [s.tensor for s in every(whole) if isinstance(s, Store)]
+    return store.tensor not in touched and stored.count(store.tensor) == 1
 
 
 def _moved(s: Stmt, b: Buffer, store: Store) -> Stmt:

@@ -6,15 +6,14 @@ of that makes scores, which are products of 16-bit numbers, or gradients, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from tilefold.tile import ir
+from tilefold.tile.uses import every
 
 
 def coarse(kernel: ir.Kernel) -> bool:
     """Whether all products multiply tensors of 16 bits (or what follows from such), and results of more than one number
     a row have no more. Not where something is selected: an order has no error."""
-    stmts = list(_all(kernel.body))
+    stmts = list(every(kernel.body))
     if any(isinstance(s, ir.Select) for s in stmts):
         return False
     kinds = {t.name: t.dtype for t in kernel.tensors}
@@ -24,10 +23,3 @@ def coarse(kernel: ir.Kernel) -> bool:
     rows = [s for s in stored if len([d for d in s.dims if d not in singles]) <= 1]
     narrow = all(kinds[s.tensor].nbytes <= 2 for s in stored if s not in rows)
     return bool(read) and all(kinds[n].is_float and kinds[n].nbytes <= 2 for n in read) and narrow and rows != stored
-
-
-def _all(stmts: Iterable[ir.Stmt]) -> Iterator[ir.Stmt]:
-    for s in stmts:
-        yield s
-        if isinstance(s, ir.For):
-            yield from _all(s.body)
