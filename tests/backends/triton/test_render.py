@@ -26,7 +26,6 @@ from tilefold.errors import BackendError
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.tensor.text import parse as parse_tensor
 from tilefold.tile.pieces import cut, lengths, product_dims
-from tilefold.tile.settle import settle
 from tilefold.tile.text import parse
 from tilefold.tile.text import show as show_kernel
 from tilefold.tile.verify import verify
@@ -46,16 +45,6 @@ def body(r: Rendered) -> str:
 
 
 # -- expressions ------------------------------------------------------------------------------
-
-
-def test_known_conditions_and_scales_are_put_in():
-    e = expr("where(j <= i, b[i] + 1.0, -inf)")
-    (condition, *_) = e.args
-    assert settle(e, {condition: True}, {}, {}) == expr("b[i] + 1.0")
-    assert settle(e, {condition: False}, {}, {}) == expr("-inf")
-    assert settle(e, {}, {}, {}) == e
-    scaled = settle(expr("b[i] + b[j]"), {}, {}, {"b": 0.5})
-    assert scaled == expr("b[i] * 0.5 + b[j] * 0.5")
 
 
 @pytest.mark.parametrize(
