@@ -43,8 +43,6 @@ _TEAMS: dict[str, tuple[int, ModuleType]] = {
 }
 #: Rows of the papers' suites that a process takes on.
 ROW_SHARE = 3
-#: Back ends of torch.compile that train beside Tilefold and eager mode.
-PEERS_OF_A_CURVE = ("inductor",)
 #: A file a device.
 RESULTS = Path("bench/results")
 
@@ -219,9 +217,9 @@ def _curve(
 ) -> None:
     with friendly():
         _checked_device(device)
-        others = ("tilefold", *(PEERS_OF_A_CURVE if peers is None else peers))
+        contenders = curve.CONTENDERS if peers is None else ("tilefold", *peers)
         with console.status("") as status:
-            found = curve.run(device, contenders=others, commit=commit, progress=_progress(status))
+            found = curve.run(device, contenders=contenders, commit=commit, progress=_progress(status))
         curve.write(found, json_path=json, docs_path=docs)
     console.print(curve.markdown(found), markup=False, highlight=False, soft_wrap=True)
 
@@ -260,10 +258,12 @@ def _page(json: Path | None, docs: Path | None) -> None:
         folder = RESULTS if json is None else json.parent
         makers = {"gpu": report.markdown} | {suite: maker.markdown for suite, (_, maker) in _TEAMS.items()}
         files = {name: load_all(folder if name == "gpu" else folder / name) for name in makers}
-        if not any(files.values()):
+        texts = {name: makers[name](*found) for name, found in files.items() if found}
+        if curves := curve.load_all(folder / curve.PART):
+            texts[curve.PART] = curve.markdown(*curves)
+        if not texts:
             raise TilefoldError(f"there are no results of a GPU in {folder}")
-        for name, found in files.items():
-            text = makers[name](*found) if found else ""
+        for name, text in texts.items():
             if docs is None:
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
             elif text:

@@ -62,6 +62,13 @@ def test_the_command_trains_where_it_is_asked_to(report, monkeypatch, tmp_path):
     assert asked == [("cpu", ("tilefold",))] and curve.load(path) == report
 
 
+def test_the_page_is_made_again_of_files_from_elsewhere(report, tmp_path):
+    curve.write(report, json_path=tmp_path / "curve" / "gpu.json")
+    page = tmp_path / "page.md"
+    assert invoke(["bench", "page", "--json", str(tmp_path / "gpu.json"), "--docs", str(page)]).exit_code == 0
+    assert curve.markdown(report) in page.read_text(encoding="utf-8")
+
+
 def test_batches_are_windows_of_the_text():
     joint = text()
     drawn = batches(joint, TINY, steps=3)

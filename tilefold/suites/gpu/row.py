@@ -188,10 +188,11 @@ def _prepare(
         built = peer.build(case, args)
         made = training_step(built, case.fn) if case.train else built
         results: list[Any] = []
-        cpu = _processor_seconds()
         with peer.cold():
+            cpu = _processor_seconds()
             first = timer.once(lambda: results.append(made(*args)))
-        entry.record = replace(entry.record, first_call=first, first_cpu=_processor_seconds() - cpu)
+            cpu = _processor_seconds() - cpu
+        entry.record = replace(entry.record, first_call=first, first_cpu=cpu)
         tell(peer.name, "checking")
         if peer.kind != "floor":
             worst = _checked(peer, compared, results.pop(), hopeless=case.train)

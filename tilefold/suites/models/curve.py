@@ -28,6 +28,8 @@ from tilefold.suites.page import write_part
 
 PART = "curve"
 STEPS, EAGERS, LIMIT, RATE, MOMENTUM = 200, 3, 2.0, 0.1, 0.9
+#: Back ends of torch.compile that train beside eager mode.
+CONTENDERS = ("tilefold", "inductor")
 #: Steps whose losses the page shows.
 SHOWN = (1, 10, 50, 100, 200)
 
@@ -69,7 +71,7 @@ class Report:
 def run(
     device: str = "cpu",
     *,
-    contenders: Sequence[str] = ("tilefold", "inductor"),
+    contenders: Sequence[str] = CONTENDERS,
     sizes: Sizes | None = None,
     steps: int = STEPS,
     commit: str | None = None,
@@ -168,8 +170,12 @@ def write(report: Report, *, json_path: Path | None = None, docs_path: Path | No
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
     if docs_path is not None:
-        paths = [] if json_path is None else sorted(json_path.parent.glob("*.json"))
-        write_part(docs_path, PART, markdown(*(map(load, paths) if paths else (report,))))
+        write_part(docs_path, PART, markdown(*(load_all(json_path.parent) if json_path is not None else (report,))))
+
+
+def load_all(folder: Path) -> tuple[Report, ...]:
+    """The reports of a folder, a file a device."""
+    return tuple(map(load, sorted(folder.glob("*.json"))))
 
 
 def load(path: Path) -> Report:
