@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.frontend.check import randn
 from tilefold.errors import SourceLoc
-from tilefold.frontend.regions import guard
+from tilefold.frontend.regions import assemble, guard
 from tilefold.frontend.regions.assemble import CompiledGraph
 from tilefold.frontend.regions.guard import Fallback
 from tilefold.frontend.regions.summary import Told, summary
@@ -22,6 +23,7 @@ HERE = Path(__file__).name
 def fresh():
     torch._dynamo.reset()
     guard._said.clear()
+    assemble.compilations.clear()
     yield
     torch._dynamo.reset()
 
@@ -55,6 +57,26 @@ def test_several_reasons_are_counted():
     line = summary("g", [CompiledGraph("g", [], found, 4)], 1.26)
     assert line.startswith("g: 0 regions, 0 kernels, 0 library calls in 1.3 s; 4 operators left to PyTorch, at m.py:3")
     assert line.endswith("because no a (and 2 more reasons: TORCH_LOGS=tilefold)")
+
+
+def test_what_the_library_computes_by_choice_is_a_call_of_it_and_no_failure(caplog):
+    table, at = randn(40, 6).requires_grad_(), torch.randint(0, 40, (3, 5))
+
+    def picked(table):
+        return torch.softmax(F.embedding(at, table), -1)
+
+    with caplog.at_level(logging.INFO, logger="tilefold"):
+        torch.compile(picked, backend="tilefold")(table).square().sum().backward()
+    (line,) = [r.message for r in caplog.records if "_backward: 1 region" in r.message]
+    assert "1 library call in" in line and "left" not in line
+    (record,) = [r for r in assemble.compilations if r.name.endswith("backward")]
+    assert record.called == 1 and not record.left and [f.meant for f in record.fallbacks] == [True]
+
+
+def test_a_failure_beside_a_call_of_the_library_is_told():
+    found = [Fallback("a", "no a", SourceLoc("m.py", 3), meant=True), Fallback("b", "no b")]
+    line = summary("g", [CompiledGraph("g", [], found, 1, called=2)], 1.26)
+    assert line == "g: 0 regions, 0 kernels, 2 library calls in 1.3 s; 1 operator left to PyTorch, because no b"
 
 
 def test_what_is_compiled_later_has_a_line_of_its_own(caplog):

@@ -29,6 +29,7 @@ from tilefold.frontend.regions.host_numbers import numbers_on_device
 from tilefold.frontend.regions.leftover import compile_leftover
 from tilefold.frontend.regions.outer import Outer, item
 from tilefold.frontend.regions.partition import (
+    MEANT,
     Group,
     Partition,
     count_operators,
@@ -93,7 +94,8 @@ class Region:
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """The record of one compiled graph: regions that Tilefold runs, and what it left to others and why. `left`: how
-    many operators that is, with those that are better off in their company. `seconds`: of compilation.
+    many operators that is, with those that are better off in their company, but for `called`, which PyTorch's library
+    computes by choice. `seconds`: of compilation.
 
     A kernel that only fails to build when it is first run adds to `fallbacks` then, and what takes its place to
     `regions`.
@@ -104,6 +106,7 @@ class CompiledGraph:
     fallbacks: list[Fallback]
     left: int = 0
     seconds: float = 0.0
+    called: int = 0
 
 
 #: Records of the latest compilations of this process, oldest first.
@@ -166,10 +169,12 @@ def _compiled_graph(
         raise UnsupportedError(first.reason, loc=first.loc, hint=STRICT_HINT)
     build = _Assembler(gm, parts, options, name, titles)
     whole = build.assemble()
-    left = sum(operators(g) for g in parts.groups if not g.covered)
-    record = CompiledGraph(name, build.regions, build.fallbacks, left + build.alone[0], time.monotonic() - began)
+    others = [g for g in parts.groups if not g.covered]
+    called = sum(n.target in MEANT for g in others for n in g.nodes)
+    left = sum(map(operators, others)) - called + build.alone[0]
+    record = CompiledGraph(name, build.regions, build.fallbacks, left, time.monotonic() - began, called)
     for f in record.fallbacks:
-        log.info("%s: left to %s: %s", name, options.leftover, f)
+        log.info("%s: left to %s: %s", name, "PyTorch's library" if f.meant else options.leftover, f)
     _record(record, options)
     return whole
 

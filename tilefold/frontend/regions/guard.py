@@ -31,11 +31,13 @@ _said: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Something that Tilefold left to another compiler: which node (or region), why, and the user's line."""
+    """Something that Tilefold left to another compiler: which node (or region), why, and the user's line. `meant`:
+    PyTorch's library computes it by choice."""
 
     node: str
     reason: str
     loc: SourceLoc | None = None
+    meant: bool = False
 
     def __str__(self) -> str:
         at = f" at {self.loc}" if self.loc else ""

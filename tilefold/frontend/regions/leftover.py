@@ -13,20 +13,11 @@ from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.regions.added_rows import crowded
 from tilefold.frontend.regions.extract import Extracted
 from tilefold.frontend.regions.guard import Guarded, Part
-from tilefold.frontend.regions.partition import Group, draws_numbers, is_host_number, is_own, operators
+from tilefold.frontend.regions.partition import LIBRARY, Group, draws_numbers, is_host_number, is_own, operators
 from tilefold.frontend.regions.scans import SCANS
 
 #: Leftovers of fewer operators than this run op by op: compiling them costs more than it gives.
 WORTH_INDUCTOR = 2
-#: Operators that a library computes whoever calls it. Inductor also checks the strides of their results against those
-#: of its own shape functions, which do not know every layout that torch gives.
-LIBRARY = frozenset(
-    {
-        torch.ops.aten.convolution_backward.default,
-        torch.ops.aten.convolution.default,
-        torch.ops.aten._grouped_mm.default,
-    }
-)
 
 
 def compile_leftover(
@@ -73,7 +64,9 @@ def _no_strides_reported() -> Iterator[None]:
 
 
 def _in_library(group: Group) -> int:
-    """How many operators of a group a library computes, and copies of their operands into another layout."""
+    """How many operators of a group a library computes, and copies of their operands into another layout. (Inductor
+    also checks the strides of their results against those of its own shape functions, which do not know every layout
+    that torch gives.)"""
     copies = [n for n in group.nodes if n.target is torch.ops.aten.clone.default]
     of_library = [n for n in group.nodes if n.target in LIBRARY]
     return len(of_library) + sum(all(u in of_library for u in n.users) for n in copies)

@@ -35,6 +35,16 @@ Node = torch.fx.Node
 #: Levels of uncovered operators before the first region: random numbers, which run op by op, and the rest.
 _DRAWN, _EARLY = -3, -1
 _OWN = (prefixes_op, added_rows_op, rows_of_sums_op, scaled)
+#: Operators that a library computes whoever calls it.
+LIBRARY = frozenset(
+    {
+        torch.ops.aten.convolution_backward.default,
+        torch.ops.aten.convolution.default,
+        torch.ops.aten._grouped_mm.default,
+    }
+)
+#: Those that are PyTorch's own to compute, by choice: its kernels are calls of a library, and nothing was lost.
+MEANT = LIBRARY | {torch.ops.aten.embedding_dense_backward.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,7 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
         if reason is not None:
             refused.add(node)
             if reason:
-                fallbacks.append(Fallback(str(node.target), reason, location(node)))
+                fallbacks.append(Fallback(str(node.target), reason, location(node), meant=node.target in MEANT))
     aliases, light = _aliases(gm), _light(gm, refused)
     given = set(aliases) - light
     units, levels = _units(gm, refused, light, given)

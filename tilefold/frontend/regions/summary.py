@@ -50,9 +50,10 @@ def summary(title: str, records: Sequence[CompiledGraph], seconds: float) -> str
     regions = [r for g in records for r in g.regions]
     steps = [s for r in regions if isinstance(r.runner, CompiledProgram) for s in r.runner.steps]
     kernels = sum(isinstance(s, FusedStep) for s in steps)
-    parts = [_count(len(regions), "region"), _count(kernels, "kernel"), _count(len(steps) - kernels, "library call")]
+    calls = len(steps) - kernels + sum(g.called for g in records)
+    parts = [_count(len(regions), "region"), _count(kernels, "kernel"), _count(calls, "library call")]
     left = sum(g.left for g in records)
-    why = _reason([f for g in records for f in g.fallbacks])
+    why = _reason([f for g in records for f in g.fallbacks if not f.meant])
     rest = f"; {_count(left, 'operator')} left to PyTorch{why}" if left else ""
     return f"{title}: {', '.join(parts)} in {seconds:.1f} s{rest}"
 
