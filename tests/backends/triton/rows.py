@@ -52,6 +52,14 @@ def lengths(q, k, v, n):
     )
 
 
+def sequences(q, k, v, queries, keys):
+    """Each head has as many queries and keys as data says, which may be none; rows that see no key are 0."""
+    i, j = _positions(q, k)
+    seen = (i < 150 * queries.view(-1, 1, 1)) & (j < 180 * keys.view(-1, 1, 1)) & (j <= i + 40)
+    scores = torch.where(seen, (q @ k.mT).float() * q.shape[-1] ** -0.5, float("-inf"))
+    return torch.ops.aten._safe_softmax(scores, -1).to(v.dtype) @ v
+
+
 def listed(q, k, v, first, last):
     """Blocks of 128 queries see keys from one position to another, by tables."""
     i, j = _positions(q, k)
@@ -162,6 +170,7 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "bias": (biased, [*attention(300, 333, 128), ((2, 300, 333), B)]),
     "documents": (documents, [*attention(200, 200, 64), ((200,), torch.int64)]),
     "lengths": (lengths, [*attention(200, 500, 64), ((2,), torch.int64)]),
+    "sequences": (sequences, [*attention(333, 500, 64, kv=4, heads=4), *(2 * [((4,), torch.int64)])]),
     "listed": (listed, [*attention(300, 500, 128), *(2 * [((2, 3), torch.int64)])]),
     "sinks": (sinks, [*attention(200, 200, 64), ((2,), B)]),
     "sigmoid": (sigmoid, attention(300, 333, 128)),

@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.gradients import dropped_keys  # noqa: E402
-from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
+from tests.backends.triton.kernels import assembled, kernels, made, variant  # noqa: E402
 from tests.backends.triton.rows import FOLDS, TILES, attention, by_rows  # noqa: E402
 from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
 from tilefold.backends.triton import row_walk  # noqa: E402
@@ -23,6 +23,7 @@ from tilefold.backends.triton.machine_code import disassembled  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of, shared_bytes  # noqa: E402
 from tilefold.backends.triton.row_room import REGISTERS, Form, longest, of_several, one_of_each, widest  # noqa: E402
 from tilefold.backends.triton.row_shares import DRAWING, unevenness  # noqa: E402
+from tilefold.frontend.varlen import varlen_attention  # noqa: E402
 from tilefold.suites.gpu import operators as o  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
@@ -196,6 +197,39 @@ def test_what_would_be_wrong_is_found(change):
         return False
 
     assert any(found() for _ in range(5))
+
+
+SIZES = {"max_q": 4096, "max_k": 4096, "causal": True}
+
+
+def packed(q, k, v, starts):
+    return varlen_attention(q, k, v, starts, starts, **SIZES)
+
+
+def seen_near(q, k, v, starts):
+    return varlen_attention(q, k, v, starts, starts, window_size=(512, 0), **SIZES)
+
+
+def paged(q, k, v, starts, used, table):
+    return varlen_attention(q, k, v, starts, None, seqused_k=used, block_table=table, **SIZES)
+
+
+@pytest.mark.parametrize("fn, dim", [(packed, 64), (packed, 128), (seen_near, 128), (paged, 128)])
+def test_products_of_rows_that_may_meet_no_tile_are_not_serialised(fn, dim, tmp_path):
+    """Where states left a branch around the loops, the assembler waited for each product (C7510 to C7519)."""
+    q, starts = torch.empty(6000, 16, dim, dtype=B, device="meta"), torch.empty(8, dtype=torch.int32, device="meta")
+    given = [q, q, q, starts]
+    if fn is paged:
+        pool, table = q.view(-1, 60, 16, dim)[:, :1].expand(-1, 64, -1, -1).contiguous(), starts[:7].expand(64, 7).mT
+        given = [q, pool, pool, starts, starts[:7], table.contiguous()]
+    (v,) = (
+        v
+        for k in made(fn, *given)
+        if (v := TritonKernel(k.block).variant(usual_units(k.block), k.sizes({}), hopper=True)).rendered.groups
+    )
+    said = assembled(built(v, HOPPER).assembly["ptx"], "sm_90a", tmp_path)
+    assert "if tiles > 0" in v.rendered.source and "C75" not in said
+    assert sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", said)) <= FEW_BYTES
 
 
 @pytest.mark.parametrize(

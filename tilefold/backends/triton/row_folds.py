@@ -87,30 +87,54 @@ class Folds(Role):
         found = certain(body, r.loop.dim, outer, numbers(body, c.data, r.row, ROWS))
         ahead = "tiles" if exact and not r.behind and not self.trails else "tiles - 1"
         parts = self._stretches(found.starts, found.stops, lo, hi, ahead)
-        self.body(r.before)
-        self._on_states(r.begun)
-        if not r.never_empty:
-            for n in self.later if r.behind or self.trails else ():
-                self.emit(f"held_p{n} = {self._in_pairs('zero')}")
-        self.emit("mbarrier.wait(rows_full.index(GROUP), r & 1)")
+        settled, known = dict(found.conditions), c.known
+        steps = [(count, last, settled if n == 1 else {}) for n, (count, last) in enumerate(parts)]
+        steps = steps if settled else [(ahead, f"{ahead} - 1", {})]
+        led = ahead == "tiles - 1"
+        if r.never_empty:
+            self._met(lo, None if exact else hi, steps, led=led)
+            return
+        # branches to the end: where states leave a branch, the assembler has all products one after the other
+        with self.under("if tiles > 0:"):
+            self._met(lo, None if exact else hi, steps, led=led)
+        c.known = known
+        with self.under("else:"):
+            self._begin()
+            self.emit("mbarrier.arrive(rows_empty.index(GROUP), count=1)")
+            self._finish()
+
+    def _met(
+        self, lo: str, stop: str | None, steps: Sequence[tuple[str, str, Mapping[Expr, bool]]], *, led: bool
+    ) -> None:
+        """A block of rows that meets a tile. stop: where the last tile is ragged. steps: of each stretch the number of
+        tiles, the last, and what is known there. led: the last tile stands before the loops."""
+        r = self.r
+        self._begin()
         for n, made in r.prepared:
-            prepare(self.of, c, n, made)
-        with self.some():
+            prepare(self.of, self.c, n, made)
+        if led:
             first = self._first if r.behind else self._led if self.trails else self._whole
-            if ahead == "tiles - 1":
-                first(f"{lo} + (tiles - 1) * {self.tile}", None if exact else hi, {})
-            settled = dict(found.conditions)
-            for n, (count, last) in enumerate(parts if settled else [(ahead, f"{ahead} - 1")]):
-                facts = settled if n == 1 or not settled else {}
-                self._loop(count, f"{lo} + ({last} - n) * {self.tile}", facts)
+            first(f"{lo} + (tiles - 1) * {self.tile}", stop, {})
+        for count, last, facts in steps:
+            self._loop(count, f"{lo} + ({last} - n) * {self.tile}", facts)
         self.emit("mbarrier.arrive(rows_empty.index(GROUP), count=1)")
         if r.behind or self.trails:
-            with self.some():
-                self._last()
-        for name in r.kept:
-            c.assign(name, f"gl.convert_layout(gl.sum({c.buffer_names[name]}, 1), gl.SliceLayout(1, mma))")
-        self.body(r.after)
-        self._on_states(r.finish)
+            self._last()
+        self._finish()
+
+    def _begin(self) -> None:
+        """What stands before the loop; the group's rows are there."""
+        self.body(self.r.before)
+        self._on_states(self.r.begun)
+        self.emit("mbarrier.wait(rows_full.index(GROUP), r & 1)")
+
+    def _finish(self) -> None:
+        """What stands after the loop."""
+        for name in self.r.kept:
+            sums = f"gl.sum({self.c.buffer_names[name]}, 1)"
+            self.c.assign(name, f"gl.convert_layout({sums}, gl.SliceLayout(1, mma))")
+        self.body(self.r.after)
+        self._on_states(self.r.finish)
 
     def _stretches(
         self, starts: Sequence[Expr], stops: Sequence[Expr], lo: str, hi: str, most: str
