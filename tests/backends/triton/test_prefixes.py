@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
-import triton.language as tl  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
-from tilefold.backends.triton.build import module_of  # noqa: E402
-from tilefold.backends.triton.prefixes import cut, source  # noqa: E402
-from tilefold.errors import BackendError  # noqa: E402
+from tests.backends.triton.kernels import meta
+from tilefold.backends.triton.build import Target, built
+from tilefold.backends.triton.prefixes import cut, launches
+from tilefold.errors import BackendError
 
 
 @pytest.mark.parametrize("nbytes", [1, 2, 4, 8])
@@ -30,27 +28,22 @@ def test_few_columns_are_cut_and_many_are_not():
     assert cut(512, 8192, 4096, 4, 132).blocks == 1
 
 
-def compiled(kernel: str, lanes: int, rows: int, dtype: str = "fp32"):
-    fn = getattr(module_of(source("sum"), "prefixes_sum"), kernel)
-    names = fn.arg_names
-    types = {n: "constexpr" if n.isupper() else "i32" for n in names} | {"p_x": f"*{dtype}", "p_total": "*fp32"}
-    types |= {"p_y": f"*{dtype}"} if "p_y" in names else {}
-    given = {"ROWS": rows, "LANES": lanes, "KIND": tl.float32}
-    fixed = {(names.index(k),): v for k, v in given.items()}
-    attrs = {(k,): [["tt.divisibility", 16]] for k, n in enumerate(names) if not n.isupper()}
-    made = ASTSource(fn, types, constexprs=fixed, attrs=attrs)
-    return triton.compile(made, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
-
-
-@pytest.mark.parametrize(("dtype", "nbytes"), [("fp32", 4), ("bf16", 2)])
-def test_a_chunk_is_scanned_in_registers(dtype, nbytes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chunk_is_scanned_in_registers(dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    how = cut(1, 8192, 4096, nbytes, 132)
-    text = compiled("prefixes", how.lanes, how.rows, dtype)
+    x = meta(1, 8192, 4096, dtype=dtype)
+    made, (first, last) = launches(x, 1, "sum", dtype, 132)
+    assert (made.shape, made.dtype, first.name, last.name) == (x.shape, dtype, "totals", "prefixes")
+    text = built(last.job(), Target("cuda", 90)).asm["ptx"]
     assert "shfl" not in text and "ld.global.v4.b32" in text
-    assert "shfl" in compiled("prefixes", how.lanes // 16, how.rows, dtype)  # fewer lanes: rows in several threads
+    (narrow,) = launches(meta(300, 8, 33, dtype=dtype), 1, "sum", dtype, 132)[1]  # few lanes: rows in several threads
+    assert "shfl" in built(narrow.job(), Target("cuda", 90)).asm["ptx"]
+
+
+def test_nothing_is_launched_for_nothing():
+    assert launches(meta(2, 0, 3), 1, "sum", torch.float32, 132)[1] == []
 
 
 def test_an_unknown_fold_is_refused():
     with pytest.raises(BackendError, match="no fold median"):
-        source("median")
+        launches(meta(2, 4, 3), 1, "median", torch.float32, 132)

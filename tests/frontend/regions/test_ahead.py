@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilefold.backends.triton import launch
+from tilefold.backends.triton import launch, written
+from tilefold.backends.triton.build import Job
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.views import Like
 from tilefold.frontend.fuse import trace
+from tilefold.frontend.operators import prefix
 from tilefold.frontend.regions.direct import executable, start_building
+from tilefold.frontend.regions.early import build_kernels_of
 from tilefold.pipeline import compile_program
 from tilefold.runtime import gpu_program
 from tilefold.runtime.program import CompiledProgram
@@ -85,3 +89,22 @@ def test_a_region_is_not_given_up_for_a_kernel_that_is_not_compiled_ahead(strict
             start_building(run, [meta(64, 300)])
     else:
         start_building(run, [meta(64, 300)])
+
+
+def sums(dy, at, table):
+    rows = torch.ops.tilefold.rows_of_sums(at, dy, [50, 6], -1)
+    return torch.ops.tilefold.added_rows(table, at, dy, -1), rows, torch.ops.tilefold.prefixes(dy, 0, "sum", dy.dtype)
+
+
+@pytest.mark.parametrize(("device", "times"), [("cpu", 0), ("cuda", 1)])
+def test_kernels_that_are_written_by_hand(device, times, monkeypatch):
+    found: list[Job] = []
+    monkeypatch.setattr(written, "start_building", found.append)
+    monkeypatch.setattr(prefix, "_units", lambda x: 132)
+    with FakeTensorMode():
+        types = torch.float32, torch.int64, torch.float32
+        args = [torch.empty(s, dtype=t, device=device) for s, t in zip(((15, 6), (15,), (50, 6)), types, strict=True)]
+        graph = make_fx(sums)(*args).graph
+    for n in graph.nodes:
+        build_kernels_of(n)
+    assert [job.name for job in found] == ["added", "added", "prefixes"] * times

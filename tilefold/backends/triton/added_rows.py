@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from tilefold.backends.triton.build import module_of
-from tilefold.backends.triton.prelude import ASSERTING, prelude
+from tilefold.backends.triton.prelude import prelude
+from tilefold.backends.triton.written import Launch
 
 #: Elements of a thread block's tile at most, columns and rows of it, its warps; indices of a block that counts them.
 _TILE, _COLUMNS, _ROWS, _WARPS, _STEP = 2048, 1024, 256, 4, 256
@@ -35,8 +35,8 @@ def places(p_at, p_count, p_owner, k, live, rows, skipped):
 
 
 @triton.jit
-def counted(p_at, p_count, p_owner, n, rows, skipped, STEP: tl.constexpr):
-    k = tl.program_id(0) * STEP + tl.arange(0, STEP)
+def counted(p_at, p_count, p_owner, n, rows, skipped):
+    k = tl.program_id(0) * {step} + tl.arange(0, {step})
     row, exists = rows_at(p_at, k, k < n, rows)
     tf_exist(exists, k < n)
     live = (k < n) & (row != skipped) & exists
@@ -45,17 +45,17 @@ def counted(p_at, p_count, p_owner, n, rows, skipped, STEP: tl.constexpr):
 
 
 @triton.jit
-def tile(n, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def tile(n, width):
     pid = tl.program_id(0)
-    across = tl.cdiv(width, COLUMNS)
-    k = (pid // across) * ROWS + tl.arange(0, ROWS)
-    columns = (pid % across) * COLUMNS + tl.arange(0, COLUMNS)
+    across = tl.cdiv(width, {columns})
+    k = (pid // across) * {high} + tl.arange(0, {high})
+    columns = (pid % across) * {columns} + tl.arange(0, {columns})
     return k, columns, k < n, (columns < width)[None, :]
 
 
 @triton.jit
-def added(p_at, p_rows, p_table, n, rows, skipped, width, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    k, columns, live, wide = tile(n, width, ROWS, COLUMNS)
+def added(p_at, p_rows, p_table, n, rows, skipped, width, stride):
+    k, columns, live, wide = tile(n, width)
     row, exists = rows_at(p_at, k, live, rows)
     tf_exist(exists, k < n)
     live = (live & exists & (row != skipped))[:, None] & wide
@@ -65,74 +65,75 @@ def added(p_at, p_rows, p_table, n, rows, skipped, width, stride, ROWS: tl.const
 
 
 @triton.jit
-def begun(p_at, p_count, p_owner, p_rows, p_table, p_sum, n, rows, skipped, width, stride, ROWS: tl.constexpr,
-          COLUMNS: tl.constexpr, SHARED: tl.constexpr, WIDE: tl.constexpr):
-    k, columns, live, wide = tile(n, width, ROWS, COLUMNS)
+def begun(p_at, p_count, p_owner, p_rows, p_table, p_sum, n, rows, skipped, width, stride):
+    k, columns, live, wide = tile(n, width)
     row, live, count, owner = places(p_at, p_count, p_owner, k, live, rows, skipped)
     own = live & (owner == k)
     x = tl.load(p_rows + k.to(tl.int64)[:, None] * stride + columns[None, :], mask=own[:, None] & wide, other=0)
     place = p_table + row[:, None] * width + columns[None, :]
-    y = tl.load(place, mask=own[:, None] & wide, other=0).to(WIDE) + x.to(WIDE)
+    y = tl.load(place, mask=own[:, None] & wide, other=0).to({wide}) + x.to({wide})
     tl.store(place, y.to(p_table.dtype.element_ty), mask=(own & (count == 1))[:, None] & wide)
-    slot = row if SHARED else k.to(tl.int64)
+    slot = row if {shared} else k.to(tl.int64)
     tl.store(p_sum + slot[:, None] * width + columns[None, :], y, mask=(own & (count > 1))[:, None] & wide)
 
 
 @triton.jit
-def gathered(p_at, p_count, p_owner, p_rows, p_sum, n, rows, skipped, width, stride, ROWS: tl.constexpr,
-             COLUMNS: tl.constexpr, SHARED: tl.constexpr, WIDE: tl.constexpr):
-    k, columns, live, wide = tile(n, width, ROWS, COLUMNS)
+def gathered(p_at, p_count, p_owner, p_rows, p_sum, n, rows, skipped, width, stride):
+    k, columns, live, wide = tile(n, width)
     row, live, count, owner = places(p_at, p_count, p_owner, k, live, rows, skipped)
     other = (live & (owner != k))[:, None] & wide
     x = tl.load(p_rows + k.to(tl.int64)[:, None] * stride + columns[None, :], mask=other, other=0)
-    slot = row if SHARED else owner.to(tl.int64)
-    tl.atomic_add(p_sum + slot[:, None] * width + columns[None, :], x.to(WIDE), mask=other, sem="relaxed")
+    slot = row if {shared} else owner.to(tl.int64)
+    tl.atomic_add(p_sum + slot[:, None] * width + columns[None, :], x.to({wide}), mask=other, sem="relaxed")
 
 
 @triton.jit
-def ended(p_at, p_count, p_owner, p_table, p_sum, n, rows, skipped, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-          SHARED: tl.constexpr):
-    k, columns, live, wide = tile(n, width, ROWS, COLUMNS)
+def ended(p_at, p_count, p_owner, p_table, p_sum, n, rows, skipped, width):
+    k, columns, live, wide = tile(n, width)
     row, live, count, owner = places(p_at, p_count, p_owner, k, live, rows, skipped)
     own = (live & (owner == k) & (count > 1))[:, None] & wide
-    slot = row if SHARED else k.to(tl.int64)
+    slot = row if {shared} else k.to(tl.int64)
     y = tl.load(p_sum + slot[:, None] * width + columns[None, :], mask=own, other=0)
     tl.store(p_table + row[:, None] * width + columns[None, :], y.to(p_table.dtype.element_ty), mask=own)
 """
 
 
-def source(*, checked: bool = True, interpreted: bool = False) -> str:
-    """The kernels. checked: an index that does not exist is an error; else nothing is added for it."""
-    text = _SOURCE if checked else _SOURCE.replace(_CHECK, "")
+def source(high: int, columns: int, *, shared: bool, wide: str, checked: bool = True, interpreted: bool = False) -> str:
+    """The kernels, for tiles of so many rows and columns. shared: rows of a table have places for sums, else rows that
+    are added. wide: the type of sums. checked: an index that does not exist is an error; else nothing is added for
+    it."""
+    text = _SOURCE.format(step=_STEP, high=high, columns=columns, shared=shared, wide=wide)
+    text = text if checked else text.replace(_CHECK, "")
     return prelude(text, interpreted=interpreted) + text
+
+
+def launches(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor, skipped: int, *, checked: bool) -> list[Launch]:
+    """Of `run`; the tensors may be fake ones."""
+    (n, width), k = table.shape, at.shape[0]
+    if not rows.numel():
+        return []
+    wide, of = (torch.float64, "tl.float64") if table.dtype is torch.float64 else (torch.float32, "tl.float32")
+    columns = min(_COLUMNS, 1 << (width - 1).bit_length())
+    high, shared = min(_ROWS, _TILE // columns), n < k
+    text = source(high, columns, shared=shared, wide=of, checked=checked, interpreted=table.device.type == "cpu")
+    sizes, grid = (k, n, skipped, width), -(-k // high) * -(-width // columns)
+    if table.dtype is wide:
+        return [Launch(text, "added", (at, rows, table), (*sizes, rows.stride(0)), grid, _WARPS)]
+    count = table.new_zeros(n, dtype=torch.int32)
+    owner, total = torch.empty_like(count), table.new_empty((min(n, k), width), dtype=wide)
+    where = at, count, owner
+    return [
+        Launch(text, "counted", where, (k, n, skipped), -(-k // _STEP), _WARPS),
+        Launch(text, "begun", (*where, rows, table, total), (*sizes, rows.stride(0)), grid, _WARPS),
+        Launch(text, "gathered", (*where, rows, total), (*sizes, rows.stride(0)), grid, _WARPS),
+        Launch(text, "ended", (*where, table, total), sizes, grid, _WARPS),
+    ]
 
 
 def run(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor, skipped: int, *, checked: bool) -> torch.Tensor:
     """The table with rows added, in place: table, contiguous [n, width]; at, integers [k], where negative ones count
     from the end; rows [k, width], columns side by side. Nothing is added to row `skipped` (-1: there is none). checked:
     see `source`. (Tensors of a CPU: by Triton's interpreter.)"""
-    import triton.language as tl  # noqa: PLC0415 (an optional package)
-
-    (n, width), k = table.shape, at.shape[0]
-    if not rows.numel():
-        return table
-    text = source(checked=checked, interpreted=table.device.type == "cpu")
-    made = module_of(text, "added_rows")
-    wide, of = (torch.float64, tl.float64) if table.dtype is torch.float64 else (torch.float32, tl.float32)
-    columns = min(_COLUMNS, 1 << (width - 1).bit_length())
-    high, shared = min(_ROWS, _TILE // columns), n < k
-    grid = (-(-k // high) * -(-width // columns),)
-    checks = {"debug": True, "sanitize_overflow": False} if ASSERTING in text else {}
-    sizes = (k, n, skipped, width)
-    if table.dtype is wide:
-        made.added[grid](at, rows, table, *sizes, rows.stride(0), high, columns, num_warps=_WARPS, **checks)
-        return table
-    count = torch.zeros(n, dtype=torch.int32, device=table.device)
-    owner = torch.empty_like(count)
-    total = torch.empty((min(n, k), width), dtype=wide, device=table.device)
-    where, fixed = (at, count, owner), (high, columns, shared)
-    made.counted[(-(-k // _STEP),)](*where, k, n, skipped, _STEP, num_warps=_WARPS, **checks)
-    made.begun[grid](*where, rows, table, total, *sizes, rows.stride(0), *fixed, of, num_warps=_WARPS)
-    made.gathered[grid](*where, rows, total, *sizes, rows.stride(0), *fixed, of, num_warps=_WARPS)
-    made.ended[grid](*where, table, total, *sizes, *fixed, num_warps=_WARPS)
+    for launch in launches(table, at, rows, skipped, checked=checked):
+        launch.run()
     return table

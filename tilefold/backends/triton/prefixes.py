@@ -14,8 +14,8 @@ from math import prod
 
 import torch
 
-from tilefold.backends.triton.build import module_of
 from tilefold.backends.triton.prelude import INTERPRETED
+from tilefold.backends.triton.written import Launch
 from tilefold.errors import BackendError
 
 #: Merge and neutral element of each fold.
@@ -24,6 +24,8 @@ FOLDS: Mapping[str, tuple[str, str]] = {"sum": ("a + b", "0"), "prod": ("a * b",
 _WARPS, _VECTOR, _ROWS, _LANES, _LEAST = 4, 16, 16, 1024, 32
 #: Thread blocks that a multiprocessor should have, and rows of a block of theirs at least.
 _BLOCKS, _FEW = 4, 64
+#: Types of states.
+_TYPES = {torch.float64: "tl.float64", torch.float32: "tl.float32", torch.int64: "tl.int64"}
 
 _SOURCE = """import triton
 import triton.language as tl
@@ -35,43 +37,41 @@ def merge(a, b):
 
 
 @triton.jit
-def place(inner, blocks, LANES: tl.constexpr):
+def place(inner, blocks):
     pid = tl.program_id(0).to(tl.int64)
-    across = tl.cdiv(inner, LANES)
-    lanes = (pid % across) * LANES + tl.arange(0, LANES)
+    across = tl.cdiv(inner, {lanes})
+    lanes = (pid % across) * {lanes} + tl.arange(0, {lanes})
     return pid // across // blocks, (pid // across) % blocks, lanes, lanes < inner
 
 
 @triton.jit
-def totals(p_x, p_total, n, inner, blocks, height, ROWS: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr):
-    outer, block, lanes, live = place(inner, blocks, LANES)
+def totals(p_x, p_total, n, inner, blocks, height):
+    outer, block, lanes, live = place(inner, blocks)
     start = block * height
     stop = tl.minimum(start + height, n)
-    rows = tl.arange(0, ROWS)
-    state = tl.full([ROWS, LANES], {neutral}, KIND)
-    for k in range(start, stop, ROWS):
+    rows = tl.arange(0, {rows})
+    state = tl.full([{rows}, {lanes}], {neutral}, {kind})
+    for k in range(start, stop, {rows}):
         ok = ((k + rows) < stop)[:, None] & live[None, :]
         x = tl.load(p_x + (outer * n + k + rows)[:, None] * inner + lanes[None, :], mask=ok, other={neutral})
-        state = merge(state, x.to(KIND))
+        state = merge(state, x.to({kind}))
     tl.store(p_total + (outer * blocks + block) * inner + lanes, tl.reduce(state, 0, merge), mask=live)
 
 
 @triton.jit
-def prefixes(
-    p_x, p_total, p_y, n, inner, blocks, height, ROWS: tl.constexpr, LANES: tl.constexpr, KIND: tl.constexpr
-):
-    outer, block, lanes, live = place(inner, blocks, LANES)
+def prefixes(p_x, p_total, p_y, n, inner, blocks, height):
+    outer, block, lanes, live = place(inner, blocks)
     start = block * height
     stop = tl.minimum(start + height, n)
-    rows = tl.arange(0, ROWS)
-    state = tl.full([LANES], {neutral}, KIND)
+    rows = tl.arange(0, {rows})
+    state = tl.full([{lanes}], {neutral}, {kind})
     for k in range(0, block, 1):
         state = merge(state, tl.load(p_total + (outer * blocks + k) * inner + lanes, mask=live, other={neutral}))
-    for k in range(start, stop, ROWS):
+    for k in range(start, stop, {rows}):
         ok = ((k + rows) < stop)[:, None] & live[None, :]
         at = (outer * n + k + rows)[:, None] * inner + lanes[None, :]
-        x = tl.load(p_x + at, mask=ok, other={neutral}).to(KIND)
-        y = merge(tl.broadcast_to(state[None, :], [ROWS, LANES]), tl.associative_scan(x, 0, merge))
+        x = tl.load(p_x + at, mask=ok, other={neutral}).to({kind})
+        y = merge(tl.broadcast_to(state[None, :], [{rows}, {lanes}]), tl.associative_scan(x, 0, merge))
         tl.store(p_y + at, y.to(p_y.dtype.element_ty), mask=ok)
         state = merge(state, tl.reduce(x, 0, merge))
 """
@@ -104,33 +104,36 @@ def cut(outer: int, n: int, inner: int, nbytes: int, units: int) -> Cut:
     return Cut(lanes, rows, -(-n // height), height)
 
 
-def source(kind: str, *, interpreted: bool = False) -> str:
-    """Both kernels of a fold. BackendError: there is none of that name."""
-    if kind not in FOLDS:
-        raise BackendError(f"there is no fold {kind}", hint=f"one of {', '.join(FOLDS)}")
-    merge, neutral = FOLDS[kind]
-    text = _SOURCE.format(merge=merge, neutral=neutral)
+def source(fold: str, rows: int, lanes: int, kind: str, *, interpreted: bool = False) -> str:
+    """Both kernels of a fold, for chunks of so many rows and lanes. kind: the type of its state. BackendError: there is
+    no fold of that name."""
+    if fold not in FOLDS:
+        raise BackendError(f"there is no fold {fold}", hint=f"one of {', '.join(FOLDS)}")
+    merge, neutral = FOLDS[fold]
+    text = _SOURCE.format(merge=merge, neutral=neutral, rows=rows, lanes=lanes, kind=kind)
     return text.replace(" in range(", " in tf_range(") + INTERPRETED if interpreted else text
+
+
+def launches(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: int) -> tuple[torch.Tensor, list[Launch]]:
+    """What `run` gives, once its launches have run; the tensor may be a fake one."""
+    outer, n, inner = prod(x.shape[:dim]), x.shape[dim], prod(x.shape[dim + 1 :])
+    y = x.new_empty(x.shape, dtype=dtype)
+    if not x.numel():
+        return y, []
+    wide = torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
+    how = cut(outer, n, inner, x.element_size(), units)
+    text = source(kind, how.rows, how.lanes, _TYPES[wide], interpreted=x.device.type == "cpu")
+    total = x.new_empty((outer, how.blocks, inner), dtype=wide)
+    grid, sizes = how.grid(outer, inner), (n, inner, how.blocks, how.height)
+    found = [Launch(text, "totals", (x, total), sizes, grid, _WARPS)] if how.blocks > 1 else []
+    return y, [*found, Launch(text, "prefixes", (x, total, y), sizes, grid, _WARPS)]
 
 
 def run(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: int) -> torch.Tensor:
     """The prefixes of `kind` of a contiguous tensor along dim, which is not its last one, on its device (a
     CPU's: by Triton's interpreter); in dtype, the
     state in at least float32 or int64."""
-    import triton.language as tl  # noqa: PLC0415 (an optional package)
-
-    outer, n, inner = prod(x.shape[:dim]), x.shape[dim], prod(x.shape[dim + 1 :])
-    y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    if not x.numel():
-        return y
-    wide = torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
-    how = cut(outer, n, inner, x.element_size(), units)
-    made = module_of(source(kind, interpreted=x.device.type == "cpu"), f"prefixes_{kind}")
-    total = torch.empty((outer, how.blocks, inner), dtype=wide, device=x.device)
-    types = {torch.float64: tl.float64, torch.float32: tl.float32, torch.int64: tl.int64}
-    grid = (how.grid(outer, inner),)
-    sizes, fixed = (n, inner, how.blocks, how.height), (how.rows, how.lanes, types[wide])
-    if how.blocks > 1:
-        made.totals[grid](x, total, *sizes, *fixed, num_warps=_WARPS)
-    made.prefixes[grid](x, total, y, *sizes, *fixed, num_warps=_WARPS)
+    y, found = launches(x, dim, kind, dtype, units)
+    for launch in found:
+        launch.run()
     return y

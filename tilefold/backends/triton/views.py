@@ -24,7 +24,7 @@ class Like:
     device: torch.device
 
     @staticmethod
-    def of(x: torch.Tensor) -> Like:
+    def of(x: Seen) -> Like:
         """What is known of a tensor, also of a fake one."""
         return Like(tuple(x.shape), x.stride(), x.dtype, x.device)
 

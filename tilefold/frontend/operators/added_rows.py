@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
 
 from tilefold import config
 from tilefold.backends.triton import added_rows
+from tilefold.backends.triton.written import Launch
 
 _LIBRARY = torch.library.Library("tilefold", "FRAGMENT")
 _LIBRARY.define("added_rows(Tensor(a!) table, Tensor at, Tensor rows, int skipped) -> Tensor(a!)")
@@ -19,12 +21,22 @@ _LIBRARY.define("rows_of_sums(Tensor at, Tensor rows, SymInt[] shape, int skippe
 
 @torch.library.impl(_LIBRARY, "added_rows", "CUDA")
 def _on_gpu(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor, skipped: int) -> torch.Tensor:
-    n, width, k = table.shape[0], prod(table.shape[1:]), at.numel()
-    flat = table.view(n, width)
     with torch.cuda.device(table.device):
-        given = at.reshape(k), rows.reshape(k, width).contiguous()
-        added_rows.run(flat, *given, skipped, checked=config.load().index_checks)
+        for launch in launches(table, at, rows, skipped):
+            launch.run()
     return table
+
+
+def launches(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor, skipped: int) -> Sequence[Launch]:
+    """Of the operator on a GPU's tensors, which may be fake ones."""
+    n, width, k = table.shape[0], prod(table.shape[1:]), at.numel()
+    given = table.view(n, width), at.reshape(k), rows.reshape(k, width).contiguous()
+    return added_rows.launches(*given, skipped, checked=config.load().index_checks)
+
+
+def launches_on_zeros(at: torch.Tensor, rows: torch.Tensor, shape: Sequence[int], skipped: int) -> Sequence[Launch]:
+    """The same of `rows_of_sums`."""
+    return launches(rows.new_empty(shape), at, rows, skipped)
 
 
 @torch.library.impl(_LIBRARY, "added_rows", "CPU")

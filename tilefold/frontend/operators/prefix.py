@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tilefold.backends.triton import prefixes
+from tilefold.backends.triton.written import Launch
 
 _LIBRARY = torch.library.Library("tilefold", "FRAGMENT")
 _LIBRARY.define(
@@ -14,9 +17,17 @@ _LIBRARY.define(
 
 @torch.library.impl(_LIBRARY, "prefixes", "CUDA")
 def _on_gpu(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
-    units = torch.cuda.get_device_properties(x.device).multi_processor_count
     with torch.cuda.device(x.device):
-        return prefixes.run(x.contiguous(), dim, kind, dtype, units)
+        return prefixes.run(x.contiguous(), dim, kind, dtype, _units(x))
+
+
+def launches(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> Sequence[Launch]:
+    """Of the operator on a GPU's tensor, which may be a fake one."""
+    return prefixes.launches(x.contiguous(), dim, kind, dtype, _units(x))[1]
+
+
+def _units(x: torch.Tensor) -> int:
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
 
 
 @torch.library.impl(_LIBRARY, "prefixes", "CPU")

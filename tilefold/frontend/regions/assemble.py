@@ -21,6 +21,7 @@ from tilefold.frontend.regions.added_rows import own_additions
 from tilefold.frontend.regions.constants import fold_constants
 from tilefold.frontend.regions.devices import constant_elsewhere, device_of, numbers_elsewhere
 from tilefold.frontend.regions.direct import executable, start_building
+from tilefold.frontend.regions.early import build_kernels_of
 from tilefold.frontend.regions.execute import Runner
 from tilefold.frontend.regions.extract import Extracted, extract
 from tilefold.frontend.regions.garbage import collecting_later
@@ -265,6 +266,7 @@ class _Assembler:
             for a in n.all_input_nodes:  # a size of a view of an argument, say
                 self._copy(a)
             self.made[n] = self.graph.node_copy(n, self.made.__getitem__)
+            build_kernels_of(n)
             if isinstance(n.target, Loop):
                 self.made[n].target = n.target.compiled(partial(self._body, n.target.chunks))
 

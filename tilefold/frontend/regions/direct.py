@@ -6,18 +6,17 @@ made when a call is planned; results are allocated in the shape that the graph r
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tilefold import config
 from tilefold.backends.triton.build import DIVISOR
 from tilefold.backends.triton.views import Like
 from tilefold.frontend.operators.bindings import Lowered, OutputBinding
 from tilefold.frontend.regions.alike import Alike
+from tilefold.frontend.regions.early import attempt, static
 from tilefold.frontend.regions.execute import Executable, Runner
 from tilefold.frontend.regions.real import on_real_tensors
 from tilefold.frontend.regions.replay import Replayed
@@ -25,8 +24,6 @@ from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.tape import NOTHING, Instruction, Kind, Op, Slot, Tape, finished
 from tilefold.tensor.sizes import shape_function
-
-log = logging.getLogger("tilefold")
 
 #: Calls remembered a graph; dynamic shapes make new ones.
 CALLS = 4096
@@ -47,18 +44,11 @@ def start_building(run: Executable, values: Sequence[object]) -> None:
     values: its arguments, fake ones. Nothing where sizes are only known when it is called.
     """
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    sizes = [n for v in tensors for n in (*v.shape, *v.stride())]
-    if isinstance(run.runner, CompiledProgram) and not run.lowered.syms and all(isinstance(n, int) for n in sizes):
-        try:
+    if isinstance(run.runner, CompiledProgram) and not run.lowered.syms and static(tensors):
+        with attempt(run.lowered.program.name):
             like = {name: Like.of(read(values, {})) for name, read in run.inputs}
             with on_real_tensors():  # rendering evaluates some
                 run.runner.start_building(like, {})
-        # Hidden: whatever keeps a kernel from being compiled ahead. The call that needs it compiles it, and fails as it
-        # would have failed without this; a region is not given up for an attempt to save time.
-        except Exception as err:
-            if config.load().strict:
-                raise
-            log.debug("%s: not compiled ahead: %s", run.lowered.program.name, err)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 
 from tilefold.backends.triton import scale
 from tilefold.backends.triton.build import has_triton
+from tilefold.backends.triton.written import Launch
 
 #: Most sums that are rounded to 16 bits one after the other. n of them have sqrt((n + 1) / 2) times the error of one.
 MOST_ROUNDED = 6
@@ -140,7 +141,15 @@ def scaled(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     if not alone:
         return x * factor
     if x.is_cuda and factor.is_cuda and x.is_contiguous() and has_triton():
-        units = torch.cuda.get_device_properties(x.device).multi_processor_count
         with torch.cuda.device(x.device):
-            return scale.run(x, factor, units)
+            return scale.run(x, factor, _units(x))
     return x.mul_(factor)
+
+
+def launches(x: torch.Tensor, factor: torch.Tensor) -> Sequence[Launch]:
+    """Of `scaled` in place on a GPU; the tensors may be fake ones."""
+    return scale.launches(x, factor, _units(x)) if factor.is_cuda and x.is_contiguous() else ()
+
+
+def _units(x: torch.Tensor) -> int:
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
