@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.backends.cpp.harness import compare
+from tests.backends.cpp.harness import compare, strided
 from tilefold.algebra.dtypes import DType
 from tilefold.backends.cpp.contract import GEMM_ENTRY, gemm_name, gemm_source
 from tilefold.backends.cpp.launch import build_uncached
@@ -136,3 +136,65 @@ def test_gemm_statements(sizes):
         "c": torch.empty(b, m, n), "p": torch.empty(b, m, n, dtype=torch.bfloat16),
     }  # fmt: skip
     compare(PRODUCTS, args, dict(zip("BMNK", sizes, strict=True)), atol=3e-2, rtol=2e-2)
+
+
+HEADS = """
+kernel heads(B, S, H)
+  dim b = B
+  dim s = S
+  dim h = H
+  dim d = 5
+  dim n = 20
+  dim g = 3
+  dim e = 7
+  in x: f32[B, S, H, 5]
+  in w: f32[20, H, 5]
+  in u: f32[3, 7, 20]
+  out y: f32[B, S, 20]
+  out z: f32[B, S, 3, 7]
+  grid b:1 s:8
+    alloc t: f32[b:1, s:8, n:20] tile
+    alloc v: f32[b:1, s:8, g:3, e:7] tile
+    t = gemm over h, d: x[b, s, h, d] * w[n, h, d]
+    v = gemm over n: t[b, s, n] * u[g, e, n]
+    v gemm= over n: t[b, s, n] * u[g, e, n]
+    store y[b, s, n] over b, s, n = t[b, s, n]
+    store z[b, s, g, e] over b, s, g, e = v[b, s, g, e]
+"""
+
+
+@pytest.mark.parametrize("sizes", [(2, 9, 4), (1, 1, 1), (3, 8, 12), (1, 3, 0)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_dims_that_memory_has_as_one(sizes, turned):
+    """Contracted dims and columns side by side: one product where they are contiguous, one an index where not."""
+    b, s, h = sizes
+    torch.manual_seed(0)
+    x, w, u = torch.randn(b, s, h, 5), torch.randn(20, h, 5), torch.randn(3, 7, 20)
+    if turned:
+        x, w, u = strided(x, 2, 0, 1, 3), strided(w, 1, 0, 2), strided(u, 1, 0, 2)
+    args = {"x": x, "w": w, "u": u, "y": torch.empty(b, s, 20), "z": torch.empty(b, s, 3, 7)}
+    compare(HEADS, args, dict(zip("BSH", sizes, strict=True)), atol=1e-4, rtol=1e-4)
+
+
+def test_a_part_of_a_dim_is_not_one_with_others():
+    """Tiles of what is contracted: the loop's range is not all of the dim, though strides say that memory has it so."""
+    text = """
+kernel parts(M)
+  dim m = M
+  dim h = 3
+  dim d = 12
+  dim n = 9
+  in x: f32[M, 3, 12] unit 2
+  in w: f32[9, 3, 12] unit 2
+  out y: f32[M, 9] unit 1
+  grid m:8
+    alloc t: f32[m:8, n:9] tile
+    fill t = 0.0
+    for d:5
+      t gemm= over h, d: x[m, h, d] * w[n, h, d]
+    store y[m, n] over m, n = t[m, n]
+"""
+    torch.manual_seed(0)
+    args = {"x": torch.randn(11, 3, 12), "w": torch.randn(9, 3, 12), "y": torch.empty(11, 9)}
+    compare(text, args, {"M": 11}, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(args["y"], torch.einsum("mhd,nhd->mn", args["x"], args["w"]), atol=1e-4, rtol=1e-4)

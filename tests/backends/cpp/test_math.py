@@ -183,6 +183,21 @@ def test_quotients_by_one_number_are_the_rounded_ones(dtype):
     assert (y[usual] != want[usual]).double().mean() < 1e-4
 
 
+@pytest.mark.parametrize("divisor", [4.0, -0.125, 2.0**-100, 2.0**100, 1.0, 3.0, 2.0**125, 2.0**-126])
+def test_quotients_by_a_constant_are_the_rounded_ones(divisor):
+    """Powers of two, by which is multiplied, and others: zeros, denormals, infinities, NaN as divisions have them."""
+    tiny, huge = torch.finfo(torch.float32).smallest_normal, torch.finfo(torch.float32).max
+    x = torch.tensor(
+        [0.0, -0.0, 1.0, 3.0, tiny, tiny / 8, 3 * tiny / 2**20, huge, huge / 3, torch.inf, -torch.inf, torch.nan]
+    )
+    x = torch.cat([x, -x, torch.randn(501, generator=torch.Generator().manual_seed(0))])[None]
+    text = QUOTIENT.format(dtype="f32").replace("x[j] / c[i]", f"x[j] / {divisor!r}")
+    y = torch.empty_like(x)
+    CppKernel(parse(text), build_cached)({"x": x[0], "c": torch.ones(1), "y": y}, {"R": 1, "C": x.numel()})
+    torch.testing.assert_close(y, x / divisor, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(y.signbit(), (x / divisor).signbit())
+
+
 CASTS = """
 kernel casts(N)
   dim i = N

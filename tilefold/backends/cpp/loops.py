@@ -44,9 +44,9 @@ class NestWriter:
         done = self.values.scopes.pop()
         self.values.scopes[-1].lines += [done.lines[0], *("  " + x for x in done.lines[1:]), tail]
 
-    def loop(self, dim: str) -> None:
+    def loop(self, dim: str, stop: str | None = None) -> None:
         lo, hi = self.facts.ranges[dim]
-        self.open(f"for (int64_t {dim} = {lo}; {dim} < {hi}; ++{dim}) {{", dim)
+        self.open(f"for (int64_t {dim} = {lo}; {dim} < {stop or hi}; ++{dim}) {{", dim)
 
     def strip_loop(self, dim: str, steps: tuple[Step, ...], piece: Piece = WHOLE) -> None:
         lo, hi = piece.range(*self.facts.ranges[dim])

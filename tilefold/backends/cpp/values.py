@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import frexp, isfinite
 
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, children, dims_used, type_of
@@ -18,6 +19,8 @@ from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, cons
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+#: Of powers of two whose inverses are no denormal numbers of any type that is computed with.
+_EXPONENT = 120
 _CTYPE: dict[DType, CType] = {DType.F32: "float", DType.F64: "double", DType.BOOL: "bool"}
 
 
@@ -176,6 +179,10 @@ class Values:
             special = self.power(args[0], args[1], ctype, vec)
             if special is not None:
                 return special
+        inverse = _exact_inverse(args[1], self.facts) if op == "div" and not integral else None
+        if inverse is not None:
+            factor = self.convert(Value(literal(inverse, ctype), ctype, False), ctype, vec)
+            return Value(f"({self.typed(args[0], ctype, vec, values[0])} * {factor})", ctype, vec)
         if op == "div" and values[0].vec and not values[1].vec and not integral:
             divisor = self.divisor(args[1], self.typed(args[1], ctype, False, values[1]))
             return Value(f"tf::quotient({self.typed(args[0], ctype, True, values[0])}, {divisor})", ctype, True)
@@ -336,6 +343,17 @@ class Values:
             text = f"{text} - {tile.origin[axis]}"
         stride = self.facts.stride(tensor, axis)
         return text if stride == "1" and " " not in text else product(f"({text})", stride)
+
+
+def _exact_inverse(e: Expr, facts: Facts) -> float | None:
+    """What multiplies as `e` divides, bit by bit: of a power of two its inverse, None of all else."""
+    while isinstance(e, Cast) and e.dtype in (DType.F32, DType.F64):
+        e = e.arg
+    if isinstance(e, Size):
+        e = facts.kernel.sizes[e.dim]
+    if not isinstance(e, Const) or not isfinite(e.value) or abs(frexp(e.value)[0]) != 0.5:
+        return None
+    return 1.0 / e.value if abs(frexp(e.value)[1]) < _EXPONENT else None
 
 
 def _nodes(e: Expr) -> Iterable[Expr]:

@@ -144,23 +144,32 @@ static void gemm_blocks(int64_t M, int64_t N, int64_t K, const TA* a, int64_t sa
         pack_rows(block_a, at, rm, rk, mc, kc);
         rows = block_a;
       }
-      for (int64_t n0 = 0; n0 < N; n0 += NR) {
-        const int64_t cols = min64(NR, N - n0);
+      for (int64_t n0 = 0; n0 < N;) {
+        const int64_t left = N - n0, cols = left >= NR ? NR : left >= L ? L : left;
         const TB* bt = b + k0 * sbk + n0 * sbn;
         T* ct = c + m0 * scm + n0;
-        if (__is_same(TB, T) && sbn == 1 && cols == NR && (mc < 4 * kRows || sbk * int64_t(sizeof(T)) <= 1024)) {
-          panel<T, kRows, kVectors>(mc, kc, rows, rm, rk, (const T*)bt, sbk, ct, scm, add);
-        } else if (cols == NR) {
-          pack_panel(panel_b, NR, bt, sbk, sbn, kc, cols);
-          panel<T, kRows, kVectors>(mc, kc, rows, rm, rk, panel_b, NR, ct, scm, add);
+        n0 += cols;
+        const bool whole = cols % L == 0;
+        const T* from = panel_b;
+        int64_t step = whole ? cols : L;
+        if (__is_same(TB, T) && sbn == 1 && whole && (mc < 4 * kRows || sbk * int64_t(sizeof(T)) <= 1024)) {
+          from = (const T*)bt;
+          step = sbk;
+        } else {
+          pack_panel(panel_b, step, bt, sbk, sbn, kc, cols);
+        }
+        if (cols == NR) {
+          panel<T, kRows, kVectors>(mc, kc, rows, rm, rk, from, step, ct, scm, add);
+        } else if (whole) {
+          panel<T, kRows, 1>(mc, kc, rows, rm, rk, from, step, ct, scm, add);
         } else {  // ragged columns: into a block of its own, then the live ones to C
-          const int64_t width = cols <= L ? L : NR;
-          alignas(64) T edge[kBlockM * NR];
-          pack_panel(panel_b, width, bt, sbk, sbn, kc, cols);
-          if (width == L) panel<T, kRows, 1>(mc, kc, rows, rm, rk, panel_b, width, edge, width, false);
-          else panel<T, kRows, kVectors>(mc, kc, rows, rm, rk, panel_b, width, edge, width, false);
-          for (int64_t m = 0; m < mc; ++m)
-            for (int64_t n = 0; n < cols; ++n) ct[m * scm + n] = (add ? ct[m * scm + n] : T(0)) + edge[m * width + n];
+          alignas(64) T edge[kBlockM * L];
+          const Part<L> w{int(cols)};
+          panel<T, kRows, 1>(mc, kc, rows, rm, rk, from, step, edge, L, false);
+          for (int64_t m = 0; m < mc; ++m) {
+            const V<T, L> x = load_full<L>(edge + m * L);
+            store(ct + m * scm, add ? x + load(ct + m * scm, w) : x, w);
+          }
         }
       }
     }
