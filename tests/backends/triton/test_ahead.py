@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,26 @@ def test_a_server_that_is_expected_to_work_takes_few_kernels_as_well(monkeypatch
     begun(key(softmax))
     monkeypatch.setattr(triton, "compile", lambda *a, **k: pytest.fail("compiled here"))
     assert "cubin" in built(softmax, HOPPER).asm
+
+
+def test_a_server_compiles_what_launches_kernels(tmp_path, monkeypatch):
+    """Without a GPU: an empty library stands for CUDA's driver."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    command = [compiler, "-shared", "-o", str(tmp_path / "libcuda.so.1"), "-x", "c", "/dev/null"]
+    ahead.subprocess.run(command, check=True)
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    expect_jobs(HOPPER)
+    softmax = job("softmax")
+    start_building(softmax, HOPPER)
+    begun(key(softmax))
+    assert ahead.waited(key(softmax))  # its child is not the only one
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list(tmp_path.glob("triton_cache/*/__triton_launcher*.so"))) < 2:
+        time.sleep(0.1)
+    assert len(list(tmp_path.glob("triton_cache/*/__triton_launcher*.so"))) == 2
 
 
 def test_a_server_does_as_the_process_is_told_that_asks(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 from triton.runtime.errors import OutOfResources
 
 from tests.backends.triton.kernels import made, meta
-from tilefold.backends.triton import context, launch, launcher, refusals
+from tilefold.backends.triton import context, launch, launcher, refusals, words
 from tilefold.backends.triton.build import Target, built
 from tilefold.backends.triton.compile import job_of
 from tilefold.backends.triton.config import TooLarge, TritonConfig
@@ -292,10 +292,14 @@ import ctypes, sys
 from types import SimpleNamespace
 library = ctypes.CDLL(sys.argv[1] + "/libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
 from triton.backends.nvidia import driver
+from triton.runtime import build
 from tilefold.backends.triton.launcher import Plan, launcher_of
+from tilefold.backends.triton.words import build_shared
 
 driver.library_dirs = lambda: [sys.argv[1]]
 driver.PyCUtensorMap = object
+build_shared()
+build._build = None  # no call has a compiler
 about = SimpleNamespace(
     target=SimpleNamespace(backend="cuda"), num_ctas=1, global_scratch_size=0, global_scratch_align=1,
     profile_scratch_size=0, profile_scratch_align=1, launch_cooperative_grid=False, launch_pdl=False,
@@ -344,7 +348,7 @@ def kernel_of(types, **about):
 
 
 def test_zeros_follow_the_arguments_of_a_shared_function():
-    few, many = launcher.WORDS
+    few, many = words.WORDS
     found = kernel_of(["*fp16", "i32", "i64"])
     assert launcher_of(found).tail == (0,) * (few - 3) == launcher_of(found).tail
     assert len(found.src.signature) == few
@@ -361,7 +365,7 @@ def test_zeros_follow_the_arguments_of_a_shared_function():
         kernel_of(["*fp16", "tensordesc<fp16[16, 32]>"]),
         kernel_of(["*fp16", "fp32"]),
         kernel_of(["*fp16", ("i32", "i32")]),
-        kernel_of(["*fp16"] * (launcher.WORDS[-1] - 1)),
+        kernel_of(["*fp16"] * (words.WORDS[-1] - 1)),
         kernel_of(["*fp16"], global_scratch_size=128),
         kernel_of(["*fp16"], profile_scratch_size=128),
         kernel_of(["*fp16"], target=SimpleNamespace(backend="hip")),
@@ -370,6 +374,16 @@ def test_zeros_follow_the_arguments_of_a_shared_function():
 def test_other_kernels_have_a_c_function_of_their_own(own):
     types = own.src.signature
     assert launcher_of(own).tail == () and own.src.signature is types
+
+
+def test_functions_that_kernels_have_for_themselves_are_built_where_kernels_are(monkeypatch):
+    built_for = []
+    monkeypatch.setattr(words, "CudaLauncher", lambda src, about: built_for.append(src.signature))
+    for types in (["*fp16", "i32"], ["*fp16", "tensordesc<fp16[16, 32]>"]):
+        words.build_own(kernel_of(types))
+    assert built_for == [{0: "*fp16", 1: "tensordesc<fp16[16, 32]>"}]
+    monkeypatch.setattr(words, "CudaLauncher", lambda src, about: shutil.which(None))  # no compiler: any error
+    words.build_own(kernel_of(["tensordesc<fp16[16, 32]>"]))
 
 
 @pytest.mark.parametrize(("columns", "vectors"), [(1000, True), (1001, False)])

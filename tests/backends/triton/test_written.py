@@ -10,7 +10,8 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 from tests.backends.triton.kernels import meta
 from tilefold.backends.triton import added_rows, scale, written
 from tilefold.backends.triton.build import Target, built
-from tilefold.backends.triton.launcher import Launcher, _as_words
+from tilefold.backends.triton.launcher import Launcher
+from tilefold.backends.triton.words import as_words
 
 B = torch.bfloat16
 
@@ -42,7 +43,7 @@ def vars_of(job):
 def test_a_launch_starts_what_was_compiled_through_a_shared_c_function(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for launch in launches():
-        assert set(_as_words(built(launch.job(), Target("cuda", 90)))) == {0}
+        assert set(as_words(built(launch.job(), Target("cuda", 90)))) == {0}
 
 
 def test_kernels_are_asked_for_before_there_are_tensors(monkeypatch):

@@ -3,18 +3,13 @@
 Triton wraps the C function that launches a kernel in Python: scratch memory is asked for, tensor maps
 are encoded anew. Here the C function is called directly where a kernel needs no scratch, and tensor maps
 are kept by the addresses that they describe. On other devices than NVIDIA's, Triton's own launcher runs.
-
-Triton also writes and compiles a C function for every list of types of arguments, a quarter of a second each, while the
-first call waits. Here kernels share two that take words, few or many: the driver is handed the address of each argument
-and reads as many bytes there as the kernel declares.
 """
 
 from __future__ import annotations
 
 import inspect
 import operator
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +27,7 @@ from tilefold.backends.triton.driver import (
     handle_of,
     template_of,
 )
+from tilefold.backends.triton.words import as_words
 
 try:
     from triton.backends.nvidia.driver import CudaLauncher, make_tensordesc_arg
@@ -43,9 +39,6 @@ except ImportError:  # without Triton nothing here runs
 MAPS = 64
 #: Stands for the stream among the arguments of a launch.
 STREAM = object()
-#: Arguments of the C functions that kernels share, the two for scratch memory among them; what may be one.
-WORDS = (32, 128)
-WORD = re.compile(r"\*.+|[iu](1|8|16|32|64)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,40 +57,9 @@ class Launcher:
     tail: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """What Triton makes a shared C function of so many words from, in place of the source of a kernel of so many
-    arguments."""
-
-    arguments: int
-    words: int
-
-    @property
-    def signature(self) -> Mapping[int, str]:
-        """Types of the arguments."""
-        return dict.fromkeys(range(self.words), "u64")
-
-
-def _as_words(done: Any) -> tuple[int, ...]:
-    """Have a kernel that is not loaded yet launched by a shared C function; the zeros that follow its arguments, of
-    which the first two say that it has no scratch memory. Empty for kernels that need a C function of their own: they
-    take tensor maps, scratch memory or too much."""
-    src, about = getattr(done, "src", None), getattr(done, "metadata", None)
-    if CudaLauncher is None or src is None or about is None or about.target.backend != "cuda":
-        return ()
-    if not isinstance(src, _Words):
-        types = list(src.signature.values())
-        scratch = about.global_scratch_size or about.profile_scratch_size
-        words = next((n for n in WORDS if len(types) + len(SCRATCH) <= n), None)
-        if scratch or words is None or not all(isinstance(t, str) and WORD.fullmatch(t) for t in types):
-            return ()
-        src = done.src = _Words(len(types), words)
-    return (0,) * (src.words - src.arguments)
-
-
 def launcher_of(done: Any) -> Launcher:
     """The launcher of a kernel that Triton compiled for the current device. TooLarge: the device cannot hold it."""
-    tail = _as_words(done)
+    tail = as_words(done)
     try:
         run = done.run
     except OutOfResources as err:

@@ -11,11 +11,12 @@ import json
 import os
 import selectors
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from tilefold.backends.triton.build import Job, Target, built, prepare, told
+from tilefold.backends.triton.build import Declared, Job, Target, built, prepare, told
+from tilefold.backends.triton.words import build_own, build_shared
 from tilefold.errors import BackendError
 
 
@@ -27,19 +28,35 @@ def job_from(line: Mapping[str, Any]) -> tuple[Job, Target]:
 
 @cache
 def prepared(*target: Any) -> None:
-    """`build.prepare` for a target, before the first child that compiles for it is forked."""
+    """`build.prepare` for a target, before the first child that compiles for it is forked; another child compiles what
+    launches kernels."""
     prepare(Target(*target))
+    if target[0] == "cuda":
+        in_child(build_shared)
 
 
 def compile_in_child(line: Mapping[str, Any]) -> int:
-    """Fork a child that compiles one job; its process number."""
+    """Fork a child that compiles one job, and what launches it; its process number."""
+
+    def work() -> None:
+        told(line["settings"])
+        job, target = job_from(line)
+        done = built(job, target, lines=False)
+        if target.backend == "cuda":
+            done.src = Declared(job.name, job.types)  # as the call has it
+            build_own(done)
+
+    return in_child(work)
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Fork a child that does this; its process number."""
     child = os.fork()
     if child:
         return child
     try:
         os.dup2(2, 1)  # standard output is the server's: what Triton prints of a kernel that fails is no answer
-        told(line["settings"])
-        built(*job_from(line), lines=False)
+        work()
     except BackendError:
         pass  # whoever needs the kernel compiles it again, and says why it cannot
     finally:
@@ -70,7 +87,8 @@ def main(processes: int) -> None:
             else:
                 jobs = [j for j in jobs if j["key"] != line["key"]]
         while running and (done := os.waitpid(-1, os.WNOHANG)[0]):
-            print("done", running.pop(done), flush=True)
+            if (key := running.pop(done, None)) is not None:
+                print("done", key, flush=True)
         while jobs and len(running) < processes:
             line = jobs.pop()
             prepared(*line["target"])
