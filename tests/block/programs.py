@@ -125,6 +125,34 @@ program arg(n)
   return a, b, p
 """
 
+#: Groups by the sum of their two largest, then the best group: a top-k inside the pass over groups.
+GROUPED = """
+program grouped(n)
+  input x: f32[n, 3, 5]
+  dim t = n
+  dim g = 3
+  dim e = 5
+  dim k = 2
+  v[t, g, k]: f32, at[t, g, k]: i64 = topk[e; k] sigmoid(x[t, g, e])
+  s[t, g]: f32 = sum[k] v[t, g, k]
+  b[t]: i64 = argmax[g] s[t, g]
+  y[t, g]: f32 = where(b[t] == g, s[t, g], 0.0)
+  return y, b
+"""
+
+#: Places of the largest of each row, inside the pass over rows that adds what they weigh.
+PICKED = """
+program picked(n)
+  input x: f32[n, 20, 33]
+  dim t = n
+  dim g = 20
+  dim e = 33
+  at[t, g]: i64 = argmax[e] x[t, g, e] * 2.0
+  s[t]: f32 = sum[g] f32(at[t, g]) * x[t, g, 0]
+  y[t, g]: f32 = s[t] + f32(at[t, g])
+  return y
+"""
+
 MEAN_ALL = """
 program total(n)
   input x: f32[n, 7]
@@ -145,6 +173,8 @@ ALL = {
     "quant_gemm": QUANT_GEMM,
     "refused": REFUSED,
     "argmax": ARGMAX,
+    "grouped": GROUPED,
+    "picked": PICKED,
     "mean_all": MEAN_ALL,
 }
 #: kernels that fusion must arrive at

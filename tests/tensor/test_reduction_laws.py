@@ -162,3 +162,29 @@ def test_sums_are_exchanged_unless_they_are_kept():
     p = parse(HEADS)
     assert "s" not in exchange_sums(p).names
     assert exchange_sums(p, frozenset("s")) == exchange_sums(p, frozenset("o")) == p
+
+
+#: Three sums in a row, each of which could take the one before it.
+ROW_OF_SUMS = """
+program row()
+  input x: f32[5, 2, 3, 7]
+  input w: f32[2, 3, 4]
+  dim i = 5
+  dim h = 2
+  dim j = 3
+  dim k = 7
+  dim o = 4
+  m[i]: f32 = max[h, j] x[i, h, j, 0]
+  a[i, h, j]: f32 = sum[k] x[i, h, j, k] - m[i]
+  b[i, h, o]: f32 = sum[j] a[i, h, j] * w[h, j, o]
+  c[i, o]: f32 = sum[h] b[i, h, o] * w[h, 0, o]
+  return c
+"""
+
+
+def test_of_three_sums_in_a_row_none_loses_what_it_reads():
+    p = parse(ROW_OF_SUMS)
+    x = {"x": torch.randn(5, 2, 3, 7), "w": torch.randn(2, 3, 4)}
+    done = exchange_sums(p)
+    assert {"a", "b"} - set(done.names)  # one was exchanged
+    torch.testing.assert_close(run(done, x)["c"], run(p, x)["c"])

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Index, Load, loads, transform
+from tilefold.algebra.expr import Expr, Index, Load, loads, transform, type_of
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
+from tilefold.algebra.ops import INDEX_REDUCERS
 from tilefold.block.ir import Accumulate, Init, Let, Loop, Node, Store, Update
 from tilefold.block.kept import kept_of
-from tilefold.block.stages import Stage, StagePlan, rounded
+from tilefold.block.stages import Stage, StagePlan, rounded, value_name
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute
@@ -207,9 +209,20 @@ class Builder:
         target = scope if varies else self.outer
         self.need(c.body, target)
         body = self.localise(rounded(c), target)
-        target.values[name] = self.own_name(name, "_b")
+        for r in c.results:
+            target.values[r] = self.own_name(r, "_b")
         let = Let(target.values[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc)
+        if c.reducer in INDEX_REDUCERS:
+            let = replace(let, **self._picked(c, target), payload=self._flat_index(c.rdims))
         target.nodes.append(replace(let, kept=kept_of(self.g, c)))
+
+    def _picked(self, c: Compute, scope: Scope) -> dict[str, Any]:
+        """What a reduction to an index, inside of a stage, calls its value and its index, and the value's type."""
+        if c.index_name is not None:
+            return {"index_name": scope.values[c.index_name]}
+        value = fresh(value_name(c), self.taken)
+        held = type_of(c.body, self.g.program.dtype_of)
+        return {"name": value, "index_name": scope.values[c.name], "dtype": held.compute}
 
     # -- stages ---------------------------------------------------------------------------
 

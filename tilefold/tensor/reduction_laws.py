@@ -80,14 +80,15 @@ def _in_cascade(g: Graph, c: Compute) -> bool:
 
 
 def exchange_sums(p: Program, keep: frozenset[str] = frozenset()) -> Program:
-    """Law exchange, where the inner sum depends on a reduction over the outer one's axes, and neither is in `keep`."""
+    """Law exchange, where the inner sum depends on a reduction over the outer one's axes, and neither is in `keep`; of
+    three sums in a row the first two."""
     g = Graph.of(p)
     inner_of: dict[str, str] = {}
     for c in p.body:
         if c.reducer != "sum" or c.name in keep:
             continue
         for r in g.producers[c.name]:
-            if r not in keep and _exchanges(g, g.by_name[r], c):
+            if r not in keep and r not in inner_of and _exchanges(g, g.by_name[r], c):
                 inner_of[c.name] = r
                 break
     body: list[Compute] = []

@@ -10,6 +10,17 @@ def top_of_products(x, w):
     return torch.topk(torch.softmax((x @ w).float(), -1), 2)
 
 
+def top_of_groups(x, w, bias):
+    """Routing among the experts of the better half of the groups, by the sum of the two largest scores of a group:
+    [tokens, features], of four groups."""
+    scores = torch.sigmoid(x @ w).float()
+    ranked = (scores + bias).unflatten(-1, (4, -1))
+    groups = ranked.topk(2, -1).values.sum(-1)
+    best = torch.zeros_like(groups).scatter_(1, groups.topk(2, -1).indices[:, :1], 1.0)
+    chosen = torch.where(best[..., None] > 0, ranked, 0.0).flatten(1).topk(2, -1).indices
+    return chosen, scores.gather(1, chosen)
+
+
 def of_logits(x, w):
     """The head of a language model: what is reduced from logits over a long vocabulary, which are never in memory."""
     logits = (x @ w.mT).float()

@@ -24,7 +24,7 @@ from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton import gradients as backward
 from tests.backends.triton.contracted import contracted
-from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits
+from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits, top_of_groups
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
@@ -760,6 +760,9 @@ CHECKS: dict[str, Check] = {
     "a long contraction in a streamed loop": lambda: long_contraction(False),
     "a long contraction of dynamic length": lambda: long_contraction(True),
     "a long contraction of float32": lambda: right(of_logits, rand(20, 700, dtype=F), rand(300, 700, dtype=F, seed=1)),
+    "routing by groups": lambda: right(
+        top_of_groups, rand(21, 40, dtype=F), rand(40, 12, dtype=F, seed=1), rand(12, dtype=F, seed=2)
+    ),
     "routing of one row, any number of experts": best_of_one_row,
     "softmax of rows in pieces": lambda: right(o.softmax, rand(3, 1100, dtype=B)),
     "maxima of normalised rows in pieces": lambda: right(o.rms_norm_max, rand(5, 2570)),
