@@ -42,7 +42,11 @@ def test_programs_run_dry(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nothing"], "no benchmarks for 'nothing'"),
+        (["nothing"], "no benchmarks for 'nothing'\n  hint: cpu, planner, startup, curve, page, redfuser"),
+        (["curve", "--rows", "L1"], "bench curve takes no --rows\n  hint: it takes --commit, --device, --docs, --json"),
+        (["cpu", "--row-seconds", "3"], "bench cpu takes no --row-seconds"),
+        (["programs", "--plots", "charts"], "bench programs takes no --plots"),
+        (["neptune", "--only", "a"], "bench neptune takes no --only"),
         (["redfuser", "--device", "tpu"], "no benchmarks on 'tpu'"),
         (["redfuser", "--device", "cpu", "--rows", "Z9"], "no row of redfuser is called Z9"),
         (["programs", "--device", "cpu", "--classes", "nothing"], "no row of programs is called nothing"),

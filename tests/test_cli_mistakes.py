@@ -66,6 +66,8 @@ FILES = {
     "imports.py": "import no_such_package_at_all\ndef f(x):\n    return x\n",
     "raises.py": "def g():\n    return 1 / 0\ng()\n",
     "leaves.py": "raise SystemExit(3)\n",
+    "control.py": "def f(x):\n    return x + \x1b[31mred\x07\n",
+    "says.py": "raise ValueError('\\x1b[31mred')\n",
     "empty.py": "",
     "text.txt": "hello\n",
     "image.bin": bytes(range(256)),
@@ -107,7 +109,9 @@ def refused(words, message, status=2):
         ("tabs.py:f", "tabs.py is no Python"),
         ("null.py:f", "null.py"),
         ("latin.py:f", "latin.py"),
-        ("binary.py:f", "binary.py"),
+        ("binary.py:f", r"binary.py is no Python: [^@]*null bytes\s*$"),
+        ("control.py:f", r"control.py is no Python: .* at .*control.py:2: return x \+ \\x1b\[31mred\\x07"),
+        ("says.py:f", r"says.py cannot be imported: ValueError: \\x1b\[31mred"),
         ("imports.py:f", "cannot be imported: ModuleNotFoundError: .*no_such_package_at_all.* at .*imports.py:1"),
         ("raises.py:f", "cannot be imported: ZeroDivisionError: .* at .*raises.py:2: return 1 / 0"),
         ("leaves.py:f", "ends the program when it is imported"),
@@ -160,6 +164,29 @@ def test_seeds_are_numbers(seed):
     refused(["explain", "good.py:softmax", "--seed", seed], "seed")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["verify"], "verify needs FILE:FUNCTION or --suite"),
+        (["verify", "good.py:softmax", "--suite", "cascades"], "verify takes FILE:FUNCTION or --suite, not both"),
+        (["verify", "good.py:softmax", "--suite"], "Option '--suite' requires an argument"),
+        (["verify", "--suite", "absent"], "no suite 'absent'.*cascades, blocks"),
+        (["explain", "good.py:softmax", "--device", "tpu"], "no kernels are made for 'tpu'.*cpu or cuda"),
+        (["plan", "good.py:softmax", "--machine", "a100"], "no machine 'a100'.*this or h100 or h200 or nominal"),
+        (["plan", "good.py:softmax", "--machine", "h100", "--device", "cpu"], "no machine 'h100' with --device cpu"),
+        (["tune", "good.py:softmax", "--effort", "all"], "no effort 'all'|no CUDA device|none .torch.cuda"),
+        (["run", "image.bin"], "image.bin is not UTF-8 text"),
+    ],
+)
+def test_options_that_do_not_fit(words, message):
+    refused(words, message)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_is_no_defect():
+    refused(["explain", "good.py:softmax", "--html", "/dev/full"], "error: .*No space left on device")
+
+
 @pytest.mark.parametrize("page", ["no/such/folder/page.html", ".", "good.py/page.html"])
 def test_pages_that_cannot_be_written(page):
     refused(["explain", "good.py:softmax", "--args", "f32[3, 5]", "--html", page], "error: .*(No such|directory|Not a)")
@@ -179,6 +206,13 @@ def test_pages_that_cannot_be_written(page):
         ("m = max[] x", "names the dims that it reduces"),
         ("m = max[1] x[1]", "names the dims that it reduces"),
         ("m = max[l]", "not an expression"),
+        ("m = max[l]\nx[l]", "not an expression: ''.* hint: a statement is a line"),
+        ("m = sum[l] x[l]*" + "9" * 5000, "not an expression: 'x.{199}': Exceeds the limit (?!.*hint)"),
+        ("m = sum[l] x[l]**99999999999999999999", "a whole number of more than 64 bits"),
+        ("m = sum[l] x[l] - 9223372036854775808", "a whole number of more than 64 bits"),
+        ("m = sum[l,l] x[l]", "l is named twice: 'm = sum"),
+        ("m[i, i] = sum[l] x[i, l]", "i is named twice: 'm"),
+        ("lambda = sum[l] x[l]", "lambda is a word of Python: 'lambda"),
         ("m[l] = max[l] x[l]", "m keeps l, which it reduces"),
         ("m = max[l] x[l", "never closed"),
         ("m = max[l] x[l] @ y[l]", "not part of the expression language"),
@@ -217,6 +251,7 @@ TERMS = 150 if sys.version_info[:2] == (3, 12) else 500
         "m = sum[l] x[l]/size(l); v = sum[l] (x[l]-m)**2/size(l)",  # RedFuser eq. 44
         "M = sum[l] m[l]; c[e] = sum[l] m[l]*x[l,e]/M; J[e] = sum[l] m[l]*(x[l,e]-c[e])**2",  # RedFuser eq. 45
         "m = sum[l] " + "+".join(["x[l]"] * TERMS),
+        "m = sum[l] x[l]**10**999999",
     ],
 )
 def test_formulas_that_are_some(text):

@@ -41,6 +41,14 @@ def words(x: torch.Tensor) -> str:
     return "hello"
 
 
+def unfinished(x: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError
+
+
+def endless(x: torch.Tensor) -> torch.Tensor:
+    return endless(x)
+
+
 @pytest.mark.parametrize("taker", [tilefold.fuse, tilefold.explain, tilefold.schedule, tilefold.verify])
 @pytest.mark.parametrize(("fn", "kind"), [(later, "asynchronous"), (each, "a generator"), (each_later, "asynchronous")])
 def test_functions_that_return_no_tensors_yet(taker: Callable[..., Any], fn: Callable[..., Any], kind: str) -> None:
@@ -63,11 +71,19 @@ def test_numbers_are_compared() -> None:
     [
         (lambda x: x / (1 // 0), X, "it raises ZeroDivisionError"),
         (softmax, "a", "it raises AttributeError: softmax"),
+        (unfinished, X, r"it raises NotImplementedError\n"),
+        (lambda x: [x][len(x.absent)], X, "it raises AttributeError: 'Tensor' object has no attribute 'absent'\n"),
+        (lambda x: int("a b"), X, r"it raises ValueError: invalid literal for int\(\) with base 10: 'a b'\n"),
     ],
 )
 def test_what_a_function_raises_is_said(fn: Callable[..., Any], x: object, why: str) -> None:
     with pytest.raises(UnsupportedError, match=f"cannot be captured whole: {why}"):
         tilefold.fuse(fn)(x)
+
+
+def test_a_function_without_an_end_is_no_defect() -> None:
+    with pytest.raises(UnsupportedError, match="PyTorch cannot capture the function: RecursionError"):
+        tilefold.fuse(endless)(X)
 
 
 def test_the_users_own_error_is_said_in_its_words() -> None:

@@ -13,13 +13,15 @@ from tests.algebra.cascades import cascade
 from tilefold import algebra
 from tilefold.algebra.context import Options
 from tilefold.algebra.derive import _derive, _derive_all, derive_fold
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Expr, Load, substitute
+from tilefold.algebra.expr import Const, Expr, Load, substitute
 from tilefold.algebra.growth import bounded_exponent, growth
 from tilefold.algebra.invert import VARIABLE, invert
 from tilefold.algebra.simplify import diff, number, powers, simplify, split_constant
 from tilefold.algebra.symbolic import sympy
 from tilefold.algebra.text import Names, parse, show
+from tilefold.errors import ParseError
 
 
 def e(text: str) -> Expr:
@@ -29,6 +31,17 @@ def e(text: str) -> Expr:
 def at(expr: Expr, **values: float) -> float:
     read = Env(lambda name, _: torch.tensor(values[name], dtype=torch.float64), {}, {}, exact=True)
     return float(evaluate(expr, Grid({}), read))
+
+
+@pytest.mark.parametrize("value", [0, 2**63 - 1, -(2**63 - 1), -(2**63)])
+def test_whole_numbers_have_64_bits(value: int) -> None:
+    assert e(str(value)) == Const(value, DType.I64) and show(e(str(value))) == str(value)
+
+
+@pytest.mark.parametrize("text", [str(2**63), str(-(2**63) - 1), f"x - {2**63}"])
+def test_more_bits_are_refused(text: str) -> None:
+    with pytest.raises(ParseError, match="more than 64 bits"):
+        e(text)
 
 
 @pytest.mark.parametrize(

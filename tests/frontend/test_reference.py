@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from tilefold.frontend.reference import double_precision, reference
+from tilefold.frontend.reference import double_precision, own, reference
 
 
 def test_precision_casts_are_dropped():
@@ -75,3 +76,22 @@ def test_a_selection_from_one_number():
     x = torch.tensor(2.0)
     exact = reference(lambda x: (x.max(0).indices, x.topk(1).indices, x.sort().indices), (x,))
     assert [(s.index.tolist(), s.values.tolist(), s.dim) for s in exact.selections] == [([0], [2.0], 0)] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_what_a_function_does_to_its_arguments_is_told_and_not_done(dtype):
+    x = torch.arange(6, dtype=dtype)
+    found = reference(lambda x, y: (x.add_(1), y * 2)[1], (x, x[1:]))
+    assert torch.equal(x, torch.arange(6, dtype=dtype))
+    assert torch.equal(found.arguments[0], torch.arange(1, 7).to(found.arguments[0].dtype))
+    if dtype is not torch.float32:  # what shares memory still does
+        assert torch.equal(found.result, 2 * torch.arange(2, 7, dtype=dtype))
+
+
+def test_arguments_of_ones_own_lie_as_they_did():
+    x = torch.randn(4, 6)[:, 1::2].requires_grad_()
+    same, again, part, word = own((x, x, x.detach()[1:], "a"))
+    assert same is again and same.stride() == x.stride() and same.storage_offset() == 1 and same.requires_grad
+    assert torch.equal(same, x) and same.data_ptr() != x.data_ptr() and word == "a"
+    part.zero_()
+    assert not same[1:].any() and x.any()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.errors import UnsupportedError
 from tilefold.frontend.fuse import fuse
 from tilefold.frontend.hostile import variants
 from tilefold.frontend.verify import compare, judge, verify
@@ -207,3 +208,53 @@ def test_fused_functions_are_unwrapped():
     """What `tilefold.fuse` returns is compared with the function that it was made from."""
     report = verify(fuse(softmax), torch.randn(5, 33))
     assert report.ok, str(report)
+
+
+def counted(x, count):
+    """Changes both of its arguments, reads what it changed, and returns something else."""
+    count.add_(1)
+    x.mul_(3).sub_(1)
+    return x.exp().sum(-1) * count[0]
+
+
+def changing(x):
+    x.add_(1).mul_(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_arguments_that_a_function_changes_are_its_results(dtype):
+    x, count = torch.randn(9, 40, dtype=dtype), torch.arange(3)
+    whole = torch.randn(9, 80, dtype=dtype)[:, ::2]
+    before = x.clone(), count.clone(), whole.clone()
+    for fn, args in ((counted, (x, count)), (counted, (whole, count)), (changing, (x,))):
+        report = verify(fn, *args)
+        assert report.ok and report.max_rel_err < 1e-6, str(report)
+    assert torch.equal(x, before[0]) and torch.equal(count, before[1]) and torch.equal(whole, before[2])
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "wrong"),
+    [
+        (changing, 1, lambda x: x.add_(1)),
+        (changing, 1, lambda x: None),
+        (changing, 1, lambda x: x.add_(1).mul_(2)),  # which returns the tensor as well
+        (counted, 2, lambda x, count: counted(x.clone(), count)),
+        (counted, 2, lambda x, count: counted(x, count.clone())),
+        (softmax, 1, lambda x: softmax(x) + 0 * x.zero_()),
+    ],
+)
+def test_arguments_that_are_changed_otherwise_are_wrong(fn, args, wrong):
+    given = (torch.randn(9, 40), torch.arange(1, 4))[:args]
+    assert not verify(fn, *given, compiled=wrong, hostile=False).ok
+
+
+@pytest.mark.parametrize("p", [0.5, 0.0])
+def test_random_numbers_cannot_be_compared(p):
+    def dropped(x):
+        return torch.nn.functional.dropout(x, p, training=True)
+
+    if not p:
+        assert verify(dropped, torch.randn(9, 40), hostile=False).ok
+        return
+    with pytest.raises(UnsupportedError, match=r"dropped draws random numbers.*\n.*model.eval"):
+        verify(dropped, torch.randn(9, 40), hostile=False)

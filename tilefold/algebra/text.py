@@ -117,6 +117,12 @@ _CMP = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Eq: "eq", 
 assert set(_BIN.values()) | set(_CMP.values()) == set(BY_INFIX.values())
 
 
+def _whole(value: int) -> Const:
+    if not -(2**63) <= value < 2**63:
+        raise ParseError("a whole number of more than 64 bits", hint="with a point or an exponent it is a float: 1e30")
+    return Const(value, DType.I64)
+
+
 class _Parser:
     def __init__(self, names: Names, text: str):
         self.names, self.text = names, text
@@ -130,7 +136,7 @@ class _Parser:
             case ast.Constant(value=bool(v)):
                 return Const(v, DType.BOOL)
             case ast.Constant(value=int(v)):
-                return Const(v, DType.I64)
+                return _whole(v)
             case ast.Constant(value=float(v)):
                 return Const(v, DType.F32)
             case ast.Name(id=name):
@@ -155,6 +161,8 @@ class _Parser:
         raise self.fail(n, "not part of the expression language")
 
     def negated(self, a: ast.expr) -> Expr:
+        if isinstance(a, ast.Constant) and type(a.value) is int and a.value > 2**63 - 1:
+            return _whole(-a.value)  # the least of the whole numbers has no positive one
         inner = self.expr(a)
         bare = isinstance(a, ast.Constant) or (isinstance(a, ast.Name) and a.id in ("inf", "nan"))
         parenthesised = self.text.strip()[a.col_offset - 1 : a.col_offset] == "("

@@ -43,11 +43,24 @@ _TEAMS: dict[str, tuple[int, ModuleType]] = {
 }
 #: Rows of the papers' suites that a process takes on.
 ROW_SHARE = 3
+_GPU_OPTIONS = frozenset({"device", "rows", "peers", "budget", "seconds", "row_seconds", "resume", "hot", "autotune"})
+_GPU_OPTIONS |= {"small", "workers", "commit"}
+#: The options that a suite takes besides --json and --docs.
+_OPTIONS: dict[str, frozenset[str]] = {
+    "cpu": frozenset({"only", "budget", "commit"}),
+    "planner": frozenset({"only", "device", "commit"}),
+    startup.PART: frozenset({"rows", "commit"}),
+    curve.PART: frozenset({"peers", "device", "commit"}),
+    "page": frozenset(),
+    **dict.fromkeys(SUITES, _GPU_OPTIONS | {"study", "plots"}),
+    **dict.fromkeys(_TEAMS, _GPU_OPTIONS | {"classes", "modes"}),
+}
 #: A file a device.
 RESULTS = Path("bench/results")
 
 
 def bench(
+    context: typer.Context,
     suite: Annotated[
         str,
         typer.Argument(
@@ -90,6 +103,7 @@ def bench(
     plot: Annotated[Path | None, typer.Option("--plots", help="folder for charts", rich_help_panel=_GPU)] = None,
 ) -> None:
     """Time Tilefold next to eager, torch.compile and library kernels, the contenders taking turns."""
+    _check_options(context, suite)
     for place in (docs,) if suite == "page" else (json, docs):
         _check_writable(place)
     if suite == "cpu":
@@ -130,10 +144,6 @@ def bench(
         _programs(chosen, json, docs, workers, resume, commit)
         return
     with friendly():
-        if suite not in SUITES:
-            raise TilefoldError(
-                f"no benchmarks for {suite!r}", hint=f"cpu, planner, startup, {', '.join(SUITES)}, page"
-            )
         chosen = job(
             results=str(json or _results_path(device)),
             device=_checked_device(device),
@@ -154,6 +164,22 @@ def bench(
         if plot is not None:
             plots.draw(results, plot)
     _show(chosen, results)
+
+
+def _check_options(context: typer.Context, suite: str) -> None:
+    """Say which options a suite does not take: it would run as if they had not been given."""
+    names = {p.name: max(p.opts, key=len).removeprefix("--") for p in context.command.params if p.name is not None}
+    source = context.get_parameter_source
+    given = {names[n].replace("-", "_") for n in names if (s := source(n)) is not None and s.name == "COMMANDLINE"}
+    with friendly():
+        if suite not in _OPTIONS:
+            raise TilefoldError(f"no benchmarks for {suite!r}", hint=", ".join(_OPTIONS))
+        taken = {"suite", "json", "docs", *_OPTIONS[suite]}
+        if vain := sorted(given - taken):
+            said = (f"--{n.replace('_', '-')}" for n in sorted(taken - {"suite"}))
+            raise TilefoldError(
+                f"bench {suite} takes no --{vain[0].replace('_', '-')}", hint=f"it takes {', '.join(said)}"
+            )
 
 
 def _check_writable(place: Path | None) -> None:

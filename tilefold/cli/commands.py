@@ -69,7 +69,8 @@ def verify(
     """Compare a compiled function, or a suite, with float64; status 1 if anything is less right than eager."""
     with friendly():
         if (function is None) == (suite is None):
-            raise TilefoldError("verify needs FILE:FUNCTION or --suite", hint="tilefold verify --suite cascades")
+            what = "needs FILE:FUNCTION or --suite" if function is None else "takes FILE:FUNCTION or --suite, not both"
+            raise TilefoldError(f"verify {what}", hint="tilefold verify --suite cascades")
         if suite is not None:
             ok = _verify_suite(suite)
         else:

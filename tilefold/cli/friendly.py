@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import platform
 import sys
@@ -50,9 +51,9 @@ def friendly(doing: str | None = None) -> Iterator[None]:
     except TilefoldError as err:
         _end("error", str(err))
     except OSError as err:
-        if not err.filename:
+        if err.errno == errno.EPIPE:  # who reads has had enough, as `head`
             raise
-        _end("error", f"{err.filename}: {err.strerror}")
+        _end("error", f"{err.filename}: {err.strerror}" if err.filename else err.strerror or _named(err))
     except Exception as err:  # whatever it is, the user sees whose it is instead of a traceback
         loc = user_line(err)
         if loc is None:
@@ -84,8 +85,13 @@ def user_line(err: BaseException) -> SourceLoc | None:
 
 def _end(kind: str, text: str, *, status: int = 2) -> None:
     _stderr.print(f"[bold red]{kind}:[/] ", end="")
-    _stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+    _stderr.print(_visible(text), markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(status) from None
+
+
+def _visible(text: str) -> str:
+    """Text of files and of errors, in which what would steer the terminal is written out."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def _named(err: BaseException) -> str:

@@ -63,7 +63,8 @@ def _machine(name: str, device: str | None) -> Machine:
     if device not in known:
         raise TilefoldError(f"no plans for {device!r}", hint="cpu or cuda")
     if name not in known[device]:
-        raise TilefoldError(f"no machine {name!r}", hint=" or ".join(known[device]))
+        kind = "" if device is None else f" with --device {device}"
+        raise TilefoldError(f"no machine {name!r}{kind}", hint=" or ".join(known[device]))
     return known[device][name]()
 
 

@@ -51,7 +51,7 @@ def load(target: str) -> tuple[Function, ModuleType]:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as err:
-        where = SourceLoc(str(err.filename or file), err.lineno or 0, (err.text or "").strip())
+        where = SourceLoc(str(err.filename or file), err.lineno, (err.text or "").strip()) if err.lineno else None
         raise TilefoldError(f"{file} is no Python: {err.msg}", loc=where) from None
     except UnicodeDecodeError:
         raise TilefoldError(f"{file} is no text") from None

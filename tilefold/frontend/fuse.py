@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import inspect
@@ -12,7 +13,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, overload
 
 import torch
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchRuntimeError, Unsupported
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    InternalTorchDynamoError,
+    TorchRuntimeError,
+    Unsupported,
+)
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
 
@@ -310,6 +317,8 @@ def translated(run: Fn, *args: object, **kwargs: object) -> object:
         raise UnsupportedError(
             f"the function cannot be captured whole: {why}", loc=_user_line(err), hint=STRICT_HINT
         ) from err
+    except InternalTorchDynamoError as err:  # as for a function that calls itself without an end
+        raise UnsupportedError(f"PyTorch cannot capture the function: {_first_line(err)}") from err
 
 
 def _observed(err: Unsupported) -> str | None:
@@ -317,9 +326,19 @@ def _observed(err: Unsupported) -> str | None:
     name = type(err.__cause__).__name__
     if not name.startswith("Observed"):
         return None
-    said = re.search(r"raised exception \w+\((.*)\)$|ConstantVariable\(str: (.*)\)$", str(err.__cause__))
-    what = f": {(said[1] or said[2]).strip(chr(39) + chr(34))}" if said else ""
-    return f"it raises {name.removeprefix('Observed').replace('ErrorError', 'Error')}{what}"
+    said = re.search(r"raised exception \w+\((.*)\)$|ConstantVariable\(str: (.*)\)$", str(err.__cause__), re.DOTALL)
+    what = _unquoted(said[1] or said[2] or "") if said else ""
+    error = name.removeprefix("Observed").replace("ErrorError", "Error")
+    return f"it raises {error}: {what}" if what else f"it raises {error}"
+
+
+def _unquoted(text: str) -> str:
+    """What a string's `repr` stands for; other text as it is."""
+    try:
+        found = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+    return found if isinstance(found, str) else text
 
 
 def _first_line(err: Exception) -> str:

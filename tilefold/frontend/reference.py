@@ -13,10 +13,11 @@ what it points at.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -126,15 +127,40 @@ def double_precision() -> Iterator[list[Selection]]:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """A float64 run: what the function returned, and the selections made on the way."""
+    """A float64 run: what the function returned, the selections made on the way, and its arguments afterwards."""
 
     result: Any
     selections: tuple[Selection, ...] = field(repr=False)
+    arguments: tuple[Any, ...] = field(default=(), repr=False)
 
 
 def reference(fn: Callable[..., Any], args: Sequence[Any]) -> Exact:
     """`fn(*args)` in float64, without gradients. The arguments are not changed."""
-    wide = tree_map(_widen, tuple(args))
+    wide = tree_map(_widen, own(args, lambda x: x.dtype not in _NARROW))  # widened ones are copies
     with torch.no_grad(), double_precision() as selections:
         result = fn(*wide)
-    return Exact(result, tuple(selections))
+    return Exact(result, tuple(selections), wide)
+
+
+def own(args: Sequence[Any], which: Callable[[torch.Tensor], bool] = lambda x: True) -> tuple[Any, ...]:
+    """The arguments in memory of their own, with the strides that they had; what shares memory still does.
+
+    which: of the tensors; those of other layouts and classes than torch's plain one are given as they are.
+    """
+    copies: dict[int, Any] = {}
+    memo: dict[int, Any] = {}
+
+    def copied(x: Any) -> Any:
+        if not (plain_tensor(x) and which(x)):
+            return x
+        if id(x) not in copies:
+            copies[id(x)] = copy.deepcopy(x.detach(), memo).requires_grad_(x.requires_grad)
+        return copies[id(x)]
+
+    made: tuple[Any, ...] = tree_map(copied, tuple(args))
+    return made
+
+
+def plain_tensor(x: object) -> bool:
+    """Whether it is a tensor of torch's own class, with strides."""
+    return type(x) in (torch.Tensor, torch.nn.Parameter) and cast(torch.Tensor, x).layout is torch.strided

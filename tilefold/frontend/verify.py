@@ -7,6 +7,7 @@ hide the rest. Elements that are not finite must be so in y where, and as, they 
 reference or in eager's result (which may overflow where float64 does not). Results of integer
 and boolean dtype are compared exactly: their error is the fraction of elements that differ. The indices
 that argmax, argmin, max, min, topk and sort return are judged by the float64 values they point at.
+Each run has arguments of its own; those that it changes are judged as its results are.
 
 The bound. An error may be at most FACTOR times eager's own plus FLOOR_ULPS units in the last place of
 the result's dtype (one for dtypes narrower than float32, whose rounding eager shares). On hostile inputs,
@@ -27,7 +28,7 @@ from tilefold.errors import UnsupportedError
 from tilefold.frontend.fuse import fuse
 from tilefold.frontend.fuse import plain as underlying
 from tilefold.frontend.hostile import variants
-from tilefold.frontend.reference import Selection, reference
+from tilefold.frontend.reference import Selection, own, plain_tensor, reference
 
 FACTOR, HOSTILE_FACTOR = 2.0, 4.0
 FLOOR_ULPS = {torch.float64: 64.0, torch.float32: 8.0}
@@ -92,22 +93,20 @@ def verify(
 
     `fn` is a function or module, or one that `tilefold.fuse` already wrapped. `compiled` replaces
     the compiled function. `hostile`: False for none, or the named argument lists to use instead of
-    those of `frontend.hostile`. Raises what `tilefold.fuse` raises for a function that it refuses.
+    those of `frontend.hostile`. Raises what `tilefold.fuse` raises for a function that it refuses, and
+    UnsupportedError where there is nothing to compare: no tensors, or random numbers.
     """
     plain = inspect.unwrap(underlying(fn))
     fast = compiled if compiled is not None else fn if plain is not fn else fuse(fn)
     given = compare("given", plain, fast, args)
-    with torch.no_grad():
-        if not any(isinstance(x, torch.Tensor | int | float) for x in tree_leaves(plain(*args))):
-            name = getattr(plain, "__name__", type(plain).__name__)
-            raise UnsupportedError(f"{name} returns no tensors: there is nothing to compare")
+    _check_comparable(plain, args)
     pairs = variants(args) if hostile is True else tuple(hostile or ())
     done: list[Comparison] = []
     skipped: list[str] = []
     for name, changed in pairs:
         try:
             with torch.no_grad():
-                plain(*changed)
+                plain(*own(changed))
         except _EAGER_ERRORS:
             skipped.append(name)
             continue
@@ -125,16 +124,60 @@ def compare(
     factor: float = FACTOR,
 ) -> Comparison:
     """Run both on `args` and judge every result of `fast`; the worst result stands for all."""
+    mine, theirs = own(args), own(args)
     with torch.no_grad():
-        results, eager = (tree_leaves(f(*args)) for f in (fast, plain))
+        results, eager = tree_leaves(fast(*mine)), tree_leaves(plain(*theirs))
     exact = reference(plain, args)
     if len(results) != len(eager):
         return _wrong(name, f"{len(results)} results instead of {len(eager)}")
     leaves = tree_leaves(exact.result)
+    for k in sorted(_changed(args, mine) | _changed(args, theirs)):
+        for values, after in ((results, mine), (eager, theirs), (leaves, exact.arguments)):
+            values.append(tree_leaves(after)[k])
     each = [judge(name, y, e, r, factor, exact.selections) for y, e, r in zip(results, eager, leaves, strict=True)]
     if not each:
         return Comparison(name, True, 0.0, 0.0, 0.0, 0.0)
     return max(each, key=lambda c: (not c.ok, c.max_rel_err / c.bound if c.bound else c.max_rel_err))
+
+
+def _check_comparable(plain: Callable[..., Any], args: Sequence[Any]) -> None:
+    """UnsupportedError where a function gives nothing that can be compared."""
+    name = getattr(plain, "__name__", type(plain).__name__)
+    after, before = own(args), _random_states()
+    with torch.no_grad():
+        found = tree_leaves(plain(*after))
+        if not any(isinstance(x, torch.Tensor | int | float) for x in found) and not _changed(args, after):
+            raise UnsupportedError(f"{name} returns no tensors: there is nothing to compare")
+        if any(map(_differ, before, _random_states())):
+            again = own(args)
+            other = tree_leaves(plain(*again))
+            if any(map(_differ, found, other)) or _changed(after, again):
+                raise UnsupportedError(
+                    f"{name} draws random numbers: other ones each time it is called, so there is nothing to compare",
+                    hint="take them as an argument; a module draws none for its dropout after model.eval()",
+                )
+
+
+def _random_states() -> list[torch.Tensor]:
+    """What the generators of the processor and of the GPUs stand at."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+
+
+def _changed(before: Sequence[Any], after: Sequence[Any]) -> set[int]:
+    """Which leaves of the arguments have other values afterwards."""
+    leaves = zip(tree_leaves(tuple(before)), tree_leaves(tuple(after)), strict=True)
+    return {k for k, (x, y) in enumerate(leaves) if _differ(x, y)}
+
+
+def _differ(x: Any, y: Any) -> bool:
+    """Whether these are tensors of different sizes or bytes."""
+    if not (plain_tensor(x) and plain_tensor(y)):
+        return False
+    return x.shape != y.shape or not torch.equal(_bytes(x), _bytes(y))
+
+
+def _bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def judge(
@@ -151,6 +194,8 @@ def judge(
     luck: `own_error` of such a result elsewhere, for floats: where it is larger than eager's here, it counts.
     """
     if not isinstance(eager, torch.Tensor):
+        if isinstance(y, torch.Tensor):
+            return _wrong(name, f"a tensor is returned instead of {eager!r}")
         return Comparison(name, True, 0.0, 0.0, 0.0, 0.0) if y == eager else _wrong(name, f"{y!r} is not {eager!r}")
     if not isinstance(y, torch.Tensor) or (y.dtype, y.shape) != (eager.dtype, eager.shape):
         have = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__

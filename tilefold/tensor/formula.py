@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import keyword
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -135,6 +136,9 @@ def _check_names(lines: list[Line]) -> None:
     later = {n for line in lines for n in line.names}
     seen: set[str] = set()
     for line in lines:
+        for names in (line.dims, line.axes):
+            if twice := [d for n, d in enumerate(names) if d in names[:n]]:
+                raise ParseError(f"{twice[0]} is named twice{line.where}")
         for n, name in enumerate(line.names):
             if name in seen or name in line.names[:n]:
                 raise ParseError(f"{name} is defined twice{line.where}", hint="give the second another name")
@@ -206,7 +210,10 @@ def _dims_in(row: str) -> set[str]:
     try:
         tree = ast.parse(right.strip(), mode="eval")
     except SyntaxError as err:
-        raise ParseError(f"not an expression: {right.strip()[:200]!r}: {err.msg}", hint=_meant(row)) from None
+        hint = _meant(row)
+        if m is not None and "[" not in m[2]:  # the reduction is right
+            hint = None if right.strip() else "a statement is a line: `m = sum[l] x[l]`"
+        raise ParseError(f"not an expression: {right.strip()[:200]!r}: {err.msg}", hint=hint) from None
     except (ValueError, RecursionError, MemoryError) as err:  # null characters; Python's parser has no more room
         raise ParseError(f"not an expression: {right.strip()[:200]!r}: {err}") from None
     for node in ast.walk(tree):
@@ -234,8 +241,9 @@ def _line(row: str, dims: set[str]) -> Line:
     if not all(heads):
         raise ParseError(f"left of `=` must be `name` or `name[dims]`: {row!r}")
     names = tuple(h[1] for h in heads if h)
-    if wrong := [n for n in names if not n.isidentifier()]:
-        raise ParseError(f"{wrong[0]} is no name: {row!r}")
+    if wrong := [n for n in names if not n.isidentifier() or keyword.iskeyword(n)]:
+        what = "a word of Python" if keyword.iskeyword(wrong[0]) else "no name"
+        raise ParseError(f"{wrong[0]} is {what}: {row!r}")
     own = _split((heads[0][2] or "") if heads[0] else "")
     m = _RIGHT.match(right.strip())
     body = parse(m[3] if m else right, Names(dims=dims, open_tensors=True))
