@@ -19,6 +19,7 @@ from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import fuse, own_copy
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import FACTOR, compare
+from tilefold.runtime.native.load import native
 from tilefold.suites.gpu.environment import commit_here
 from tilefold.suites.timing import Series, interleave, kept_memory
 from tilefold.suites.workloads import WORKLOADS, Workload
@@ -113,6 +114,8 @@ def run(
     if not chosen:
         raise TilefoldError(f"no workload is called {names}", hint="; ".join(w.name for w in WORKLOADS))
     tell = progress or (lambda _: None)
+    tell("building what calls kernels")
+    native().wait()  # once a machine; meanwhile they are called from Python, beside a compiler at work
     tell("measuring the machine's rates")
     with kept_memory() as kept, torch.no_grad():
         before = measure_machine(kept)

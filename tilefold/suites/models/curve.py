@@ -21,6 +21,7 @@ from statistics import fmean, median
 import torch
 from torch import Tensor, nn
 
+from tilefold.runtime.native.load import native
 from tilefold.suites.gpu.environment import commit_here, device_facts
 from tilefold.suites.gpu.report import grid
 from tilefold.suites.models.decoder import BIG, SMALL, Decoder, Sizes, batches, text
@@ -78,6 +79,7 @@ def run(
     progress: Callable[[str], None] = lambda what: None,
 ) -> Report:
     """Train on a device: float32 on a CPU, bfloat16 by autocast on a GPU. `contenders`: back ends of torch.compile."""
+    native().wait()  # built once a machine: meanwhile steps are called from Python, beside a compiler at work
     sizes = sizes or (SMALL if device == "cpu" else BIG)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     with torch.random.fork_rng():
