@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.block.ir import Let, walk
 from tilefold.block.text import parse
-from tilefold.tile.layout import single_axes_of, unit_axis, usual_units
+from tilefold.tile.layout import arrange, single_axes_of, unit_axis, usual_units
 
 BLOCK = parse("""block scaled(S)
   input w: f32[6, 8, 1, 1]
@@ -43,3 +44,27 @@ def test_row_major_tensors_have_the_units_that_are_usual():
 def test_what_is_contiguous_is_seen_beside_axes_of_one_index(x, axis):
     single = [a for a, n in enumerate(x.shape) if n == 1]
     assert unit_axis(x, single) == axis
+
+
+ROWS = """block rows(S)
+  input x: f32[S, 40]
+  input a: f32[S, 1]
+  input b: f32[S]
+  dim i = S
+  dim j = 40
+  result y[i, j]: f32
+  result z[i]: f32
+  forall i
+    let e[i, j]: f32 = (x[i, j] - a[i, 0]) / b[i]
+    let r[i]: f32 = sum[j] e[i, j]
+    store z[i] over (i) = r[i]
+    store y[i, j] over (i, j) = e[i, j] - r[i]
+  return y, z
+"""
+
+
+@pytest.mark.parametrize(("unit", "order"), [(1, ("i", "j")), (0, ("j", "i"))])
+def test_what_rows_have_one_of_turns_no_values(unit, order):
+    """Two tensors of a number a row lie along the rows, the elements along what `unit` says: their order counts."""
+    arranged = arrange(parse(ROWS), {"x": unit, "a": 0, "b": 0, "y": 1, "z": 0})
+    assert [n.dims for n in walk(arranged.body) if isinstance(n, Let) and n.name == "e"] == [order]

@@ -153,20 +153,24 @@ class _Arranger:
                 return
 
     def _by_loads(self, name: str, dims: tuple[str, ...], nodes: Sequence[Node]) -> tuple[str, ...]:
-        """Last dim: the one that most tensors it is computed from have contiguous."""
+        """Last dim: the one along which the fewest tensors that it is computed from are strided (one without the dim is
+        the same for all of a vector), and that most of them have contiguous."""
         votes: dict[str, int] = {}
+        strided: dict[str, int] = dict.fromkeys(dims, 0)
         for n in nodes:
             if isinstance(n, Let | Accumulate | Update) and n.name == name and not _is_topk(n):
                 for ld in loads(n.expr):
                     v = self.contiguous_dim(ld)
                     if v in dims:
                         votes[v] = votes.get(v, 0) + 1
+                    for d in dims_used(ld) & strided.keys() if v is not None else ():
+                        strided[d] += d != v
         votes = {d: n for d, n in votes.items() if not self.short(d)} or votes
         if votes and all(map(self.short, votes)):
             votes = {d: 1 for d in dims if d in self.streamed} or votes
         if not votes:
             return dims
-        best = max(votes, key=lambda d: votes[d])
+        best = min(votes, key=lambda d: (strided[d], -votes[d]))
         return (*(d for d in dims if d != best), best)
 
     def short(self, d: str) -> bool:
