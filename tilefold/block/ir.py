@@ -141,10 +141,12 @@ class Block:
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
     """All nodes, outer loops first."""
-    for n in nodes:
+    todo = list(reversed(nodes))
+    while todo:
+        n = todo.pop()
         yield n
         if isinstance(n, Loop):
-            yield from walk(n.body)
+            todo += reversed(n.body)
 
 
 def dims_of(n: Node) -> tuple[str, ...]:

@@ -280,7 +280,7 @@ def _chained(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
 
     Where both operands of the second are made of the first (scores and values of a joint projection), each block would
     need all rows of the first one, and compute them again."""
-    if not (_multiplies(g, first) and _multiplies(g, second)) or _both_of(g, first, second):
+    if not (_multiplies(g, first) and _multiplies(g, second)):
         return False
     columns = set(out_dims(second)) - set(out_dims(first))
     held = (
@@ -288,7 +288,7 @@ def _chained(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
         and g.points(first.rdims) <= machine.contraction
         and g.points(columns) <= machine.wide
     )
-    return held and not _stored_between(g, first, second)
+    return held and not _both_of(g, first, second) and not _stored_between(g, first, second)
 
 
 def _both_of(g: Graph, first: Compute, second: Compute) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from tilefold.algebra.expr import Expr, Load, dims_used, loads, tensors_read, transform
+from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
 from tilefold.block.fuse import Fused, fuse_group, prepare
 from tilefold.block.group import ANY, Group, Grouping, Limits, Refusal
 from tilefold.block.legal import legal
 from tilefold.block.twins import Decided, Renaming, Twins
-from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.analysis import Graph, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 
@@ -85,12 +85,11 @@ def _twins(g: Graph) -> dict[str, Compute]:
     first: dict[Compute, str] = {}
     same: dict[str, str] = {}
 
-    def renamed(e: Expr) -> Expr | None:
-        return replace(e, tensor=same[e.tensor]) if isinstance(e, Load) and e.tensor in same else None
-
     for c in g.program.body:
-        made = what[c.name] = replace(c, name="", loc=None, body=transform(c.body, renamed))
-        same[c.name] = first.setdefault(made, c.name)
+        made = what[c.name] = replace(c, name="", loc=None, body=renamed(c.body, same) if same else c.body)
+        known = first.setdefault(made, c.name)
+        if known != c.name:
+            same[c.name] = known
     twice = {c for c, n in Counter(what.values()).items() if n > 1}
     found: dict[str, Compute] = {}
     for c in g.program.body:

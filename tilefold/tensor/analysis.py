@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads, transform
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads, tensors_read, transform
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import estimate
 
@@ -114,4 +114,6 @@ def plain_axes(c: Compute, producer: Compute) -> frozenset[str]:
 
 def renamed(e: Expr, names: Mapping[str, str]) -> Expr:
     """With other tensors read in the place of those that have a new name."""
+    if tensors_read(e).isdisjoint(names):
+        return e
     return transform(e, lambda x: Load(names[x.tensor], x.index) if isinstance(x, Load) and x.tensor in names else None)

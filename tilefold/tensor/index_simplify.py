@@ -70,32 +70,37 @@ def is_one(size: Expr) -> bool:
 
 def poly(e: Expr, sizes: Sizes) -> Poly:
     """The polynomial of an integer expression; what has no structure becomes an atom."""
-    match e:
-        case Const(value, DType.I64):
-            return {(): int(value)} if value else {}
-        case Size(d) if d in sizes:
-            return poly(sizes[d], sizes)
-        case Index() | Sym() | Size():
-            return {(e,): 1}
-        case Call("add", (a, b)):
-            return _add(poly(a, sizes), poly(b, sizes))
-        case Call("sub", (a, b)):
-            return _add(poly(a, sizes), poly(b, sizes), -1)
-        case Call("neg", (a,)):
-            return _scale(poly(a, sizes), -1)
-        case Call("mul", (a, b)):
-            return _mul(poly(a, sizes), poly(b, sizes))
-        case Call("floordiv", (a, b)):
-            return _floordiv(poly(a, sizes), poly(b, sizes), sizes)
-        case Call("mod", (a, b)):
-            return _mod(poly(a, sizes), poly(b, sizes), sizes)
-        case Load(tensor, index):
-            return {(Load(tensor, tuple(simplify(i, sizes) for i in index)),): 1}
-        case Call("where" | "maximum" | "minimum", args):
-            kids = tuple(simplify(a, sizes) if is_integer(a) else a for a in args)
-            return {(rebuild(e, kids),): 1}
-        case _:
-            return {(e,): 1}
+    if isinstance(e, Index):
+        return {(e,): 1}
+    if isinstance(e, Const):
+        return {(e,): 1} if e.dtype is not DType.I64 else {(): int(e.value)} if e.value else {}
+    if isinstance(e, Size):
+        return poly(sizes[e.dim], sizes) if e.dim in sizes else {(e,): 1}
+    if isinstance(e, Call):
+        return _of_call(e, sizes)
+    if isinstance(e, Load):
+        return {(Load(e.tensor, tuple([simplify(i, sizes) for i in e.index])),): 1}
+    return {(e,): 1}
+
+
+def _of_call(e: Call, sizes: Sizes) -> Poly:
+    if e.op in ("where", "maximum", "minimum"):
+        return {(rebuild(e, tuple([simplify(a, sizes) if is_integer(a) else a for a in e.args])),): 1}
+    if e.op not in ("add", "sub", "mul", "floordiv", "mod", "neg"):
+        return {(e,): 1}
+    if e.op == "neg":
+        return _scale(poly(e.args[0], sizes), -1)
+    a, b = [poly(x, sizes) for x in e.args]
+    match e.op:
+        case "add":
+            return _add(a, b)
+        case "sub":
+            return _add(a, b, -1)
+        case "mul":
+            return _mul(a, b)
+        case "floordiv":
+            return _floordiv(a, b, sizes)
+    return _mod(a, b, sizes)
 
 
 def is_integer(e: Expr) -> bool:

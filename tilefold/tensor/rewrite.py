@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import is_not
 
-from tilefold.algebra.expr import Expr, Index, Load, dims_named, loads, rename_dims, substitute, tensors_read, transform
+from tilefold.algebra.expr import (
+    Expr,
+    Index,
+    Load,
+    children,
+    dims_named,
+    loads,
+    rebuild,
+    rename_dims,
+    substitute,
+    tensors_read,
+)
 from tilefold.tensor.ir import Compute, Program
 
 
@@ -54,7 +66,14 @@ def rename(p: Program, names: Mapping[str, str]) -> Program:
 
 def rename_loads(e: Expr, change: Callable[[Load], Expr | None]) -> Expr:
     """Rewrite loads, innermost first."""
-    return transform(e, lambda n: change(n) if isinstance(n, Load) else None) if loads(e) else e
+    if not loads(e):
+        return e
+    kids = children(e)
+    new = tuple([rename_loads(k, change) for k in kids])
+    if any(map(is_not, new, kids)):
+        e = rebuild(e, new)
+    out = change(e) if isinstance(e, Load) else None
+    return e if out is None else out
 
 
 def drop_repeated(p: Program) -> Program:

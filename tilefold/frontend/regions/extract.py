@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from tilefold.frontend.operators.fx_to_tensor import free_symbols
 from tilefold.frontend.regions.partition import Group
@@ -37,7 +38,8 @@ def extract(gm: torch.fx.GraphModule, group: Group) -> Extracted:
         copies[n] = graph.node_copy(n, copies.__getitem__)
     graph.output(tuple(copies[n] for n in results))
     given = tuple(n for n in copies if copies[n].op == "placeholder")
-    return Extracted(torch.fx.GraphModule(gm, graph), given, tuple(results))
+    with _use_lazy_graph_module(True):  # its code is made when it is called, which is where a region fails
+        return Extracted(_make_graph_module(gm, graph), given, tuple(results))
 
 
 def _outside(group: Group) -> list[Node]:
