@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tilefold.frontend.regions import assemble as regions
 from tilefold.frontend.regions.guard import Fallback
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import own_error
-from tilefold.suites.gpu import exact
+from tilefold.suites.gpu import exact, peers
 from tilefold.suites.gpu import row as rows
 from tilefold.suites.gpu.case import Part, whole
 from tilefold.suites.gpu.cases import SMALL
@@ -41,8 +42,10 @@ def measured(case, *peers, effort=QUICK, timer=None, **more):
 def test_both_compilers_are_started_forward_and_backward(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda fn, *, dynamic, backend: asked.append(backend) or fn)
+    module = SimpleNamespace(start_building=lambda: asked.append("begun"), wait=lambda: asked.append("built"))
+    monkeypatch.setattr(peers, "native", lambda: module)
     start_compilers("cpu")
-    assert asked == [backend, "inductor"]
+    assert asked == ["begun", backend, "inductor", "built"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -26,6 +26,7 @@ from tilefold.frontend.fuse import Fused, fuse, own_copy
 from tilefold.frontend.hostile import Args
 from tilefold.frontend.torch_compile import backend
 from tilefold.plan.gpu_forms import Given
+from tilefold.runtime.native.load import native
 from tilefold.suites.gpu.case import Attention, GpuCase
 from tilefold.suites.gpu.operators import quantise
 
@@ -94,11 +95,14 @@ def _graphed(case: GpuCase, args: Args) -> Call:
 
 def start_compilers(device: str) -> None:
     """Have Tilefold and Inductor compile something small, forward and backward: what a compiler imports and finds out
-    once a process then counts for no row, whoever comes first."""
+    once a process then counts for no row, whoever comes first. Neither does the module that calls kernels, which is
+    built once a machine, beside whatever runs then."""
+    native().start_building()
     ours: Any = backend
     for compiler in (ours, "inductor"):
         x = torch.ones(32, 32, device=device, requires_grad=True)
         torch.compile(own_copy(_small), dynamic=False, backend=compiler)(x).sum().backward()
+    native().wait()
 
 
 def _small(x: Tensor) -> Tensor:
