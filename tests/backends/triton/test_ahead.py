@@ -18,6 +18,7 @@ from tilefold.backends.triton import ahead, known  # noqa: E402
 from tilefold.backends.triton import build as build_module  # noqa: E402
 from tilefold.backends.triton.build import DIVISOR, LINES, Job, Target, built, expect_jobs, key_of, start_building  # noqa: E402
 from tilefold.backends.triton.compile import job_of  # noqa: E402
+from tilefold.backends.triton.serve import longest  # noqa: E402
 from tilefold.backends.triton.views import Like  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 
@@ -87,6 +88,15 @@ def test_a_server_that_is_expected_to_work_takes_few_kernels_as_well(monkeypatch
     begun(key(softmax))
     monkeypatch.setattr(triton, "compile", lambda *a, **k: pytest.fail("compiled here"))
     assert "cubin" in built(softmax, HOPPER).asm
+
+
+def test_the_longest_source_comes_first_and_of_equal_ones_the_latest():
+    jobs = [{"job": {"source": "x" * n}} for n in (3, 9, 1, 9, 3)]
+    order = []
+    while jobs:
+        order.append(longest(jobs))
+        jobs.pop(order[-1])
+    assert order == [3, 1, 2, 0, 0]
 
 
 def test_a_server_compiles_what_launches_kernels(tmp_path, monkeypatch):

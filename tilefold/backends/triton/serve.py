@@ -1,7 +1,9 @@
 """The server of `ahead`: a line of JSON a job on standard input; its key on standard output, once `begun` and `done`.
 A line of a target alone says what jobs to come are for.
 
-The latest jobs come first: those that came earlier are needed earlier, and may be taken back (a line of a key alone).
+The longest source comes first, which takes longest to compile (attention's groups of warps three seconds, a map a tenth
+of one): what is left to the end should be short. Of equal ones the latest, for those that came earlier are needed
+earlier, and may be taken back (a line of a key alone).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import os
 import selectors
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -63,6 +65,11 @@ def in_child(work: Callable[[], None]) -> int:
         os._exit(0)
 
 
+def longest(jobs: Sequence[Mapping[str, Any]]) -> int:
+    """Position of the job with the longest source, of several the last."""
+    return max(range(len(jobs)), key=lambda n: (len(jobs[n]["job"]["source"]), n))
+
+
 def main(processes: int) -> None:
     """Read jobs and keep at most so many children at work, until standard input ends."""
     jobs: list[dict[str, Any]] = []
@@ -90,7 +97,7 @@ def main(processes: int) -> None:
             if (key := running.pop(done, None)) is not None:
                 print("done", key, flush=True)
         while jobs and len(running) < processes:
-            line = jobs.pop()
+            line = jobs.pop(longest(jobs))
             prepared(*line["target"])
             print("begun", line["key"], flush=True)
             running[compile_in_child(line)] = line["key"]
