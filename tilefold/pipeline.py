@@ -131,7 +131,7 @@ def _planned(p: Program, target: CpuTarget) -> Settled | None:
 
 
 def _greedy(p: Program, goal: Goal, target: CpuTarget) -> Settled:
-    p, _ = streams.apart(p)
+    p, _ = streams.apart(p, target.room)
     p = bounded(p)
     p, calls = library_calls(p, () if goal == "fused" else target.products(p) - streams.belongs(p), copied=True)
     fused = fuse(p, frozenset(chain.from_iterable(calls)), target.limits, calls=calls)

@@ -67,6 +67,28 @@ def test_the_sum_of_fewer_axes_is_taken_in_two_stages():
     assert (first.dims, first.rdims, rest.rdims) == (("b", "j"), ("i",), ("j",))
 
 
+@pytest.mark.parametrize(
+    ("room", "copied"),
+    [
+        (streams.Room(4 * 4 * 24 * 24, 2), False),
+        (streams.Room(4 * 4 * 24 * 24 - 1, 2), True),  # four tensors of float32, one index of b
+        (streams.Room(4 * 4 * 24 * 24, 3), True),  # b leaves two blocks
+        (None, True),
+    ],
+)
+def test_a_stream_that_blocks_hold_whole_is_not_copied(room, copied):
+    p = program()
+    q, copies = streams.apart(p, room)
+    assert bool(copies) == copied == any(c.name.endswith("_again") for c in q.body)
+    assert copied or q == p
+
+
+def test_a_stream_of_unknown_length_is_never_held_whole():
+    text = GRADIENT.replace("gradient()", "gradient(S)").replace("{s}", "S")
+    _, copies = streams.apart(parse(text), streams.Room(1e12, 1))
+    assert len(copies) == 2
+
+
 OWN_PLACE = """program own_place()
   input q: f32[96, 4]
   input k: f32[96, 4]

@@ -128,7 +128,7 @@ def _plan(
     budget: int | None,
     rivals: bool,
 ) -> Plan:
-    p, copies = streams.apart(p)
+    p, copies = streams.apart(p, target.room)
     p = bounded(p)
     inside = frozenset[str]().union(*copies)
     if target.machine.kind == "cpu":  # a GPU's products in front of folds are no library calls in any case

@@ -18,6 +18,7 @@ from tilefold.plan.hardware import Machine
 from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
+from tilefold.tensor.streams import Room
 
 
 class Target(Protocol):
@@ -29,6 +30,9 @@ class Target(Protocol):
     def limits(self) -> Limits: ...
     @property
     def library(self) -> bool: ...
+    @property
+    def room(self) -> Room | None:
+        """Of streams that blocks hold whole, so that one kernel makes all that is made of them; None: they do not."""
 
     def products(self, p: Program) -> frozenset[str]:
         """Statements of `p` that are left to the library before anything is planned."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, loads, rename_dims, tensors_read
 from tilefold.names import fresh
-from tilefold.tensor.analysis import Graph, out_dims, renamed
+from tilefold.tensor.analysis import Graph, is_static, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 from tilefold.tensor.rewrite import drop_dead
@@ -129,13 +129,24 @@ def _streams(g: Graph, c: Compute) -> bool:
     return streamed((*sides, g.points(out_dims(c))), lacks, g.points(x.batch)) == 2
 
 
-def apart(p: Program) -> tuple[Program, tuple[frozenset[str], ...]]:
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that a block of a kernel may hold of a stream, and the least number of blocks."""
+
+    nbytes: float
+    blocks: int
+
+
+def apart(p: Program, room: Room | None = None) -> tuple[Program, tuple[frozenset[str], ...]]:
     """The program with a copy of each stream for the ends of other axes than the first's; and the copies, with their
     ends: a kernel of two of them would write one's stream to memory for the other. The program as it is, and nothing,
-    where no stream has such ends."""
+    where no stream has such ends. room: what a block may hold whole, of which all ends are made then: no copies."""
     made: list[frozenset[str]] = []
     for s in streams(p):
-        p, s = _staged(_aligned(p, s), s)
+        p = _aligned(p, s)
+        if room is not None and _held(p, s, room):
+            continue
+        p, s = _staged(p, s)
         p, copies = _copied(p, s)
         made += copies
     return p, tuple(made)
@@ -171,6 +182,18 @@ def _aligned(p: Program, s: Stream) -> Program:
 def belongs(p: Program) -> frozenset[str]:
     """All that streams, and the ends: no library call may compute one of them, which would have a stream in memory."""
     return frozenset(n for s in streams(p) for n in (*s.members, *s.ends))
+
+
+def _held(p: Program, s: Stream, room: Room) -> bool:
+    """Whether a block for each index of the axes that all ends keep has room for its part of a stream."""
+    g = Graph.of(p)
+    common = frozenset[str].intersection(*(_key(g, s, e) for e in s.ends))
+    own = [frozenset(g.by_name[m].dims) - common for m in s.members]
+    if not all(is_static(p.sizes[d]) for d in common.union(*own)) or g.points(common) < room.blocks:
+        return False
+    return (
+        sum(g.points(dims) * g.by_name[m].dtype.nbytes for m, dims in zip(s.members, own, strict=True)) <= room.nbytes
+    )
 
 
 def _copied(p: Program, s: Stream) -> tuple[Program, list[frozenset[str]]]:

@@ -14,6 +14,10 @@ from tilefold.plan.library import library_products
 from tilefold.plan.search import Shape, shapes
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
+from tilefold.tensor.streams import Room
+
+#: Share of the cache of a core (the second level's) that streams take which a block holds whole.
+HELD = 1 / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,11 @@ class CpuTarget:
     limits: Limits = ANY
     library: bool = True
     all_tiles: bool = True
+
+    @property
+    def room(self) -> Room:
+        """See `Target`."""
+        return Room(HELD * self.machine.tiers[1].capacity, self.limits.workers)
 
     def products(self, p: Program) -> frozenset[str]:
         """Products that are faster as library calls than in any kernel (a bound, so nothing is lost)."""

@@ -61,6 +61,10 @@ class GpuTarget:
             ),
         )
 
+    @property
+    def room(self) -> None:
+        """Blocks of threads take streams in tiles."""
+
     def written_out(self, p: Program) -> Program:
         """The program with sums over windows written out where that is faster than the library's convolution."""
         names = gpu_windows(p, self.machine)
