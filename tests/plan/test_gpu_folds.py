@@ -11,6 +11,7 @@ from tests.backends.triton.kernels import meta
 from tests.block.test_fuse import run_blocks
 from tilefold.block.ir import Loop, walk
 from tilefold.frontend.fuse import trace
+from tilefold.plan import gpu_folds
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.targets.gpu import GpuTarget
@@ -90,6 +91,20 @@ def test_what_is_written_along_a_long_column_has_a_kernel_of_its_own():
     assert len(short.kernels) == 1
     _, rows = fused(lambda x: x.softmax(1), meta(4096, 8192, dtype=B))
     assert len(rows.kernels) == 1
+
+
+def test_folds_that_differ_in_names_are_asked_once_what_is_computed_later(monkeypatch):
+    own, asked = gpu_folds._later, []
+    monkeypatch.setattr(gpu_folds, "_later", lambda g, x, *more: asked.append(x.members) or own(g, x, *more))
+    x, y, narrow = (meta(8192, n, dtype=B) for n in (4096, 4096, 2048))
+    _, one = fused(softmax_down, x)
+    assert len(asked) == 1 and len(one.grouping.groups) == 2
+    _, two = fused(lambda x, y: (softmax_down(x), softmax_down(y)), x, y)
+    assert len(asked) == 2 and len(two.grouping.groups) == 4
+    shapes = [(len(g.members), len(g.parallel)) for g in two.grouping.groups]
+    assert sorted(shapes) == sorted(2 * [(len(g.members), len(g.parallel)) for g in one.grouping.groups])
+    fused(lambda x, y: (softmax_down(x), softmax_down(y)), x, narrow)
+    assert len(asked) == 4
 
 
 def test_separated_maps_are_the_same_maps():

@@ -151,6 +151,12 @@ class Twins:
         )
         return Named(key, tuple(dims), tuple(tensors))
 
+    def keyed(self, x: Group) -> tuple[Named, tuple[int | str, ...]]:
+        """A group, and its parallel dims without names."""
+        named = self.named(x.members)
+        number = {d: n for n, d in enumerate(named.dims)}
+        return named, tuple([number.get(d, d) for d in x.parallel])
+
     def _known(self, m: str, c: Compute) -> tuple[object, ...]:
         """What decides of a statement beside itself: whether the caller reads it, sums over it, and what they keep."""
         found = self._facts.get(m)

@@ -136,9 +136,8 @@ class _Fitting:
 
     def _known_by(self, x: Group) -> tuple[Named, Hashable]:
         """What decides about a group, without names."""
-        named = self._twins.named(x.members)
-        number = {d: n for n, d in enumerate(named.dims)}
-        return named, (tuple(number.get(d, d) for d in x.parallel), x.members in self.calls, self.forms.get(x))
+        named, parallel = self._twins.keyed(x)
+        return named, (parallel, x.members in self.calls, self.forms.get(x))
 
     def _of_twin(self, found: _Parts, names: Renaming) -> _Parts:
         loc = {b: self.g.by_name[b].loc for r in found.refusals for b in names.tensors((r.consumer,))}

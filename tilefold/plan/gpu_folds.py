@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Index, dims_used, loads
@@ -20,6 +21,7 @@ from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
 from tilefold.block.split import column_dim, next_axis
 from tilefold.block.stages import StagePlan, inline_maps, plan_stages
+from tilefold.block.twins import Decided, Renaming, Twins
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
@@ -226,20 +228,21 @@ def separated(
     done: list[Group] = []
     bodies: dict[str, Compute] = {}
     todo = list(reversed(groups))
+    twins, known = Twins(g), Decided(_of_twin)
     while todo:
         x = todo.pop()
-        staged = [] if x.members in calls else _later_stage(g, x, machine)
-        late = staged if staged or x.members in calls else _late(g, x, machine, fits)
+        later = _Later() if x.members in calls else known.of(*twins.keyed(x), partial(_later, g, x, machine, fits))
+        staged, late = later.staged, later.late
         first = tuple(m for m in x.members if m not in late)
-        again = frozenset(first) - _read_later(g, x, first, late) if late else frozenset()
+        again = frozenset(first) - frozenset(later.read)
         changed = {m: _alone(g, g.by_name[m], again) for m in late}
         after = Graph.of(_with(p, changed)) if late else g
-        parts = [one_kernel(after, part, Limits(in_registers=True)) for part in (first, tuple(late))] if late else []
+        parts = [one_kernel(after, part, Limits(in_registers=True)) for part in (first, late)] if late else []
         if parts and all(isinstance(part, Group) for part in parts):
             made = [part for part in parts if isinstance(part, Group)]
             bodies |= changed
             if staged:
-                p, g = after.program, after
+                p, g, twins = after.program, after, Twins(after)
             done += made[:1] if staged else made
             todo += made[1:] if staged else []
         else:
@@ -278,6 +281,28 @@ def _read_later(g: Graph, x: Group, first: Sequence[str], late: Sequence[str]) -
             if more < less or (more == less and g.escapes(m, x.members)):
                 kept.add(m)
     return kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """Members of a group that a second kernel had better compute: a second fold and what comes after, else maps. read:
+    those of the first that it reads."""
+
+    staged: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+
+
+def _of_twin(found: _Later, names: Renaming) -> _Later:
+    return _Later(*map(names.tensors, (found.staged, found.late, found.read)))
+
+
+def _later(g: Graph, x: Group, machine: Gpu, fits: Callable[[Group], bool]) -> _Later:
+    staged = _later_stage(g, x, machine)
+    late = staged or _late(g, x, machine, fits)
+    first = [m for m in x.members if m not in late]
+    read = _read_later(g, x, first, late) if late else ()
+    return _Later(tuple(staged), tuple(late), tuple(m for m in first if m in read))
 
 
 def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool]) -> list[str]:
