@@ -9,6 +9,8 @@ the sums takes the atomic additions itself.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from tilefold.backends.triton.prelude import prelude
@@ -98,6 +100,7 @@ def ended(p_at, p_count, p_owner, p_table, p_sum, n, rows, skipped, width):
 """
 
 
+@cache
 def source(high: int, columns: int, *, shared: bool, wide: str, checked: bool = True, interpreted: bool = False) -> str:
     """The kernels, for tiles of so many rows and columns. shared: rows of a table have places for sums, else rows that
     are added. wide: the type of sums. checked: an index that does not exist is an error; else nothing is added for

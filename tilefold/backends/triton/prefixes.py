@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import torch
@@ -104,6 +105,7 @@ def cut(outer: int, n: int, inner: int, nbytes: int, units: int) -> Cut:
     return Cut(lanes, rows, -(-n // height), height)
 
 
+@cache
 def source(fold: str, rows: int, lanes: int, kind: str, *, interpreted: bool = False) -> str:
     """Both kernels of a fold, for chunks of so many rows and lanes. kind: the type of its state. BackendError: there is
     no fold of that name."""

@@ -6,6 +6,8 @@ wait; a kernel asks at its start.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from tilefold.backends.triton.prelude import INTERPRETED
@@ -29,6 +31,7 @@ def scale(p_x, p_factor, n, blocks, steps):
 """
 
 
+@cache
 def source(wide: str, *, interpreted: bool = False) -> str:
     """The kernel. wide: the type of products."""
     text = _SOURCE.format(step=_STEP, wide=wide)
