@@ -314,15 +314,13 @@ static void gemm_dots(int64_t N, int64_t K, const TA* a, int64_t sar, int64_t sa
     }
   }
 }
-// calls f with 4, 2 and 1 rows until M are done
+// calls f with 4 rows at a time, then with those that are left: each call streams the other operand once
 template <class F> TF_INLINE void by_rows(int64_t M, F f) {
   int64_t m = 0;
   for (; m + 4 <= M; m += 4) f(Full<4>{}, m);
-  if (m + 2 <= M) {
-    f(Full<2>{}, m);
-    m += 2;
-  }
-  if (m < M) f(Full<1>{}, m);
+  if (m + 3 == M) f(Full<3>{}, m);
+  else if (m + 2 == M) f(Full<2>{}, m);
+  else if (m < M) f(Full<1>{}, m);
 }
 
 template <class TA, class TB, class TC>
