@@ -53,6 +53,8 @@ def test_intervals() -> None:
     assert fact("small * 2.0").hi == 6 and fact("-small") == Range(-3, 2)
     assert fact("exp(-nonneg)").hi == 1 and fact("exp(nonneg)").hi == math.inf
     assert fact("nan") == ANY
+    for op in ("round", "floor", "ceil", "trunc"):
+        assert fact(f"{op}(small * 0.4)") == Range(-1, 2) and fact(f"{op}(x)") == ANY
 
 
 def test_distances_are_bounded_by_the_last_indices() -> None:

@@ -134,8 +134,11 @@ def _call(op: str, r: list[Range], args: tuple[Expr, ...]) -> Range:
             return Range(0, 2.0**BITS - 1)
         case "random16":
             return Range(0, 2.0**FEW_BITS - 1)
-        case "floor" | "trunc" | "round" | "ceil" | "expm1":
-            return Range(0 if a.nonneg else -INF, 0 if a.nonpos and op != "floor" else INF)
+        case "floor" | "trunc" | "round" | "ceil":
+            lo, hi = (math.floor(a.lo) if a.lo > -INF else -INF), (math.ceil(a.hi) if a.hi < INF else INF)
+            return Range(lo, hi)
+        case "expm1":
+            return Range(0 if a.nonneg else -INF, 0 if a.nonpos else INF)
         case "log" | "log2":
             return Range(0 if a.lo >= 1 else -INF, 0 if a.lo >= 0 and a.hi <= 1 else INF)
         case "log1p":

@@ -198,6 +198,38 @@ def test_quotients_by_a_constant_are_the_rounded_ones(divisor):
     assert torch.equal(y.signbit(), (x / divisor).signbit())
 
 
+NARROW = """
+kernel narrow(N)
+  dim i = N
+  in x: f32[N] unit 0
+  out a: i8[N] unit 0
+  out b: u8[N] unit 0
+  out c: i16[N] unit 0
+  out d: i8[N] unit 0
+  grid i:4096
+    store a[i] over i = i8(minimum(maximum(round(x[i]), -128.0), 127.0))
+    store b[i] over i = u8(round(minimum(maximum(x[i], 0.0), 1.0) * 255.0))
+    store c[i] over i = i16(trunc(minimum(maximum(x[i], -32768.0), 32767.0)))
+    store d[i] over i = i8(minimum(maximum(x[i] * x[i], -5000000000.0), 5000000000.0))
+"""
+
+
+def test_bounded_numbers_become_narrow_integers():
+    """Those known to be of 32 bits go that way, others by 64 bits: of infinities and NaN the low bits count."""
+    x = torch.cat([torch.randn(500), 200 * torch.randn(500), 3e4 * torch.randn(500), torch.arange(-300, 300) / 2])
+    x = torch.cat([x, torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, 1e-40, 1e4, 7e4])])
+    n = x.numel()
+    a, b = torch.empty(n, dtype=torch.int8), torch.empty(n, dtype=torch.uint8)
+    c, d = torch.empty(n, dtype=torch.int16), torch.empty(n, dtype=torch.int8)
+    kernel = CppKernel(parse(NARROW), build_cached)
+    kernel({"x": x, "a": a, "b": b, "c": c, "d": d}, {"N": n})
+    assert torch.equal(a, x.round().clamp(-128, 127).to(torch.int64).to(torch.int8))
+    assert torch.equal(b, (x.clamp(0, 1) * 255).round().to(torch.int64).to(torch.uint8))
+    assert torch.equal(c, x.clamp(-32768, 32767).to(torch.int64).to(torch.int16))
+    assert torch.equal(d, (x * x).clamp(-5e9, 5e9).to(torch.int64).to(torch.int8))
+    assert kernel.source.count("to<int64_t>") == 1
+
+
 CASTS = """
 kernel casts(N)
   dim i = N

@@ -13,6 +13,7 @@ from math import frexp, isfinite
 
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, children, dims_used, type_of
+from tilefold.algebra.facts import from_dtype, range_of
 from tilefold.algebra.ops import BY_INFIX, OPS, RANDOM, TILE_EXTREMES
 from tilefold.backends.cpp.affine import in_range, split
 from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, const_int, literal, product
@@ -137,7 +138,8 @@ class Values:
         if dtype is DType.BOOL:
             return Value(self.convert(v, "bool", v.vec), "bool", v.vec)
         if dtype.is_int:
-            source: CType = {"float": "int64_t", "double": "int64_t", "int64_t": "int64_t"}.get(v.ctype, "int32_t")  # type: ignore[assignment]
+            wide = v.ctype == "int64_t" or (v.ctype in ("float", "double") and not self.small(arg, dtype))
+            source: CType = "int64_t" if wide else "int32_t"
             text = self.convert(v, source, v.vec)
             if dtype is DType.I64:
                 return Value(text, source, v.vec)
@@ -147,6 +149,13 @@ class Values:
         if dtype in (DType.F32, DType.F64):
             return Value(text, ctype, v.vec)
         return Value(f"tf::round_to<{MEMORY[dtype]}>({text})", "float", v.vec)
+
+    def small(self, e: Expr, dtype: DType) -> bool:
+        """Whether a number that becomes a narrow integer is one of 32 bits (or NaN, whose low bits are zero)."""
+        if dtype.nbytes > 2:
+            return False
+        known = range_of(e, lambda ld: from_dtype(self.facts.dtype(ld.tensor)))
+        return known.lo >= -(2**30) and known.hi <= 2**30
 
     def call(self, e: Expr, op: str, args: tuple[Expr, ...]) -> Value:
         if op in ("tile_start", "tile_stop"):
