@@ -90,6 +90,15 @@ def test_a_server_that_is_expected_to_work_takes_few_kernels_as_well(monkeypatch
     assert "cubin" in built(softmax, HOPPER).asm
 
 
+def test_what_else_is_done_with_a_kernel_is_done_once_it_is_compiled():
+    found = []
+    softmax = job("softmax")
+    done = built(softmax, HOPPER, lines=False, beside=found.append)
+    assert found == [done]
+    built(softmax, HOPPER, lines=False, beside=found.append)  # it is there already
+    assert found == [done]
+
+
 def test_the_longest_source_comes_first_and_of_equal_ones_the_latest():
     jobs = [{"job": {"source": "x" * n}} for n in (3, 9, 1, 9, 3)]
     order = []

@@ -10,7 +10,8 @@ import hashlib
 import json
 import linecache
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -142,13 +143,16 @@ class Declared:
         return {}
 
 
-def built(job: Job, target: Target | None = None, *, lines: bool = True) -> Any:
+def built(
+    job: Job, target: Target | None = None, *, lines: bool = True, beside: Callable[[Any], None] | None = None
+) -> Any:
     """The compiled kernel of a job. BackendError where Triton refuses, or where groups of warps get in each other's way
     (`machine_code`).
 
     target None: the current GPU. lines: with those of the source, for profilers; without, what is compiled is the same
     code in less time. What an earlier process compiled is loaded from Triton's cache; what another process
-    is compiling ahead (`ahead`) is waited for.
+    is compiling ahead (`ahead`) is waited for. beside: what else is done with a kernel that was compiled here, while
+    its machine code is looked through.
     """
     if triton is None:
         raise BackendError("Triton is not installed", hint="pip install triton")
@@ -173,11 +177,25 @@ def built(job: Job, target: Target | None = None, *, lines: bool = True) -> Any:
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
         raise BackendError(f"Triton does not compile {job.name}: {text[-1] if text else type(err).__name__}") from err
-    if job.groups and (wrong := strays(disassembled(done.asm["cubin"]))):
-        raise BackendError(f"{job.name} is assembled wrongly: {wrong[0]}")
+    with _beside(beside, done):
+        if job.groups and (wrong := strays(disassembled(done.asm["cubin"]))):
+            raise BackendError(f"{job.name} is assembled wrongly: {wrong[0]}")
     if key is not None:
         known.remember(key, done)
     return done
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[Any], None] | None, done: Any) -> Iterator[None]:
+    """Have a thread do something with a kernel meanwhile."""
+    thread = None if work is None else threading.Thread(target=work, args=(done,))
+    if thread is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        if thread is not None:
+            thread.join()
 
 
 def _as_triton(job: Job, source: str) -> Any:

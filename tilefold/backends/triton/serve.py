@@ -15,6 +15,7 @@ import selectors
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from tilefold.backends.triton.build import Declared, Job, Target, built, prepare, told
@@ -43,10 +44,12 @@ def compile_in_child(line: Mapping[str, Any]) -> int:
     def work() -> None:
         told(line["settings"])
         job, target = job_from(line)
-        done = built(job, target, lines=False)
-        if target.backend == "cuda":
-            done.src = Declared(job.name, job.types)  # as the call has it
-            build_own(done)
+        src = Declared(job.name, job.types)  # as the call has it
+
+        def launcher(done: Any) -> None:
+            build_own(SimpleNamespace(src=src, metadata=done.metadata))
+
+        built(job, target, lines=False, beside=launcher if target.backend == "cuda" else None)
 
     return in_child(work)
 
