@@ -7,6 +7,7 @@ import torch
 
 from tests.backends.cpp.harness import compare, compiled, hostile, strided
 from tests.tile.kernels import ATTENTION, GATHER, SOFTMAX, TOPK
+from tilefold.algebra.dtypes import DType
 from tilefold.backends.cpp.render import render
 from tilefold.tile.text import parse
 
@@ -411,3 +412,32 @@ def test_what_leaves_integers_as_they_are(op: str, dtype: torch.dtype) -> None:
     y = torch.zeros_like(x)
     compiled(text)({"x": x, "y": y}, {"N": 21})
     assert torch.equal(y, x.abs() if op == "abs" and dtype is not torch.bool else x)
+
+
+SECONDS = """
+kernel seconds(M, N)
+  dim i = M
+  dim j = N
+  in x: {kind}[M, 2 * N] unit 1
+  out y: {kind}[M, N]
+  out z: {kind}[M, N]
+  grid i:1
+    store y[i, j] over i, j = x[i, 2 * j + 1]
+    store z[i, j] over i, j = x[i, 2 * j]
+"""
+
+
+@pytest.mark.parametrize("kind", ["f32", "f64", "bf16", "i32", "i64", "i8"])
+@pytest.mark.parametrize("n", [1, 7, 8, 16, 31, 32, 33, 64, 150])
+def test_every_second_element_is_read_and_written_alone(kind, n):
+    dtype = DType(kind).torch_dtype
+    x = torch.arange(3 * 2 * n).view(3, 2 * n).remainder(100).to(dtype)
+    both = torch.full((3, n, 2), 77, dtype=dtype)
+    beside = torch.full((3, n, 2), 77, dtype=dtype)
+    kernel = compiled(SECONDS.format(kind=kind))
+    kernel({"x": x, "y": both[..., 0], "z": beside[..., 1]}, {"M": 3, "N": n})
+    assert torch.equal(both[..., 0], x[:, 1::2]) and torch.equal(beside[..., 1], x[:, ::2])
+    assert (both[..., 1] == 77).all() and (beside[..., 0] == 77).all()
+    turned = x.flip(1).contiguous()
+    kernel({"x": turned, "y": both[..., 0], "z": both[..., 1]}, {"M": 3, "N": n})
+    assert torch.equal(both[..., 0], turned[:, 1::2]) and torch.equal(both[..., 1], turned[:, ::2])

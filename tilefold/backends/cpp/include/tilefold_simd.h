@@ -479,9 +479,47 @@ template <class T, class X, class W> TF_INLINE void store(T* p, X x, W w) {
   else store_part((raw_t<T>*)p, narrow<T>(x), w.n);
 }
 // every `stride`-th element
+template <int size> struct Place { typedef int type; };
+template <> struct Place<8> { typedef long long type; };
+// every second element, of which there are registers full: two loads, none beyond the last element, and a shuffle
+template <int N, class T> TF_INLINE V<T, N> load_second(const T* p) {
+  if constexpr (!V<T, N>::base) {
+    return {load_second<N / 2>(p), load_second<N / 2>(p + N)};
+  } else {
+    typedef typename Place<sizeof(T)>::type index __attribute__((vector_size(N * sizeof(T))));
+    index at;
+    TF_UNROLL
+    for (int l = 0; l < N; ++l) at[l] = 2 * l + (l >= N / 2);
+    return {__builtin_shuffle(load_full<N>(p).r, load_full<N>(p + N - 1).r, at)};
+  }
+}
+template <class T, int N> TF_INLINE void store_second(T* p, V<T, N> x) {
+  if constexpr (!V<T, N>::base) {
+    store_second(p, x.lo);
+    store_second(p + N, x.hi);
+  } else {
+    typedef Masked<sizeof(T), N * sizeof(T)> Some;
+    typedef typename Place<sizeof(T)>::type index __attribute__((vector_size(N * sizeof(T))));
+    index low, high;
+    TF_UNROLL
+    for (int l = 0; l < N; ++l) {
+      low[l] = l / 2;
+      high[l] = (N + l) / 2;
+    }
+    Some::store(p, (typename Some::native)__builtin_shuffle(x.r, low), 0x5555555555555555);
+    Some::store(p + N, (typename Some::native)__builtin_shuffle(x.r, high), 0x5555555555555555);
+  }
+}
+template <class T, int N> constexpr bool has_second() {
+  if constexpr (!V<T, N>::base) return has_second<T, N / 2>();
+  else return sizeof(T) >= 4 && N > 1 && Masked<sizeof(T), N * sizeof(T)>::exists;
+}
 template <class T, class W> TF_INLINE auto load_strided(const T* p, int64_t stride, W w) {
   constexpr int N = W::lanes;
   if (stride == 1) return load(p, w);
+  if constexpr (W::full && has_second<raw_t<T>, N>()) {
+    if (stride == 2) return widen<T>(load_second<N>((const raw_t<T>*)p));
+  }
   V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
   TF_UNROLL
   for (int l = 0; l < N; ++l)
@@ -492,6 +530,9 @@ template <class T, class X, class W> TF_INLINE void store_strided(T* p, int64_t 
   constexpr int N = W::lanes;
   if (stride == 1) return store(p, x, w);
   const V<raw_t<T>, N> r = narrow<T>(x);
+  if constexpr (W::full && has_second<raw_t<T>, N>()) {
+    if (stride == 2) return store_second((raw_t<T>*)p, r);
+  }
   TF_UNROLL
   for (int l = 0; l < N; ++l)
     if (W::full || l < w.n) ((raw_t<T>*)p)[l * stride] = lane(r, l);
