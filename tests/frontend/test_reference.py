@@ -95,3 +95,10 @@ def test_arguments_of_ones_own_lie_as_they_did():
     assert torch.equal(same, x) and same.data_ptr() != x.data_ptr() and word == "a"
     part.zero_()
     assert not same[1:].any() and x.any()
+
+
+def test_arguments_of_ones_own_keep_their_marks():
+    x = torch.randn(4, 6)
+    torch._dynamo.mark_dynamic(x, 0)
+    (same,) = own((x,))
+    assert same is not x and same._dynamo_dynamic_indices == {0}

@@ -143,7 +143,8 @@ def reference(fn: Callable[..., Any], args: Sequence[Any]) -> Exact:
 
 
 def own(args: Sequence[Any], which: Callable[[torch.Tensor], bool] = lambda x: True) -> tuple[Any, ...]:
-    """The arguments in memory of their own, with the strides that they had; what shares memory still does.
+    """The arguments in memory of their own, with the strides that they had and what was marked on them (sizes that
+    change); what shares memory still does.
 
     which: of the tensors; those of other layouts and classes than torch's plain one are given as they are.
     """
@@ -154,11 +155,13 @@ def own(args: Sequence[Any], which: Callable[[torch.Tensor], bool] = lambda x: T
         if not (plain_tensor(x) and which(x)):
             return x
         if id(x) not in copies:
-            copies[id(x)] = copy.deepcopy(x.detach(), memo).requires_grad_(x.requires_grad)
+            made = copy.deepcopy(x.detach(), memo).requires_grad_(x.requires_grad)
+            vars(made).update(vars(x))
+            copies[id(x)] = made
         return copies[id(x)]
 
-    made: tuple[Any, ...] = tree_map(copied, tuple(args))
-    return made
+    owned: tuple[Any, ...] = tree_map(copied, tuple(args))
+    return owned
 
 
 def plain_tensor(x: object) -> bool:

@@ -187,9 +187,10 @@ def test_nothing_is_expected_without_a_device(monkeypatch):
     monkeypatch.setattr(build_module, "_where", none)
     monkeypatch.setattr(ahead.subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
     expect_jobs()
+    start_building(Job("broken", BROKEN, {"x": "*fp32", "n": "i32"}, (), {}))
     monkeypatch.setenv("TILEFOLD_COMPILE_PROCESSES", "0")
     ahead.expect(["cuda", 90, 32])
-    assert ahead._server._process is None
+    assert ahead._server._process is None and not ahead._server._waiting
 
 
 def test_few_kernels_start_no_server(monkeypatch):

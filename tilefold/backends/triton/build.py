@@ -234,9 +234,9 @@ def key_of(job: Job, target: Target | None = None) -> str | None:
 
 def start_building(job: Job, target: Target | None = None) -> None:
     """Have another process compile a job meanwhile; nothing where that is done, cannot be, or is not worth it."""
-    key = key_of(job, target) if triton is not None else None
+    where = _seen(target)
+    key = key_of(job, target) if where is not None else None
     if key is not None and not known.exists(key):
-        where = _where(target)
         _given[_digest(job, where)] = key
         message = {"job": asdict(job), "target": [where.backend, where.arch, where.warp_size]}
         ahead.submit(key, {**message, "settings": config.triton_settings()})
@@ -251,11 +251,17 @@ def _digest(job: Job, target: Any) -> str:
 def expect_jobs(target: Target | None = None) -> None:
     """Have the processes that compile start meanwhile: a program that was never planned may have kernels that were
     never compiled. Nothing where Triton sees no device."""
-    if triton is None:
-        return
-    with contextlib.suppress(RuntimeError):  # of Triton's: no driver, or several
-        where = _where(target)
+    where = _seen(target)
+    if where is not None:
         ahead.expect([where.backend, where.arch, where.warp_size])
+
+
+def _seen(target: Target | None) -> Any:
+    """What Triton compiles for, as `_where`; None where it sees no device."""
+    if triton is not None:
+        with contextlib.suppress(RuntimeError):  # of Triton's: no driver, or several
+            return _where(target)
+    return None
 
 
 def _where(target: Target | None) -> Any:
