@@ -7,6 +7,8 @@ quickly. One model goes through the compiler.
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import io
 from collections import Counter
 from typing import ClassVar
@@ -18,7 +20,7 @@ pytest.importorskip("transformers")
 
 from tests.integrations.families import MODELS, doubled, inputs_of, model_of, results, worst
 from tilefold.errors import TilefoldError, UnsupportedError
-from tilefold.integrations.transformers import apply, revert, swap
+from tilefold.integrations.transformers import apply, modules, revert, swap
 from tilefold.integrations.transformers.loss import Deferred
 from tilefold.integrations.transformers.models import FAMILIES
 
@@ -109,6 +111,37 @@ def test_what_somebody_else_replaced_stays(uncompiled):
     revert(model)
     model(**inputs)
     assert len(calls) == 4
+
+
+def _doubled(fn):
+    @functools.wraps(fn)
+    def forward(*args, scale=2, **kwargs):
+        return scale * fn(*args, **kwargs)
+
+    return forward
+
+
+def _kept_elsewhere(fn):
+    held = [fn]
+
+    @functools.wraps(fn)
+    def forward(*args, **kwargs):
+        return held[0](*args, **kwargs)
+
+    return forward
+
+
+def test_a_decorated_forward_keeps_its_decorators():
+    """transformers 5.24 renames an argument of attentions by a decorator."""
+    scope = {modules.ROTARY: lambda x: x + 1}
+    exec(f"def forward(x, *, off=0):\n    return {modules.ROTARY}(x) + off", scope)
+    fn = scope["forward"]
+    twice = _doubled(_doubled(fn))
+    copied = modules._reading(twice, modules.ROTARY, lambda x: x + 10)
+    assert (twice(1), copied(1), copied(1, off=5, scale=3)) == (8, 44, 3 * 2 * 16)
+    assert inspect.signature(copied) == inspect.signature(fn) and inspect.unwrap(copied).__code__ is fn.__code__
+    assert modules._reading(_kept_elsewhere(fn), modules.ROTARY, None) is None
+    assert modules._reading(twice, "another", None) is None
 
 
 def test_copies_of_the_configuration_follow(uncompiled, monkeypatch):

@@ -133,10 +133,7 @@ def compiled_forward(module: nn.Module, row: Row, runner: str) -> Callable[..., 
 def rotary_forward(module: nn.Module, row: Row, runner: str) -> Callable[..., Any] | None:
     """An attention's `forward` with its rotary function compiled; None where it cannot be copied."""
     fn = forward_of(module)
-    rotary = fn.__globals__.get(ROTARY) if fn is not None and ROTARY in fn.__code__.co_names else None
-    if fn is None or rotary is None:
-        row.state, row.why = "left", "its forward is replaced already"
-        return None
+    rotary: Any = inspect.unwrap(fn).__globals__.get(ROTARY) if fn is not None else None
     tried = Attempts(row, runner)
 
     def rotated(
@@ -154,8 +151,25 @@ def rotary_forward(module: nn.Module, row: Row, runner: str) -> Callable[..., An
         situation = torch.is_grad_enabled()
         return tried.run(situation, compiled, lambda: rotary(q, k, cos, sin, *args, **kwargs))
 
-    copied = types.FunctionType(
-        fn.__code__, {**fn.__globals__, ROTARY: rotated}, fn.__name__, fn.__defaults__, fn.__closure__
-    )
-    copied.__kwdefaults__ = fn.__kwdefaults__
+    copied = _reading(fn, ROTARY, rotated) if fn is not None and rotary is not None else None
+    if copied is None:
+        row.state, row.why = "left", "its forward is replaced already"
     return copied
+
+
+def _reading(fn: types.FunctionType, name: str, value: object) -> types.FunctionType | None:
+    """A copy of a function to which a global name means `value`, in copies of its decorators (as `functools.wraps`
+    makes them). None: it does not read the name, or a decorator keeps the function elsewhere than in its closure."""
+    scope, closure, inner = fn.__globals__, fn.__closure__ or (), vars(fn).get("__wrapped__")
+    copied = None
+    if name in fn.__code__.co_names:
+        scope = {**scope, name: value}
+    else:
+        copied = _reading(inner, name, value) if isinstance(inner, types.FunctionType) else None
+        if copied is None or not any(c.cell_contents is inner for c in closure):
+            return None
+        closure = tuple(types.CellType(copied) if c.cell_contents is inner else c for c in closure)
+    made = types.FunctionType(fn.__code__, scope, fn.__name__, fn.__defaults__, closure)
+    made.__kwdefaults__ = fn.__kwdefaults__
+    vars(made).update(vars(fn) if copied is None else {**vars(fn), "__wrapped__": copied})
+    return made
