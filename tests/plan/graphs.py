@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from tilefold.plan.dag import Dag, bits, connected
-from tilefold.plan.select import Problem, Variant
+from tilefold.plan.problem import Problem, Variant
 
 
 def random_dag(rng: random.Random, n: int, density: float = 0.35) -> Dag:

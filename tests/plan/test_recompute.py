@@ -15,8 +15,9 @@ from tilefold.pipeline import compile_program
 from tilefold.plan import planner
 from tilefold.plan.machine import nominal
 from tilefold.plan.planner import plan_program
+from tilefold.plan.problem import Problem
 from tilefold.plan.recompute import Choice, choices, rewritten, solve
-from tilefold.plan.select import Problem, Selection, select
+from tilefold.plan.select import Selection, select
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse

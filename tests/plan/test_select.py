@@ -11,7 +11,9 @@ from tests.plan.graphs import brute_force, random_dag, random_problem
 from tilefold.errors import PlanError
 from tilefold.plan import select as module
 from tilefold.plan.dag import Dag, bits, connected
-from tilefold.plan.select import Problem, Variant, is_chain, select
+from tilefold.plan.lattice import Lattice
+from tilefold.plan.problem import Problem, Variant
+from tilefold.plan.select import is_chain, select
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -56,8 +58,8 @@ def test_parts_that_do_not_meet_are_looked_at_apart(monkeypatch: pytest.MonkeyPa
     names = [f"{c}{k}" for c in "abc" for k in range(4)]
     before = {n: [f"{n[0]}{int(n[1]) - 1}"] for n in names if n[1] != "0"}
     searched = []
-    sets = module._Search._sets
-    monkeypatch.setattr(module._Search, "_sets", lambda self, part: searched.append(part) or sets(self, part))
+    sets = Lattice._sets
+    monkeypatch.setattr(Lattice, "_sets", lambda self, part: searched.append(part) or sets(self, part))
     # a stretch of each chain that begins anywhere; the last operator of a chain alone can only be a kernel by itself
     assert looked_at(names, before, before) == 3 * (4 + 3 + 2)
     assert len(searched) == len(set(searched)) == 3 * 3  # what is left of a chain, not each of the 5 ** 3 ideals

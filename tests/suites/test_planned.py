@@ -10,7 +10,8 @@ import pytest
 from tilefold.plan.exhaustive import MOST, cheapest, runnable
 from tilefold.plan.machine import nominal
 from tilefold.plan.planner import plan_program
-from tilefold.plan.select import Problem, select
+from tilefold.plan.problem import Problem
+from tilefold.plan.select import select
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.suites.blocks import planned
 from tilefold.suites.blocks.decoder import A_LAYER, Decoder, forward_program, training_program

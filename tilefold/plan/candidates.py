@@ -23,8 +23,8 @@ from tilefold.plan.dataflow import MOVE, element_units
 from tilefold.plan.forms import Form
 from tilefold.plan.library import ConvolutionCall, GradientCall, LibraryCall, library_call
 from tilefold.plan.library_rates import Kind, Sizes
+from tilefold.plan.problem import MOST_IDEALS, Problem, Variant
 from tilefold.plan.search import Shape
-from tilefold.plan.select import MOST_IDEALS, Problem, Variant
 from tilefold.plan.target import Target
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import Graph, out_dims

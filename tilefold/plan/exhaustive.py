@@ -9,7 +9,7 @@ tensors are not looked at.
 from __future__ import annotations
 
 from tilefold.plan.dag import bits, connected
-from tilefold.plan.select import Problem
+from tilefold.plan.problem import Problem
 
 #: Most operators: the sets alone are two to the power of them.
 MOST = 16

@@ -2,6 +2,7 @@
 
     candidates   sets of operators that are legal kernels, their snapshots and tilings        plan.candidates
     cost         dataflow over the tiers, minimax                                              plan.dataflow, plan.cost
+    lattice      what a plan may be made of: ideals, and candidates that start there           plan.lattice
     select       the cheapest chain of ideals                                                  plan.select
 
 Which device it is for, a `plan.target` says. Two ends are fixed before: products that the target leaves to the library
@@ -26,8 +27,9 @@ from tilefold.plan.cost import Cost
 from tilefold.plan.forms import Form
 from tilefold.plan.greedy import group
 from tilefold.plan.library import library_calls
+from tilefold.plan.problem import Variant
 from tilefold.plan.recompute import Choice, choices, rewritten, solve
-from tilefold.plan.select import Chosen, Selection, Variant, select
+from tilefold.plan.select import Chosen, Selection, select
 from tilefold.plan.target import Target
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import out_dims

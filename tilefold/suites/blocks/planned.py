@@ -23,7 +23,8 @@ from tilefold.plan.dag import Dag, bits
 from tilefold.plan.exhaustive import cheapest
 from tilefold.plan.machine import nominal
 from tilefold.plan.planner import Plan, greedy, moved, plan_program, unfused
-from tilefold.plan.select import Problem, Variant, is_chain, select
+from tilefold.plan.problem import Problem, Variant
+from tilefold.plan.select import is_chain, select
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.suites import bench_planner
 from tilefold.suites import functions as f
