@@ -106,6 +106,10 @@ def test_a_matrix_product_is_none_but_single_taps_are_one():
     assert v is not None and v.pointwise and len(v.space) == 2 and not is_windowed(p.body[0])
     p = parse(text.format(unit="", zero=""))
     assert convolution(p.body[0], p) is None
+    text = text.replace("[2, 8", "[1, 8").replace("[n, o", "[o").replace("[n, c", "[0, c").replace("  dim n = 2\n", "")
+    p = parse(text.format(unit=", 1, 1", zero=", 0, 0"))
+    v = convolution(p.body[0], p)  # one image: its rows are no batch
+    assert v is not None and v.pointwise and v.batch == () and [s.out for s in v.space] == ["y", "v"]
 
 
 @pytest.mark.parametrize(

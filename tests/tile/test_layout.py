@@ -68,3 +68,25 @@ def test_what_rows_have_one_of_turns_no_values(unit, order):
     """Two tensors of a number a row lie along the rows, the elements along what `unit` says: their order counts."""
     arranged = arrange(parse(ROWS), {"x": unit, "a": 0, "b": 0, "y": 1, "z": 0})
     assert [n.dims for n in walk(arranged.body) if isinstance(n, Let) and n.name == "e"] == [order]
+
+
+POOLED = """block pooled(S)
+  input x: f32[S, 32, 14, 28]
+  input a: f32[32]
+  dim i = S
+  dim j = 32
+  dim k = 14
+  dim l = 14
+  result y[i, j, k, l]: f32
+  forall i
+    let e[i, j, k, l]: f32 = maximum(x[i, j, k, l * 2], x[i, j, k, l * 2 + 1]) + a[j]
+    store y[i, j, k, l] over (i, j, k, l) = e[i, j, k, l] * 2.0
+  return y
+"""
+
+
+@pytest.mark.parametrize(("unit", "order"), [(3, ("i", "j", "k", "l")), (1, ("i", "k", "l", "j"))])
+def test_every_second_element_is_nearer_than_those_of_other_rows(unit, order):
+    """One number a channel does not turn images whose columns lie side by side; channels that do, do."""
+    arranged = arrange(parse(POOLED), {"x": unit, "a": 0, "y": 3})
+    assert [n.dims for n in walk(arranged.body) if isinstance(n, Let) and n.name == "e"] == [order]

@@ -206,9 +206,12 @@ class _Reader:
         while windows and len(channels) > 1 and len(space) < IMAGE:
             d, channels = channels[-1], channels[:-1]
             space.append(Space(axis_of(v.x, d), self.p.sizes[d], None, d, 1, 1, 0))
-        # the places of a pointwise convolution are batches; one is left, which the library calls batch
+        # the places of a pointwise convolution are batches; one is left, which the library calls batch, unless all of
+        # them are behind the channels: those of a single image
         most = MOST_SPACE if windows or planes else min(units, MOST_SPACE)
-        while len(batch) > 1 and len(space) < most:
+        first = min((axis_of(v.x, d) for d in channels), default=len(v.x.index))
+        kept = int(any(axis_of(v.x, d) < first for d in batch))
+        while len(batch) > kept and len(space) < most:
             space.append(Space(axis_of(v.x, batch[-1]), self.p.sizes[batch[-1]], batch[-1], None, 1, 1, 0))
             batch = batch[:-1]
         place = {d: n for n, d in enumerate(self.c.dims)}

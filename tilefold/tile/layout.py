@@ -118,6 +118,14 @@ class _Arranger:
         axis = self.unit.get(ld.tensor)
         return unit_dim(ld.index[axis]) if axis is not None and ld.index else None
 
+    def _near_dims(self, ld: Load) -> frozenset[str]:
+        """The dims along which consecutive elements of a load are close in memory: j in `2 * j + 1`."""
+        v, axis = self.contiguous_dim(ld), self.unit.get(ld.tensor)
+        if v is not None or ld.tensor in self.dims:
+            return frozenset(() if v is None else (v,))
+        at = ld.index[axis] if axis is not None and ld.index else None
+        return frozenset() if at is None or loads(at) else frozenset(dims_used(at))
+
     # -- choosing orders ------------------------------------------------------------------
 
     def settle(self, nodes: tuple[Node, ...]) -> None:
@@ -160,11 +168,11 @@ class _Arranger:
         for n in nodes:
             if isinstance(n, Let | Accumulate | Update) and n.name == name and not _is_topk(n):
                 for ld in loads(n.expr):
-                    v = self.contiguous_dim(ld)
-                    if v in dims:
-                        votes[v] = votes.get(v, 0) + 1
-                    for d in dims_used(ld) & strided.keys() if v is not None else ():
-                        strided[d] += d != v
+                    v, near = self.contiguous_dim(ld), self._near_dims(ld)
+                    for d in near & strided.keys():
+                        votes[d] = votes.get(d, 0) + (d == v)
+                    for d in (dims_used(ld) - near) & strided.keys() if near else ():
+                        strided[d] += 1
         votes = {d: n for d, n in votes.items() if not self.short(d)} or votes
         if votes and all(map(self.short, votes)):
             votes = {d: 1 for d in dims if d in self.streamed} or votes

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tilefold
 from tests.frontend.check import check, check_backward, lowered, randn
 from tilefold.errors import UnsupportedError
 
@@ -84,3 +85,26 @@ def test_index_masks():
 
     low = check(alibi, randn(2, 6, 6))
     assert len(low.program.body) == 5
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8])
+def test_elements_anywhere_of_every_width(kind):
+    """Whole registers and what is left over: rows of one element to several registers."""
+    table = randn(3, 150).mul(50).abs().to(kind)
+    fast = torch.compile(lambda x, i: torch.gather(x, 1, i) + 0, backend="tilefold", dynamic=True)
+    for n in (1, 7, 8, 16, 33, 64, 131):
+        at = torch.randint(0, 150, (3, n))
+        at[0, 0], at[-1, -1] = 149, 0
+        assert torch.equal(fast(table, at), torch.gather(table, 1, at)), n
+
+
+@pytest.mark.parametrize("place", [0, 9, 31, 70])
+@pytest.mark.parametrize("wrong", [-1, 150])
+def test_an_element_that_does_not_exist_is_found_in_every_lane(place, wrong):
+    at = torch.zeros(2, 71, dtype=torch.int64)
+    at[1, place] = wrong
+    fast = tilefold.fuse(lambda x, i: torch.gather(x, 1, i) * 2)
+    with pytest.raises(IndexError, match="out of range"):
+        fast(randn(2, 150), at)
+    at[1, place] = 149
+    fast(randn(2, 150), at)

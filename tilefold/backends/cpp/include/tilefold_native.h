@@ -38,6 +38,24 @@ TF_MASKED(8, 64, long long, uint8_t, dqudi512)
 #endif
 TF_INLINE uint64_t first_bits(int n) { return n >= 64 ? ~uint64_t(0) : (uint64_t(1) << n) - 1; }
 
+// ---------------------------------------------------------------- elements anywhere
+// of(p, at, live): elements of `size` bytes at eight offsets, counted in elements; zero where bit l of `live` is not set,
+// and memory there is not touched.
+template <int size> struct Gathered { static constexpr bool exists = false; };
+#if defined(TF_AVX512) && !defined(__clang__)
+#define TF_GATHERED(size, T, name)                                                                 \
+  template <> struct Gathered<size> {                                                              \
+    static constexpr bool exists = true;                                                           \
+    typedef T native __attribute__((vector_size(8 * size)));                                       \
+    typedef long long offsets __attribute__((vector_size(64)));                                    \
+    static TF_INLINE native of(const void* p, offsets at, uint64_t live) {                         \
+      return __builtin_ia32_##name(native{}, p, at, uint8_t(live), size);                          \
+    }                                                                                              \
+  };
+TF_GATHERED(4, float, gatherdiv16sf) TF_GATHERED(8, double, gatherdiv8df)
+#undef TF_GATHERED
+#endif
+
 // ---------------------------------------------------------------- arithmetic
 // Of f32 and f64 in a register of `bytes`. larger(a, b), smaller(a, b): b where they are equal or one is NaN.
 // rounded<mode>: 0 to even, 1 down, 2 up, 3 to zero. scaled(y, n): y 2^n, n a whole number.

@@ -73,11 +73,11 @@ template <class T> TF_INLINE T within(T i, T extent) {
   return i < 0 ? 0 : i < extent ? i : extent > 0 ? extent - 1 : 0;
 }
 template <class T, int N, bool B, class W> TF_INLINE V<T, N> within(V<T, N, B> i, V<T, N, B> extent, W w) {
-  V<T, N> out = splat<N>(T(0));
-  TF_UNROLL
-  for (int l = 0; l < N; ++l)
-    if (W::full || l < w.n) set_lane(out, l, within(T(lane(i, l)), T(lane(extent, l))));
-  return out;
+  const V<T, N> zero = splat<N>(T(0));
+  const M<N> low = lt(i, zero), high = ge(i, extent);
+  if (any((low | high) & first_lanes<N>(w.n))) report_outside();
+  const V<T, N> last = extent - splat<N>(T(1));
+  return select(low, zero, select(high, select(lt(last, zero), zero, last), i));
 }
 // matrix multiplication, compiled once for each combination of element types (tilefold_gemm.h)
 typedef void (*gemm_fn)(int64_t M, int64_t N, int64_t K, const void* a, int64_t sam, int64_t sak, const void* b, int64_t sbk,

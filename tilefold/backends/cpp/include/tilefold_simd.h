@@ -537,13 +537,23 @@ template <class T, class X, class W> TF_INLINE void store_strided(T* p, int64_t 
   for (int l = 0; l < N; ++l)
     if (W::full || l < w.n) ((raw_t<T>*)p)[l * stride] = lane(r, l);
 }
-// elements at `offset` (in elements), lane by lane
+// elements at `offset` (in elements)
+template <class R, int N, class W> TF_INLINE V<R, N> raw_gather(const R* p, V<int64_t, N> offset, W w) {
+  if constexpr (N > 8) {
+    return join(raw_gather(p, low(offset), low_strip(w)), raw_gather(p, high(offset), high_strip(w)));
+  } else if constexpr (N == 8 && Gathered<sizeof(R)>::exists) {
+    typedef Gathered<sizeof(R)> Eight;
+    return {(typename V<R, N>::native)Eight::of(p, (typename Eight::offsets)offset.r, first_bits(w.n))};
+  } else {
+    V<R, N> out = splat<N>(R(0));
+    TF_UNROLL
+    for (int l = 0; l < N; ++l)
+      if (W::full || l < w.n) set_lane(out, l, p[lane(offset, l)]);
+    return out;
+  }
+}
 template <class T, int N, class W> TF_INLINE auto gather(const T* p, V<int64_t, N> offset, W w) {
-  V<raw_t<T>, N> out = splat<N>(raw_t<T>(0));
-  TF_UNROLL
-  for (int l = 0; l < N; ++l)
-    if (W::full || l < w.n) set_lane(out, l, ((const raw_t<T>*)p)[lane(offset, l)]);
-  return widen<T>(out);
+  return widen<T>(raw_gather((const raw_t<T>*)p, offset, w));
 }
 template <class T, class X, int N, class W> TF_INLINE void scatter(T* p, V<int64_t, N> offset, X x, W w) {
   const V<raw_t<T>, N> r = narrow<T>(x);
