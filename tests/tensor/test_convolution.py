@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tilefold.tensor.convolution import convolution, is_windowed
+from tilefold.tensor.index_simplify import const
 from tilefold.tensor.product import library_product
 from tilefold.tensor.text import parse
 
@@ -44,6 +45,23 @@ def test_padding_is_a_guard_of_both_ends():
 def test_strides_and_dilations_are_factors():
     v = found("x[n, c, y * 2 + k, v + l * 3] * w[o, c, k, l]", y=6, v=9)
     assert v is not None and [(s.stride, s.dilation, s.padding) for s in v.space] == [(2, 1, 0), (1, 3, 0)]
+
+
+def test_a_guard_without_the_factor_of_stride_and_dilation_is_of_the_same_places():
+    conditions = "(y + k - 1 >= 0) & (y + k - 1 < 7) & (v * 2 + l * 2 - 2 >= 0) & (v + l - 1 < 8)"
+    v = found(guarded("y * 2 + k * 2 - 2", "v * 2 + l * 2 - 2", conditions), y=7, v=8)
+    assert v is not None and [(s.stride, s.dilation, s.padding) for s in v.space] == [(2, 2, 2)] * 2
+    assert [s.extent for s in v.space] == [const(13), const(15)]
+    odd = found(guarded("y * 2 + k * 2 - 1", "v + l", "(y + k - 1 >= 0) & (y + k < 7)"), y=6, v=13)
+    assert odd is not None and odd.space[0].padding == 1 and odd.space[0].extent == const(13)
+
+
+@pytest.mark.parametrize(
+    "start, end",
+    [("y + k - 2 >= 0", "y + k - 1 < 7"), ("y + k - 1 >= 0", "y + k - 1 < 6"), ("y + k >= 0", "y + k < 8")],
+)
+def test_a_guard_of_fewer_or_more_places_is_no_padding(start: str, end: str):
+    assert found(guarded("y * 2 + k * 2 - 2", "v + l", f"({start}) & ({end})"), y=7, v=13) is None
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ class _Reader:
         out, stride, tap, dilation, padding = found.out, found.outer, found.tap, found.inner, -found.shift
         terms = poly(i, {})
         extent = self.p.shape_of(x.tensor)[axis]
-        low, high = guards.of_index(terms)
+        low, high = guards.of_index(terms, extent)
         if out is None and tap is None:  # one place of the axis, the first: no window, so nothing but a product
             return None if padding else Space(axis, const(1), None, None, 1, 1, 0)
         extent = extent if high is None else high
@@ -326,16 +326,46 @@ class Guards:
                     return None
         return Guards(low, high)
 
-    def of_index(self, index: Poly) -> tuple[bool, Expr | None]:
-        """Whether the index is known to be at least 0, and what it is known to be less than; both are used up."""
-        found = index in self._low
-        self._low = [x for x in self._low if x != index]
-        bounds = [b for x, b in self._high if x == index]
-        self._high = [(x, b) for x, b in self._high if x != index]
-        if len(bounds) > 1:
-            self._high.append((index, bounds[1]))  # two bounds: not used up
-        return found, bounds[0] if bounds else None
+    def of_index(self, index: Poly, extent: Expr) -> tuple[bool, Expr | None]:
+        """Whether the index is known to be at least 0, and what it is known to be less than (`extent` where that is as
+        much); both are used up."""
+        low = [x for x in self._low if _same_start(x, index)]
+        self._low = [x for x in self._low if x not in low]
+        ends = [end for x, b in self._high if (end := _end(x, b, index, extent)) is not None]
+        bounds = [(x, b) for x, b in self._high if _end(x, b, index, extent) is not None]
+        self._high = [h for h in self._high if h not in bounds]
+        self._high += bounds[1:2]  # two bounds: not used up
+        return bool(low), ends[0] if ends else None
 
     @property
     def done(self) -> bool:
         return not self._low and not self._high
+
+
+def _times(a: Poly, index: Poly) -> int | None:
+    """g where index = g a + a constant, a positive number; None where there is none."""
+    varying = [m for m in index if m]
+    if not varying or {m for m in a if m} != set(varying):
+        return None
+    g, rest = divmod(index[varying[0]], a[varying[0]])
+    return g if not rest and g > 0 and all(index[m] == g * a[m] for m in varying) else None
+
+
+def _same_start(a: Poly, index: Poly) -> bool:
+    """Whether a >= 0 says that index >= 0: with index = g a + c it says that index >= c, and 0 <= c < g."""
+    g = _times(a, index)
+    return g is not None and 0 <= index.get((), 0) - g * a.get((), 0) < g
+
+
+def _end(a: Poly, bound: Expr, index: Poly, extent: Expr) -> Expr | None:
+    """The extent that a < bound says of index: with index = g a + c that it is at most g (bound - 1) + c, and less than
+    each of the next g numbers (2 y + 2 k - 2 < 384 is y + k - 1 < 192)."""
+    g = _times(a, index)
+    if g is None:
+        return None
+    c = index.get((), 0) - g * a.get((), 0)
+    most = (bound - 1) * g + c
+    beyond = simplify(extent - most, {})
+    if isinstance(beyond, Const) and 1 <= beyond.value <= g:
+        return extent
+    return bound if g == 1 and c == 0 else simplify(most + 1, {})

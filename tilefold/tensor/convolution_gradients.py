@@ -142,7 +142,7 @@ class _Reader:
         terms = poly(i, {})
         extent, made, taps = self.p.shape_of(self.x.tensor)[axis], self._extent(place), self._extent(tap)
         known = _numbers(extent, made, taps)
-        low, high = guards.of_index(terms)
+        low, high = guards.of_index(terms, extent)
         if known is None or padding < 0 or (high is not None and not same(high, extent)):
             return None
         n, y, k = known
