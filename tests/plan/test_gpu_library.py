@@ -193,6 +193,16 @@ def test_logits_that_are_only_reduced_are_folded_where_their_way_through_memory_
     assert products(head, (4096, 2048), (2048, 32000))
 
 
+def test_a_product_whose_fold_would_have_few_thread_blocks_is_the_library_s():
+    """Each of them contracts all of the weight's rows; the library cuts these."""
+
+    def gate(x, w):
+        return torch.sigmoid(x @ w).float().sum(-1)
+
+    assert products(gate, (128, 24576), (24576, 4096))
+    assert not products(gate, (16384, 64), (64, 4096))
+
+
 def test_heads_that_are_normalised_come_from_the_library():
     """Queries and keys, each head divided by its root mean square: short rows of a long contraction."""
 

@@ -235,10 +235,10 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
         return False
     chains = [chain for chain in chains if _folded_between(g, *chain) or _grows(g, *chain, machine)]
     if chains:
-        return any(_folded_faster(g, chain, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
+        return any(_folded_faster(g, chain, chain[1].rdims, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
     if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced, calls)):
-        return _folded_faster(g, [c], g.nbytes([name]), machine)
+        return _folded_faster(g, [c], reduced, g.nbytes([name]), machine)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
     made = g.nbytes([ld.tensor for ld in loads(c.body) if ld.tensor in g.by_name])
@@ -248,24 +248,42 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
         and set(c.rdims) & set(d.rdims)
         and g.points(set(out_dims(c)) - set(out_dims(d))) <= machine.wide
         for d in before
-    ) and _folded_faster(g, [c], 2 * made, machine)
+    ) and _folded_faster(g, [c], c.rdims, 2 * made, machine)
 
 
-def _folded_faster(g: Graph, products: Sequence[Compute], passed: float, machine: Gpu) -> bool:
-    """Whether products in one kernel with a reduction, or with each other, are estimated faster than the library's.
+def _folded_faster(g: Graph, products: Sequence[Compute], along: Collection[str], passed: float, machine: Gpu) -> bool:
+    """Whether products in one kernel that folds `along` dims, with a reduction or with each other, are estimated faster
+    than the library's.
 
-    That is a call more for each, and passes so many bytes more through memory than its own operands and results.
+    That is a call more for each, and passes so many bytes more through memory than its own operands and results. A
+    kernel of few thread blocks has no more than these read and multiply: the sum over columns of sigmoid(x w), x of 128
+    rows and 24,576 columns, would be 32 that contract all of them.
     """
     memory = machine.reached * machine.bandwidth
+    pieces = _pieces(g, products[0], along, machine)
+    busy, near = min(1.0, pieces / machine.cores), min(memory, pieces * machine.block_rate)
     folded, apart = 0.0, passed / memory
     for c in products:
         operands = {ld.tensor for ld in loads(c.body)}
         read, made = g.nbytes(operands), g.nbytes([c.name])
         narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
         rate = machine.gemm_rate(narrowest, library=True)  # probabilities are rounded to the type of values
-        folded += max(_flops(g, c.name) / (machine.folded * rate), read / memory)
+        folded += max(_flops(g, c.name) / (busy * machine.folded * rate), read / near)
         apart += max(_flops(g, c.name) / _call_rate(g, c, narrowest, machine), (read + made) / memory) + machine.call
     return folded < apart
+
+
+def _pieces(g: Graph, c: Compute, along: Collection[str], machine: Gpu) -> int:
+    """Thread blocks of a kernel that computes a product and folds along some of its dims: tiles of the others, and
+    segments of these, or of what it contracts where these are short."""
+    p = product_of(c)
+    assert p is not None, c
+    rows, cols = (p.cols, p.rows) if set(p.rows) & set(along) else (p.rows, p.cols)
+    tiles = int(g.points(p.batch)) * -(-int(g.points(rows)) // machine.rows)
+    if set(cols) & set(along):  # what is left of this side is held in no block
+        tiles *= int(g.points(set(cols) - set(along)))
+    cut = int(g.points(along)) // machine.least_segment or int(g.points(p.rdims)) // machine.least_step
+    return tiles * max(1, min(cut, machine.most_segments))
 
 
 def _in_memory_anyway(g: Graph, c: Compute) -> bool:
