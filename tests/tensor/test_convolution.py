@@ -218,3 +218,24 @@ def test_single_taps_behind_places_are_a_products_unless_they_may_be_rounded():
         p = parse(text.format(kind=kind, dims="n, y, v, o"))
         found = convolution(replace(p.body[0], origin=origin), p)
         assert (found is not None) is wanted, (kind, origin)
+
+
+GROUPED = """program f()
+  input x: bf16[2, 5, 7, 3, 8]
+  input w: bf16[18, 8, 1, 1]
+  dim n = 2
+  dim y = 5
+  dim v = 7
+  dim o = 18
+  dim c = 8
+  out[n, y, v, o]: bf16 = sum[c] x[n, y, v, {group}, c] * w[o, c, 0, 0]
+  return out
+"""
+
+
+def test_groups_that_are_stretches_of_outputs_are_a_convolution_of_single_taps():
+    p = parse(GROUPED.format(group="o // 6"))
+    found = convolution(p.body[0], p)
+    assert found is not None and found.pointwise and found.spread == 6 and len(found.space) == 2
+    few = parse(GROUPED.format(group="o // 9"))  # two groups of an image that has three
+    assert convolution(few.body[0], few) is None

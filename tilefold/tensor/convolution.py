@@ -194,11 +194,12 @@ class _Reader:
     def _ordered(self, v: Convolution, units: int) -> Convolution | None:
         """Batches but the first that have no window are space of one tap, as 1 x 5 taps have it; space is in the order
         of the result. Without any window and tap the statement is a plain product, which is recognised elsewhere, but
-        for images, whose channels are in front of their places; with one output of a place it is that of a matrix and
-        a vector, which memory bounds."""
+        for images, whose channels are in front of their places, and groups that are stretches of one dim of outputs,
+        which are no product of matrices; with one output of a place it is that of a matrix and a vector, which memory
+        bounds."""
         windows = len(v.space)
         planes = not units and self._of_planes(v)
-        single = planes or (units and v.outs and (self._of_images(v) or self._rounded(v)))
+        single = planes or (units and v.outs and (self._of_images(v) or self._rounded(v) or v.spread > 1))
         if not any(s.tap or s.out for s in v.space) and not single:
             return None
         space, batch, channels = list(v.space), v.batch, v.channels
