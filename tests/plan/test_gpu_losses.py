@@ -8,7 +8,7 @@ from torch.nn import functional as f
 
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import USUAL, fuse_for_gpu
-from tilefold.plan.gpu_forms import read_at_once
+from tilefold.plan.gpu_forms import packed, read_at_once
 
 
 def like(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -46,14 +46,37 @@ def test_the_mean_over_many_short_rows_is_cut_into_segments_that_fill_the_machin
     assert 2 * USUAL.machine.cores <= n and first.plan.group.members == last.plan.group.members
 
 
+def of_pixels(x, t, columns=None):
+    return f.cross_entropy(x if columns is None else x * columns, t)
+
+
+PIXELS = like(8, 21, 256, 256, dtype=torch.float32), like(8, 256, 256, dtype=torch.int64)
+
+
 def test_a_loop_whose_steps_do_not_fit_is_cut():
-    """Pixels of 8 images: a loop over one axis would have 8 x 256 x 21 elements at a step."""
+    """Pixels of 8 images: a loop over rows would have 8 x 256 x 21 elements at a step, columns apart."""
     torch._dynamo.reset()
-    x, t = like(8, 21, 256, 256, dtype=torch.float32), like(8, 256, 256, dtype=torch.int64)
-    fused = fuse_for_gpu(trace(f.cross_entropy, x, t).program)
+    fused = fuse_for_gpu(trace(of_pixels, *PIXELS, like(256, dtype=torch.float32)).program)
     assert len({k.plan.group.members for k in fused.kernels}) == 2
     assert all(read_at_once(k.block) <= USUAL.machine.read_at_once for k in fused.kernels)
     assert any("a step of a loop" in r.reason for r in fused.grouping.refusals)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (of_pixels, PIXELS),
+        (lambda x: torch.var_mean(x, (1, 2, 3)), (like(24, 96, 224, 224, dtype=torch.float32),)),
+        (lambda x: torch.var_mean(x, (0, 2, 3, 4)), (like(8, 32, 24, 96, 96, dtype=torch.float32),)),
+    ],
+    ids=["losses of pixels", "of images", "of volumes"],
+)
+def test_a_step_has_a_tile_of_axes_that_launches_join(fn, args):
+    torch._dynamo.reset()
+    fused = fuse_for_gpu(trace(fn, *args).program)
+    assert len({k.plan.group.members for k in fused.kernels}) == 1
+    first = fused.kernels[0].block
+    assert read_at_once(packed(first)) <= USUAL.machine.read_at_once < read_at_once(first)
 
 
 @pytest.mark.parametrize("heads", [1, 8])

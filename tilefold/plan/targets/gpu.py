@@ -15,7 +15,7 @@ from tilefold.block.stages import plan_stages
 from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
-from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, multiplied_apart, read_at_once, segments
+from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, multiplied_apart, packed, read_at_once, segments
 from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
@@ -122,6 +122,8 @@ class GpuTarget:
         if most is not None and kept > most:
             return f"a thread block would keep {kept} elements, of {most} that its registers hold"
         most, read = self.machine.read_at_once, read_at_once(k.block)
+        if read > most:  # seldom, so that blocks are not joined for nothing
+            read = read_at_once(packed(k.block))
         if read > most:
             return f"a step of a loop would have {read} elements, of {most} that leave room for others"
         apart = multiplied_apart(k.block)
