@@ -68,6 +68,19 @@ def test_what_goes_with_a_scan():
     assert names(carried(gm, scans_of(gm))) == {ATEN.mul.Tensor, ATEN.exp.default, ATEN.sub.Tensor, ATEN.relu.default}
 
 
+def exclusive(x):
+    return torch.cat((torch.zeros_like(x[:, :1]), x), 1)[:, :-1].cumsum(1)
+
+
+def test_what_is_joined_in_front_of_a_scan_alone_goes_with_it():
+    gm = graph(exclusive, torch.randn(3, 7))
+    assert {ATEN.cat.default, ATEN.zeros_like.default} <= names(carried(gm, scans_of(gm)))
+    read_again = graph(lambda x: (y := torch.cat((x[:, 1:], x), 1)).cumsum(1) + y, torch.randn(3, 7))
+    assert ATEN.cat.default not in names(carried(read_again, scans_of(read_again)))
+    after = graph(lambda x: torch.cat((x[:, :1], x.cumsum(1)), 1), torch.randn(3, 7))
+    assert ATEN.cat.default not in names(carried(after, scans_of(after)))
+
+
 def test_what_does_not_go_with_a_scan():
     def fn(x, w):
         y = torch.exp(x)
@@ -93,6 +106,7 @@ def linear(x, a):
         (lambda x: (1 + 0.01 * x).cumprod(0).sum(0), ((5, 4),)),
         (lambda x: x.logcumsumexp(-1) @ x.t(), ((4, 6),)),
         (lambda x: x + packed(x), ((3, 7),)),
+        (exclusive, ((3, 7),)),
     ],
 )
 def test_compiled_programs_are_right(fn, shapes):

@@ -32,6 +32,10 @@ SCANS = frozenset(
     }
 )
 _CASTS = frozenset({_ATEN._to_copy.default, _ATEN.clone.default})
+_FILLS = frozenset({_ATEN.zeros_like.default, _ATEN.ones_like.default, _ATEN.full_like.default})
+_JOINS = frozenset({_ATEN.cat.default, _ATEN.constant_pad_nd.default})
+#: Tensors that Inductor joins where they are read (`max_pointwise_cat_inputs`).
+MOST_JOINED = 8
 #: Elements of a tensor that is evaluated at most.
 MOST_ELEMENTS = 1 << 20
 #: Operators on the way to one result.
@@ -60,15 +64,16 @@ def fold_scans(gm: torch.fx.GraphModule) -> int:
 
 
 def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
-    """Elementwise nodes that go with scans that are left over: those that only scans use, and those that use nothing
-    but what is left over already and write no more than it.
+    """Elementwise nodes that go with scans that are left over: those that only scans use, joined parts among them (an
+    exclusive sum starts with a zero), and those that use nothing but what is left over already and write no more than
+    it.
     """
     found: set[Node] = set()
     for scan in scans:
         stack = list(scan.all_input_nodes)
         while stack:
             n = stack.pop()
-            if n not in found and _movable(n) and all(u in found or u is scan for u in n.users):
+            if n not in found and (_movable(n) or _joins(n)) and all(u in found or u is scan for u in n.users):
                 found.add(n)
                 stack += n.all_input_nodes
     left = set(scans)
@@ -89,12 +94,17 @@ def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
 
 
 def _movable(n: Node) -> bool:
-    """Elementwise, a view, or made of nothing."""
+    """Elementwise, a view, or made of nothing but a shape."""
     if n.op != "call_function" or not isinstance(n.target, torch._ops.OpOverload):
         return False
     if not isinstance(n.meta.get("val"), torch.Tensor) or torch.Tag.nondeterministic_seeded in n.target.tags:
         return False
-    return torch.Tag.pointwise in n.target.tags or n.target in VIEWS or n.target in _CASTS or _made(n)
+    return torch.Tag.pointwise in n.target.tags or n.target in VIEWS | _CASTS | _FILLS or _made(n)
+
+
+def _joins(n: Node) -> bool:
+    """Tensors side by side, or one and its padding: what reads them in a kernel of Inductor reads the parts."""
+    return n.target in _JOINS and len(n.all_input_nodes) <= MOST_JOINED
 
 
 def _made(n: Node) -> bool:
