@@ -11,10 +11,12 @@ import torch
 from tests.algebra import cascades as c
 from tests.algebra.cascades import DERIVABLE, cascade
 from tilefold.algebra import derive as derive_module
-from tilefold.algebra.cascade import Cascade
+from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.check import result_dims
 from tilefold.algebra.derive import derive_fold
-from tilefold.algebra.evaluate import Env, reader
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import Env, apply, reader
+from tilefold.algebra.expr import Const, Index, Load, Sym, call
 from tilefold.algebra.fold import Fold
 from tilefold.algebra.run_fold import Runner
 from tilefold.algebra.symbolic import sympy
@@ -184,3 +186,12 @@ def test_memoised_on_dtypes_and_reducers() -> None:
     assert [v.dtype.value for v in derive_fold(cascade(c.SOFTMAX, m="bf16", t="f16")).state] == ["f32", "f32"]
     least = derive_fold(cascade(c.SOFTMAX.replace("max[l]", "min[l]").replace("x[l] - m", "m - x[l]")))
     assert least.state[0].reducer == "min" and least is not derive_fold(cascade(c.SOFTMAX))
+
+
+def test_a_part_of_a_size_divides_an_index() -> None:
+    """A quarter of an unknown size is zero of a trial's few: whole numbers by zero are zero, as in kernels."""
+    quarter = call("floordiv", Sym("s"), Const(4, DType.I64))
+    body = Load("x", (call("floordiv", Index("l"), quarter), call("mod", Index("l"), quarter)))
+    assert derive_fold(Cascade(("l",), (Reduction("t", "sum", (), body, DType.F32),), (("x", DType.F32),))).checks
+    found = apply("floordiv", torch.tensor([7, -7, 7]), torch.tensor([0, 0, 2])).tolist()
+    assert found == [0, 0, 3] and apply("mod", torch.tensor([7]), torch.tensor([0])).item() == 0

@@ -17,8 +17,8 @@ import torch
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.definition import Defined, define, trusted, uncertainty
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.evaluate import Env
-from tilefold.algebra.expr import Index, Size, Sym, tensors_read, walk
+from tilefold.algebra.evaluate import Env, Grid, evaluate
+from tilefold.algebra.expr import Expr, Index, Size, Sym, dims_used, loads, tensors_read, walk
 from tilefold.algebra.fold import Check, Fold
 from tilefold.algebra.nameless import Names
 from tilefold.algebra.run_fold import Runner, State
@@ -47,6 +47,17 @@ def check_fold(
     if all(c.ok for part in found for c in part):
         return found[0]
     return _checks(cascade, fold, bodies, unbounded)
+
+
+def reads_other_rows(cascade: Cascade, fold: Fold) -> list[str]:
+    """What is made from a state of rows that problems, which have few, may not have: of the last token, of every
+    second one, of one that data choose."""
+    state = {v.name for v in fold.state} | {v.index_name for v in fold.state if v.index_name}
+    used = [*fold.finish, *((v.name, e) for v in fold.state for e in (v.element, v.repair) if e is not None)]
+    read = [(name, ld) for name, e in used for ld in loads(e) if ld.tensor.partition("@")[0] in state]
+    moved = [(name, ix) for name, ld in read for ix in ld.index if not isinstance(ix, Index)]
+    problem = Problem(cascade, cascade.reductions, LENGTH)
+    return list(dict.fromkeys(name for name, ix in moved if tensors_read(ix) & state or not problem.has(ix)))
 
 
 def _nameless(
@@ -178,6 +189,12 @@ class Problem:
             return gather(name, dtypes.get(name, DType.F32), self.cases, at)
 
         return Env(read, sizes, {x.name: 3 for x in nodes if isinstance(x, Sym)}, exact=True)
+
+    def has(self, row: Expr) -> bool:
+        """Whether results have such a row, whatever the row that reads it."""
+        dims = {WAY: (0, 1), CASE: (0, self.cases), **{d: (0, self.env.sizes[d]) for d in sorted(dims_used(row))}}
+        at = evaluate(row, Grid(dims), self.env)
+        return bool((at < WIDTH).all() and (at >= -WIDTH).all())
 
     def tile(self, start: int, stop: int) -> Mapping[str, tuple[int, int]]:
         sizes = self.env.sizes

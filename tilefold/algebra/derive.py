@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from tilefold.algebra.cascade import Cascade, Reduction
-from tilefold.algebra.check import WIDTH, check_fold
+from tilefold.algebra.check import check_fold, reads_other_rows
 from tilefold.algebra.context import Context, Options, identity_const
-from tilefold.algebra.expr import Const, Expr, Index, Load, Size, call, loads, walk
+from tilefold.algebra.expr import Expr, Index, Load, Size, call, loads, walk
 from tilefold.algebra.facts import ANY
 from tilefold.algebra.fold import Check, Fold, StateVar
 from tilefold.algebra.growth import can_overflow
@@ -52,7 +52,7 @@ def _derive(cascade: Cascade, ignore_rounding: bool) -> Fold:
     for extremes in (False, True):
         ctx = _derive_all(cascade, Options(ignore_rounding=ignore_rounding, extremes=extremes))
         fold = _fold_of(ctx)
-        checks = _closed(fold) or check_fold(cascade, fold, bodies, _unbounded(ctx))
+        checks = _closed(cascade, fold) or check_fold(cascade, fold, bodies, _unbounded(ctx))
         bad = [c for c in checks if not c.ok]
         failed = failed or bad
         if not bad:
@@ -60,22 +60,16 @@ def _derive(cascade: Cascade, ignore_rounding: bool) -> Fold:
     raise _own_check_failed(failed[0])
 
 
-def _closed(fold: Fold) -> tuple[Check, ...]:
-    """A failed check for each result that would be finished from elements, which are gone then; usually none."""
+def _closed(cascade: Cascade, fold: Fold) -> tuple[Check, ...]:
+    """A failed check for each result that would be finished from elements, which are gone then, or from a state of a
+    row that checks have none of; usually none."""
     axes = frozenset(fold.axes)
     stray = [name for name, e in fold.finish if any(isinstance(x, Index) and x.dim in axes for x in walk(e))]
-    names = {v.name for v in fold.state}
-    used = [*fold.finish, *((v.name, e) for v in fold.state for e in (v.element, v.repair) if e is not None)]
-    apart = [name for name, e in used if any(_at_one_place(ld, names) for ld in loads(e))]
+    apart = reads_other_rows(cascade, fold)
     return (
         *(Check("results follow from the state", "symbolic", False, f"{name} needs elements") for name in stray),
         *(Check("results follow from the state", "symbolic", False, f"{name} needs another row's") for name in apart),
     )
-
-
-def _at_one_place(ld: Load, names: set[str]) -> bool:
-    """Whether a state is read of a certain row (the last token's), whatever row the result is of (checks have few)."""
-    return ld.tensor.partition("@")[0] in names and any(isinstance(ix, Const) and ix.value >= WIDTH for ix in ld.index)
 
 
 def _proof(cascade: Cascade, fold: Fold, ignore_rounding: bool, used: Context) -> tuple[Check, ...]:

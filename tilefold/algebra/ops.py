@@ -38,7 +38,20 @@ def _within(i: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 def _floordiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode="floor")
+    return _divided(lambda a, b: torch.div(a, b, rounding_mode="floor"), a, b)
+
+
+def _mod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _divided(torch.remainder, a, b)
+
+
+def _divided(
+    op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], a: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor:
+    """Integers divided by zero are zero, as in kernels: a size that is divided may be none of a trial's few rows."""
+    if b.is_floating_point() or a.is_floating_point() or bool((b != 0).all()):
+        return op(a, b)
+    return torch.where(b == 0, torch.zeros_like(b), op(a, torch.where(b == 0, torch.ones_like(b), b)))
 
 
 _TABLE = (
@@ -47,7 +60,7 @@ _TABLE = (
     OpSpec("mul", 2, "same", torch.mul, "*"),
     OpSpec("div", 2, "float", torch.true_divide, "/"),
     OpSpec("floordiv", 2, "same", _floordiv, "//"),
-    OpSpec("mod", 2, "same", torch.remainder, "%"),
+    OpSpec("mod", 2, "same", _mod, "%"),
     OpSpec("pow", 2, "same", torch.pow, "**"),
     OpSpec("neg", 1, "same", torch.neg),
     OpSpec("abs", 1, "same", torch.abs),
