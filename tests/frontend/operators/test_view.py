@@ -191,7 +191,22 @@ def test_strides_of_axes_of_one_may_be_any(offset: tuple[int | None, ...]) -> No
     assert as_strided(Values(), strided(ONE_PLACE, (6, 1, 6, 6), *offset)) == "x"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("strides", "offset"), [((6, 1, 6, 6), 0), ((6, 2, 1, 1), None)])
+@pytest.mark.parametrize(("strides", "offset"), [((6, 1, 6, 6), 0), ((6, 2, 1, 1), None)])  # of 9 elements
 def test_other_elements_are_no_view(strides: tuple[int, ...], offset: int | None) -> None:
     with pytest.raises(UnsupportedError, match="a view by strides"):
         as_strided(None, strided(ONE_PLACE, strides, offset))  # type: ignore[arg-type]
+
+
+def test_places_in_the_memory_of_a_whole_tensor() -> None:
+    """Overlapping chunks, as Longformer takes them; of lengths that are known and that are not."""
+
+    def chunks(x, w):
+        x = x * 2
+        n, step = x.shape[1] // 4, x.stride(1)
+        return x.as_strided((x.shape[0], n - 1, 8, x.shape[2]), (x.stride(0), 4 * step, step, 1)) @ w
+
+    check(chunks, randn(2, 16, 6), randn(6, 3))
+    check(lambda x: x.as_strided((2, 2), (1, 3), 4).exp(), randn(3, 4))
+    x = randn(2, 20, 6)
+    torch._dynamo.mark_dynamic(x, 1)
+    check(chunks, x, randn(6, 3))

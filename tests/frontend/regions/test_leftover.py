@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tilefold.frontend.regions import assemble as assembled
 from tilefold.frontend.regions.added_rows import CROWDED
@@ -99,3 +101,26 @@ def test_a_leftover_that_reads_a_padded_length_is_told_the_length():
         x = torch.randn(n, 4)
         torch.testing.assert_close(compiled(x), fn(x))
     assert not any("Inductor" in f.reason for c in assembled.compilations for f in c.fallbacks)
+
+
+def test_a_size_that_is_another_has_the_others_symbol():
+    """Two lengths were found to be one; of the second's argument Inductor learns what the first is."""
+    mode, context = FakeTensorMode(shape_env=ShapeEnv()), StatelessSymbolicContext([DimDynamic.DYNAMIC])
+    given = [(torch.empty(9), ConstantSource(name)) for name in ("first", "second")]
+    first, second = (mode.from_tensor(t, source=s, symbolic_context=context).shape[0] for t, s in given)
+    with mode:
+        assert bool(first == second)
+        g = torch.fx.Graph()
+        length, x = g.placeholder("length"), g.placeholder("x")
+        made = [x]
+        for _ in range(2):
+            made.append(g.call_function(torch.ops.aten.cumsum.default, (made[-1], 0)))
+        g.output(tuple(made[1:]))
+        length.meta["val"] = second
+        for n in made:
+            n.meta["val"] = torch.empty((first // 2 + 1,))
+        gm, group = torch.fx.GraphModule({}, g), Group(0, False, tuple(made[1:]), tuple(made[1:]))
+        failures = []
+        run = compile_leftover(group, extract(gm, group), Part("left", failures), {})
+    assert run is not None, failures
+    torch.testing.assert_close(run(torch.arange(5.0), 9)[0], torch.arange(5.0).cumsum(0))

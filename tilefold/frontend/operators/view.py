@@ -27,15 +27,38 @@ def alias(ctx: Context, node: torch.fx.Node) -> Value:
 
 
 def as_strided(ctx: Context, node: torch.fx.Node) -> Value:
-    """The same elements under other strides of axes of extent 1 (an image of one place, said to be channels-last)."""
+    """Elements by their place in memory: the same under other strides of axes of extent 1 (an image of one place, said
+    to be channels-last), or any of a tensor whose memory they are, row after row (Longformer's overlapping chunks).
+
+    out[i, j, ..] = x[divided by its extents: offset + i * strides[0] + j * strides[1] + ..]
+    """
     x = node.args[0].meta["val"]  # type: ignore[union-attr]
     size, strides = node.args[1], node.args[2]
     offset = node.args[3] if len(node.args) > 3 else None
     moving = [n for n, e in enumerate(fx_sizes.shape(x.shape)) if not is_one(e)]
     same_place = offset is None or offset == x.storage_offset()
-    if not same_place or list(size) != list(x.shape) or any(strides[n] != x.stride(n) for n in moving):  # type: ignore
-        raise UnsupportedError("a view by strides")
-    return ctx.value(node.args[0])
+    if same_place and list(size) == list(x.shape) and all(strides[n] == x.stride(n) for n in moving):  # type: ignore
+        return ctx.value(node.args[0])
+    if not _whole_memory(x):
+        raise UnsupportedError("a view by strides, of memory that is not the tensor's own or in other order")
+    given = ctx.value(node.args[0])
+    flat = reshaped(ctx, given, (product(list(given.shape)),))
+    steps = [ctx.int_arg(s) for s in strides]  # type: ignore[union-attr]
+    first = const(0) if offset is None else ctx.int_arg(offset)
+
+    def at(i: Indices) -> Expr:
+        place = first
+        for e, step in zip(i, steps, strict=True):
+            place = place + e * step
+        return flat.at((ctx.simplify(place),))
+
+    return Value(meta_of(node)[0], given.dtype, at)
+
+
+def _whole_memory(x: torch.Tensor) -> bool:
+    """Whether a tensor's elements are all that is in its memory, in order: a place in one is a place in the other."""
+    bytes_of_all = x.numel() * x.element_size()
+    return x.is_contiguous() and x.storage_offset() == 0 and x.untyped_storage().nbytes() == bytes_of_all
 
 
 def reshape(ctx: Context, node: torch.fx.Node) -> Value:

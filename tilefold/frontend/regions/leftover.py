@@ -38,7 +38,7 @@ def _compiled(extracted: Extracted, config: Mapping[str, object]) -> Callable[..
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
     from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415
 
-    fakes = [n.meta["val"] for n in extracted.inputs]
+    fakes = [_as_it_is_known(n.meta["val"]) for n in extracted.inputs]
     # a tensor that the part itself makes must be fake too; no mode is on while a backward graph is compiled
     mode = detect_fake_mode([n.meta.get("val") for n in extracted.module.graph.nodes])
     with mode or nullcontext():
@@ -47,6 +47,15 @@ def _compiled(extracted: Extracted, config: Mapping[str, object]) -> Callable[..
     with _no_strides_reported(), inductor_config.patch(dict(config)):
         compiled = compile_fx_inner(module, fakes)
     return lambda *args: compiled(list(args))
+
+
+def _as_it_is_known(fake: torch.Tensor | int | torch.SymInt) -> torch.Tensor | int | torch.SymInt:
+    """A size that was found to be another's, as that one's symbol: tensors have it in their sizes, and Inductor would
+    give the value to the symbol that the argument was made for."""
+    if not isinstance(fake, torch.SymInt):
+        return fake
+    node = fake.node
+    return node.shape_env.create_symintnode(node.expr, hint=node.hint)
 
 
 @contextmanager
