@@ -25,6 +25,8 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dim
 Monomial = tuple[Expr, ...]
 Poly = dict[Monomial, int]
 Sizes = Mapping[str, Expr]
+#: The extents of the dims that an expression names.
+Named = tuple[tuple[str, Expr], ...]
 
 
 def const(n: int) -> Const:
@@ -36,12 +38,19 @@ def simplify(e: Expr, sizes: Sizes) -> Expr:
     """An equal integer expression in canonical form; `sizes` has the extent of every dim in it."""
     if isinstance(e, Index):
         return e
-    return _simplified(e, tuple([(d, sizes.get(d)) for d in dims_named(e)]))
+    return _simplified(e, _named(e, sizes))
 
 
 @lru_cache(maxsize=1 << 14)
-def _simplified(e: Expr, sizes: tuple[tuple[str, Expr | None], ...]) -> Expr:
-    return to_expr(poly(e, {d: n for d, n in sizes if n is not None}))
+def _simplified(e: Expr, sizes: Named) -> Expr:
+    return to_expr(poly(e, dict(sizes)))
+
+
+def _named(e: Expr, sizes: Sizes) -> Named:
+    found = {d: sizes[d] for d in dims_named(e) if d in sizes}
+    for n in tuple(found.values()):
+        found.update({d: sizes[d] for d in dims_named(n) if d in sizes})
+    return tuple(found.items())
 
 
 def same(a: Expr, b: Expr, sizes: Sizes | None = None) -> bool:
@@ -77,10 +86,16 @@ def poly(e: Expr, sizes: Sizes) -> Poly:
     if isinstance(e, Size):
         return poly(sizes[e.dim], sizes) if e.dim in sizes else {(e,): 1}
     if isinstance(e, Call):
-        return _of_call(e, sizes)
+        # of what is divided again and again (windows of windows), each division looks through all below it
+        return _divided(e, _named(e, sizes)) if e.op in ("floordiv", "mod") else _of_call(e, sizes)
     if isinstance(e, Load):
         return {(Load(e.tensor, tuple([simplify(i, sizes) for i in e.index])),): 1}
     return {(e,): 1}
+
+
+@lru_cache(maxsize=1 << 14)
+def _divided(e: Call, sizes: Named) -> Poly:
+    return _of_call(e, dict(sizes))
 
 
 def _of_call(e: Call, sizes: Sizes) -> Poly:
@@ -325,16 +340,23 @@ def _atom_range(atom: Expr, sizes: Sizes) -> Poly | None:
             return _add(poly(sizes[d], sizes), {(): 1}, -1)
         case Call("mod", (_, m)):
             return _add(poly(m, sizes), {(): 1}, -1)
-        case Call("floordiv", (a, m)):
-            r = interval(poly(a, sizes), sizes)
-            if r is None or not nonnegative(r[0]):
-                return None
-            quotient, rest = divide(r[1], poly(m, sizes))
-            if rest and not within(rest, poly(m, sizes), {}):
-                # (m q - 1) // m = q - 1 leaves the remainder -1
-                quotient, rest = _add(quotient, {(): 1}, -1), _add(rest, poly(m, sizes))
-            return quotient if not rest or within(rest, poly(m, sizes), {}) else r[1]
+        case Call("floordiv"):
+            return _quotient_range(atom, _named(atom, sizes))
     return None
+
+
+@lru_cache(maxsize=1 << 14)
+def _quotient_range(e: Call, named: Named) -> Poly | None:
+    sizes = dict(named)
+    a, m = (poly(x, sizes) for x in e.args)
+    r = interval(a, sizes)
+    if r is None or not nonnegative(r[0]):
+        return None
+    quotient, rest = divide(r[1], m)
+    if rest and not within(rest, m, {}):
+        # (m q - 1) // m = q - 1 leaves the remainder -1
+        quotient, rest = _add(quotient, {(): 1}, -1), _add(rest, m)
+    return quotient if not rest or within(rest, m, {}) else r[1]
 
 
 def nonnegative(p: Poly) -> bool:
