@@ -5,9 +5,11 @@ from __future__ import annotations
 import operator
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tilefold
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads
 from tilefold.backends.cpp.pieces import WHOLE, pieces
@@ -63,3 +65,25 @@ def test_ranges_of_tiles_are_cut_where_pieces_end():
     assert first.range("0", "i_1") == ("0", "tf::min64(i_1, 40)")
     assert second.range("i_0", "i_1") == ("tf::max64(i_0, 40)", "i_1")
     assert second.range("0", "80") == ("40", "80")
+
+
+def test_what_holds_on_a_tile_may_not_hold_on_the_next_one():
+    """Strips of 64 elements: after the first tile, the second half begins within one."""
+    f = facts(152, 100)
+    f.static["i"] = 64
+    parts = pieces([either("lt", 1, 100, 100)], "i", f)
+    assert [(p.low, p.high, list(p.facts.values())) for p in parts] == [(0, 100, [True]), (100, None, [False])]
+
+
+@pytest.mark.parametrize("rows", [3, 24])
+def test_three_parts_side_by_side_in_tiles_of_a_product(rows):
+    """Gradients of a projection that is split: 152 columns, of which a tile of a product has 128."""
+    a, b, c = torch.randn(rows, 64), torch.randn(80, rows), torch.randn(rows, 8)
+    x = torch.randn(rows, 32)
+
+    def fn(a, b, c, x):
+        return torch.cat([a, b.mT, (c * 2).exp()], -1).mT @ x
+
+    for goal in ("fused", "fast"):
+        got = tilefold.fuse(fn, goal=goal)(a, b, c, x)
+        torch.testing.assert_close(got, fn(a, b, c, x), rtol=1e-5, atol=1e-5)

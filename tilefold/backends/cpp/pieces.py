@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads, walk
 from tilefold.backends.cpp.affine import in_range, linear
-from tilefold.backends.cpp.scope import Facts
+from tilefold.backends.cpp.scope import Facts, const_int
 from tilefold.tile.settle import settle
 
 #: Pieces that a strip has at most: each is code of its own.
@@ -43,10 +43,11 @@ WHOLE = Piece()
 
 
 def pieces(exprs: Sequence[Expr], dim: str, facts: Facts) -> tuple[Piece, ...]:
-    """The pieces of a strip along `dim`: one, unless several spare the clamping of a load."""
+    """The pieces of a strip along `dim`, which may be any part of the axis: one, unless several spare the clamping of a
+    load."""
     sizes = facts.kernel.sizes
     flips = {x: b for e in exprs for x in walk(e) if isinstance(x, Call) and (b := _flip(x, dim, sizes)) is not None}
-    length = facts.static.get(dim)
+    length = const_int(sizes[dim])  # of the axis: what holds on a tile may not hold on the next one
     ends = sorted({b for b, _ in flips.values() if b > 0 and (length is None or b < length)})
     if not ends or len(ends) >= MOST:
         return (WHOLE,)
