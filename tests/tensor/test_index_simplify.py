@@ -121,3 +121,9 @@ def test_random_expressions_keep_their_value(e, s):
 def test_nothing_is_cancelled_in_a_division_by_an_extent_of_no_elements():
     assert show(simplify(div(h, 0), SIZES)) == "h // 0"
     assert divide(poly(Size("n"), SIZES), {}) == ({}, poly(Size("n"), SIZES))
+
+
+def test_what_is_remembered_of_a_division_cannot_be_changed():
+    quotient = div(h * 64 + d, 64)
+    poly(quotient, SIZES).clear()
+    assert poly(quotient, SIZES) == {(h,): 1}

@@ -87,7 +87,8 @@ def poly(e: Expr, sizes: Sizes) -> Poly:
         return poly(sizes[e.dim], sizes) if e.dim in sizes else {(e,): 1}
     if isinstance(e, Call):
         # of what is divided again and again (windows of windows), each division looks through all below it
-        return _divided(e, _named(e, sizes)) if e.op in ("floordiv", "mod") else _of_call(e, sizes)
+        # (what is remembered is not handed out: a polynomial is its owner's to change)
+        return dict(_divided(e, _named(e, sizes))) if e.op in ("floordiv", "mod") else _of_call(e, sizes)
     if isinstance(e, Load):
         return {(Load(e.tensor, tuple([simplify(i, sizes) for i in e.index])),): 1}
     return {(e,): 1}
