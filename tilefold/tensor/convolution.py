@@ -332,10 +332,9 @@ class Guards:
         much); both are used up."""
         low = [x for x in self._low if _same_start(x, index)]
         self._low = [x for x in self._low if x not in low]
-        ends = [end for x, b in self._high if (end := _end(x, b, index, extent)) is not None]
-        bounds = [(x, b) for x, b in self._high if _end(x, b, index, extent) is not None]
-        self._high = [h for h in self._high if h not in bounds]
-        self._high += bounds[1:2]  # two bounds: not used up
+        ended = [(h, _end(*h, index, extent)) for h in self._high]
+        bounds, ends = [h for h, end in ended if end is not None], [end for _, end in ended if end is not None]
+        self._high = [h for h, end in ended if end is None] + bounds[1:2]  # two bounds: not used up
         return bool(low), ends[0] if ends else None
 
     @property

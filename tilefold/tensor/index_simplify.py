@@ -25,7 +25,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dim
 Monomial = tuple[Expr, ...]
 Poly = dict[Monomial, int]
 Sizes = Mapping[str, Expr]
-#: The extents of the dims that an expression names.
+#: Extents of dims, as a key.
 Named = tuple[tuple[str, Expr], ...]
 
 
@@ -47,6 +47,7 @@ def _simplified(e: Expr, sizes: Named) -> Expr:
 
 
 def _named(e: Expr, sizes: Sizes) -> Named:
+    """Extents of the dims in an expression, and of those in these extents: all that decides how it is simplified."""
     found = {d: sizes[d] for d in dims_named(e) if d in sizes}
     for n in tuple(found.values()):
         found.update({d: sizes[d] for d in dims_named(n) if d in sizes})
@@ -86,8 +87,8 @@ def poly(e: Expr, sizes: Sizes) -> Poly:
     if isinstance(e, Size):
         return poly(sizes[e.dim], sizes) if e.dim in sizes else {(e,): 1}
     if isinstance(e, Call):
-        # of what is divided again and again (windows of windows), each division looks through all below it
-        # (what is remembered is not handed out: a polynomial is its owner's to change)
+        # Divisions are remembered: of windows of windows, each one looks through all below it. A copy is handed out,
+        # for a polynomial is its owner's to change.
         return dict(_divided(e, _named(e, sizes))) if e.op in ("floordiv", "mod") else _of_call(e, sizes)
     if isinstance(e, Load):
         return {(Load(e.tensor, tuple([simplify(i, sizes) for i in e.index])),): 1}
