@@ -12,7 +12,7 @@ import torch
 from tilefold.runtime.arena import packed, peak
 from tilefold.runtime.native.load import native
 from tilefold.runtime.recorder import Recorder
-from tilefold.runtime.tape import SMALL, Instruction, Kind, Op, Slot, finished
+from tilefold.runtime.tape import ARENA, SMALL, Instruction, Kind, Op, Slot, Tape, finished
 
 LIKE = torch.empty(0)
 
@@ -43,7 +43,7 @@ def chain(n, length):
 def test_values_between_steps_share_an_arena():
     tape = finished(*chain(1000, 6), LIKE)
     assert [s.kind for s in tape.slots] == [Kind.ARGUMENT, *[Kind.ARENA] * 5, Kind.OWN]
-    assert 2 * 4000 <= tape.arena < 3 * 4096 and [i.release for i in tape.code] == [(0,), *[()] * 5]
+    assert 2 * 4000 <= tape.arena < 3 * 4096 and [i.release for i in tape.code] == [(0,), *[()] * 4, (ARENA,)]
     for a, b in zip(tape.slots[1:5], tape.slots[2:6], strict=True):  # read and written by one step
         assert abs(a.offset - b.offset) >= 4000
 
@@ -55,15 +55,50 @@ def test_an_arena_that_would_cost_memory_is_without_large_values():
     code = [step(1, 0), step(2, 1), step(3, 2)]
     tape = finished(slots, code, [3], LIKE)
     assert tape.arena == 32 and [s.kind for s in tape.slots] == [Kind.ARGUMENT, Kind.OWN, Kind.ARENA, Kind.OWN]
-    assert [i.release for i in tape.code] == [(0,), (1,), ()]
+    assert [i.release for i in tape.code] == [(0,), (1,), (ARENA,)]
     library = [*slots[:3], Slot(Kind.RESULT), own(8)]
     code = [*code, step(4, 3)]
     tape = finished(library, code, [4], LIKE, (), {3: 4 * n})
     assert [s.kind for s in tape.slots[1:]] == [Kind.OWN, Kind.ARENA, Kind.RESULT, Kind.OWN]
-    assert finished(library, code, [4], LIKE, (), {3: n // 256}).arena > 4 * n
     code = code[:3]
     small = finished([slots[0], own(8), own(8), own(8)], code, [3], LIKE)
     assert small.arena > 0
+
+
+def test_an_arena_is_let_go_before_what_is_large():
+    """What lies in it costs nothing where a result is made after its last step, and no byte where it is still there."""
+    n = SMALL // 4  # floats
+    slots = [Slot(Kind.ARGUMENT, 0), own(n), own(n), own(8 * n), own(9 * n)]
+    code = [step(1, 0), step(2, 1), step(3, 2), step(4, 3)]
+    tape = finished(slots, code, [4], LIKE)
+    assert [s.kind for s in tape.slots[1:]] == [Kind.ARENA, Kind.ARENA, Kind.OWN, Kind.OWN]
+    assert [i.release for i in tape.code] == [(0,), (), (ARENA,), (3,)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_arena_costs_no_memory_at_the_worst_moment(seed):
+    rng = random.Random(seed)
+    slots = [Slot(Kind.ARGUMENT, 0), *(own(rng.choice((8, SMALL, 3 * SMALL))) for _ in range(12))]
+    code = [step(k, *{rng.randrange(k) for _ in range(2)}) for k in range(1, 13)]
+    tape = finished(slots, code, [12], LIKE)
+    spans = {
+        str(n): (n - 1, max([12 * (n == 12), *(k for k, i in enumerate(code) if n in i.slots)])) for n in range(1, 13)
+    }
+    least = peak({n: slots[int(n)].nbytes for n in spans}, spans)
+    assert peak_of(tape) <= least + (tape.arena if tape.arena <= SMALL else 0)
+
+
+def peak_of(tape: Tape) -> int:
+    """Bytes of a call at its worst moment, by running through the tape."""
+    made, most = set[int](), 0
+    for i in tape.code:
+        made |= {n if tape.slots[n].kind is Kind.OWN else ARENA for n in i.touched if tape.slots[n].kind in MADE}
+        most = max(most, sum(tape.arena if n == ARENA else tape.slots[n].nbytes for n in made))
+        made -= set(i.release)
+    return most
+
+
+MADE = (Kind.OWN, Kind.ARENA)
 
 
 def test_views_are_let_go_with_what_they_show():

@@ -51,6 +51,8 @@ class Op(IntEnum):
 CURRENT, FIXED = -2, -1
 #: In place of a result's slot: None; the first of what is no tensor, and the same in every call (the n-th: GIVEN - n).
 NOTHING, GIVEN = -1, -2
+#: What an instruction releases when it is the last one that needs the arena.
+ARENA = -1
 
 
 class Is(IntEnum):
@@ -157,7 +159,7 @@ def finished(
     outer = {str(n): s.nbytes for n, s in made.items() if n in kept}
     outer |= {str(n): size for n, size in results.items() if n in lives}
     spans = {n: (lives[int(n)][0], len(code) if int(n) in kept else lives[int(n)][1]) for n in inner | outer}
-    offsets, arena = _arena(inner, outer, spans)
+    offsets, arena, end = _arena(inner, outer, spans)
     given = [
         replace(s, kind=Kind.ARENA, offset=offsets[str(n)]) if str(n) in offsets else s for n, s in enumerate(slots)
     ]
@@ -167,29 +169,31 @@ def finished(
     for n, root in enumerate(roots):
         if root in freed and root in lives:
             release[lives[root][1]].append(n)
+    if offsets:
+        release[end].append(ARENA)
     done = tuple(replace(i, release=tuple(r)) for i, r in zip(code, release, strict=True))
     return Tape(tuple(given), done, tuple(outputs), arena, like, tuple(fixed))
 
 
 #: Bytes that an arena may always have: below it, one allocation instead of many is worth more than memory.
-SMALL = 1 << 20
-#: Share of the least memory by which an arena may exceed it: an allocation takes about a microsecond of a call.
-SLACK = 0.01
+SMALL = 1 << 16
 
 
 def _arena(
     inner: Mapping[str, int], outer: Mapping[str, int], spans: Mapping[str, Lifetime]
-) -> tuple[dict[str, int], int]:
-    """Offsets of the values that lie in an arena, and its bytes: of all `inner` values, or without the largest, until
-    the arena, which is there for the whole call, costs no memory at the worst moment. outer: what lies in none."""
-    least = peak({**inner, **outer}, spans) * (1 + SLACK)
+) -> tuple[dict[str, int], int, int]:
+    """Offsets of the values that lie in an arena, its bytes and its last step: of all `inner` values, or without the
+    largest, until the arena, which is there from its first value to its last, costs no memory at the worst moment.
+    outer: what lies in none."""
+    least = peak({**inner, **outer}, spans)
     most = max(inner.values(), default=0)
     while True:
         inside = {n: size for n, size in inner.items() if size <= most}
         offsets, arena = packed(inside, spans)
         rest = {n: size for n, size in {**inner, **outer}.items() if n not in inside}
-        if arena <= SMALL or arena + peak(rest, spans) <= least:
-            return offsets, arena
+        first, last = min((spans[n][0] for n in inside), default=0), max((spans[n][1] for n in inside), default=0)
+        if arena <= SMALL or peak({**rest, "": arena}, {**spans, "": (first, last)}) <= least:
+            return offsets, arena, last
         most = max(inside.values()) // 2
 
 

@@ -214,7 +214,7 @@ struct Call {
       case Op::ScaledMm: scaled_mm(i); break;
       case Op::Named: operate(i); break;
     }
-    for (int64_t n : i.release) made[n].reset();
+    for (int64_t n : i.release) (n < 0 ? arena : made[n]).reset();
   }
 
   template <typename Compute>

@@ -53,6 +53,7 @@ struct Slot {
   Tensor like;
 };
 
+// release: slots whose last use it is; -1 for the arena.
 struct Instruction {
   Op op;
   std::string name, where;
