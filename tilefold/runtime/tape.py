@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import torch
 
-from tilefold.runtime.arena import Lifetime, packed, peak
+from tilefold.runtime.arena import ALIGNED, Lifetime, packed, peak
 
 
 class Kind(IntEnum):
@@ -163,7 +163,7 @@ def finished(
     given = [
         replace(s, kind=Kind.ARENA, offset=offsets[str(n)]) if str(n) in offsets else s for n, s in enumerate(slots)
     ]
-    ends_early = (Kind.OWN, Kind.RESULT, Kind.ARGUMENT)
+    ends_early = (Kind.OWN, Kind.RESULT, Kind.ARGUMENT, Kind.ARENA)
     freed = {n for n, s in enumerate(given) if s.kind in ends_early and n not in kept}
     release: list[list[int]] = [[] for _ in code]
     for n, root in enumerate(roots):
@@ -176,7 +176,7 @@ def finished(
 
 
 #: Bytes that an arena may always have: below it, one allocation instead of many is worth more than memory.
-SMALL = 1 << 16
+SMALL = 1 << 14
 
 
 def _arena(
@@ -185,6 +185,7 @@ def _arena(
     """Offsets of the values that lie in an arena, its bytes and its last step: of all `inner` values, or without the
     largest, until the arena, which is there from its first value to its last, costs no memory at the worst moment.
     outer: what lies in none."""
+    inner, outer = ({n: -(-size // ALIGNED) * ALIGNED for n, size in x.items()} for x in (inner, outer))
     least = peak({**inner, **outer}, spans)
     most = max(inner.values(), default=0)
     while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -115,6 +116,31 @@ def test_few_columns_are_summed_in_long_steps(rows, depth, columns, tile, step):
     assert {sizes[d]: n for d, n in found.tiles.items()} == {rows: tile, depth: step} and found.stages == 4
     v = variant(k)
     assert resources(v.kernel, v.rendered, v.config, Target("cuda", 90)).shared <= 227 << 10
+
+
+@pytest.mark.parametrize(("products", "most", "warps"), [(1, 1 << 14, 4), (2, 1 << 13, 8)])
+def test_sums_of_several_products_fit_the_registers(products, most, warps):
+    """Scores of every query and key, and the same beside their gradient: two sums of 128 x 128 would spill."""
+
+    def scores(q, k, g, v):
+        s = (q @ k.mT).float()
+        return s.exp() if products == 1 else s.exp() * (g @ v.mT).float()
+
+    (k,) = made(scores, *(meta(8, 1024, 64, dtype=torch.bfloat16) for _ in range(4)))
+    found = config(k)
+    assert math.prod(found.tiles.values()) == most and found.warps == warps
+
+
+def test_what_a_thread_block_does_not_choose_is_not_read():
+    """Column sums of parts put together along a dim of which a thread block has one index: one part is read, not all.
+    A condition on data is no reason to wait for it."""
+    h = torch.bfloat16
+    sums, *_ = made(lambda x, y, z: torch.stack((x, y, z), 1).float().sum(0), *(meta(4096, 512, dtype=h),) * 3)
+    source = variant(sums).rendered.source
+    read = [line for line in source.splitlines() if "tl.load(" in line]
+    assert read and all(re.search(r"mask=.*(pid|b)_\w+ < [12]\)", line) for line in read)
+    (data,) = made(lambda x, n: torch.where(n > 0, x, x + 1), meta(4096, 512, dtype=h), meta(1))
+    assert "mask=" not in variant(data).rendered.source
 
 
 def test_products_of_float32_have_small_tiles_unless_they_may_be_rounded():

@@ -7,7 +7,9 @@ its valid indices hold anything: whoever reduces over a dim, or stores, masks th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, loads, walk
@@ -80,6 +82,7 @@ class Context:
         self.reuse = Reuse()
         self.passing: frozenset[str] = frozenset()  # inputs that stream by (`reuse.passing`)
         self.packed = packed(kernel, config) and nvidia and not interpreted
+        self.chosen: tuple[Value, ...] = ()  # of thread blocks: loads are needed only where all of these are true
         self.reductions_done = 0
         self.buffers: dict[str, ir.Buffer] = {}
         self.tensors = {t.name: t for t in kernel.tensors}
@@ -106,6 +109,7 @@ class Context:
         leaves = Leaves(
             self.load, self.exists, self.guarded, self.index, self.size, self.sym, self.tile_start, self.tile_stop,
             self.extreme, self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once, self.far,
+            self.only,
             narrow=self.narrow, all_narrow=all_narrow, exact=_coarse(kernel), inverses=not self.multiplies,
             interpreted=interpreted, nvidia=nvidia,
         )  # fmt: skip
@@ -120,6 +124,17 @@ class Context:
         """The largest index of a dim, infinite where that is not known."""
         e = self.kernel.sizes.get(d)
         return float(e.value) - 1 if isinstance(e, Const) else math.inf
+
+    @contextmanager
+    def only(self, condition: Value, chosen: bool) -> Iterator[None]:
+        """See `Leaves.only`. Operands of products are read ahead of their use, whatever is chosen."""
+        before = self.chosen
+        if not (self.gluon or self.multiplies):
+            self.chosen = (*before, replace(condition, code=condition.code if chosen else f"({condition.code} == 0)"))
+        try:
+            yield
+        finally:
+            self.chosen = before
 
     def far(self, e: Expr) -> bool:
         """Whether e may be so far from 0 that its product with log2(e) overflows."""

@@ -76,6 +76,10 @@ class Memory:
         if inside is not None:
             masked = inside if masked is None else f"{masked} & {inside}"
             level = max(level, computed)
+        if t.role == "in":
+            level = max([level, *(v.level for v in self.c.chosen)])
+            parts = [*([] if masked is None else [masked]), *(v.code for v in self.c.chosen)]
+            masked = " & ".join(f"({p})" if len(parts) > 1 else p for p in parts) or None
         small = t.dtype.nbytes == 1 and t.dtype.is_float  # Triton casts no integer to them, its interpreter nothing
         fill = ", other=0" if not small else "" if self.c.interpreted else ", other=0.0"
         fill = ', other=float("-inf")' if outside else fill

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType, promote
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used, loads
 from tilefold.algebra.facts import Range
 from tilefold.algebra.ops import OPS, RANDOM
 from tilefold.backends.triton.exponents import LOG2E, Term, exponential
@@ -31,6 +32,7 @@ MOST_E4M3 = 464.0
 class Leaves:
     """What expressions are made of in a kernel: loads, indices, tile bounds; and the accuracy wanted.
 
+    only: for what is rendered in it, loads are needed only where a value of the thread block is true (or is not).
     far: whether an expression has finite values so large that their products with log2(e) are too coarse (`far`).
     narrow: results are of 16 bits or less (`coarse`), so errors of 2^-20 are far below theirs. all_narrow: so are all
     floats of the kernel, and those of 2^-11 are.
@@ -53,6 +55,7 @@ class Leaves:
     most: Callable[[Expr, Expr], float | None]
     named: Callable[[str, str, int], str]
     far: Callable[[Expr], bool]
+    only: Callable[[Value, bool], AbstractContextManager[None]]
     narrow: bool = False
     all_narrow: bool = False
     exact: bool = False
@@ -137,7 +140,7 @@ class Expressions:
         return self.value(e, frame)
 
     def _call(self, op: str, args: tuple[Expr, ...], frame: Sequence[str], *, to_e4m3: bool = False) -> Value:
-        vs = [self.value(a, frame) for a in args]
+        vs = self._chosen(args, frame) if op == "where" else [self.value(a, frame) for a in args]
         if OPS[op].result in ("same", "float") or op in ("lt", "le", "gt", "ge", "eq", "ne"):
             kind = self._kind(op, vs)
             vs = [
@@ -155,6 +158,18 @@ class Expressions:
             if quotient is not None:
                 return Value(quotient, axes, kind, level)
         return Value(self._code(op, codes, kind, vs, args), axes, result, level)
+
+    def _chosen(self, args: tuple[Expr, ...], frame: Sequence[str]) -> list[Value]:
+        """A condition and what it chooses from: of one on the place of a whole thread block (its part of several that
+        are put together), what is not chosen is not read. Conditions on data would be waited for first."""
+        condition = self.value(args[0], frame)
+        if condition.axes or condition.kind is not DType.BOOL or loads(args[0]):
+            return [condition, *(self.value(a, frame) for a in args[1:])]
+        found = [condition]
+        for a, chosen in zip(args[1:], (True, False), strict=True):
+            with self.leaves.only(condition, chosen):
+                found.append(self.value(a, frame))
+        return found
 
     def _quotient(self, x: Value, s: Value, divisor: Expr, axes: tuple[str, ...], *, to_e4m3: bool) -> str | None:
         """x / s in float32 where s varies along fewer axes: by an inverse that is computed along these alone.

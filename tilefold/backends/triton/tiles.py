@@ -40,6 +40,9 @@ STEPPED, STEP, CHUNK, LEAST_ROWS = 128, 1 << 15, 64, 32
 EXACT = 4096
 #: Inside a streamed loop an operand is held up to so many elements of a contraction (576: latent attention).
 HELD_CONTRACTED = 640
+#: Sums that several products of a tile have in registers beside what eight warps compute of them: of twice as many,
+#: scores and their gradient in tiles of 128 x 128, each thread spills 600 bytes, of four warps 2,900.
+SUMS = 1 << 14
 #: Groups of warps that share a state of more than 256 columns.
 GROUPS = 2
 #: Thread blocks that fill once the GPU on which these rules were measured.
@@ -276,7 +279,12 @@ def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         return TritonConfig(tiles, lanes, stages=3)
     if big >= 128 and wide >= 128:
         return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)
-    return TritonConfig(tiles, lanes, warps=4, stages=3, descriptors=s.bounded and big >= 64 and wide >= 128)
+    warps = 4
+    sums = [m | n for m, n, _ in s.products if m | n <= set(rows) and not s.streamed]
+    while sum(math.prod(tiles[d] for d in x) for x in sums) > SUMS:
+        tiles[max(rows, key=lambda d: tiles[d])] //= 2
+        warps = 8
+    return TritonConfig(tiles, lanes, warps=warps, stages=3, descriptors=s.bounded and big >= 64 and wide >= 128)
 
 
 def _in_steps(
