@@ -99,10 +99,11 @@ def compile_fake(
     name: str,
     refused: dict[str, str] | None = None,
     forecasts: list[tuple[str, Any, Any]] | None = None,
+    launched: list[tuple[str, Any]] | None = None,
 ) -> list[Any]:
     """The programs (`pipeline.CompiledProgram`) of a model on a GPU of this name. refused: takes kernels that could not
     be launched on such tensors as they would be, and why. forecasts: takes the name of every launch, its configuration
-    and what it is predicted to take (`warps.Forecast`)."""
+    and what it is predicted to take (`warps.Forecast`). launched: takes its name and the variant that it launches."""
     import torch  # noqa: PLC0415 (after `pretend`)
     from torch._functorch import config  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
@@ -122,8 +123,12 @@ def compile_fake(
     def rendered(k: launch.TritonKernel, *given: Any) -> None:
         try:
             job = k.job(*given)
-            if job is not None and forecasts is not None:
-                v, sizes, seen = k.rendering(*given)
+            if job is None:
+                return
+            v, sizes, seen = k.rendering(*given)
+            if launched is not None:
+                launched.append((k.block.name, v))
+            if forecasts is not None:
                 forecasts.append((k.block.name, v.config, forecast(v, seen, sizes, given[1], gpu)))
         except BackendError as err:
             if refused is not None:
@@ -236,29 +241,26 @@ def slow(forecasts: Sequence[tuple[str, Any, Any]]) -> list[Slow]:
     return sorted(rows, key=lambda r: r.times * (r.floor - r.us))
 
 
-def assembled(programs: Sequence[Any], pattern: str, folder: Path) -> list[Assembled]:
-    """Distinct kernels whose names match, compiled for Hopper in their default form."""
+def assembled(launched: Sequence[tuple[str, Any]], pattern: str, folder: Path) -> list[Assembled]:
+    """Distinct kernels whose names match, compiled for Hopper as they are launched."""
     from tilefold.backends.triton.build import Target  # noqa: PLC0415
     from tilefold.backends.triton.compile import resources  # noqa: PLC0415
     from tilefold.errors import TilefoldError  # noqa: PLC0415
-    from tilefold.tensor.sizes import TYPICAL_EXTENT  # noqa: PLC0415
-    from tilefold.tile.layout import usual_units  # noqa: PLC0415
 
     import triton  # noqa: PLC0415  # isort: skip
 
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    found, seen = [], set[int]()
-    for s in (s for made in programs for s in made.steps if hasattr(s, "triton") and re.search(pattern, s.name)):
-        if id(s.triton) in seen:
+    found, seen = [], set[tuple[str, str]]()
+    for name, v in launched:
+        key = (v.rendered.source, str(v.config))
+        if key in seen or not re.search(pattern, name):
             continue
-        seen.add(id(s.triton))
-        k, begin = s.triton, time.perf_counter()
+        seen.add(key)
+        begin = time.perf_counter()
         try:
-            syms = dict.fromkeys(k.block.syms, TYPICAL_EXTENT)
-            v = k.variant(usual_units(k.block), k.sizes(syms), hopper=True)
             r = resources(v.kernel, v.rendered, v.config, Target("cuda", 90, 32))
         except TilefoldError as err:
-            found.append(Assembled(s.name, why=err.message))
+            found.append(Assembled(name, why=err.message))
             continue
         seconds = time.perf_counter() - begin
         (folder / "kernel.ptx").write_text(r.assembly["ptx"])
@@ -274,7 +276,7 @@ def assembled(programs: Sequence[Any], pattern: str, folder: Path) -> list[Assem
         registers, spilled = (
             int(re.search(x, said)[1]) for x in (r"Used (\d+) registers", r"(\d+) bytes spill stores")
         )  # type: ignore[index]
-        found.append(Assembled(s.name, registers, spilled, r.shared, bool(v.rendered.groups), seconds))
+        found.append(Assembled(name, registers, spilled, r.shared, bool(v.rendered.groups), seconds))
     return found
 
 
@@ -318,7 +320,10 @@ def main(words: Sequence[str] | None = None) -> None:
         train = given.mode == "train"
         made, refused = model(given.model, train=train, layers=given.layers, small=given.small), dict[str, str]()
         forecasts: list[tuple[str, Any, Any]] = []
-        programs = compile_fake(*made, train=train, name=given.gpu, refused=refused, forecasts=forecasts)
+        launched: list[tuple[str, Any]] = []
+        programs = compile_fake(
+            *made, train=train, name=given.gpu, refused=refused, forecasts=forecasts, launched=launched
+        )
         from tilefold.frontend.regions.assemble import compilations  # noqa: PLC0415
 
         steps = lines(programs)
@@ -340,7 +345,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if given.slow:
             own = sum(f.seconds for _, _, f in forecasts), sum(f.floor for _, _, f in forecasts)
             print(f"{len(forecasts)} launches, {own[0] * 1e6:.0f} us predicted, floor {own[1] * 1e6:.0f}")
-        kernels = assembled(programs, given.assemble, Path(folder)) if given.assemble is not None else []
+        kernels = assembled(launched, given.assemble, Path(folder)) if given.assemble is not None else []
         for k in kernels:
             print(
                 f"{k.name[:52]:52} {k.why or f'{k.registers} registers, {k.spilled} bytes spilled, {k.shared} shared'}"
