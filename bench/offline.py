@@ -45,6 +45,15 @@ def pretend(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch of a kernel: what is launched (`launch.Variant`), and its predicted time (`warps.Forecast`)."""
+
+    name: str
+    variant: Any
+    forecast: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A step of a program: its class and name, and bytes of what it reads and writes."""
 
@@ -98,12 +107,10 @@ def compile_fake(
     train: bool,
     name: str,
     refused: dict[str, str] | None = None,
-    forecasts: list[tuple[str, Any, Any]] | None = None,
-    launched: list[tuple[str, Any]] | None = None,
+    launched: list[Launched] | None = None,
 ) -> list[Any]:
     """The programs (`pipeline.CompiledProgram`) of a model on a GPU of this name. refused: takes kernels that could not
-    be launched on such tensors as they would be, and why. forecasts: takes the name of every launch, its configuration
-    and what it is predicted to take (`warps.Forecast`). launched: takes its name and the variant that it launches."""
+    be launched on such tensors as they would be, and why. launched: takes every launch."""
     import torch  # noqa: PLC0415 (after `pretend`)
     from torch._functorch import config  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
@@ -123,13 +130,9 @@ def compile_fake(
     def rendered(k: launch.TritonKernel, *given: Any) -> None:
         try:
             job = k.job(*given)
-            if job is None:
-                return
-            v, sizes, seen = k.rendering(*given)
-            if launched is not None:
-                launched.append((k.block.name, v))
-            if forecasts is not None:
-                forecasts.append((k.block.name, v.config, forecast(v, seen, sizes, given[1], gpu)))
+            if job is not None and launched is not None:
+                v, sizes, seen = k.rendering(*given)
+                launched.append(Launched(k.block.name, v, forecast(v, seen, sizes, given[1], gpu)))
         except BackendError as err:
             if refused is not None:
                 refused[k.block.name] = err.message
@@ -171,7 +174,7 @@ def compile_fake(
         stack.enter_context(torch.set_grad_enabled(train))
         try:
             torch.compile(module, backend=backend)(*placed)
-        except Exception as err:  # Dynamo wraps what a back end raises, in a class of its own or another's
+        except Exception as err:  # hides `_Planned` alone, which Dynamo wraps in a class of its own or another's
             if not (isinstance(err, _Planned) or "_Planned" in repr(err)):
                 raise
     return found
@@ -225,11 +228,12 @@ def _bytes(p: Any, names: Iterable[str]) -> int:
     return int(Graph.of(p).nbytes(n for n in dict.fromkeys(names) if n in p.names))
 
 
-def slow(forecasts: Sequence[tuple[str, Any, Any]]) -> list[Slow]:
+def slow(launched: Sequence[Launched]) -> list[Slow]:
     """Kernels of `SLOW` times their floor and `LEAST` microseconds, what costs most over the floor first."""
     found: dict[tuple[str, str, int, float], list[Any]] = {}
-    for name, config, f in forecasts:
-        found.setdefault((name, str(config), f.blocks, f.seconds), []).append(f)
+    for x in launched:
+        key = (x.name, str(x.variant.config), x.forecast.blocks, x.forecast.seconds)
+        found.setdefault(key, []).append(x.forecast)
     rows = []
     for (name, config, blocks, seconds), (f, *more) in found.items():
         if seconds > max(SLOW * f.floor, LEAST * 1e-6):
@@ -241,7 +245,7 @@ def slow(forecasts: Sequence[tuple[str, Any, Any]]) -> list[Slow]:
     return sorted(rows, key=lambda r: r.times * (r.floor - r.us))
 
 
-def assembled(launched: Sequence[tuple[str, Any]], pattern: str, folder: Path) -> list[Assembled]:
+def assembled(launched: Sequence[Launched], pattern: str, folder: Path) -> list[Assembled]:
     """Distinct kernels whose names match, compiled for Hopper as they are launched."""
     from tilefold.backends.triton.build import Target  # noqa: PLC0415
     from tilefold.backends.triton.compile import resources  # noqa: PLC0415
@@ -251,7 +255,7 @@ def assembled(launched: Sequence[tuple[str, Any]], pattern: str, folder: Path) -
 
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     found, seen = [], set[tuple[str, str]]()
-    for name, v in launched:
+    for name, v in ((x.name, x.variant) for x in launched):
         key = (v.rendered.source, str(v.config))
         if key in seen or not re.search(pattern, name):
             continue
@@ -319,11 +323,8 @@ def main(words: Sequence[str] | None = None) -> None:
         pretend(Path(folder))
         train = given.mode == "train"
         made, refused = model(given.model, train=train, layers=given.layers, small=given.small), dict[str, str]()
-        forecasts: list[tuple[str, Any, Any]] = []
-        launched: list[tuple[str, Any]] = []
-        programs = compile_fake(
-            *made, train=train, name=given.gpu, refused=refused, forecasts=forecasts, launched=launched
-        )
+        launched: list[Launched] = []
+        programs = compile_fake(*made, train=train, name=given.gpu, refused=refused, launched=launched)
         from tilefold.frontend.regions.assemble import compilations  # noqa: PLC0415
 
         steps = lines(programs)
@@ -338,13 +339,13 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"{x.program:3} {x.kind:16} {x.name[:52]:52} {moved}")
         whole = sum(x.read + x.written for x in steps)
         print(", ".join(f"{n} {kind}" for kind, n in Counter(x.kind for x in steps).items()), f"{whole / 1e9:.3f} GB")
-        far = slow(forecasts) if given.slow else []
+        far = slow(launched) if given.slow else []
         for r in far:
             what = f"{r.times} x {r.name[:40]}: {r.stage} ({r.access}); {r.blocks} x {r.config}"
             print(f"{r.us:9.1f} us, floor {r.floor:7.1f}, {what}")
         if given.slow:
-            own = sum(f.seconds for _, _, f in forecasts), sum(f.floor for _, _, f in forecasts)
-            print(f"{len(forecasts)} launches, {own[0] * 1e6:.0f} us predicted, floor {own[1] * 1e6:.0f}")
+            own = sum(x.forecast.seconds for x in launched), sum(x.forecast.floor for x in launched)
+            print(f"{len(launched)} launches, {own[0] * 1e6:.0f} us predicted, floor {own[1] * 1e6:.0f}")
         kernels = assembled(launched, given.assemble, Path(folder)) if given.assemble is not None else []
         for k in kernels:
             print(

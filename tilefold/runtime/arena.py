@@ -13,6 +13,11 @@ ALIGNED = 256
 Lifetime = tuple[int, int]
 
 
+def aligned(nbytes: int) -> int:
+    """The next multiple of `ALIGNED`."""
+    return -(-nbytes // ALIGNED) * ALIGNED
+
+
 def packed(sizes: Mapping[str, int], lifetimes: Mapping[str, Lifetime]) -> tuple[dict[str, int], int]:
     """Offsets for values of so many bytes, and the bytes of all: values alive at once do not overlap.
 
@@ -26,7 +31,7 @@ def packed(sizes: Mapping[str, int], lifetimes: Mapping[str, Lifetime]) -> tuple
         for start, stop in sorted((offsets[o], offsets[o] + sizes[o]) for o in rivals):
             if at + sizes[n] <= start:
                 break
-            at = max(at, -(-stop // ALIGNED) * ALIGNED)
+            at = max(at, aligned(stop))
         offsets[n] = at
     return offsets, max((offsets[n] + sizes[n] for n in sizes), default=0)
 

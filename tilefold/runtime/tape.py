@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import torch
 
-from tilefold.runtime.arena import ALIGNED, Lifetime, packed, peak
+from tilefold.runtime.arena import Lifetime, aligned, packed, peak
 
 
 class Kind(IntEnum):
@@ -185,7 +185,7 @@ def _arena(
     """Offsets of the values that lie in an arena, its bytes and its last step: of all `inner` values, or without the
     largest, until the arena, which is there from its first value to its last, costs no memory at the worst moment.
     outer: what lies in none."""
-    inner, outer = ({n: -(-size // ALIGNED) * ALIGNED for n, size in x.items()} for x in (inner, outer))
+    inner, outer = ({n: aligned(size) for n, size in x.items()} for x in (inner, outer))
     least = peak({**inner, **outer}, spans)
     most = max(inner.values(), default=0)
     while True:
