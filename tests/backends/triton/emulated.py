@@ -26,7 +26,8 @@ class Barrier:
 
     def __init__(self, count: int):
         self.count, self.missing, self.bytes, self.phase = count, count, 0, 0
-        self.changed = threading.Condition()
+        self.changed = threading.Condition(threading.RLock())
+        self.waiting, self.under_way = 0, list[Callable[[], None]]()
 
     def _settle(self) -> None:
         if self.missing == 0 and self.bytes == 0:
@@ -46,10 +47,22 @@ class Barrier:
             assert self.bytes >= 0, "more bytes than were expected"
             self._settle()
 
+    def brings(self, copy: Callable[[], None]) -> None:
+        """A copy that takes until someone waits for it."""
+        with self.changed:
+            if self.waiting:
+                copy()
+            else:
+                self.under_way.append(copy)
+
     def wait(self, parity: int) -> None:
         """Until the phase of this parity is complete; the one before the first is."""
         with self.changed:
+            self.waiting += 1
+            while (self.phase & 1) == parity & 1 and self.under_way:
+                self.under_way.pop(0)()
             done = self.changed.wait_for(lambda: (self.phase & 1) != parity & 1, PATIENCE)
+            self.waiting -= 1
         assert done, "deadlock"
 
 
@@ -256,10 +269,10 @@ def _gluon(block: threading.local, groups: list[int]) -> types.SimpleNamespace:
     return gl
 
 
-def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late: float = 0.0) -> None:
+def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late: bool = False) -> None:
     """Run a generated kernel: tensors as `Pointer`, tensor maps as `Described`. AssertionError: a deadlock, say.
 
-    late: seconds that a copy takes. Whoever does not wait for one then finds what was there before.
+    late: a copy takes until someone waits for it. Whoever does not then finds what was there before.
     """
     block, groups = threading.local(), list[int]()
     block.programs = blocks
@@ -278,7 +291,7 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late:
             bar.bar.landed(part.numel() * part.element_size())
 
         if late:
-            threading.Timer(late, land).start()
+            bar.bar.brings(land)
         else:
             land()
 

@@ -20,7 +20,7 @@ def emulate(
     k: TritonKernel,
     change: tuple[str, str] = ("", ""),
     most: int | None = None,
-    late: float = 0.0,
+    late: bool = False,
     spoil: Callable[[dict[str, torch.Tensor]], None] = lambda tensors: None,
     **syms: int,
 ) -> tuple[Results, Results]:

@@ -209,11 +209,11 @@ def test_what_is_wrong_with_one_buffer_is_found(change, monkeypatch):
     monkeypatch.setattr(emulated, "PATIENCE", 0.5)
     k = kernel_of(queries(causal), arguments(130, 203, 256, 1, saved=True))
     with pytest.raises(AssertionError):
-        same(*emulate(k, change, most=2, late=0.02))
+        same(*emulate(k, change, most=2, late=True))
 
 
 def test_copies_may_take_their_time():
-    same(*emulate(kernel_of(queries(causal), arguments(130, 203, 256, 1, saved=True)), most=2, late=0.02))
+    same(*emulate(kernel_of(queries(causal), arguments(130, 203, 256, 1, saved=True)), most=2, late=True))
 
 
 @pytest.mark.parametrize("width, values", [(256, 256), (192, 128)])
