@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tilefold.frontend.fuse import trace
-from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu import USUAL, fuse_for_gpu
+from tilefold.runtime.steps import refuser
 
 
 def like(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -83,3 +86,18 @@ def test_values_that_are_computed_once_leave_their_product_to_the_fold(queries, 
     q, k, _ = arguments(queries, 2048)
     *maps, fold = kernels(packed, q, k, like(4096, 16, 64), like(3, dtype=torch.int32))
     assert len(maps) == apart and len(fold) == 6
+
+
+def by_distance(x, at):
+    """Sums of x [512, 512, 8] over the places of each of 32 numbers."""
+    return (at.reshape(1, -1) == torch.arange(32, device=x.device)[:, None]).to(x.dtype) @ x.reshape(-1, x.shape[-1])
+
+
+def test_where_indices_are_is_computed_in_a_product_that_contracts_two_dims_in_many_segments():
+    """A tile of either dim is too large for a thread block; launched, the two are one."""
+    torch._dynamo.reset()
+    p = trace(by_distance, like(512, 512, 8), like(512, 512, dtype=torch.int64)).program
+    refuse, _ = refuser(None, interpreted=False)
+    first, last = fuse_for_gpu(p, replace(USUAL, refuse=refuse)).kernels
+    assert first.plan.group.members == last.plan.group.members and len(first.plan.group.members) == 2
+    assert max(int(n.value) for n in first.block.sizes.values() if n.value < 512) == 256

@@ -214,10 +214,12 @@ def _segments_of_contraction(g: Graph, plan: StagePlan, axis: str, machine: Gpu)
     ):
         return None
     tiles = math.prod(-(-g.extent(d) // machine.rows) for d in (*p.rows, *p.cols)) * g.points(p.batch)
-    n = int(min(machine.cores * machine.blocks_a_unit // max(1, tiles), g.extent(axis) // machine.least_step))
-    n = equal(max(1, n), lambda k: g.extent(axis) % (k * machine.one_tile) == 0)
+    extent, whole = g.extent(axis), g.points(g.by_name[found[0]].rdims)
+    n = int(min(machine.cores * machine.blocks_a_unit // max(1, tiles), extent, whole // machine.least_step))
+    tile = machine.one_tile if whole == extent else 1
+    n = equal(max(1, n), lambda k: extent % (k * tile) == 0)
     read = sum(g.program.dtype_of(t).nbytes for t in {ld.tensor for ld in loads(g.by_name[found[0]].body)})
-    seconds = g.extent(axis) * machine.rows * read / machine.stream_rate
+    seconds = whole * machine.rows * read / machine.stream_rate
     return n if seconds * (1 - 1 / n) > machine.second_kernel else 1
 
 

@@ -25,7 +25,7 @@ from tilefold.block.interchange import interchanged
 from tilefold.block.ir import Block
 from tilefold.block.text import show as show_block
 from tilefold.errors import BackendError
-from tilefold.plan.gpu_forms import Given, Refuse
+from tilefold.plan.gpu_forms import Given, Refuse, packed
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch
@@ -185,14 +185,21 @@ def usual_variant(k: TritonKernel, units: Units | None = None) -> Variant | str:
 
 def refuser(given: Given | None, *, interpreted: bool) -> tuple[Refuse, list[TritonKernel]]:
     """What says why a kernel cannot be rendered, or could not be launched before; and the kernels it looked at, which
-    live as long as the list."""
+    live as long as the list. One that is too large as it is may be none as it is launched on tensors without gaps."""
     looked_at: list[TritonKernel] = []
 
     def refuse(k: FusedKernel) -> str | None:
         block = canonical(k.block).block
-        looked_at.append(triton_kernel(block, given, interpreted=interpreted))
-        found = refusal(block) or usual_variant(looked_at[-1])
+        known = refusal(block)
+        found = known or tried(block)
+        if known is None and isinstance(found, str):
+            joined = packed(block)
+            found = found if joined == block else tried(joined)
         return found if isinstance(found, str) else None
+
+    def tried(block: Block) -> Variant | str:
+        looked_at.append(triton_kernel(block, given, interpreted=interpreted))
+        return usual_variant(looked_at[-1])
 
     return refuse, looked_at
 

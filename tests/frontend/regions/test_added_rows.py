@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_op
-from tilefold.frontend.regions.added_rows import CROWDED, own_additions
+from tilefold.frontend.regions.added_rows import CROWDED, EACH, FEW, own_additions
 from tilefold.frontend.regions.partition import partition
 from tilefold.runtime.recorder import Recorder
 
@@ -72,6 +72,32 @@ def test_errors_are_eagers_at_most(fn, dtype):
     assert (got - want).norm() <= 1.1 * (eager - want).norm() + 1e-6 * want.norm()
 
 
+@pytest.mark.parametrize("padding", [-1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_many_indices_of_few_rows_are_a_fold_in_any_order(dtype, padding):
+    def fn(dy, at, x, y):
+        return embedded(dy, at, 4, padding)
+
+    gm = graph(fn, dtype=dtype, count=3 * 2 * EACH)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert own_additions(gm) == 1
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [g.covered for g in partition(gm).groups] == [True] and not partition(gm).fallbacks
+    gen = torch.Generator().manual_seed(0)
+    dy = torch.randn(3, 2 * EACH, COLUMNS, generator=gen).to(dtype)
+    at = torch.randint(4, (3, 2 * EACH), generator=gen)
+    for n in gm.graph.nodes:
+        n.kwargs = {**n.kwargs, "device": torch.device("cpu")} if "device" in n.kwargs else n.kwargs
+    gm.recompile()
+    got, want = gm(dy, at, None, None), fn(dy.double(), at, None, None)
+    assert got.dtype is dtype and got.shape == want.shape
+    assert (got - want).norm() <= torch.finfo(dtype).eps * want.norm()
+    few = graph(lambda dy, at, x, y: embedded(dy, at, 4), count=3 * (4 * EACH // 3))
+    assert own_additions(few) == 1 and rows_of_sums_op in targets(few)
+
+
 def test_rows_are_added_to_a_weights_gradient_that_nothing_else_reads():
     gm = graph(lambda dy, at, x, y: (x.t() @ y).t().t() + embedded(dy, at, padding=0))
     own_additions(gm)
@@ -116,7 +142,8 @@ def test_rows_at_positions_are_the_gradient_itself(rows):
         (lambda dy, at, x, y: embedded(dy, at, scaled=True), {}),
         (lambda dy, at, x, y: embedded(dy, at), {"dtype": torch.float64}),
         (lambda dy, at, x, y: embedded(dy, at), {"device": "cpu"}),
-        (lambda dy, at, x, y: embedded(dy, at, rows=1), {"count": 3 * (CROWDED // 3 + 1)}),
+        (lambda dy, at, x, y: embedded(dy, at, rows=FEW + 1), {"count": 3 * ((FEW + 1) * CROWDED // 3 + 1)}),
+        (lambda dy, at, x, y: picked(dy, at), {"count": 3 * (ROWS * CROWDED // 3 + 1)}),
         (lambda dy, at, x, y: aten.index_put(dy.new_zeros(ROWS, COLUMNS), [at], dy, False), {}),
         (lambda dy, at, x, y: aten.index_put(dy.new_ones(ROWS, COLUMNS), [at], dy, True), {}),
         (

@@ -11,6 +11,11 @@ reads: the rows are added to that, and no table of zeros is made.
     x + embedding_dense_backward(dy, at, n) = (x[at[k]] += dy[k])      where x is new and read here alone
 
 Indices that count from 0 (positions) say where the rows lie already: dy itself, and zeros behind it.
+
+Many indices of few rows (relative distances, types of tokens) would queue at them. Their sums are a fold like any
+other, which needs no order and no zeros, and is fused with what makes dy:
+
+    embedding_dense_backward(dy, at, n)[r] = sum(k: where(at[k] == r, dy[k], 0)) = (at == r) @ dy
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 
@@ -33,6 +39,11 @@ Node = torch.fx.Node
 #: Indices a row from which on atomic additions queue at few addresses, and eager's sort is faster: 1,048,576 indices of
 #: 32 rows of 8 columns (T5's relative biases) took 16 ms on an H200, where all of a step of four layers took eager 14.
 CROWDED = 2048
+#: Rows, and indices a row, of a table whose sums are a product with where the indices are: its rows are one tile, so
+#: that dy is read once. An addition to a row that all indices name took 30 ns on an H200, and a product's second launch
+#: takes the time of 250. In float32 a product may round its operands (torch's `allow_tf32`): a sum a row, of fewer
+#: rows.
+FEW, FEW_IN_FLOAT32, EACH = 128, 32, 32
 #: Views of as many elements in the same order.
 _IN_ORDER = (
     aten.view.default,
@@ -59,15 +70,19 @@ class _Added:
 
 def own_additions(gm: torch.fx.GraphModule) -> int:
     """Have rows added by our kernels, in place where a sum is read by nothing else; gives how many additions there
-    were. None where torch is to be deterministic: eager's sort is."""
-    if not has_triton() or torch.are_deterministic_algorithms_enabled():
+    were. None in any order where torch is to be deterministic: eager's sort is."""
+    if not has_triton():
         return 0
     found = {n: a for n in gm.graph.nodes if (a := _added(n)) is not None}
+    if torch.are_deterministic_algorithms_enabled():
+        found = {n: a for n, a in found.items() if _is_few(n, a)}
     for n, a in found.items():
         if _counts(a.at) and a.skipped < 0:
             _as_they_lie(gm.graph, n, a)
-            continue
-        n.target, n.args, n.kwargs = rows_of_sums_op, (a.at, a.rows, list(n.meta["val"].shape), a.skipped), {}
+        elif _is_few(n, a):
+            _as_a_fold(gm.graph, n, a)
+        else:
+            n.target, n.args, n.kwargs = rows_of_sums_op, (a.at, a.rows, list(n.meta["val"].shape), a.skipped), {}
     for total in [n for n in gm.graph.nodes if n.target is aten.add.Tensor and _top(n)]:
         _in_place(gm.graph, total)
     if found:
@@ -90,23 +105,36 @@ def _added(n: Node) -> _Added | None:
         added = _Added(indices[0], n.args[2], -1) if one else None  # type: ignore[index, arg-type]
     else:
         return None
-    return added if added is not None and _plain(val, added) else None
+    ours = added is not None and _plain(val, added) and (_is_few(n, added) or not _queue(added, val.shape[0]))
+    return added if ours else None
 
 
 def _plain(val: torch.Tensor, a: _Added) -> bool:
-    """Whether there is a row for each index, of the table's type, and the table is not crowded."""
+    """Whether there is a row for each index, of the table's type."""
     at, rows = a.at.meta["val"], a.rows.meta["val"]
     sizes = (*val.shape, *at.shape, *rows.shape)
     if not all(isinstance(n, int) for n in sizes) or not isinstance(a.skipped, int) or not val.is_contiguous():
         return False
     known = at.dtype in (torch.int64, torch.int32) and rows.dtype is val.dtype and rows.device == val.device
     each = tuple(rows.shape) == (*at.shape, *val.shape[1:]) and at.device == val.device and prod(sizes) > 0
-    return bool(known and each and not _queue(at.numel(), val.shape[0]))
+    return bool(known and each)
 
 
-def _queue(indices: int, rows: int) -> bool:
+def _queue(a: _Added, rows: int) -> bool:
     """Whether atomic additions of so many rows wait for each other at a table's few."""
+    return _many(a.at.meta["val"].numel(), rows)
+
+
+def _many(indices: int, rows: int) -> bool:
     return indices > CROWDED * max(1, rows)
+
+
+def _is_few(n: Node, a: _Added) -> bool:
+    """Whether an embedding's rows, none of which is counted from its end, are few for their many indices."""
+    val = n.meta["val"]
+    rows = FEW_IN_FLOAT32 if val.dtype is torch.float32 else FEW
+    many = a.at.meta["val"].numel() >= EACH * val.shape[0]
+    return n.target is aten.embedding_dense_backward.default and val.shape[0] <= rows and many
 
 
 def _counts(at: Node) -> bool:
@@ -135,6 +163,38 @@ def _as_they_lie(graph: torch.fx.Graph, n: Node, a: _Added) -> None:
     n.replace_all_uses_with(made)
 
 
+def _as_a_fold(graph: torch.fx.Graph, n: Node, a: _Added) -> None:
+    """Put the fold in the place of what adds rows in any order."""
+    val, dy, at = n.meta["val"], a.rows.meta["val"], a.at.meta["val"]
+    count, width, dtype = at.numel(), prod(val.shape[1:]), val.dtype
+
+    def call(op: torch._ops.OpOverload, like: torch.Tensor, *args: Any, **how: Any) -> Node:
+        made = graph.call_function(op, args, how)
+        made.meta["val"] = like
+        return made
+
+    with graph.inserting_before(n):
+        each = call(aten.arange.default, at.new_empty(val.shape[0]), val.shape[0], dtype=at.dtype, device=at.device)
+        row = call(aten.reshape.default, at.new_empty(val.shape[0], 1), each, [-1, 1])
+        where = call(aten.reshape.default, at.new_empty(1, count), a.at, [1, count])
+        named = at.new_empty(val.shape[0], count, dtype=torch.bool)
+        is_at = call(aten.eq.Tensor, named, where, row)
+        if 0 <= a.skipped < val.shape[0]:
+            kept = call(aten.ne.Scalar, row.meta["val"].bool(), row, a.skipped)
+            is_at = call(aten.logical_and.default, named, is_at, kept)
+        rows = call(aten.reshape.default, dy.new_empty(count, width), a.rows, [count, width])
+        if dtype is torch.float32:
+            ones = call(aten.unsqueeze.default, named.unsqueeze(-1), is_at, -1)
+            none = call(aten.full.default, dy.new_empty(()), [], 0.0, dtype=dtype, device=dy.device)
+            picked = call(aten.where.self, dy.new_empty(*named.shape, width), ones, rows, none)
+            total = call(aten.sum.dim_IntList, dy.new_empty(val.shape[0], width), picked, [1])
+        else:
+            ones = call(aten._to_copy.default, named.to(dtype), is_at, dtype=dtype)
+            total = call(aten.mm.default, dy.new_empty(val.shape[0], width), ones, rows)
+        made = call(aten.reshape.default, val, total, list(val.shape))
+    n.replace_all_uses_with(made)
+
+
 def crowded(group: Group) -> bool:
     """Whether a group is gradients of embeddings alone, one of which has few rows for its many indices."""
     found = [n for n in group.nodes if n.target is aten.embedding_dense_backward.default]
@@ -144,7 +204,7 @@ def crowded(group: Group) -> bool:
 def _crowded(gradient: Node) -> bool:
     indices, rows = gradient.args[1], gradient.args[2]
     found = indices.meta["val"].numel() if isinstance(indices, Node) else 0
-    return isinstance(found, int) and isinstance(rows, int) and _queue(found, rows)
+    return isinstance(found, int) and isinstance(rows, int) and _many(found, rows)
 
 
 def _is_zeros(n: object) -> bool:
