@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as f
 
-from tilefold.algebra.expr import Cast, loads, walk
+from tilefold.algebra.expr import Call, Cast, loads, walk
 from tilefold.frontend.fuse import trace
 from tilefold.tensor.interp import run
 from tilefold.tensor.positions import settled_positions
@@ -57,3 +57,39 @@ def test_positions_of_data_keep_their_check():
     torch._dynamo.reset()
     given = trace(lambda x, i: x[(i * 0.5).long()], torch.empty(8), torch.zeros(4)).program
     assert "within" in show(given)
+
+
+def test_reflected_positions_are_not_checked_and_are_eagers():
+    x = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    p = trace(lambda x: f.pad(x, (3, 5, 2, 7), "reflect"), x).program
+    assert "within" not in show(p) and "where" not in show(p)
+    assert torch.equal(
+        run(p, {p.inputs[0].name: x})[p.outputs[0]].reshape(2, 3, 17, 20), f.pad(x, (3, 5, 2, 7), "reflect")
+    )
+
+
+CHOSEN = """
+program chosen()
+  input x: f32[8, 8]
+  dim i = {n}
+  dim j = 8
+  y[i, j]: f32 = x[within(where(i - 4 < 0, 3 - i, i - 4), 8), where(i - j >= -11, j, 0)]
+  return y
+"""
+
+
+def test_checks_that_some_index_fails_and_choices_by_two_dims_stay():
+    assert show(settled_positions(parse(CHOSEN.format(n=12)))).count("within") == 0
+    assert show(settled_positions(parse(CHOSEN.format(n=13)))).count("within") == 1
+    assert show(settled_positions(parse(CHOSEN.format(n=12)))).count("where") == 2
+    assert show(settled_positions(parse(CHOSEN.format(n=4)))).count("where") == 1
+    failing = parse(CHOSEN.format(n=12).replace("i - j >= -11", "within(i, 11) >= 0"))
+    assert show(settled_positions(failing)).count("within") == 1
+
+
+def test_windows_in_a_row_are_read_where_they_are():
+    """Rows of patches (`unfold`): digits of one number, behind checks and choices."""
+    torch._dynamo.reset()
+    p = trace(lambda x: f.unfold(x, 3, padding=1), torch.empty(2, 3, 8, 12)).program
+    assert not any(isinstance(x, Call) and x.op in ("floordiv", "mod") for ix in positions(p) for x in walk(ix))

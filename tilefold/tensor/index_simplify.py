@@ -25,6 +25,8 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dim
 Monomial = tuple[Expr, ...]
 Poly = dict[Monomial, int]
 Sizes = Mapping[str, Expr]
+#: What chooses between indices, or conditions of it.
+_AROUND = frozenset({"where", "maximum", "minimum", "within", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"})
 #: Extents of dims, as a key.
 Named = tuple[tuple[str, Expr], ...]
 
@@ -101,8 +103,8 @@ def _divided(e: Call, sizes: Named) -> Poly:
 
 
 def _of_call(e: Call, sizes: Sizes) -> Poly:
-    if e.op in ("where", "maximum", "minimum"):
-        return {(rebuild(e, tuple([simplify(a, sizes) if is_integer(a) else a for a in e.args])),): 1}
+    if e.op in ("where", "maximum", "minimum", "within"):
+        return {(_with_simple_parts(e, sizes),): 1}
     if e.op not in ("add", "sub", "mul", "floordiv", "mod", "neg"):
         return {(e,): 1}
     if e.op == "neg":
@@ -118,6 +120,15 @@ def _of_call(e: Call, sizes: Sizes) -> Poly:
         case "floordiv":
             return _floordiv(a, b, sizes)
     return _mod(a, b, sizes)
+
+
+def _with_simple_parts(e: Expr, sizes: Sizes) -> Expr:
+    """A choice between indices, or its condition, with the indices in canonical form."""
+    if is_integer(e):
+        return simplify(e, sizes)
+    if isinstance(e, Call) and e.op in _AROUND:
+        return rebuild(e, tuple([_with_simple_parts(a, sizes) for a in e.args]))
+    return e
 
 
 def is_integer(e: Expr) -> bool:

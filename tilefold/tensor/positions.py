@@ -1,4 +1,4 @@
-"""Positions that are computed from an index in floating point (images are resized so) are known for every index.
+"""Positions that are computed from one index (images are resized so, padded by reflection) are known for every index.
 
 Law: where a position is a function of one dim alone and its values at all indices are those of a form in integers, it
 is that form. Its check, and what a negative one would wrap to, go where no value needs them.
@@ -7,6 +7,10 @@ is that form. Its check, and what a negative one would wrap to, go where no valu
     i64(f32(k) * (n / N))                               k n // N                     nearest
     i64(maximum((f32(k) + 0.5) * (n / N) - 0.5, 0))     maximum(2 k n + n - N, 0) // 2 N          bilinear
     minimum(the same + 1, n - 1)                        minimum(the same + 1, n - 1)
+
+What checks a position, or chooses between two, by one dim alone, and comes to the same at all its indices, is dropped:
+
+    within(where(k - 3 < 0, 3 - k, k - 3), n)           where(k - 3 < 0, 3 - k, k - 3)      where all of them exist
 
 Side conditions: n, the extent of what is read, and N, the number of indices, are known; all N values are compared, as
 torch computes them. Rounding: none.
@@ -36,11 +40,12 @@ def settled_positions(p: Program) -> Program:
     known: dict[tuple[Expr, Expr], Expr] = {}
 
     def settled(e: Expr, extent: Expr) -> Expr:
-        if not any(isinstance(x, Cast) for x in walk(e)):
+        if not any(isinstance(x, Cast) or _is_guard(x) for x in walk(e)):
             return e
         if (e, extent) not in known:
             with _disable_current_modes():  # values are looked at: not under AOT's fake mode
-                known[e, extent] = _settled(p, e, extent)
+                rounded = any(isinstance(x, Cast) for x in walk(e))
+                known[e, extent] = _unguarded(p, _settled(p, e, extent) if rounded else e)
         return known[e, extent]
 
     def read(ld: Load) -> Expr:
@@ -68,6 +73,37 @@ def _settled(p: Program, e: Expr, extent: Expr) -> Expr:
         if found is not None and torch.equal(found, values):
             return form
     return _without_branches(inner, d, length)
+
+
+def _is_guard(e: Expr) -> bool:
+    return isinstance(e, Call) and e.op in ("where", "within")
+
+
+def _unguarded(p: Program, e: Expr) -> Expr:
+    """Without checks and branches that one dim alone decides, alike at all its indices."""
+    e = rebuild(e, tuple(_unguarded(p, x) for x in children(e)))
+    match e:
+        case Call("where", (c, a, b)) if (taken := _known(p, c)) is not None and taken.dtype is torch.bool:
+            return a if bool(taken.all()) else e if bool(taken.any()) else b
+        case Call("within", (x, Const(n))) if (at := _known(p, x)) is not None and not at.dtype.is_floating_point:
+            return x if int(at.min()) >= 0 and int(at.max()) < n else e
+    return e
+
+
+def _known(p: Program, e: Expr) -> torch.Tensor | None:
+    """An expression's values at all indices of its one dim; None where it has more, or depends on more."""
+    dims = dims_used(e)
+    extent = p.sizes[next(iter(dims))] if len(dims) == 1 else None
+    if loads(e) or not isinstance(extent, Const) or not 0 < extent.value <= MOST:
+        return None
+    if any(isinstance(x, Call) and x.op == "within" for x in walk(e)):
+        return None  # a check that some index fails
+    (d,) = dims
+    length = int(extent.value)
+    try:
+        return evaluate(e, Grid({d: (0, length)}), Env(lambda tensor, at: at[0], {d: length}, {}))
+    except KeyError:
+        return None
 
 
 def _values(e: Expr, d: str, length: int) -> torch.Tensor | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.frontend.check import randn
 from tilefold.frontend.capture.random import gather_seeds
@@ -48,6 +50,21 @@ def test_a_copy_that_moves_elements_is_compiled_and_one_that_does_not_is_none():
     for lies in (lambda x: x.clone(), lambda x: x.t().clone(), lambda x: x[:1].t().contiguous()):
         assert compiled(lies, x) in ([], [False])
     assert compiled(lambda x: torch.sort(x.flip(0))[0], x) == [True]  # the sort, which takes the copy along
+
+
+@pytest.mark.parametrize(
+    "device, k, extent, ours",
+    [("cuda", 50, 50257, False), ("cuda", 1, 50257, True), ("cuda", 8, 128, True), ("cpu", 50, 50257, True)],
+)
+def test_many_of_many_elements_are_picked_by_the_library_on_a_gpu(device, k, extent, ours):
+    def picked(x):
+        values, at = torch.topk(x * 2, k)
+        return torch.softmax(values, -1), at
+
+    with FakeTensorMode():
+        found = partition(make_fx(picked)(torch.empty(8, extent, device=device)))
+    assert [g.covered for g in found.groups] == ([True] if ours else [True, False, True])
+    assert all(f.meant for f in found.fallbacks) and len(found.fallbacks) == (not ours)
 
 
 def sorted_copy(device: str) -> torch.fx.GraphModule:

@@ -30,11 +30,11 @@ from tilefold.frontend.regions.host_numbers import numbers_on_device
 from tilefold.frontend.regions.leftover import compile_leftover
 from tilefold.frontend.regions.outer import Outer, item
 from tilefold.frontend.regions.partition import (
-    MEANT,
     Group,
     Partition,
     count_operators,
     halves,
+    is_meant,
     is_trivial,
     operators,
     partition,
@@ -171,7 +171,7 @@ def _compiled_graph(
     build = _Assembler(gm, parts, options, name, titles)
     whole = build.assemble()
     others = [g for g in parts.groups if not g.covered]
-    called = sum(n.target in MEANT for g in others for n in g.nodes)
+    called = sum(is_meant(n) for g in others for n in g.nodes)
     left = sum(map(operators, others)) - called + build.alone[0]
     record = CompiledGraph(name, build.regions, build.fallbacks, left, time.monotonic() - began, called)
     for f in record.fallbacks:

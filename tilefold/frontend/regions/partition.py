@@ -21,6 +21,7 @@ from math import prod
 import torch
 
 from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_op
+from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.fx_to_tensor import is_scalar, supports
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.operators.random import draws_seeds
@@ -45,6 +46,9 @@ LIBRARY = frozenset(
 )
 #: Those that are PyTorch's own to compute, by choice: its kernels are calls of a library, and nothing was lost.
 MEANT = LIBRARY | {torch.ops.aten.embedding_dense_backward.default}
+#: Elements times how many of them are picked, of a row, from which on a GPU's kernel of ours, which looks through a row
+#: for each, takes longer than PyTorch's selection by digits: the best 50 of 50,257 are predicted to take 830 us.
+PICKED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
         if reason is not None:
             refused.add(node)
             if reason:
-                fallbacks.append(Fallback(str(node.target), reason, location(node), meant=node.target in MEANT))
+                fallbacks.append(Fallback(str(node.target), reason, location(node), meant=is_meant(node)))
     aliases, light = _aliases(gm), _light(gm, refused)
     given = set(aliases) - light
     units, levels = _units(gm, refused, light, given)
@@ -256,9 +260,24 @@ def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fa
     """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
     if draws_seeds(node) or is_own(node):  # what is drawn is covered; kernels of ours
         return ""
+    if _picks_many(node):
+        return "PyTorch selects many of many elements by their digits"
     part = Part(str(node.target), fallbacks, location(node), instead="by another compiler")
     asked = part.attempt(lambda: (covers(node),))
     return "" if asked is None else asked[0]
+
+
+def is_meant(node: Node) -> bool:
+    """Whether PyTorch computes an operator by choice."""
+    return node.target in MEANT or _picks_many(node)
+
+
+def _picks_many(node: Node) -> bool:
+    if node.target is not torch.ops.aten.topk.default or node.meta["val"][0].device.type != "cuda":
+        return False
+    x, k, axis, *_ = attrs(node).values()
+    extent = x.meta["val"].shape[axis] if isinstance(x, Node) and x.meta["val"].dim() else 1  # type: ignore[index]
+    return isinstance(k, int) and isinstance(extent, int) and k * extent > PICKED
 
 
 def is_own(node: Node) -> bool:
