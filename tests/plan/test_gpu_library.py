@@ -423,13 +423,13 @@ def test_a_product_is_kept_only_for_a_reduction_that_its_kernel_can_have():
 
 
 GROUPED = """program grouped()
-  input x: bf16[32, 28, 28, 64]
-  input w: bf16[8, 16, 64]
+  input x: bf16[32, 28, 28, 1024]
+  input w: bf16[8, 16, 1024]
   input k: bf16[128, 3, 3, 16]
   dim b = 32
   dim i = 28
   dim j = 28
-  dim a = 64
+  dim a = 1024
   dim g = 8
   dim c = 16
   dim o = 128

@@ -24,6 +24,7 @@ from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
 from tilefold.plan.library_rates import Sizes
+from tilefold.plan.short_products import of_short_rows
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.convolution_tails import Tail
@@ -40,7 +41,7 @@ CHAINED = 2
 def gpu_library_products(p: Program, machine: Gpu = H100) -> frozenset[str]:
     """Names of the products that the library computes."""
     g = Graph.of(p)
-    of_library = (c for c in p.body if _of_matrices(g, c) and not of_few_rows(g, c, machine))
+    of_library = (c for c in p.body if _of_matrices(g, c) and not _ours(g, c, machine))
     outside = library_convolutions(p)
     outside |= {c.name for c in of_library if not _inside_fold(g, c.name, machine, outside)}
     return outside | _of_wide_folds(p, outside, machine)
@@ -71,9 +72,14 @@ def lone_product(g: Graph, members: Sequence[str], machine: Gpu) -> str | None:
     the library's main loop, and what is in front of it is computed again for every tile of columns (windows of pooling:
     615 us on an H200 for 32 x 7 x 7 x 832 times 128, which the library takes 6 for)."""
     summed = [g.by_name[m] for m in members if g.by_name[m].reducer is not None]
-    if len(summed) != 1 or not _of_matrices(g, summed[0]) or of_few_rows(g, summed[0], machine):
+    if len(summed) != 1 or not _of_matrices(g, summed[0]) or _ours(g, summed[0], machine):
         return None
     return summed[0].name
+
+
+def _ours(g: Graph, c: Compute, machine: Gpu) -> bool:
+    """Whether a product by itself, or with maps behind it, takes less time in a kernel of ours."""
+    return of_few_rows(g, c, machine) or of_short_rows(g, c, machine)
 
 
 def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:

@@ -238,7 +238,7 @@ def _added_by_readers(p: Program, c: Compute) -> bool:
     if c.dtype.nbytes < DType.F32.nbytes:
         return False
     readers = _readers(p, c.name)
-    sums = [m for m in readers if _bias(p, c, m.body)]
+    sums = [m for m in readers if bias_of(p, c, m.body)]
     if any(m.name in p.outputs for m in sums):
         return False
     if len(readers) == len(sums) == 1 and sums[0].reducer is None:
@@ -268,7 +268,7 @@ def library_call(
     if len(g.consumers[c.name]) != 1 or c.name in g.program.outputs:
         return alone
     m = g.by_name[g.consumers[c.name][0]]
-    bias = _bias(g.program, c, m.body)
+    bias = bias_of(g.program, c, m.body)
     plain = bias is not None and bias[0].index == tuple(map(Index, c.dims))
     if (
         m.name not in apart
@@ -282,7 +282,7 @@ def library_call(
     return replace(alone, members=(c.name, m.name), out=m.name, bias=bias[1])
 
 
-def _bias(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
+def bias_of(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
     """(product, bias) if `e` adds to an element of the product c the one of its columns' bias that belongs to it, and
     there is one of each column (columns that a ragged product is widened by have none)."""
     match e:
@@ -310,13 +310,13 @@ def _readers(p: Program, tensor: str) -> list[Compute]:
 def _with_bias(p: Program, c: Compute) -> Program:
     """The program in which all readers of c read a map that adds the bias, where they all add the same one."""
     readers = _readers(p, c.name)
-    if c.name in p.outputs or not readers or (len(readers) == 1 and _bias(p, c, readers[0].body)):
+    if c.name in p.outputs or not readers or (len(readers) == 1 and bias_of(p, c, readers[0].body)):
         return p
     wanted: dict[Expr, Load] = {}
     axes: set[tuple[str, tuple[str, ...]]] = set()
     for m in readers:
         for e in walk(m.body):
-            found = _bias(p, c, e)
+            found = bias_of(p, c, e)
             if found is not None:
                 product, bias = found
                 back = {ix: d for d, ix in zip(c.dims, product.index, strict=True) if ix in bias.index}

@@ -208,7 +208,28 @@ def _worth(
     if count[m.name] > 1 and cost > CHEAP:
         few = (count[m.name] - 1) * cost <= NEIGHBOURS or (count[m.name] == len(at) and _each_once(m, at, c, sizes))
         return not lacking and product_of(c) is None and few
-    return not lacking or cost <= CHEAP
+    return (not lacking and (_times(m, at, c, sizes) - 1) * cost <= NEIGHBOURS) or cost <= CHEAP
+
+
+def _times(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[str, Expr]) -> float:
+    """How often a reader computes an element of a map, if it takes one for each of its own: short parts put together
+    along the last axis are all computed everywhere; of parts along another one an inner loop has one. 1 where sizes are
+    not known."""
+    extents = [[sizes[d] for d in dims] for dims in (dims_of(c), m.dims)]
+    if not all(isinstance(n, Const) for side in extents for n in side):
+        return 1.0
+    if all(ld.index and isinstance(ld.index[-1], Index) and all(map(_shifted, ld.index)) for ld in at):
+        return 1.0
+    read, made = (math.prod(int(n.value) for n in side if isinstance(n, Const)) for side in extents)
+    return max(1.0, read / made) if made else 1.0
+
+
+def _shifted(i: Expr) -> bool:
+    """Whether an index is a dim, or one less a number."""
+    match i:
+        case Index() | Const() | Call("add" | "sub", (Index(), Const())):
+            return True
+    return False
 
 
 def _each_once(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[str, Expr]) -> bool:

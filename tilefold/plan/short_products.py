@@ -1,0 +1,46 @@
+"""Products that contract little, with what follows them in one kernel: coordinates or a few features as rows, layers of
+32 to 64 columns.
+
+Their time is that of their result's way through memory, whoever multiplies. A call of the library writes it, a kernel
+behind that reads it and writes what it makes of it; in one kernel it is written once.
+"""
+
+from __future__ import annotations
+
+from tilefold.algebra.expr import loads
+from tilefold.plan.hardware import Gpu
+from tilefold.plan.library import bias_of
+from tilefold.tensor.analysis import Graph, is_static
+from tilefold.tensor.ir import Compute
+from tilefold.tensor.product import product_of
+
+#: How many times as long as memory takes a product may take in a kernel of ours.
+DOUBT = 1.25
+
+
+def of_short_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
+    """Whether c is a product of matrices that memory bounds even at the rate of a kernel of ours, and maps that follow
+    it save its result's way to memory and back, or one of the two where something else needs it there."""
+    p = product_of(c)
+    if p is None or p.batch or p.shared or not p.whole or len(p.rdims) != 1:
+        return False
+    if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)) or not g.points(c.dims):
+        return False
+    after = [m for m in g.reached(c.name, g.consumers, _is_map) if _is_map(m) and set(c.dims) <= set(m.dims)]
+    if not after or not all(_is_map(g.by_name[u]) for u in g.consumers[c.name]):
+        return False
+    if len(after) == 1 and bias_of(g.program, c, after[0].body) is not None:
+        return False  # the library's call adds it
+    operands = {ld.tensor for ld in loads(c.body)}
+    memory = machine.reached * machine.bandwidth
+    read, made = g.nbytes(operands), g.nbytes([c.name])
+    flops = 2.0 * g.points({*c.dims, *c.rdims})
+    narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
+    multiplied = flops / (machine.folded * machine.gemm_rate(narrowest, library=True))
+    bound = (read + made) / memory
+    saved = made / memory * (1 if c.name in g.program.outputs else 2)
+    return multiplied <= bound and saved > max(machine.second_kernel, (DOUBT - 1) * bound)
+
+
+def _is_map(c: Compute) -> bool:
+    return c.reducer is None
