@@ -13,7 +13,7 @@
 # TORCH_ARGS   options for that one installation: where your default index serves a CUDA build
 #              and you want the (much smaller) CPU one, name PyTorch's CPU index here
 # PIP_ARGS     options for every pip installation (an index, a proxy, a folder of wheels)
-# PYTEST_ARGS  options for pytest
+# PYTEST_ARGS  options for pytest (default: two processes, a file at a time)
 # MUTANTS_ARGS options and places of bench/mutants.py, as in MUTANTS_ARGS=algebra/linear.py:close
 
 PYTHON ?= python3
@@ -21,7 +21,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 PIP_ARGS ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2 --dist loadfile
 MUTANTS_ARGS ?=
 FILE ?= README.md
 BIN := $(VENV)/bin
