@@ -195,7 +195,8 @@ def _segments_of_products(g: Graph, plan: StagePlan, axis: str, machine: Gpu) ->
                 units // max(1, blocks(g, plan.group, machine, MATRIX_UNIT)),
             ),
         )
-    n = int(min(units * (1 if wide else machine.blocks_a_unit) // have, most, machine.most_segments))
+    cap = max(machine.most_segments, g.extent(axis) // machine.long_segment)
+    n = int(min(units * (1 if wide else machine.blocks_a_unit) // have, most, cap))
     return equal(n, lambda k: g.extent(axis) % (k * machine.one_tile) == 0)
 
 

@@ -118,7 +118,8 @@ class Gpu(Machine):
     Segments that folds are cut into; elements of an axis:
     blocks_a_unit: thread blocks wanted for each multiprocessor before a fold is left whole; column_blocks: the same
     down columns, whose tiles are small. least_segment, most_segments: elements a segment has at least, and how many
-    there are at most. least_wide_segment: the same where wide states would else leave multiprocessors without a block.
+    there are at most, of fewer than long_segment elements. least_wide_segment: elements where wide states would else
+    leave multiprocessors without a block.
     least_read, most_read_segments: the same of folds down columns or over several axes. least_step: elements of a
     contraction that one step of a split product has at least. least_blocks: thread blocks that a kernel of two which
     have more must be left with.
@@ -172,6 +173,7 @@ class Gpu(Machine):
     column_blocks: int
     least_segment: int
     most_segments: int
+    long_segment: int
     least_wide_segment: int
     least_read: int
     most_read_segments: int
@@ -257,6 +259,7 @@ H100 = Gpu(
     column_blocks=4,
     least_segment=256,
     most_segments=64,
+    long_segment=1 << 12,
     least_wide_segment=64,
     least_read=1 << 13,
     most_read_segments=1 << 10,

@@ -208,7 +208,17 @@ def _worth(
     if count[m.name] > 1 and cost > CHEAP:
         few = (count[m.name] - 1) * cost <= NEIGHBOURS or (count[m.name] == len(at) and _each_once(m, at, c, sizes))
         return not lacking and product_of(c) is None and few
-    return (not lacking and (_times(m, at, c, sizes) - 1) * cost <= NEIGHBOURS) or cost <= CHEAP
+    return (not lacking and (_times(m, at, c, sizes) - 1) * _of_elements(m.body) <= NEIGHBOURS) or cost <= CHEAP
+
+
+def _of_elements(e: Expr) -> int:
+    """Arithmetic with what is loaded: which elements are there (padding) is known by the row and column."""
+    if not loads(e):
+        return 0
+    within = sum(map(_of_elements, children(e))) if not isinstance(e, Load) else 0
+    if not isinstance(e, Call) or e.op in ("where", "within"):
+        return within
+    return within + expr_flops(Call(e.op, tuple(Const(0, DType.I64) for _ in e.args)))
 
 
 def _times(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[str, Expr]) -> float:

@@ -35,6 +35,31 @@ def coefficients(e: Expr) -> dict[str, int] | None:
     return None
 
 
+def slope(e: Expr, dim: str) -> float | None:
+    """How far `e` goes on from one value of the dim to the next, on average and at most; None where that depends on
+    more than the dim, or on data."""
+    match e:
+        case Index(d):
+            return 1.0 if d == dim else None
+        case Const():
+            return 0.0
+        case Call("add" | "sub", (a, b)):
+            left, right = slope(a, dim), slope(b, dim)
+            return None if left is None or right is None else left + right
+        case Call("mul", (Const(c), x)) | Call("mul", (x, Const(c))):
+            inner = slope(x, dim)
+            return None if inner is None else abs(c) * inner
+        case Call("floordiv", (x, Const(c))) if c > 0:
+            inner = slope(x, dim)
+            return None if inner is None else inner / c
+        case Call("mod" | "within", (x, Const())) | Call("abs" | "neg", (x,)):
+            return slope(x, dim)
+        case Call("maximum" | "minimum", (a, b)) | Call("where", (_, a, b)) if dims_used(e) <= {dim}:
+            left, right = slope(a, dim), slope(b, dim)
+            return None if left is None or right is None else max(left, right)
+    return None
+
+
 def separates(index: Sequence[Expr], dim: str, extents: Mapping[str, int | None]) -> bool:
     """False where two values of `dim` are certain to meet in one element, other dims permitting.
 

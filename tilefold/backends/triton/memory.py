@@ -11,8 +11,9 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform, walk
 from tilefold.backends.triton.pairs import TWO, Pair, both_exist, pair_of, split
 from tilefold.backends.triton.values import Value, fitted
-from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, same, within
+from tilefold.tensor.index_simplify import Poly, interval, minus, nonnegative, poly, same, to_expr, within
 from tilefold.tile import ir
+from tilefold.tile.affine import slope
 from tilefold.tile.uses import expressions
 
 if TYPE_CHECKING:
@@ -205,19 +206,20 @@ class Memory:
         return name
 
     def _one_by_one(self, t: ir.TensorParam, index: Sequence[Expr], axes: Sequence[str]) -> bool:
-        """Whether a load reads neighbours along its last axis, but every second, or from between two vectors of 16
-        bytes on (windows, slices), so that each element is a load of its own.
+        """Whether a load reads neighbours along its last axis, but every second, each twice (images made larger), in
+        both directions (reflection), or from between two vectors of 16 bytes on (windows, slices), so that each element
+        is a load of its own.
 
         Triton 3.6 then lays the lanes of a warp along the first axis, or gives each lane as many neighbours as a store
         of the same shape has: a warp's load touches 4 to 32 lines of the cache where it could touch one.
         """
         if self.c.matrix or self.c.multiplies or t.unit_axis is None:
             return False
-        steps, _ = self._steps(t, index)
-        step = steps.get(axes[-1], 0)
-        if step < 1 or any(steps.get(d) for d in axes[:-1]) or step * t.dtype.nbytes >= SECTOR:
+        at = self.c.settled(index[t.unit_axis])
+        step = steps_along(poly(at, self.c.kernel.sizes), axes)
+        if step is None or not 0 < step * t.dtype.nbytes < SECTOR:
             return False
-        return step > 1 or t.name in self._between
+        return step != 1 or t.name in self._between
 
     def _steps(self, t: ir.TensorParam, index: Sequence[Expr]) -> tuple[dict[str, int], int]:
         """Elements from one index of a dim to the next along the axis of neighbours, and the first one's place."""
@@ -363,6 +365,17 @@ class Memory:
                     vectors.append(Value(_times(f"({v.code})", k, stride), v.axes, DType.I64, v.level))
                 else:
                     scalars.append(_times(v.code, k, stride))
+
+
+def steps_along(at: Poly, axes: Sequence[str]) -> float | None:
+    """Elements from one index of the last axis to the next, at most and on average, of a position that no other axis
+    has a part in; None of others. Exactly 1 of neighbours."""
+    used = {d for mono in at for e in mono for d in dims_used(e)}
+    if axes[-1] not in used or used & set(axes[:-1]):
+        return None
+    own = to_expr({mono: k for mono, k in at.items() if any(axes[-1] in dims_used(e) for e in mono)})
+    step = slope(own, axes[-1])
+    return step if step is None or step != 1 or own == Index(axes[-1]) else 1.5
 
 
 def _unchecked(e: Expr) -> Expr:

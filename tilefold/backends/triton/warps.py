@@ -26,11 +26,12 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, Load, dims_used, loads
 from tilefold.backends.triton.choices import choices
 from tilefold.backends.triton.launch import Variant
-from tilefold.backends.triton.memory import SECTOR
+from tilefold.backends.triton.memory import SECTOR, steps_along
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
 from tilefold.plan.dataflow import GPU_UNITS, element_units
 from tilefold.plan.hardware import Gpu
+from tilefold.tensor.index_simplify import const, poly
 from tilefold.tile import ir
 from tilefold.tile.affine import coefficients
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
@@ -261,11 +262,12 @@ class _Walk:
             there = there & valid.reshape([-1 if n == k else 1 for k in range(len(order))])
         nbytes = t.dtype.nbytes
         place, there = (place * nbytes).broadcast_to(shape), there.broadcast_to(shape)
-        step = (near or {}).get(order[-1], 0) if order else 0
-        if order and not self.multiplies and 1 <= step < SECTOR // nbytes and plain & {*order} == {order[-1]}:
-            between = step > 1 or bool((place[..., 0] % VECTOR != 0).any())
-        else:
-            between = False
+        along, between = [d for d in order if self.width(d) > 1], False
+        if along and not self.multiplies and t.unit_axis is not None and along[-1] not in elsewhere:
+            extents = {d: const(n) for d, n in self.sizes.items()}
+            step = steps_along(poly(index[t.unit_axis], extents), along)
+            if step is not None and 0 < step * nbytes < SECTOR:
+                between = step != 1 or bool((place[..., 0] % VECTOR != 0).any())
         axis, vector = _laid(place, order, plain, nbytes, WARP * self.warps) if not between else (len(order) - 1, 1)
         turned = [axis, *(n for n in range(len(order)) if n != axis)] if order else []
         flat = place.permute(turned[::-1]).reshape(-1)
