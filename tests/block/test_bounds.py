@@ -49,6 +49,7 @@ def masked(text: str) -> tuple[str | None, str | None, object]:
         # not bounded: a bias that keeps masked keys alive, a parity mask, a finite fill
         ("where(j % 2 == 0, s[b, h, i, j], -inf)", None, None),
         ("where(j <= i, s[b, h, i, j], -10000.0)", None, None),
+        ("where(j < inf, s[b, h, i, j], -inf)", None, None),
         ("where((j <= i) | (j % 2 == 0), s[b, h, i, j], -inf)", None, None),
         ("where((j <= i) | (j >= 3), s[b, h, i, j], -inf)", None, None),
         # a prefix that all see

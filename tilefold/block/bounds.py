@@ -256,7 +256,7 @@ def linear(e: Expr, data: Container[str] = ()) -> dict[Expr, int] | None:
 def _linear(e: Expr, data: Container[str]) -> dict[Expr, int] | None:
     one = Const(1, DType.I64)
     match e:
-        case Const(v, dtype) if float(v) == int(v) and dtype is not DType.BOOL:
+        case Const(v, dtype) if float(v).is_integer() and dtype is not DType.BOOL:
             return {one: int(v)}
         case Index() | Size() | Sym():
             return {e: 1}
