@@ -64,3 +64,27 @@ def test_a_tile_that_one_result_is_made_of_is_kept_there():
 )
 def test_others_stay_apart(changed):
     assert "e" in tiles(**changed)
+
+
+TWO = """
+kernel centred(R, C)
+  dim i = R
+  dim j = C
+  in x: f32[R, C] unit 1
+  in b: f32[C] unit 0
+  out y: f32[R, C] unit 1
+  grid i:3
+    alloc e: f32[i:3, j:size(j)] panel
+    e[i, j] = exp(x[i, j])
+    alloc f: f32[i:3, j:size(j)] panel
+    f[i, j] = x[i, j] - b[j]
+    alloc t: f32[i:3] tile
+    t = sum over j: e[i, j] * f[i, j]
+    store y[i, j] over i, j = e[i, j] - f[i, j] * t[i]
+"""
+
+
+def test_a_result_has_room_for_one_tile():
+    assert [s.buffer.name for s in in_results(parse(TWO)).body if isinstance(s, Alloc)] == ["f", "t"]
+    args = {"x": torch.randn(4, 20), "b": torch.randn(20), "y": torch.empty(4, 20)}
+    compare(TWO, args, {"R": 4, "C": 20}, rtol=1e-4, atol=1e-4)

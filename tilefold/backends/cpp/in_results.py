@@ -31,6 +31,7 @@ def _kept(body: tuple[Stmt, ...], whole: Sequence[Stmt], outs: dict[str, TensorP
         store = _place(alloc.buffer, body, whole, outs)
         if store is not None:
             body = tuple(_moved(s, alloc.buffer, store) for s in body if s != alloc)
+            outs = {name: t for name, t in outs.items() if name != store.tensor}  # it has room for one tile
     return body
 
 
