@@ -214,6 +214,16 @@ def test_batch_norm_in_training_updates_its_statistics():
     torch.testing.assert_close(a.running_var, b.running_var)
 
 
+def test_a_number_that_a_region_reads_may_have_a_size():
+    def f(x, y):
+        n = x.shape[0]
+        return y * (n / (n - 1))  # what an unbiased variance of x is divided by
+
+    fast, y = compiled(f, dynamic=True), randn(3)
+    for n in (4, 5):
+        torch.testing.assert_close(fast(randn(n), y), f(randn(n), y))
+
+
 def test_a_region_that_cannot_be_compiled_runs_op_by_op(lenient):
     def refuses(program, *, device):
         raise BackendError("no compiler today")

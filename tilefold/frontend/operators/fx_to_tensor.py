@@ -224,7 +224,7 @@ def free_symbols(node: torch.fx.Node) -> set[object]:
     for v in [*_tensors_of(node), node.meta.get("val")]:
         sizes = [*v.shape, *v.stride()] if isinstance(v, torch.Tensor) and v.layout is torch.strided else [v]
         for s in sizes:
-            if isinstance(s, torch.SymInt):
+            if isinstance(s, torch.SymInt | torch.SymFloat):
                 found |= s.node.expr.free_symbols
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
-from tilefold.frontend.operators.fx_to_tensor import free_symbols
+from tilefold.frontend.operators.fx_to_tensor import free_symbols, is_scalar
 from tilefold.frontend.regions.partition import Group
 
 Node = torch.fx.Node
@@ -50,9 +50,9 @@ def _outside(group: Group) -> list[Node]:
 
 
 def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:
-    """Arguments of the graph that give the symbols in the group's sizes; for another compiler, in those of what it
-    reads as well."""
-    sized = group.nodes if group.covered else (*group.nodes, *_outside(group))
+    """Arguments of the graph that give the symbols in the group's sizes, and in numbers that it reads (what a batch norm
+    divides by); for another compiler, in the sizes of what it reads as well."""
+    sized = (*group.nodes, *(n for n in _outside(group) if is_scalar(n) or not group.covered))
     needed = {str(s) for n in sized for s in free_symbols(n)}
     found: list[Node] = []
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
