@@ -9,11 +9,14 @@ from tests.block.programs import inputs
 from tests.block.test_fuse import run_blocks
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Index, call, substitute
-from tilefold.block.group import ANY
-from tilefold.block.split import share_of
+from tilefold.block.fuse import with_unit
+from tilefold.block.group import ANY, Group
+from tilefold.block.split import column_dim, share_of
+from tilefold.block.stages import plan_stages
 from tilefold.pipeline import compile_program
 from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
 from tilefold.tile.interp import run_kernel
 from tilefold.tile.lower import lower
@@ -134,3 +137,12 @@ def test_segments_have_each_index_once(length: int, segments: int) -> None:
         a, b = (int(evaluate(substitute(e, at), here, env)) for e in (start, stop))
         held += range(a, b)
     assert held == list(range(length))
+
+
+@pytest.mark.parametrize("product", ["a[j, k, i] * b[j, i, k]", "b[j, i, k] * a[j, k, i]"])
+def test_of_as_many_elements_in_columns_as_in_rows_a_fold_has_columns(product):
+    """Channels last and channels first: not as a set of loads happens to be ordered."""
+    sizes = "input a: f32[4, 9, 8]\n input b: f32[4, 8, 9]\n dim i = 8\n dim j = 4\n dim k = 9"
+    g = Graph.of(parse(f"program p()\n {sizes}\n s[i]: f32 = sum[j, k] {product}\n return s\n"))
+    plan = plan_stages(g, with_unit(Group(("s",), ("i",))))
+    assert column_dim(g, plan) == "i"

@@ -220,17 +220,18 @@ def _part(g: Graph, plan: StagePlan, name: str) -> str:
 
 def column_dim(g: Graph, plan: StagePlan) -> str | None:
     """The parallel dim along which elements that the first stage reads are neighbours in memory, if what is reduced is
-    not: the fold runs down columns. Tensors count by their elements, as if their last axis was contiguous."""
+    not: the fold runs down columns. Tensors count by their elements, as if their last axis was contiguous; where as
+    many are in columns as in rows (channels last, and first), it has columns."""
     members, axes = plan.group.members, set(plan.stages[0].axes)
     mine = {r for m in members for r in g.by_name[m].results}
     found: dict[str | None, float] = {}
-    for ld in {ld for m in members for ld in loads(g.by_name[m].body)}:
+    for ld in dict.fromkeys(ld for m in members for ld in loads(g.by_name[m].body)):
         if ld.tensor in mine or not axes & set(dims_used(ld)):
             continue
         last = dims_used(ld.index[-1])
         along = None if axes & set(last) else next((d for d in plan.group.parallel if d in last), None)
         found[along] = found.get(along, 0.0) + g.points(set(dims_used(ld)))
-    return max(found, key=lambda d: found[d]) if found and not plan.inner else None
+    return max(found, key=lambda d: (found[d], d is not None)) if found and not plan.inner else None
 
 
 def _part_dims(g: Graph, plan: StagePlan, v: StateVar, cut: tuple[str, ...]) -> tuple[str, ...]:

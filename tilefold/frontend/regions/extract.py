@@ -50,8 +50,8 @@ def _outside(group: Group) -> list[Node]:
 
 
 def _symbol_sources(gm: torch.fx.GraphModule, group: Group) -> list[Node]:
-    """Arguments of the graph that give the symbols in the group's sizes, and in numbers that it reads (what a batch norm
-    divides by); for another compiler, in the sizes of what it reads as well."""
+    """Arguments of the graph that give the symbols in the group's sizes, and in numbers that it reads (what a norm of a
+    batch divides by); for another compiler, in the sizes of what it reads as well."""
     sized = (*group.nodes, *(n for n in _outside(group) if is_scalar(n) or not group.covered))
     needed = {str(s) for n in sized for s in free_symbols(n)}
     found: list[Node] = []
