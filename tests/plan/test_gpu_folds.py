@@ -93,6 +93,29 @@ def test_what_is_written_along_a_long_column_has_a_kernel_of_its_own():
     assert len(rows.kernels) == 1
 
 
+def test_a_copy_of_what_is_written_later_is_written_later_too():
+    _, f = fused(lambda x: ((y := softmax_down(x)), y.t().contiguous()), meta(8192, 4096))
+    first, later = f.grouping.groups
+    assert later.members == f.program.outputs and not set(first.members) & set(later.members)
+
+
+def scaled_by_the_largest(x):
+    """And sums of rows and of columns of it by turns, which are all of one group at first."""
+    c = x * x
+    c = c / c.max()
+    a = torch.logsumexp(c, 1)
+    b = torch.logsumexp(c + a[:, None], 0)
+    return torch.exp(c + a[:, None] + b).sum(), c
+
+
+def test_parts_of_a_group_that_does_not_fit_are_asked_too():
+    torch._dynamo.reset()
+    target = GpuTarget(refuse=lambda k: "more than one fold" if len(k.plan.stages) > 1 else None)
+    f = fuse_for_gpu(trace(scaled_by_the_largest, meta(1024, 1024)).program, target)
+    (largest,) = (g for g in f.grouping.groups if "max_1" in g.members)
+    assert largest.members == ("max_1",)  # in segments: with what it divides, it was a thread block's
+
+
 def test_folds_that_differ_in_names_are_asked_once_what_is_computed_later(monkeypatch):
     own, asked = gpu_folds._later, []
     monkeypatch.setattr(gpu_folds, "_later", lambda g, x, *more: asked.append(x.members) or own(g, x, *more))

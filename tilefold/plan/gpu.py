@@ -85,6 +85,14 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     fitting = _Fitting(g, target, frozenset(calls), chosen.forms)
     refusals = list(chosen.grouping.refusals)
     fitted = [x for members in groups for x in fitting.parts(members, refusals)]
+    if target.given is None and len(fitted) > len(groups):  # parts are groups too
+        other, parts = separated(
+            p, g, fitted, machine, frozenset(calls), lambda x: not isinstance(fitting.made(x), str)
+        )
+        if len(parts) > len(fitted):
+            p, g = other, Graph.of(other)
+            fitting = _Fitting(g, target, frozenset(calls), chosen.forms)
+            fitted = [x for members in parts for x in fitting.parts(members, refusals)]
     other, parts = lookups_apart(p, fitted, machine, target.limits, frozenset(calls))
     if target.given is None and len(parts) > len(fitted):
         p, fitting = other, _Fitting(Graph.of(other), target, frozenset(calls), chosen.forms)

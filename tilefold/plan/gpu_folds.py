@@ -159,7 +159,7 @@ def _column(g: Graph, plan: StagePlan) -> str | None:
     if found is not None or plan.inner or len(plan.stages[0].axes) == 1:
         return found
     axes = set(plan.stages[0].axes)
-    for ld in {ld for m in plan.group.members for ld in loads(g.by_name[m].body)}:
+    for ld in dict.fromkeys(ld for m in plan.group.members for ld in loads(g.by_name[m].body)):
         dims = [dims_used(ix) for ix in ld.index]
         places = [n for n, d in enumerate(dims) if axes & d]
         first, last = (places[0], places[-2]) if len(places) > 1 else (len(dims), 0)
@@ -306,7 +306,7 @@ def _later(g: Graph, x: Group, machine: Gpu, fits: Callable[[Group], bool]) -> _
 
 
 def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool]) -> list[str]:
-    """Maps of a group that had better be computed by a second kernel."""
+    """Maps of a group that had better be computed by a second kernel, and what the group makes of them."""
     reduced = {d for m in members.members for d in g.by_name[m].rdims}
     maps = [m for m in members.members if g.by_name[m].reducer is None and reduced & set(out_dims(g.by_name[m]))]
     if not any(g.escapes(m, members.members) for m in maps):
@@ -324,11 +324,14 @@ def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool])
         if not (plan.ready[m] < 0 and axes <= set(out_dims(g.by_name[m])))
     ]
     kept = all(rewritten_rows(g, plan, 0) for _ in late[:1]) and columns_fit(g, plan, machine)
-    if not late or any(u in members.members for m in late for u in g.consumers[m]):
+    if not late:
         return []
     if kept and (column_dim(g, plan) is None or fits(members)):
         return []
-    return late if _apart_seconds(g, plan, late, machine) < _whole_seconds(g, plan, late, machine) else []
+    if _apart_seconds(g, plan, late, machine) >= _whole_seconds(g, plan, late, machine):
+        return []
+    after = {c.name for m in late for c in g.reached(m, g.consumers, lambda _: True)}  # a copy, a bias's gradient
+    return [m for m in members.members if m in late or m in after]
 
 
 def _later_stage(g: Graph, members: Group, machine: Gpu) -> list[str]:
