@@ -24,6 +24,7 @@ from tilefold.frontend.capture import (
 from tilefold.frontend.capture.counters import Counters
 from tilefold.frontend.capture.cuda_graphs import Boxed, CudaGraphs, Kind
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
+from tilefold.frontend.capture.in_place import written_in_place
 from tilefold.frontend.capture.options import read_options
 from tilefold.frontend.capture.random import eagers_numbers
 from tilefold.frontend.capture.written_back import Mixed, WrittenBack, check_not_mixed
@@ -100,7 +101,8 @@ def compile_captured(
     compilers = compiler("inference", options), compiler("forward", options), compiler("backward", lenient)
     partition = partitioner(options.partition, options.memory_budget)
     eagers = eagers_numbers(options.inductor)
-    return aot(gm, example_inputs, *compilers, wrap=wrap, partition=partition, eagers=eagers)
+    in_place = graphs is None and not options.strict
+    return aot(gm, example_inputs, *compilers, wrap=wrap, partition=partition, eagers=eagers, in_place=in_place)
 
 
 def aot(
@@ -112,12 +114,13 @@ def aot(
     wrap: Callable[[Kind, torch.fx.GraphModule, Boxed], Boxed] = lambda kind, graph, run: run,
     partition: Partitioner | None = None,
     eagers: bool = False,
+    in_place: bool = False,
 ) -> Callable[..., object]:
     """Hand a Dynamo graph to AOTAutograd; each ATen graph goes to its compiler, which also gets readable
     names for the placeholders (None for a backward graph). `forward` and `backward` default to `inference`.
 
     wrap: what is put around a compiled graph. partition: what cuts forward and backward apart (None: Tilefold's).
-    eagers: random numbers are eager's.
+    eagers: random numbers are eager's. in_place: parts of arguments are written where they lie (`in_place`).
     """
     rewrite_attention(gm)
     titles = [readable(n) for n in gm.graph.find_nodes(op="placeholder")]
@@ -128,6 +131,8 @@ def aot(
         def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
             if kind == "forward":
                 check_not_mixed()
+            if in_place:
+                written_in_place(graph)
             written = WrittenBack.taken_out(graph)
             run = compiler(graph, names)  # which may change the graph
             # a backward has the only references to what was saved; a forward's arguments live on with the caller

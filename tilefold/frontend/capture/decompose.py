@@ -57,6 +57,7 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten.convolution_backward.default: _convolution_backward,
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
+        torch.ops.aten.select_scatter.default: _select_scattered,
         torch.ops.aten.index_add.default: functools.partial(_index_added, table[torch.ops.aten.index_add.default]),
         torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten._trilinear.default: _trilinear,
@@ -100,6 +101,13 @@ def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
     if source.device != into.device or source.dtype.is_complex:
         return NotImplemented  # type: ignore[no-any-return]
     return source.to(into.dtype).expand(into.shape).clone()
+
+
+def _select_scattered(x: torch.Tensor, source: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """A place of an axis as a slice of one: torch asks every element whether it is there."""
+    place = index + x.shape[dim] if index < 0 else index
+    made: torch.Tensor = torch.ops.aten.slice_scatter.default(x, source.unsqueeze(dim), dim, place, place + 1)
+    return made
 
 
 def _trilinear(

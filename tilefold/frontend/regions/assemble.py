@@ -35,6 +35,7 @@ from tilefold.frontend.regions.partition import (
     count_operators,
     halves,
     is_meant,
+    is_own,
     is_trivial,
     operators,
     partition,
@@ -239,7 +240,7 @@ class _Assembler:
         calls = [n for n in self.graph.nodes if n.op == "call_module"]
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder"]
         results = self.graph.output_node().args[0]
-        if len(calls) != 1 or not isinstance(results, tuple | list):
+        if len(calls) != 1 or not isinstance(results, tuple | list) or any(map(is_own, self.graph.nodes)):
             return None
         call = calls[0]
         if any(not isinstance(r, torch.fx.Node) or r.target is not item or r.args[0] is not call for r in results):
@@ -277,7 +278,7 @@ class _Assembler:
         return run
 
     def _group(self, group: Group) -> None:
-        if is_trivial(group):
+        if is_trivial(group) or (not group.results and any(map(is_own, group.nodes))):  # which write into arguments
             self._eager(group)
             return
         part = extract(self.gm, group)

@@ -24,6 +24,7 @@ from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_o
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.fx_to_tensor import is_scalar, supports
 from tilefold.frontend.operators.prefix import prefixes_op
+from tilefold.frontend.operators.put import put_op, scattered_op
 from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import COPIES, VIEWS
@@ -35,7 +36,7 @@ from tilefold.frontend.regions.scans import SCANS, carried
 Node = torch.fx.Node
 #: Levels of uncovered operators before the first region: random numbers, which run op by op, and the rest.
 _DRAWN, _EARLY = -3, -1
-_OWN = (prefixes_op, added_rows_op, rows_of_sums_op, scaled)
+_OWN = (prefixes_op, added_rows_op, rows_of_sums_op, scaled, put_op, scattered_op)
 #: Operators that a library computes whoever calls it.
 LIBRARY = frozenset(
     {
