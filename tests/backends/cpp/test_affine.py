@@ -53,6 +53,15 @@ def expressions(depth: int = 3) -> st.SearchStrategy[Expr]:
     return st.one_of(leaf, unary, binary, chosen)
 
 
+def test_a_part_is_looked_at_once() -> None:
+    e: Expr = Load("x", ())
+    for _ in range(60):
+        e = call("add", e, Load("x", ()))
+    asked: list[str] = []
+    assert interval(e, lambda t: asked.append(t) or DType.I8, LIMIT) == (-128 * 61, 127 * 61)
+    assert len(asked) == 61
+
+
 @given(expressions())
 def test_every_value_lies_in_the_interval(e: Expr) -> None:
     lo, hi = interval(e, lambda _: DType.I64, LIMIT)

@@ -100,10 +100,21 @@ def split(e: Expr, dim: str, sizes: Mapping[str, Expr]) -> tuple[int, Expr] | No
 
 def interval(e: Expr, dtype_of: Callable[[str], DType], limit: int) -> tuple[int, int]:
     """Bounds of an integer or boolean expression, with sizes and symbols up to `limit`."""
+    found: dict[int, tuple[int, int]] = {}  # of its parts, each once: a sum of many terms is as deep
 
     def bounds(x: Expr) -> tuple[int, int]:
-        return interval(x, dtype_of, limit)
+        known = found.get(id(x))
+        if known is None:
+            known = found[id(x)] = _interval(x, dtype_of, limit, bounds)
+        return known
 
+    return bounds(e)
+
+
+def _interval(
+    e: Expr, dtype_of: Callable[[str], DType], limit: int, bounds: Callable[[Expr], tuple[int, int]]
+) -> tuple[int, int]:
+    """See `interval`. bounds: of its parts."""
     match e:
         case Const(value, _):
             return int(value), int(value)
