@@ -14,6 +14,7 @@ import torch
 
 from tilefold.backends.triton.refusals import refused
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
+from tilefold.frontend.capture.complex_parts import complex_parts
 from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.operators.source import location
@@ -152,6 +153,7 @@ def _record(found: CompiledGraph, options: Options) -> None:
 def _parted(gm: torch.fx.GraphModule) -> Partition:
     """The parts of a graph, once what concerns all of it has been rewritten."""
     spell_complex()
+    complex_parts(gm)
     fold_scans(gm)
     fold_constants(gm)
     numbers_on_device(gm)

@@ -37,6 +37,8 @@ Node = torch.fx.Node
 #: Levels of uncovered operators before the first region: random numbers, which run op by op, and the rest.
 _DRAWN, _EARLY = -3, -1
 _OWN = (prefixes_op, added_rows_op, rows_of_sums_op, scaled, put_op, scattered_op)
+#: The same memory as numbers of another kind.
+_RETYPED = (torch.ops.aten.view_as_real.default, torch.ops.aten.view_as_complex.default)
 #: Operators that a library computes whoever calls it.
 LIBRARY = frozenset(
     {
@@ -259,7 +261,7 @@ def _ready(n: Node, owners: Mapping[Node, int], sizes: Mapping[Node, int]) -> in
 
 def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fallback]) -> str | None:
     """Why a node is not covered, or None; empty where it is on record already: lowering it failed."""
-    if draws_seeds(node) or is_own(node):  # what is drawn is covered; kernels of ours
+    if draws_seeds(node) or is_own(node) or node.target in _RETYPED:  # what is drawn is covered; kernels of ours
         return ""
     if _picks_many(node):
         return "PyTorch selects many of many elements by their digits"
@@ -351,7 +353,8 @@ def operators(group: Group) -> int:
 def count_operators(nodes: Iterable[Node]) -> int:
     """How many nodes compute something of tensors, that another compiler could take."""
     calls = (n for n in nodes if n.op == "call_function" and not is_scalar(n) and not is_own(n))
-    return sum(n.target not in VIEWS and _tuple_source(n) is None and bool(_tensor_inputs(n)) for n in calls)
+    views = (*VIEWS, *_RETYPED)
+    return sum(n.target not in views and _tuple_source(n) is None and bool(_tensor_inputs(n)) for n in calls)
 
 
 def _tensor_inputs(node: Node) -> list[Node]:

@@ -29,6 +29,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
+from tilefold.frontend.capture.complex_parts import complex_parts
 from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.fx_to_tensor import is_scalar
 from tilefold.frontend.regions.assemble import CompiledGraph, compilations
@@ -84,6 +85,7 @@ def partitioner(kind: Literal["folds", "min_cut"] = "folds", budget: float | Non
         joint.recompile()
         share: float = functorch.activation_memory_budget if budget is None else budget
         static = list(static_lifetime_input_indices or ())
+        complex_parts(joint)
         fold_scans(joint)
         channels_last(joint)
         part = Part("what is saved", [])
