@@ -116,10 +116,34 @@ program normalised()
 """
 
 
-def test_what_is_behind_one_that_is_kept_cuts_nothing():
+def test_what_is_behind_one_that_keeps_an_axis_cuts_nothing():
     before = parse(NORMALISED)
-    assert reduced(split_axes(before))["m_in"] == ("h",)
-    assert split_axes(before, frozenset({"o"})) == before
+    assert split_axes(before) == before
+
+
+#: Scores of pairs [s, u] that positions turn, their gradient, and what is summed over pairs behind it.
+PAIRS = """
+program pairs()
+  input q: f32[5, 7, 2]
+  input k: f32[6, 7, 2]
+  input w: f32[7, 3]
+  dim l = 5
+  dim v = 6
+  dim s = 7
+  dim u = 2
+  dim x = 3
+  b[l, v]: f32 = sum[s, u] q[l, s, u] * k[v, s, u]
+  p[l, v]: f32 = exp(b[l, v])
+  d[l, s, u]: f32 = sum[v] p[l, v] * k[v, s, u]
+  t[l, s]: f32 = d[l, s, 0] - d[l, s, 1]
+  y[l, x]: f32 = sum[s] t[l, s] * w[s, x]
+  return y
+"""
+
+
+def test_scores_of_pairs_stay_whole():
+    before = parse(PAIRS)
+    assert split_axes(before) == before
 
 
 #: A batch norm, and the mean of each image behind it.

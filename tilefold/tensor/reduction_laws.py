@@ -51,7 +51,9 @@ def split_axes(p: Program, keep_whole: frozenset[str] = frozenset()) -> Program:
 def _outer_axes(g: Graph, c: Compute, apart: frozenset[str]) -> tuple[str, ...] | None:
     """Axes of `c` that are reduced last: those that a dependent reduction over strictly fewer of them has, or those
     that a reduction over strictly fewer of them, which `c` depends on, has not. What is behind one of `apart` is in
-    another kernel, whatever its axes (the loss behind a network of convolutions and batch norms). One that is a cascade
+    another kernel, whatever its axes (the loss behind a network of convolutions and batch norms), and so is a dependent
+    one behind a reduction that keeps one of the axes: that one needs `c` whole, for each place of it (scores of pairs
+    that positions turn, the gradients of such pairs, and a sum over these). One that is a cascade
     with another over all of its axes (a mean and a variance) stays whole, as that one would have to be cut too."""
     if c.reducer not in VALUE_REDUCERS or len(c.rdims) < 2 or _in_cascade(g, c):
         return None
@@ -59,7 +61,10 @@ def _outer_axes(g: Graph, c: Compute, apart: frozenset[str]) -> tuple[str, ...] 
     def through(x: Compute) -> bool:
         return x.name not in apart
 
-    for later in g.reached(c.name, g.consumers, through):
+    def within(x: Compute) -> bool:
+        return through(x) and (x.reducer is None or set(c.rdims).isdisjoint(out_dims(x)))
+
+    for later in g.reached(c.name, g.consumers, within):
         common = tuple(d for d in c.rdims if d in later.rdims)
         if later.reducer is not None and common and len(common) < len(c.rdims):
             return common
