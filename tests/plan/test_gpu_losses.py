@@ -79,3 +79,17 @@ def test_scores_are_not_kept_apart_from_what_reduces_them(heads):
     q, k = like(1, heads, 1, 64), like(1, heads, 4096, 64)
     p = trace(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, q, k, k).program
     assert len({k.plan.group.members for k in fuse_for_gpu(p).kernels}) == 1
+
+
+def clipped(x, y):
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(x), torch.linalg.vector_norm(y)]))
+    scale = torch.clamp(1.0 / (norm + 1e-6), max=1.0)
+    return x * scale, y * scale
+
+
+def test_the_norms_of_gradients_are_cut_although_one_of_them_all_is_made_of_them():
+    torch._dynamo.reset()
+    shapes = (1024, 2048), (512, 4096)
+    fused = fuse_for_gpu(trace(clipped, *(like(*s, dtype=torch.float32) for s in shapes)).program)
+    sums = [k for k in fused.kernels if k.plan.stages and {i.name for i in k.block.inputs} & {"x", "y"}]
+    assert len(sums) == 2 and all(any(d.endswith("_seg") for d in k.block.sizes) for k in sums)

@@ -140,12 +140,18 @@ def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool
 
 def _uncut(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
     """Whether a, cut into segments, costs less with a kernel of its own and one that combines them than in a kernel
-    that has b's sums over other axes as well (two terms of a loss): such a kernel is not cut."""
+    that has b's sums over other axes as well (two terms of a loss, the norms of gradients and the norm of these): such
+    a kernel is not cut."""
     if limits.operands is None or not splittable(g, a, limits):
         return False
-    axes, others = (_summed_last(g, x, whole) for x in (a, b))
-    if len(axes) != 1 or others <= axes or _sums_read(g, a, b) or _sums_read(g, b, a):
-        return False
+    if _sums_read(g, b, a):
+        axes, others = ({frozenset(g.by_name[m].rdims) for m in x.members if g.by_name[m].reducer} for x in (a, b))
+        if len(axes) != 1 or any(x & y for x in axes for y in others):
+            return False
+    else:
+        axes, others = (_summed_last(g, x, whole) for x in (a, b))
+        if len(axes) != 1 or others <= axes or _sums_read(g, a, b):
+            return False
     left, (summed,) = g.points(whole.parallel), axes
     cut = left * max(1, g.points(summed) // limits.segment)
     slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / cut)
