@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -171,3 +173,18 @@ def test_the_gradient_of_a_small_soft_margin_loss_keeps_its_digits(reduction):
 
     exact = -y.double() * torch.sigmoid(-x.double() * y) / (5 if reduction == "mean" else 1)
     torch.testing.assert_close(gradient(x).double(), exact, rtol=1e-5, atol=0)
+
+
+def test_a_diagonal_that_is_filled_and_sums_with_a_factor_are_covered():
+    def step(x, m, v):
+        scores = (x @ x.t()).fill_diagonal_(-math.inf)
+        wide = torch.ones(2, 5).fill_diagonal_(3.0)
+        v.mul_(0.9).addcmul_(m, m, value=0.1)
+        return scores.softmax(-1), wide, m / v.sqrt()
+
+    given = torch.randn(4, 3), torch.randn(6), torch.rand(6)
+    torch._dynamo.reset()
+    ours, theirs = [x.clone() for x in given], [x.clone() for x in given]
+    made = torch.compile(step, backend="tilefold", options={"runner": "interpreter", "leftover": "eager"})(*ours)
+    torch.testing.assert_close((made, ours), (step(*theirs), theirs))
+    assert (compilations[-1].left, compilations[-1].fallbacks) == (0, [])

@@ -58,6 +58,7 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
         torch.ops.aten.select_scatter.default: _select_scattered,
+        torch.ops.aten.as_strided_scatter.default: _on_the_diagonal,
         torch.ops.aten.index_add.default: functools.partial(_index_added, table[torch.ops.aten.index_add.default]),
         torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten._trilinear.default: _trilinear,
@@ -108,6 +109,17 @@ def _select_scattered(x: torch.Tensor, source: torch.Tensor, dim: int, index: in
     place = index + x.shape[dim] if index < 0 else index
     made: torch.Tensor = torch.ops.aten.slice_scatter.default(x, source.unsqueeze(dim), dim, place, place + 1)
     return made
+
+
+def _on_the_diagonal(
+    x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """What `fill_diagonal_` writes into x [n, m], m >= n: a selection by positions. Others are the library's."""
+    plain = x.dim() == 2 and x.is_contiguous() and not storage_offset and x.shape[0] <= x.shape[1]
+    if not plain or x.storage_offset() or list(size) != [x.shape[0]] or list(stride) != [x.shape[1] + 1]:
+        return NotImplemented  # type: ignore[no-any-return]
+    rows, columns = (torch.arange(n, device=x.device) for n in x.shape)
+    return torch.where(rows[:, None] == columns, source[:, None], x)
 
 
 def _trilinear(
@@ -202,9 +214,11 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
 
 
 def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
-    """Replace fused attention calls by `attention`, in place, in checkpointed parts too. What is returned puts them
-    back."""
+    """Replace fused attention calls by `attention`, in place, in checkpointed parts too, and what Dynamo makes of
+    `addcmul_` by a product and a sum. What is returned puts them back."""
     parts: dict[object, Callable[..., object]] = dict.fromkeys(_SDPA, attention)
+    if hasattr(torch.ops.prims, "fma"):  # Inductor's, which Dynamo loads where it writes one
+        parts[torch.ops.prims.fma.default] = _added_product
     parts |= {F.multi_head_attention_forward: multi_head_attention, flex.flex_operator: flex.flex_attention}
     graphs = list(_traced(gm))
     nodes = [n for m in graphs for n in m.graph.nodes]
@@ -222,6 +236,10 @@ def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
         put(fused)
 
     return undo
+
+
+def _added_product(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
+    return a * b + c
 
 
 def _traced(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
