@@ -42,9 +42,12 @@ class _Write:
 
 def written_in_place(gm: torch.fx.GraphModule) -> int:
     """Have an ATen graph write parts of its arguments in place; gives how many arguments."""
-    gm.graph.eliminate_dead_code()
+    copies = gm.graph.find_nodes(op="call_function", target=_COPY)
+    if not copies:
+        return 0
+    gm.graph.eliminate_dead_code()  # views of what is written
     done = 0
-    for copy in gm.graph.find_nodes(op="call_function", target=_COPY):
+    for copy in copies:
         to, new = copy.args[:2]
         if not isinstance(to, Node) or not isinstance(new, Node) or to.op != "placeholder" or copy.users:
             continue
