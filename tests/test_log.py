@@ -92,5 +92,5 @@ def test_who_hears_of_a_model(before, settings, wanted, monkeypatch):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     code = f"{before}\nfrom tilefold.log import tell\ntell('graph0: 1 region')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stderr.endswith(wanted) and done.stderr.count("graph0") == bool(wanted) and done.stdout == ""

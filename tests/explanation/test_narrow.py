@@ -33,7 +33,7 @@ def shown(page, *words) -> str:
     """The document as it is when its scripts have run."""
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
     command += [f"--user-data-dir={page.parent / 'profile'}", "--virtual-time-budget=5000", *words, "--dump-dom"]
-    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=600, check=True)
     return done.stdout
 
 

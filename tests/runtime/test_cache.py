@@ -269,7 +269,7 @@ def test_eight_processes_compile_the_same_kernel_into_an_empty_cache():
     workers = [context.Process(target=compile_and_run, args=(start, report)) for _ in range(8)]
     for w in workers:
         w.start()
-    said = [report.get(timeout=300) for _ in workers]
+    said = [report.get(timeout=900) for _ in workers]
     for w in workers:
         w.join()
     assert all(right for _, right in said) and sorted(n for n, _ in said) == [0] * 7 + [1]

@@ -81,5 +81,5 @@ def test_training_does_not_import_inductor():
         "assert w.grad is not None\n"
         "assert 'torch._inductor.lowering' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -19,7 +19,7 @@ def planned(tmp_path, *words: str) -> dict:
     out = tmp_path / "plan.json"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TILEFOLD_CACHE_DIR": str(tmp_path), "TILEFOLD_STRICT": "1"}
     command = [sys.executable, "bench/offline.py", *words, "--json", str(out)]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text())
 
