@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 from tests.frontend.check import check, randn, same
+from tilefold.frontend.capture import resize
 from tilefold.frontend.capture.decompose import attention, decompositions
 from tilefold.frontend.fuse import trace
 from tilefold.frontend.operators.table import TABLE
@@ -188,3 +191,43 @@ def test_a_diagonal_that_is_filled_and_sums_with_a_factor_are_covered():
     made = torch.compile(step, backend="tilefold", options={"runner": "interpreter", "leftover": "eager"})(*ours)
     torch.testing.assert_close((made, ours), (step(*theirs), theirs))
     assert (compilations[-1].left, compilations[-1].fallbacks) == (0, [])
+
+
+def resized(x, size=(9, 12)):
+    y = F.interpolate(x.sin(), scale_factor=2, mode="bilinear")
+    return F.interpolate(F.interpolate(y, size=size), scale_factor=1.5, mode="bilinear", align_corners=True)
+
+
+def gradient(fn, x, *rest):
+    leaf = x.clone().requires_grad_()
+    y = fn(leaf, *rest)
+    return y, torch.autograd.grad(y.cos().sum(), leaf)[0]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_gradients_of_resized_images_stay_in_the_region(checkpointed):
+    def f(x):
+        return checkpoint(resized, x, use_reentrant=False) if checkpointed else resized(x)
+
+    x = randn(2, 3, 6, 7)
+    torch._dynamo.reset()
+    compilations.clear()
+    got = gradient(torch.compile(f, backend="tilefold", options={"runner": "interpreter"}), x)
+    for a, b in zip(got, gradient(f, x.double()), strict=True):
+        same(a, b.float(), 2e-5)
+    assert [len(record.regions) for record in compilations] == [1, 1]
+    assert not any(record.fallbacks for record in compilations)
+
+
+def test_resizing_of_dynamic_sizes_and_under_transforms_is_torchs():
+    x = randn(2, 3, 6, 7).requires_grad_()
+    once = functools.partial(resize.interpolate, size=(9, 8))
+
+    def slope(x):
+        return torch.autograd.grad(once(x).sum(), x)[0]
+
+    whole = torch.ops.aten.upsample_nearest2d_backward.default
+    for how in ("fake", "symbolic"):
+        targets = {n.target for n in make_fx(slope, tracing_mode=how)(x).graph.nodes}
+        assert (whole in targets) == (how == "fake")
+    same(torch.func.vmap(torch.func.grad(lambda x: once(x[None]).sum()))(x), slope(x), 1e-6)

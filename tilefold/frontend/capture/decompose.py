@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-from tilefold.frontend.capture import few_channels, flex, random
+from tilefold.frontend.capture import few_channels, flex, random, resize
 from tilefold.frontend.operators.table import TABLE
 
 _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -214,12 +214,13 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
 
 
 def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
-    """Replace fused attention calls by `attention`, in place, in checkpointed parts too, and what Dynamo makes of
-    `addcmul_` by a product and a sum. What is returned puts them back."""
+    """Replace fused attention calls by `attention`, in place, in checkpointed parts too, what Dynamo makes of
+    `addcmul_` by a product and a sum, and resizing by one with another gradient. What is returned puts them back."""
     parts: dict[object, Callable[..., object]] = dict.fromkeys(_SDPA, attention)
     if hasattr(torch.ops.prims, "fma"):  # Inductor's, which Dynamo loads where it writes one
         parts[torch.ops.prims.fma.default] = _added_product
     parts |= {F.multi_head_attention_forward: multi_head_attention, flex.flex_operator: flex.flex_attention}
+    parts[F.interpolate] = resize.interpolate
     graphs = list(_traced(gm))
     nodes = [n for m in graphs for n in m.graph.nodes]
     fused = [(n, n.target) for n in nodes if n.op == "call_function" and n.target in parts]

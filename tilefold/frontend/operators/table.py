@@ -17,6 +17,7 @@ from tilefold.frontend.operators import (
     pool_gradients,
     random,
     reduce,
+    resize_gradients,
     scatter,
     view,
 )
@@ -35,6 +36,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **norm.TABLE,
     **pool.TABLE,
     **pool_gradients.TABLE,
+    **resize_gradients.TABLE,
     **index.TABLE,
     **scatter.TABLE,
     **random.TABLE,
