@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tests.frontend.check import check, randn
+from tests.frontend.check import check, lowered, randn
 from tilefold.algebra.expr import loads
 from tilefold.frontend.fuse import trace
 from tilefold.tensor.convolution import convolution
+from tilefold.tensor.convolution_gradients import gradient
 from tilefold.tensor.passes import normalise
 from tilefold.tensor.product import library_product
 
@@ -83,3 +84,18 @@ def test_digits_that_both_are_places_are_cut():
     p, _ = normalise(trace(blocks, randn(9, 5), torch.arange(24).view(6, 4) % 9).program)
     (only,) = p.body
     assert len(only.dims) == 3
+
+
+def beside(dy, x, w):
+    """The gradients of the parts of a concatenation that a convolution reads, alike in size."""
+    dx = torch.ops.aten.convolution_backward(
+        dy, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True] + [False] * 2
+    )
+    return dx[0][:, :4].exp() + 1, dx[0][:, 4:].sin() * 2
+
+
+def test_the_gradient_of_a_concatenation_stays_one_of_a_convolution():
+    given = randn(2, 5, 6, 7), randn(2, 8, 6, 7), 0.2 * randn(5, 8, 3, 3)
+    p = normalise(lowered(beside, *given).program)[0]
+    assert [gradient(c, p).of for c in p.body if gradient(c, p) is not None] == ["image"]
+    check(beside, *given, modes=(False,))

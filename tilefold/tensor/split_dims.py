@@ -8,7 +8,8 @@ and the flat position that argmax reports is unchanged.
 A cut is made where it is asked for: an axis is read at h D + d with d of extent D; or a statement
 uses both n // D and n % D, unless one of them only finds the place that the other is at
 (`k[table[n // D], n % D]`: keys in pages are one stream). A constant offset (reading part t of a
-fused projection at t D + d) asks only if every reader of the axis agrees. `h // 4` alone (a head
+fused projection at t D + d) asks only if every reader of the axis agrees, and nothing of a convolution's
+gradient, which a library computes whole (that of a concatenation is read in parts). `h // 4` alone (a head
 shared by 4) does not ask. What windows that overlap are read through, y + k, stays whole: in digits
 they are no windows that anybody recognises.
 """
@@ -36,6 +37,7 @@ from tilefold.algebra.expr import (
 )
 from tilefold.names import free
 from tilefold.tensor.convolution import is_windowed
+from tilefold.tensor.convolution_gradients import ASKED
 from tilefold.tensor.index_simplify import divide, poly, same, simplify, to_expr
 from tilefold.tensor.ir import Compute, Input, Program
 from tilefold.tensor.rewrite import dims_of, prune_dims, rename_loads
@@ -105,12 +107,12 @@ def _demands(p: Program) -> _Cuts:
                 cuts.setdefault(axis, wish)
             elif not firm:
                 offered.setdefault(axis, []).append(wish)
-    outputs = _output_dims(p)
+    whole = _output_dims(p) | {d for c in p.body if ASKED in c.origin and is_windowed(c) for d in dims_of(c)}
     for axis, wishes in offered.items():
         first = wishes[0]
         if first is None or any(w != first for w in wishes):
             continue
-        if axis not in fixed and axis not in cuts and axis not in outputs:
+        if axis not in fixed and axis not in cuts and axis not in whole:
             cuts[axis] = first
     return cuts
 
