@@ -147,6 +147,23 @@ def test_masks_where_lanes_are_not():
     assert "mask=ok_i" in body(code(ROWS.format(rows=7, columns=16)))
 
 
+BESIDE = """
+kernel beside()
+  dim i = 64
+  in x: f32[{extent}] unit 0
+  out y: f32[64] unit 0
+  grid i:16
+    store y[i] over i = where(i * 2 - 1 >= 0, x[i * 2 - 1], 0.0) + where(i + 1 < {end}, x[i * 2 + 2], 0.0)
+"""
+
+
+@pytest.mark.parametrize(("extent", "end", "chosen"), [(128, 64, 0), (128, 63, 1), (127, 64, 1)])
+def test_elements_outside_of_a_tensor_are_chosen_by_the_load_alone(extent, end, chosen):
+    """i + 1 < 64 says 2 i + 2 < 128; other ends are other conditions."""
+    text = body(code(BESIDE.format(extent=extent, end=end)))
+    assert text.count("tl.where(") == chosen and text.count("mask=") == 2
+
+
 LATER = """
 kernel later()
   dim i = 64

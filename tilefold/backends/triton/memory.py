@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, loads, transform, walk
 from tilefold.backends.triton.pairs import TWO, Pair, both_exist, pair_of, split
 from tilefold.backends.triton.values import Value, fitted
-from tilefold.tensor.index_simplify import Poly, interval, minus, nonnegative, poly, same, to_expr, within
+from tilefold.tensor.index_simplify import Poly, interval, minus, nonnegative, poly, same, simplify, to_expr, within
 from tilefold.tile import ir
 from tilefold.tile.affine import slope
 from tilefold.tile.uses import expressions
@@ -58,11 +58,19 @@ class Memory:
                     conditions += [a, b]
                 case Call("ge", (at, Const(0, _))) if any(at == i for i, _ in places):
                     pass
-                case Call("lt", (at, end)) if any(at == i and same(end, n, self.c.kernel.sizes) for i, n in places):
+                case Call("lt", (at, end)) if any(self._ends(i, n, at, end) for i, n in places):
                     pass
                 case _:
                     return None, 0.0
         return e, fill
+
+    def _ends(self, i: Expr, n: Expr, at: Expr, end: Expr) -> bool:
+        """Whether at < end says i < n, perhaps of whole numbers of m: i // m < n / m."""
+        sizes = self.c.kernel.sizes
+        if at == i or not (isinstance(n, Const) and isinstance(end, Const) and 0 < end.value < n.value):
+            return at == i and same(end, n, sizes)
+        m, rest = divmod(int(n.value), int(end.value))
+        return not rest and simplify(call("floordiv", i, m), sizes) == at
 
     def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], outside: float = 0.0) -> Value:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once. outside: what stands for
