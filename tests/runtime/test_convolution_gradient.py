@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from torch import nn
 from tests.frontend.check import randn
 from tests.runtime.test_convolution import FORMS, compiled
 from tilefold.frontend.regions.assemble import CompiledGraph
+from tilefold.plan.library import GradientCall
 from tilefold.runtime.convolution_gradient import GradientStep
 from tilefold.tensor import interp
+from tilefold.tensor.convolution_gradients import gradient
+from tilefold.tensor.text import parse
 
 
 class Net(nn.Module):
@@ -88,6 +92,44 @@ def test_a_network_with_norms_is_one_region_a_pass():
     for g, w in zip(got, gradients(exact, exact, x.double()), strict=True):
         assert (g.double() - w).abs().max() <= 1e-4 * w.abs().max() + 1e-5
     assert [len(g.regions) for g in found] == [1, 1] and not any(g.left for g in found)
+
+
+GROUPED = """program f()
+  input dy: f32[2, 5, 7, 2, 3]
+  input x: f32[2, 4, 2, 5, 7]
+  input w: f32[2, 3, 3, 3, 4, 2]
+  dim n = 2
+  dim o = 2
+  dim p = 3
+  dim h = 5
+  dim v = 7
+  dim b = 4
+  dim c = 2
+  dim k = 3
+  dim l = 3
+  image[n, c, h, v, b]: f32 = sum[o, p, k, l] {image} * w[o, p, k, l, b, c]
+  weight[k, l, o, b, c, p]: f32 = sum[n, h, v] {weight} * dy[n, h, v, o, p]
+  return image, weight
+"""
+
+
+def test_channels_may_be_several_dims_in_any_order():
+    """As the norm of groups of channels behind a convolution leaves them."""
+
+    def guarded(x: str, h: str, v: str) -> str:
+        return f"where(({h} >= 0) & ({h} < 5), where(({v} >= 0) & ({v} < 7), {x}, 0.0), 0.0)"
+
+    image = guarded("dy[n, h + 1 - k, v + 1 - l, o, p]", "h + 1 - k", "v + 1 - l")
+    weight = guarded("x[n, b, c, h + k - 1, v + l - 1]", "h + k - 1", "v + l - 1")
+    p = parse(GROUPED.format(image=image, weight=weight))
+    p = replace(p, body=tuple(replace(c, origin="aten.convolution_backward.default") for c in p.body))
+    given = {i.name: torch.randn([int(n.value) for n in i.shape]) for i in p.inputs}  # type: ignore[attr-defined]
+    want, tensors = interp.run(p, given, exact=True), dict(given)
+    for c in p.body:
+        form = gradient(c, p)
+        assert form is not None and form.of == c.name
+        GradientStep(GradientCall(c, form), p).run(tensors, {})
+        torch.testing.assert_close(tensors[c.name].double(), want[c.name].double(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

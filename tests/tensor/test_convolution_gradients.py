@@ -61,7 +61,7 @@ TWO = guarded(
 
 def test_the_gradient_of_an_image_reads_the_places_whose_windows_have_it():
     v = found(IMAGE, 13, ONE)
-    assert v is not None and v.of == "image" and (v.batch, v.outs, v.channels) == ("n", "o", "c")
+    assert v is not None and v.of == "image" and (v.batch, v.outs, v.channels) == ("n", ("o",), ("c",))
     assert [(w.stride, w.dilation, w.padding) for w in v.ways] == [(1, 1, 1)] * 2
     s = found(IMAGE, 7, TWO)
     assert s is not None and [(w.stride, w.padding) for w in s.ways] == [(2, 1)] * 2
@@ -86,13 +86,45 @@ def test_what_is_no_gradient_of_an_image(y, body):
     assert found(IMAGE, y, body) is None
 
 
+GROUPED = """program f()
+  input dy: f32[2, 13, 13, 2, 3]
+  input w: f32[{first}, 3, 3, 3, 4, 2]
+  dim n = 2
+  dim o = 2
+  dim p = 3
+  dim h = 13
+  dim v = 13
+  dim b = 4
+  dim c = 2
+  dim k = 3
+  dim l = 3
+  out[n, h, v, b, {last}]: f32 = sum[{rdims}p, k, l] {body} * w[{w}]
+  return out
+"""
+
+
+def test_channels_may_be_in_groups_of_a_norm():
+    body = ONE.replace(", o]", ", o, p]")
+    p = parse(GROUPED.format(first=2, last="c", rdims="o, ", body=body, w="o, p, k, l, b, c"))
+    c = replace(p.body[0], origin="aten.convolution_backward.default")
+    v = gradient(c, p)
+    assert v is not None and (v.outs, v.channels, v.groups) == (("o", "p"), ("b", "c"), False)
+    assert is_last(c, v) and all(order == sorted(order) for _, order in operand_orders(v))
+
+
+def test_groups_of_several_channels_are_no_gradient():
+    body = ONE.replace(", o]", ", o, p]")
+    p = parse(GROUPED.format(first=2, last="o", rdims="", body=body, w="o, p, k, l, b, 0"))
+    assert gradient(replace(p.body[0], origin="aten.convolution_backward.default"), p) is None
+
+
 PADDED = ("(y * 2 + k - 1 >= 0) & (y * 2 + k - 1 < 13)", "(v * 2 + l - 1 >= 0) & (v * 2 + l - 1 < 13)")
 
 
 def test_the_gradient_of_a_weight_is_a_convolution_with_large_taps_that_was_asked_for():
     body = guarded("x[n, c, y * 2 + k - 1, v * 2 + l - 1]", *PADDED)
     v = found(WEIGHT, 7, body)
-    assert v is not None and v.of == "weight" and (v.batch, v.outs, v.channels) == ("n", "o", "c")
+    assert v is not None and v.of == "weight" and (v.batch, v.outs, v.channels) == ("n", ("o",), ("c",))
     assert [(w.stride, w.dilation, w.padding) for w in v.ways] == [(2, 1, 1)] * 2
     assert found(WEIGHT, 7, body, "aten.convolution.default") is None
     assert found(WEIGHT, 7, body, "aten.mul.Tensor") is None

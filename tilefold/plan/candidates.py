@@ -295,7 +295,7 @@ class Kernels:
         """A product, convolution or gradient of one left to the library."""
         if isinstance(call, GradientCall):
             c, v = call.compute, call.form
-            columns = self.sizes[v.channels] if v.channels is not None and not v.groups else 1
+            columns = 1 if v.groups else prod(self.sizes[d] for d in v.channels)
             rows = prod(self.sizes[d] for d in c.dims) // max(1, columns)
             sizes = Sizes(1, rows, columns, prod(self.sizes[d] for d in c.rdims))
             return library_cost("conv", sizes, self.traffic(call.members), v.dtype, self.machine)

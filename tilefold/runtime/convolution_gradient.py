@@ -31,16 +31,15 @@ class GradientStep:
         self.reads = (g.read.tensor, g.plain.tensor)
         image, last = g.of == "image", is_last(c, g)
         self.format = CHANNELS_LAST.get(len(g.ways) + 2) if last else None
-        sizes = {**p.sizes, "": const(1)}
-        outs, channels = (sizes[d or ""] for d in (g.outs, g.channels))
-        inner = const(1) if g.groups else channels
-        batch = sizes[g.batch or ""]
-        images = [batch, channels, *(w.image for w in g.ways)]
-        made = [batch, outs, *(w.made for w in g.ways)]
-        taps = [outs, inner, *(w.taps for w in g.ways)]
+        batch = () if g.batch is None else (g.batch,)
+        inner = () if g.groups else g.channels
+        outs = _whole(p, g.outs)
+        images = [_whole(p, batch), _whole(p, g.channels), *(w.image for w in g.ways)]
+        made = [_whole(p, batch), outs, *(w.made for w in g.ways)]
+        taps = [outs, _whole(p, inner), *(w.taps for w in g.ways)]
         ways = [w.axis for w in g.ways], [w.plain for w in g.ways]
-        first = (g.batch, g.outs if image else g.channels)
-        second = (g.outs, None if g.groups else g.channels) if image else (g.batch, g.outs)
+        first = (*batch, *(g.outs if image else g.channels))
+        second = (*g.outs, *inner) if image else (*batch, *g.outs)
         self._orders = _order(g.read, first, ways[0]), _order(g.plain, second, ways[1])
         self._shapes = [shape_function(x) for x in ((made, taps) if image else (images, made))]
         self._other = shape_function(images if image else taps)
@@ -51,11 +50,11 @@ class GradientStep:
             [w.dilation for w in g.ways],
         )
         self._unread = [_unread(w) for w in g.ways] if image else []
-        result = (g.batch, g.channels) if image else (g.outs, None if g.groups else g.channels)
-        dims = [d for d in (*result, *(w.out for w in g.ways)) if d is not None]
+        result = (*batch, *g.channels) if image else (*g.outs, *inner)
+        dims = [*result, *(w.out for w in g.ways if w.out is not None)]
         self._turn = [dims.index(d) for d in c.dims]
-        self._kept = shape_function([sizes[d] for d in dims])
-        extents: list[Expr] = [sizes[d] for d in c.dims]
+        self._kept = shape_function([p.sizes[d] for d in dims])
+        extents: list[Expr] = [p.sizes[d] for d in c.dims]
         self.results: tuple[Result, ...] = ((c.name, c.dtype.torch_dtype, shape_function(extents)),)
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
@@ -102,8 +101,13 @@ def _unread(w: Way) -> int:
     return n + 2 * w.padding - w.dilation * (k - 1) - 1 - w.stride * (y - 1)
 
 
-def _order(ld: Load, first: Sequence[str | None], ways: Sequence[int | None]) -> list[int]:
+def _whole(p: Program, dims: Sequence[str]) -> Expr:
+    """The extent of dims that are one axis of the library's."""
+    return math.prod((p.sizes[d] for d in dims), start=const(1))
+
+
+def _order(ld: Load, first: Sequence[str], ways: Sequence[int | None]) -> list[int]:
     """Axes of an operand: images or outputs, channels, places or taps; then those of extent 1."""
-    at = [ld.index.index(Index(d)) for d in first if d is not None]
+    at = [ld.index.index(Index(d)) for d in first]
     order = [*at, *(n for n in ways if n is not None)]
     return [*order, *(n for n in range(len(ld.index)) if n not in order)]

@@ -6,9 +6,10 @@ Of out[n, o, y..] = sum over c, k.. of x[n, c, s y + d k - p ..] w[o, c, k..], w
     weight   dw[o, c, k..] = sum over n, y.. of x[n, c, s y + d k - p ..] dy[n, o, y..]
 
 What is read outside of a tensor, or between two places, counts as 0, by a guard. One group, or one channel a group (o
-and c are then one dim). The extents of image, taps and result are those of a convolution of a library. A weight's
-gradient is also a convolution with large taps, and one of single taps a product of matrices: the operator that asked
-for it decides, for torch rounds convolutions of float32 where it does not round products.
+and c are then the same). o and c may be several dims each (channels in groups, which a norm behind has cut). The
+extents of image, taps and result are those of a convolution of a library. A weight's gradient is also a convolution
+with large taps, and one of single taps a product of matrices: the operator that asked for it decides, for torch rounds
+convolutions of float32 where it does not round products.
 """
 
 from __future__ import annotations
@@ -47,22 +48,23 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """A gradient `of` an image or a weight. read: what is read through windows (the gradient of the result, or the
-    image); plain: the other operand (the weight, or the gradient of the result). batch: dim of the images; outs,
-    channels: dims of the convolution's, equal where each group has one; None: of extent 1."""
+    image); plain: the other operand (the weight, or the gradient of the result). batch: dim of the images, None: of
+    extent 1; outs, channels: dims of the convolution's, the same where each group has one channel; none: of extent
+    1."""
 
     of: Literal["image", "weight"]
     read: Load
     plain: Load
     dtype: DType
     batch: str | None
-    outs: str | None
-    channels: str | None
+    outs: tuple[str, ...]
+    channels: tuple[str, ...]
     ways: tuple[Way, ...]
 
     @property
     def groups(self) -> bool:
         """Whether each group has one channel."""
-        return self.outs is not None and self.outs == self.channels
+        return bool(self.outs) and self.outs == self.channels
 
 
 def gradient(c: Compute, p: Program) -> Gradient | None:
@@ -126,7 +128,7 @@ class _Reader:
         named = {*batch, *outs, *channels, *(w.out for w in ways if w.out)}
         if not ways or not guards.done or named != {*batch, *outer} or self._summed(ways) != inner:
             return None
-        return self._made("weight", batch, outs, channels, ways) if self._one_of_each(channels, outs) else None
+        return self._made("weight", batch, outs, channels, ways) if self._one_group(channels, outs) else None
 
     def _summed(self, ways: Sequence[Way]) -> set[str]:
         """The dims of both operands that are reduced: those of places or taps, and what each reads plainly."""
@@ -176,7 +178,7 @@ class _Reader:
         named = {*batch, *channels, *(w.out for w in ways if w.out)}
         if not windows or left or named != outer or self._summed(ways) != inner:
             return None
-        return self._made("image", batch, outs, channels, ways) if self._one_of_each(outs, channels) else None
+        return self._made("image", batch, outs, channels, ways) if self._one_group(outs, channels) else None
 
     def _places(self, axis: int, i: Expr, left: list[Expr]) -> Way | None:
         """An axis of the result's gradient, read at (h + p - d k) / s; its guards are taken out of `left`."""
@@ -221,9 +223,9 @@ class _Reader:
     def _extent(self, dim: str | None) -> Expr:
         return const(1) if dim is None else self.p.sizes[dim]
 
-    def _one_of_each(self, of_x: Sequence[str], of_w: Sequence[str]) -> bool:
-        """At most one dim of channels on either side, and what is read whole is whole."""
-        return len(of_x) <= 1 and len(of_w) <= 1 and all(
+    def _one_group(self, of_x: Sequence[str], of_w: Sequence[str]) -> bool:
+        """One group, or one channel of either side a group, and what is read whole is whole."""
+        return (tuple(of_x) == tuple(of_w) or not set(of_x) & set(of_w)) and all(
             same(self.p.sizes[i.dim], n)
             for ld in (self.x, self.w)
             for i, n in zip(ld.index, self.p.shape_of(ld.tensor), strict=True)
@@ -240,8 +242,8 @@ class _Reader:
     ) -> Gradient | None:
         if len(ways) > MOST_SPACE or any(i == const(0) and not same(n, const(1)) for i, n in self._units()):
             return None
-        n, o, c = (next(iter(x), None) for x in (batch, outs, channels))
-        return Gradient(of, self.x, self.w, self.dtype, n, o, c, tuple(ways))
+        n = next(iter(batch), None)
+        return Gradient(of, self.x, self.w, self.dtype, n, tuple(outs), tuple(channels), tuple(ways))
 
     def _units(self) -> Iterator[tuple[Expr, Expr]]:
         """Indices of the plain operand, and the extents of its axes."""
@@ -288,23 +290,26 @@ def is_last(c: Compute, g: Gradient) -> bool:
     """Whether channels are behind places in memory, of one of the two images that there are: of those read, or of the
     one read and the result."""
     first = g.outs if g.of == "image" else g.channels
-    read: list[tuple[str | None, list[int], Load]] = [(first, [w.axis for w in g.ways], g.read)]
+    read: list[tuple[tuple[str, ...], list[int], Load]] = [(first, [w.axis for w in g.ways], g.read)]
     if g.of == "weight":
         read.append((g.outs, [w.plain for w in g.ways if w.plain is not None], g.plain))
-    elif g.channels is not None and all(c.dims.index(g.channels) > c.dims.index(w.out) for w in g.ways if w.out):
+    elif g.channels and all(
+        c.dims.index(d) > c.dims.index(w.out) for d in g.channels for w in g.ways if w.out is not None
+    ):
         return True
-    return any(d is not None and all(ld.index.index(Index(d)) > n for n in axes) for d, axes, ld in read)
+    return any(bool(dims) and all(ld.index.index(Index(d)) > n for d in dims for n in axes) for dims, axes, ld in read)
 
 
 def operand_orders(g: Gradient) -> tuple[tuple[Load, list[int]], ...]:
     """The operands, and their axes in the order of memory that a library of images with channels last wants."""
+    batch = () if g.batch is None else (g.batch,)
 
-    def order(ld: Load, first: str | None, last: str | None) -> list[int]:
-        at = [ld.index.index(Index(d)) for d in (first, last) if d is not None and Index(d) in ld.index]
-        rest = [n for n, i in enumerate(ld.index) if n not in at and dims_used(i)]
-        head = at[:1] if first is not None and Index(first) in ld.index else []
-        return [*head, *rest, *[n for n in at if n not in head]]
+    def order(ld: Load, first: Sequence[str], last: Sequence[str]) -> list[int]:
+        head, at = ([ld.index.index(Index(d)) for d in dims if Index(d) in ld.index] for dims in (first, last))
+        behind = [n for n in at if n not in head]
+        rest = [n for n, i in enumerate(ld.index) if n not in (*head, *behind) and dims_used(i)]
+        return [*head, *rest, *behind]
 
     if g.of == "image":
-        return (g.read, order(g.read, g.batch, g.outs)), (g.plain, order(g.plain, g.outs, g.channels))
-    return (g.read, order(g.read, g.batch, g.channels)), (g.plain, order(g.plain, g.batch, g.outs))
+        return (g.read, order(g.read, batch, g.outs)), (g.plain, order(g.plain, g.outs, g.channels))
+    return (g.read, order(g.read, batch, g.channels)), (g.plain, order(g.plain, batch, g.outs))
