@@ -128,3 +128,52 @@ def test_what_many_blocks_could_read_is_not_left_to_few():
 @pytest.mark.parametrize(("n", "m"), [(512, 64), (16, 65536)], ids=["enough blocks", "an axis that can be cut"])
 def test_blocks_that_read_at_the_rate_of_the_memory_keep_what_they_reduce(n, m):
     assert isinstance(legal(graph(MEANS, n=n, m=m), ("mean", "top"), STARVED), Group)
+
+
+SCALED = """
+program scaled()
+  input s: f32[{n}, 384]
+  input x: f32[{n}, {m}, 384]
+  input z: f32[{n}, {m}, 384]
+  dim i = {n}
+  dim j = {m}
+  dim k = 384
+  whole[i]: f32 = sum[k] s[i, k]
+  y[i, j, k]: f32 = x[i, j, k] * (s[i, k] / whole[i])
+  total[i, k]: f32 = sum[j] y[i, j, k] * z[i, j, k]
+  return y, total
+"""
+
+
+def scaled(n: int, m: int) -> Group | str:
+    parts = [Group(("whole",), ("i",)), Group(("y", "total"), ("i", "k"))]
+    return legal(graph(SCALED, n=n, m=m), ("whole", "y", "total"), STARVED, parts)
+
+
+def test_a_little_sum_in_front_does_not_leave_images_to_a_block_each():
+    found = scaled(16, 3136)
+    assert isinstance(found, str) and "16 independent blocks would read what more could" in found
+    assert isinstance(scaled(512, 3136), Group)  # blocks enough
+    assert isinstance(scaled(16, 8), Group)  # few bytes
+
+
+GATED = """
+program gated()
+  input x: f32[{n}, 256, {m}]
+  input h: f32[{n}, 4]
+  input w: f32[256, 4]
+  dim i = {n}
+  dim c = 256
+  dim p = {m}
+  dim k = 4
+  gate[i, c]: f32 = sum[k] h[i, k] * w[c, k]
+  y[i, c, p]: f32 = x[i, c, p] * gate[i, c]
+  top[i, p]: f32 = max[c] y[i, c, p]
+  return top
+"""
+
+
+def test_a_gate_of_channels_is_not_computed_for_each_place():
+    found = legal(graph(GATED, n=32, m=3136), ("gate", "y", "top"), STARVED)
+    assert found == "gate would be computed in blocks of one index of p"
+    assert isinstance(legal(graph(GATED, n=32, m=196), ("gate", "y", "top"), STARVED), Group)

@@ -45,6 +45,7 @@ def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Grou
         crossing = _one_of_parts(g, members) or _beside_a_sum(g, members, limits.operands)
     if crossing is None and limits.operands is not None:
         crossing = _computed_again(g, members, parallel, limits.operands)
+        crossing = crossing or _among_neighbours(g, members, parallel, limits.operands)
     return Group(members, parallel) if crossing is None else crossing
 
 
@@ -189,6 +190,24 @@ def _computed_again(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...
             moves = len({ld.tensor for ld in elements}) < len(elements) or any(g.by_name[m].reducer for m in made)
             if moves and g.flops(name) * cost.flop > apart:
                 return f"{name} would multiply {r}, which moves between the threads that compute it"
+    return None
+
+
+def _among_neighbours(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...], cost: Operands) -> str | None:
+    """The reason, if a product of matrices would be computed again for each index of the dims along which most of what
+    a kernel reads has its neighbours (a gate of channels, for each place of an image): its rows fill tiles, beside
+    which blocks have one such index, and writing it once costs less than reading that in single elements."""
+    products = [m for m in members if (p := product_of(g.by_name[m])) and p.is_matrix(lambda d: g.extent(d) > 1)]
+    for name in products:
+        own = set(out_dims(g.by_name[name]))
+        again = {d for d in parallel if d not in own and g.extent(d) > 1}
+        if not again or any(again & {*out_dims(g.by_name[m]), *g.by_name[m].rdims} for m in products):
+            continue
+        read = {ld for m in members for ld in loads(g.by_name[m].body) if ld.tensor not in members and ld.index}
+        near = [ld for ld in read if again & dims_used(ld.index[-1])]
+        nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in near)
+        if nbytes > 2 * g.nbytes([name]) + cost.kernel:
+            return f"{name} would be computed in blocks of one index of {', '.join(sorted(again))}"
     return None
 
 

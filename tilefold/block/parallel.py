@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tilefold.algebra.expr import dims_used, loads, tensors_read
+from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
 from tilefold.block.group import ANY, Group, Limits
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.product import product_of
@@ -126,16 +126,31 @@ def too_few(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> s
 
 def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
     """Whether a reads all it reads in so few blocks, because b sums over dims that a is parallel over, that a kernel of
-    its own costs less (maxima over channels of means of images)."""
-    if limits.operands is None or not _little_between(g, a, b, 1.0):
-        return False
+    its own costs less: behind a (maxima over channels of means of images), or in front of it, where both may read the
+    same (a mean over channels of what is known of each, with which all of an image is scaled and written)."""
     summed = {d for m in b.members for d in g.by_name[m].rdims} & {*a.parallel} - {*whole.parallel}
+    if limits.operands is None or not summed:
+        return False
+    behind = _little_between(g, a, b, 1.0)
+    producers, readers = (a, b) if behind else (b, a)
+    between = {r for m in readers.members for r in g.producers[m] if r in producers.members}
+    written = {m for m in a.members if g.escapes(m, whole.members) and summed & {*out_dims(g.by_name[m])}}
+    if not between or not (behind or written):
+        return False
+    read = _read(g, a)
+    both = set[Load]() if behind else read & _read(g, b)
     left = g.points(whole.parallel) * max(1, g.points(summed) // limits.segment)
     slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
-    between = {r for m in b.members for r in g.producers[m] if r in a.members}
-    read = {ld for m in a.members for ld in loads(g.by_name[m].body) if ld.tensor not in a.members}
-    nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
-    return bool(summed) and slower * nbytes > limits.operands.kernel + 2 * g.nbytes(between)
+    return slower * _bytes(g, read) > limits.operands.kernel + 2 * g.nbytes(between) + _bytes(g, both)
+
+
+def _read(g: Graph, x: Group) -> set[Load]:
+    """What a group reads of what others compute."""
+    return {ld for m in x.members for ld in loads(g.by_name[m].body) if ld.tensor not in x.members}
+
+
+def _bytes(g: Graph, read: Iterable[Load]) -> float:
+    return sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
 
 
 def _uncut(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
