@@ -403,6 +403,37 @@ def test_means_of_images_behind_statistics_of_a_batch_have_blocks_of_their_own()
         torch.testing.assert_close(found[name].double(), want.double(), rtol=1e-5, atol=1e-5)
 
 
+def variances(r, x):
+    """Of components, about their means: of points that belong to them by shares."""
+    total = r.sum(0)[:, None]
+    mean = (r[:, :, None] * x[:, None]).sum(0) / total
+    return mean, (r[:, :, None] * (x[:, None] - mean) ** 2).sum(0) / total
+
+
+def test_folds_over_the_same_axis_that_are_no_one_fold_are_kernels_of_their_own():
+    _, f = fused(variances, meta(65536, 8), meta(65536, 16))
+    assert all(len(k.plan.stages) <= 1 for k in f.kernels)
+    assert any(isinstance(n, Loop) and n.single for k in f.kernels for n in walk(k.block.body))
+    _, few = fused(variances, meta(64, 8), meta(64, 16))
+    assert len(few.kernels) < len(f.kernels)
+
+
+def test_such_folds_are_the_same_folds():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    r, x = torch.rand(9000, 3), torch.randn(9000, 2)
+    program = trace(variances, r, x).program
+    f = fuse_for_gpu(program, GpuTarget())
+    assert all(len(k.plan.stages) <= 1 for k in f.kernels)
+    found = run_blocks(f, dict(zip((i.name for i in program.inputs), (r, x), strict=True)), 1, {}, exact=True)
+    for name, want in zip(program.outputs, variances(r.double(), x.double()), strict=True):
+        torch.testing.assert_close(found[name].double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_segments_are_of_folds_of_variances_too():
+    assert segments(lambda x: x.var(0).sqrt().mean((1, 2)), meta(4, 8, 512, 64)) * 8 >= 128
+
+
 def test_means_of_images_stay_with_statistics_of_many_channels():
     """Of rows that one thread block reads: each channel has its own."""
     _, f = fused(lambda x: squeezed(x, (0, 2, 3))[1], meta(32, 2048, 7, 7))

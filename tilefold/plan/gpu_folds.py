@@ -335,14 +335,18 @@ def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool])
 
 
 def _later_stage(g: Graph, members: Group, machine: Gpu) -> list[str]:
-    """What comes after the first of two folds, if a second kernel had better compute it: its fold is over fewer axes
-    (the mean of each image behind a batch norm in training), so that it has more thread blocks."""
-    reductions = [c for c in map(g.by_name.__getitem__, members.members) if c.reducer is not None]
-    if len({c.rdims for c in reductions}) < 2:
+    """What comes after the first of several folds, if a second kernel had better compute it: its fold is over fewer
+    axes (the mean of each image behind a batch norm in training), so that it has more thread blocks; or over some of
+    the same (variances of components about means that are sums of all points), so that no segments of one kernel
+    compute both."""
+    if sum(g.by_name[m].reducer is not None for m in members.members) < 2:
         return []
     plan = plan_stages(g, with_unit(members))
-    if len(plan.stages) != 2 or plan.inner or not {*plan.stages[1].axes} < {*plan.stages[0].axes}:
+    if len(plan.stages) < 2 or plan.inner or not {*plan.stages[0].axes} & {d for s in plan.stages[1:] for d in s.axes}:
         return []
+    fewer = len(plan.stages) == 2 and {*plan.stages[1].axes} < {*plan.stages[0].axes}
+    if not fewer and any(rewritten_rows(g, plan, k) for k in range(len(plan.stages))):
+        return []  # a block keeps what several folds read
     axes = set(plan.stages[0].axes)
     if not all(is_static(g.program.sizes[d]) and g.extent(d) > 0 for d in (*axes, *members.parallel)):
         return []
@@ -350,7 +354,9 @@ def _later_stage(g: Graph, members: Group, machine: Gpu) -> list[str]:
         m for m in members.members if plan.ready[m] > 0 or (plan.ready[m] == 0 and axes & set(out_dims(g.by_name[m])))
     ]
     written = [m for m in late if g.escapes(m, members.members)]
-    return late if _apart_seconds(g, plan, written, machine) < _whole_seconds(g, plan, written, machine) else []
+    more = 0.0 if fewer else 2 * machine.second_kernel  # both folds are cut, and what is left is combined
+    apart = _apart_seconds(g, plan, written, machine) + more
+    return late if apart < _whole_seconds(g, plan, written, machine) else []
 
 
 def _moved(g: Graph, plan: StagePlan, late: Sequence[str]) -> tuple[float, float]:

@@ -173,7 +173,7 @@ def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None
         return None
     if given is not None and given.segments is not None:
         return given.segments if given.segments > 1 else None
-    if all(product_of(g.by_name[m]) is None for m in plan.inner):
+    if all((p := product_of(g.by_name[m])) is None or p.left == p.right for m in plan.inner):  # squares are no products
         n = _segments_of_contraction(g, plan, axis, machine)
         return segments_of_reads(g, plan, axis, machine) if n is None else n if n > 1 else None
     n = _segments_of_products(g, plan, axis, machine)
