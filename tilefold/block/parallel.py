@@ -134,14 +134,22 @@ def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool
     behind = _little_between(g, a, b, 1.0)
     producers, readers = (a, b) if behind else (b, a)
     between = {r for m in readers.members for r in g.producers[m] if r in producers.members}
-    written = {m for m in a.members if g.escapes(m, whole.members) and summed & {*out_dims(g.by_name[m])}}
-    if not between or not (behind or written):
+    if not between or not (behind or _known_before(g, a, b, summed, whole)):
         return False
     read = _read(g, a)
     both = set[Load]() if behind else read & _read(g, b)
     left = g.points(whole.parallel) * max(1, g.points(summed) // limits.segment)
     slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
     return slower * _bytes(g, read) > limits.operands.kernel + 2 * g.nbytes(between) + _bytes(g, both)
+
+
+def _known_before(g: Graph, a: Group, b: Group, summed: set[str], whole: Group) -> bool:
+    """Whether b's sums over these dims are no part of a's folds (scores are), so that no segments of one kernel compute
+    both, and a's results have those dims."""
+    folded = {d for m in a.members for d in g.by_name[m].rdims}
+    sums = [c for c in map(g.by_name.__getitem__, b.members) if summed & {*c.rdims}]
+    results = (m for m in a.members if g.escapes(m, whole.members))
+    return not any(folded & {*out_dims(c)} for c in sums) and any(summed & {*out_dims(g.by_name[m])} for m in results)
 
 
 def _read(g: Graph, x: Group) -> set[Load]:
