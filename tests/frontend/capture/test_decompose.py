@@ -231,3 +231,21 @@ def test_resizing_of_dynamic_sizes_and_under_transforms_is_torchs():
         targets = {n.target for n in make_fx(slope, tracing_mode=how)(x).graph.nodes}
         assert (whole in targets) == (how == "fake")
     same(torch.func.vmap(torch.func.grad(lambda x: once(x[None]).sum()))(x), slope(x), 1e-6)
+
+
+def test_operators_over_lists_are_operators_of_their_tensors():
+    def step(*xs):
+        ps, gs = xs[:2], xs[2:]
+        torch._foreach_mul_(ps, [0.5, 0.25])
+        torch._foreach_addcdiv_(ps, gs, torch._foreach_sqrt(gs), value=-0.1)
+        torch._foreach_addcmul_(ps, gs, gs, [0.5, 2.0])
+        torch._foreach_add_(ps, torch._foreach_maximum(gs, 0.5), alpha=2)
+        torch._foreach_lerp_(gs, ps, 0.1)
+
+    given = [torch.rand(s, generator=torch.Generator().manual_seed(k)) for k, s in enumerate([(5,), (2, 3)] * 2)]
+    ours = [x.clone() for x in given]
+    step(*given)
+    torch.compile(step, backend="tilefold")(*ours)
+    torch.testing.assert_close(ours, given)
+    (region,) = compilations[-1].regions
+    assert not compilations[-1].left and len(region.runner.steps) == 2

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-from tilefold.frontend.capture import few_channels, flex, random, resize
+from tilefold.frontend.capture import few_channels, flex, foreach, random, resize
 from tilefold.frontend.operators.table import TABLE
 
 _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -64,7 +64,7 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten._trilinear.default: _trilinear,
         torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward,
     }
-    return {**table, **drawn, **own}
+    return {**table, **drawn, **own, **dict(foreach.decompositions())}
 
 
 def _convolution(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
