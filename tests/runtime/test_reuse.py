@@ -9,7 +9,7 @@ from tilefold.block.text import parse as parse_block
 from tilefold.pipeline import compile_program
 from tilefold.plan.greedy import fuse
 from tilefold.runtime.convolution import ConvolutionStep
-from tilefold.runtime.reuse import overwritable
+from tilefold.runtime.reuse import overwritable, replaceable
 from tilefold.runtime.steps import GpuStep
 from tilefold.tensor.text import parse
 
@@ -98,6 +98,57 @@ LATER = """block f()
 def test_nothing_is_written_over_that_is_read_afterwards(then, over):
     found = overwritable(parse_block(LATER.format(first="x[i, j]", then=then)))
     assert found == ((("y", "x"),) if over else ())
+
+
+STEP = """program f()
+  input x: f32[4, 8]
+  input z: f32[4, 8]
+  input v: f32[8]
+  input h: i64[4, 8]
+  dim i = 4
+  dim j = 8
+  m[i, j]: f32 = x[i, j] * 0.5 + v[j]
+  y[i, j]: f32 = {y}
+  return m, y
+"""
+
+
+@pytest.mark.parametrize(
+    ("y", "over"),
+    [
+        ("z[i, j] - exp(m[i, j])", {("m", "x"), ("y", "x"), ("y", "z")}),  # x is read for m alone, before either
+        ("z[i, j] - z[i, 7 - j] + m[i, j]", {("m", "x"), ("y", "x")}),
+        ("z[i, h[i, j]]", {("m", "x")}),  # and no kernel that may fail when it has written
+    ],
+)
+def test_results_take_the_place_of_what_is_read_for_them_alone(y, over):
+    found = {pair for k in fuse(parse(STEP.format(y=y))).kernels for pair in replaceable(k.block)}
+    assert found == over
+
+
+TWICE = """block f()
+  input x: f32[4, 8]
+  input z: f32[4, 8]
+  dim i = 4
+  dim j = 8
+  result m[i, j]: f32
+  result y[i, j]: f32
+  forall i
+    forall j
+      store m[i, j] over (i, j) = x[i, j] * 0.5
+      store y[i, j] over (i, j) = z[i, j] - x[i, j]
+  return m, y
+"""
+
+
+def test_nothing_takes_the_place_of_what_another_result_is_made_of():
+    assert replaceable(parse_block(TWICE)) == (("y", "z"),)  # which store comes first is not known
+    assert overwritable(parse_block(TWICE)) == (("y", "x"), ("y", "z"))
+
+
+def test_rows_that_are_reduced_take_no_place():
+    (kernel,) = fuse(parse(ROWS.format(n=2048, y="x[i, j] / s[i]", out="y"))).kernels
+    assert replaceable(kernel.block) == ()
 
 
 CONVOLVED = """program f()

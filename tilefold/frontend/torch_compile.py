@@ -32,6 +32,7 @@ from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilati
 from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.layouts import channels_last
+from tilefold.frontend.regions.replaced import PLACES
 from tilefold.frontend.regions.summary import Told
 from tilefold.frontend.registered import nested
 from tilefold.frontend.training.saving import Partitioner, partitioner
@@ -101,8 +102,17 @@ def compile_captured(
     compilers = compiler("inference", options), compiler("forward", options), compiler("backward", lenient)
     partition = partitioner(options.partition, options.memory_budget)
     eagers = eagers_numbers(options.inductor)
-    in_place = graphs is None and not options.strict
-    return aot(gm, example_inputs, *compilers, wrap=wrap, partition=partition, eagers=eagers, in_place=in_place)
+    alone = graphs is None
+    return aot(
+        gm,
+        example_inputs,
+        *compilers,
+        wrap=wrap,
+        partition=partition,
+        eagers=eagers,
+        in_place=alone and not options.strict,
+        replacing=alone,
+    )
 
 
 def aot(
@@ -115,12 +125,14 @@ def aot(
     partition: Partitioner | None = None,
     eagers: bool = False,
     in_place: bool = False,
+    replacing: bool = False,
 ) -> Callable[..., object]:
     """Hand a Dynamo graph to AOTAutograd; each ATen graph goes to its compiler, which also gets readable
     names for the placeholders (None for a backward graph). `forward` and `backward` default to `inference`.
 
     wrap: what is put around a compiled graph. partition: what cuts forward and backward apart (None: Tilefold's).
     eagers: random numbers are eager's. in_place: parts of arguments are written where they lie (`in_place`).
+    replacing: so may be whole ones, where nothing is differentiated (`regions.replaced`).
     """
     rewrite_attention(gm)
     titles = [readable(n) for n in gm.graph.find_nodes(op="placeholder")]
@@ -134,6 +146,8 @@ def aot(
             if in_place:
                 written_in_place(graph)
             written = WrittenBack.taken_out(graph)
+            if replacing and kind == "inference":
+                graph.meta[PLACES] = written.places
             run = compiler(graph, names)  # which may change the graph
             # a backward has the only references to what was saved; a forward's arguments live on with the caller
             given_up = getattr(run, "boxed", None) if kind == "backward" else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch._C._dynamo.guards import _empty_strided_cpu, _empty_strided_cuda  # type: ignore[attr-defined]
@@ -18,6 +19,7 @@ from tilefold.backends.triton.dependent import ALONE, Place, enabled, places
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Plan, picker
 from tilefold.backends.triton.views import Like
+from tilefold.errors import BackendError
 from tilefold.runtime.arena import packed
 from tilefold.runtime.launches import launch_of
 from tilefold.runtime.spans import profiled, span
@@ -128,10 +130,12 @@ class GpuProgram:
         made: Mapping[str, Made],
         slots: Mapping[str, int],
         constants: Sequence[int],
+        over: Mapping[str, str] = MappingProxyType({}),
     ) -> GpuCall:
         """Compile what a call on such tensors needs; `slots` of inputs and results.
 
-        `made`: how the results are allocated, in the order of their slots, packed memory each.
+        `made`: how the results are allocated, in the order of their slots, packed memory each. `over`: results that
+        are none of these, but are written over inputs.
         """
         shapes = {n: self.results[n][1](syms) for n in self.results}
         sizes = {n: _nbytes(shapes[n], self.results[n][0]) for n in self.between}
@@ -140,11 +144,14 @@ class GpuProgram:
         tensors = dict(inputs)
         scratch = torch.empty(total, dtype=torch.uint8, device=device)
         for n, (dtype, _) in self.results.items():
-            if n in sizes:
+            if n in over:
+                tensors[n] = _written_over(inputs[over[n]], shapes[n])
+            elif n in sizes:
                 tensors[n] = scratch[offsets[n] : offsets[n] + sizes[n]].view(dtype).view(shapes[n])
             else:
                 tensors[n] = torch.empty(shapes[n], dtype=dtype, device=device)
         at = {**slots, **{n: len(slots) + k for k, n in enumerate(self.between)}}
+        at |= {n: slots[old] for n, old in over.items()}
         launches = []
         for k, place in zip(self.launches, self._places(shapes, device), strict=True):
             own = {new: syms[old] for new, old in k.syms}
@@ -172,6 +179,13 @@ class GpuProgram:
             for n in k.tensors:
                 found[n] = (found.get(n, (at, at))[0], at)
         return found
+
+
+def _written_over(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """An input as the memory of a result. BackendError where it is not what it was compiled for."""
+    if x.shape != shape or not x.is_contiguous():
+        raise BackendError(f"an argument to write over has extents {tuple(x.shape)} and strides {x.stride()}")
+    return x
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

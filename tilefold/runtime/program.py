@@ -16,9 +16,11 @@ from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.orders import strides_in
 from tilefold.runtime.recorder import Recorder
+from tilefold.runtime.reuse import replaceable
 from tilefold.runtime.spans import profiled, span, titles
 from tilefold.runtime.step import Step
-from tilefold.runtime.steps import FusedStep, GpuStep
+from tilefold.runtime.steps import FusedStep, GpuStep, KernelStep
+from tilefold.runtime.writing import writing
 from tilefold.tensor.ir import Program
 
 NO_SPAN = nullcontext()
@@ -29,7 +31,7 @@ class CompiledProgram:
     """A program ready to run: what it was made from, and the steps in order. `planned`: by prices, not greedily.
 
     `whole`: the steps for `frontend.regions.direct`, which runs them with less work for Python. `titles`: of the steps,
-    in a profiler.
+    in a profiler. `replacing_inputs`: results, and the inputs that they are written over.
     """
 
     program: Program
@@ -40,6 +42,7 @@ class CompiledProgram:
     titles: tuple[str, ...] = field(default=(), init=False)
     _last_use: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _over: dict[int, list[tuple[str, str]]] = field(default_factory=dict, init=False, repr=False)
+    replacing_inputs: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "titles", titles(self.fused.program, self.steps))
@@ -52,6 +55,27 @@ class CompiledProgram:
         for at, s in enumerate(self.steps):
             pairs = [(new, old) for new, old in s.over if new not in s.orders] if isinstance(s, GpuStep) else ()
             self._over[at] = [(new, old) for new, old in pairs if self._last_use.get(old) == at]
+
+    def replacing(self, wanted: Collection[tuple[str, str]]) -> dict[str, str]:
+        """Those of (result, input) pairs of which the result can take the input's place: it is written by a kernel that
+        may (`runtime.reuse.replaceable`), and no later step reads the input. No result and no input is in two pairs.
+
+        On a GPU, of programs that are planned before their first launch: a kernel that does not compile then fails
+        while all is as it was. On a CPU `prepare` sees to it.
+        """
+        last = {t: at for at, s in enumerate(self.steps) for t in s.reads}
+        found: dict[str, str] = {}
+        for at, s in enumerate(self.steps):
+            if isinstance(s, KernelStep) or (self.whole is not None and isinstance(s, GpuStep)):
+                pairs = [pair for pair in replaceable(s.fused.block) if pair in wanted]
+                found |= {new: old for new, old in pairs if last[old] == at and new not in s.orders}
+        return found
+
+    def replace(self, pairs: Mapping[str, str]) -> None:
+        """Have every call write these results over these inputs (`replacing`), which are contiguous."""
+        self.replacing_inputs.update(pairs)
+        for at, s in enumerate(self.steps):
+            self._over[at] = [*((new, pairs[new]) for new, _, _ in s.results if new in pairs), *self._over[at]]
 
     def __call__(
         self,
@@ -70,6 +94,17 @@ class CompiledProgram:
 
     def _run(
         self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder | None = None
+    ) -> dict[str, torch.Tensor]:
+        if not self.replacing_inputs:
+            return self._stepped(tensors, syms, recorder)
+        for s in self.steps:
+            if isinstance(s, KernelStep):
+                s.prepare(tensors)
+        with writing():
+            return self._stepped(tensors, syms, recorder)
+
+    def _stepped(
+        self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder | None
     ) -> dict[str, torch.Tensor]:
         named = profiled()
         for at, s in enumerate(self.steps):

@@ -137,6 +137,11 @@ class KernelStep(FusedStep):
         """The kernels that have been compiled, the usual one first."""
         return self._loaded
 
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load what `run` needs; what is not among the tensors yet will be row-major."""
+        known = zip(self.reads, self._single, self.usual_units(), strict=True)
+        self.load(tuple(unit_axis(tensors[t], s) if t in tensors else usual for t, s, usual in known))
+
     def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         units = self._units_of(tensors)
         launch = self._loaded.get(units) or self.load(units)

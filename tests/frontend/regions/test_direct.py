@@ -287,3 +287,24 @@ def test_a_repeated_call_finds_its_tensors_among_other_arguments(planned):
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (4, 1, 3, 2)])
 def test_packed_strides_are_those_of_new_memory(shape: tuple[int, ...]) -> None:
     assert packed_strides(shape) == torch.empty(shape).stride()
+
+
+@IN_BOTH
+def test_results_are_written_over_arguments(planned):
+    def step(p, g, m):
+        new = m * 0.9 + g
+        return p * 0.5 + new, new, g.amax()
+
+    given = {"p": randn(4, 6), "g": randn(4, 6, seed=1), "m": randn(4, 6, seed=2)}
+    low = trace(step, *given.values())
+    program = compile_program(low.program, goal="fused", device="interpreter")
+    at = {b.name: b.position for b in low.inputs}
+    found = program.replacing({(low.outputs[0].name, "p"), (low.outputs[1].name, "m"), (low.outputs[2].name, "g")})
+    program.replace(found)
+    run = executable(low, program, {new: at[old] for new, old in found.items()})
+    assert isinstance(run, Direct) and list(found.values()) == ["m", "p"]
+    for _ in range(3):
+        want = step(*[x.clone() for x in given.values()])
+        made = run(*sorted(given.values(), key=lambda x: [at[n] for n in at if given[n] is x]))
+        torch.testing.assert_close(made, want)
+        assert made[0].is_set_to(given["p"]) and made[1].is_set_to(given["m"])

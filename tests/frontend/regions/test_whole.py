@@ -22,8 +22,8 @@ def made(monkeypatch):
     found = []
     usual = Outer.__init__
 
-    def init(self, *given):
-        usual(self, *given)
+    def init(self, *given, **more):
+        usual(self, *given, **more)
         found.append(self)
 
     monkeypatch.setattr(Outer, "__init__", init)

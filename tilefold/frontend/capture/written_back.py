@@ -1,7 +1,8 @@
 """What a graph writes back into its arguments at its end: running statistics of norms, caches.
 
 AOTAutograd leaves such writes to a back end, or copies result by result: of a network of 53 norms 106 kernels of one
-row each. Here the graph returns what is written, and one call beside it copies everything of one type.
+row each. Here the graph returns what is written, and one call beside it copies everything of one type, but for what
+kernels have written where it belongs (`regions.replaced`).
 
 Where a training graph writes some arguments and AOTAutograd others (those with a gradient), its results are wrong
 (torch 2.11 and 2.13, with any back end: a result is missing). Such a graph is refused, and made to write nothing.
@@ -87,6 +88,8 @@ def _ends(n: Node) -> bool:
 def _copied(to: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
     alike: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for x, y in zip(to, new, strict=True):
+        if y.is_set_to(x):
+            continue
         written, read = alike.setdefault((x.device, x.dtype, y.device, y.dtype), ([], []))
         written.append(x)
         read.append(y)

@@ -43,6 +43,8 @@ from tilefold.frontend.regions.partition import (
 )
 from tilefold.frontend.regions.prefixes import own_prefixes
 from tilefold.frontend.regions.real import on_real_tensors
+from tilefold.frontend.regions.replaced import replace as replace_arguments
+from tilefold.frontend.regions.replaced import replaced
 from tilefold.frontend.regions.rows import Loop
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
@@ -172,6 +174,7 @@ def _compiled_graph(
         first = parts.fallbacks[0]
         raise UnsupportedError(first.reason, loc=first.loc, hint=STRICT_HINT)
     build = _Assembler(gm, parts, options, name, titles)
+    build.replaced = replaced(gm, parts)
     whole = build.assemble()
     others = [g for g in parts.groups if not g.covered]
     called = sum(is_meant(n) for g in others for n in g.nodes)
@@ -213,6 +216,8 @@ class _Assembler:
         self.regions: list[Region] = []
         self.fallbacks = list(parts.fallbacks)
         self.alone = [0]  # operators that no compiler takes; of the parts of parts as well
+        self.replaced: Mapping[torch.fx.Node, torch.fx.Node] = {}
+        self.writes = False  # over arguments
         self.sizes = Sizes.of(gm) if options.specialise else None
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
         self.titles = dict(zip(nodes, titles, strict=True)) if titles and len(titles) == len(nodes) else {}
@@ -235,7 +240,7 @@ class _Assembler:
         output = self.gm.graph.output_node()
         self.graph.output(torch.fx.map_arg(output.args[0], self.made.__getitem__))
         run = self._alone() or torch.fx.GraphModule(self.root, self.graph).forward
-        return Outer(run, self.root, self.graph, self.gm.graph, self.name)
+        return Outer(run, self.root, self.graph, self.gm.graph, self.name, writes=self.writes)
 
     def _alone(self) -> Callable[..., Sequence[object]] | None:
         """The only part itself, if the outer graph hands it arguments and returns its results as they are."""
@@ -356,7 +361,9 @@ class _Assembler:
             if self.options.tune and device == "cuda" and isinstance(runner, CompiledProgram):
                 tuned(runner, name)
         self.regions.append(Region(name, lowered, runner))
-        run = executable(lowered, runner)
+        over = replace_arguments(extracted, lowered, runner, self.replaced)
+        self.writes |= bool(over)
+        run = executable(lowered, runner, over)
         start_building(run, [n.meta.get("val") for n in extracted.inputs])
         return run
 

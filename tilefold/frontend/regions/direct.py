@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -23,19 +24,21 @@ from tilefold.frontend.regions.replay import Replayed
 from tilefold.runtime.gpu_program import GpuCall, GpuProgram, Made
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.tape import NOTHING, Instruction, Kind, Op, Slot, Tape, finished
+from tilefold.runtime.writing import writing
 from tilefold.tensor.sizes import shape_function
 
 #: Calls remembered a graph; dynamic shapes make new ones.
 CALLS = 4096
 
 
-def executable(lowered: Lowered, runner: Runner) -> Executable:
-    """The graph as a callable: the direct one where its program runs as one call."""
+def executable(lowered: Lowered, runner: Runner, over: Mapping[str, int] = MappingProxyType({})) -> Executable:
+    """The graph as a callable: the direct one where its program runs as one call. over: results of the program that
+    take the place of arguments, and the positions of these (`regions.replaced`)."""
     if not isinstance(runner, CompiledProgram):
         return Executable(lowered, runner)
     if runner.whole is not None and any(b.position is not None for b in lowered.inputs):
-        return Direct(lowered, runner, runner.whole)
-    return Replayed(lowered, runner)
+        return Direct(lowered, runner, runner.whole, over)
+    return Replayed(lowered, runner, writes=bool(over))
 
 
 def start_building(run: Executable, values: Sequence[object]) -> None:
@@ -65,8 +68,15 @@ class Direct(Replayed):
 
     aligned = True
 
-    def __init__(self, lowered: Lowered, runner: CompiledProgram, whole: GpuProgram):
-        super().__init__(lowered, runner)
+    def __init__(
+        self,
+        lowered: Lowered,
+        runner: CompiledProgram,
+        whole: GpuProgram,
+        over: Mapping[str, int] = MappingProxyType({}),
+    ):
+        super().__init__(lowered, runner, writes=bool(over))
+        self._over = over
         self._where = runner.where
         self.whole = whole
         self._positions = tuple(dict.fromkeys(b.position for b in lowered.inputs if b.position is not None))
@@ -75,7 +85,7 @@ class Direct(Replayed):
         self._extents = tuple(
             dict.fromkeys(b.position for b in lowered.syms if b.axis is not None and b.position not in self._positions)
         )
-        self._made = {n: self._alone(n) for n in dict.fromkeys(lowered.program.outputs)}
+        self._made = {n: self._alone(n) for n in dict.fromkeys(lowered.program.outputs) if n not in over}
         returned = [o.name for o in lowered.outputs]
         self._plain = returned == list(self._made) and all(o is not None for o in self._made.values())
         self._known: dict[tuple[object, ...], _Known] = {}
@@ -102,12 +112,16 @@ class Direct(Replayed):
     def written(self, args: Sequence[object]) -> tuple[tuple[torch.Tensor | None, ...], Tape | None, str]:
         """See `Replayed`."""
         made, call, pointers = self._planned_call(args)
+        with writing(bool(self._over)):
+            return made, self._tape(args, call, pointers), ""
+
+    def _tape(self, args: Sequence[object], call: GpuCall, pointers: Sequence[int]) -> Tape:
         syms, first = self.symbols(args), args[self._positions[0]]
         assert isinstance(first, torch.Tensor)
         slots, code = call.written(self._positions, self._constants, pointers, self._where, first.device)
         of = {name: len(self._positions) + len(self._constants) + k for k, name in enumerate(self._made)}
         outputs = [self._output(o, slots, code, of, syms) for o in self.lowered.outputs]
-        return made, finished(slots, code, outputs, torch.empty(0, dtype=torch.uint8, device=first.device)), ""
+        return finished(slots, code, outputs, torch.empty(0, dtype=torch.uint8, device=first.device))
 
     def _output(
         self,
@@ -122,6 +136,8 @@ class Direct(Replayed):
             slots.append(Slot(Kind.ARGUMENT, o.position))
         elif o.name is None:
             return NOTHING
+        elif o.name in self._over:
+            slots.append(Slot(Kind.ARGUMENT, self._over[o.name]))
         elif self._made[o.name] is not None:
             return made[o.name]
         else:
@@ -153,15 +169,20 @@ class Direct(Replayed):
     def _made_by(
         self, call: GpuCall, args: Sequence[object], xs: Sequence[torch.Tensor], pointers: list[int]
     ) -> tuple[torch.Tensor | None, ...]:
-        device = xs[0].get_device()
-        if device < 0:
-            made = call.run(None, pointers)
-        elif device == torch._C._cuda_getDevice():
-            made = call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
+        if not self._over:
+            made = self._run_planned(call, xs[0].get_device(), pointers)
         else:
-            with torch.cuda.device(device):
-                made = call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
+            with writing():
+                made = self._run_planned(call, xs[0].get_device(), pointers)
         return tuple(made) if self._plain else self._viewed(args, made)
+
+    def _run_planned(self, call: GpuCall, device: int, pointers: list[int]) -> list[torch.Tensor]:
+        if device < 0:
+            return call.run(None, pointers)
+        if device == torch._C._cuda_getDevice():
+            return call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
+        with torch.cuda.device(device):
+            return call.run(torch._C._cuda_getCurrentRawStream(device), pointers)
 
     def _looked_up(self, args: Sequence[object], xs: Sequence[torch.Tensor], aligned: list[int]) -> GpuCall:
         """The call for such arguments, which becomes the last one where tensors alone decide."""
@@ -183,8 +204,11 @@ class Direct(Replayed):
         """Results that are arguments, copies into other strides, or several views of one memory."""
         syms = self.symbols(args)
         results = dict(zip(self._made, made, strict=True))
+        results |= {name: args[position] for name, position in self._over.items()}  # type: ignore[misc]
         return tuple(
-            results[o.name] if o.name is not None and self._made[o.name] is not None else view(args, results, syms)
+            results[o.name]
+            if o.name is not None and (o.name in self._over or self._made[o.name] is not None)
+            else view(args, results, syms)
             for o, view in zip(self.lowered.outputs, self._outputs, strict=True)
         )
 
@@ -195,7 +219,9 @@ class Direct(Replayed):
         fixed = [b.name for b in self.lowered.inputs if b.position is None]
         slots |= {n: len(self._positions) + k for k, n in enumerate((*fixed, *self._made))}
         made = {n: self._allocation(n, syms) for n in self._made}
-        return self.whole.plan(inputs, syms, made, slots, [inputs[n].data_ptr() for n in fixed])
+        names = {b.position: b.name for b in self.lowered.inputs}
+        over = {n: names[position] for n, position in self._over.items()}
+        return self.whole.plan(inputs, syms, made, slots, [inputs[n].data_ptr() for n in fixed], over)
 
     def _allocation(self, name: str, syms: dict[str, int]) -> Made:
         dtype, shape = self.whole.results[name]

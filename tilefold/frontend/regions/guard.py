@@ -20,6 +20,7 @@ from tilefold import config
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.regions.replay import recorded
 from tilefold.runtime.recorder import Recorder
+from tilefold.runtime.writing import has_written
 
 log = logging.getLogger("tilefold")
 T = TypeVar("T")
@@ -71,11 +72,12 @@ class Part:
     def survives(self, err: Exception) -> bool:
         """Whether the part may run elsewhere after this.
 
-        Not after an error of a device, which leaves it unusable (a kernel that wrote out of bounds); not after what
-        Dynamo raises to steer itself; and nothing of ours with TILEFOLD_STRICT=1.
+        Not once arguments have been written over; not after an error of a device, which leaves it unusable (a kernel
+        that wrote out of bounds); not after what Dynamo raises to steer itself; and nothing of ours with
+        TILEFOLD_STRICT=1.
         """
         steers = isinstance(err, TorchDynamoException) and not isinstance(err, BackendCompilerFailed)
-        if steers or (self.by == "Tilefold" and config.load().strict):
+        if steers or has_written(err) or (self.by == "Tilefold" and config.load().strict):
             return False
         return not (isinstance(err, _DeviceError) or "CUDA error" in str(err))
 
@@ -129,8 +131,8 @@ class Guarded:
     def __call__(self, *args: object) -> object:
         try:
             return self.run(*args)
-        # Hidden: as in `attempt`, of kernels that are built when they are first needed. Parts change none of their
-        # arguments, so that a call can be repeated.
+        # Hidden: as in `attempt`, of kernels that are built when they are first needed. Arguments are as they were, or
+        # the error is marked (`runtime.writing`), so that a call can be repeated.
         except Exception as err:
             if not self.part.survives(err):
                 raise

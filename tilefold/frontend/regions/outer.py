@@ -25,6 +25,7 @@ from tilefold.frontend.regions.replay import Recorded, recorded
 from tilefold.frontend.regions.rows import Loop, scaled
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.tape import Tape
+from tilefold.runtime.writing import writing
 
 #: What a node computes: from all values so far.
 Compute = Callable[[list[Any]], Any]
@@ -50,7 +51,9 @@ class _Step:
 class Outer(Recorded):
     """A graph and its modules: `run` with arguments, as any callable; `boxed` with a list of them, which it empties.
 
-    traced: what the graph was made of, named `name`; without it, it is not recorded whole.
+    traced: what the graph was made of, named `name`; without it, it is not recorded whole. writes: parts write over
+    arguments. A call that cannot be recorded could then not run once more part by part: the first call is none, so that
+    what fails to build has failed before.
     """
 
     def __init__(
@@ -60,8 +63,11 @@ class Outer(Recorded):
         graph: torch.fx.Graph,
         traced: torch.fx.Graph | None = None,
         name: str = "",
+        *,
+        writes: bool = False,
     ):
         super().__init__(name)
+        self.writes = self._first = writes
         self._run = run
         nodes = list(graph.nodes)
         at = {n: k for k, n in enumerate(nodes)}
@@ -124,9 +130,10 @@ class Outer(Recorded):
     def written(self, args: Sequence[object]) -> tuple[Sequence[Any], Tape | None, str]:
         """See `Recorded`."""
         recorder = Recorder(args, ())
-        with recorder:
-            made = self.record(args, recorder)
-        tape = recorder.tape(made)
+        with writing(self.writes):
+            with recorder:
+                made = self.record(args, recorder)
+            tape = recorder.tape(made)
         return made, tape, recorder.refused
 
     def record(self, args: Sequence[object], recorder: Recorder) -> Sequence[Any]:
@@ -142,6 +149,13 @@ class Outer(Recorded):
             for d in s.drops:
                 values[d] = None
         return self._ended(values)
+
+    def _due(self, args: Sequence[object]) -> bool:
+        """See `Recorded`."""
+        if self._first:
+            self._first = False
+            return False
+        return super()._due(args)
 
     def _by_tape(self, args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a tape, old or new (a list of arguments may then be empty); None, and arguments as they were,

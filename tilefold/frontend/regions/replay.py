@@ -20,6 +20,7 @@ from tilefold.frontend.regions.execute import Executable
 from tilefold.runtime.native.load import WORTH, Built, Native, native, stream_of
 from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.tape import Tape
+from tilefold.runtime.writing import writing
 
 log = logging.getLogger("tilefold")
 
@@ -42,9 +43,10 @@ class Recordable(Protocol):
 class Recorded:
     """What is recorded, and done again in C++. name: for people; module: what runs tapes (None: what this machine
     builds). `refused`: why it is not. `aligned`: tapes hold for alignments of addresses, as they always do on GPUs.
+    `writes`: results are written over arguments.
     """
 
-    aligned = False
+    aligned = writes = False
     #: Calls after which it is worth building the module.
     worth = WORTH
 
@@ -76,7 +78,7 @@ class Recorded:
     def __call__(self, *args: object) -> Sequence[Any]:
         module = self._module
         if module is not None:
-            made: Sequence[Any] | None = module.run(self._region, args)
+            made: Sequence[Any] | None = self._run_tape(args) if self.writes else module.run(self._region, args)
             if made is not None:
                 return made
         return self._recorded(args) if self._due(args) else self.in_python(args)
@@ -84,9 +86,14 @@ class Recorded:
     def replay(self, args: list[object]) -> Sequence[Any] | None:
         """The results of the tape for such arguments, which are freed after their last use: the list is emptied. None,
         and an untouched list, where there is no tape."""
-        if self._module is None:
+        return self._run_tape(args)
+
+    def _run_tape(self, args: Sequence[object]) -> Sequence[Any] | None:
+        module = self._module
+        if module is None:
             return None
-        made: Sequence[Any] | None = self._module.run(self._region, args)
+        with writing(self.writes):
+            made: Sequence[Any] | None = module.run(self._region, args)
         return made
 
     def _due(self, args: Sequence[object]) -> bool:
@@ -124,8 +131,10 @@ class Recorded:
         made, tape, self.refused = self.written(args)
         if tape is None:
             self.refused = self.refused or "it has no tensors"
-        elif self._module is not None and not self._module.add(self._region, tuple(args), *tape.packed()):
-            self.refused = "an argument is no plain tensor"
+        elif self._module is not None:
+            with writing(self.writes):
+                added = self._module.add(self._region, tuple(args), *tape.packed())
+            self.refused = self.refused if added else "an argument is no plain tensor"
         if self.refused:
             log.info("%s runs step by step in Python: %s", self.name, self.refused)
             self._module = None
@@ -135,9 +144,12 @@ class Recorded:
 class Replayed(Recorded, Executable):  # type: ignore[misc]
     """An `Executable` that is recorded."""
 
-    def __init__(self, lowered: Lowered, runner: Recordable, module: Native | Built | None = None):
+    def __init__(
+        self, lowered: Lowered, runner: Recordable, module: Native | Built | None = None, *, writes: bool = False
+    ):
         Executable.__init__(self, lowered, runner)
         Recorded.__init__(self, lowered.program.name, module)
+        self.writes = writes
         self.program = runner
         self._constants = [
             read((), {}) for (_, read), b in zip(self.inputs, lowered.inputs, strict=True) if b.constant is not None
@@ -156,7 +168,8 @@ class Replayed(Recorded, Executable):  # type: ignore[misc]
         recorder = Recorder(args, ())
         with recorder:
             made = self.record(args, recorder)
-        tape = recorder.tape(made)
+        with writing(self.writes):
+            tape = recorder.tape(made)
         return made, tape, recorder.refused
 
     def record(self, args: Sequence[object], recorder: Recorder) -> tuple[torch.Tensor | None, ...]:
