@@ -145,9 +145,12 @@ def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool
 
 def _known_before(g: Graph, a: Group, b: Group, summed: set[str], whole: Group) -> bool:
     """Whether b's sums over these dims are no part of a's folds (scores are), so that no segments of one kernel compute
-    both, and a's results have those dims."""
+    both, b multiplies no matrices, and a's results have those dims."""
     folded = {d for m in a.members for d in g.by_name[m].rdims}
     sums = [c for c in map(g.by_name.__getitem__, b.members) if summed & {*c.rdims}]
+    products = (product_of(g.by_name[m]) for m in b.members)
+    if any(p is not None and p.is_matrix(lambda d: g.extent(d) > 1) for p in products):
+        return False
     results = (m for m in a.members if g.escapes(m, whole.members))
     return not any(folded & {*out_dims(c)} for c in sums) and any(summed & {*out_dims(g.by_name[m])} for m in results)
 

@@ -242,6 +242,8 @@ class _Reader:
     ) -> Gradient | None:
         if len(ways) > MOST_SPACE or any(i == const(0) and not same(n, const(1)) for i, n in self._units()):
             return None
+        if max(len(outs), len(channels)) > 1 and all(same(w.taps, const(1)) for w in ways):
+            return None  # patches in order: a product of matrices
         n = next(iter(batch), None)
         return Gradient(of, self.x, self.w, self.dtype, n, tuple(outs), tuple(channels), tuple(ways))
 

@@ -204,7 +204,11 @@ class _Parts:
             for u in list(n.users):
                 if u.target is aten.select.int and u.args[1] in (last, -1):
                     self.at = u
-                    u.replace_all_uses_with(self._full((x, y)[u.args[2]], a.meta["val"]))  # type: ignore[index]
+                    part = self._full((x, y)[u.args[2]], a.meta["val"])  # type: ignore[index]
+                    for out in [m for m in u.users if m.op == "output"]:  # every second number, as it was
+                        if u.meta["val"].stride() != part.meta["val"].stride():
+                            out.replace_input_with(u, self._emit(aten.select.int, self._stacked(a), *u.args[1:]))
+                    u.replace_all_uses_with(part)
             self.at = n
             made = self._stacked(a) if any(u.target is not aten.select.int or u.users for u in n.users) else n
         elif n.target is aten.abs.default:
