@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, dims_used, loads, tensors_read, walk
 from tilefold.block.group import ANY, Group, Limits, Operands
-from tilefold.block.parallel import ends_a_chain, less_parallel, parallel_dims, too_few
+from tilefold.block.parallel import bytes_read, ends_a_chain, less_parallel, parallel_dims, too_few
 from tilefold.tensor.analysis import Graph, out_dims, plain_axes
 from tilefold.tensor.ir import Compute
-from tilefold.tensor.product import product_of
+from tilefold.tensor.product import matrices, product_of
 
 
 def legal(
@@ -170,8 +170,8 @@ def _computed_again(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...
     brings it to the matrix unit; and writing it once costs less. Of products that a fold streams, or that are its
     scores."""
     for name in members:
-        p = product_of(g.by_name[name])
-        if p is None or not p.is_matrix(lambda d: g.extent(d) > 1):
+        p = matrices(g.by_name[name], g.extent)
+        if p is None:
             continue
         for r in sorted((tensors_read(p.a) | tensors_read(p.b)) & set(members)):
             c = g.by_name[r]
@@ -197,7 +197,7 @@ def _among_neighbours(g: Graph, members: tuple[str, ...], parallel: tuple[str, .
     """The reason, if a product of matrices would be computed again for each index of the dims along which most of what
     a kernel reads has its neighbours (a gate of channels, for each place of an image): its rows fill tiles, beside
     which blocks have one such index, and writing it once costs less than reading that in single elements."""
-    products = [m for m in members if (p := product_of(g.by_name[m])) and p.is_matrix(lambda d: g.extent(d) > 1)]
+    products = [m for m in members if matrices(g.by_name[m], g.extent)]
     for name in products:
         own = set(out_dims(g.by_name[name]))
         again = {d for d in parallel if d not in own and g.extent(d) > 1}
@@ -205,8 +205,7 @@ def _among_neighbours(g: Graph, members: tuple[str, ...], parallel: tuple[str, .
             continue
         read = {ld for m in members for ld in loads(g.by_name[m].body) if ld.tensor not in members and ld.index}
         near = [ld for ld in read if again & dims_used(ld.index[-1])]
-        nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in near)
-        if nbytes > 2 * g.nbytes([name]) + cost.kernel:
+        if bytes_read(g, near) > 2 * g.nbytes([name]) + cost.kernel:
             return f"{name} would be computed in blocks of one index of {', '.join(sorted(again))}"
     return None
 
@@ -224,7 +223,7 @@ def _weighed(g: Graph, name: str, r: str) -> bool:
     assert product is not None
     before = {t for t in tensors_read(product.a) | tensors_read(product.b) if t != r and t in g.by_name}
     above = (x for t in before for x in (g.by_name[t], *g.reached(t, g.producers, lambda c: c.reducer is None)))
-    return any((found := product_of(c)) is not None and found.is_matrix(lambda d: g.extent(d) > 1) for c in above)
+    return any(matrices(c, g.extent) for c in above)
 
 
 def is_folded(g: Graph, name: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
 from tilefold.block.group import ANY, Group, Limits
 from tilefold.tensor.analysis import Graph, is_static, out_dims
-from tilefold.tensor.product import product_of
+from tilefold.tensor.product import matrices, product_of
 
 
 def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> tuple[str, ...] | str:
@@ -140,7 +140,7 @@ def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool
     both = set[Load]() if behind else read & _read(g, b)
     left = g.points(whole.parallel) * max(1, g.points(summed) // limits.segment)
     slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
-    return slower * _bytes(g, read) > limits.operands.kernel + 2 * g.nbytes(between) + _bytes(g, both)
+    return slower * bytes_read(g, read) > limits.operands.kernel + 2 * g.nbytes(between) + bytes_read(g, both)
 
 
 def _known_before(g: Graph, a: Group, b: Group, summed: set[str], whole: Group) -> bool:
@@ -148,8 +148,7 @@ def _known_before(g: Graph, a: Group, b: Group, summed: set[str], whole: Group) 
     both, b multiplies no matrices, and a's results have those dims."""
     folded = {d for m in a.members for d in g.by_name[m].rdims}
     sums = [c for c in map(g.by_name.__getitem__, b.members) if summed & {*c.rdims}]
-    products = (product_of(g.by_name[m]) for m in b.members)
-    if any(p is not None and p.is_matrix(lambda d: g.extent(d) > 1) for p in products):
+    if any(matrices(g.by_name[m], g.extent) for m in b.members):
         return False
     results = (m for m in a.members if g.escapes(m, whole.members))
     return not any(folded & {*out_dims(c)} for c in sums) and any(summed & {*out_dims(g.by_name[m])} for m in results)
@@ -160,7 +159,8 @@ def _read(g: Graph, x: Group) -> set[Load]:
     return {ld for m in x.members for ld in loads(g.by_name[m].body) if ld.tensor not in x.members}
 
 
-def _bytes(g: Graph, read: Iterable[Load]) -> float:
+def bytes_read(g: Graph, read: Iterable[Load]) -> float:
+    """Bytes of what these loads read, each element once."""
     return sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
 
 
@@ -181,9 +181,7 @@ def _uncut(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
     left, (summed,) = g.points(whole.parallel), axes
     cut = left * max(1, g.points(summed) // limits.segment)
     slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / cut)
-    read = {ld for m in a.members for ld in loads(g.by_name[m].body) if ld.tensor not in a.members}
-    nbytes = sum(g.points(dims_used(ld)) * g.program.dtype_of(ld.tensor).nbytes for ld in read)
-    return slower * nbytes > 2 * limits.operands.kernel
+    return slower * bytes_read(g, _read(g, a)) > 2 * limits.operands.kernel
 
 
 def _summed_last(g: Graph, x: Group, whole: Group) -> set[frozenset[str]]:

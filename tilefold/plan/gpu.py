@@ -8,7 +8,7 @@ axis gets a kernel of its own, and what no kernel can hold is cut.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -81,22 +81,24 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: not isinstance(whole.made(x), str))
         p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls))
         p, groups = states_apart(p, groups, machine, target.limits, frozenset(calls))
-        g = Graph.of(p)
-    fitting = _Fitting(g, target, frozenset(calls), chosen.forms)
     refusals = list(chosen.grouping.refusals)
-    fitted = [x for members in groups for x in fitting.parts(members, refusals)]
+
+    def fit(p: Program, groups: Sequence[Group]) -> tuple[Program, _Fitting, list[Group]]:
+        fitting = _Fitting(Graph.of(p), target, frozenset(calls), chosen.forms)
+        return p, fitting, [x for members in groups for x in fitting.parts(members, refusals)]
+
+    p, fitting, fitted = fit(p, groups)
     if target.given is None and len(fitted) > len(groups):  # parts are groups too
+        fits = fitting
         other, parts = separated(
-            p, g, fitted, machine, frozenset(calls), lambda x: not isinstance(fitting.made(x), str)
+            p, fits.g, fitted, machine, frozenset(calls), lambda x: not isinstance(fits.made(x), str)
         )
         if len(parts) > len(fitted):
-            p, g = other, Graph.of(other)
-            fitting = _Fitting(g, target, frozenset(calls), chosen.forms)
-            fitted = [x for members in parts for x in fitting.parts(members, refusals)]
-    other, parts = lookups_apart(p, fitted, machine, target.limits, frozenset(calls))
-    if target.given is None and len(parts) > len(fitted):
-        p, fitting = other, _Fitting(Graph.of(other), target, frozenset(calls), chosen.forms)
-        fitted = [x for members in parts for x in fitting.parts(members, refusals)]
+            p, fitting, fitted = fit(other, parts)
+    if target.given is None:
+        other, parts = lookups_apart(p, fitted, machine, target.limits, frozenset(calls))
+        if len(parts) > len(fitted):
+            p, fitting, fitted = fit(other, parts)
     kernels = tuple(k for x in fitted for k in fitting.kernels(x))
     return Fused(p, kernels, Grouping(tuple(fitted), tuple(refusals)))
 

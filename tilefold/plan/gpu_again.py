@@ -20,7 +20,7 @@ from tilefold.block.stages import inline_maps
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, expr_flops
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import product_of
+from tilefold.tensor.product import matrices
 from tilefold.tensor.rewrite import drop_dead
 
 #: Maps of a program that are looked at, the last first.
@@ -81,8 +81,8 @@ def _plainly_read(g: Graph, name: str, reader: str) -> bool:
 
 def _multiplies(g: Graph, x: Group) -> bool:
     """Whether a kernel is of products of matrices, whose operands are copied from memory."""
-    found = (product_of(g.by_name[m]) for m in x.members)
-    return any(f is not None and f.left != f.right and f.is_matrix(lambda d: g.extent(d) > 1) for f in found)
+    found = (matrices(g.by_name[m], g.extent) for m in x.members)
+    return any(f is not None and f.left != f.right for f in found)
 
 
 def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group, machine: Gpu) -> float:

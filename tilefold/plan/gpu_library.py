@@ -29,7 +29,7 @@ from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.convolution_tails import Tail
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import library_product, product_of
+from tilefold.tensor.product import library_product, matrices, product_of
 from tilefold.tensor.reduction_laws import align_reductions
 
 #: Elements of 16 bits that are 16 bytes; how many times what it costs a tail in a call must save.
@@ -143,8 +143,8 @@ def _multiplies(g: Graph, c: Compute) -> bool:
     In one of rows with rows, or of a matrix with a vector, each element of an operand is used once: memory is all that
     counts, and a kernel that also does what follows reads it once.
     """
-    p = product_of(c)
-    return p is not None and bool(loads(p.a) and loads(p.b)) and p.is_matrix(lambda d: g.extent(d) > 1)
+    p = matrices(c, g.extent)
+    return p is not None and bool(loads(p.a) and loads(p.b))
 
 
 def _of_wide_folds(p: Program, apart: frozenset[str], machine: Gpu) -> frozenset[str]:

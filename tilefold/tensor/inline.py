@@ -218,20 +218,30 @@ def _of_elements(e: Expr) -> int:
     within = sum(map(_of_elements, children(e))) if not isinstance(e, Load) else 0
     if not isinstance(e, Call) or e.op in ("where", "within"):
         return within
-    return within + expr_flops(Call(e.op, tuple(Const(0, DType.I64) for _ in e.args)))
+    return within + expr_flops(e) - sum(map(expr_flops, e.args))
 
 
 def _times(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[str, Expr]) -> float:
     """How often a reader computes an element of a map, if it takes one for each of its own: short parts put together
     along the last axis are all computed everywhere; of parts along another one an inner loop has one. 1 where sizes are
     not known."""
-    extents = [[sizes[d] for d in dims] for dims in (dims_of(c), m.dims)]
-    if not all(isinstance(n, Const) for side in extents for n in side):
+    points = _points(c, m, sizes)
+    if points is None:
         return 1.0
     if all(ld.index and isinstance(ld.index[-1], Index) and all(map(_shifted, ld.index)) for ld in at):
         return 1.0
-    read, made = (math.prod(int(n.value) for n in side if isinstance(n, Const)) for side in extents)
+    read, made = points
     return max(1.0, read / made) if made else 1.0
+
+
+def _points(c: Compute, m: Compute, sizes: Mapping[str, Expr]) -> tuple[int, int] | None:
+    """Elements that a reader takes, one for each of its own, and those that a map has; None where sizes are not
+    known."""
+    extents = [[sizes[d] for d in dims] for dims in (dims_of(c), m.dims)]
+    if not all(isinstance(n, Const) for side in extents for n in side):
+        return None
+    read, made = (math.prod(int(n.value) for n in side if isinstance(n, Const)) for side in extents)
+    return read, made
 
 
 def _shifted(i: Expr) -> bool:
@@ -245,10 +255,10 @@ def _shifted(i: Expr) -> bool:
 def _each_once(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[str, Expr]) -> bool:
     """Whether a reader takes no more elements of a map than it has, each in one place (pooling whose windows do not
     overlap): nothing is computed twice."""
-    extents = [[sizes[d] for d in dims] for dims in (dims_of(c), m.dims)]
-    if not all(isinstance(n, Const) for side in extents for n in side) or len(set(at)) < len(at):
+    points = _points(c, m, sizes)
+    if points is None or len(set(at)) < len(at):
         return False
-    read, made = (math.prod(int(n.value) for n in side if isinstance(n, Const)) for side in extents)
+    read, made = points
     return len(at) * read <= made
 
 

@@ -44,8 +44,9 @@ def settled_positions(p: Program) -> Program:
             return e
         if (e, extent) not in known:
             with _disable_current_modes():  # values are looked at: not under AOT's fake mode
-                rounded = any(isinstance(x, Cast) for x in walk(e))
-                known[e, extent] = _unguarded(p, _settled(p, e, extent) if rounded else e)
+                plain = _unguarded(p, e)
+                rounded = any(isinstance(x, Cast) for x in walk(plain))
+                known[e, extent] = _settled(p, plain, extent) if rounded else plain
         return known[e, extent]
 
     def read(ld: Load) -> Expr:
@@ -56,23 +57,18 @@ def settled_positions(p: Program) -> Program:
 
 
 def _settled(p: Program, e: Expr, extent: Expr) -> Expr:
-    inner = e.args[0] if isinstance(e, Call) and e.op == "within" else e
-    dims = dims_used(inner)
-    if len(dims) != 1 or loads(inner) or not isinstance(extent, Const):
+    values = _known(p, e)
+    if values is None or values.dtype.is_floating_point or not isinstance(extent, Const):
         return e
-    (d,) = dims
-    count = p.sizes[d]
-    if not isinstance(count, Const) or not 0 < count.value <= MOST:
+    n = int(extent.value)
+    if int(values.min()) < 0 or int(values.max()) >= n:
         return e
-    n, length = int(extent.value), int(count.value)
-    values = _values(inner, d, length)
-    if values is None or int(values.min()) < 0 or int(values.max()) >= n:
-        return e
-    for form in _forms(Index(d), n, length, values):
-        found = _values(form, d, length)
-        if found is not None and torch.equal(found, values):
+    (d,) = dims_used(e)
+    for form in _forms(Index(d), n, len(values), values):
+        found = _known(p, form)
+        if found is not None and torch.equal(found.to(values.dtype), values):
             return form
-    return _without_branches(inner, d, length)
+    return e
 
 
 def _is_guard(e: Expr) -> bool:
@@ -91,28 +87,20 @@ def _unguarded(p: Program, e: Expr) -> Expr:
 
 
 def _known(p: Program, e: Expr) -> torch.Tensor | None:
-    """An expression's values at all indices of its one dim; None where it has more, or depends on more."""
+    """An expression's values at all indices of its one dim: [its extent]; None where it has more, or none, or depends
+    on more, or has a check that some index fails."""
     dims = dims_used(e)
     extent = p.sizes[next(iter(dims))] if len(dims) == 1 else None
-    if loads(e) or not isinstance(extent, Const) or not 0 < extent.value <= MOST:
+    if not isinstance(extent, Const) or not 0 < extent.value <= MOST:
         return None
-    if any(isinstance(x, Call) and x.op == "within" for x in walk(e)):
-        return None  # a check that some index fails
+    if loads(e) or any(isinstance(x, Call) and x.op == "within" for x in walk(e)):
+        return None
     (d,) = dims
     length = int(extent.value)
     try:
-        return evaluate(e, Grid({d: (0, length)}), Env(lambda tensor, at: at[0], {d: length}, {}))
+        return evaluate(e, Grid({d: (0, length)}), Env(lambda tensor, at: at[0], {d: length}, {})).expand(length)
     except KeyError:
         return None
-
-
-def _values(e: Expr, d: str, length: int) -> torch.Tensor | None:
-    """All values of an integer expression over d: [length]; None where it refers to something else."""
-    try:
-        found = evaluate(e, Grid({d: (0, length)}), Env(lambda tensor, at: at[0], {d: length}, {}))
-    except KeyError:
-        return None
-    return found.to(torch.int64).expand(length) if not found.dtype.is_floating_point else None
 
 
 def _forms(k: Expr, n: int, length: int, values: torch.Tensor) -> Iterator[Expr]:
@@ -130,12 +118,3 @@ def _forms(k: Expr, n: int, length: int, values: torch.Tensor) -> Iterator[Expr]
     )
     yield low
     yield call("minimum", low + const(1), const(n - 1))
-
-
-def _without_branches(e: Expr, d: str, length: int) -> Expr:
-    """Without the branches that no index takes."""
-    if isinstance(e, Call) and e.op == "where" and not loads(e.args[0]):
-        taken = evaluate(e.args[0], Grid({d: (0, length)}), Env(lambda tensor, at: at[0], {d: length}, {}))
-        if taken.dtype is torch.bool and (bool(taken.all()) or not bool(taken.any())):
-            return _without_branches(e.args[1] if bool(taken.all()) else e.args[2], d, length)
-    return rebuild(e, tuple(_without_branches(x, d, length) for x in children(e)))

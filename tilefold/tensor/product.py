@@ -96,6 +96,12 @@ def product_of(c: Compute) -> Product | None:
     return product(c.reducer, c.body, c.dims, c.rdims)
 
 
+def matrices(c: Compute, extent: Callable[[str], float]) -> Product | None:
+    """The product of matrices that a statement is, of more than one row, column and summed element; else None."""
+    p = product_of(c)
+    return p if p is not None and p.is_matrix(lambda d: extent(d) > 1) else None
+
+
 def product(reducer: str | None, body: Expr, dims: tuple[str, ...], rdims: tuple[str, ...]) -> Product | None:
     """The same of a statement in any of the IRs, by its parts."""
     match body:

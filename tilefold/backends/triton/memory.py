@@ -229,12 +229,10 @@ class Memory:
             return False
         return step != 1 or t.name in self._between
 
-    def _steps(self, t: ir.TensorParam, index: Sequence[Expr]) -> tuple[dict[str, int], int]:
-        """Elements from one index of a dim to the next along the axis of neighbours, and the first one's place."""
+    def _first(self, t: ir.TensorParam, index: Sequence[Expr]) -> int:
+        """The place along the axis of neighbours at which a load starts, as far as it is a number."""
         assert t.unit_axis is not None
-        terms = poly(self.c.settled(index[t.unit_axis]), self.c.kernel.sizes)
-        steps = {i.dim: k for mono, k in terms.items() for i in mono if isinstance(i, Index) and len(mono) == 1}
-        return steps, terms.get((), 0)
+        return poly(self.c.settled(index[t.unit_axis]), self.c.kernel.sizes).get((), 0)
 
     @cached_property
     def _between(self) -> frozenset[str]:
@@ -243,7 +241,7 @@ class Memory:
         for e in expressions(self.c.kernel.body):
             for ld in loads(e):
                 t = self.c.tensors.get(ld.tensor)
-                if t is not None and t.unit_axis is not None and self._steps(t, ld.index)[1] * t.dtype.nbytes % DIVISOR:
+                if t is not None and t.unit_axis is not None and self._first(t, ld.index) * t.dtype.nbytes % DIVISOR:
                     found.add(t.name)
         return frozenset(found)
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch.utils._pytree import tree_leaves
+
+from tilefold.frontend.operators.writer import Writer
 
 Node = torch.fx.Node
 aten = torch.ops.aten
@@ -135,17 +135,7 @@ class _Parts:
 
     def _emit(self, target: Any, *args: Any, **named: Any) -> Node:
         assert self.at is not None
-        mode = detect_fake_mode([x.meta["val"] for x in tree_leaves((args, named)) if isinstance(x, Node)])
-        given, keyed = torch.fx.map_arg((args, named), lambda a: a.meta["val"])
-        if mode is None:
-            val = target(*given, **keyed)
-        else:
-            with mode:
-                val = target(*given, **keyed)
-        with self.at.graph.inserting_before(self.at):
-            made = self.at.graph.call_function(target, args, named)
-        made.meta = {k: v for k, v in self.at.meta.items() if k not in ("val", "tensor_meta")} | {"val": val}
-        return made
+        return Writer(self.at)(target, *args, **named)
 
     def _pair(self, a: object) -> Pair:
         """The parts of a value, complex or real."""

@@ -263,8 +263,8 @@ def adaptive(x: Value, shape: tuple[Expr, ...], rank: int) -> list[Window]:
 
 
 def axes_of(node: torch.fx.Node) -> int:
-    """How many axes the windows of such an operator have."""
-    return next(n for n in (1, 2, 3) if f"pool{n}d" in str(node.target))
+    """How many axes of an image such an operator (`max_pool2d`, `upsample_linear1d_backward`) is of."""
+    return next(n for n in (1, 2, 3) if f"{n}d" in str(node.target))
 
 
 def per_axis(ctx: Context, values: object, rank: int) -> list[int]:

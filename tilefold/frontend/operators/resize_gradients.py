@@ -25,7 +25,7 @@ from tilefold.algebra.expr import Cast, Const, Expr, call
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.context import Context, Indices, Value, attrs, meta_of
 from tilefold.frontend.operators.elementwise import Lowerer
-from tilefold.frontend.operators.pool import WRITTEN_OUT
+from tilefold.frontend.operators.pool import WRITTEN_OUT, axes_of
 from tilefold.tensor.index_simplify import const
 
 aten = torch.ops.aten
@@ -230,13 +230,9 @@ def _scales(a: object, rank: int) -> list[float | None]:
     return [get("scales")] if rank == 1 else [get(f"scales_{n}") for n in "dhw"[-rank:]]
 
 
-def _rank(node: torch.fx.Node) -> int:
-    return next(n for n in (1, 2, 3) if f"{n}d" in str(node.target))
-
-
 def linear_backward(ctx: Context, node: torch.fx.Node) -> Value:
     """Of linear, bilinear and trilinear interpolation."""
-    a, rank = attrs(node), _rank(node)
+    a, rank = attrs(node), axes_of(node)
     dy, corners = ctx.value(a["grad_output"]), bool(a["align_corners"])
     extents = _extents(ctx, node, dy, rank)
     with _disable_current_modes():  # positions are looked at: not under AOT's fake mode
@@ -246,7 +242,7 @@ def linear_backward(ctx: Context, node: torch.fx.Node) -> Value:
 
 def nearest_backward(ctx: Context, node: torch.fx.Node) -> Value:
     """Of the nearest place's copy, by either rule."""
-    a, rank = attrs(node), _rank(node)
+    a, rank = attrs(node), axes_of(node)
     dy, exact = ctx.value(a["grad_output"]), "exact" in str(node.target)
     extents = _extents(ctx, node, dy, rank)
     with _disable_current_modes():
@@ -256,7 +252,7 @@ def nearest_backward(ctx: Context, node: torch.fx.Node) -> Value:
 
 def replication_pad_backward(ctx: Context, node: torch.fx.Node) -> Value:
     """Of padding by edges; padding: of the last axis first, before and after."""
-    a, rank = attrs(node), _rank(node)
+    a, rank = attrs(node), axes_of(node)
     dy, padding = ctx.value(a["grad_output"]), a["padding"]
     assert isinstance(padding, list | tuple)
     before = [ctx.static_int(p, "padding") for p in padding[::2]][::-1]

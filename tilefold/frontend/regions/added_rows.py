@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from tilefold.backends.triton.build import has_triton
 from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_op
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.table import COPIES, VIEWS
+from tilefold.frontend.operators.writer import Writer
 from tilefold.frontend.regions.partition import Group, operators
 from tilefold.frontend.regions.rows import scaled
 
@@ -78,9 +78,9 @@ def own_additions(gm: torch.fx.GraphModule) -> int:
         found = {n: a for n, a in found.items() if _is_few(n, a)}
     for n, a in found.items():
         if _counts(a.at) and a.skipped < 0:
-            _as_they_lie(gm.graph, n, a)
+            _as_they_lie(n, a)
         elif _is_few(n, a):
-            _as_a_fold(gm.graph, n, a)
+            _as_a_fold(n, a)
         else:
             n.target, n.args, n.kwargs = rows_of_sums_op, (a.at, a.rows, list(n.meta["val"].shape), a.skipped), {}
     for total in [n for n in gm.graph.nodes if n.target is aten.add.Tensor and _top(n)]:
@@ -105,8 +105,9 @@ def _added(n: Node) -> _Added | None:
         added = _Added(indices[0], n.args[2], -1) if one else None  # type: ignore[index, arg-type]
     else:
         return None
-    ours = added is not None and _plain(val, added) and (_is_few(n, added) or not _queue(added, val.shape[0]))
-    return added if ours else None
+    if added is None or not _plain(val, added):
+        return None
+    return added if _is_few(n, added) or not _queue(added.at.meta["val"].numel(), val.shape[0]) else None
 
 
 def _plain(val: torch.Tensor, a: _Added) -> bool:
@@ -120,12 +121,8 @@ def _plain(val: torch.Tensor, a: _Added) -> bool:
     return bool(known and each)
 
 
-def _queue(a: _Added, rows: int) -> bool:
+def _queue(indices: int, rows: int) -> bool:
     """Whether atomic additions of so many rows wait for each other at a table's few."""
-    return _many(a.at.meta["val"].numel(), rows)
-
-
-def _many(indices: int, rows: int) -> bool:
     return indices > CROWDED * max(1, rows)
 
 
@@ -149,50 +146,33 @@ def _adds_nothing(n: Node) -> bool:
     return n.target is aten.add.Tensor and isinstance(n.args[1], int) and n.args[1] == 0
 
 
-def _as_they_lie(graph: torch.fx.Graph, n: Node, a: _Added) -> None:
+def _as_they_lie(n: Node, a: _Added) -> None:
     """Put rows, and zeros behind them, in the place of what adds them where they lie."""
-    val, rows = n.meta["val"], a.rows.meta["val"]
-    count = a.at.meta["val"].numel()
-    with graph.inserting_before(n):
-        made = graph.call_function(aten.reshape.default, (a.rows, [count, *val.shape[1:]]))
-        made.meta["val"] = rows.reshape(count, *val.shape[1:])
-        if count < val.shape[0]:
-            behind = [*(0, 0) * (val.dim() - 1), 0, val.shape[0] - count]
-            made = graph.call_function(aten.constant_pad_nd.default, (made, behind))
-            made.meta["val"] = val
+    val, count, write = n.meta["val"], a.at.meta["val"].numel(), Writer(n)
+    made = write(aten.reshape.default, a.rows, [count, *val.shape[1:]])
+    if count < val.shape[0]:
+        behind = [*(0, 0) * (val.dim() - 1), 0, val.shape[0] - count]
+        made = write(aten.constant_pad_nd.default, made, behind)
     n.replace_all_uses_with(made)
 
 
-def _as_a_fold(graph: torch.fx.Graph, n: Node, a: _Added) -> None:
+def _as_a_fold(n: Node, a: _Added) -> None:
     """Put the fold in the place of what adds rows in any order."""
-    val, dy, at = n.meta["val"], a.rows.meta["val"], a.at.meta["val"]
+    val, at, write = n.meta["val"], a.at.meta["val"], Writer(n)
     count, width, dtype = at.numel(), prod(val.shape[1:]), val.dtype
-
-    def call(op: torch._ops.OpOverload, like: torch.Tensor, *args: Any, **how: Any) -> Node:
-        made = graph.call_function(op, args, how)
-        made.meta["val"] = like
-        return made
-
-    with graph.inserting_before(n):
-        each = call(aten.arange.default, at.new_empty(val.shape[0]), val.shape[0], dtype=at.dtype, device=at.device)
-        row = call(aten.reshape.default, at.new_empty(val.shape[0], 1), each, [-1, 1])
-        where = call(aten.reshape.default, at.new_empty(1, count), a.at, [1, count])
-        named = at.new_empty(val.shape[0], count, dtype=torch.bool)
-        is_at = call(aten.eq.Tensor, named, where, row)
-        if 0 <= a.skipped < val.shape[0]:
-            kept = call(aten.ne.Scalar, row.meta["val"].bool(), row, a.skipped)
-            is_at = call(aten.logical_and.default, named, is_at, kept)
-        rows = call(aten.reshape.default, dy.new_empty(count, width), a.rows, [count, width])
-        if dtype is torch.float32:
-            ones = call(aten.unsqueeze.default, named.unsqueeze(-1), is_at, -1)
-            none = call(aten.full.default, dy.new_empty(()), [], 0.0, dtype=dtype, device=dy.device)
-            picked = call(aten.where.self, dy.new_empty(*named.shape, width), ones, rows, none)
-            total = call(aten.sum.dim_IntList, dy.new_empty(val.shape[0], width), picked, [1])
-        else:
-            ones = call(aten._to_copy.default, named.to(dtype), is_at, dtype=dtype)
-            total = call(aten.mm.default, dy.new_empty(val.shape[0], width), ones, rows)
-        made = call(aten.reshape.default, val, total, list(val.shape))
-    n.replace_all_uses_with(made)
+    each = write(aten.arange.default, val.shape[0], dtype=at.dtype, device=at.device)
+    row = write(aten.reshape.default, each, [-1, 1])
+    is_at = write(aten.eq.Tensor, write(aten.reshape.default, a.at, [1, count]), row)
+    if 0 <= a.skipped < val.shape[0]:
+        is_at = write(aten.logical_and.default, is_at, write(aten.ne.Scalar, row, a.skipped))
+    rows = write(aten.reshape.default, a.rows, [count, width])
+    if dtype is torch.float32:
+        none = write(aten.full.default, [], 0.0, dtype=dtype, device=val.device)
+        picked = write(aten.where.self, write(aten.unsqueeze.default, is_at, -1), rows, none)
+        total = write(aten.sum.dim_IntList, picked, [1])
+    else:
+        total = write(aten.mm.default, write(aten._to_copy.default, is_at, dtype=dtype), rows)
+    n.replace_all_uses_with(write(aten.reshape.default, total, list(val.shape)))
 
 
 def crowded(group: Group) -> bool:
@@ -204,7 +184,7 @@ def crowded(group: Group) -> bool:
 def _crowded(gradient: Node) -> bool:
     indices, rows = gradient.args[1], gradient.args[2]
     found = indices.meta["val"].numel() if isinstance(indices, Node) else 0
-    return isinstance(found, int) and isinstance(rows, int) and _many(found, rows)
+    return isinstance(found, int) and isinstance(rows, int) and _queue(found, rows)
 
 
 def _is_zeros(n: object) -> bool:

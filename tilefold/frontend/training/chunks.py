@@ -25,11 +25,11 @@ import torch
 
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.table import VIEWS
+from tilefold.frontend.operators.writer import Writer
 from tilefold.frontend.regions.rows import MOST_ROUNDED, Loop, Product, Result, Rows, Total, scaled
 from tilefold.frontend.training.prices import elements, product
 from tilefold.frontend.training.row_body import Body, roots
 from tilefold.frontend.training.row_parts import NLL, PRODUCTS, TURNS, Part, is_total, part_around
-from tilefold.frontend.training.states import Writer
 from tilefold.runtime.reuse import THREADS
 
 aten = torch.ops.aten

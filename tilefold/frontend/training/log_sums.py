@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable
 
 import torch
 
+from tilefold.frontend.operators.writer import Writer
 from tilefold.frontend.training.prices import elements, is_map, product
-from tilefold.frontend.training.states import Writer
 
 aten = torch.ops.aten
 Node = torch.fx.Node

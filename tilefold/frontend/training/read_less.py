@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable
 import torch
 
 from tilefold.frontend.operators.pool import MAXIMA, axes_of
+from tilefold.frontend.operators.writer import Writer
 from tilefold.frontend.regions.partition import extents, nbytes
 from tilefold.frontend.training.prices import base, elements, is_map, is_view
-from tilefold.frontend.training.states import Writer
 
 aten = torch.ops.aten
 Node = torch.fx.Node

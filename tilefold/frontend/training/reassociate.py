@@ -21,8 +21,8 @@ from math import prod
 import torch
 
 from tilefold.frontend.operators.context import attrs
+from tilefold.frontend.operators.writer import Writer
 from tilefold.frontend.training.prices import elements
-from tilefold.frontend.training.states import Writer
 
 aten = torch.ops.aten
 Node = torch.fx.Node

@@ -21,7 +21,7 @@ import torch
 from torch._guards import detect_fake_mode
 
 from tilefold.frontend.operators.context import attrs
-from tilefold.frontend.training.states import Writer
+from tilefold.frontend.operators.writer import Writer
 
 aten = torch.ops.aten
 Node = torch.fx.Node
