@@ -67,7 +67,7 @@ class Memory:
     def _ends(self, i: Expr, n: Expr, at: Expr, end: Expr) -> bool:
         """Whether at < end says i < n, perhaps of whole numbers of m: i // m < n / m."""
         sizes = self.c.kernel.sizes
-        if at == i or not (isinstance(n, Const) and isinstance(end, Const) and 0 < end.value < n.value):
+        if at == i or not (isinstance(n, Const) and isinstance(end, Const) and 0 < int(end.value) < n.value):
             return at == i and same(end, n, sizes)
         m, rest = divmod(int(n.value), int(end.value))
         return not rest and simplify(call("floordiv", i, m), sizes) == at
