@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_op
+from tilefold.frontend.operators.added_rows import added_rows_op, launches, rows_of_sums_op
 from tilefold.frontend.regions.added_rows import CROWDED, EACH, FEW, own_additions
 from tilefold.frontend.regions.partition import partition
 from tilefold.runtime.recorder import Recorder
@@ -163,6 +163,14 @@ def test_nor_where_torch_is_to_be_deterministic():
         assert own_additions(graph(lambda dy, at, x, y: embedded(dy, at))) == 0
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_indices_that_lie_apart_are_read_where_they_are():
+    """A column of a matrix of tokens, as a loop over time takes it."""
+    tokens, rows = torch.arange(12).view(4, 3), torch.ones(4, 8)
+    (launch,) = launches(torch.zeros(12, 8), tokens[:, 1], rows, -1)
+    at = launch.tensors[0]
+    assert at.is_contiguous() and at.tolist() == [1, 4, 7, 10]
 
 
 def test_it_is_recorded_as_one_operator():

@@ -30,7 +30,7 @@ def _on_gpu(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor, skipped: 
 def launches(table: torch.Tensor, at: torch.Tensor, rows: torch.Tensor, skipped: int) -> Sequence[Launch]:
     """Of the operator on a GPU's tensors, which may be fake ones."""
     n, width, k = table.shape[0], prod(table.shape[1:]), at.numel()
-    given = table.view(n, width), at.reshape(k), rows.reshape(k, width).contiguous()
+    given = table.view(n, width), at.reshape(k).contiguous(), rows.reshape(k, width).contiguous()
     return added_rows.launches(*given, skipped, checked=config.load().index_checks)
 
 
