@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tilefold.block.fuse import FusedKernel
+from tilefold.block.group import ANY
+from tilefold.block.legal import one_kernel
 from tilefold.pipeline import compile_program
 from tilefold.plan.cut import added_bytes, cuts
-from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu import _Fitting, fuse_for_gpu
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.library import LibraryStep
 from tilefold.tensor.analysis import Graph
@@ -245,3 +247,26 @@ def test_a_map_that_was_cut_off_in_vain_goes_back_to_its_reader():
     fused = fuse_for_gpu(parse(IN_FRONT), GpuTarget(refuse=refuse, library=False))
     groups = list(dict.fromkeys(k.plan.group.members for k in fused.kernels))
     assert ("e",) not in groups and ("e", "a", "b") in groups, groups
+
+
+SHARED = """
+program shared()
+  input x: f32[512, 256]
+  dim i = 512
+  dim j = 256
+  a[i]: f32 = max[j] x[i, j]
+  b[i]: f32 = sum[j] exp(x[i, j] - a[i])
+  c[]: f32 = sum[i] a[i] + log(b[i])
+  d[i]: f32 = sum[j] x[i, j] - a[i] - log(b[i])
+  e[]: f32 = sum[i] d[i]
+  return c, e
+"""
+
+
+def test_what_is_joined_again_stays_in_front_of_its_other_readers():
+    """`a` and `b` go back to `d`, which is computed behind `c`, another reader of theirs."""
+    g = Graph.of(parse(SHARED))
+    cut = [one_kernel(g, members, ANY) for members in (("a", "b"), ("c",), ("d",))]
+    target = GpuTarget(refuse=lambda k: "no" if "c" in k.plan.group.members else None, library=False)
+    joined = _Fitting(g, target, frozenset(), {})._put_back(cut)
+    assert [x.members for x in joined] == [("a", "b", "d"), ("c",)]

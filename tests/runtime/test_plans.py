@@ -10,6 +10,7 @@ import torch
 
 from tests.block.programs import ALL
 from tilefold import pipeline
+from tilefold.errors import PlanError
 from tilefold.plan.machine import nominal
 from tilefold.runtime import kept
 from tilefold.runtime.fused_programs import PLANS
@@ -103,3 +104,10 @@ def test_a_file_of_another_kind_is_no_plan(asked, tmp_path):
     file.write_bytes(kept.checksum(file, text).encode() + text)
     compiled()
     assert len(asked) == 2 and file.read_bytes() == whole
+
+
+def test_a_step_that_reads_what_is_made_behind_it_is_refused(asked):
+    made = compiled()
+    assert len(made.steps) > 1
+    with pytest.raises(PlanError, match="before it is made"):
+        replace(made, steps=made.steps[::-1])

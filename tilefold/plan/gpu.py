@@ -28,7 +28,7 @@ from tilefold.plan.gpu_library import lone_product
 from tilefold.plan.gpu_lookups import lookups_apart
 from tilefold.plan.gpu_states import states_apart
 from tilefold.plan.gpu_taps import windows_under_sums
-from tilefold.plan.greedy import group
+from tilefold.plan.greedy import group, ordered
 from tilefold.plan.selected import Calls, Selected, predicted, selected
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor.analysis import Graph
@@ -183,7 +183,9 @@ class _Fitting:
                     continue
                 whole = one_kernel(g, members, self.target.limits)
                 if isinstance(whole, Group) and not isinstance(self.made(whole), str):
-                    return self._put_back([whole if part is z else part for part in parts if part is not y])
+                    joined = [whole if part is z else part for part in parts if part is not y]
+                    of = {m: part for part in joined for m in part.members}
+                    return self._put_back(list(ordered(g, joined, of)))  # others may read y in front of z
                 self._unfit.append(frozenset(members))
         return parts
 

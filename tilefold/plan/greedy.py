@@ -249,7 +249,7 @@ def _external_tensors(g: Graph, apart: frozenset[str]) -> dict[str, frozenset[st
 
 
 def ordered(g: Graph, groups: list[Group], of: dict[str, Group]) -> tuple[Group, ...]:
-    """Groups in an order in which producers come first."""
+    """Groups in an order in which producers come first; `of`: the group of each of their members."""
     done: list[Group] = []
 
     def visit(x: Group) -> None:
@@ -257,7 +257,7 @@ def ordered(g: Graph, groups: list[Group], of: dict[str, Group]) -> tuple[Group,
             return
         for m in x.members:
             for r in g.producers[m]:
-                if of[r] is not x:
+                if of.get(r, x) is not x:
                     visit(of[r])
         done.append(x)
 

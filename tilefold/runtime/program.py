@@ -11,6 +11,7 @@ import torch
 
 from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
+from tilefold.errors import PlanError
 from tilefold.runtime.attention import AttentionStep
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import LibraryStep
@@ -45,6 +46,7 @@ class CompiledProgram:
     replacing_inputs: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        _made_before_read(self.program, self.steps)
         object.__setattr__(self, "titles", titles(self.fused.program, self.steps))
         for at, s in enumerate(self.steps):
             self._last_use.update(dict.fromkeys(s.reads, at))
@@ -154,6 +156,16 @@ class CompiledProgram:
             if x.dtype is dtype and x.shape == shape(syms) and x.is_contiguous():
                 tensors[new] = x
                 taken.add(old)
+
+
+def _made_before_read(p: Program, steps: Sequence[Step]) -> None:
+    """PlanError where a step reads what no step in front of it makes: kernels would read memory that nobody wrote."""
+    known = {i.name for i in p.inputs}
+    for s in steps:
+        missing = set(s.reads) - known
+        if missing:
+            raise PlanError(f"{s.name} reads {', '.join(sorted(missing))} before it is made")
+        known.update(name for name, _, _ in s.results)
 
 
 def _rows_apart(steps: Sequence[Step], kept: Collection[str]) -> None:

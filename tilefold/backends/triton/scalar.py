@@ -344,7 +344,8 @@ class Expressions:
         v = converted(v, DType.F32) if not v.kind.is_float else v
         if self.leaves.interpreted:
             return Value(f"tl.exp2({n} * tl.log2({v.code}))", v.axes, v.kind, v.level)
-        return Value(f"libdevice.pow({v.code}, {v.code} * 0.0 + {n})", v.axes, v.kind, v.level)
+        exponent = f"tl.full([], {n}, {TRITON_TYPE[v.kind]})"  # no number: of a float64's power the types would differ
+        return Value(f"libdevice.pow({v.code}, {exponent})", v.axes, v.kind, v.level)
 
 
 def narrowed(code: str, kind: DType, dtype: DType, *, checked: bool = True) -> str:
