@@ -365,3 +365,17 @@ def test_places_of_maxima_are_saved_and_their_windows_not_read_again():
     _, _, graphs = passes(pooled, torch.randn(2, 3, 12, 12), torch.randn(4, 3, 3, 3))
     assert ((2, 4, 6, 6), torch.int16) in saved(graphs)
     assert not any("max_pool2d_with_indices.default" in str(n.target) for n in graphs["backward"].graph.nodes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_compared_for_equality_is_not_multiplied_again(dtype):
+    """Another order of the sums would leave no element that is the maximum, and divide by their number."""
+
+    def farthest(x, w, b):
+        return (F.relu(x) @ w + b).amax(1)
+
+    gen = torch.Generator().manual_seed(0)
+    args = [torch.randn(s, generator=gen).to(dtype) for s in ((3, 300, 4), (4, 64), (64,))]
+    _, gradients, graphs = passes(farthest, *args)
+    assert (3, 300, 64) in [shape for shape, _ in saved(graphs)]
+    right(farthest, args, gradients)

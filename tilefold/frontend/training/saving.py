@@ -39,6 +39,7 @@ from tilefold.frontend.regions.layouts import channels_last
 from tilefold.frontend.regions.partition import nbytes
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.training.chunks import in_chunks
+from tilefold.frontend.training.compared import compared
 from tilefold.frontend.training.log_sums import from_log_sums
 from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.read_less import narrow_places, signs_of_sources
@@ -165,13 +166,15 @@ def chosen(graph: torch.fx.Graph, results: int, static: Collection[int], budget:
 @dataclass(frozen=True, slots=True)
 class _Passes:
     """Nodes by what they depend on, in graph order. early: on no gradient, so that either pass may run them. late: the
-    backward alone. forward: those that results need. read: early ones that the backward reads or returns."""
+    backward alone. forward: those that results need. read: early ones that the backward reads or returns. once: those
+    that would not come out the same twice where it matters (`compared`)."""
 
     early: tuple[Node, ...]
     late: tuple[Node, ...]
     forward: frozenset[Node]
     results: frozenset[Node]
     read: frozenset[Node]
+    once: frozenset[Node]
 
 
 def _passes(graph: torch.fx.Graph, results: int) -> _Passes:
@@ -190,7 +193,7 @@ def _passes(graph: torch.fx.Graph, results: int) -> _Passes:
             forward.update(n.all_input_nodes)
     read = {a for n in late for a in n.all_input_nodes if a not in late} | {n for n in gradients if n is not None}
     own = frozenset(n for n in given if n is not None)
-    return _Passes(early, tuple(late), frozenset(forward), own, frozenset(read - late.keys()))
+    return _Passes(early, tuple(late), frozenset(forward), own, frozenset(read - late.keys()), compared(graph))
 
 
 def _is_gradient(n: Node) -> bool:
@@ -216,9 +219,10 @@ def _cut(passes: _Passes, prices: Prices, worth: float) -> Saved:
     net = Network(2 * len(place) + 2)
     source, sink = 2 * len(place), 2 * len(place) + 1
     ends = _ends_of_blocks(passes.early)
+    once = ends | passes.once
     for n, k in place.items():
         repeated = n.meta.get("recompute") in _RECOMPUTED and n not in ends
-        kept = n.meta.get("recompute") is CheckpointPolicy.MUST_SAVE or n in ends
+        kept = n.meta.get("recompute") is CheckpointPolicy.MUST_SAVE or n in once
         net.edge(source, 2 * k, 0 if repeated else _whole(None if kept else prices.again(n)))
         net.edge(2 * k, 2 * k + 1, NEVER if repeated else _whole(prices.keep(n, worth)))
         for user in n.users:
