@@ -66,8 +66,8 @@ def in_cpp(monkeypatch):
     regions, tapes = [], []
     usual, written = Replayed.__init__, Replayed._recorded
 
-    def init(self, *given):
-        usual(self, *given)
+    def init(self, *given, **how):
+        usual(self, *given, **how)
         regions.append(self)
 
     def recorded(self, args):

@@ -48,7 +48,7 @@ def rows(device, seed):
 def features(device, seed):
     """Three kernels in a row."""
     gen = torch.Generator(device).manual_seed(seed)
-    shapes = ((4, 1024, 64), (4, 1024, 64), (4, 1024, 64), (128, 64))
+    shapes = ((8, 1024, 64), (8, 1024, 64), (8, 1024, 64), (256, 64))
     return tuple(torch.randn(s, generator=gen, device=device, dtype=H) * 0.5 for s in shapes)
 
 
