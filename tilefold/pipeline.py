@@ -170,7 +170,8 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     p, copies = streams.apart(picked_with_rows(p) if goal == "fast" else p)
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
-    products = products_for_gpu(p, target) - frozenset().union(*copies) if goal == "fast" else frozenset()
+    products = products_for_gpu(p, target) | tails if goal == "fast" else frozenset()
+    products -= frozenset().union(*copies)
     gradients = products & library_gradients(p)
     rest = products - {*chain.from_iterable(scaled)} - statements(attentions) - gradients
     p, products = aligned(p, rest, target.machine)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as f
 
 from tilefold.frontend.fuse import trace
-from tilefold.pipeline import compile_program
+from tilefold.pipeline import compile_program, gpu_kernels
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.steps import GpuStep
+from tilefold.tensor.text import parse
 
 BF16 = torch.bfloat16
 
@@ -60,3 +64,30 @@ def test_layers_that_memory_bounds_are_one_kernel():
 
     (found,) = steps(perceptron, (1 << 17, 96), (96, 384), (384, 96))
     assert isinstance(found, GpuStep)
+
+
+BLOCK = """
+program block()
+  input x: bf16[32, 56, 56, 64]
+  input w: bf16[256, 64]
+  input m: f32[256]
+  input g: f32[256]
+  input r: bf16[32, 56, 56, 256]
+  dim n = 32
+  dim i = 56
+  dim j = 56
+  dim o = 256
+  dim c = 64
+  y[n, i, j, o]: bf16 = sum[c] x[n, i, j, c] * w[o, c]
+  z[n, i, j, o]: bf16 = {act}(bf16((y[n, i, j, o] - m[o]) * g[o]) + r[n, i, j, o]{rest})
+  return z
+"""
+
+
+@pytest.mark.parametrize(("act", "rest", "ours"), [("maximum", ", 0", False), ("tanh", "", True)])
+def test_what_the_librarys_call_of_a_convolution_does_saves_nothing(act, rest, ours):
+    """Statistics, residual and ReLU are in the call, which memory bounds as it bounds a kernel."""
+    p = parse(BLOCK.format(act=act, rest=rest))
+    p = replace(p, body=tuple(replace(c, origin="aten.convolution.default") for c in p.body))
+    calls = gpu_kernels(p, GpuTarget()).calls
+    assert not calls if ours else list(calls) == [("y", "z")]
