@@ -192,28 +192,20 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, 
     made = gpu_kernels(p, target, goal, scale=not interpreted)
     fused, calls, scaled = made.fused, made.calls, made.scaled
     steps: list[Step] = []
+    called: set[tuple[str, ...]] = set()  # as kernels of ours their statements might be several (a fold in segments)
     g = Graph.of(fused.program)
-    for k in _first_of_calls(fused, made):
-        called = scaled.get(k.plan.group.members)
-        if called is not None:
-            steps.append(ScaledStep(called, fused.program))
-            continue
-        steps += _alone_in_library(g, k, calls, gpu=target.machine) or [GpuStep(k, given, interpreted=interpreted)]
-    del rendered  # kernels that were looked at and not taken
-    return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
-
-
-def _first_of_calls(fused: Fused, made: GpuKernels) -> list[FusedKernel]:
-    """The kernels, of each call one: as kernels of ours its statements might be two (a fold in segments)."""
-    calls, seen = set(made.every_call), set[tuple[str, ...]]()
-    found = []
     for k in fused.kernels:
         members = k.plan.group.members
-        if members not in seen:
-            found.append(k)
-        if members in calls:
-            seen.add(members)
-    return found
+        if members in called:
+            continue
+        if members in scaled:
+            found: list[Step] = [ScaledStep(scaled[members], fused.program)]
+        else:
+            found = _alone_in_library(g, k, calls, gpu=target.machine)
+        called |= {members} if found else set()
+        steps += found or [GpuStep(k, given, interpreted=interpreted)]
+    del rendered  # kernels that were looked at and not taken
+    return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
 
 def _alone_in_library(

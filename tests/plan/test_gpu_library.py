@@ -11,11 +11,13 @@ import torch
 
 from tests.layers import Layer
 from tilefold.frontend.fuse import trace
+from tilefold.pipeline import compile_program
 from tilefold.plan import gpu_library
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, H200, Gpu, gpu_named
 from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.runtime.library import LibraryStep
 from tilefold.suites.gpu import operators as o
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
@@ -446,3 +448,12 @@ PADDED = "where((j + q - 1 >= 0) & (j + q - 1 < 28), where((i + p - 1 >= 0) & (i
 def test_a_convolution_s_sum_over_channels_of_a_group_keeps_no_product_from_the_library():
     at = "r[b, i + p - 1, j + q - 1, o // 16, c]"
     assert GpuTarget(H200).products(parse(GROUPED.format(read=PADDED.format(at=at)))) == {"y", "v"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_vector_times_a_matrix_is_one_call(dtype: torch.dtype) -> None:
+    """As kernels of ours it would be two: segments of what it contracts, and their sum."""
+    torch._dynamo.reset()
+    given = (torch.empty(s, dtype=dtype, device="meta") for s in ((8192, 8192), (8192,)))
+    (step,) = compile_program(trace(lambda x, y: y @ x, *given).program, device="interpreter").steps
+    assert isinstance(step, LibraryStep)
