@@ -44,3 +44,8 @@ def normalised_product(x, w):
 def narrow_weights(x, w):
     """Logits whose weights alone are kept in 8 bits."""
     return torch.logsumexp((x @ w.to(x.dtype)).float(), -1)
+
+
+def multiplied_bytes(x, w, scale):
+    """Bytes that a program multiplies in float32."""
+    return (x.float() @ w.float().mT) * scale

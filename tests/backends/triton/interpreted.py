@@ -24,7 +24,7 @@ from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton import gradients as backward
 from tests.backends.triton.contracted import contracted
-from tests.backends.triton.functions import narrow_weights, of_bytes, of_logits, top_of_groups
+from tests.backends.triton.functions import multiplied_bytes, narrow_weights, of_bytes, of_logits, top_of_groups
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
@@ -217,6 +217,13 @@ def of_8_bits(kept: torch.dtype, to: torch.dtype) -> str:
     """What is computed from 8-bit arguments is not rounded to 8 bits: errors are those of `to`."""
     args = heads(1, 2, 33, 70, 64)
     return right(of_bytes(to), *(x.to(kept) for x in args))
+
+
+def whole_bytes() -> str:
+    """Products of bytes that a program multiplies in float32 are exact, and so are their sums of few."""
+    x = torch.arange(40 * 70).remainder(256).sub(128).reshape(40, 70).to(torch.int8)
+    w = torch.arange(50 * 70).mul(7).remainder(256).reshape(50, 70).to(torch.uint8)
+    return right(multiplied_bytes, x, w, rand(50, dtype=F))
 
 
 def weights_of_8_bits() -> str:
@@ -719,6 +726,7 @@ CHECKS: dict[str, Check] = {
     "attention of e5m2 in float16": lambda: of_8_bits(E5, H),
     "attention of e4m3 in float32": lambda: of_8_bits(E4, F),
     "weights of 8 bits": weights_of_8_bits,
+    "bytes": whole_bytes,
     "what is counted one by one": lambda: right(
         lambda x, t: F_.cross_entropy(x, t, label_smoothing=0.1), rand(7, 33, dtype=F), whole(30)[0, :7].abs()
     ),

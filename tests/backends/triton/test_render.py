@@ -290,7 +290,8 @@ INTEGERS = """program f()
         ("bf16", "i8", "x[i, k]", "bf16(w[k, j])", ""),
         ("bf16", "i32", "f32(x[i, k])", "f32(w[k, j])", "ieee"),  # not rounded to what the other operand has
         ("f32", "i8", "x[i, k]", "f32(w[k, j])", "ieee"),
-        ("i8", "i8", "x[i, k]", "w[k, j]", None),
+        ("i8", "i8", "x[i, k]", "w[k, j]", ""),
+        ("i8", "i32", "x[i, k]", "w[k, j]", None),
     ],
 )
 def test_integers_are_multiplied_in_the_type_that_the_program_gives_them(x, w, a, b, precision):
@@ -300,7 +301,7 @@ def test_integers_are_multiplied_in_the_type_that_the_program_gives_them(x, w, a
         assert not found
     else:
         (dot,) = found
-        assert (f'"{precision}"' if precision else "bfloat16") in dot and (precision == "") == ("precision" not in dot)
+        assert (f'"{precision}"' if precision else "float16") in dot and (precision == "") == ("precision" not in dot)
 
 
 def test_a_product_of_a_result_and_a_transposed_result_is_refused():

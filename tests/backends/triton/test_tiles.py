@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
-from tests.backends.triton.functions import top_of_products
+from tests.backends.triton.functions import multiplied_bytes, top_of_products
 from tests.backends.triton.kernels import heads, made, meta, variant
 from tilefold.backends.triton.compile import Target, resources
 from tilefold.backends.triton.config import TritonConfig, lighter
@@ -207,3 +207,13 @@ def test_no_last_piece_is_too_short_for_a_matrix_unit(columns, pieces):
     """72 = 64 + 8 would be multiplied element by element: all of it is padded. 80 = 64 + 16 is not."""
     (k,) = made(o.attention, *heads(8, 16, 256, 256, columns))
     assert len(variant(k).kernel.cut) == pieces
+
+
+@pytest.mark.parametrize("kept", [torch.int8, torch.uint8])
+def test_bytes_are_multiplied_by_the_matrix_unit(kept):
+    """What a program multiplies in float32, 16 bits hold exactly: no elements that are summed one by one."""
+    shapes = (meta(2048, 1024, dtype=kept), meta(1024, 1024, dtype=kept), meta(1024, dtype=torch.float32))
+    (k,) = made(multiplied_bytes, *shapes)
+    source = variant(k).rendered.source
+    assert re.search(r"tl\.dot\(.*tl\.float16", source) and "tl.sum" not in source
+    assert min(config(k).tiles.values()) >= 64

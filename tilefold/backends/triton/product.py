@@ -9,7 +9,7 @@ memory is not rounded, and nothing is rounded to 8 bits but where the program sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,26 @@ if TYPE_CHECKING:
 
 #: Products of 8-bit floats that a Hopper matrix unit sums with fewer bits than float32 has, before they are added.
 MOST_COARSE = 64
+
+
+#: Integers whose values all floats of 16 bits hold.
+BYTES = frozenset({DType.I8, DType.U8, DType.BOOL})
+
+
+def multiplied(kinds: Collection[DType], summed: DType) -> bool:
+    """Whether operands of these types are multiplied as matrices; what is not is summed element by element: float64,
+    and integers, exactly, but for bytes that are summed in float32."""
+    if any(k.is_float for k in kinds):
+        return DType.F64 not in kinds
+    return summed is DType.F32 and BYTES.issuperset(kinds)
+
+
+def in_float(kinds: Collection[DType]) -> DType:
+    """The type that operands are multiplied in of which some are integers, as the program does in float32. Of bytes
+    16 bits hold every value, products of two are exact, and sums are those of float32."""
+    floats = {k for k in kinds if k.is_float}
+    short = len(floats) < 2 and floats <= {DType.F16, DType.BF16}
+    return next(iter(floats), DType.F16) if short and BYTES.issuperset(set(kinds) - floats) else DType.F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +83,8 @@ class Products:
 
     def _sides(self, s: ir.Reduce | ir.Gemm, a: Load, b: Load) -> _Sides | None:
         c = self.c
-        types = [self._dtype(x) for x in (a, b)]
-        if DType.F64 in types or not any(t.is_float for t in types):
-            return None  # exact in element-wise code
+        if not multiplied([self._dtype(x) for x in (a, b)], c.buffers[s.buf].dtype):
+            return None
         out = c.axes(c.buffers[s.buf])
         da, db = self._dims(a), self._dims(b)
         k = tuple(d for d in s.rdims if c.hold(d).vector)
@@ -193,7 +212,7 @@ class Products:
         program rounds has the type that it is rounded to."""
         kinds = {self.c.rounded.get(x.tensor) or self._dtype(x) for x in (a, b)}
         if not all(k.is_float for k in kinds):
-            return DType.F32  # integers that the program multiplies in float32
+            return in_float(kinds)
         if kept is not None and DType.F32 in kinds:
             return DType.F32
         made = DType.F32 in kinds and not any(

@@ -15,6 +15,7 @@ from functools import lru_cache
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.product import BYTES
 from tilefold.backends.triton.tilings import cheapest, for_columns, for_parts, for_windows
 from tilefold.backends.triton.traffic import Traffic, accesses
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, exprs_of
@@ -125,6 +126,8 @@ def _shape_of(
     halves = {DType.F16, DType.BF16}
     exact = not read & halves and (DType.F32 in read or not halves & {r.dtype for r in results})
     common: frozenset[str] = frozenset()
+    of_bytes = {i.name for i in inputs if i.dtype in BYTES}
+    wide = False
     for n in nodes_of(body):
         sides = _operands(n)
         if sides is not None and isinstance(n, Let | Accumulate):
@@ -133,6 +136,8 @@ def _shape_of(
             if k <= left & right:
                 products.append((left - right, right - left, k))
                 exact = exact or any(ld.tensor in wide_inputs for ld in loads(n.expr))
+                wide = wide or any(ld.tensor not in of_bytes for ld in loads(n.expr))
+    exact = exact and (wide or not products)
     singles = frozenset(n.dim for n in loops if n.single)
     cut = {n.dim: found for n in loops if n.start is not None and (found := _bounds_dims(n) & singles)}
     streams = [n.dim for n in loops if n.kind == "for"]

@@ -27,6 +27,7 @@ from tilefold.algebra.expr import Call, Expr, Load, dims_used, loads
 from tilefold.backends.triton.choices import choices
 from tilefold.backends.triton.launch import Variant
 from tilefold.backends.triton.memory import SECTOR, steps_along
+from tilefold.backends.triton.product import in_float, multiplied
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
 from tilefold.plan.dataflow import GPU_UNITS, element_units
@@ -197,10 +198,11 @@ class _Walk:
         m, n, k = ([d for d in side if d not in batch] for side in (own, own, s.rdims))
         m, n = [d for d in m if d in a], [d for d in n if d in b]
         kinds = [self._dtype(x) for x in (s.a, s.b)]
-        kind = min(kinds, key=lambda t: t.nbytes)
+        kind = min(kinds, key=lambda t: t.nbytes) if all(t.is_float for t in kinds) else in_float(kinds)
         rows, columns, depth = self.area(m), self.area(n), self.area(k)
         shared = any(self.width(d) > 1 for d in batch)
-        if shared or min(rows, columns, depth) < MATRIX_UNIT:  # summed element by element (`product`)
+        matrices = multiplied(kinds, self.buffers[s.buf].dtype)
+        if shared or not matrices or min(rows, columns, depth) < MATRIX_UNIT:  # summed element by element (`product`)
             self.computed((*own, *s.rdims), Call("mul", (s.a, s.b)), ADDITION)
             return
         flops = 2.0 * self.area(batch) * rows * columns * depth * self.times
