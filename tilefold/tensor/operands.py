@@ -67,12 +67,13 @@ def stored_operands(p: Program) -> Program:
     are of short dims alone (windows of a shifted image), and a matrix that is made of nothing (the identity).
 
     No matrix unit takes float32 as it is: the library multiplies it ten times as fast as a kernel that reads its
-    operands where they are, and a copy is one pass. Of summed dims a kernel's loop streams one and holds the others
-    whole, so that nothing is left for rows and columns; its tiles have rows of one dim, and columns of one. Not of
-    windows that overlap, and not of a library's convolutions.
+    operands where they are, and a copy is one pass, also of a table's rows that others name. Of summed dims a kernel's
+    loop streams one and holds the others whole, so that nothing is left for rows and columns; its tiles have rows of
+    one dim, and columns of one. Not of windows that overlap, and not of a library's convolutions.
     """
     taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
     body: list[Compute] = []
+    made: dict[object, str] = {}  # products of one operand (experts) may have other names for what they sum
     for c in p.body:
         reads: dict[Expr, Load] = {}
         for e, name, dtype in (
@@ -80,25 +81,29 @@ def stored_operands(p: Program) -> Program:
             *_of_nothing(p, c),
         ):
             dims = tuple(d for d in (*c.dims, *c.rdims) if d in dims_used(e))
-            copy = Compute(fresh(name, taken), dims, dtype, e, loc=c.loc, origin=c.origin)
-            reads[e] = Load(copy.name, tuple(map(Index, dims)))
-            body.append(copy)
+            places: dict[Expr, Expr] = {Index(d): Index(str(n)) for n, d in enumerate(dims)}
+            same = (substitute(e, places), dtype, tuple(p.sizes[d] for d in dims))
+            if same not in made:
+                made[same] = fresh(name, taken)
+                body.append(Compute(made[same], dims, dtype, e, loc=c.loc, origin=c.origin))
+            reads[e] = Load(made[same], tuple(map(Index, dims)))
         body.append(replace(c, body=substitute(c.body, reads)) if reads else c)
-    return replace(p, body=tuple(body)) if len(body) > len(p.body) else p
+    return replace(p, body=tuple(body)) if made else p
 
 
 def _to_be_stored(p: Program, c: Compute) -> list[Load]:
     x = product_of(c)
-    if x is None or x.loads is None or not x.whole or not x.is_matrix():
+    factors = () if x is None else (x.a, x.b)
+    if x is None or not all(isinstance(e, Load) for e in factors) or not x.whole or not x.is_matrix():
         return []
     if library_product(c, p.sizes) is not None or convolution(c, p) is not None or gradient(c, p) is not None:
         return []
-    wide = (p.dtype_of(ld.tensor) is DType.F32 for ld in x.loads)
+    read = [e for e in factors if isinstance(e, Load)]
+    wide = (p.dtype_of(ld.tensor) is DType.F32 for ld in read)
     sides = [[estimate(p.sizes[d]) for d in side] for side in (x.rows, x.cols)]
     short = any(max(side) < TILE <= math.prod(side) for side in sides)
-    computed = (ld for ld, w in zip(x.loads, wide, strict=True) if _computed(ld) and (w or short or _flat(ld, c)))
-    # windows that overlap have more elements than what they are of
-    return [ld for ld in computed if _points(p.sizes[d] for d in dims_used(ld)) <= _points(p.shape_of(ld.tensor))]
+    computed = (ld for ld, w in zip(read, wide, strict=True) if _computed(ld) and (w or short or _flat(ld, c)))
+    return [ld for ld in computed if _looked_up(ld) or not _overlaps(p, ld)]
 
 
 def _of_nothing(p: Program, c: Compute) -> list[tuple[Expr, str, DType]]:
@@ -122,6 +127,16 @@ def _computed(ld: Load) -> bool:
     """Whether an axis is read at anything but a dim, one place, or a head that several share."""
     shared = (isinstance(ix, Call) and ix.op == "floordiv" and isinstance(ix.args[0], Index) for ix in ld.index)
     return any(not isinstance(ix, Index | Const) and not s for ix, s in zip(ld.index, shared, strict=True))
+
+
+def _looked_up(ld: Load) -> bool:
+    """Whether what it reads is at places that others give: rows of a table."""
+    return len(loads(ld)) > 1
+
+
+def _overlaps(p: Program, ld: Load) -> bool:
+    """Whether its windows have more elements than what they are of."""
+    return _points(p.sizes[d] for d in dims_used(ld)) > _points(p.shape_of(ld.tensor))
 
 
 def _flat(ld: Load, c: Compute) -> bool:
