@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.layers import Layer
+from tilefold.algebra.dtypes import DType
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
 from tilefold.plan import gpu_library
@@ -457,3 +458,20 @@ def test_a_vector_times_a_matrix_is_one_call(dtype: torch.dtype) -> None:
     given = (torch.empty(s, dtype=dtype, device="meta") for s in ((8192, 8192), (8192,)))
     (step,) = compile_program(trace(lambda x, y: y @ x, *given).program, device="interpreter").steps
     assert isinstance(step, LibraryStep)
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_a_few_classes_of_float32_are_the_librarys(dtype: torch.dtype, apart: bool) -> None:
+    """No matrix unit takes float32: ten columns are sixteen in a kernel of ours, whose threads have four elements each
+    and read as many operands (316 us on an H100, 72 by the library)."""
+    torch._dynamo.reset()
+    given = (torch.empty(s, dtype=dtype, device="meta") for s in ((65536, 512), (10, 512), (10,)))
+    classes = lambda x, w, b: torch.nn.functional.linear(x, w, b).log_softmax(-1)  # noqa: E731
+    p = trace(classes, *given).program
+    assert bool(gpu_library_products(p, H100)) is apart
+
+
+def test_float32_is_multiplied_slowly_in_kernels_of_ours() -> None:
+    few, many = (H100.folded_rate(DType.F32, 64, n) for n in (16, 64))
+    assert H100.folded_rate(DType.F32, 64, 8) == few / 2 and few < many < H100.gemm_rate(DType.F32, library=True) / 4
+    assert H100.folded_rate(DType.BF16, 64, 16) == H100.folded * H100.gemm_rate(DType.BF16, library=True)

@@ -273,8 +273,9 @@ def _folded_faster(g: Graph, products: Sequence[Compute], along: Collection[str]
         operands = {ld.tensor for ld in loads(c.body)}
         read, made = g.nbytes(operands), g.nbytes([c.name])
         narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
-        rate = machine.gemm_rate(narrowest, library=True)  # probabilities are rounded to the type of values
-        folded += max(_flops(g, c.name) / (busy * machine.folded * rate), read / near)
+        sides = (g.points(p.rows), g.points(p.cols)) if (p := product_of(c)) is not None else (1.0, 1.0)
+        rate = machine.folded_rate(narrowest, *sides)  # probabilities are rounded to the type of values
+        folded += max(_flops(g, c.name) / (busy * rate), read / near)
         apart += max(_flops(g, c.name) / _call_rate(g, c, narrowest, machine), (read + made) / memory) + machine.call
     return folded < apart
 

@@ -16,6 +16,7 @@ import torch
 from tilefold.algebra.dtypes import DType
 from tilefold.plan.library_rates import Kind, LibraryRates, Sizes, file_of, table_of
 from tilefold.plan.pace import Pace
+from tilefold.tile.pieces import MATRIX_UNIT
 
 TierName = Literal["register", "L1", "shared", "cluster", "L2", "L3", "global"]
 
@@ -95,6 +96,8 @@ class Gpu(Machine):
     block_rate: of a row that one block holds. stream_rate: of a row that it streams, with reductions between the tiles.
     unit_rate: of a multiprocessor, when all of them read. near_rate: the same out of the second-level cache.
     reached: share of the memory's bandwidth that kernels reach; cache_reached: of the second-level cache's.
+    exact_rate: FLOP/s of float32, which no matrix unit takes, in kernels of ours, times the root of the elements of a
+    result that a thread has: each reads a row and a column of them from shared memory for every element contracted.
     few_tile: columns of the library's tiles of float32 where rows are few.
     ragged: share of the library's rate in products of 16-bit types whose rows are not at multiples of 16 bytes.
     second_kernel: what one more kernel costs in a CUDA graph: its start, and partial states through memory. call: from
@@ -144,6 +147,7 @@ class Gpu(Machine):
     near_rate: float
     reached: float
     cache_reached: float
+    exact_rate: float
     few_tile: int
     ragged: float
     second_kernel: float
@@ -197,6 +201,23 @@ class Gpu(Machine):
     owning_paces: tuple[tuple[int, Pace], ...]
     exact_scores: float
 
+    def exact(self, elements: float) -> float:
+        """FLOP/s of products of float32 in kernels of ours, each thread of which has so many elements of a result."""
+        return min(self.own[DType.F32], self.exact_rate * max(1.0, elements) ** 0.5)
+
+    def folded_rate(self, dtype: DType, rows: float, columns: float) -> float:
+        """FLOP/s of a generated product of so many rows and columns whose result, or operand, a reduction makes in the
+        same kernel. Of float32 tiles are small, and filled up to what a matrix unit has."""
+        whole = self.folded * self.gemm_rate(dtype, library=True)
+        if dtype is not DType.F32:
+            return whole
+        tile = [min(self.rows, max(MATRIX_UNIT, n)) for n in (rows, columns)]
+        filled = min(1.0, rows / MATRIX_UNIT) * min(1.0, columns / MATRIX_UNIT)
+        return min(whole, filled * self.exact(tile[0] * tile[1] / EXACT_THREADS))
+
+
+#: Threads of a block that multiplies float32.
+EXACT_THREADS = 256
 
 _LOCAL = "measured on one H100 80GB: own micro-benchmark, every SM reading 64 KB by 16-byte loads"
 _SHEET = "NVIDIA H100 / H200 data sheets"
@@ -228,6 +249,9 @@ H100 = Gpu(
     near_rate=40e9,  # the second-level cache's nominal 5.5 TB/s over 132
     reached=0.85,  # by kernels and library calls on an H100 and an H200
     cache_reached=0.75,  # estimate
+    # H100, 2026-11, by elements a thread: 4: 65,536 x 512 times 512 x 10, in 16 columns, 3.4 TFLOP/s; 8,192 x 416 times
+    # 416 x 64 3.8; 16: 1536 windows of 49 x 49 x 32 5.6
+    exact_rate=1.75e12,
     few_tile=64,  # 8 x 12544 times 12544 x 2048 on one H200: 73.6 us in 32 tiles; 8 x 2048 x 100: 53.5; 2026-11
     ragged=0.2,  # 4096 x 2048 times 2048 x 50257 of bf16, results packed: 135 TFLOP/s on one H200, 2026-11
     second_kernel=2e-6,  # estimate: an empty kernel, and as much again

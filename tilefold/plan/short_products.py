@@ -36,7 +36,7 @@ def of_short_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
     read, made = g.nbytes(operands), g.nbytes([c.name])
     flops = 2.0 * g.points({*c.dims, *c.rdims})
     narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
-    multiplied = flops / (machine.folded * machine.gemm_rate(narrowest, library=True))
+    multiplied = flops / machine.folded_rate(narrowest, g.points(p.rows), g.points(p.cols))
     bound = (read + made) / memory
     saved = made / memory * (1 if c.name in g.program.outputs else 2)
     return multiplied <= bound and saved > max(machine.second_kernel, (DOUBT - 1) * bound)

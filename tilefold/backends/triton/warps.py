@@ -96,6 +96,8 @@ class _Walk:
     lanes: Mapping[str, int]
     warps: int
     multiplies: bool
+    exact: bool
+    machine: Gpu
     ranges: dict[str, tuple[int, int]]
     tiles: dict[str, int]
     buffers: dict[str, ir.Buffer] = field(default_factory=dict)
@@ -208,6 +210,9 @@ class _Walk:
         flops = 2.0 * self.area(batch) * rows * columns * depth * self.times
         if kind.nbytes <= 2 and max(rows, columns) < GROUP:
             flops /= SMALL
+        if kind is DType.F32 and self.exact:
+            threads = WARP * self.warps
+            flops *= self.machine.gemm_rate(kind, library=False) / self.machine.exact(rows * columns / threads)
         self.flops[kind] = self.flops.get(kind, 0.0) + flops
 
     def _dtype(self, x: Load) -> DType:
@@ -339,8 +344,9 @@ def forecast(
         ranges[t.dim] = at, min(at + t.tile, whole[t.dim])
     warps = v.config.groups * 4 + 4 if v.rendered.groups else v.config.warps
     w = _Walk(
-        whole, syms, tensors, v.config.lanes, warps, bool(product_dims(k)), ranges, {t.dim: t.tile for t in k.grid}
-    )
+        whole, syms, tensors, v.config.lanes, warps, bool(product_dims(k)), '="tf32"' not in v.rendered.source, machine,
+        ranges, {t.dim: t.tile for t in k.grid},
+    )  # fmt: skip
     w.body(k.body)
     return _summed(w, blocks, warps, machine)
 
