@@ -178,6 +178,12 @@ def test_what_a_loop_stores_of_elements_each_lane_stores(length, loops):
     torch.testing.assert_close(z, 2 * x + 1)
 
 
+def test_segments_of_less_than_a_tile_are_left_to_the_loop():
+    """Two of 17 indices, and one of 16."""
+    kernel = verify(parse(WRITTEN.format(length=17, total=50, stored="e[i, j] + 1.0")))
+    assert laned(kernel) == kernel
+
+
 def test_what_is_stored_of_a_state_is_left_to_the_loop():
     kernel = verify(parse(WRITTEN.format(length=176, total=528, stored="e[i, j] + t[i]")))
     assert laned(kernel) == kernel

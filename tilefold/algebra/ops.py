@@ -93,6 +93,9 @@ _TABLE = (
     OpSpec("and", 2, "bool", torch.logical_and, "&"),
     OpSpec("or", 2, "bool", torch.logical_or, "|"),
     OpSpec("not", 1, "bool", torch.logical_not),
+    OpSpec("bits_and", 2, "same", torch.bitwise_and),  # of integers
+    OpSpec("bits_or", 2, "same", torch.bitwise_or),
+    OpSpec("bits_xor", 2, "same", torch.bitwise_xor),
     OpSpec("isnan", 1, "bool", torch.isnan),
     OpSpec("isinf", 1, "bool", torch.isinf),
     OpSpec("where", 3, "same", _where),  # where(cond, a, b); type from a and b

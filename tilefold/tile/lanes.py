@@ -120,27 +120,27 @@ class _Pass:
         found = self.fold(s, before)
         n = self.lanes(s) if found is not None else None
         start = lit(0) if s.start is None else position(s.start, tiles)
-        length = self.length(s, tiles)
-        if found is None or n is None or start is None or (length is not None and length < s.tile):
+        lengths = self.lengths(s, tiles)
+        if found is None or n is None or start is None or (lengths and max(lengths) < s.tile):
             return [replace(s, body=self.body(s.body, {**tiles, s.dim: s.tile}))]
-        return self.laned(found, n, start, length)
+        return self.laned(found, n, start, next(iter(lengths)) if len(lengths) == 1 else None)
 
-    def length(self, s: ir.For, tiles: Mapping[str, int]) -> int | None:
-        """Indices that the loop runs over, if that is one number for all tiles of the dims in its bounds."""
+    def lengths(self, s: ir.For, tiles: Mapping[str, int]) -> set[int]:
+        """Indices that the loop runs over in the tiles of the dims in its bounds; none: not known."""
         bounds = (s.start or lit(0), s.stop or Size(s.dim))
         if any(isinstance(n, Load) for e in bounds for n in walk(e)):
-            return None
+            return set()
         dims = sorted({d for e in bounds for d in dims_used(e)})
         used = {n.dim for e in bounds for n in walk(e) if isinstance(n, Size)} | set(dims)
         sizes = {d: int(e.value) for d in used if isinstance(e := self.kernel.sizes[d], Const)}
         if set(sizes) != used or math.prod(sizes[d] for d in dims) > MOST_TRIED:
-            return None
+            return set()
         found: set[int] = set()
         for at in itertools.product(*(range(0, sizes[d], tiles[d]) for d in dims)):
             grid = Grid({d: (i, min(i + tiles[d], sizes[d])) for d, i in zip(dims, at, strict=True)})
             lo, hi = (int(evaluate(e, grid, Env(reader({}), sizes, {}))) for e in bounds)
             found.add(max(0, hi - lo))
-        return found.pop() if len(found) == 1 else None
+        return found
 
     def fold(self, s: ir.For, before: Sequence[ir.Stmt]) -> _Loop | None:
         """The loop, if all it does is fold elements of tensors into states that start as constants."""

@@ -827,6 +827,10 @@ CHECKS: dict[str, Check] = {
     "scaled weights of 8 bits": lambda: right(
         lambda x, w, s: (x @ w.to(x.dtype)) * s, rand(40, 96, dtype=B), whole(127, torch.int8), rand(80, dtype=B)
     ),
+    "bits and quotients of integers": lambda: right(
+        lambda x: (x ^ (x >> 3) & 0xFFFFFFFF, x * 2654435761 & 0xFFFFFFFF, torch.div(x, 7, rounding_mode="trunc")),
+        whole(2**40),
+    ),
     "integers multiplied in float32": lambda: right(
         lambda x, w: (x.float() @ w.float()).relu(), rand(40, 96, dtype=B), whole(100_000, torch.int32)
     ),

@@ -385,6 +385,31 @@ def test_the_ragged_end_of_a_row_read_twice_comes_first():
     assert second.index("mask=") < second.index("for j_back")
 
 
+PERHAPS = """
+kernel halves(R)
+  dim i = R
+  dim s = 2
+  dim t = 1
+  dim l = 16
+  in x: f32[31, R] unit 1
+  out y: f32[2, R] unit 1
+  grid s:1 i:16
+    alloc a: f32[i:16, l:16] tile
+    alloc b: f32[i:16] tile
+    fill a = 0.0
+    fill b = 0.0
+    for t:1 in 0 .. (minimum(31, tile_start(s) * 16 + 16) - tile_start(s) * 16) // 16
+      a[i, l] = a[i, l] + x[s * 16 + t * 16 + l, i]
+    b[i] sum= over l: a[i, l]
+    store y[s, i] over s, i = b[i]
+"""
+
+
+def test_a_loop_of_perhaps_one_round_is_a_loop():
+    """Its statements are of one index: lanes would need statements that reduce over them."""
+    assert "for t0 in tl.range(0, t_hi, 1" in body(code(PERHAPS))
+
+
 def test_a_row_read_once_has_no_hints():
     once = TWICE.format(columns=64).replace("x[i, j] * s[i]", "s[i]")
     assert "evict" not in body(code(once)) and "back" not in body(code(once))

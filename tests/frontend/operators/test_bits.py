@@ -37,8 +37,25 @@ def test_shifts(dtype, n):
 def test_positions_are_no_constants():
     """What has no elements in memory has no one value either."""
     check(lambda x: x + (torch.arange(7) & 3) + ((torch.arange(7) + 5) >> 1), torch.zeros(7))
-    with pytest.raises(UnsupportedError, match="of two tensors"):
-        lowered(lambda x: x + (torch.arange(7) ^ torch.arange(7).flip(0)), torch.zeros(7))
+    check(lambda x: x + (torch.arange(7) ^ torch.arange(7).flip(0)), torch.zeros(7))
+
+
+@pytest.mark.parametrize("other", [*TYPES, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_of_two_tensors(dtype, other):
+    x, y = numbers(dtype), torch.tensor([True, False]) if other is torch.bool else numbers(other)
+    check(lambda x, y: (x & y, x | y, x ^ y), x[:, None], y)
+
+
+@pytest.mark.parametrize("dtype", [*TYPES[:3], torch.float32, torch.float64], ids=str)
+def test_remainders_and_quotients(dtype):
+    """Of both signs, and beyond what a float holds."""
+    x = torch.tensor(
+        [0, 1, 7, -7, 100, -100, *([2**40 + 3, -(2**40) - 3] if dtype is torch.int64 else [])], dtype=dtype
+    )
+    y = torch.tensor([1, 2, 3, -3, 7], dtype=dtype)
+    check(lambda x, y: (torch.fmod(x, y), torch.remainder(x, y), torch.div(x, y, rounding_mode="trunc")), x[:, None], y)
+    check(lambda x: (torch.fmod(x, 3), torch.fmod(x, -3)), x)
 
 
 def test_booleans():
@@ -61,7 +78,6 @@ def test_packed_weights_are_unpacked_in_the_kernel():
 @pytest.mark.parametrize(
     "fn, why",
     [
-        (lambda a, b: a & b, "bitwise and of two tensors"),
         (lambda a, b: a << b, "not a constant"),
         (lambda a, b: a >> 63, "beyond the bits"),
     ],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 #: Operations that have a sign in Python, between operands.
-INFIX = {"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+    "bits_and": "&", "bits_or": "|", "bits_xor": "^",
+}  # fmt: skip
 #: Functions of one value, as Triton has them.
 UNARY = {
     "neg": "-({})",

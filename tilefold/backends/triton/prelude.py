@@ -58,7 +58,7 @@ def tf_floordiv(a, b):
 @triton.jit
 def tf_mod(a, b):
     r = a - (a // b) * b
-    return r + ((r != 0) & ((r < 0) != (b < 0))).to(tl.int32) * b
+    return r + tl.where((r != 0) & ((r < 0) != (b < 0)), b, 0)  # b may be a number beyond 32 bits
 
 
 @triton.jit
@@ -69,6 +69,11 @@ def tf_float_mod(a, b):
 @triton.jit
 def tf_sign(x):
     return (x > 0).to(tl.float32) - (x < 0).to(tl.float32)
+
+
+@triton.jit
+def tf_int_sign(x):
+    return tl.where(x > 0, 1, 0) - tl.where(x < 0, 1, 0)
 
 
 @triton.jit

@@ -259,7 +259,7 @@ class Expressions:
         if op == "isinf":
             return f'(tl.abs({c[0]}) == float("inf"))'
         if op == "sign":
-            return f"tf_sign({c[0]})"
+            return f"tf_sign({c[0]})" if kind.is_float else f"tf_int_sign({c[0]})"
         if op in RANDOM:
             return f"tf_{op}({', '.join(c)})"
         if op in ("floor", "ceil", "trunc", "round") and not kind.is_float:

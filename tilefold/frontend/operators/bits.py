@@ -7,7 +7,7 @@ Laws, for whole numbers in two's complement, // and mod towards minus infinity:
     x & c = x - (x & ~c)                                                                               (c < 0)
     x | c = x + c - (x & c)      x ^ c = x + c - 2 (x & c)
 
-Of two tensors there is no such law; booleans have their own operators.
+Of two tensors there is no such law, but an operator; booleans have their own operators.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OF_BOOLEANS = {"and": "and", "or": "or", "xor": "ne"}
 
 
 def bitwise(op: str) -> Lowerer:
-    """and, or, xor: of booleans, or of integers and a constant."""
+    """and, or, xor: of booleans or of integers."""
 
     def lower(ctx: Context, node: torch.fx.Node) -> Value:
         shape, dtype = meta_of(node)
@@ -67,7 +67,8 @@ def bitwise(op: str) -> Lowerer:
             return ctx.map(shape, dtype, lambda i: call(_OF_BOOLEANS[op], *(broadcast(o, i) for o in operands)))
         constants = [_constant(ctx, o) for o in operands]
         if constants == [None, None]:
-            raise UnsupportedError(f"bitwise {op} of two tensors of integers")
+            whole = [lambda i, o=o: _whole(o, i) for o in operands]
+            return ctx.map(shape, dtype, lambda i: call(f"bits_{op}", *(at(i) for at in whole)))
         n = 0 if constants[0] is None else 1
         x, c = operands[n], constants[1 - n]
         assert c is not None

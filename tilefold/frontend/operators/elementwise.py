@@ -299,6 +299,12 @@ def _hardtanh(x: Expr, min_val: float, max_val: float) -> Expr:
     return call("minimum", call("maximum", x, float(min_val)), float(max_val))
 
 
+def _rest(x: Expr, y: Expr) -> Expr:
+    """The remainder of the quotient towards zero: of the sign of x."""
+    r = call("mod", call("abs", x), call("abs", y))
+    return call("where", call("lt", x, 0), -r, r)
+
+
 _UNARY = {
     "exp": named("exp"), "exp2": named("exp2"), "expm1": named("expm1"), "log": named("log"), "log2": named("log2"),
     "log1p": named("log1p"), "sqrt": named("sqrt"), "rsqrt": named("rsqrt"), "sin": named("sin"), "cos": named("cos"),
@@ -312,7 +318,7 @@ _ALWAYS_FLOAT = frozenset(_UNARY.values())
 
 _BINARY: dict[str, Formula] = {
     "mul": multiply, "maximum": named("maximum"), "minimum": named("minimum"),
-    "remainder": named("mod"), "pow": power,
+    "remainder": named("mod"), "fmod": _rest, "pow": power,
     "eq": named("eq"), "ne": named("ne"), "lt": named("lt"), "le": named("le"), "gt": named("gt"), "ge": named("ge"),
 }  # fmt: skip
 
