@@ -385,6 +385,29 @@ def test_the_ragged_end_of_a_row_read_twice_comes_first():
     assert second.index("mask=") < second.index("for j_back")
 
 
+PAIRS = """
+kernel pairs(R)
+  dim i = R
+  dim k = 64
+  dim l = 32
+  dim m = {last}
+  in a: f32[R, 64] unit 1
+  in b: f32[64, 32, {last}] unit 2
+  out y: f32[R, 32, {last}] unit 2
+  grid i:16
+    alloc t: f32[i:16, l:32, m:{last}] tile
+    t[i, l, m] = gemm over k: a[i, k] * b[k, l, m]
+    store y[i, l, m] over i, l, m = t[i, l, m]
+"""
+
+
+@pytest.mark.parametrize("last", [2, 8])
+def test_few_last_columns_of_a_right_operand_are_laid_transposed(last):
+    """Triton has no layout of shared memory for them."""
+    made = body(code(PAIRS.format(last=last)))
+    assert "tl.dot(" in made and ("tl.permute(tl.reshape(tl.permute(" in made) == (last < 8)
+
+
 PERHAPS = """
 kernel halves(R)
   dim i = R

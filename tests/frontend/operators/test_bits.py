@@ -50,9 +50,8 @@ def test_of_two_tensors(dtype, other):
 @pytest.mark.parametrize("dtype", [*TYPES[:3], torch.float32, torch.float64], ids=str)
 def test_remainders_and_quotients(dtype):
     """Of both signs, and beyond what a float holds."""
-    x = torch.tensor(
-        [0, 1, 7, -7, 100, -100, *([2**40 + 3, -(2**40) - 3] if dtype is torch.int64 else [])], dtype=dtype
-    )
+    large = [2**40 + 3, -(2**40) - 3] if dtype is torch.int64 else []
+    x = torch.tensor([0, 1, 7, -7, 100, -100, *large], dtype=dtype)
     y = torch.tensor([1, 2, 3, -3, 7], dtype=dtype)
     check(lambda x, y: (torch.fmod(x, y), torch.remainder(x, y), torch.div(x, y, rounding_mode="trunc")), x[:, None], y)
     check(lambda x: (torch.fmod(x, 3), torch.fmod(x, -3)), x)

@@ -33,9 +33,7 @@ class Loops:
         outer = self.c.dims.get(s.dim)
         bin_ = int(size) if size.isdigit() else self.c.bins.get(s.dim)
         keeps = self._keeps(s)
-        perhaps = (
-            s.tile == 1 and s.stop is not None
-        )  # one round or none: what it does, it does to one index, not to lanes
+        perhaps = s.tile == 1 and s.stop is not None  # one round or none, of statements that do not reduce over lanes
         if bin_ is not None and lo == "0" and ((s.tile >= bin_ and not perhaps) or keeps):
             # what is held whole has the lanes of its bin
             self._single(replace(s, tile=bin_ if keeps else max(s.tile, bin_)), hi, None if size.isdigit() else bin_)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Products of 8-bit floats that a Hopper matrix unit sums with fewer bits than float32 has, before they are added.
 MOST_COARSE = 64
+#: Fewest lanes of the last of several columns that Triton keeps in shared memory as they are: for fewer in a right
+#: operand it has no layout (3.6: an error that it does not report as one), and their matrix is laid transposed.
+FEWEST = 8
 
 
 #: Integers whose values all floats of 16 bits hold.
@@ -176,12 +179,16 @@ class Products:
         if c.config.descriptors and inside and ld.tensor in c.tensors and ld.tensor not in c.buffers:
             v = c.memory.tile(c.tensors[ld.tensor], ld.index, natural)
         v = v or c.raw_load(ld, natural)
-        code = fitted(v, frame) if v.axes != frame else v.code
+        narrow = len(cols) > 1 and tuple(rows) == tuple(reduced) and self._lanes(cols[-1:]) < FEWEST
+        axes = (*cols, *rows) if narrow else frame
+        code = fitted(v, axes)
         if ld.tensor in c.buffers:
-            masked = c.masks(reduced, frame)
+            masked = c.masks(reduced, axes)
             if masked is not None:
                 code = f"tl.where({masked}, {code}, 0.0)"
-        if len(rows) > 1 or len(cols) > 1:
+        if narrow:
+            code = f"tl.permute(tl.reshape({code}, [{self._lanes(cols)}, {self._lanes(rows)}]), (1, 0))"
+        elif len(rows) > 1 or len(cols) > 1:
             code = f"tl.reshape({code}, [{self._lanes(rows)}, {self._lanes(cols)}])"
         return Value(code, frame, v.kind, v.level)
 
