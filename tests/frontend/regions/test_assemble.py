@@ -14,25 +14,39 @@ from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.leftover import compile_leftover
 from tilefold.frontend.regions.partition import partition
 
+aten = torch.ops.aten
 
-def part(device: str, *, reads: bool) -> Extracted:
-    """A graph of one operator: a ramp, added to a tensor if it reads one."""
+
+def part(device: str, op: torch._ops.OpOverload, *more: torch._ops.OpOverload) -> Extracted:
+    """A graph of operators one after the other; a ramp is made of nothing, others of a tensor."""
     g = torch.fx.Graph()
     with FakeTensorMode():
         made = torch.empty(4, device=device)
-    x = g.placeholder("x")
-    x.meta["val"] = made
-    y = g.call_function(torch.ops.aten.exp.default, (x,))
-    y.meta["val"] = made
+    x = None if op is aten.arange.default else g.placeholder("x")
+    y = g.call_function(op, (4 if x is None else x,))
+    for o in more:
+        y = g.call_function(o, (y,))
+    for n in g.nodes:
+        n.meta["val"] = made
     g.output((y,))
-    return Extracted(torch.fx.GraphModule({}, g), (x,) if reads else (), (y,))
+    return Extracted(torch.fx.GraphModule({}, g), () if x is None else (x,), (y,))
 
 
 @pytest.mark.parametrize(
-    ("device", "reads", "left"), [("cuda", False, True), ("cuda", True, False), ("cpu", False, False)]
+    ("device", "ops", "left"),
+    [
+        ("cuda", [aten.arange.default], True),
+        ("cuda", [aten.arange.default, aten.exp.default], True),
+        ("cuda", [aten.exp.default], False),
+        ("cuda", [aten.ones_like.default, aten.exp.default], True),
+        ("cuda", [aten.detach.default, aten.ones_like.default], True),
+        ("cuda", [aten.detach.default, aten.exp.default], False),
+        ("cpu", [aten.arange.default], False),
+    ],
 )
-def test_constants_of_another_device_are_no_region(device, reads, left):
-    assert constant_elsewhere(part(device, reads=reads)) is left
+def test_constants_of_another_device_are_no_region(device, ops, left):
+    """Of what reads the sizes of a tensor alone nothing tells the device either."""
+    assert constant_elsewhere(part(device, *ops)) is left
 
 
 def mixed(shape: tuple[int, ...], result: str) -> Extracted:

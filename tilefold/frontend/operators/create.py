@@ -116,6 +116,14 @@ def as_constant(ctx: Context, value: torch.Tensor) -> Value | None:
     return Value((), dtype, lambda _: literal)
 
 
+#: What is made of the sizes of its tensor alone.
+OF_SIZES = frozenset(
+    (
+        *(aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default),
+        *(aten.new_full.default, aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default),
+    )
+)
+
 TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     aten.full.default: filled(None),
     aten.full_like.default: filled(None),

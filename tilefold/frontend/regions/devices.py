@@ -5,16 +5,24 @@ from __future__ import annotations
 import torch
 
 from tilefold.errors import UnsupportedError
+from tilefold.frontend.operators.create import OF_SIZES
+from tilefold.frontend.operators.table import VIEWS
 from tilefold.frontend.regions.extract import Extracted
 from tilefold.frontend.regions.partition import is_host_number
 
 
 def constant_elsewhere(part: Extracted) -> bool:
     """Whether a region reads no tensor, and is not on a CPU: nothing tells its kernels which device they run on."""
-    values = [n.meta.get("val") for n in part.inputs]
     made = [n.meta.get("val") for n in part.results]
-    of_nothing = not any(isinstance(v, torch.Tensor) for v in values)
+    of_nothing = not any(map(_is_read, part.module.graph.find_nodes(op="placeholder")))
     return of_nothing and any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in made)
+
+
+def _is_read(n: torch.fx.Node) -> bool:
+    """Whether elements of a tensor are, and not its sizes alone."""
+    if not isinstance(n.meta.get("val"), torch.Tensor):
+        return False
+    return any(u.target not in OF_SIZES and (u.target not in VIEWS or _is_read(u)) for u in n.users)
 
 
 def numbers_elsewhere(part: Extracted) -> dict[torch.fx.Node, torch.device]:
