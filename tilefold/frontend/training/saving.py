@@ -40,6 +40,7 @@ from tilefold.frontend.regions.partition import nbytes
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.training.chunks import in_chunks
 from tilefold.frontend.training.compared import compared
+from tilefold.frontend.training.laid_out import as_arguments_lie
 from tilefold.frontend.training.log_sums import from_log_sums
 from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.read_less import narrow_places, signs_of_sources
@@ -88,6 +89,7 @@ def partitioner(kind: Literal["folds", "min_cut"] = "folds", budget: float | Non
         static = list(static_lifetime_input_indices or ())
         complex_parts(joint)
         fold_scans(joint)
+        as_arguments_lie(joint, num_fwd_outputs, inputs)
         channels_last(joint)
         part = Part("what is saved", [])
         made = part.attempt(lambda: prepared(joint.graph, num_fwd_outputs, static, share)) if kind == "folds" else None
