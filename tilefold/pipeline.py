@@ -167,7 +167,7 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }
-    p, copies = streams.apart(picked_with_rows(p) if goal == "fast" else p)
+    p, copies = streams.apart(picked_with_rows(p), pays=target.streams) if goal == "fast" else streams.apart(p)
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
     products = products_for_gpu(p, target) | tails if goal == "fast" else frozenset()

@@ -9,6 +9,7 @@ from tests.tensor.test_streams import program
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
 from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.steps import GpuStep
 from tilefold.tensor.text import parse
 
@@ -123,6 +124,50 @@ def test_what_is_made_of_a_copy_stays_with_it():
     stored = {r[0] for s in made.steps for r in s.results}
     assert stored >= {"dq", "dk", "dv"}
     assert not any({"i", "j"} <= {*by_name[n].dims} for n in stored & by_name.keys())
+
+
+EXACT = """program exact()
+  input q: {t}[{b}, 12, 1024, {d}]
+  input k: {t}[{b}, 12, 1024, {d}]
+  input v: {t}[{b}, 12, 1024, {d}]
+  input g: {t}[{b}, 12, 1024, {d}]
+  input m: f32[{b}, 12, 1024]
+  input dot: f32[{b}, 12, 1024]
+  dim b = {b}
+  dim h = 12
+  dim i = 1024
+  dim j = 1024
+  dim d = {d}
+  s[b, h, i, j]: f32 = sum[d] q[b, h, i, d] * k[b, h, j, d]
+  p[b, h, i, j]: f32 = exp(s[b, h, i, j] - m[b, h, i])
+  dv[b, h, j, d]: {t} = sum[i] p[b, h, i, j] * g[b, h, i, d]
+  dp[b, h, i, j]: f32 = sum[d] g[b, h, i, d] * v[b, h, j, d]
+  ds[b, h, i, j]: f32 = p[b, h, i, j] * (dp[b, h, i, j] - dot[b, h, i])
+  dk[b, h, j, d]: {t} = sum[i] q[b, h, i, d] * ds[b, h, i, j]
+  dq[b, h, i, d]: {t} = sum[j] ds[b, h, i, j] * k[b, h, j, d]
+  return dv, dk, dq
+"""
+
+
+def calls(t: str, b: int, d: int) -> int:
+    made = compile_program(parse(EXACT.format(t=t, b=b, d=d)), device="cuda")
+    return sum(isinstance(s, LibraryStep) for s in made.steps)
+
+
+def test_scores_that_no_matrix_unit_takes_pass_memory_where_the_library_is_faster_by_more():
+    """On an H100, 8 x 12 heads, 1,024 keys of 64 columns of float32: two kernels took 14.1 ms, five calls 2 (and a
+    kernel between them, of 1.6 GB). Not of 16 columns, of 16 bits, or where scores would fill the memory."""
+    assert calls("f32", 8, 64) == 5
+    assert calls("f32", 8, 16) == calls("bf16", 8, 64) == calls("f32", 64, 64) == 0
+
+
+def test_where_torch_allows_tf32_matrix_units_take_them():
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert calls("f32", 8, 64) == 0
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def test_parts_of_a_result_are_put_together_apart():

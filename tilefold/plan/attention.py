@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, transform
+from tilefold.plan.gpu_library import PASSED
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.pace import STREAMED, Scores, owned_seconds
 from tilefold.tensor.analysis import Graph
@@ -33,8 +34,6 @@ from tilefold.tile.pieces import power_of_two
 WIDEST, WIDTHS = 128, 8
 #: Columns that one instruction of a matrix unit contracts.
 STEP = 16
-#: Times that scores pass memory between products: written, read, written as probabilities, read.
-SCORES_MOVED = 4
 #: What a price of another form must be beaten by: predictions are not better than that, of float32 and of 16 bits.
 DOUBT_EXACT, DOUBT = 1.15, 1.03
 
@@ -95,8 +94,8 @@ def own_seconds(x: Extents, machine: Gpu) -> float:
     if x.exact:
         scores = x.heads * x.rows * x.keys
         rate, memory = machine.gemm_rate(DType.F32, library=True), machine.reached * machine.bandwidth
-        apart = _flops(scores, x) / rate + SCORES_MOVED * scores * DType.F32.nbytes / memory + 2 * machine.call
-        return machine.call + min(apart, _flops(scores, x) / (machine.folded * rate))
+        apart = _flops(scores, x) / rate + PASSED * scores * DType.F32.nbytes / memory + 2 * machine.call
+        return machine.call + min(apart, _flops(scores, x) / machine.fused_rate(DType.F32))
     whole = x.width % STEP == 0
     met = _scores(x, x.width if whole else power_of_two(x.width))
     if not x.even and not x.causal and x.keys > STREAMED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 import torch
@@ -42,8 +43,9 @@ class Machine:
     `own`, `library`: matrix product rates by operand dtype, of generated code and of the library. `vector`:
     element-wise rate of all cores in units of `dataflow.element_units` a second. `launch`: of a kernel; `step`:
     of one tile statement. `source`: of the rates. `folded`: share of the library's rate that a generated product
-    reaches whose result, or operand, a reduction makes in the same kernel. `measured`: times of library calls on the
-    device, where somebody took them; `library` is then for what is far from them.
+    reaches whose result, or operand, a reduction makes in the same kernel; `folded_exact`: the same of float32 that no
+    matrix unit takes. `measured`: times of library calls on the device, where somebody took them; `library` is then for
+    what is far from them.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Machine:
     library: Mapping[DType, float]
     source: str
     folded: float = 1.0
+    folded_exact: float = 1.0
     measured: LibraryRates | None = None
 
     @property
@@ -73,6 +76,11 @@ class Machine:
         """FLOP/s of a matrix product with operands of this type (unlisted types: the slowest listed)."""
         table = self.library if library else self.own
         return table.get(dtype, min(table.values()))
+
+    def fused_rate(self, dtype: DType) -> float:
+        """FLOP/s of a generated product whose result, or operand, a reduction makes in the same kernel."""
+        share = self.folded_exact if dtype is DType.F32 else self.folded
+        return share * self.gemm_rate(dtype, library=True)
 
     def call_rate(self, kind: Kind, dtype: DType, sizes: Sizes) -> float:
         """FLOP/s of a library call: measured near it, or the library's of this type."""
@@ -108,6 +116,8 @@ class Gpu(Machine):
     multiprocessor from which tiles have all of the rows that this takes.
 
     What thread blocks hold; elements, columns or blocks:
+    passed: share of the memory that what one product makes may take on its way to another, where it could stay in a
+    kernel.
     held: elements that a block keeps for all of its life. read_at_once: of one value at a step of a loop that only
     reads, beside which there are others. wide: columns of a state that fills a multiprocessor.
     owned: columns of states of which four warps hold 64 rows, beside the scores.
@@ -160,6 +170,7 @@ class Gpu(Machine):
     shared_rate: float
     shared_start: float
     full_tiles: float
+    passed: float
     held: int
     read_at_once: int
     wide: int
@@ -208,7 +219,7 @@ class Gpu(Machine):
     def folded_rate(self, dtype: DType, rows: float, columns: float) -> float:
         """FLOP/s of a generated product of so many rows and columns whose result, or operand, a reduction makes in the
         same kernel. Of float32 tiles are small, and filled up to what a matrix unit has."""
-        whole = self.folded * self.gemm_rate(dtype, library=True)
+        whole = self.fused_rate(dtype)
         if dtype is not DType.F32:
             return whole
         tile = [min(self.rows, max(MATRIX_UNIT, n)) for n in (rows, columns)]
@@ -243,6 +254,9 @@ H100 = Gpu(
     "own bf16: the best Triton attention measured there; the others nominal; folded: log-sum-exp of 4096 x 50257 "
     "logits of 2048 bf16 features in 2.64 ms on one H200, 2026-11",
     folded=0.42,
+    # H100, 2026-11, TFLOP/s, where tiles in steps of 16 without a fold have 26 to 29: gradients of attention of 1,024
+    # keys 7.6 (5.7 where a thread spills 500 bytes), of 512 7.5, of 4,096 9.6 and 10.5, of retention 11.2
+    folded_exact=0.2,
     block_rate=40e9,  # some 32 KB in flight, over 0.8 us
     stream_rate=20e9,  # half of it; no measurement of its own
     unit_rate=25e9,  # 3.3 TB/s over 132
@@ -266,6 +280,7 @@ H100 = Gpu(
     shared_rate=610e12,
     shared_start=10.5e-6,
     full_tiles=0.75,
+    passed=1 / 64,  # 1.25 GB: no measurement, a bound on what speed may cost
     held=(256 << 10) // 4,  # the registers of a multiprocessor, as float32
     read_at_once=1 << 15,  # half of them
     wide=512,  # 64 rows of 512 float32 are half of its registers
@@ -333,11 +348,22 @@ H200 = replace(
 
 
 def gpu_here() -> Gpu:
-    """The current CUDA device; an H100 where there is none (kernels that are only looked at, or interpreted)."""
+    """The current CUDA device; an H100 where there is none (kernels that are only looked at, or interpreted). With
+    products of float32 as torch allows them at the moment."""
     if not torch.cuda.is_available():
-        return H100
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return gpu_named(properties.name, properties.multi_processor_count)
+        found = H100
+    else:
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found = gpu_named(properties.name, properties.multi_processor_count)
+    return rounding(found) if torch.backends.cuda.matmul.fp32_precision == "tf32" else found
+
+
+def rounding(gpu: Gpu) -> Gpu:
+    """The device with products of float32 on matrix units, which take tf32 at half of the rate of 16 bits (the data
+    sheets'; no measurement). Times of calls that were measured are of products that round nothing."""
+    own, library = ({**rates, DType.F32: rates[DType.BF16] / 2} for rates in (gpu.own, gpu.library))
+    measured = None if gpu.measured is None else gpu.measured.without(DType.F32)
+    return replace(gpu, own=own, library=library, folded_exact=gpu.folded, exact_rate=inf, measured=measured)
 
 
 def gpu_named(name: str, cores: int) -> Gpu:

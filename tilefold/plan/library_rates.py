@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -83,6 +83,10 @@ class LibraryRates:
         weights = [d**-2 for d, _ in near]
         rates = [math.log(p.sizes.flops / p.seconds) for _, p in near]
         return math.exp(sum(w * r for w, r in zip(weights, rates, strict=True)) / sum(weights))
+
+    def without(self, dtype: DType) -> LibraryRates:
+        """The calls of other types."""
+        return replace(self, points=tuple(p for p in self.points if p.dtype is not dtype))
 
 
 def file_of(device: str) -> Path:

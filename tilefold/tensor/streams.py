@@ -18,7 +18,7 @@ arithmetic; keeping it costs its bytes, written once and read by each, and memor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, loads, rename_dims, tensors_read
@@ -53,10 +53,14 @@ class Stream:
     ends: tuple[str, ...]
 
 
-def streams(p: Program) -> list[Stream]:
-    """The streams of a program that end in reductions alone: no result of theirs is kept."""
+#: Whether a product that could stream takes less time so than with its result in memory.
+Pays = Callable[[Graph, Compute], bool]
+
+
+def streams(p: Program, pays: Pays | None = None) -> list[Stream]:
+    """The streams of a program that end in reductions alone: no result of theirs is kept. pays: see `apart`."""
     g = Graph.of(p)
-    wide = streaming(g)
+    wide = streaming(g, pays)
     left, found = list(wide), []
     while left:
         members = {left[0]}
@@ -85,14 +89,14 @@ def _taken_at_places(c: Compute, members: set[str]) -> bool:
     return given or any(len(dims_used(ld)) < sum(not isinstance(ix, Const) for ix in ld.index) for ld in read)
 
 
-def streaming(g: Graph) -> dict[str, None]:
+def streaming(g: Graph, pays: Pays | None = None) -> dict[str, None]:
     """Products whose result streams, maps over all of it, and maps of the same size that are made for them alone."""
     wide: dict[str, None] = {}
     for c in g.program.body:
         read = [r for r in g.producers[c.name] if r in wide]
         same = [r for r in read if set(g.by_name[r].dims) <= set(c.dims)]
         alike = same and not _shifted(c, read) and g.points(c.dims) == g.points(g.by_name[same[0]].dims)
-        if _streams(g, c) or (c.reducer is None and alike):
+        if (_streams(g, c) and (pays is None or pays(g, c))) or (c.reducer is None and alike):
             wide[c.name] = None
     for c in reversed(g.program.body):
         if c.name not in wide and _made_of_less(g, c, wide):
@@ -137,12 +141,13 @@ class Room:
     blocks: int
 
 
-def apart(p: Program, room: Room | None = None) -> tuple[Program, tuple[frozenset[str], ...]]:
+def apart(p: Program, room: Room | None = None, pays: Pays | None = None) -> tuple[Program, tuple[frozenset[str], ...]]:
     """The program with a copy of each stream for the ends of other axes than the first's; and the copies, with their
     ends: a kernel of two of them would write one's stream to memory for the other. The program as it is, and nothing,
-    where no stream has such ends. room: what a block may hold whole, of which all ends are made then: no copies."""
+    where no stream has such ends. room: what a block may hold whole, of which all ends are made
+    then: no copies. pays: which of the products that could stream do so (None: all)."""
     made: list[frozenset[str]] = []
-    for s in streams(p):
+    for s in streams(p, pays):
         p = _aligned(p, s)
         if room is not None and _held(p, s, room):
             continue

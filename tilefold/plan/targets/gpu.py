@@ -16,13 +16,13 @@ from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
 from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, multiplied_apart, packed, read_at_once, segments
-from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing
+from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing, streams_pay
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.channels_last import taps_in_front
 from tilefold.tensor.convolution_tails import tails_in_calls
-from tilefold.tensor.ir import Program
+from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.windows import windows_written_out
 
 
@@ -82,6 +82,10 @@ class GpuTarget:
             return frozenset()
         found = gpu_library_products(p, self.machine)
         return found | kept_for_nothing(p, found, self.limits, self.machine)
+
+    def streams(self, g: Graph, c: Compute) -> bool:
+        """Whether the result of a product that could stream stays in kernels."""
+        return not self.library or streams_pay(g, c, self.machine)
 
     def attentions(self, p: Program) -> tuple[AttentionCall, ...]:
         """Attentions of plain form that the library computes in less time."""
