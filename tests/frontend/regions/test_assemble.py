@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -47,6 +49,19 @@ def part(device: str, op: torch._ops.OpOverload, *more: torch._ops.OpOverload) -
 def test_constants_of_another_device_are_no_region(device, ops, left):
     """Of what reads the sizes of a tensor alone nothing tells the device either."""
     assert constant_elsewhere(part(device, *ops)) is left
+
+
+def test_parts_of_a_tensor_are_elements_of_it():
+    """A gate and what it scales, one behind the other in a tensor."""
+    whole = part("cuda", aten.exp.default)
+    graph, (x,) = whole.module.graph, whole.inputs
+    (exp,) = graph.find_nodes(op="call_function")
+    with graph.inserting_before(exp):
+        parts = graph.call_function(aten.split.Tensor, (exp.args[0], 2))
+        one = graph.call_function(operator.getitem, (parts, 0))
+    exp.replace_input_with(exp.args[0], one)
+    parts.meta["val"], one.meta["val"] = (x.meta["val"],) * 2, x.meta["val"]
+    assert not constant_elsewhere(whole)
 
 
 def mixed(shape: tuple[int, ...], result: str) -> Extracted:

@@ -36,4 +36,3 @@ def test_gradients_lie_as_arguments_do(case):
     for x, g in zip(args, made, strict=True):
         torch.testing.assert_close(g, x.grad)
         assert g.stride() == x.stride()
-

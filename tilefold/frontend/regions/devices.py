@@ -19,8 +19,11 @@ def constant_elsewhere(part: Extracted) -> bool:
 
 
 def _is_read(n: torch.fx.Node) -> bool:
-    """Whether elements of a tensor are, and not its sizes alone."""
-    if not isinstance(n.meta.get("val"), torch.Tensor):
+    """Whether elements of a tensor, or of one of several, are, and not its sizes alone."""
+    val = n.meta.get("val")
+    if isinstance(val, tuple | list):
+        return any(map(_is_read, n.users))
+    if not isinstance(val, torch.Tensor):
         return False
     return any(u.target not in OF_SIZES and (u.target not in VIEWS or _is_read(u)) for u in n.users)
 
