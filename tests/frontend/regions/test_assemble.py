@@ -55,7 +55,7 @@ def test_parts_of_a_tensor_are_elements_of_it():
     """A gate and what it scales, one behind the other in a tensor."""
     whole = part("cuda", aten.exp.default)
     graph, (x,) = whole.module.graph, whole.inputs
-    (exp,) = graph.find_nodes(op="call_function")
+    (exp,) = graph.find_nodes(op="call_function", target=aten.exp.default)
     with graph.inserting_before(exp):
         parts = graph.call_function(aten.split.Tensor, (exp.args[0], 2))
         one = graph.call_function(operator.getitem, (parts, 0))
