@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tilefold.block.fuse import FusedKernel
-from tilefold.block.group import ANY
+from tilefold.block.group import ANY, Group
 from tilefold.block.legal import one_kernel
 from tilefold.pipeline import compile_program
 from tilefold.plan.cut import added_bytes, cuts
@@ -112,6 +112,29 @@ def test_what_fits_stays_together(rows: str) -> None:
 def test_single_operators_are_the_end() -> None:
     alone = kernels("512", set())
     assert all(len(x) == 1 for x in alone) and len(alone) == 6
+
+
+#: b and c, which have nothing to do with each other, in a kernel read a, and are read by d.
+SIBLINGS = """
+program siblings()
+  input x: f32[512, 256]
+  dim i = 512
+  dim j = 256
+  a[i]: f32 = sum[j] x[i, j]
+  b[i]: f32 = sum[j] x[i, j] * a[i]
+  c[i]: f32 = sum[j] x[i, j] * x[i, j]
+  d[i]: f32 = a[i] + c[i]
+  return b, d
+"""
+
+
+def test_parts_are_not_joined_around_a_kernel_that_stands_between_them() -> None:
+    """What leads from a to d is no operator, but a kernel of two."""
+    fitting = _Fitting(Graph.of(parse(SIBLINGS)), GpuTarget(refuse=lambda k: "no"), frozenset(), {})
+    a, middle, d = (Group(members, ("i",)) for members in (("a",), ("b", "c"), ("d",)))
+    assert fitting._between(a, d, [a, middle, d])
+    alone = [Group((m,), ("i",)) for m in "bc"]
+    assert not fitting._between(a, d, [a, *alone, d])
 
 
 PARTIAL = """

@@ -179,7 +179,7 @@ class _Fitting:
                 if y is z or not any(u in z.members for m in y.members for u in g.consumers[m]):
                     continue
                 members = self._in_order(y, z)
-                if self._between(y, z) or any(unfit.issubset(members) for unfit in self._unfit):
+                if self._between(y, z, parts) or any(unfit.issubset(members) for unfit in self._unfit):
                     continue
                 whole = one_kernel(g, members, self.target.limits)
                 if isinstance(whole, Group) and not isinstance(self.made(whole), str):
@@ -193,18 +193,21 @@ class _Fitting:
         """The members of groups as the program has them."""
         return tuple(m for m in self.g.by_name if any(m in x.members for x in groups))
 
-    def _between(self, y: Group, z: Group) -> bool:
-        """Whether a path from y to z runs through others."""
-        inside = {*y.members, *z.members}
-        left = [u for m in y.members for u in self.g.consumers[m] if u not in inside]
+    def _between(self, y: Group, z: Group, parts: Sequence[Group]) -> bool:
+        """Whether a path from y to z runs through other parts: what one member of a part reads waits for all of it."""
+        of = {m: part for part in parts for m in part.members}
+
+        def after(x: Group) -> set[Group]:
+            return {of[u] for m in x.members for u in self.g.consumers[m] if u in of} - {x}
+
+        left = after(y) - {z}
         seen = set(left)
         while left:
-            for u in self.g.consumers[left.pop()]:
-                if u in z.members:
-                    return True
-                if u not in seen:
-                    seen.add(u)
-                    left.append(u)
+            found = after(left.pop())
+            if z in found:
+                return True
+            left |= found - seen
+            seen |= found
         return False
 
     def _product_alone(self, x: Group) -> list[Group]:

@@ -13,7 +13,8 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton.functions import normalised_product  # noqa: E402
 from tests.backends.triton.kernels import PROGRAMS, assembled, heads, kernels, made, meta, variant  # noqa: E402
-from tilefold.backends.triton.build import Target  # noqa: E402
+from tilefold.backends.triton.build import Job, Target  # noqa: E402
+from tilefold.backends.triton.build import built as compile_job  # noqa: E402
 from tilefold.backends.triton.compile import resources  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
@@ -146,6 +147,12 @@ def with_probabilities(q, k, v):
     k, v = (x.repeat_interleave(4, 1) for x in (k, v))
     p = torch.softmax((q @ k.mT).float() * 0.125, -1)
     return (p.to(q.dtype) @ v).transpose(1, 2), p
+
+
+def test_a_source_that_is_no_python_is_an_error_of_ours():
+    job = Job("broken", "import triton\n\n\n@triton.jit\ndef broken(p):\n    x = = 1\n", {"p": "*fp32"}, (), {})
+    with pytest.raises(BackendError, match=r"source of broken is no Python: .*x = = 1"):
+        compile_job(job, HOPPER)
 
 
 def test_a_product_that_registers_do_not_hold_is_refused_and_the_program_split():

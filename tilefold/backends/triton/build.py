@@ -174,6 +174,9 @@ def built(
                 return found
             with contextlib.nullcontext() if lines else _without_lines():
                 done = _compiled(job, where)
+    except SyntaxError as err:  # of the text that is rendered here
+        said = f"{err.msg}: {(err.text or '').strip()}"
+        raise BackendError(f"the source of {job.name} is no Python: {said}") from err
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
         raise BackendError(f"Triton does not compile {job.name}: {text[-1] if text else type(err).__name__}") from err
@@ -221,7 +224,7 @@ def _compiled(job: Job, target: Any) -> Any:
     for source in (quick, job.source) if quick != job.source else (quick,):
         try:
             return triton.compile(_as_triton(job, source), target=target, options=dict(job.options))
-        except CompilationError as err:
+        except (CompilationError, SyntaxError) as err:
             refused = err
     raise refused
 
