@@ -23,7 +23,7 @@ from tilefold.block.split import column_dim, next_axis
 from tilefold.block.stages import StagePlan, inline_maps, plan_stages
 from tilefold.block.twins import Decided, Renaming, Twins
 from tilefold.plan.hardware import Gpu
-from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.analysis import Graph, expr_flops, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tile.pieces import power_of_two
 
@@ -130,7 +130,7 @@ def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int
         n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, machine.most_segments))
     else:
         width = machine.columns if column_dim(g, plan) is not None else 1
-        read = max(g.points(axes), *_read_along(g, plan, axis).values(), 0)
+        read = max(g.points(axes), *_read_along(g, plan, axis).values(), *(n for n, _ in _computed(g, plan)), 0)
         most = int(min(extent * each, read * width // machine.least_read, machine.most_read_segments))
         n = max(1, min(int(units * machine.column_blocks // tall), most))
         if n > extent:  # all indices by themselves, each cut evenly
@@ -177,22 +177,36 @@ def _blocks(g: Graph, plan: StagePlan, machine: Gpu) -> int:
 
 
 def _saved(g: Graph, plan: StagePlan, axis: str, n: int, machine: Gpu) -> float:
-    """Seconds of reading that n segments of the axis save."""
+    """Seconds of reading, or of what is computed of it, that n segments of the axis save."""
     units, column = machine.cores, _column(g, plan)
     width = 1 if column is None else min(machine.columns, g.extent(column))
     read = _read_along(g, plan, axis)
     elements = width * sum(read.values())
     each = width * sum(k * g.program.dtype_of(t).nbytes for t, k in read.items())
     together = each * _blocks(g, plan, machine) / (units * machine.unit_rate)
+    alone = width * sum(n * flops for n, flops in _computed(g, plan)) / (machine.vector / units)
 
     def seconds(k: int) -> float:
+        waves = -(-_blocks(g, plan, machine) * k // units)
+        worked = waves * alone / k
         if column is None:
-            return max(
-                together, each / k / (machine.block_rate if elements / k <= ROW_IN_CACHE else machine.stream_rate)
-            )
-        return max(together * (1 + _idle(_blocks(g, plan, machine) * k, units)), each / k / machine.stream_rate)
+            rate = machine.block_rate if elements / k <= ROW_IN_CACHE else machine.stream_rate
+            return max(together, each / k / rate, worked)
+        idle = _idle(_blocks(g, plan, machine) * k, units)
+        return max(together * (1 + idle), each / k / machine.stream_rate, worked)
 
     return seconds(1) - seconds(n)
+
+
+def _computed(g: Graph, plan: StagePlan) -> list[tuple[float, float]]:
+    """Of each member of a fold inside whose steps there are others: the elements that one row or column computes, and
+    arithmetic of one. (Of others that is hidden behind what they read.)"""
+    found: list[tuple[float, float]] = []
+    for m in plan.group.members if plan.inner else ():
+        c = g.by_name[m]
+        dims = {*out_dims(c), *c.rdims} - {*plan.group.parallel}
+        found.append((g.points(dims), float(expr_flops(c.body) + (c.reducer is not None))))
+    return found
 
 
 def _read_along(g: Graph, plan: StagePlan, axis: str) -> dict[str, float]:
