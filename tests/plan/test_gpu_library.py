@@ -475,3 +475,13 @@ def test_float32_is_multiplied_slowly_in_kernels_of_ours() -> None:
     few, many = (H100.folded_rate(DType.F32, 64, n) for n in (16, 64))
     assert H100.folded_rate(DType.F32, 64, 8) == few / 2 and few < many < H100.gemm_rate(DType.F32, library=True) / 4
     assert H100.folded_rate(DType.BF16, 64, 16) == H100.folded * H100.gemm_rate(DType.BF16, library=True)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_columns_that_are_normalised_on_both_sides_are_multiplied_by_the_library(both: bool) -> None:
+    """Correlations of two views: each thread block would normalise all columns of the other view again."""
+    torch._dynamo.reset()
+    given = (torch.empty(1024, 256, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    norm = lambda x: (x - x.mean(0)) / (x.std(0) + 1e-6)  # noqa: E731
+    p = trace(lambda a, b: norm(a).mT @ (norm(b) if both else b), *given).program
+    assert bool(gpu_library_products(p, H100)) or not both

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, dims_used, loads
+from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
 from tilefold.block.group import Group, Limits
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
@@ -244,6 +244,8 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
     chains = [chain for chain in chains if _folded_between(g, *chain) or _grows(g, *chain, machine)]
     if chains:
         return any(_folded_faster(g, chain, chain[1].rdims, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
+    if _reduced_on_both_sides(g, c):
+        return False
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
     if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced, calls)):
         return _folded_faster(g, [c], reduced, g.nbytes([name]), machine)
@@ -308,6 +310,20 @@ def _pieces(g: Graph, c: Compute, along: Collection[str], machine: Gpu) -> int:
         tiles *= int(g.points(set(cols) - set(along)))
     cut = int(g.points(along)) // machine.least_segment or int(g.points(p.rdims)) // machine.least_step
     return tiles * max(1, min(cut, machine.most_segments))
+
+
+def _reduced_on_both_sides(g: Graph, c: Compute) -> bool:
+    """Whether both operands of a product are made of reductions over what it contracts (columns that are normalised):
+    each thread block would reduce all columns of one of them again."""
+    p = product_of(c)
+    assert p is not None, c
+
+    def reduced(side: Expr) -> bool:
+        made = {ld.tensor for ld in loads(side)} & g.by_name.keys()
+        above = {*made, *(d.name for m in made for d in g.reached(m, g.producers, lambda _: True))}
+        return any(set(g.by_name[m].rdims) & set(c.rdims) for m in above)
+
+    return reduced(p.a) and reduced(p.b)
 
 
 def _in_memory_anyway(g: Graph, c: Compute) -> bool:
