@@ -485,3 +485,12 @@ def test_columns_that_are_normalised_on_both_sides_are_multiplied_by_the_library
     norm = lambda x: (x - x.mean(0)) / (x.std(0) + 1e-6)  # noqa: E731
     p = trace(lambda a, b: norm(a).mT @ (norm(b) if both else b), *given).program
     assert bool(gpu_library_products(p, H100)) or not both
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_that_are_summed_over_their_batch_are_the_librarys(dtype: torch.dtype) -> None:
+    """A mixture of experts, weighed for each token: a thread block that holds both experts has no matrix unit."""
+    torch._dynamo.reset()
+    given = (torch.empty(s, dtype=dtype, device="meta") for s in ((8192, 2, 64), (2, 64, 512), (8192, 2)))
+    p = trace(lambda x, w, g: (torch.einsum("ber,erd->bed", x, w) * g[..., None]).sum(1), *given).program
+    assert gpu_library_products(p, H100)

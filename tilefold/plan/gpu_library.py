@@ -246,7 +246,8 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
         return any(_folded_faster(g, chain, chain[1].rdims, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
     if _reduced_on_both_sides(g, c):
         return False
-    reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & set(c.dims)}
+    sides = _of_one_side(c)  # no matrix unit multiplies matrices of which a thread block holds several
+    reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & sides}
     if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced, calls)):
         return _folded_faster(g, [c], reduced, g.nbytes([name]), machine)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
