@@ -39,6 +39,7 @@ from tilefold.plan.library import (
 from tilefold.plan.machine import this_machine
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
+from tilefold.plan.short_products import of_few_channels
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.calls import library_step
@@ -223,7 +224,8 @@ def _alone_in_library(
         return _library_step(g, members)
     alone = product_of(g.by_name[members[0]]) if len(members) == 1 else None
     vectors = alone is not None and alone.batch and not alone.shared and not alone.is_matrix(lambda d: g.extent(d) > 1)
-    own = gpu is not None and (vectors or of_few_rows(g, g.by_name[members[0]], gpu))
+    c = g.by_name[members[0]]
+    own = gpu is not None and (vectors or of_few_rows(g, c, gpu) or of_few_channels(g, c))
     return [] if alone is None or alone.left == alone.right or own else _library_step(g, members)
 
 

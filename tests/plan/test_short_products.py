@@ -91,3 +91,15 @@ def test_what_the_librarys_call_of_a_convolution_does_saves_nothing(act, rest, o
     p = replace(p, body=tuple(replace(c, origin="aten.convolution.default") for c in p.body))
     calls = gpu_kernels(p, GpuTarget()).calls
     assert not calls if ours else list(calls) == [("y", "z")]
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_matrices_of_a_few_channels_are_multiplied_in_what_they_are_read_for(dtype):
+    def colours(m, x):
+        return torch.einsum("kc,bchw->bkhw", m, torch.sigmoid(x))
+
+    (found,) = steps(colours, (3, 3), (16, 3, 256, 256), dtype=dtype)
+    assert isinstance(found, GpuStep)
+    alone = steps(lambda m, x: m @ x, (3, 3), (3, 1 << 16), dtype=dtype)
+    assert len(alone) == 1 and isinstance(alone[0], GpuStep)
+    assert isinstance(steps(lambda m, x: m @ x, (3, 64), (64, 1 << 16), dtype=dtype)[0], LibraryStep)

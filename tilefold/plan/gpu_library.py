@@ -24,7 +24,7 @@ from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
 from tilefold.plan.library_rates import Sizes
-from tilefold.plan.short_products import of_short_rows
+from tilefold.plan.short_products import of_few_channels, of_short_rows
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.convolution_tails import Tail
@@ -81,7 +81,7 @@ def lone_product(g: Graph, members: Sequence[str], machine: Gpu) -> str | None:
 
 def _ours(g: Graph, c: Compute, machine: Gpu) -> bool:
     """Whether a product by itself, or with maps behind it, takes less time in a kernel of ours."""
-    return of_few_rows(g, c, machine) or of_short_rows(g, c, machine)
+    return of_few_rows(g, c, machine) or of_short_rows(g, c, machine) or of_few_channels(g, c)
 
 
 def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:
