@@ -9,6 +9,7 @@ from torch.nn import functional as f
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import USUAL, fuse_for_gpu
 from tilefold.plan.gpu_forms import packed, read_at_once
+from tilefold.tensor.text import parse
 
 
 def like(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -93,3 +94,44 @@ def test_the_norms_of_gradients_are_cut_although_one_of_them_all_is_made_of_them
     fused = fuse_for_gpu(trace(clipped, *(like(*s, dtype=torch.float32) for s in shapes)).program)
     sums = [k for k in fused.kernels if k.plan.stages and {i.name for i in k.block.inputs} & {"x", "y"}]
     assert len(sums) == 2 and all(any(d.endswith("_seg") for d in k.block.sizes) for k in sums)
+
+
+def test_terms_of_a_loss_whose_elements_are_kept_are_each_cut_into_segments():
+    """Means of two poolings whose elements a backward pass reads: in one kernel of both, one thread block would read
+    and write all of it."""
+
+    def fn(x, y):
+        a, b = f.avg_pool2d(x, 2), f.avg_pool1d(y, 4, 2)
+        return a.square().mean() + b.square().mean(), a * 2.0, b * 2.0
+
+    torch._dynamo.reset()
+    args = (like(16, 32, 56, 56, dtype=torch.float32), like(16, 64, 4096, dtype=torch.float32))
+    fused = fuse_for_gpu(trace(fn, *args).program)
+    writes = {r.name: k for k in fused.kernels for r in k.block.results if r.name in fused.program.outputs}
+    assert len({k.block.name for k in writes.values()}) == len(writes) == 3
+    for k in fused.kernels:
+        if k.plan.stages and any(len(r.dims) > 2 for r in k.block.results):
+            assert any(d.endswith("_seg") for d in k.block.sizes), k.block.name
+
+
+PARTS = """program parts()
+  input t: f32[16]
+  input s: f32[16, 1024, 32]
+  input u: f32[16, 32, 1024]
+  dim i = 16
+  dim n = 64
+  dim p = 1024
+  m[i]: f32 = t[i] * 0.5
+  total[]: f32 = sum[i] m[i]
+  cat[i, n, p]: f32 = where(n < 32, m[i] / s[i, p, n], u[i, n - 32, p])
+  last[i, p, n]: f32 = cat[i, n, p]
+  bias[n]: f32 = sum[i, p] cat[i, n, p]
+  return total, last, bias
+"""
+
+
+def test_parts_of_an_image_are_put_together_in_blocks_of_their_own():
+    """The sum of a vector that scales one of the parts has one thread block."""
+    fused = fuse_for_gpu(parse(PARTS))
+    (kernel,) = (k for k in fused.kernels if any(r.name == "last" for r in k.block.results))
+    assert "total" not in kernel.plan.group.members and "n" in kernel.plan.group.parallel

@@ -38,13 +38,23 @@ def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> t
 def splittable(g: Graph, x: Group, limits: Limits = ANY) -> bool:
     """Whether a kernel with few blocks may be cut along a long reduced axis instead.
 
-    Few and known parallel blocks, and no result that streams along what is reduced.
+    Few and known parallel blocks, and no result that streams along what is reduced; on a GPU none that needs what is
+    reduced, for each segment writes what its elements alone make (`split.early_maps`).
     """
     if g.points(x.parallel) >= limits.few_blocks or not all(is_static(g.program.sizes[d]) for d in x.parallel):
         return False
     last = [m for m in x.members if g.by_name[m].rdims and g.points(g.by_name[m].rdims) >= limits.long_axis]
     axes = {d for m in last for d in g.by_name[m].rdims}
-    return bool(last) and not any(g.escapes(m, x.members) and axes & set(out_dims(g.by_name[m])) for m in x.members)
+    along = [m for m in x.members if g.escapes(m, x.members) and axes & set(out_dims(g.by_name[m]))]
+    if limits.in_registers:
+        along = [m for m in along if not _of_elements(g, m, x.members)]
+    return bool(last) and not along
+
+
+def _of_elements(g: Graph, m: str, members: Sequence[str]) -> bool:
+    """Whether a member is a map that needs nothing that its kernel reduces."""
+    made = (g.by_name[m], *g.reached(m, g.producers, lambda c: c.name in members and c.reducer is None))
+    return not any(c.reducer is not None and c.name in members for c in made)
 
 
 def _cheap_to_repeat(g: Graph, members: Iterable[str], lacking: list[str], d: str, limits: Limits) -> bool:
@@ -116,6 +126,8 @@ def too_few(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> s
         return f"only {blocks} would be left, to save little"
     if any(_starved(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
         return f"{blocks} would read what more could"
+    if any(_narrowed(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
+        return f"{blocks} would read and write what more could"
     if any(_uncut(g, a, b, whole, limits) for a in parts for b in parts if a is not b):
         return f"{blocks} would read what segments could"
     few = left < min(limits.workers, max(had)) and not splittable(g, whole, limits)
@@ -141,6 +153,24 @@ def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool
     left = g.points(whole.parallel) * max(1, g.points(summed) // limits.segment)
     slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
     return slower * bytes_read(g, read) > limits.operands.kernel + 2 * g.nbytes(between) + bytes_read(g, both)
+
+
+def _narrowed(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
+    """Whether a loses dims that b lacks, and what it reads and writes takes the blocks that are left longer than a
+    kernel of its own costs (parts of an image put together, beside the sum of a vector that one of them is scaled
+    with)."""
+    reduced = {d for m in whole.members for d in g.by_name[m].rdims}
+    if limits.operands is None or not {*a.parallel} - {*whole.parallel} - reduced:
+        return False
+    last, left = _summed_last(g, whole, whole), g.points(whole.parallel)
+    for summed in last if len(last) == 1 else ():
+        left *= max(1, g.points(summed) // limits.segment)
+    slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
+    read, results = _read(g, a), {r for m in a.members if g.escapes(m, a.members) for r in g.by_name[m].results}
+    between = results & {r for m in b.members for r in g.producers[m]}
+    between |= {r for m in a.members for r in g.producers[m] if r in b.members}
+    saved = limits.operands.kernel + 2 * g.nbytes(between) + bytes_read(g, read & _read(g, b))
+    return slower * (bytes_read(g, read) + g.nbytes(results)) > saved
 
 
 def _known_before(g: Graph, a: Group, b: Group, summed: set[str], whole: Group) -> bool:
