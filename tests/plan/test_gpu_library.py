@@ -494,3 +494,45 @@ def test_products_that_are_summed_over_their_batch_are_the_librarys(dtype: torch
     given = (torch.empty(s, dtype=dtype, device="meta") for s in ((8192, 2, 64), (2, 64, 512), (8192, 2)))
     p = trace(lambda x, w, g: (torch.einsum("ber,erd->bed", x, w) * g[..., None]).sum(1), *given).program
     assert gpu_library_products(p, H100)
+
+
+GATED = """program gated()
+  input t: f32[32, 16]
+  input w: f32[16, 128]
+  input x: f32[32, 128, {places}]
+  dim j = 32
+  dim i = 128
+  dim k = 16
+  dim l = {places}
+  y[j, i]: f32 = sum[k] t[j, k] * w[k, i]
+  z[j, i, l]: f32 = y[j, i] / {places}.0 + x[j, i, l]
+  s[i]: f32 = sum[j, l] z[j, i, l] * x[j, i, l]
+  return s
+"""
+
+
+def test_a_product_is_not_kept_in_a_fold_of_few_blocks_that_reads_much_beside_it():
+    """Gates of channels and a batch norm's gradient: its sums would have a thread block for 64 channels."""
+    assert GpuTarget(H100).products(parse(GATED.format(places=3136))) == {"y"}
+    assert GpuTarget(H100).products(parse(GATED.format(places=1))) == set()
+
+
+NEIGHBOURS = """program neighbours()
+  input x: f32[8, {features}, {points}]
+  dim b = 8
+  dim i = {points}
+  dim j = {points}
+  dim n = {features}
+  dim s = {slots}
+  d[b, i, j]: f32 = sum[n] x[b, n, i] * x[b, n, j]
+  v[b, i, s]: f32, k[b, i, s]: i64 = topk[j; s] d[b, i, j]
+  return v, k
+"""
+
+
+@pytest.mark.parametrize(("points", "slots", "apart"), [(1024, 20, {"d"}), (64, 2, set())])
+def test_many_of_a_long_row_are_not_found_tile_by_tile(points, slots, apart):
+    """The nearest neighbours of points: 20 slots of each tile of distances take longer than the distances' way to
+    memory; the two largest of 64 are one tile's."""
+    p = parse(NEIGHBOURS.format(features=3, points=points, slots=slots))
+    assert GpuTarget(H100).products(p) == apart

@@ -10,10 +10,11 @@ estimated, with rates measured on an H100 and an H200.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import ceil
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Expr, dims_used, loads
+from tilefold.algebra.expr import Const, Expr, dims_used, loads, tensors_read
 from tilefold.block.fuse import UNIT, with_unit
 from tilefold.block.group import Group, Limits
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
@@ -249,7 +250,9 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
     sides = _of_one_side(c)  # no matrix unit multiplies matrices of which a thread block holds several
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & sides}
     if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced, calls)):
-        return _folded_faster(g, [c], reduced, g.nbytes([name]), machine)
+        folds = [x for x in after if x.reducer and not _multiplies(g, x) and set(x.rdims) & set(c.dims)]
+        more = _Beside(_read_beside(g, c, folds), _ordering(g, folds, machine))
+        return _folded_faster(g, [c], reduced, g.nbytes([name]), machine, more)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
     made = g.nbytes([ld.tensor for ld in loads(c.body) if ld.tensor in g.by_name])
@@ -262,18 +265,34 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
     ) and _folded_faster(g, [c], c.rdims, 2 * made, machine)
 
 
-def _folded_faster(g: Graph, products: Sequence[Compute], along: Collection[str], passed: float, machine: Gpu) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What a fold does beside its product. nbytes: read of other tensors. ordering: seconds that orders (top-k) take
+    longer of tiles than of whole rows."""
+
+    nbytes: float = 0.0
+    ordering: float = 0.0
+
+
+def _folded_faster(
+    g: Graph,
+    products: Sequence[Compute],
+    along: Collection[str],
+    passed: float,
+    machine: Gpu,
+    beside: _Beside = _Beside(),
+) -> bool:
     """Whether products in one kernel that folds `along` dims, with a reduction or with each other, are estimated faster
     than the library's.
 
     That is a call more for each, and passes so many bytes more through memory than its own operands and results. A
     kernel of few thread blocks has no more than these read and multiply: the sum over columns of sigmoid(x w), x of 128
-    rows and 24,576 columns, would be 32 that contract all of them.
+    rows and 24,576 columns, would be 32 that contract all of them. So has what it reads `beside`.
     """
     memory = machine.reached * machine.bandwidth
     pieces = _pieces(g, products[0], along, machine)
     busy, near = min(1.0, pieces / machine.cores), min(memory, pieces * machine.block_rate)
-    folded, apart = 0.0, passed / memory
+    folded, apart = beside.nbytes / near + beside.ordering, (passed + beside.nbytes) / memory
     for c in products:
         operands = {ld.tensor for ld in loads(c.body)}
         read, made = g.nbytes(operands), g.nbytes([c.name])
@@ -298,6 +317,27 @@ def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:
     narrowest, flops = min(kinds, key=lambda dtype: dtype.nbytes), _flops(g, c.name)
     longer = flops / machine.fused_rate(narrowest) - flops / _call_rate(g, c, narrowest, machine)
     return CHAINED * longer < PASSED * made / (machine.reached * machine.bandwidth)
+
+
+def _read_beside(g: Graph, c: Compute, ends: Sequence[Compute]) -> float:
+    """Bytes of other tensors that reductions of a product's result read with it (images, of which each channel's sum
+    takes what a product makes of all of them)."""
+    after = {x.name for x in g.reached(c.name, g.consumers, _is_map)}
+    above = {m.name for x in ends for m in g.reached(x.name, g.producers, _is_map)}
+    folded = {x.name for x in ends} | (after & above)
+    read = {t for m in folded for t in tensors_read(g.by_name[m].body)}
+    return g.nbytes(read - folded - {c.name})
+
+
+def _ordering(g: Graph, ends: Sequence[Compute], machine: Gpu) -> float:
+    """Seconds that finding the greatest elements takes longer tile by tile than in whole rows, as far as a block holds
+    these: one after the other, each over all of a tile's row and of those that were found before."""
+
+    def seconds(x: Compute, tile: float) -> float:
+        return g.points(x.dims) * ceil(g.points(x.rdims) / tile) * machine.slot * (1 + tile / machine.slot_width)
+
+    orders = [x for x in ends if x.reducer == "topk"]
+    return sum(seconds(x, machine.one_tile) - seconds(x, min(g.points(x.rdims), machine.read_at_once)) for x in orders)
 
 
 def _pieces(g: Graph, c: Compute, along: Collection[str], machine: Gpu) -> int:

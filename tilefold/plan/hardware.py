@@ -140,7 +140,8 @@ class Gpu(Machine):
     A multiprocessor: threads, registers, blocks: the most at a time. own_registers, each_element: registers of a thread
     beside its share of the largest value, and for each element of that. sector: bytes that memory and cache deal in;
     request: what a run of neighbours costs beside its sectors, in bytes. lookup: what an element at a place that
-    another gives costs, in adds.
+    another gives costs, in adds. slot: seconds of all multiprocessors in which the greatest element of a tile's row is
+    found, and taken out, of a few elements; slot_width: elements that take as long again.
 
     Windows: tap_rate: products a second of a sum over windows that is written out; summed_tap_rate: of one whose
     channels' statistics are summed in the same kernel. alone_rate: the same of the library's convolutions with one
@@ -202,6 +203,8 @@ class Gpu(Machine):
     sector: int
     request: int
     lookup: float
+    slot: float
+    slot_width: int
     tap_rate: float
     summed_tap_rate: float
     alone_rate: float
@@ -311,6 +314,8 @@ H100 = Gpu(
     each_element=2,
     sector=32,
     request=32,
+    slot=0.3e-9,  # H100, 2026-11: 20 of 1,024 in 8,192 rows, 1.5 to 2.5 ms in tiles of 32, 0.18 in whole rows
+    slot_width=512,
     lookup=32.0,  # estimate: eight lines a warp, at a turn of the first-level cache each, in which 128 adds pass
     # H200, bf16: 7 x 7 and 3 x 3 in kernels of ours; the library's out of what Inductor takes for the same, less its
     # passes over the images; the library's with rows of neighbours out of eager's

@@ -45,8 +45,10 @@ VECTOR, LOOKED_AT, MOST = 16, 256, 1 << 16
 #: Operands a thread from which the assembler runs out of registers, and bytes that it spills for each beyond: 9 taps of
 #: 128 places 14.8 KB a thread, of 64 0.2; two products of 512 elements, summed as they are, 30.
 UNDER_WAY, SPILLED = 640, 20
-#: Units of an addition, of one element of an order (`dataflow.element_units`).
+#: Units of an addition, of one element of an order (`dataflow.element_units`); of one slot of a top-k of few elements,
+#: and elements that take as long again (an H100's: `hardware.Gpu.slot`).
 ADDITION, ORDERED = 1.0, 14.0
+TAKEN, TAKEN_WIDTH = 4800.0, 512
 #: Share of the rate of large products that tiles of fewer rows than a group's 64 reach.
 GROUP, SMALL = 64, 0.4
 
@@ -143,16 +145,25 @@ class _Walk:
                     self.computed(self.buffers[buf].dims, e)
                 case ir.Reduce(buf, _, rdims, e):
                     self.computed((*self.buffers[buf].dims, *rdims), e, ADDITION)
-                case ir.Select(buf, _, _, rdims, e, payload):
-                    frame = (*self.buffers[buf].dims, *rdims)
-                    self.computed(frame, e, ORDERED)
-                    self.read(frame, payload)
+                case ir.Select():
+                    self.selected(s)
                 case ir.Gemm():
                     self.product(s)
                 case ir.Store():
                     parts = choices(s.expr, lambda d: self.width(d) == 1)
                     self.computed(s.dims, s.expr, share=1 / (len(parts) + 1))
                     self.touch(s.tensor, s.index, s.dims, stored=True)
+
+    def selected(self, s: ir.Select) -> None:
+        """Elements in their order: the greatest one, or some, one after the other, each of all that are left."""
+        dims = self.buffers[s.buf].dims
+        rows, slots = (dims[:-1], self.sizes[dims[-1]]) if s.op == "topk" else (dims, 1)
+        frame = (*rows, *s.rdims)
+        self.computed(frame, s.expr, ORDERED if s.op != "topk" else 0.0)
+        self.read(frame, s.payload)
+        if s.op == "topk":
+            each = TAKEN * (1 + self.area(s.rdims) / TAKEN_WIDTH)
+            self.units += self.times * self.area(rows) * slots * each
 
     def loop(self, s: ir.For) -> None:
         start = 0 if s.start is None else self.value(s.start)
