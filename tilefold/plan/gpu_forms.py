@@ -15,7 +15,8 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Index, Load, dims_used, loads, substitute
 from tilefold.block.build import Loops, choose_loops
 from tilefold.block.collapse import collapsed
-from tilefold.block.fuse import FusedKernel, with_unit
+from tilefold.block.crossing import crossing
+from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
 from tilefold.block.group import Group
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, exprs_of
 from tilefold.block.ir import walk as walk_block
@@ -46,6 +47,8 @@ class Given:
     stages: int | None = None
 
 
+#: Values of a row of which fewer are never too many.
+LEAST_CROSSING = 8
 #: Why a kernel cannot be made, None where it can.
 Refuse = Callable[[FusedKernel], str | None]
 
@@ -130,7 +133,8 @@ def gpu_loops(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = Non
         sizes = g.program.sizes
         whole = (s.axes for d, s in zip(loops.stages, plan.stages, strict=True) if d is None)
         dynamic = not all(is_static(sizes[d]) for axes in whole for d in axes)
-        if dynamic or (given is not None and given.stream is not None) or not columns_fit(g, plan, machine):
+        asked = given is not None and given.stream is not None
+        if dynamic or asked or not columns_fit(g, plan, machine) or not _rows_fit(g, plan, loops, machine):
             return _streamed(g, plan)
         outer = tuple(None if d is None else streamed_axis(g, plan, k, machine) for k, d in enumerate(loops.stages))
         rows = {m: d and next((x for x in outer if x in out_dims(g.by_name[m])), d) for m, d in loops.rows.items()}
@@ -140,6 +144,17 @@ def gpu_loops(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = Non
         for d, s in zip(loops.stages, plan.stages, strict=True)
     )
     return replace(loops, stages=stages)
+
+
+def _rows_fit(g: Graph, plan: StagePlan, loops: Loops, machine: Gpu) -> bool:
+    """Whether a thread block has registers for rows that it keeps: for all that crosses a reduction of them."""
+    kept = {d for loop, s in zip(loops.stages, plan.stages, strict=True) if loop is None for d in s.axes}
+    longest = max(kept, key=g.extent, default=None)
+    if longest is None or g.points(kept) * LEAST_CROSSING <= machine.held_columns:
+        return True
+    (made,) = build_kernels(g, plan, loops, None)
+    local = {d: power_of_two(int(g.extent(d))) for d in g.program.sizes if d not in plan.group.parallel}
+    return crossing(made.block, longest, local) <= machine.held_columns
 
 
 def _streamed(g: Graph, plan: StagePlan) -> Loops:

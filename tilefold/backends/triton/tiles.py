@@ -16,7 +16,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.product import BYTES
-from tilefold.backends.triton.tilings import cheapest, for_columns, for_parts, for_windows
+from tilefold.backends.triton.tilings import cheapest, for_columns, for_crossing, for_parts, for_windows
 from tilefold.backends.triton.traffic import Traffic, accesses
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
@@ -215,7 +215,7 @@ def default_config(
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return _with_products(s, sizes)
-    rule = _without(s, sizes)
+    rule = for_crossing(_without(s, sizes), s, b, _held_lanes(s, sizes), sizes)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         return rule
     grid = tuple(d for d in s.parallel if d not in s.segments)

@@ -1,0 +1,78 @@
+"""Values of whole rows that a block program has on both sides of a reduction of them.
+
+Between two reductions a compiler computes a row element by element, and no value needs more registers than an element
+of it. What was read or computed in front of a reduction and is used behind it is there for all of the row at once:
+
+    m = max x;  e = exp(x - m);  s = sum e;  y = e / s        x crosses the maximum, e the sum: one at a time
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Expr, Load, dims_used, loads
+from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, exprs_of
+
+#: Bytes of a register.
+REGISTER = 4
+
+
+@dataclass(slots=True)
+class _Value:
+    registers: float
+    first: int
+    last: int
+
+
+def crossing(b: Block, d: str, lanes: Mapping[str, int], *, whole: bool = True) -> float:
+    """Registers of a thread block for what crosses reductions of d, at the worst of them. lanes: elements of each dim
+    that a block has at a time (absent: one). whole: of all of the program, as for rows that are held; else of each loop
+    over d."""
+    kinds = {i.name: i.dtype for i in b.inputs}
+    bodies = [list(_statements(b.body))] if whole else [list(_statements(x.body)) for x in _loops(b.body, d)]
+    return max((_most(body, d, lanes, kinds) for body in bodies), default=0.0)
+
+
+def _most(body: Sequence[Node], d: str, lanes: Mapping[str, int], kinds: Mapping[str, DType]) -> float:
+    """See `crossing`."""
+    values: dict[object, _Value] = {}
+    ends: list[int] = []
+
+    def area(dims: Iterable[str]) -> int:
+        return math.prod(lanes.get(x, 1) for x in dims)
+
+    for at, n in enumerate(body):
+        for ld in _read(n):
+            if ld.tensor in kinds and d in dims_used(ld):
+                share = min(1.0, kinds[ld.tensor].nbytes / REGISTER)
+                values.setdefault(ld, _Value(share * area(dims_used(ld)), at, at)).last = at
+            elif ld.tensor in values:
+                values[ld.tensor].last = at
+        if isinstance(n, Let) and d in n.dims and not n.rdims:
+            values[n.name] = _Value(area(n.dims), at, at)
+        if isinstance(n, Let | Accumulate) and d in n.rdims:
+            ends.append(at)
+    return max((sum(v.registers for v in values.values() if v.first <= at < v.last) for at in ends), default=0.0)
+
+
+def _read(n: Node) -> Iterator[Load]:
+    exprs: Collection[Expr] = (n.expr,) if isinstance(n, Store) else exprs_of(n)
+    for e in exprs:
+        yield from loads(e)
+
+
+def _statements(nodes: Iterable[Node]) -> Iterator[Node]:
+    for n in nodes:
+        if isinstance(n, Loop):
+            yield from _statements(n.body)
+        elif isinstance(n, Let | Accumulate | Update | Store | Init):
+            yield n
+
+
+def _loops(nodes: Iterable[Node], d: str) -> Iterator[Loop]:
+    for n in nodes:
+        if isinstance(n, Loop):
+            yield from (n,) if n.kind == "for" and n.dim == d else _loops(n.body, d)
