@@ -1,4 +1,4 @@
-"""The laws split and exchange: the same results, and reductions over common axes."""
+"""The laws split, exchange and order: the same results, and reductions over common axes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
-from tilefold.tensor.reduction_laws import exchange_sums, split_axes
+from tilefold.tensor.reduction_laws import as_memory_lies, exchange_sums, split_axes
 from tilefold.tensor.text import parse
 
 #: A loss over all rows and columns, made of each row's softmax.
@@ -212,3 +212,28 @@ def test_of_three_sums_in_a_row_none_loses_what_it_reads():
     done = exchange_sums(p)
     assert {"a", "b"} - set(done.names)  # one was exchanged
     torch.testing.assert_close(run(done, x)["c"], run(p, x)["c"])
+
+
+TURNED = """
+program turned()
+  input x: f32[4, 5, 6]
+  input b: f32[6]
+  dim i = 4
+  dim j = 6
+  dim k = 5
+  y[i, j, k]: f32 = x[i, k, j] + b[j]
+  s[]: f32 = sum[i, j, k] y[i, j, k] * y[i, j, k]
+  r[i]: f32 = sum[j, k] y[i, j, k] * x[i, k, j]
+  w[k]: f32 = sum[i, j] b[j]
+  return s, r, w
+"""
+
+
+def test_axes_are_in_the_order_of_what_is_read():
+    p = parse(TURNED)
+    ordered = as_memory_lies(p)
+    assert [c.rdims for c in ordered.body] == [(), ("i", "k", "j"), ("k", "j"), ("i", "j")]
+    assert as_memory_lies(ordered) == ordered
+    x = {"x": torch.randn(4, 5, 6), "b": torch.randn(6)}
+    for name, want in run(p, x).items():
+        torch.testing.assert_close(run(ordered, x)[name], want)

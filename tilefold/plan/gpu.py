@@ -33,7 +33,7 @@ from tilefold.plan.selected import Calls, Selected, predicted, selected
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
-from tilefold.tensor.reduction_laws import align_reductions
+from tilefold.tensor.reduction_laws import align_reductions, as_memory_lies
 
 #: Cuts of a group that does not fit whose parts are tried, the cheapest first.
 MOST_CUTS = 24
@@ -67,7 +67,7 @@ def fuse_for_gpu(p: Program, target: GpuTarget = USUAL, *, calls: Calls = ()) ->
 def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> Fused:
     apart = frozenset(m for call in calls for m in call)
     machine = target.machine
-    p = align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart)
+    p = as_memory_lies(align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart))
     g = Graph.of(p)
     apart |= feeding_products(g, machine) | windows_under_sums(g, machine)
     chosen = groups_of(p, target, apart, calls)

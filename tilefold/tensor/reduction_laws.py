@@ -9,13 +9,16 @@ its cascade, and one over the rest (a loss over all rows, made of the log-sum-ex
 exchange: sum over K of w[k] * (sum over J of f[k, j]) = sum over J of (sum over K of w[k] * f[k, j]),
 for a short J, where f depends on a reduction over K: the inner sum would keep the outer one from
 joining the cascade over K (the moment of inertia sums squares over three coordinates).
+
+order: R over (A, B) = R over (B, A). Kernels share out and stream over the first axes, and leave the last to a step,
+so a reduction's axes are those of what it reads as they lie in memory (all of a matrix that was transposed).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tilefold.algebra.expr import Call, Expr, Index, Load, loads, substitute, tensors_read
+from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads, substitute, tensors_read
 from tilefold.algebra.ops import VALUE_REDUCERS
 from tilefold.names import free
 from tilefold.tensor.analysis import Graph, is_static, out_dims
@@ -29,6 +32,35 @@ SHORT = 16
 def align_reductions(p: Program, keep: frozenset[str] = frozenset()) -> Program:
     """Apply both laws wherever they bring a dependent reduction onto common axes; those in `keep` stay whole."""
     return exchange_sums(split_axes(p, keep), keep)
+
+
+def as_memory_lies(p: Program) -> Program:
+    """Apply law order: to reductions of which one tensor that they read the most of has all axes, where it has them
+    otherwise. Products of matrices stay as they are."""
+    g = Graph.of(p)
+    return replace(p, body=tuple(replace(c, rdims=_as_read(g, c)) for c in p.body))
+
+
+def _as_read(g: Graph, c: Compute) -> tuple[str, ...]:
+    """The axes of a reduction as they lie in what it reads the most of."""
+    if c.reducer not in VALUE_REDUCERS or len(c.rdims) < 2:
+        return c.rdims
+    product = product_of(c)
+    if product is not None and product.is_matrix():
+        return c.rdims
+    maps = [m for m in g.reached(c.name, g.producers, lambda m: m.reducer is None) if m.reducer is None]
+    computed = {m.name for m in maps}
+    found = {ld for m in (c, *maps) for ld in loads(m.body) if ld.tensor not in computed}
+    read = [(g.points(dims_used(ld)), order) for ld in found if len(order := _order(ld, c.rdims)) == len(c.rdims)]
+    most = max((n for n, _ in read), default=0)
+    orders = sorted(order for n, order in read if n == most)
+    return c.rdims if not orders or c.rdims in orders else orders[0]
+
+
+def _order(ld: Load, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the axes that a load has, in the order of its own."""
+    places = {d: min(n for n, e in enumerate(ld.index) if d in dims_used(e)) for d in axes if d in dims_used(ld)}
+    return tuple(sorted(places, key=lambda d: places[d]))
 
 
 def split_axes(p: Program, keep_whole: frozenset[str] = frozenset()) -> Program:
