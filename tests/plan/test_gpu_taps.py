@@ -29,6 +29,7 @@ WINDOW = "x[b, i, j, c] + x[b, i + 1, j, c] + x[b, i, j + 1, c] + x[b, i + 1, j 
         (112, "x[b, i, j, c] + x[b, i + 1, j, c]", "b, i, j", False),  # no window
         (112, WINDOW, "c", False),  # rows, not channels
         (112, WINDOW, "b, i", True),  # channels of two dims
+        (112, WINDOW, "b, i, j, c", True),  # a loss
         (112, WINDOW, "i, j", False),  # of each image
         (4, WINDOW, "b, i, j", False),  # so few that a kernel more costs more
     ],
