@@ -4,8 +4,9 @@ Law: out[i] = f(i) read at e is f(e). A map's result is converted to its dtype, 
 body keeps a cast where that is more than a precision hint (`DType.rounds`) or changes the
 arithmetic type.
 
-Kept as statements: outputs; maps with several readers, unless they are next to free or spread smaller tensors
-(a mask that all layers of a model read is computed in each: its kernel then knows what it discards);
+Kept as statements: outputs; maps with several readers, unless they are next to free, spread smaller tensors
+(a mask that all layers of a model read is computed in each: its kernel then knows what it discards), or each reader
+takes a part of its own (the gradient of what was stacked or concatenated);
 and maps that a reader would repeat along a dim that they do not have (a per-row factor), unless next to
 free; operands of a sum of products are never repeated so (a normalised row, a bias). The block
 layer fuses those without repetition.
@@ -61,6 +62,9 @@ def inline(p: Program) -> Program:
     dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
     readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
     operands, given = _operands(p), {i.name for i in p.inputs}
+    readers = (
+        Counter({t: 1 if t in shared else n for t, n in readers.items()}) if (shared := _shared_out(p)) else readers
+    )
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
     for c in p.body:
@@ -114,6 +118,19 @@ def too_long(e: Expr) -> bool:
             return True
         todo.extend((k, level + 1) for k in children(n))
     return False
+
+
+def _shared_out(p: Program) -> frozenset[str]:
+    """Maps of which readers take no more elements than they have, each its own: parts of a gradient."""
+    made = {c.name: c for c in p.body if c.reducer is None}
+    left = {n: _extents(c.dims, p.sizes) for n, c in made.items()}
+    for c in p.body:
+        taken = _extents(dims_of(c), p.sizes)
+        for ld in {x for x in loads(c.body) if x.tensor in left}:
+            have = left[ld.tensor]
+            plain = all(map(_shifted, ld.index)) and product_of(c) is None
+            left[ld.tensor] = None if have is None or taken is None or not plain else have - taken
+    return frozenset(n for n, rest in left.items() if rest is not None and rest >= 0)
 
 
 def _operands(p: Program) -> frozenset[str]:
@@ -237,11 +254,15 @@ def _times(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[str, Expr]
 def _points(c: Compute, m: Compute, sizes: Mapping[str, Expr]) -> tuple[int, int] | None:
     """Elements that a reader takes, one for each of its own, and those that a map has; None where sizes are not
     known."""
-    extents = [[sizes[d] for d in dims] for dims in (dims_of(c), m.dims)]
-    if not all(isinstance(n, Const) for side in extents for n in side):
-        return None
-    read, made = (math.prod(int(n.value) for n in side if isinstance(n, Const)) for side in extents)
-    return read, made
+    read, made = _extents(dims_of(c), sizes), _extents(m.dims, sizes)
+    return None if read is None or made is None else (read, made)
+
+
+def _extents(dims: Sequence[str], sizes: Mapping[str, Expr]) -> int | None:
+    """Elements of these dims; None where sizes are not known."""
+    found = [sizes[d] for d in dims]
+    known = [int(n.value) for n in found if isinstance(n, Const)]
+    return math.prod(known) if len(known) == len(found) else None
 
 
 def _shifted(i: Expr) -> bool:

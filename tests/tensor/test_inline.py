@@ -1,0 +1,34 @@
+"""Maps that are computed where they are read, though several statements read them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.tensor.inline import inline
+from tilefold.tensor.interp import run
+from tilefold.tensor.text import parse
+
+PARTS = """program parts()
+  input x: f32[4, 3]
+  input y: f32[4, 5]
+  input w: f32[3]
+  dim i = 4
+  dim j = 8
+  dim k = 3
+  dim l = {rest}
+  g[i, j]: f32 = exp(where(j < 3, x[i, j], y[i, j - 3]) * 2.0) + 1.0
+  a[i, k]: f32 = g[i, k] * w[k]
+  b[i, l]: f32 = g[i, {at}]
+  return a, b
+"""
+
+
+@pytest.mark.parametrize(("rest", "at", "whole"), [(5, "l + 3", False), (8, "l", True), (5, "7 - l", True)])
+def test_a_map_of_which_each_reader_takes_a_part_of_its_own_is_computed_there(rest, at, whole):
+    p = parse(PARTS.format(rest=rest, at=at))
+    q = inline(p)
+    assert ("g" in {c.name for c in q.body}) == whole
+    given = {"x": torch.randn(4, 3), "y": torch.randn(4, 5), "w": torch.randn(3)}
+    for name in p.outputs:
+        torch.testing.assert_close(run(q, given)[name], run(p, given)[name])
