@@ -236,7 +236,7 @@ program heads()
 def test_a_product_that_no_matrix_unit_takes_is_not_unrolled_by_the_thousand(heads: int, apart: bool) -> None:
     """With all heads in a thread block each of its threads would sum 1,024 products in straight code, compiled for
     minutes. Then the product is the library's."""
-    made = compile_program(parse(HEADS.format(h=heads)), device="cuda")
+    made = compile_program(parse(HEADS.format(h=heads)), device="cuda", goal="fused")
     assert [isinstance(s, LibraryStep) for s in made.steps] == ([True, False] if apart else [False])
     reasons = [r.reason for r in made.fused.grouping.refusals]
     assert any("would hold 262144 elements" in r for r in reasons) == apart
