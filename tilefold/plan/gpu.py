@@ -31,6 +31,7 @@ from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group, ordered
 from tilefold.plan.selected import Calls, Selected, predicted, selected
 from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.plan.whole_sums import whole_sums
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 from tilefold.tensor.reduction_laws import align_reductions, as_memory_lies
@@ -77,6 +78,8 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         chosen = groups_of(p, target, apart | alone, calls)
     groups = list(chosen.grouping.groups)
     if target.given is None:
+        p, groups = whole_sums(p, groups, target.limits)
+        g = Graph.of(p)
         whole = _Fitting(g, target, frozenset(calls), chosen.forms)
         p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: not isinstance(whole.made(x), str))
         p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls))
