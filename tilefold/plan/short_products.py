@@ -51,6 +51,8 @@ def of_few_channels(g: Graph, c: Compute) -> bool:
     p = product_of(c)
     if p is None or p.batch or p.shared or not p.whole or len(p.rdims) != 1:
         return False
+    if not all(map(_is_map, g.reached(c.name, g.consumers, _is_map))):
+        return False  # its kernel would be that of the sums, which no segments cut where it is written as well
     if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
         return False
     few, many = sorted((g.points(p.rows), g.points(p.cols)))
