@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.frontend.check import check, lowered, randn
-from tilefold.algebra.expr import Index, loads
+from tilefold.algebra.expr import Call, Index, loads, walk
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.view import as_strided
 from tilefold.tensor.text import show
@@ -86,6 +86,23 @@ def test_grouped_heads_read_their_shared_head():
 
     low = check(f, randn(2, 4, 3, 5), randn(2, 2, 6, 5), modes=(True, False))
     assert "// 2, " in show(low.program)
+
+
+def test_neighbours_that_are_alike_are_one_piece():
+    """The gradient of two rows of many is those and zeros."""
+
+    def rows(x):
+        return torch.stack([x[0], x[1], *[torch.zeros_like(x[0]) for _ in range(40)]])
+
+    def halves(x):
+        return torch.cat(x.split(2)) * 2
+
+    check(rows, torch.arange(12.0).view(4, 3))
+    check(halves, torch.arange(12.0).view(4, 3))
+    (c,) = lowered(rows, torch.arange(12.0).view(4, 3)).program.body
+    assert sum(isinstance(e, Call) and e.op == "where" for e in walk(c.body)) == 2
+    (c,) = lowered(halves, torch.arange(12.0).view(4, 3)).program.body
+    assert not any(isinstance(e, Call) and e.op == "where" for e in walk(c.body))
 
 
 def test_bit_reinterpretation_is_refused():

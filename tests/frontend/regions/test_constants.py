@@ -94,6 +94,20 @@ def test_a_returned_number_is_another_tensor_at_each_call():
     assert gm(x)[1].item() == 3.0 and torch.equal(gm(x)[0], x * 2)
 
 
+def test_a_view_of_a_number_is_the_number():
+    """PyTorch makes one of what is assigned where a mask is true, and a device would be sent it at each call."""
+
+    def zeroed(x):
+        return torch.where(x > 1, torch.tensor(0.0).view(()), x)
+
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    gm = graph(zeroed, x)
+    fold_constants(gm)
+    (number,) = gm.graph.find_nodes(op="get_attr")
+    assert {u.target for u in number.users} == {ATEN.where.self}
+    assert torch.equal(gm(x), zeroed(x))
+
+
 @pytest.mark.parametrize("order", [(), (1, 0)])
 def test_a_constant_whose_axes_are_cut_is_bound_while_a_trace_is_under_way(order):
     x = torch.arange(24.0).view(4, 6)

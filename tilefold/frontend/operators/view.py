@@ -267,6 +267,8 @@ def cat(ctx: Context, node: torch.fx.Node) -> Value:
 
 
 def _piecewise(ctx: Context, parts: list[Value], axis: int, shape: tuple[Expr, ...], dtype: object) -> Value:
+    """One after the other. Neighbours that are the same expression are one piece: zeros beside zeros, slices of a
+    tensor that lie side by side in it."""
     ends: list[Expr] = []
     for p in parts:
         ends.append(ctx.simplify((ends[-1] if ends else const(0)) + p.shape[axis]))
@@ -274,11 +276,14 @@ def _piecewise(ctx: Context, parts: list[Value], axis: int, shape: tuple[Expr, .
 
     def at(i: Indices) -> Expr:
         out: Expr | None = None
+        after: Expr | None = None
         for n in reversed(range(len(parts))):
             start = ends[n - 1] if n else const(0)
             e = parts[n].at((*i[:axis], ctx.simplify(i[axis] - start), *i[axis + 1 :]))
             e = ctx.typed(e, out_dtype)  # type: ignore[arg-type]
-            out = e if out is None else call("where", call("lt", i[axis], ends[n]), e, out)
+            if out is None or e != after:
+                out = e if out is None else call("where", call("lt", i[axis], ends[n]), e, out)
+            after = e
         assert out is not None
         return out
 

@@ -71,9 +71,10 @@ def on_device(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _numbers_where_they_are(gm: torch.fx.GraphModule) -> None:
-    for n in gm.graph.find_nodes(op="call_function", target=_ATEN.lift_fresh_copy.default):
-        (source,) = n.all_input_nodes
-        if _is_number(gm, source) and all(map(_only_reads, _readers(n))):
+    for n in [n for n in gm.graph.nodes if n.target is _ATEN.lift_fresh_copy.default or n.target in VIEWS]:
+        source, whole = n.all_input_nodes[0], n.meta.get("val")
+        same = n.target is _ATEN.lift_fresh_copy.default or (isinstance(whole, torch.Tensor) and whole.dim() == 0)
+        if same and _is_number(gm, source) and all(map(_only_reads, _readers(n))):
             source.meta.setdefault("val", n.meta["val"])
             n.replace_all_uses_with(source)
             gm.graph.erase_node(n)
