@@ -20,6 +20,7 @@ from tilefold.block.canonical import canonical
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.suites.gpu import operators as o
+from tilefold.tensor.text import parse
 
 
 def config(k: TritonKernel) -> TritonConfig:
@@ -217,3 +218,26 @@ def test_bytes_are_multiplied_by_the_matrix_unit(kept):
     source = variant(k).rendered.source
     assert re.search(r"tl\.dot\(.*tl\.float16", source) and "tl.sum" not in source
     assert min(config(k).tiles.values()) >= 64
+
+
+#: The largest of each group, sums of channels, and a weighted sum of these.
+OF_GROUPS = """program groups()
+  input x: bf16[32, 32, 8, 4096]
+  input w: bf16[32, 8]
+  dim i = 32
+  dim j = 32
+  dim k = 8
+  dim l = 4096
+  m[i, j]: f32 = max[k, l] x[i, j, k, l]
+  a[i, j, k]: f32 = sum[l] exp(x[i, j, k, l] - m[i, j]) * x[i, j, k, l]
+  b[i, j]: f32 = sum[k] a[i, j, k] * w[j, k]
+  return b
+"""
+
+
+def test_a_weighted_sum_of_states_takes_no_threads_from_the_loops_before_it():
+    (k,) = fuse_for_gpu(parse(OF_GROUPS)).kernels
+    sizes = {d: int(e.value) for d, e in k.block.sizes.items()}
+    c, s = default_config(k.block, sizes), Shape.of(k.block)
+    assert not s.products
+    assert s.area({**sizes, **c.tiles}) <= 64 * 32 * c.warps  # elements a thread
