@@ -536,3 +536,12 @@ def test_many_of_a_long_row_are_not_found_tile_by_tile(points, slots, apart):
     memory; the two largest of 64 are one tile's."""
     p = parse(NEIGHBOURS.format(features=3, points=points, slots=slots))
     assert GpuTarget(H100).products(p) == apart
+
+
+@pytest.mark.parametrize(("between", "apart"), [("sin", True), ("relu", False)])
+def test_sines_between_products_are_kernels_of_their_own(between: str, apart: bool) -> None:
+    """They branch, which the few warps of a kernel with products wait for."""
+    torch._dynamo.reset()
+    given = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((65536, 32), (256, 32), (256, 256)))
+    p = trace(lambda x, a, b: getattr(torch, between)(x @ a.mT) @ b.mT, *given).program
+    assert bool(gpu_library_products(p, H100)) is apart

@@ -103,3 +103,9 @@ def test_matrices_of_a_few_channels_are_multiplied_in_what_they_are_read_for(dty
     alone = steps(lambda m, x: m @ x, (3, 3), (3, 1 << 16), dtype=dtype)
     assert len(alone) == 1 and isinstance(alone[0], GpuStep)
     assert isinstance(steps(lambda m, x: m @ x, (3, 64), (64, 1 << 16), dtype=dtype)[0], LibraryStep)
+
+
+@pytest.mark.parametrize(("after", "ours"), [(torch.sin, False), (torch.relu, True)])
+def test_sines_behind_short_products_are_kernels_of_their_own(after, ours):
+    found = steps(lambda x, w: after(x @ w), (1 << 16, 256), (256, 256))
+    assert isinstance(found[0], GpuStep if ours else LibraryStep)

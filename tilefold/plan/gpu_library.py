@@ -25,7 +25,7 @@ from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
 from tilefold.plan.library_rates import Sizes
-from tilefold.plan.short_products import of_few_channels, of_short_rows
+from tilefold.plan.short_products import branching, of_few_channels, of_short_rows
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.convolution_tails import Tail
@@ -244,7 +244,17 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
         return False
     chains = [chain for chain in chains if _folded_between(g, *chain) or _grows(g, *chain, machine)]
     if chains:
-        return any(_folded_faster(g, chain, chain[1].rdims, 2 * g.nbytes([chain[0].name]), machine) for chain in chains)
+        return any(
+            _folded_faster(
+                g,
+                chain,
+                chain[1].rdims,
+                2 * g.nbytes([chain[0].name]),
+                machine,
+                _Beside(seconds=_between(g, *chain, machine)),
+            )
+            for chain in chains
+        )
     if _reduced_on_both_sides(g, c):
         return False
     sides = _of_one_side(c)  # no matrix unit multiplies matrices of which a thread block holds several
@@ -267,11 +277,11 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What a fold does beside its product. nbytes: read of other tensors. ordering: seconds that orders (top-k) take
-    longer of tiles than of whole rows."""
+    """What a fold does beside its product. nbytes: read of other tensors. seconds: that orders (top-k) take longer of
+    tiles than of whole rows, and functions that branch between products."""
 
     nbytes: float = 0.0
-    ordering: float = 0.0
+    seconds: float = 0.0
 
 
 def _folded_faster(
@@ -292,7 +302,7 @@ def _folded_faster(
     memory = machine.reached * machine.bandwidth
     pieces = _pieces(g, products[0], along, machine)
     busy, near = min(1.0, pieces / machine.cores), min(memory, pieces * machine.block_rate)
-    folded, apart = beside.nbytes / near + beside.ordering, (passed + beside.nbytes) / memory
+    folded, apart = beside.nbytes / near + beside.seconds, (passed + beside.nbytes) / memory
     for c in products:
         operands = {ld.tensor for ld in loads(c.body)}
         read, made = g.nbytes(operands), g.nbytes([c.name])
@@ -338,6 +348,13 @@ def _ordering(g: Graph, ends: Sequence[Compute], machine: Gpu) -> float:
 
     orders = [x for x in ends if x.reducer == "topk"]
     return sum(seconds(x, machine.one_tile) - seconds(x, min(g.points(x.rdims), machine.read_at_once)) for x in orders)
+
+
+def _between(g: Graph, first: Compute, second: Compute, machine: Gpu) -> float:
+    """Seconds of functions that branch, of what is between two products."""
+    above = {x.name for x in g.reached(second.name, g.producers, _is_map)}
+    maps = (x for x in g.reached(first.name, g.consumers, _is_map) if _is_map(x) and x.name in above)
+    return branching(g, maps, machine)
 
 
 def _pieces(g: Graph, c: Compute, along: Collection[str], machine: Gpu) -> int:

@@ -106,6 +106,7 @@ class Gpu(Machine):
     reached: share of the memory's bandwidth that kernels reach; cache_reached: of the second-level cache's.
     exact_rate: FLOP/s of float32, which no matrix unit takes, in kernels of ours, times the root of the elements of a
     result that a thread has: each reads a row and a column of them from shared memory for every element contracted.
+    branching_rate: elements a second of a sine in kernels with products, whose few warps wait for each: it branches.
     few_tile: columns of the library's tiles of float32 where rows are few.
     ragged: share of the library's rate in products of 16-bit types whose rows are not at multiples of 16 bytes.
     second_kernel: what one more kernel costs in a CUDA graph: its start, and partial states through memory. call: from
@@ -159,6 +160,7 @@ class Gpu(Machine):
     reached: float
     cache_reached: float
     exact_rate: float
+    branching_rate: float
     few_tile: int
     ragged: float
     second_kernel: float
@@ -269,6 +271,7 @@ H100 = Gpu(
     # H100, 2026-11, by elements a thread: 4: 65,536 x 512 times 512 x 10, in 16 columns, 3.4 TFLOP/s; 8,192 x 416 times
     # 416 x 64 3.8; 16: 1536 windows of 49 x 49 x 32 5.6
     exact_rate=1.75e12,
+    branching_rate=1.9e11,  # H100, 2026-11: three layers of 65,536 x 256 in one kernel, 323 us, of which products 50
     few_tile=64,  # 8 x 12544 times 12544 x 2048 on one H200: 73.6 us in 32 tiles; 8 x 2048 x 100: 53.5; 2026-11
     ragged=0.2,  # 4096 x 2048 times 2048 x 50257 of bf16, results packed: 135 TFLOP/s on one H200, 2026-11
     second_kernel=2e-6,  # estimate: an empty kernel, and as much again

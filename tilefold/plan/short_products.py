@@ -7,13 +7,17 @@ behind that reads it and writes what it makes of it; in one kernel it is written
 
 from __future__ import annotations
 
-from tilefold.algebra.expr import loads
+from collections.abc import Iterable
+
+from tilefold.algebra.expr import Call, loads, walk
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.library import bias_of
 from tilefold.tensor.analysis import Graph, is_static
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import product_of
 
+#: Functions whose large arguments are another branch.
+BRANCHING = frozenset({"sin", "cos"})
 #: Elements that are contracted, and rows or columns, of the smallest matrices.
 CHANNELS = 7
 #: How many times as long as memory takes a product may take in a kernel of ours.
@@ -40,8 +44,14 @@ def of_short_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
     narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
     multiplied = flops / machine.folded_rate(narrowest, g.points(p.rows), g.points(p.cols))
     bound = (read + made) / memory
-    saved = made / memory * (1 if c.name in g.program.outputs else 2)
+    saved = made / memory * (1 if c.name in g.program.outputs else 2) - branching(g, after, machine)
     return multiplied <= bound and saved > max(machine.second_kernel, (DOUBT - 1) * bound)
+
+
+def branching(g: Graph, maps: Iterable[Compute], machine: Gpu) -> float:
+    """Seconds that functions which branch take in a kernel with products; in one of their own memory hides them."""
+    found = (g.points(x.dims) * sum(isinstance(e, Call) and e.op in BRANCHING for e in walk(x.body)) for x in maps)
+    return sum(found) / machine.branching_rate
 
 
 def of_few_channels(g: Graph, c: Compute) -> bool:
