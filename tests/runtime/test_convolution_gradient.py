@@ -12,10 +12,12 @@ from torch import nn
 from tests.frontend.check import randn
 from tests.runtime.test_convolution import FORMS, compiled
 from tilefold.frontend.regions.assemble import CompiledGraph
+from tilefold.plan.hardware import H100
 from tilefold.plan.library import GradientCall
-from tilefold.runtime.convolution_gradient import GradientStep
+from tilefold.runtime.convolution_gradient import GradientStep, long_product
 from tilefold.tensor import interp
 from tilefold.tensor.convolution_gradients import gradient
+from tilefold.tensor.ir import Program
 from tilefold.tensor.text import parse
 
 
@@ -147,3 +149,40 @@ def test_an_images_gradient_is_a_transposed_convolution_on_a_gpu(kernel, options
     groups = int(options.get("groups", 1))
     got, want = step._transposed(x, w, groups), step._called(x, w, {})  # type: ignore[attr-defined]
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+SINGLE = """program single()
+  input x: f32[{n}, 16, 20, {c}]
+  input dy: f32[{n}, 16, 20, {o}]
+  dim n = {n}
+  dim o = {o}
+  dim c = {c}
+  dim h = 16
+  dim v = 20
+  weight[o, c]: f32 = sum[n, h, v] x[n, h, v, c] * dy[n, h, v, o]
+  return weight
+"""
+
+
+def of_single_taps(n: int, o: int, c: int) -> tuple[Program, GradientCall]:
+    p = parse(SINGLE.format(n=n, o=o, c=c))
+    p = replace(p, body=(replace(p.body[0], origin="aten.convolution_backward.default"),))
+    form = gradient(p.body[0], p)
+    assert form is not None
+    return p, GradientCall(p.body[0], form)
+
+
+@pytest.mark.parametrize(
+    "n, o, c, product", [(512, 64, 128, True), (512, 64, 6, True), (8, 64, 128, False), (512, 512, 512, False)]
+)
+def test_a_weights_gradient_of_single_taps_over_many_places_is_a_product(n, o, c, product):
+    """The library of convolutions leaves few outputs and channels of many places to one thread block."""
+    p, call = of_single_taps(n, o, c)
+    assert long_product(call.form, p, H100) is product
+
+
+def test_the_product_is_the_gradient():
+    p, call = of_single_taps(2, 8, 6)
+    step = GradientStep(call, p)
+    x, dy = torch.randn(2, 16, 20, 6).permute(0, 3, 1, 2), torch.randn(2, 16, 20, 8).permute(0, 3, 1, 2)
+    torch.testing.assert_close(step._multiplied(x, dy), step._called(x, dy, {})[:, :, 0, 0], rtol=1e-4, atol=1e-4)
