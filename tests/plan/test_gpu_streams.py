@@ -9,8 +9,10 @@ from tests.tensor.test_streams import program
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
 from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.steps import GpuStep
+from tilefold.tensor import streams
 from tilefold.tensor.text import parse
 
 
@@ -183,3 +185,27 @@ def test_parts_of_a_result_are_put_together_apart():
     assert any("one of the parts" in r.reason for r in f.grouping.refusals)
     whole = fuse_for_gpu(trace(lambda q, k, v: torch.softmax(q @ k.transpose(-1, -2), -1) @ v + q, *args).program)
     assert len(whole.kernels) == 1
+
+
+HANDED_BACK = """program handed_back()
+  input dy: f32[65536, 3]
+  input w: f32[3, 256]
+  input x: f32[65536, 256]
+  input u: f32[256, {o}]
+  dim i = 65536
+  dim k = 256
+  dim l = 3
+  dim j = {o}
+  y[i, k]: f32 = sum[l] dy[i, l] * w[l, k]
+  z[i, k]: f32 = y[i, k] * cos(x[i, k])
+  b[k]: f32 = sum[i] z[i, k]
+  s[i, j]: f32 = sum[k] z[i, k] * u[k, j]
+  return b, s
+"""
+
+
+def test_what_a_stream_ends_in_is_multiplied_too():
+    """A layer of three outputs hands back 256 features to a wide layer in front: those are stored for the library."""
+    target = GpuTarget()
+    copies = {o: streams.apart(parse(HANDED_BACK.format(o=o)), pays=target.streams)[1] for o in (4, 256)}
+    assert copies[4] and not copies[256]

@@ -10,14 +10,14 @@ estimated, with rates measured on an H100 and an H200.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Expr, dims_used, loads, tensors_read
+from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
 from tilefold.block.group import Group, Limits
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
+from tilefold.plan.beside import NOTHING, Beside, beside_of
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import blocks, kept_local, segments
 from tilefold.plan.gpu_taps import summed_of_channels
@@ -251,7 +251,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
                 chain[1].rdims,
                 2 * g.nbytes([chain[0].name]),
                 machine,
-                _Beside(seconds=_between(g, *chain, machine)),
+                Beside(seconds=_between(g, *chain, machine)),
             )
             for chain in chains
         )
@@ -261,7 +261,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
     reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & sides}
     if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced, calls)):
         folds = [x for x in after if x.reducer and not _multiplies(g, x) and set(x.rdims) & set(c.dims)]
-        more = _Beside(_read_beside(g, c, folds), _ordering(g, folds, machine))
+        more = beside_of(g, c, folds, machine)
         return _folded_faster(g, [c], reduced, g.nbytes([name]), machine, more)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
@@ -275,22 +275,13 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
     ) and _folded_faster(g, [c], c.rdims, 2 * made, machine)
 
 
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """What a fold does beside its product. nbytes: read of other tensors. seconds: that orders (top-k) take longer of
-    tiles than of whole rows, and functions that branch between products."""
-
-    nbytes: float = 0.0
-    seconds: float = 0.0
-
-
 def _folded_faster(
     g: Graph,
     products: Sequence[Compute],
     along: Collection[str],
     passed: float,
     machine: Gpu,
-    beside: _Beside = _Beside(),
+    beside: Beside = NOTHING,
 ) -> bool:
     """Whether products in one kernel that folds `along` dims, with a reduction or with each other, are estimated faster
     than the library's.
@@ -315,39 +306,27 @@ def _folded_faster(
 
 
 def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:
-    """Whether what a product makes should never be in memory: it, and the product that it ends in, take less longer in
-    one kernel than passing scores and weights through memory does; or there is too much of it.
+    """Whether what a product makes should never be in memory: it, and the longest product that it ends in, take less
+    longer in one kernel than passing scores and weights through memory does; or there is too much of it.
 
     Scores of float32, which no matrix unit takes unrounded, of heads of 64 columns take 28 ps each in kernels of ours,
-    12 in the library's; of heads of 16 7, and 8. Of 16 bits they always pay.
+    12 in the library's; of heads of 16 7, and 8. Of 16 bits they always pay. What a layer of three outputs hands back
+    to 256 features is little to multiply, but not the weight's gradient and the layer in front that it ends in: the
+    sums that a kernel of ours made of it took most of 4.6 ms on an H100.
     """
-    made, kinds = g.nbytes([c.name]), {g.program.dtype_of(ld.tensor) for ld in loads(c.body)}
+    made = g.nbytes([c.name])
     if made > machine.passed * machine.tiers[-1].capacity:
         return True
-    narrowest, flops = min(kinds, key=lambda dtype: dtype.nbytes), _flops(g, c.name)
-    longer = flops / machine.fused_rate(narrowest) - flops / _call_rate(g, c, narrowest, machine)
-    return CHAINED * longer < PASSED * made / (machine.reached * machine.bandwidth)
+    ends = [x for x in g.reached(c.name, g.consumers, _is_map) if x.reducer and _multiplies(g, x)]
+    longer = _longer(g, c, machine)
+    longer += max((_longer(g, x, machine) for x in ends), default=longer)
+    return longer < PASSED * made / (machine.reached * machine.bandwidth)
 
 
-def _read_beside(g: Graph, c: Compute, ends: Sequence[Compute]) -> float:
-    """Bytes of other tensors that reductions of a product's result read with it (images, of which each channel's sum
-    takes what a product makes of all of them)."""
-    after = {x.name for x in g.reached(c.name, g.consumers, _is_map)}
-    above = {m.name for x in ends for m in g.reached(x.name, g.producers, _is_map)}
-    folded = {x.name for x in ends} | (after & above)
-    read = {t for m in folded for t in tensors_read(g.by_name[m].body)}
-    return g.nbytes(read - folded - {c.name})
-
-
-def _ordering(g: Graph, ends: Sequence[Compute], machine: Gpu) -> float:
-    """Seconds that finding the greatest elements takes longer tile by tile than in whole rows, as far as a block holds
-    these: one after the other, each over all of a tile's row and of those that were found before."""
-
-    def seconds(x: Compute, tile: float) -> float:
-        return g.points(x.dims) * ceil(g.points(x.rdims) / tile) * machine.slot * (1 + tile / machine.slot_width)
-
-    orders = [x for x in ends if x.reducer == "topk"]
-    return sum(seconds(x, machine.one_tile) - seconds(x, min(g.points(x.rdims), machine.read_at_once)) for x in orders)
+def _longer(g: Graph, c: Compute, machine: Gpu) -> float:
+    """Seconds that a product takes longer in a kernel that streams it than in a call of the library."""
+    narrowest = min({g.program.dtype_of(ld.tensor) for ld in loads(c.body)}, key=lambda dtype: dtype.nbytes)
+    return _flops(g, c.name) * (1 / machine.fused_rate(narrowest) - 1 / _call_rate(g, c, narrowest, machine))
 
 
 def _between(g: Graph, first: Compute, second: Compute, machine: Gpu) -> float:
