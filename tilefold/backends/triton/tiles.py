@@ -218,7 +218,7 @@ def default_config(
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return _with_products(s, sizes)
-    rule = for_crossing(_without(s, sizes), s, b, _held_lanes(s, sizes), sizes)
+    rule = _without(s, sizes)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         return rule
     grid = tuple(d for d in s.parallel if d not in s.segments)
@@ -226,7 +226,7 @@ def default_config(
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
     local = _held_lanes(s, sizes)
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
-    return for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local)
+    return for_crossing(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local, sizes)
 
 
 def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
