@@ -251,7 +251,8 @@ def separated(
         again = frozenset(first) - frozenset(later.read)
         changed = {m: _alone(g, g.by_name[m], again) for m in late}
         after = Graph.of(_with(p, changed)) if late else g
-        parts = [one_kernel(after, part, Limits(in_registers=True)) for part in (first, late)] if late else []
+        both = (first, late) if first and late else ()
+        parts = [one_kernel(after, part, Limits(in_registers=True)) for part in both]
         if parts and all(isinstance(part, Group) for part in parts):
             made = [part for part in parts if isinstance(part, Group)]
             bodies |= changed

@@ -8,11 +8,11 @@ follows from the number of multiprocessors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Index, Load, dims_used, loads, substitute
+from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads, substitute
 from tilefold.block.build import Loops, choose_loops
 from tilefold.block.collapse import collapsed
 from tilefold.block.crossing import crossing
@@ -47,6 +47,8 @@ class Given:
     stages: int | None = None
 
 
+#: How many times as long as kernels of enough thread blocks one of few may take.
+FEW_BLOCKS = 8
 #: Values of a row of which fewer are never too many.
 LEAST_CROSSING = 8
 #: Why a kernel cannot be made, None where it can.
@@ -87,6 +89,30 @@ def read_at_once(b: Block) -> int:
         dims = {d for e in exprs_of(n) for d in dims_used(e)} - parallel
         most = max(most, math.prod(extents.get(d, 1) for d in dims))
     return most
+
+
+def too_few(b: Block, machine: Gpu) -> str | None:
+    """Why a kernel of loops one after the other, which is not cut into segments, should not be one: so few blocks read
+    what it reads that kernels apart, with blocks for the machine, take a fraction of the time. Two means over all
+    there is, of what the kernel writes meanwhile, are one thread block's work: 592 us for 8 MB on an H100."""
+    if sum(isinstance(n, Loop) and n.kind == "for" for n in walk_block(b.body)) < 2:
+        return None
+    parallel = {n.dim for n in walk_block(b.body) if isinstance(n, Loop) and n.kind == "forall"}
+    shapes = [(i.dtype.nbytes, i.shape) for i in b.inputs]
+    shapes += [(r.dtype.nbytes, tuple(b.sizes[d] for d in r.dims)) for r in b.results]
+
+    def points(shape: Iterable[Expr]) -> int | None:
+        known = [int(e.value) if isinstance(e, Const) else None for e in shape]
+        return None if None in known else math.prod(n for n in known if n is not None)
+
+    most, parts = points(b.sizes[d] for d in parallel), [(n, points(shape)) for n, shape in shapes]
+    if most is None or any(count is None for _, count in parts):
+        return None
+    moved = sum(n * count for n, count in parts if count is not None)
+    apart = moved / (machine.reached * machine.bandwidth) + machine.second_kernel
+    if moved / (min(most, machine.cores) * machine.unit_rate) <= FEW_BLOCKS * apart:
+        return None
+    return f"{most} thread blocks would read and write {moved} bytes"
 
 
 def packed(b: Block) -> Block:

@@ -15,7 +15,17 @@ from tilefold.block.stages import plan_stages
 from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
-from tilefold.plan.gpu_forms import Given, Refuse, gpu_loops, held, multiplied_apart, packed, read_at_once, segments
+from tilefold.plan.gpu_forms import (
+    Given,
+    Refuse,
+    gpu_loops,
+    held,
+    multiplied_apart,
+    packed,
+    read_at_once,
+    segments,
+    too_few,
+)
 from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing, streams_pay
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
@@ -116,8 +126,8 @@ class GpuTarget:
         return (gpu_shape(block, sizes, self.machine),)
 
     def against(self, k: FusedKernel) -> str | None:
-        """Why a kernel cannot be made: it would hold too much, or the back end refuses it."""
-        reason = self._too_large(k)
+        """Why a kernel cannot be made: a block would hold too much, few would read much, or the back end refuses it."""
+        reason = self._too_large(k) or too_few(k.block, self.machine)
         return reason if reason is not None or self.refuse is None else self.refuse(k)
 
     def _too_large(self, k: FusedKernel) -> str | None:
