@@ -98,7 +98,12 @@ def too_few(b: Block, machine: Gpu) -> str | None:
     if sum(isinstance(n, Loop) and n.kind == "for" for n in walk_block(b.body)) < 2:
         return None
     parallel = {n.dim for n in walk_block(b.body) if isinstance(n, Loop) and n.kind == "forall"}
-    shapes = [(i.dtype.nbytes, i.shape) for i in b.inputs]
+    kinds = {i.name: i.dtype.nbytes for i in b.inputs}
+    read = {ld for n in walk_block(b.body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in kinds}
+    dims = [
+        (t, {d for ld in read if ld.tensor == t for d in dims_used(ld)}) for t in kinds
+    ]  # of a pick, its rows alone
+    shapes = [(kinds[t], tuple(b.sizes[d] for d in used)) for t, used in dims]
     shapes += [(r.dtype.nbytes, tuple(b.sizes[d] for d in r.dims)) for r in b.results]
 
     def points(shape: Iterable[Expr]) -> int | None:

@@ -33,7 +33,7 @@ NARROWEST, WIDEST = 8, 1024
 #: Elements of the largest value of a kernel that computes each element once, of one that reduces, of one whose rows or
 #: columns are held whole.
 ONCE, REDUCED, HELD = 1 << 12, 1 << 13, 1 << 15
-#: Least tile of a stream that is shortened for what crosses its reductions; share of the elements that one value may
+#: Least tile of a stream that is shortened for what crosses its reductions; share of the elements that two values may
 #: have which several have.
 SHORTEST, SEVERAL = 64, 3 / 4
 #: Elements of the largest value for each thread.
@@ -176,15 +176,15 @@ def for_crossing(
     c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int], sizes: Mapping[str, int]
 ) -> TritonConfig:
     """Shorter tiles of streamed dims where registers do not have all that crosses a reduction: of a row that one tile
-    covers in all loops that run over it, else in each. One value may have half of them, several less, with what is
-    computed of them at the same time (divergences of two rows of 32,000: 1,400 bytes spilled a thread of tiles of
-    32,768, 1,076 of 16,384, 8 of 8,192; a gate's gradient and its sums, four values of 8 x 1,024: 3,768)."""
+    covers in all loops that run over it, else in each. Two values may have half of them, several less, with what is
+    computed of them at the same time (a gate's gradient and its sums, four values of 8 x 1,024: 3,768 bytes spilled).
+    """
     tiles = dict(c.tiles)
     for d in s.streamed if not s.products else ():
         while tiles.get(d, 0) > SHORTEST:
             lanes = {**local, **tiles}
             found = crossing(b, d, lanes, whole=tiles[d] >= sizes[d])
-            if found <= H100.held_columns * (1 if found <= s.area(lanes) else SEVERAL):
+            if found <= H100.held_columns * (1 if found <= 2 * s.area(lanes) else SEVERAL):
                 break
             tiles[d] //= 2
     return c if tiles == c.tiles else replace(c, tiles=tiles)
