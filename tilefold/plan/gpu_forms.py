@@ -100,10 +100,8 @@ def too_few(b: Block, machine: Gpu) -> str | None:
     parallel = {n.dim for n in walk_block(b.body) if isinstance(n, Loop) and n.kind == "forall"}
     kinds = {i.name: i.dtype.nbytes for i in b.inputs}
     read = {ld for n in walk_block(b.body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in kinds}
-    dims = [
-        (t, {d for ld in read if ld.tensor == t for d in dims_used(ld)}) for t in kinds
-    ]  # of a pick, its rows alone
-    shapes = [(kinds[t], tuple(b.sizes[d] for d in used)) for t, used in dims]
+    most_of = {t: max((dims_used(ld) for ld in read if ld.tensor == t), key=len, default=()) for t in kinds}
+    shapes = [(kinds[t], tuple(b.sizes[d] for d in used)) for t, used in most_of.items()]  # of a pick, its rows alone
     shapes += [(r.dtype.nbytes, tuple(b.sizes[d] for d in r.dims)) for r in b.results]
 
     def points(shape: Iterable[Expr]) -> int | None:

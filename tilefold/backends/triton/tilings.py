@@ -178,13 +178,17 @@ def for_crossing(
     """Shorter tiles of streamed dims where registers do not have all that crosses a reduction: of a row that one tile
     covers in all loops that run over it, else in each. Two values may have half of them, several less, with what is
     computed of them at the same time (a gate's gradient and its sums, four values of 8 x 1,024: 3,768 bytes spilled).
+    Rows that are read again may have more: shorter tiles leave room for blocks whose rows no cache holds.
     """
     tiles = dict(c.tiles)
     for d in s.streamed if not s.products else ():
         while tiles.get(d, 0) > SHORTEST:
             lanes = {**local, **tiles}
-            found = crossing(b, d, lanes, whole=tiles[d] >= sizes[d])
-            if found <= H100.held_columns * (1 if found <= 2 * s.area(lanes) else SEVERAL):
+            whole = tiles[d] >= sizes[d]
+            found = crossing(b, d, lanes, whole=whole)
+            several = SEVERAL if found > 2 * s.area(lanes) else 1
+            several = several if d not in s.again else 3 / 2 if whole else 2
+            if found <= H100.held_columns * several:
                 break
             tiles[d] //= 2
     return c if tiles == c.tiles else replace(c, tiles=tiles)
