@@ -261,7 +261,7 @@ def test_in_another_compilers_graph_it_is_torchs():
         (lambda q, k, v: {"block_mask": block_mask(MASKS["causal"], L, S + 1)}, r"lengths \(45, 52\), not \(45, 51\)"),
         (lambda q, k, v: {"block_mask": block_mask(MASKS["causal"])[:, :, :1]}, "sliced"),
         (lambda q, k, v: {"return_lse": True, "return_aux": AuxRequest(lse=True)}, "return_lse and return_aux"),
-        (lambda q, k, v: {"score_mod": lambda s, b, h, i, j: s + (i ^ j)}, "bitwise"),
+        (lambda q, k, v: {"score_mod": lambda s, b, h, i, j: s + torch.gcd(i, j)}, "gcd"),
     ],
 )
 def test_what_is_wrong_is_said(change, match):

@@ -158,22 +158,3 @@ MULTIPLIED = """program f()
 def test_operands_of_products_stay_in_memory():
     assert any(c.name == "t" for c in again(MULTIPLIED, calls=(("y",),)).body)
     assert "t" in {ld for c in again(MULTIPLIED).body if c.name == "y" for ld in tensors_read(c.body)}
-
-
-CUT = """program cut()
-  input x: bf16[1024, 1024]
-  dim i = 1024
-  dim j = 1024
-  y[i, j]: f32 = exp(x[i, j])
-  s[i]: f32 = sum[j] y[i, j]
-  d[i, j]: bf16 = y[i, j] * s[i]
-  return d
-"""
-
-
-def test_what_a_group_is_cut_into_computes_maps_again_too():
-    """Parts of a group that no kernel can hold."""
-    target = GpuTarget(refuse=lambda k: "it holds too much" if {"s", "d"} <= {*k.plan.group.members} else None)
-    first, second = fuse_for_gpu(parse(CUT), target).kernels
-    assert [r.name for r in first.block.results] == ["s"]
-    assert {i.name for i in second.block.inputs} == {"x", "s"}

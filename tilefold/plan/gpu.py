@@ -98,9 +98,6 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         )
         if len(parts) > len(fitted):
             p, fitting, fitted = fit(other, parts)
-        other, parts = computed_again(p, fitted, machine, target.limits, frozenset(calls))
-        if other is not p:
-            p, fitting, fitted = fit(other, parts)
     if target.given is None:
         other, parts = lookups_apart(p, fitted, machine, target.limits, frozenset(calls))
         if len(parts) > len(fitted):

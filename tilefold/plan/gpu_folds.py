@@ -199,10 +199,9 @@ def _saved(g: Graph, plan: StagePlan, axis: str, n: int, machine: Gpu) -> float:
 
 
 def _computed(g: Graph, plan: StagePlan) -> list[tuple[float, float]]:
-    """Of each member of a fold inside whose steps there are others: the elements that one row or column computes, and
-    arithmetic of one. (Of others that is hidden behind what they read.)"""
+    """Of each member of a fold: the elements that one row or column computes, and arithmetic of one."""
     found: list[tuple[float, float]] = []
-    for m in plan.group.members if plan.inner else ():
+    for m in plan.group.members:
         c = g.by_name[m]
         dims = {*out_dims(c), *c.rdims} - {*plan.group.parallel}
         found.append((g.points(dims), float(expr_flops(c.body) + (c.reducer is not None))))

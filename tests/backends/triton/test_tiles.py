@@ -132,15 +132,26 @@ def test_sums_of_several_products_fit_the_registers(products, most, warps):
     assert math.prod(found.tiles.values()) == most and found.warps == warps
 
 
+PUT_TOGETHER = """program together()
+  input x: bf16[4096, 512]
+  input y: bf16[4096, 512]
+  input z: bf16[4096, 512]
+  dim i = 4096
+  dim j = 3
+  dim k = 512
+  s[j, k]: f32 = sum[i] where(j < 1, x[i, k], where(j < 2, y[i, k], z[i, k]))
+  return s
+"""
+
+
 def test_what_a_thread_block_does_not_choose_is_not_read():
     """Column sums of parts put together along a dim of which a thread block has one index: one part is read, not all.
     A condition on data is no reason to wait for it."""
-    h = torch.bfloat16
-    sums, *_ = made(lambda x, y, z: torch.stack((x, y, z), 1).float().sum(0), *(meta(4096, 512, dtype=h),) * 3)
+    sums = TritonKernel(canonical(fuse_for_gpu(parse(PUT_TOGETHER)).kernels[0].block).block)
     source = variant(sums).rendered.source
     read = [line for line in source.splitlines() if "tl.load(" in line]
     assert read and all(re.search(r"mask=.*(pid|b)_\w+ < [12]\)", line) for line in read)
-    (data,) = made(lambda x, n: torch.where(n > 0, x, x + 1), meta(4096, 512, dtype=h), meta(1))
+    (data,) = made(lambda x, n: torch.where(n > 0, x, x + 1), meta(4096, 512, dtype=torch.bfloat16), meta(1))
     assert "mask=" not in variant(data).rendered.source
 
 
@@ -218,26 +229,3 @@ def test_bytes_are_multiplied_by_the_matrix_unit(kept):
     source = variant(k).rendered.source
     assert re.search(r"tl\.dot\(.*tl\.float16", source) and "tl.sum" not in source
     assert min(config(k).tiles.values()) >= 64
-
-
-#: The largest of each group, sums of channels, and a weighted sum of these.
-OF_GROUPS = """program groups()
-  input x: bf16[32, 32, 8, 4096]
-  input w: bf16[32, 8]
-  dim i = 32
-  dim j = 32
-  dim k = 8
-  dim l = 4096
-  m[i, j]: f32 = max[k, l] x[i, j, k, l]
-  a[i, j, k]: f32 = sum[l] exp(x[i, j, k, l] - m[i, j]) * x[i, j, k, l]
-  b[i, j]: f32 = sum[k] a[i, j, k] * w[j, k]
-  return b
-"""
-
-
-def test_a_weighted_sum_of_states_takes_no_threads_from_the_loops_before_it():
-    (k,) = fuse_for_gpu(parse(OF_GROUPS)).kernels
-    sizes = {d: int(e.value) for d, e in k.block.sizes.items()}
-    c, s = default_config(k.block, sizes), Shape.of(k.block)
-    assert not s.products
-    assert s.area({**sizes, **c.tiles}) <= 64 * 32 * c.warps  # elements a thread

@@ -53,7 +53,8 @@ def outcome(program: Program, args: Sequence[object], how: dict[str, object] | N
         wanted = [r for r in made if isinstance(r, torch.Tensor) and r.requires_grad]
         leaves = [*floats, *(p for m in modules for p in m.parameters())]
         weights = [torch.arange(1.0, r.numel() + 1, dtype=r.dtype).reshape(r.shape).cos() for r in wanted]
-        found += torch.autograd.grad(wanted, leaves, weights, allow_unused=True)
+        grads = torch.autograd.grad(wanted, leaves, weights, allow_unused=True)
+        found += [g if g is None else g.contiguous() for g in grads]  # in memory ours lie as their arguments do
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in found]
 
 

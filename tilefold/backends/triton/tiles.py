@@ -128,11 +128,8 @@ def _shape_of(
     common: frozenset[str] = frozenset()
     of_bytes = {i.name for i in inputs if i.dtype in BYTES}
     wide = False
-    looped = {id(n) for x in loops if x.kind == "for" for n in nodes_of(x.body)}
     for n in nodes_of(body):
         sides = _operands(n)
-        if sides is not None and looped and id(n) not in looped and not (sides[0] - sides[1] and sides[1] - sides[0]):
-            continue  # a weighted sum of states, once a thread block
         if sides is not None and isinstance(n, Let | Accumulate):
             left, right, k = *sides, frozenset(n.rdims)
             common |= (left & right) - k
