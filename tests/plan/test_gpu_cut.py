@@ -229,7 +229,7 @@ program heads()
   dim n = 256
   dim l = 128
   d[b, h, k, l]: f32 = sum[n] p[b, h, k, n] * g[b, n, h, l]
-  y[b, k, l]: f32 = sum[h] d[b, h, k, l]
+  y[b, k, l]: f32 = max[h] d[b, h, k, l]
   return y
 """
 

@@ -33,9 +33,9 @@ NARROWEST, WIDEST = 8, 1024
 #: Elements of the largest value of a kernel that computes each element once, of one that reduces, of one whose rows or
 #: columns are held whole.
 ONCE, REDUCED, HELD = 1 << 12, 1 << 13, 1 << 15
-#: Least tile of a stream that is shortened for what crosses its reductions; share of the elements that two values may
-#: have which several have.
-SHORTEST, SEVERAL = 64, 3 / 4
+#: Least tile of a stream that is shortened for what crosses its reductions; share of the elements of held columns that
+#: more than a few values may have, and how many are few.
+SHORTEST, SEVERAL, FEW = 64, 3 / 4, 3
 #: Elements of the largest value for each thread.
 EACH = 32
 #: Most contiguous dims that widths are tried for.
@@ -176,7 +176,8 @@ def for_crossing(
     c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int], sizes: Mapping[str, int]
 ) -> TritonConfig:
     """Shorter tiles of streamed dims where registers do not have all that crosses a reduction: of a row that one tile
-    covers in all loops that run over it, else in each. Two values may have half of them, several less, with what is
+    covers in all loops that run over it, else in each. Three values may have most of them (two softmaxes and a sum of
+    both, in tiles of 16,384: 374 us on an H100 for what half of that takes 495), more of them less, with what is
     computed of them at the same time (a gate's gradient and its sums, four values of 8 x 1,024: 3,768 bytes spilled).
     Rows that are read again may have more: shorter tiles leave room for blocks whose rows no cache holds.
     """
@@ -186,8 +187,8 @@ def for_crossing(
             lanes = {**local, **tiles}
             whole = tiles[d] >= sizes[d]
             found = crossing(b, d, lanes, whole=whole)
-            several = SEVERAL if found > 2 * s.area(lanes) else 1
-            several = several if d not in s.again else 3 / 2 if whole else 2
+            several = SEVERAL if found > FEW * s.area(lanes) else 3 / 2
+            several = several if d not in s.again or whole else 2
             if found <= H100.held_columns * several:
                 break
             tiles[d] //= 2
