@@ -62,9 +62,8 @@ def inline(p: Program) -> Program:
     dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
     readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
     operands, given = _operands(p), {i.name for i in p.inputs}
-    readers = (
-        Counter({t: 1 if t in shared else n for t, n in readers.items()}) if (shared := _shared_out(p)) else readers
-    )
+    shared = _shared_out(p)
+    readers = Counter({t: 1 if t in shared else n for t, n in readers.items()})
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
     for c in p.body:
@@ -122,8 +121,7 @@ def too_long(e: Expr) -> bool:
 
 def _shared_out(p: Program) -> frozenset[str]:
     """Maps of which readers take no more elements than they have, each its own: parts of a gradient."""
-    made = {c.name: c for c in p.body if c.reducer is None}
-    left = {n: _extents(c.dims, p.sizes) for n, c in made.items()}
+    left = {c.name: _extents(c.dims, p.sizes) or None for c in p.body if c.reducer is None}  # nothing has no parts
     for c in p.body:
         taken = _extents(dims_of(c), p.sizes)
         for ld in {x for x in loads(c.body) if x.tensor in left}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -32,6 +33,8 @@ def difference(program: Program, args: Sequence[object], *, backward: bool, tol:
     if len(got) != len(want):
         return f"{len(got)} results, not {len(want)}"
     for k, (a, b) in enumerate(zip(got, want, strict=True)):
+        if isinstance(a, _Gradient) and isinstance(b, _Gradient):
+            a, b = a.value, b.value if a.value.stride() != a.strides else b.relaid()
         if wrong := _differ(a, b, tol):
             return f"result {k}: {wrong}"
     return ""
@@ -54,8 +57,25 @@ def outcome(program: Program, args: Sequence[object], how: dict[str, object] | N
         leaves = [*floats, *(p for m in modules for p in m.parameters())]
         weights = [torch.arange(1.0, r.numel() + 1, dtype=r.dtype).reshape(r.shape).cos() for r in wanted]
         grads = torch.autograd.grad(wanted, leaves, weights, allow_unused=True)
-        found += [g if g is None else g.contiguous() for g in grads]  # in memory ours lie as their arguments do
+        found += [g if g is None else _Gradient(g, _kept(x)) for g, x in zip(grads, leaves, strict=True)]
     return [x.detach() if isinstance(x, torch.Tensor) else x for x in found]
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """strides: those of a gradient that autograd keeps as it comes, which a backward may give in place of eager's."""
+
+    value: torch.Tensor
+    strides: tuple[int, ...]
+
+    def relaid(self) -> torch.Tensor:
+        return torch.empty_strided(self.value.shape, self.strides, dtype=self.value.dtype).copy_(self.value)
+
+
+def _kept(x: torch.Tensor) -> tuple[int, ...]:
+    """Strides of a gradient of x that autograd does not copy: x's own, or a contiguous tensor's where x has gaps."""
+    dense = torch.empty_like(x).stride() == x.stride()
+    return x.stride() if dense else torch.empty(x.shape).stride()
 
 
 def _can(program: Program, args: Sequence[object]) -> bool:
