@@ -222,9 +222,9 @@ def _alone_in_library(
     members = k.plan.group.members
     if members in calls:
         return _library_step(g, members)
-    alone = product_of(g.by_name[members[0]]) if len(members) == 1 else None
-    vectors = alone is not None and alone.batch and not alone.shared and not alone.is_matrix(lambda d: g.extent(d) > 1)
     c = g.by_name[members[0]]
+    alone = product_of(c) if len(members) == 1 else None
+    vectors = alone is not None and alone.batch and not alone.shared and not alone.is_matrix(lambda d: g.extent(d) > 1)
     own = gpu is not None and (vectors or of_few_rows(g, c, gpu) or of_few_channels(g, c))
     return [] if alone is None or alone.left == alone.right or own else _library_step(g, members)
 

@@ -8,7 +8,7 @@ from math import ceil
 
 from tilefold.algebra.expr import tensors_read
 from tilefold.plan.hardware import Gpu
-from tilefold.tensor.analysis import Graph
+from tilefold.tensor.analysis import Graph, is_map
 from tilefold.tensor.ir import Compute
 
 
@@ -33,8 +33,8 @@ def beside_of(g: Graph, c: Compute, folds: Sequence[Compute], machine: Gpu) -> B
 def _read_beside(g: Graph, c: Compute, folds: Sequence[Compute]) -> float:
     """Bytes of other tensors that reductions of a product's result read with it (images, of which each channel's sum
     takes what a product makes of all of them)."""
-    after = {x.name for x in g.reached(c.name, g.consumers, _is_map)}
-    above = {m.name for x in folds for m in g.reached(x.name, g.producers, _is_map)}
+    after = {x.name for x in g.reached(c.name, g.consumers, is_map)}
+    above = {m.name for x in folds for m in g.reached(x.name, g.producers, is_map)}
     folded = {x.name for x in folds} | (after & above)
     read = {t for m in folded for t in tensors_read(g.by_name[m].body)}
     return g.nbytes(read - folded - {c.name})
@@ -49,7 +49,3 @@ def _ordering(g: Graph, folds: Sequence[Compute], machine: Gpu) -> float:
 
     orders = [x for x in folds if x.reducer == "topk"]
     return sum(seconds(x, machine.one_tile) - seconds(x, min(g.points(x.rdims), machine.read_at_once)) for x in orders)
-
-
-def _is_map(c: Compute) -> bool:
-    return c.reducer is None

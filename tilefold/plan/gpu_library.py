@@ -26,7 +26,7 @@ from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
 from tilefold.plan.library_rates import Sizes
 from tilefold.plan.short_products import branching, of_few_channels, of_short_rows
-from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.analysis import Graph, is_map, is_static, out_dims
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.convolution_tails import Tail
 from tilefold.tensor.ir import Compute, Program
@@ -235,7 +235,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
     where that is estimated faster than the library's main loop and a pass over what is between.
     """
     c = g.by_name[name]
-    after, before = (list(g.reached(name, step, _is_map)) for step in (g.consumers, g.producers))
+    after, before = (list(g.reached(name, step, is_map)) for step in (g.consumers, g.producers))
     chains = [(c, d) for d in after if _chained(g, c, d, machine)] + [
         (d, c) for d in before if _chained(g, d, c, machine)
     ]
@@ -317,7 +317,7 @@ def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:
     made = g.nbytes([c.name])
     if made > machine.passed * machine.tiers[-1].capacity:
         return True
-    ends = [x for x in g.reached(c.name, g.consumers, _is_map) if x.reducer and _multiplies(g, x)]
+    ends = [x for x in g.reached(c.name, g.consumers, is_map) if x.reducer and _multiplies(g, x)]
     longer = _longer(g, c, machine)
     longer += max((_longer(g, x, machine) for x in ends), default=longer)
     return longer < PASSED * made / (machine.reached * machine.bandwidth)
@@ -331,8 +331,8 @@ def _longer(g: Graph, c: Compute, machine: Gpu) -> float:
 
 def _between(g: Graph, first: Compute, second: Compute, machine: Gpu) -> float:
     """Seconds of functions that branch, of what is between two products."""
-    above = {x.name for x in g.reached(second.name, g.producers, _is_map)}
-    maps = (x for x in g.reached(first.name, g.consumers, _is_map) if _is_map(x) and x.name in above)
+    above = {x.name for x in g.reached(second.name, g.producers, is_map)}
+    maps = (x for x in g.reached(first.name, g.consumers, is_map) if is_map(x) and x.name in above)
     return branching(g, maps, machine)
 
 
@@ -399,13 +399,13 @@ def _stored_between(g: Graph, first: Compute, second: Compute) -> bool:
     something else (a residual): then one kernel saves no more than reading them."""
     above = {x.name for x in g.reached(second.name, g.producers, lambda _: True)} | {second.name}
     both = _of_one_side(first)
-    way = [first, *(d for d in g.reached(first.name, g.consumers, _is_map) if _is_map(d) and both <= set(d.dims))]
+    way = [first, *(d for d in g.reached(first.name, g.consumers, is_map) if is_map(d) and both <= set(d.dims))]
     return any(not above.issuperset(g.consumers[d.name]) or d.name in g.program.outputs for d in way if d.name in above)
 
 
 def _folded_between(g: Graph, first: Compute, second: Compute) -> bool:
     """Whether a reduction over what the second product sums needs the first one's result too (softmax)."""
-    between = g.reached(first.name, g.consumers, _is_map)
+    between = g.reached(first.name, g.consumers, is_map)
     return any(x.reducer and not _multiplies(g, x) and set(x.rdims) & set(second.rdims) for x in between)
 
 
@@ -420,7 +420,7 @@ def _grows(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
 def _written(g: Graph, c: Compute) -> bool:
     """Whether all that maps make of a product, row by column, is a result of the program."""
     both = _of_one_side(c)
-    maps = (d for d in g.reached(c.name, g.consumers, _is_map) if _is_map(d) and both <= set(out_dims(d)))
+    maps = (d for d in g.reached(c.name, g.consumers, is_map) if is_map(d) and both <= set(out_dims(d)))
     return any(r in g.program.outputs for d in maps for r in d.results)
 
 
@@ -433,13 +433,9 @@ def _of_one_side(c: Compute) -> frozenset[str]:
 def _needed_again(g: Graph, name: str, reduced: set[str], calls: Collection[str]) -> bool:
     """Whether the product's result, or what maps make of it, goes to memory, into another product with these dims or
     into one of the calls."""
-    maps = [name, *(c.name for c in g.reached(name, g.consumers, _is_map) if _is_map(c) and reduced & set(c.dims))]
+    maps = [name, *(c.name for c in g.reached(name, g.consumers, is_map) if is_map(c) and reduced & set(c.dims))]
     return any(
         any(r in g.program.outputs for r in g.by_name[m].results)
         or any(u in calls or _multiplies(g, g.by_name[u]) for u in g.consumers[m])
         for m in maps
     )
-
-
-def _is_map(c: Compute) -> bool:
-    return c.reducer is None

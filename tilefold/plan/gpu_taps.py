@@ -11,7 +11,7 @@ from collections import Counter
 
 from tilefold.algebra.expr import loads
 from tilefold.plan.hardware import Gpu
-from tilefold.tensor.analysis import Graph
+from tilefold.tensor.analysis import Graph, is_map
 from tilefold.tensor.ir import Compute
 
 #: Reads of one tensor that make a window.
@@ -26,7 +26,7 @@ def summed_of_channels(g: Graph, c: Compute) -> bool:
 
 def _summed(g: Graph, c: Compute) -> list[set[str]]:
     """Dims of the statement that sums of it, or of maps of it, are over."""
-    readers = (x for x in g.reached(c.name, g.consumers, _is_map) if x.reducer is not None)
+    readers = (x for x in g.reached(c.name, g.consumers, is_map) if x.reducer is not None)
     return [set(c.dims) & set(x.rdims) for x in readers]
 
 
@@ -49,7 +49,3 @@ def _apart(g: Graph, c: Compute, machine: Gpu) -> bool:
         return False
     passed = 2 * g.nbytes([c.name]) / (machine.reached * machine.bandwidth)
     return products / machine.tap_rate + passed + machine.second_kernel < products / machine.summed_tap_rate
-
-
-def _is_map(c: Compute) -> bool:
-    return c.reducer is None

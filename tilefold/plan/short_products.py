@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from tilefold.algebra.expr import Call, loads, walk
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.library import bias_of
-from tilefold.tensor.analysis import Graph, is_static
+from tilefold.tensor.analysis import Graph, is_map, is_static
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import product_of
 
@@ -32,8 +32,8 @@ def of_short_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
         return False
     if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)) or not g.points(c.dims):
         return False
-    after = [m for m in g.reached(c.name, g.consumers, _is_map) if _is_map(m) and set(c.dims) <= set(m.dims)]
-    if not after or not all(_is_map(g.by_name[u]) for u in g.consumers[c.name]):
+    after = [m for m in g.reached(c.name, g.consumers, is_map) if is_map(m) and set(c.dims) <= set(m.dims)]
+    if not after or not all(is_map(g.by_name[u]) for u in g.consumers[c.name]):
         return False
     if len(after) == 1 and bias_of(g.program, c, after[0].body) is not None:
         return False  # the library's call adds it
@@ -61,13 +61,9 @@ def of_few_channels(g: Graph, c: Compute) -> bool:
     p = product_of(c)
     if p is None or p.batch or p.shared or not p.whole or len(p.rdims) != 1:
         return False
-    if not all(map(_is_map, g.reached(c.name, g.consumers, _is_map))):
+    if not all(map(is_map, g.reached(c.name, g.consumers, is_map))):
         return False  # its kernel would be that of the sums, which no segments cut where it is written as well
     if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
         return False
     few, many = sorted((g.points(p.rows), g.points(p.cols)))
     return max(few, g.points(p.rdims)) <= CHANNELS and many > CHANNELS
-
-
-def _is_map(c: Compute) -> bool:
-    return c.reducer is None

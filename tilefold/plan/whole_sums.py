@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Index, Load
+from tilefold.algebra.ops import VALUE_REDUCERS
 from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.reduction_laws import VALUE_REDUCERS, as_memory_lies
+from tilefold.tensor.reduction_laws import as_memory_lies
 
 
 def whole_sums(p: Program, groups: Sequence[Group], limits: Limits) -> tuple[Program, list[Group]]:

@@ -22,6 +22,11 @@ def out_dims(c: Compute) -> tuple[str, ...]:
     return c.dims[:-1] if c.reducer == "topk" else c.dims
 
 
+def is_map(c: Compute) -> bool:
+    """Whether a statement reduces nothing."""
+    return c.reducer is None
+
+
 def is_static(e: Expr) -> bool:
     return isinstance(e, Const)
 

@@ -45,10 +45,8 @@ VECTOR, LOOKED_AT, MOST = 16, 256, 1 << 16
 #: Operands a thread from which the assembler runs out of registers, and bytes that it spills for each beyond: 9 taps of
 #: 128 places 14.8 KB a thread, of 64 0.2; two products of 512 elements, summed as they are, 30.
 UNDER_WAY, SPILLED = 640, 20
-#: Units of an addition, of one element of an order (`dataflow.element_units`); of one slot of a top-k of few elements,
-#: and elements that take as long again (an H100's: `hardware.Gpu.slot`).
+#: Units of an addition, of one element of an order (`dataflow.element_units`).
 ADDITION, ORDERED = 1.0, 14.0
-TAKEN, TAKEN_WIDTH = 4800.0, 512
 #: Share of the rate of large products that tiles of fewer rows than a group's 64 reach.
 GROUP, SMALL = 64, 0.4
 
@@ -162,7 +160,8 @@ class _Walk:
         self.computed(frame, s.expr, ORDERED if s.op != "topk" else 0.0)
         self.read(frame, s.payload)
         if s.op == "topk":
-            each = TAKEN * (1 + self.area(s.rdims) / TAKEN_WIDTH)
+            seconds = self.machine.slot * (1 + self.area(s.rdims) / self.machine.slot_width)
+            each = seconds * self.machine.vector
             self.units += self.times * self.area(rows) * slots * each
 
     def loop(self, s: ir.For) -> None:
