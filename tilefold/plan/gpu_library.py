@@ -9,6 +9,7 @@ estimated, with rates measured on an H100 and an H200.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -252,6 +253,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
                 2 * g.nbytes([chain[0].name]),
                 machine,
                 Beside(seconds=_between(g, *chain, machine)),
+                wide=not _folded_between(g, *chain) and _holds_much(g, *chain, machine),
             )
             for chain in chains
         )
@@ -282,27 +284,53 @@ def _folded_faster(
     passed: float,
     machine: Gpu,
     beside: Beside = NOTHING,
+    *,
+    wide: bool = False,
 ) -> bool:
     """Whether products in one kernel that folds `along` dims, with a reduction or with each other, are estimated faster
     than the library's.
 
     That is a call more for each, and passes so many bytes more through memory than its own operands and results. A
     kernel of few thread blocks has no more than these read and multiply: the sum over columns of sigmoid(x w), x of 128
-    rows and 24,576 columns, would be 32 that contract all of them. So has what it reads `beside`.
+    rows and 24,576 columns, would be 32 that contract all of them. So has what it reads `beside`. wide: thread blocks
+    hold so much that they run alone.
     """
     memory = machine.reached * machine.bandwidth
     pieces = _pieces(g, products[0], along, machine)
     busy, near = min(1.0, pieces / machine.cores), min(memory, pieces * machine.block_rate)
     folded, apart = beside.nbytes / near + beside.seconds, (passed + beside.nbytes) / memory
+    rows = set.intersection(*(set(out_dims(c)) for c in products)) - set(along)
+    columns = max(g.points(set(out_dims(c)) - rows - set(along)) for c in products)
+    tile = machine.rows if machine.owned < columns < machine.wide else 2 * machine.rows  # warps share a wide state
+    folded += machine.wide_start if wide else 0.0
     for c in products:
         operands = {ld.tensor for ld in loads(c.body)}
         read, made = g.nbytes(operands), g.nbytes([c.name])
         narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
         sides = (g.points(p.rows), g.points(p.cols)) if (p := product_of(c)) is not None else (1.0, 1.0)
-        rate = machine.folded_rate(narrowest, *sides)  # probabilities are rounded to the type of values
-        folded += max(_flops(g, c.name) / (busy * rate), read / near)
+        # probabilities are rounded to the type of values
+        rate = min(machine.folded_rate(narrowest, *sides), machine.wide_rate if wide else math.inf)
+        folded += max(_flops(g, c.name) / (busy * rate), read / near, _read_again(g, c, rows, tile, machine))
         apart += max(_flops(g, c.name) / _call_rate(g, c, narrowest, machine), (read + made) / memory) + machine.call
     return folded < apart
+
+
+def _holds_much(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
+    """Whether a row of what the first of two products reads, and of what the second makes, is a wide state: 832 columns
+    from 416 into 256, 9 GFLOP in one kernel, took 126 us on an H100."""
+    held = set(out_dims(second)) - set(out_dims(first))
+    return g.points(held) + g.points(first.rdims) > machine.wide
+
+
+def _read_again(g: Graph, c: Compute, rows: set[str], tile: int, machine: Gpu) -> float:
+    """Seconds of the caches for the operand of a product that every tile of the kernel's rows reads whole: weights of
+    832 x 416 and back, of 8,192 rows in tiles of 64, are 180 MB (a multilayer perceptron's two products in one kernel:
+    125 us on an H100, 35 in two calls). A result of many columns leaves room for tiles of few rows."""
+    read = 0.0
+    for ld in loads(c.body):
+        mine = {d for e in ld.index for d in dims_used(e)}
+        read += g.nbytes([ld.tensor]) * (-(-g.points(rows - mine) // tile) if rows - mine else 0)
+    return read / (machine.cache_reached * machine.last_cache.bandwidth)
 
 
 def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:

@@ -16,7 +16,14 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.product import BYTES
-from tilefold.backends.triton.tilings import cheapest, for_columns, for_crossing, for_parts, for_windows
+from tilefold.backends.triton.tilings import (
+    cheapest,
+    for_columns,
+    for_crossing,
+    for_depth,
+    for_parts,
+    for_windows,
+)
 from tilefold.backends.triton.traffic import Traffic, accesses
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
@@ -214,7 +221,7 @@ def default_config(
     s = _with_singles(s, b, sizes)
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
-        return _with_products(s, sizes)
+        return for_depth(_with_products(s, sizes), s, sizes, EXACT)
     rule = _without(s, sizes)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         return rule

@@ -8,6 +8,7 @@ the choice of least estimated time (`traffic`); the rule of rows (`tiles`) stand
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,6 +39,8 @@ ONCE, REDUCED, HELD = 1 << 12, 1 << 13, 1 << 15
 SHORTEST, SEVERAL, FEW = 64, 3 / 4, 3
 #: Elements of the largest value for each thread.
 EACH = 32
+#: Elements a warp of an operand of 16 bits that is read into registers; of a contraction that a step has at least.
+OPERAND, LEAST_DEPTH = 1024, 64
 #: Most contiguous dims that widths are tried for.
 MOST_DIMS = 3
 #: Share of a kernel's bytes that a dim must be contiguous for.
@@ -192,6 +195,27 @@ def for_crossing(
             if found <= H100.held_columns * several:
                 break
             tiles[d] //= 2
+    return c if tiles == c.tiles else replace(c, tiles=tiles)
+
+
+def for_depth(c: TritonConfig, s: Shape, sizes: Mapping[str, int], exact: int) -> TritonConfig:
+    """Shorter steps of a product that sums over several dims, as heads and their columns: a step has all of those that
+    are held, and an operand of it is read into registers (16 x 1,024 by four warps: 14 KB a thread spilled). exact:
+    elements that an operand of float32 may have."""
+    tiles = dict(c.tiles)
+
+    def lanes(d: str) -> int:
+        most = max(1, power_of_two(sizes[d]))
+        return max(c.lanes.get(d, 1), min(tiles.get(d, most), most))
+
+    for m, n, k in s.products:
+        stepped = sorted(d for d in k if d in tiles and d not in s.parallel)
+        most = exact if s.exact else OPERAND * c.warps
+        while len(k) > 1 and max(math.prod(map(lanes, side | k)) for side in (m, n)) > most:
+            longest = max(stepped, key=lanes, default="")
+            if not longest or lanes(longest) == 1 or math.prod(map(lanes, k)) <= LEAST_DEPTH:
+                break
+            tiles[longest] = lanes(longest) // 2
     return c if tiles == c.tiles else replace(c, tiles=tiles)
 
 
