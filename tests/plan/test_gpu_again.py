@@ -7,12 +7,14 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import tensors_read
+from tilefold.block.legal import one_kernel
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
-from tilefold.plan.gpu_again import computed_again
+from tilefold.plan.gpu_again import computed_again, guards
 from tilefold.plan.greedy import group
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor import interp
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
 from tilefold.tensor.text import parse
 
@@ -158,3 +160,61 @@ MULTIPLIED = """program f()
 def test_operands_of_products_stay_in_memory():
     assert any(c.name == "t" for c in again(MULTIPLIED, calls=(("y",),)).body)
     assert "t" in {ld for c in again(MULTIPLIED).body if c.name == "y" for ld in tensors_read(c.body)}
+
+
+UNROLLED = """program f()
+  input x: f32[8, 12, 512, 16]
+  input d: f32[8, 12, 512]
+  input w: f32[8, 12, 16]
+  dim i = 8
+  dim j = 12
+  dim k = 512
+  dim l = 16
+  a1[i, k, l]: f32 = d[i, 3, k] * w[i, 3, l] * x[i, 3, k, l] + d[i, 2, k] * w[i, 2, l]
+  a2[i, k, l]: f32 = a1[i, k, l] * x[i, 2, k, l] + d[i, 1, k] * w[i, 1, l]
+  a3[i, k, l]: f32 = a2[i, k, l] * x[i, 1, k, l] + d[i, 0, k] * w[i, 0, l]
+  o1[i, k]: f32 = max[l] a1[i, k, l]
+  o2[i, k]: f32 = max[l] a2[i, k, l]
+  o3[i, k]: f32 = max[l] a3[i, k, l]
+  z[i, j, k, l]: f32 = where(j < 1, a3[i, k, l], where(j < 2, a2[i, k, l], a1[i, k, l]))
+  s[i, j, k]: f32 = sum[l] z[i, j, k, l] * x[i, j, k, l]
+  u[i, j, l]: f32 = sum[k] z[i, j, k, l] * d[i, j, k]
+  return o1, o2, o3, s, u
+"""
+
+
+def test_states_of_a_recurrence_are_not_computed_again_in_each_block_of_steps():
+    """A thread block a step computed the states of all steps, each from the first: of twelve, 72 s of one compiler."""
+    p = parse(UNROLLED)
+    g = Graph.of(p)
+    parts = [
+        one_kernel(g, members, TARGET.limits) for members in (("a1", "a2", "a3", "o1", "o2", "o3"), ("z", "s", "u"))
+    ]
+    (z,) = [c for c in computed_again(p, parts, TARGET.machine, TARGET.limits)[0].body if c.name == "z"]
+    assert set(tensors_read(z.body)) == {"a1", "a2", "a3"}
+
+
+CHOSEN = """program f()
+  input x: f32[64, 4096]
+  input v: f32[4096]
+  dim i = 64
+  dim j = 4096
+  m[j]: f32 = exp(v[j] * 2.0)
+  n[j]: f32 = max[i] x[i, j] * m[j]
+  z[i, j]: f32 = {body}
+  return n, z
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "times"),
+    [
+        ("x[i, j] * m[j] + m[j]", 1),
+        ("where(i < 9, m[j], 0.0) + where(i < 5, m[j], 1.0)", 2),
+        ("where(i < 9, where(i < 5, m[j], 1.0), m[j])", 2),
+        ("where(m[j] > 1.0, x[i, j], 0.0)", 1),
+    ],
+)
+def test_what_is_chosen_is_computed_for_each_choice(body, times):
+    z = parse(CHOSEN.format(body=body)).body[-1]
+    assert len(guards(z.body, "m")) == times

@@ -6,7 +6,7 @@
 `Index(j)` is the value of loop index j, `Size(j)` the run-time extent of dim j,
 `Sym(s)` a run-time integer symbol; all three are i64. A `Load` reads an element of a
 tensor, a block value or a tile buffer. Nodes are immutable and hashable, and remember
-their hash and what they read (`loads`, `tensors_read`, `dims_used`).
+their hash, what they read (`loads`, `tensors_read`, `dims_used`), and what they cost (`tensor.analysis`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ Fact = TypeVar("Fact")
 class Expr:
     """Base of the node classes; Python operators build `Call`s."""
 
-    __slots__ = ("_dims", "_hash", "_loads", "_named", "_tensors")  # set when first asked for
+    __slots__ = ("_dims", "_flops", "_hash", "_loads", "_named", "_tensors")  # set when first asked for
     _dims: frozenset[str]
+    _flops: int
     _hash: int
     _loads: tuple[Load, ...]
     _named: frozenset[str]
@@ -82,7 +83,7 @@ class Const(Expr):
 
     def __hash__(self) -> int:
         known: int | None = getattr(self, "_hash", None)
-        return _remember(self, "_hash", hash(self._key())) if known is None else known
+        return remember(self, "_hash", hash(self._key())) if known is None else known
 
     def _key(self) -> tuple[str, DType]:
         return repr(float(self.value) if self.dtype.is_float else int(self.value)), self.dtype
@@ -118,7 +119,7 @@ class Load(Expr):
 
     def __hash__(self) -> int:
         known: int | None = getattr(self, "_hash", None)
-        return _remember(self, "_hash", hash((self.tensor, self.index))) if known is None else known
+        return remember(self, "_hash", hash((self.tensor, self.index))) if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Call(Expr):
 
     def __hash__(self) -> int:
         known: int | None = getattr(self, "_hash", None)
-        return _remember(self, "_hash", hash((self.op, self.args))) if known is None else known
+        return remember(self, "_hash", hash((self.op, self.args))) if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Cast(Expr):
 
     def __hash__(self) -> int:
         known: int | None = getattr(self, "_hash", None)
-        return _remember(self, "_hash", hash((self.arg, self.dtype))) if known is None else known
+        return remember(self, "_hash", hash((self.arg, self.dtype))) if known is None else known
 
 
 ExprLike = Expr | int | float | bool
@@ -238,7 +239,7 @@ def loads(e: Expr) -> tuple[Load, ...]:
         kids = [own for k in children(e) if (own := loads(k))]
         below = kids[0] if len(kids) == 1 else tuple(dict.fromkeys([ld for own in kids for ld in own]))
         found = (e, *below) if isinstance(e, Load) else below
-        _remember(e, "_loads", found)
+        remember(e, "_loads", found)
     return found
 
 
@@ -246,7 +247,7 @@ def tensors_read(e: Expr) -> frozenset[str]:
     found: frozenset[str] | None = getattr(e, "_tensors", None)
     if found is None:
         found = frozenset([ld.tensor for ld in loads(e)])
-        _remember(e, "_tensors", found)
+        remember(e, "_tensors", found)
     return found
 
 
@@ -255,7 +256,7 @@ def dims_used(e: Expr) -> frozenset[str]:
     found: frozenset[str] | None = getattr(e, "_dims", None)
     if found is None:
         found = frozenset((e.dim,)) if type(e) is Index else _union([dims_used(k) for k in children(e)])
-        _remember(e, "_dims", found)
+        remember(e, "_dims", found)
     return found
 
 
@@ -265,7 +266,7 @@ def dims_named(e: Expr) -> frozenset[str]:
     if found is None:
         own = type(e) is Index or type(e) is Size
         found = frozenset((e.dim,)) if own else _union([dims_named(k) for k in children(e)])  # type: ignore[attr-defined]
-        _remember(e, "_named", found)
+        remember(e, "_named", found)
     return found
 
 
@@ -280,8 +281,8 @@ def _union(sets: list[frozenset[str]]) -> frozenset[str]:
 _NOTHING: frozenset[str] = frozenset()
 
 
-def _remember(e: Expr, slot: str, fact: Fact) -> Fact:
-    object.__setattr__(e, slot, fact)  # what a node reads never changes
+def remember(e: Expr, slot: str, fact: Fact) -> Fact:
+    object.__setattr__(e, slot, fact)  # a node never changes
     return fact
 
 

@@ -269,13 +269,21 @@ def rounded(c: Compute) -> Expr:
 
 
 def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:
-    """Substitute the bodies of maps for which `wanted(name)` holds, recursively."""
+    """Substitute the bodies of maps for which `wanted(name)` holds, recursively.
+
+    What is read at several places is put in as one object, once: of a recurrence that is unrolled, each state of which
+    reads the one before it several times, there are as many expressions as states, and what nodes remember (what they
+    read and cost) is found without going through all that they stand for.
+    """
+    known: dict[Load, Expr] = {}
 
     def one(n: Expr) -> Expr | None:
         if not isinstance(n, Load) or n.tensor not in g.by_name or not wanted(n.tensor):
             return None
-        m = g.by_name[n.tensor]
-        body = substitute(rounded(m), {Index(d): ix for d, ix in zip(m.dims, n.index, strict=True)})
-        return inline_maps(g, body, wanted)
+        if n not in known:
+            m = g.by_name[n.tensor]
+            table: dict[Expr, Expr] = {Index(d): ix for d, ix in zip(m.dims, n.index, strict=True)}
+            known[n] = transform(substitute(rounded(m), table), one)
+        return known[n]
 
     return transform(e, one)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilefold.algebra.expr import Expr, Index, dims_used, loads, tensors_read
+from tilefold.algebra.expr import Call, Expr, Index, Load, call, children, dims_used, loads, tensors_read
 from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
 from tilefold.block.stages import inline_maps
@@ -97,7 +97,8 @@ def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group,
             has = {u for m in x.members for u in tensors_read(g.by_name[m].body)}
             if t not in has:
                 saved -= g.points(dims_used(ld)) * g.program.dtype_of(t).nbytes
-    work = sum(_evaluations(g, c.dims, x, machine) for x in others) * (1 + expr_flops(body))
+    times = {x: max(len(guards(g.by_name[m].body, name)) for m in x.members) for x in others}
+    work = sum(_evaluations(g, c.dims, x, machine) * times[x] for x in others) * (1 + expr_flops(body))
     saved -= work / machine.vector * machine.bandwidth
     if own.members == (name,):
         saved += machine.second_kernel * machine.bandwidth
@@ -106,10 +107,25 @@ def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group,
 
 def _evaluations(g: Graph, dims: Sequence[str], x: Group, machine: Gpu) -> float:
     """How often a kernel computes a map of these dims: in each thread block, of which those that reduce along it have
-    neighbouring columns."""
-    along = any(set(dims) & set(g.by_name[m].rdims) for m in x.members)
-    apart = g.points(set(x.parallel) - set(dims))
-    return g.points(dims) * (max(1.0, apart / machine.columns) if along else apart)
+    neighbouring columns, where what they reduce has these side by side."""
+    others = set(x.parallel) - set(dims)
+    along = [g.by_name[m].body for m in x.members if set(dims) & set(g.by_name[m].rdims)]
+    columns = any(others & set(dims_used(ld.index[-1])) for e in along for ld in loads(e) if ld.index)
+    apart = g.points(others)
+    return g.points(dims) * (max(1.0, apart / machine.columns) if columns else apart)
+
+
+def guards(e: Expr, name: str, under: tuple[Expr, ...] = ()) -> set[tuple[Expr, ...]]:
+    """The choices under which a map is read: what it is made of is loaded and computed for each by itself."""
+    if name not in tensors_read(e):
+        return set()
+    match e:
+        case Load(tensor) if tensor == name:
+            return {under}
+        case Call("where", (asked, kept, other)):
+            ways = (asked, under), (kept, (*under, asked)), (other, (*under, call("not", asked)))
+            return {found for way, above in ways for found in guards(way, name, above)}
+    return {found for k in children(e) for found in guards(k, name, under)}
 
 
 def _settled(

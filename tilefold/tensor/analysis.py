@@ -6,7 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, loads, tensors_read, transform
+from tilefold.algebra.expr import (
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Load,
+    children,
+    loads,
+    remember,
+    tensors_read,
+    transform,
+)
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import estimate
 
@@ -33,13 +45,13 @@ def is_static(e: Expr) -> bool:
 
 def expr_flops(e: Expr) -> int:
     """Arithmetic of one evaluation, in units of an add; index arithmetic is free."""
-    match e:
-        case Call(op, args):
-            return _OP_COST.get(op, 1) + sum(map(expr_flops, args))
-        case Load():
-            return 0
-        case _:
-            return sum(expr_flops(k) for k in getattr(e, "args", ()) or ([e.arg] if hasattr(e, "arg") else []))
+    if not isinstance(e, Call | Cast):
+        return 0
+    found: int | None = getattr(e, "_flops", None)
+    if found is None:
+        own = _OP_COST.get(e.op, 1) if isinstance(e, Call) else 0
+        found = remember(e, "_flops", own + sum(map(expr_flops, children(e))))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
