@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as f
 
+from tilefold.block.text import parse as parse_block
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import USUAL, fuse_for_gpu
-from tilefold.plan.gpu_forms import packed, read_at_once
+from tilefold.plan.gpu_forms import packed, read_at_once, too_few
 from tilefold.tensor.text import parse
 
 
@@ -135,3 +136,29 @@ def test_parts_of_an_image_are_put_together_in_blocks_of_their_own():
     fused = fuse_for_gpu(parse(PARTS))
     (kernel,) = (k for k in fused.kernels if any(r.name == "last" for r in k.block.results))
     assert "total" not in kernel.plan.group.members and "n" in kernel.plan.group.parallel
+
+
+ONCE = """block f()
+  input x: f32[2000, 500]
+  dim i = 2000
+  dim l = 500
+  dim unit = 1
+  result o[i]: f32
+  result s[]: f32
+  forall unit
+    init sum[]: f32 = 0.0
+    let t[i]: f32 = max[l] x[i, l]
+    for i
+      accum sum = sum[i] t[i] * t[i]
+      store o[i] over (i) = t[i] * 2.0
+    store s[] over () = sum
+  return o, s
+"""
+
+
+def test_a_reduction_in_front_of_a_loop_is_whole_and_one_of_its_passes():
+    """Of all rows, kept for a sum over rows: one thread block, a value of 2048 x 512, 369 us predicted on an H100, and
+    minutes to compile."""
+    b = parse_block(ONCE)
+    assert read_at_once(b) == 2048 * 512
+    assert too_few(b, USUAL.machine) is not None

@@ -8,7 +8,7 @@ follows from the number of multiprocessors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -74,28 +74,47 @@ def held(b: Block) -> int:
     return of(b.body)
 
 
+def _once(nodes: Sequence[Node]) -> Iterator[Let]:
+    """Reductions that a thread block computes in one step, whole, for what follows: outside of streamed loops."""
+    for n in nodes:
+        match n:
+            case Loop(kind="forall"):
+                yield from _once(n.body)
+            case Let(rdims=(_, *_)):
+                yield n
+
+
 def read_at_once(b: Block) -> int:
     """Elements of the largest value in a loop of a kernel without matrix products, for one index of parallel dims and
-    two of streamed ones; dynamic dims count as one."""
+    two of streamed ones, or of a reduction outside of loops, which is of one step and whole; dynamic dims count as
+    one."""
     loops = [n for n in walk_block(b.body) if isinstance(n, Loop)]
     streamed, parallel = ({n.dim for n in loops if n.kind == kind} for kind in ("for", "forall"))
     extents = {d: power_of_two(int(e.value)) for d, e in b.sizes.items() if isinstance(e, Const) and e.value}
+    whole = [{*n.dims, *n.rdims, *dims_used(n.expr)} - parallel for n in _once(b.body) if not _multiplied(n)]
+    most = max((math.prod(extents.get(d, 1) for d in dims) for dims in whole), default=1)
     extents |= dict.fromkeys(streamed, 2)
-    most = 1
     for n in (x for loop in loops if loop.kind == "for" for x in loop.body if not isinstance(x, Loop)):
-        found = product(n.reducer, n.expr, (), n.rdims) if isinstance(n, Let | Accumulate) else None
-        if found is not None and found.left != found.right:
+        if isinstance(n, Let | Accumulate) and _multiplied(n):
             return 1
         dims = {d for e in exprs_of(n) for d in dims_used(e)} - parallel
         most = max(most, math.prod(extents.get(d, 1) for d in dims))
     return most
 
 
+def _multiplied(n: Let | Accumulate) -> bool:
+    """Whether it is a product of two matrices."""
+    found = product(n.reducer, n.expr, (), n.rdims)
+    return found is not None and found.left != found.right
+
+
 def too_few(b: Block, machine: Gpu) -> str | None:
-    """Why a kernel of loops one after the other, which is not cut into segments, should not be one: so few blocks read
-    what it reads that kernels apart, with blocks for the machine, take a fraction of the time. Two means over all
-    there is, of what the kernel writes meanwhile, are one thread block's work: 592 us for 8 MB on an H100."""
-    if sum(isinstance(n, Loop) and n.kind == "for" for n in walk_block(b.body)) < 2:
+    """Why a kernel of loops (or reductions outside of them) one after the other, which is not cut into segments, should
+    not be one: so few blocks read what it reads that kernels apart, with blocks for the machine, take a fraction of the
+    time. Two means over all there is, of what the kernel writes meanwhile, are one thread block's work: 592 us for 8 MB
+    on an H100."""
+    passes = sum(isinstance(n, Loop) and n.kind == "for" for n in walk_block(b.body)) + sum(1 for _ in _once(b.body))
+    if passes < 2:
         return None
     parallel = {n.dim for n in walk_block(b.body) if isinstance(n, Loop) and n.kind == "forall"}
     kinds = {i.name: i.dtype.nbytes for i in b.inputs}
