@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.frontend.check import check, check_backward, lowered, randn
+from tests.frontend.check import check, check_backward, compiled, lowered, randn
 from tilefold.algebra.expr import Cast, Const, walk
 from tilefold.errors import UnsupportedError
 
@@ -19,7 +19,8 @@ UNARY = [
     torch.sin, torch.cos, torch.tan, torch.tanh, torch.sigmoid, torch.erf, torch.reciprocal, torch.sinh, torch.cosh,
     torch.neg, torch.abs, torch.sign, torch.floor, torch.ceil, torch.trunc, torch.round, torch.square, torch.isnan,
     torch.isinf, torch.isfinite, torch.relu, F.silu, F.gelu, F.softplus, F.leaky_relu, F.elu, F.hardtanh, F.hardswish,
-    F.logsigmoid, torch.nan_to_num, torch.logical_not, F.mish, F.relu6,
+    F.logsigmoid, torch.nan_to_num, torch.logical_not, F.mish, F.relu6, torch.atan, torch.asin, torch.acos, torch.asinh,
+    torch.acosh, torch.atanh,
 ]  # fmt: skip
 
 
@@ -36,15 +37,45 @@ def test_gelu_tanh_form():
 BINARY = [
     torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.eq, torch.ne, torch.lt, torch.le,
     torch.gt, torch.ge, torch.remainder, torch.logical_and, torch.logical_or, torch.logical_xor, torch.fmod,
-    torch.rsub, torch.floor_divide, torch.true_divide,
+    torch.rsub, torch.floor_divide, torch.true_divide, torch.atan2, torch.hypot, torch.fmax, torch.fmin,
 ]  # fmt: skip
+#: None takes a number.
+OF_TENSORS = (torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor, *BINARY[-4:])
 
 
 @pytest.mark.parametrize("fn", BINARY, ids=lambda f: f.__name__)
 def test_binary_broadcasts(fn):
     check(lambda x, y: fn(x, y), randn(2, 1, 4), randn(3, 1, seed=1))
-    if fn not in (torch.maximum, torch.minimum, torch.logical_and, torch.logical_or, torch.logical_xor):
+    if fn not in OF_TENSORS:
         check(lambda x: fn(x, 2.5), randn(3, 4), modes=(False,))
+
+
+@pytest.mark.parametrize("fn", [torch.atan2, torch.hypot, torch.fmax, torch.fmin], ids=lambda f: f.__name__)
+def test_functions_of_two_hostile_numbers(fn):
+    x, y = (v.flatten() for v in torch.meshgrid(HOSTILE, HOSTILE, indexing="ij"))
+    check(lambda a, b: fn(a, b), x, y, tol=2e-6, modes=(False,), wide=True)
+
+
+@pytest.mark.parametrize("fn", [torch.atan, torch.asin, torch.asinh, torch.atanh, torch.acos, torch.acosh])
+def test_inverse_functions_are_right_to_the_last_places(fn):
+    """Relatively, also of small numbers and of large ones, in both types; zeros keep their signs."""
+    x = torch.cat([torch.linspace(-4, 4, 801), torch.logspace(-18, 18, 73), -torch.logspace(-18, 18, 73)]).double()
+    if fn is torch.acosh:
+        x = 1 + x.abs()
+    elif fn in (torch.asin, torch.acos, torch.atanh):
+        x = x[x.abs() < 1]
+    for dtype, tol in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
+        given = x.to(dtype)
+        want = fn(given.double())
+        got = _evaluated(fn, given).double()
+        assert ((got - want).abs() <= tol * want.abs()).all()
+    if fn not in (torch.acos, torch.acosh):
+        assert torch.equal(_evaluated(fn, HOSTILE[:2]).signbit(), torch.tensor([False, True]))
+
+
+def _evaluated(fn, x):
+    with torch.no_grad():
+        return compiled(fn, False, [])(x)
 
 
 @pytest.mark.parametrize("p", [-2, -1, -0.5, 0, 0.5, 1, 2, 3, 2.7])

@@ -10,6 +10,7 @@ import torch
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Const, Expr, call, lit
 from tilefold.errors import UnsupportedError
+from tilefold.frontend.operators import inverse
 from tilefold.frontend.operators.context import Context, Value, attrs, broadcast, meta_of
 
 aten = torch.ops.aten
@@ -313,13 +314,15 @@ _UNARY = {
     "log10": lambda x: call("log", x) * (1 / math.log(10)),
     "sinh": lambda x: (call("expm1", x) - call("expm1", -x)) * 0.5,
     "cosh": lambda x: (call("exp", x) + call("exp", -x)) * 0.5,
+    **inverse.UNARY,
 }  # fmt: skip
-_ALWAYS_FLOAT = frozenset(_UNARY.values())
+_ALWAYS_FLOAT = frozenset((*_UNARY.values(), inverse.atan2))
 
 _BINARY: dict[str, Formula] = {
     "mul": multiply, "maximum": named("maximum"), "minimum": named("minimum"),
     "remainder": named("mod"), "fmod": _rest, "pow": power,
     "eq": named("eq"), "ne": named("ne"), "lt": named("lt"), "le": named("le"), "gt": named("gt"), "ge": named("ge"),
+    **inverse.BINARY,
 }  # fmt: skip
 
 _SAME: dict[torch._ops.OpOverload, Lowerer] = {
@@ -386,7 +389,7 @@ _OTHERS: dict[torch._ops.OpOverload, Lowerer] = {
 def _overloads(name: str) -> list[torch._ops.OpOverload]:
     packet = getattr(aten, name)
     wanted = ("Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar")
-    if name in ("maximum", "minimum"):
+    if name in ("maximum", "minimum", *inverse.BINARY):
         return [packet.default]
     return [getattr(packet, o) for o in packet.overloads() if o in wanted]
 
