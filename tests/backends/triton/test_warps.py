@@ -72,6 +72,18 @@ def test_values_beyond_the_registers_are_spilled():
     assert many.seconds < 2 * many.floor
 
 
+def test_a_product_of_rows_that_a_batch_repeats_is_one():
+    """Matrix units multiply it, as they are given it: it is not a sum of more products than registers hold."""
+
+    def added(x, w, y):
+        return x.expand(64, 32, 128).reshape(-1, 128).mm(w).view(64, 32, 32) + y
+
+    given = [meta(*s, dtype=torch.bfloat16) for s in ((1, 32, 128), (128, 32), (64, 32, 32))]
+    f = of(added, *given, tiles={"i": 1, "j": 32, "k": 32})
+    assert f.stages["cache"] < 1e-6
+    assert f.stages["products"] > 0
+
+
 def test_what_blocks_share_is_of_memory_once():
     """A row that many blocks read is served by the cache, not by memory."""
     f = of(lambda x, y: x * y, meta(4096, 4096), meta(4096))

@@ -141,6 +141,8 @@ class _Walk:
                     pass
                 case ir.Map(buf, e):
                     self.computed(self.buffers[buf].dims, e)
+                case ir.Reduce(buf, "sum", rdims, Call("mul", (Load() as a, Load() as b))):
+                    self.product(ir.Gemm(buf, a, b, rdims, s.accumulate, s.kept))
                 case ir.Reduce(buf, _, rdims, e):
                     self.computed((*self.buffers[buf].dims, *rdims), e, ADDITION)
                 case ir.Select():
@@ -212,7 +214,7 @@ class _Walk:
         kinds = [self._dtype(x) for x in (s.a, s.b)]
         kind = min(kinds, key=lambda t: t.nbytes) if all(t.is_float for t in kinds) else in_float(kinds)
         rows, columns, depth = self.area(m), self.area(n), self.area(k)
-        shared = any(self.width(d) > 1 for d in batch)
+        shared = any(self.width(d) > 1 for d in own if d not in (*m, *n))
         matrices = multiplied(kinds, self.buffers[s.buf].dtype)
         if shared or not matrices or min(rows, columns, depth) < MATRIX_UNIT:  # summed element by element (`product`)
             self.computed((*own, *s.rdims), Call("mul", (s.a, s.b)), ADDITION)
