@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
@@ -82,6 +83,17 @@ def test_a_product_of_rows_that_a_batch_repeats_is_one():
     f = of(added, *given, tiles={"i": 1, "j": 32, "k": 32})
     assert f.stages["cache"] < 1e-6
     assert f.stages["products"] > 0
+
+
+def test_what_rows_share_is_computed_once():
+    """A layer norm's bias is summed with the weights of the product after it: for a tile of columns, of no rows."""
+
+    def projected(x, w, b, v):
+        return F.layer_norm(x, (64,), w, b).mm(v) * 2
+
+    given = [meta(*s, dtype=torch.bfloat16) for s in ((4096, 64), (64,), (64,), (64, 128))]
+    f = of(projected, *given)
+    assert f.seconds < 4 * f.floor
 
 
 def test_what_blocks_share_is_of_memory_once():

@@ -186,8 +186,8 @@ class _Walk:
         self.loops, self.turns = before[2], before[3] + (turns * inside if turns > 1 else inside - 1)
 
     def computed(self, frame: Sequence[str], e: Expr, more: float = 0.0, share: float = 1.0) -> None:
-        """Element-wise work of a statement, and what it reads."""
-        used = frozenset(frame) & (dims_used(e) | frozenset(frame))
+        """Element-wise work of a statement, and what it reads. What it does not vary with is computed once."""
+        used = frozenset(frame) & dims_used(e)
         area = self.area(used)
         self.units += self.times * share * area * (element_units(e, GPU_UNITS) + more)
         self.read(frame, e, share)
