@@ -85,6 +85,16 @@ def test_a_product_of_rows_that_a_batch_repeats_is_one():
     assert f.stages["products"] > 0
 
 
+def test_products_of_two_computed_operands_are_of_the_arguments_type():
+    """As kernels compute them: of 16 bits where all that they read has 16 bits."""
+
+    def attended(q, k, v):
+        return (q * 2 + 1).matmul((k * 3 - 1).transpose(-1, -2)).softmax(-1) @ v
+
+    by = {t: of(attended, *(meta(16, 256, 64, dtype=t) for _ in range(3))) for t in (torch.bfloat16, torch.float32)}
+    assert by[torch.bfloat16].stages["products"] < by[torch.float32].stages["products"] / 4
+
+
 def test_what_rows_share_is_computed_once():
     """A layer norm's bias is summed with the weights of the product after it: for a tile of columns, of no rows."""
 

@@ -213,6 +213,8 @@ class _Walk:
         m, n = [d for d in m if d in a], [d for d in n if d in b]
         kinds = [self._dtype(x) for x in (s.a, s.b)]
         kind = min(kinds, key=lambda t: t.nbytes) if all(t.is_float for t in kinds) else in_float(kinds)
+        if kind is DType.F32 and s.kept is None and not {s.a.tensor, s.b.tensor} & set(self.tensors) and self.narrow:
+            kind = DType.F16  # both are computed, of what has 16 bits: they are rounded to those
         rows, columns, depth = self.area(m), self.area(n), self.area(k)
         shared = any(self.width(d) > 1 for d in own if d not in (*m, *n))
         matrices = multiplied(kinds, self.buffers[s.buf].dtype)
@@ -226,6 +228,12 @@ class _Walk:
             threads = WARP * self.warps
             flops *= self.machine.gemm_rate(kind, library=False) / self.machine.exact(rows * columns / threads)
         self.flops[kind] = self.flops.get(kind, 0.0) + flops
+
+    @property
+    def narrow(self) -> bool:
+        """Whether all floats that are read have 16 bits or fewer (`Context.narrow_inputs`)."""
+        read = [p.dtype for p, _ in self.tensors.values() if p.dtype.is_float and p.role == "in"]
+        return bool(read) and all(t.nbytes <= 2 for t in read)
 
     def _dtype(self, x: Load) -> DType:
         return self.tensors[x.tensor][0].dtype if x.tensor in self.tensors else self.buffers[x.tensor].dtype
