@@ -7,6 +7,7 @@ import pytest
 from tilefold.algebra.dtypes import DType
 from tilefold.block.fuse import Fused
 from tilefold.block.ir import Accumulate, Let, walk
+from tilefold.block.kept import settled
 from tilefold.block.text import parse as parse_block
 from tilefold.block.text import show as show_block
 from tilefold.block.text import show_head
@@ -124,3 +125,31 @@ def test_text_round_trips():
             tile = lower(k.block)
             assert ".f32 " in show_tile(tile) or ".f16" in show_tile(tile)
             assert show_tile(parse_tile(show_tile(tile))) == show_tile(tile)
+
+
+SCALED = """
+block scaled()
+  input x: bf16[64, 32]
+  input r: {stat}[64]
+  input w: bf16[48, 32]
+  dim i = 64
+  dim j = 32
+  dim e = 48
+  result y[i, e]: f32
+  forall i
+    forall e
+      let a[i, j]: f32 = tanh(x[i, j] * r[i])
+      let b[e, j]: f32 = tanh(w[e, j])
+      let y_s[i, e]: f32 = sum.f32[j] a[i, j] * b[e, j]
+      store y[i, e] over (i, e) = y_s[i, e]
+  return y
+"""
+
+
+@pytest.mark.parametrize(("stat", "expected"), [("bf16", None), ("f32", DType.F32)])
+def test_two_computed_operands_beside_float32_are_kept(stat, expected):
+    """Small numbers as well: of neither has the program the 16 bits that its rounding would cost."""
+    (found,) = (
+        n.kept for n in walk(settled(parse_block(SCALED.format(stat=stat))).body) if isinstance(n, Let) and n.reducer
+    )
+    assert found is expected

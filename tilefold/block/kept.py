@@ -72,7 +72,9 @@ def settled(b: Block) -> Block:
     # with no input of 16 bits nothing is rounded to them
     narrow = any(i.dtype.is_float and i.dtype.nbytes < 4 for i in b.inputs)
     stored = {i.name for i in b.inputs} if narrow else {*dims, *(i.name for i in b.inputs)}
-    return replace(b, body=_settled(b.body, dims, stored, _Known({i.name: from_dtype(i.dtype) for i in b.inputs})))
+    mixed = narrow and any(i.dtype.is_float and i.dtype.nbytes >= 4 for i in b.inputs)
+    known = _Known({i.name: from_dtype(i.dtype) for i in b.inputs}, mixed)
+    return replace(b, body=_settled(b.body, dims, stored, known))
 
 
 def _settled(
@@ -94,8 +96,18 @@ def _settled(
 
 
 def _needed(n: Let | Accumulate, dims: tuple[str, ...], stored: Collection[str], known: _Known) -> bool:
-    """Whether a product has a computed operand that rounding could change by more than it does to small numbers."""
+    """Whether a product has a computed operand that rounding could change by more than it does to small numbers. Of two
+    beside an input of float32 neither need be of 16 bits: their own precision is that of no other operand."""
     match n.expr:
+        case Call("mul", (Load() as a, Load() as b)) if (
+            known.mixed
+            and n.kept is DType.F32
+            and not {
+                a.tensor,
+                b.tensor,
+            }.intersection(stored)
+        ):
+            return not {a.tensor, b.tensor} <= known.narrow
         case Call("mul", (Load() as a, Load() as b)) if as_contraction(n.expr, dims, n.rdims) is not None:
             return not all(x.tensor in stored or known.harmless(x) for x in (a, b))
     return False
@@ -104,11 +116,12 @@ def _needed(n: Let | Accumulate, dims: tuple[str, ...], stored: Collection[str],
 class _Known:
     """What is known at a point of a block program, of values with plain indices: their ranges, and what they bound.
 
-    above: value -> expressions that it is no less than, at the same indices. narrow: what the program rounds.
+    above: value -> expressions that it is no less than, at the same indices. narrow: what the program rounds. mixed:
+    whether some inputs have 16 bits, and some float32.
     """
 
-    def __init__(self, ranges: dict[str, Range]):
-        self.ranges = ranges
+    def __init__(self, ranges: dict[str, Range], mixed: bool = False):
+        self.ranges, self.mixed = ranges, mixed
         self.above: dict[str, frozenset[Expr]] = {}
         self.narrow: set[str] = set()
 

@@ -304,6 +304,33 @@ def test_integers_are_multiplied_in_the_type_that_the_program_gives_them(x, w, a
         assert (f'"{precision}"' if precision else "float16") in dot and (precision == "") == ("precision" not in dot)
 
 
+COMPUTED = """
+kernel computed()
+  dim i = 64
+  dim j = 64
+  dim k = 64
+  in x: bf16[64, 64] unit 1
+  in y: bf16[64, 64] unit 1
+  in t: f32[64] unit 0
+  out o: f32[64, 64] unit 1
+  grid
+    alloc a: f32[i:64, k:64] tile
+    a[i, k] = x[i, k] * t[i]
+    alloc b: f32[j:64, k:64] tile
+    b[j, k] = y[j, k] * t[j]
+    alloc r: f32[i:64, j:64] tile
+    r[i, j] = {gemm} over k: a[i, k] * b[j, k]
+    store o[i, j] over i, j = r[i, j]
+"""
+
+
+@pytest.mark.parametrize(("gemm", "kind"), [("gemm", "bfloat16"), ("gemm.f32", "ieee")])
+def test_operands_that_are_computed_have_16_bits_unless_they_are_kept(gemm, kind):
+    """Also beside an input of float32: statistics, by which queries and keys are normalised."""
+    (dot,) = dots(body(code(COMPUTED.format(gemm=gemm))))
+    assert kind in dot
+
+
 def test_a_product_of_a_result_and_a_transposed_result_is_refused():
     both = PRODUCT.replace("in z: f16[64, 64] unit 1\n", "").format(
         r="i:64, l:64", axes="i, l", over="j", a="p[i, j]", b="q[l, j]"

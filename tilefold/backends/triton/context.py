@@ -104,8 +104,6 @@ class Context:
         floats = [t.dtype for t in kernel.tensors if t.dtype.is_float]
         all_narrow = bool(floats) and all(d.nbytes <= 2 for d in floats)
         self.narrow = all_narrow or coarse(kernel)
-        read = [t.dtype for t in kernel.tensors if t.dtype.is_float and t.role == "in"]
-        self.narrow_inputs = bool(read) and all(d.nbytes <= 2 for d in read)
         leaves = Leaves(
             self.load, self.exists, self.guarded, self.index, self.size, self.sym, self.tile_start, self.tile_stop,
             self.extreme, self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once, self.far,

@@ -226,7 +226,7 @@ class Products:
             x.tensor in self.c.tensors and self._dtype(x) is DType.F32 for x in (a, b)
         )
         if made and kinds == {DType.F32}:
-            return self._half("in") if self.c.narrow_inputs else DType.F32
+            return self._half("in")  # what the program multiplies in float32 is kept (`block.kept`)
         if made:
             kinds.remove(DType.F32)
         wide = [k for k in kinds if k.nbytes > 1]

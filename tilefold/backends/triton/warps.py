@@ -231,9 +231,8 @@ class _Walk:
 
     @property
     def narrow(self) -> bool:
-        """Whether all floats that are read have 16 bits or fewer (`Context.narrow_inputs`)."""
-        read = [p.dtype for p, _ in self.tensors.values() if p.dtype.is_float and p.role == "in"]
-        return bool(read) and all(t.nbytes <= 2 for t in read)
+        """Whether something that is read has 16 bits, which computed operands are rounded to."""
+        return any(p.role == "in" and p.dtype in (DType.F16, DType.BF16) for p, _ in self.tensors.values())
 
     def _dtype(self, x: Load) -> DType:
         return self.tensors[x.tensor][0].dtype if x.tensor in self.tensors else self.buffers[x.tensor].dtype
