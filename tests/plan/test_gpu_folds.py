@@ -49,6 +49,18 @@ def everything(x):
     return x.float().sum()
 
 
+def pooled(x, w):
+    """Of an image with one query: its rows are places as well as its columns."""
+    scores = (x * w[:, None, None]).sum(1).flatten(1)
+    return (x.flatten(2) * scores.softmax(-1)[:, None]).sum(-1)
+
+
+@pytest.mark.parametrize(("shape", "cut"), [((16, 256, 28, 28), True), ((512, 64, 28, 28), False)])
+def test_places_of_an_image_are_cut_though_its_rows_are_few(shape, cut):
+    given = meta(*shape, dtype=torch.float32), meta(shape[1], dtype=torch.float32)
+    assert (segments(pooled, *given) > 1) == cut
+
+
 @pytest.mark.parametrize(
     ("fn", "shape", "cut"),
     [

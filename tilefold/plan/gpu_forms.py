@@ -244,23 +244,25 @@ def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None
 
 
 def _segments_of_products(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int:
-    """Segments that fill the machine, of a fold over products."""
+    """Segments that fill the machine, of a fold over products: of the places of all its axes (rows of an image)."""
     units, have = machine.cores, max(1, blocks(g, plan.group, machine))
+    extent, axes = g.extent(axis), plan.stages[0].axes
+    places = g.points(axes)
     wide = any(
         g.extent(d) >= machine.wide for m in plan.group.members for d in kept_local(g, plan.group, plan.inner, m)
     )
-    most = g.extent(axis) // machine.least_segment
+    most = min(extent, places // machine.least_segment)
     if wide:
         most = max(
             most,
             min(
-                g.extent(axis) // machine.least_wide_segment,
+                min(extent, places // machine.least_wide_segment),
                 units // max(1, blocks(g, plan.group, machine, MATRIX_UNIT)),
             ),
         )
-    cap = max(machine.most_segments, g.extent(axis) // machine.long_segment)
+    cap = max(machine.most_segments, extent // machine.long_segment)
     n = int(min(units * (1 if wide else machine.blocks_a_unit) // have, most, cap))
-    return equal(n, lambda k: g.extent(axis) % (k * machine.one_tile) == 0)
+    return equal(n, lambda k: extent % (k * machine.one_tile) == 0 or (len(axes) > 1 and extent % k == 0))
 
 
 def _segments_of_contraction(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int | None:
