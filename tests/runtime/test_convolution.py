@@ -300,3 +300,23 @@ def test_tails_of_other_convolutions_are_kernels():
     for text, device in ((texts[0], "cuda"), (texts[1], "cuda"), (BLOCK.format(more=""), "cpu")):
         steps = compile_program(parse(text), device=device, load=False).steps
         assert [s.tail for s in steps if isinstance(s, ConvolutionStep)] == [None]
+
+
+class OneOfSeveral(nn.Module):
+    """Convolutions of single taps, by weights that lie in one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(randn(2, 3, 3, 1, 1))
+
+    def forward(self, x, m):
+        return sum(F.conv2d(x * m[:, k : k + 1], self.w[k]) for k in range(2))
+
+
+def test_a_weight_that_is_one_of_several_is_read_alone():
+    module, found = OneOfSeveral(), list[CompiledGraph]()
+    xs = randn(2, 3, 5, 6), randn(2, 2, 5, 6)
+    with torch.no_grad():
+        close(compiled(module, found)(*xs), module, *xs)
+    assert not [f for g in found for f in g.fallbacks]
+    assert any(isinstance(s, ConvolutionStep) for s in steps(found))

@@ -9,7 +9,7 @@ import torch
 from torch.backends import cudnn
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Index, Load
+from tilefold.algebra.expr import Const, Index, Load
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.plan.library import ConvolutionCall
 from tilefold.runtime.library import Part
@@ -157,19 +157,23 @@ class ConvolutionStep:
 
 
 def _part(ld: Load, v: Convolution, p: Program) -> Part:
-    """The part of a tensor that is read: of every axis as much as its dim, or the guards of its space, let be seen."""
-    seen = list(p.shape_of(ld.tensor))
+    """The part of a tensor that is read: of every axis as much as its dim, or the guards of its space, let be seen, or
+    the one place that is (one of several weights)."""
+    seen, first = list(p.shape_of(ld.tensor)), [0] * len(ld.index)
     for n, i in enumerate(ld.index):
-        if isinstance(i, Index):
-            seen[n] = p.sizes[i.dim]
+        match i:
+            case Index(dim):
+                seen[n] = p.sizes[dim]
+            case Const(place):
+                seen[n], first[n] = const(1), int(place)
     if ld is v.x:
         for s in v.space:
-            seen[s.axis] = s.extent
+            seen[s.axis], first[s.axis] = s.extent, 0
     shape = shape_function(seen)
 
     def part(x: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
         wanted = shape(syms)
-        return x if x.shape == wanted else x[tuple([slice(n) for n in wanted])]
+        return x if x.shape == wanted else x[tuple([slice(a, a + n) for a, n in zip(first, wanted, strict=True)])]
 
     return part
 
