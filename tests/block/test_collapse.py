@@ -192,6 +192,45 @@ def test_rows_and_columns_of_products_are_joined_each_for_itself(text, shapes, l
     torch.testing.assert_close(now.reshape(before.shape), before)
 
 
+#: Scores of queries, which are rotated two by two, with keys that were rotated before.
+ROTATED = """block rotated()
+  input x: f32[5, 8]
+  input t: f32[5, 4]
+  input y: f32[6, 4, 2]
+  dim i = 5
+  dim j = 6
+  dim c = 4
+  dim u = 2
+  result o[i, j]: f32
+  forall i
+    let a[i, c]: f32 = x[i, c * 2] * t[i, c] - x[i, c * 2 + 1]
+    let b[i, c]: f32 = x[i, c * 2] + x[i, c * 2 + 1] * t[i, c]
+    let q[i, c, u]: f32 = where(u < 1, a[i, c], b[i, c])
+    forall j
+      let s[i, j]: f32 = sum[c, u] q[i, c, u] * y[j, c, u]
+      store o[i, j] over (i, j) = s[i, j]
+  return o
+"""
+
+
+def test_what_a_product_sums_over_is_one_dim_though_an_operand_is_made_of_parts():
+    b, g = verify(parse(ROTATED)), torch.Generator().manual_seed(0)
+    shapes = {"x": (5, 8), "t": (5, 4), "y": (6, 4, 2)}
+    given = {n: torch.randn(s, generator=g, dtype=torch.float64) for n, s in shapes.items()}
+    xs = tensors(b, given)
+    names = [*(i.name for i in b.inputs), *(r.name for r in b.results)]
+    near = {n: neighbours(t) for n, t in zip(names, xs, strict=True)}
+    after, merges = collapsed(b, near)
+    assert [dict(m.axes) for m in merges] == [{"y": (1, 2)}]
+    assert {int(e.value) for e in verify(after).sizes.values()} == {5, 6, 8}
+    views = dict(zip(names, merged(xs, names, merges), strict=True))
+    before = interp.run(b, given, {}, block_sizes=dict.fromkeys(b.sizes, 4), exact=True)["o"]
+    mine = {i.name: views[i.name] for i in after.inputs}
+    now = interp.run(after, mine, {}, block_sizes=dict.fromkeys(after.sizes, 8), exact=True)["o"]
+    torch.testing.assert_close(now, before)
+    assert not collapsed(b, near | {"y": frozenset()})[1]  # keys that do not lie so
+
+
 #: Attention in windows of 3 x 4 positions, of what one product made.
 WINDOWS = """program windows()
   input y: f32[2, 3, 4, 3, 2, 8]
