@@ -844,6 +844,11 @@ CHECKS: dict[str, Check] = {
     "running sums of columns, few blocks": lambda: columns((70, 33), 1),
     "gradients over logits": lambda: over_logits(24, 1500),
     "rows that do not exist": missing_row,
+    "distances of pairs": lambda: "".join(
+        right(lambda x, y, f=f: f(x[:, :, None] - y[:, None]), rand(2, n, d, dtype=F), rand(2, m, d, dtype=F, seed=1))
+        for f in (lambda x: (x * x).sum(-1).sqrt(), lambda x: x.abs().amax(-1), lambda x: x.abs().sum(-1).sum(1))
+        for n, m, d in ((37, 51, 20), (3, 200, 33), (64, 32, 8))
+    ),
     "dropout": lambda: dropped_out(64),
     "dropout of ragged rows": lambda: dropped_out(37),
     "dropout of scores": lambda: dropped_scores(21, 37),

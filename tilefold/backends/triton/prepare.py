@@ -9,6 +9,7 @@ from dataclasses import replace
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.gluon_text import INSTRUCTION
+from tilefold.backends.triton.pairwise import of_pairs, threads_own
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.block.pairs import ranged
 from tilefold.tile.again import recomputed
@@ -105,10 +106,21 @@ def lanes_of(kernel: Kernel, s: For, warps: int, bins: Mapping[str, int]) -> int
     if (size is not None and size <= s.tile) or s.tile & (s.tile - 1):
         return None
     tiles = {t.dim: t.tile for t in kernel.grid} | {d: _padded(kernel, d) for d in _beside(s)}
+    if threads_own(tiles.values(), warps) and any(_of_pairs(kernel, x) for x in s.body):
+        return None
     rows = math.prod(power_of_two(n) // _wide(kernel, s, d, n) for d, n in tiles.items())
     threads = max(1, THREADS * warps // rows)
     n = min(s.tile, max(threads * _at_once(kernel, s), s.tile // MOST_STEPS))
     return n if n > 1 or _beside(s) else None
+
+
+def _of_pairs(kernel: Kernel, s: Stmt) -> bool:
+    """Whether a statement reduces something of pairs of rows."""
+    if not isinstance(s, Reduce):
+        return False
+    tiled = {t.dim: t.tile for t in kernel.grid}
+    out = [d for d in dims_used(s.expr) if d not in s.rdims and tiled.get(d, 2) > 1]
+    return bool(of_pairs(s.expr, s.rdims, out))
 
 
 def _beside(s: For) -> frozenset[str]:

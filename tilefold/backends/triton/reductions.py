@@ -9,6 +9,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
 from tilefold.algebra.expr import Load
 from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.pairwise import of_pairs, threads_own
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.simplify import pull_scale
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, number
@@ -72,7 +73,8 @@ class Reductions:
         e = self.c.settled(s.expr)
         self.c.bounds.reduced(s.buf, s.op, e, accumulate=s.accumulate)
         scale, e = pull_scale(e, loose=False) if s.op in ("max", "min") else (1.0, e)
-        frame = (*axes, *rdims)
+        own = threads_own([self.c.hold(d).lanes for d in axes], self.c.config.warps) and of_pairs(e, rdims, axes)
+        frame = (*rdims, *axes) if own else (*axes, *rdims)
         self.c.layouts.wrote(s.buf, self.c.layouts.made((e,), frame))
         v = (
             converted(self.c.expressions.value(e, frame), b.dtype.compute)

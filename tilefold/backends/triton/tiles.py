@@ -15,6 +15,7 @@ from functools import lru_cache
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.pairwise import for_pairs
 from tilefold.backends.triton.product import BYTES
 from tilefold.backends.triton.tilings import (
     cheapest,
@@ -222,6 +223,9 @@ def default_config(
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return for_depth(_with_products(s, sizes), s, sizes, EXACT)
+    pairs = for_pairs(s, b, sizes)
+    if pairs is not None:
+        return pairs
     rule = _without(s, sizes)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         return rule

@@ -1,0 +1,59 @@
+"""Reductions over what belongs to pairs of rows: nothing crosses threads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
+
+from tests.backends.triton.kernels import made, meta, variant
+from tilefold.algebra.expr import Index, Load, call
+from tilefold.backends.triton.pairwise import of_pairs
+
+F = torch.float32
+
+
+def distances(x, y):
+    return ((x[:, None] - y[None]) ** 2).sum(-1).sqrt()
+
+
+def mixture(x, centres, scale):
+    """Of each row, probabilities of clusters, whose axis a thread block has whole."""
+    return (-((x[:, None] - centres) ** 2 * scale).sum(-1)).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "tiles"),
+    [
+        (distances, ((2048, 64), (2048, 64)), {2048: {16, 64}, 64: {16}}),
+        (distances, ((4096, 20), (512, 20)), {4096: {16}, 512: {64}, 20: {4}}),
+        (mixture, ((65536, 16), (32, 16), (32, 16)), {65536: {32}, 16: {16}}),
+    ],
+)
+def test_each_thread_has_its_pairs_and_all_that_is_reduced_of_them(fn, shapes, tiles):
+    (k,) = made(fn, *(meta(*s, dtype=F) for s in shapes))
+    v, sizes = variant(k), k.sizes({})
+    found: dict[int, set[int]] = {}
+    for d, n in v.config.tiles.items():
+        found.setdefault(sizes[d], set()).add(n)
+    assert {n: t for n, t in found.items() if n in tiles} == tiles
+    source = v.rendered.source
+    assert "[:, :, None]" in source and "[:, None, :]" in source  # what is reduced comes first
+    assert "_lane" not in source
+
+
+def test_few_pairs_have_more_blocks():
+    (k,) = made(distances, meta(256, 64, dtype=F), meta(256, 64, dtype=F))
+    tiles = sorted(n for d, n in variant(k).config.tiles.items() if k.sizes({})[d] == 256)
+    assert tiles == [4, 64]
+
+
+def test_what_has_all_dims_or_the_dims_of_another_is_no_pair():
+    i, j, k = map(Index, "ijk")
+    x, y, z, w = Load("x", (i, k)), Load("y", (j, k)), Load("z", (i, j, k)), Load("w", (k,))
+    assert set(of_pairs(call("sub", x, y), "k", "ij")) == {frozenset("i"), frozenset("j")}
+    assert of_pairs(call("mul", call("sub", x, y), w), "k", "ij")
+    assert not of_pairs(call("sub", x, z), "k", "ij")
+    assert not of_pairs(call("mul", x, w), "k", "i")
+    assert not of_pairs(call("mul", x, x), "k", "ij")
