@@ -563,3 +563,36 @@ def test_weights_that_every_tile_of_rows_reads_again_are_priced() -> None:
     few, many = (gpu_library._read_again(g, first, {rows}, tile, H100) for tile in (64, 128))
     weights = 256 * 2048 * 2
     assert few == pytest.approx(128 * weights / (H100.cache_reached * H100.last_cache.bandwidth)) and few == 2 * many
+
+
+#: Rows of 384 that are normalised, times a matrix of 192 columns.
+NORMALISED = """program normalised()
+  input x: bf16[{rows}, 384]
+  input g: bf16[384]
+  input b: bf16[384]
+  input w: bf16[192, 384]
+  dim i = {rows}
+  dim l = 384
+  dim m = 192
+  c[i, l]: bf16 = {made}
+  s[i]: f32 = sum[l] c[i, l]
+  q[i]: f32 = sum[l] (c[i, l] - s[i] / size(l)) * (c[i, l] - s[i] / size(l))
+  r[i]: f32 = rsqrt(q[i] / size(l) + 1e-05)
+  n[i, l]: bf16 = {normed}
+  y[i, m]: bf16 = sum[l] n[i, l] * w[m, l]
+  return y
+"""
+CENTRED, SCALED = "(c[i, l] - s[i] / size(l)) * r[i] * g[l] + b[l]", "c[i, l] * r[i] * g[l]"
+
+
+@pytest.mark.parametrize(
+    ("made", "normed", "apart"),
+    [
+        ("x[i, l]", SCALED, False),
+        ("tanh(x[i, l]) * sigmoid(x[i, l]) + exp(x[i, l])", SCALED, True),  # for both blocks of columns
+        ("x[i, l]", f"{CENTRED} + g[l] * b[l]", True),  # three sums of weights for every block of rows
+    ],
+)
+def test_rows_are_not_made_in_front_of_a_product_where_that_takes_longer_than_a_pass(made, normed, apart):
+    p = parse(NORMALISED.format(rows=12544, made=made, normed=normed))
+    assert gpu_library_products(p, H100) == ({"y"} if apart else set())

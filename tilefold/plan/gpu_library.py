@@ -18,7 +18,7 @@ from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
 from tilefold.block.group import Group, Limits
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
-from tilefold.plan.beside import NOTHING, Beside, beside_of
+from tilefold.plan.beside import NOTHING, Beside, beside_of, made_beside
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import blocks, kept_local, segments
 from tilefold.plan.gpu_taps import summed_of_channels
@@ -274,7 +274,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
         and set(c.rdims) & set(d.rdims)
         and g.points(set(out_dims(c)) - set(out_dims(d))) <= machine.wide
         for d in before
-    ) and _folded_faster(g, [c], c.rdims, 2 * made, machine)
+    ) and _folded_faster(g, [c], c.rdims, 2 * made, machine, made_beside(g, c, machine))
 
 
 def _folded_faster(
