@@ -137,6 +137,10 @@ def test_a_matrix_product_is_none_but_single_taps_are_one():
         ("[n, j, 0, h, c]", "[n, 0, h, o, c]"),  # a part of packed queries, keys and values
         ("[0, j, c]", "[o, c]"),
         ("[o, c]", "[0, j, c]"),
+        (
+            "[n, c, h, j]",
+            "[n, h, c, o, 0]",
+        ),  # values of heads times a feature map of keys, which ends in an axis of one
     ],
 )
 def test_places_of_axes_make_no_convolution_of_a_product(x: str, w: str):

@@ -222,10 +222,12 @@ class _Reader:
         return replace(v, batch=batch, channels=channels, space=tuple(space))
 
     def _of_images(self, v: Convolution) -> bool:
-        """Whether the weight's taps of extent 1 are its last axes, and x has places behind its channels."""
+        """Whether the weight's taps of extent 1 are its last axes, and x has places behind its channels. Groups are of
+        each image: with none in front they are a batch of products (keys whose feature map ends in an axis of one)."""
         places = [axis_of(v.x, d) for d in v.batch]
         behind = bool(places) and all(axis_of(v.x, d) < max(places) for d in v.channels)
-        return not v.space and isinstance(v.w.index[-1], Const) and behind
+        of_each = all(axis_of(v.x, d) > min(places) for d in v.groups)
+        return not v.space and isinstance(v.w.index[-1], Const) and behind and of_each
 
     def _rounded(self, v: Convolution) -> bool:
         """Whether it is one of images with channels behind places that libraries may round: torch lets convolutions of
