@@ -224,13 +224,8 @@ class _Reader:
         return const(1) if dim is None else self.p.sizes[dim]
 
     def _one_group(self, of_x: Sequence[str], of_w: Sequence[str]) -> bool:
-        """One group, or one channel of either side a group, and what is read whole is whole."""
-        return (tuple(of_x) == tuple(of_w) or not set(of_x) & set(of_w)) and all(
-            same(self.p.sizes[i.dim], n)
-            for ld in (self.x, self.w)
-            for i, n in zip(ld.index, self.p.shape_of(ld.tensor), strict=True)
-            if isinstance(i, Index)
-        )  # fmt: skip
+        """One group, or one channel of either side a group."""
+        return tuple(of_x) == tuple(of_w) or not set(of_x) & set(of_w)
 
     def _made(
         self,
