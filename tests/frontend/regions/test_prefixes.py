@@ -62,3 +62,12 @@ def test_a_cpu_has_no_such_kernels():
     assert own_prefixes(graph_of(lambda x: x.cumsum(0), 300, 64, device="cpu")) == 0
     x = torch.randn(300, 64)
     torch.testing.assert_close(prefixes_op(x, 0, "prod", torch.float32), x.cumprod(0))
+
+
+def test_what_they_read_backwards_is_written_so_by_kernels_of_ours():
+    gm = graph_of(lambda x: x.exp().flip(0).cumsum(0).flip(0) * 2, 300, 64)
+    own_prefixes(gm)
+    made = [(g.covered, [n.name for n in g.nodes]) for g in partition(gm).groups]
+    assert made == [(True, ["exp", "flip"]), (False, ["cumsum"]), (True, ["flip_1", "mul"])]
+    (left,) = partition(graph_of(lambda x: x.exp().flip(0).cummax(0).values, 300, 64)).groups
+    assert not left.covered  # another compiler reads it so

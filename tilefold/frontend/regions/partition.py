@@ -124,7 +124,7 @@ def _light(gm: torch.fx.GraphModule, refused: AbstractSet[Node]) -> set[Node]:
     root: dict[Node, Node | None] = {}  # None: an argument or a constant
     for n in _operators(gm):
         source, inputs = _tuple_source(n), _tensor_inputs(n)
-        if n in refused or (_turned_for_others(n) and not refused.isdisjoint(n.users)):
+        if n in refused or _turned_for_others(n, refused):
             continue
         if not inputs:
             root[n] = None
@@ -333,11 +333,14 @@ def _rearranges(node: Node) -> bool:
     return _strides(node) != _strides(node.all_input_nodes[0])
 
 
-def _turned_for_others(node: Node) -> bool:
-    """Whether a node is a copy into another layout on a GPU, which is worth a region also where nothing but an operator
-    of others reads it: kernels of ours move tiles, eager's single elements."""
-    on_gpu = node.target is torch.ops.aten.clone.default and node.meta["val"].device.type == "cuda"
-    return on_gpu and _rearranges(node)
+def _turned_for_others(node: Node, refused: Collection[Node]) -> bool:
+    """Whether a node is a copy in another order on a GPU, which is worth a region also where nothing but an operator of
+    others reads it: kernels of ours move tiles, eager's single elements. An order backwards is, for kernels of ours
+    that run as they are (prefixes): another compiler reads it so by itself."""
+    if node.op != "call_function" or not _rearranges(node) or node.meta["val"].device.type != "cuda":
+        return False
+    others = [u for u in node.users if u in refused]
+    return bool(others) if node.target is torch.ops.aten.clone.default else any(map(is_own, others))
 
 
 def _strides(node: Node) -> tuple[int, ...]:
