@@ -23,11 +23,17 @@ def mixture(x, centres, scale):
     return (-((x[:, None] - centres) ** 2 * scale).sum(-1)).softmax(-1)
 
 
+def nearness(x, y):
+    """Of each row, a softmax of its distances from rows of others, which is written."""
+    return (-((x[:, None] - y[None]) ** 2).sum(-1)).softmax(-1)
+
+
 @pytest.mark.parametrize(
     ("fn", "shapes", "tiles"),
     [
         (distances, ((2048, 64), (2048, 64)), {2048: {16, 64}, 64: {16}}),
         (distances, ((4096, 20), (512, 20)), {4096: {16}, 512: {64}, 20: {4}}),
+        (nearness, ((4096, 12), (512, 12)), {4096: {2}, 512: {512}, 12: {4}}),
         (mixture, ((65536, 16), (32, 16), (32, 16)), {65536: {32}, 16: {16}}),
     ],
 )

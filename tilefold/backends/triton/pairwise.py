@@ -49,10 +49,10 @@ def for_pairs(s: Shape, b: Block, sizes: Mapping[str, int]) -> TritonConfig | No
     rows, columns, batch, over = found.pop()
     looped, dims = (*s.parallel, *s.streamed), {rows, columns, *batch, over}
     others = any(not area <= dims for area in s.areas)
-    if others or rows not in looped or over in s.parallel or sizes[over] < LEAST_STEP:
+    if others or rows not in looped or {rows, over} & s.again or over in s.parallel or sizes[over] < LEAST_STEP:
         return None
-    whole = power_of_two(sizes[columns])
-    width = min(COLUMNS, whole) if columns in looped else whole
+    whole = power_of_two(sizes[columns])  # of a row that several loops run over: what is reduced for it is kept
+    width = min(COLUMNS, whole) if columns in looped and columns not in s.again else whole
     tile = min(power_of_two(sizes[rows]), max(1, ROWS * COLUMNS // width))
     blocks = math.prod(sizes[d] for d in batch) * (-(-sizes[columns] // width) if columns in s.parallel else 1)
     while tile * width > 2 * WARPS * THREADS and blocks * -(-sizes[rows] // tile) < H100.cores:

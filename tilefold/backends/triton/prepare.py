@@ -106,7 +106,7 @@ def lanes_of(kernel: Kernel, s: For, warps: int, bins: Mapping[str, int]) -> int
     if (size is not None and size <= s.tile) or s.tile & (s.tile - 1):
         return None
     tiles = {t.dim: t.tile for t in kernel.grid} | {d: _padded(kernel, d) for d in _beside(s)}
-    if threads_own(tiles.values(), warps) and any(_of_pairs(kernel, x) for x in s.body):
+    if any(_of_pairs(kernel, x, warps) for x in s.body):
         return None
     rows = math.prod(power_of_two(n) // _wide(kernel, s, d, n) for d, n in tiles.items())
     threads = max(1, THREADS * warps // rows)
@@ -114,13 +114,14 @@ def lanes_of(kernel: Kernel, s: For, warps: int, bins: Mapping[str, int]) -> int
     return n if n > 1 or _beside(s) else None
 
 
-def _of_pairs(kernel: Kernel, s: Stmt) -> bool:
-    """Whether a statement reduces something of pairs of rows."""
+def _of_pairs(kernel: Kernel, s: Stmt, warps: int) -> bool:
+    """Whether a statement reduces something of pairs of rows, of which each thread has its own."""
     if not isinstance(s, Reduce):
         return False
     tiled = {t.dim: t.tile for t in kernel.grid}
-    out = [d for d in dims_used(s.expr) if d not in s.rdims and tiled.get(d, 2) > 1]
-    return bool(of_pairs(s.expr, s.rdims, out))
+    lanes = {d: tiled.get(d) or _padded(kernel, d) for d in dims_used(s.expr) - {*s.rdims}}
+    out = [d for d, n in lanes.items() if n != 1]
+    return threads_own(lanes.values(), warps) and bool(of_pairs(s.expr, s.rdims, out))
 
 
 def _beside(s: For) -> frozenset[str]:
