@@ -56,8 +56,22 @@ CASES = [
     ("hrk", "Hkc", "hrc"), ("bhrk", "bHck", "bhrc"), ("bhrk", "bHck", "brhc"), ("Hkc", "hrk", "hrc"),
     ("hk", "Hkc", "hc"),
     ("bhr", "bHrc", "bhc"), ("rk", "k", "r"), ("k", "kc", "c"), ("brk", "bk", "br"), ("bk", "bk", "b"),
-    ("r", "c", "rc"),
+    ("r", "c", "rc"), ("bhsr", "bsk", "hrk"), ("bshr", "bhsk", "bhrk"), ("brhs", "bsck", "hrck"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out"),
+    [
+        ("bhsr", "bsk", "hrk"),  # a weight's gradient of heads: tokens of all sequences are summed
+        ("bshr", "bhsk", "bhrk"),  # of a batch of heads that no one stride tells
+    ],
+)
+def test_a_copy_leaves_side_by_side_what_lies_so(a: str, b: str, out: str) -> None:
+    step = step_of(program(a, b, out))
+    x = torch.randn([EXTENT[d] for d in a])
+    y = step._views[0](x)
+    assert y.data_ptr() != x.data_ptr() and not y.is_contiguous() and y.mT.is_contiguous()
 
 
 @pytest.mark.parametrize("a, b, out", CASES)

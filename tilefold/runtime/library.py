@@ -51,7 +51,11 @@ def part_of(load: Load, sizes: Mapping[str, Expr], whole: Sequence[Expr] | None 
 
 
 def operand(m: Matrices, ld: Load, first: Sequence[str], second: Sequence[str]) -> View:
-    """What makes a matrix, or a batch of them, of an operand: axes `first` x `second`."""
+    """What makes a matrix, or a batch of them, of an operand: axes `first` x `second`. Where that takes a copy, what
+    lies side by side stays so in it: the matrix is then a transposed one.
+
+    Gradients of weights of heads, sums over sequences of [batch, heads, tokens, features]: on an H100 a copy of 8 MB
+    that turns them took 14 us, and a product of float32 that reads it 70 instead of 49."""
     dims: list[str] = []
     steps: list[View] = []
     for ix in ld.index:
@@ -65,16 +69,20 @@ def operand(m: Matrices, ld: Load, first: Sequence[str], second: Sequence[str]) 
         else:
             dims.append(d)
     batch = tuple(d for d in m.batch if d in dims)
-    order = [dims.index(d) for d in (*batch, *first, *second)]
+    turned = bool(dims) and dims[-1] in first and max(map(len, (batch, first, second))) > 1
+    sides = (second, first) if turned else (first, second)
+    order = [dims.index(d) for d in (*batch, *sides[0], *sides[1])]
     if order == [1, 0]:
         steps.append(torch.t)
     elif order != sorted(order):
         steps.append(partial(torch.permute, dims=order))
-    for at, group in enumerate([*([batch] if m.batch else []), first, second]):
+    for at, group in enumerate([*([batch] if m.batch else []), *sides]):
         if not group:
             steps.append(partial(torch.unsqueeze, dim=at))
         elif len(group) > 1:
             steps.append(partial(torch.flatten, start_dim=at, end_dim=at + len(group) - 1))
+    if turned:
+        steps.append(partial(torch.transpose, dim0=-2, dim1=-1))
     return _composed(steps)
 
 
