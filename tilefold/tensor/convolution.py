@@ -226,8 +226,9 @@ class _Reader:
         each image: with none in front they are a batch of products (keys whose feature map ends in an axis of one)."""
         places = [axis_of(v.x, d) for d in v.batch]
         behind = bool(places) and all(axis_of(v.x, d) < max(places) for d in v.channels)
-        of_each = all(axis_of(v.x, d) > min(places) for d in v.groups)
-        return not v.space and isinstance(v.w.index[-1], Const) and behind and of_each
+        if not behind or any(axis_of(v.x, d) < min(places) for d in v.groups):
+            return False
+        return not v.space and isinstance(v.w.index[-1], Const)
 
     def _rounded(self, v: Convolution) -> bool:
         """Whether it is one of images with channels behind places that libraries may round: torch lets convolutions of
