@@ -73,8 +73,9 @@ class Reductions:
         e = self.c.settled(s.expr)
         self.c.bounds.reduced(s.buf, s.op, e, accumulate=s.accumulate)
         scale, e = pull_scale(e, loose=False) if s.op in ("max", "min") else (1.0, e)
-        own = threads_own([self.c.hold(d).lanes for d in axes], self.c.config.warps) and of_pairs(e, rdims, axes)
-        frame = (*rdims, *axes) if own else (*axes, *rdims)
+        lanes = [self.c.hold(d).lanes for d in axes]
+        pairs = not self.c.matrix and threads_own(lanes, self.c.config.warps) and of_pairs(e, rdims, axes)
+        frame = (*rdims, *axes) if pairs else (*axes, *rdims)
         self.c.layouts.wrote(s.buf, self.c.layouts.made((e,), frame))
         v = (
             converted(self.c.expressions.value(e, frame), b.dtype.compute)
