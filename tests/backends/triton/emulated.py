@@ -326,6 +326,8 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late:
     space |= {
         "tf_tanh_approx": torch.tanh,
         "tf_tanh_by_exp": torch.tanh,
+        "tf_tanh_single": torch.tanh,
+        "tf_log1p_single": torch.log1p,
         "tf_apart": lambda: 0,
         "tf_put": lambda slot, value: slot.data.fill_(int(value)),
         "tf_trap": _trap,

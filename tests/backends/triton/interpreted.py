@@ -858,6 +858,9 @@ CHECKS: dict[str, Check] = {
         for f in (torch.tanh, torch.expm1, torch.log1p)
         for scale in (1e-9, 1e-4, 0.1)
     ),
+    "functions of hostile numbers": lambda: "".join(
+        right(lambda x, f=f: f(x) * 2, rand(5, 70, dtype=F) * 9, hostile=True) for f in (torch.tanh, torch.log1p)
+    ),
 }
 
 

@@ -65,6 +65,12 @@ def test_indices_of_data_are_asserted_and_nothing_else(monkeypatch):
         assert "assert" not in built(variant(k), HOPPER).assembly["ptx"]
 
 
+def test_functions_of_elements_have_no_branches():
+    """Elements of a thread wait for one another where one branches: a softplus and a tangent have eight an element."""
+    (k,) = made(torch.nn.functional.mish, meta(4096, 512, dtype=torch.float32))
+    assert not re.search(r"\bbra\b", built(variant(k), HOPPER).assembly["ptx"])
+
+
 def test_groups_of_warps_draw_numbers_of_16_bits():
     """Their loops are written out, and leave no registers for ten rounds and a counter for each two numbers."""
 

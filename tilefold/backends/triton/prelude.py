@@ -120,6 +120,26 @@ def tf_tanh_by_exp(x):
 
 
 @triton.jit
+def tf_tanh_single(x):
+    # CUDA's library branches at 0.6: elements of a thread wait for one another there, and most warps go both ways
+    s = x * x
+    p = ((0.0157296831 * s - 0.0523029624) * s + 0.133152977) * s - 0.333327681
+    return tl.where(tl.abs(x) < 0.55, p * s * x + x, tf_tanh_by_exp(x))
+
+
+@triton.jit
+def tf_log1p_single(x):
+    # CUDA's library without its branches for what has no logarithm: 1 + x is 2^k (1 + m), m from -1/4 to 1/2
+    e = ((x + 1.0).to(tl.int32, bitcast=True) - 0x3F400000) & -8388608
+    m = 0.25 * (0x40800000 - e).to(tl.float32, bitcast=True) - 1.0
+    m += (x.to(tl.int32, bitcast=True) - e).to(tl.float32, bitcast=True)
+    p = ((-0.0453486145 * m + 0.105468884) * m - 0.132297039) * m + 0.144914463
+    p = (((p * m - 0.166415647) * m + 0.199888676) * m - 0.250001967) * m + 0.333335102
+    r = tl.fma(e.to(tl.float32) * 1.1920928955078125e-07, 0.6931471824645996, tl.fma((p * m - 0.5) * m, m, m))
+    return tl.where(x < float("inf"), tl.where(x < -1.0, float("nan"), r), x)
+
+
+@triton.jit
 def tf_log2_approx(x):
     return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 

@@ -268,6 +268,9 @@ class Expressions:
             if not self.leaves.nvidia:
                 return f"tf_tanh({c[0]})"
             return f"tf_tanh_approx({c[0]})" if self.leaves.all_narrow else f"tf_tanh_by_exp({c[0]})"
+        here = op == "log1p" or (op == "tanh" and self.leaves.nvidia and not self.leaves.interpreted)
+        if here and kind is DType.F32:
+            return f"tf_{op}_single({c[0]})"
         if op in ("sin", "cos") and kind is DType.F32 and self._bounded(args[0]):
             return f"tf_{op}_approx({c[0]})"
         table = IN_INTERPRETER if self.leaves.interpreted and op in IN_INTERPRETER else UNARY
