@@ -187,6 +187,48 @@ def test_a_loop_from_a_tiles_start_has_no_ragged_end():
     assert "ok_j" in ragged  # a tile of 32 may begin at 16
 
 
+PARTS = """
+kernel parts()
+  dim i = 8
+  dim j = 1024
+  in x: f32[{blocks}] unit 0
+  in y: f32[64] unit 0
+  out z: f32[8] unit 0
+  grid i:1
+    alloc s: f32[] tile
+    fill s = 0.0
+    for j:64 in tile_start(i) * {each} .. tile_start(i) * {each} + {each}
+      s sum= over j: x[j // 64] * y[j % 64]
+    store z[i] over i = s
+"""
+
+
+def test_a_quotient_is_one_number_on_tiles_that_start_at_multiples():
+    """A segment of 128 indices has whole tiles of 64, one of 100 has tiles that two blocks share."""
+    whole = body(code(PARTS.format(blocks=16, each=128)))
+    assert "(j0 // 64)" in whole and "tf_floordiv" not in whole and "tf_mod" not in whole
+    torn = body(code(PARTS.format(blocks=16, each=100)))
+    assert "(j0 // 64)" not in torn and "tf_floordiv(i_j" in torn and "tf_mod(i_j" in torn
+
+
+REPEATED = """
+kernel repeated()
+  dim i = 8192
+  in x: f32[{part}] unit 0
+  out y: f32[8192] unit 0
+  grid i:1024
+    store y[i] over i = x[i % {part}]
+"""
+
+
+@pytest.mark.parametrize(("part", "together"), [(2048, True), (1024, True), (512, False), (1536, False)])
+def test_what_is_left_of_a_dim_goes_on_with_it_through_a_tile(part, together):
+    """Elements of a repeated row: neighbours are loaded in vectors."""
+    text = body(code(REPEATED.format(part=part)))
+    assert (f"(i0 % {part})" in text) == together and ("tf_mod" in text) != together
+    assert ("tl.reshape" in text) != together
+
+
 def test_a_dim_without_indices_is_masked():
     text = body(code(ROWS.format(rows=8, columns=0)))
     assert "r_j < 0" in text and 'float("-inf")' in text

@@ -221,9 +221,9 @@ class Context:
         return extreme(self, op, e)
 
     def fixed_quotient(self, d: str, n: int) -> bool:
-        """Whether d // n is one number on a tile of d (tiles start at multiples of the tile)."""
+        """Whether d // n is one number on a tile of d: tiles that start at multiples of the tile."""
         dim = self.hold(d)
-        return n % dim.tile == 0 and dim.base != "0"
+        return dim.even and n % dim.tile == 0 and dim.base != "0"
 
     def stride(self, t: ir.TensorParam, axis: int) -> str:
         """Elements from one index of a tensor's axis to the next."""

@@ -147,7 +147,8 @@ class Loops:
             if stop is None or lanes == s.tile
             else self.c.scopes.once(f"tl.minimum({at} + {s.tile}, {stop})", f"{s.dim}_stop", self.c.scopes.here)
         )
-        self.c.dims[s.dim] = Dim(s.dim, at, lanes, s.tile, self.c.scopes.here, bound)
+        even = s.start is None or self.divisible(s.start, s.tile)
+        self.c.dims[s.dim] = Dim(s.dim, at, lanes, s.tile, self.c.scopes.here, bound, even)
         step = at
         if self.c.reuse.writes:
             step = f"{s.dim}_back"

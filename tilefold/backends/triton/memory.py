@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -224,10 +224,14 @@ class Memory:
         if self.c.matrix or self.c.multiplies or t.unit_axis is None:
             return False
         at = self.c.settled(index[t.unit_axis])
-        step = steps_along(poly(at, self.c.kernel.sizes), axes)
+        step = steps_along(poly(at, self.c.kernel.sizes), axes, self._goes_on)
         if step is None or not 0 < step * t.dtype.nbytes < SECTOR:
             return False
         return step != 1 or t.name in self._between
+
+    def _goes_on(self, d: str, n: int) -> bool:
+        """Whether what is left of d by n goes on with d through a tile."""
+        return self.c.hold(d).vector and self.c.fixed_quotient(d, n)
 
     def _first(self, t: ir.TensorParam, index: Sequence[Expr]) -> int:
         """The place along the axis of neighbours at which a load starts, as far as it is a number."""
@@ -362,6 +366,11 @@ class Memory:
                     scalars.append(_times(dim.base, k, stride))
                     self._level = max(self._level, dim.level)
                 vectors.append(Value(_times(self.c.arange(d), k, stride), (d,), DType.I64))
+            case Call("mod", (Index(d), Const(n, DType.I64))) if self._goes_on(d, int(n)):
+                dim = self.c.hold(d)
+                scalars.append(_times(f"({dim.base} % {int(n)})", k, stride))
+                self._level = max(self._level, dim.level)
+                vectors.append(Value(_times(self.c.arange(d), k, stride), (d,), DType.I64))
             case _:
                 v = self.c.expressions.value(_unchecked(e), frame)
                 if v.code == "0":
@@ -373,15 +382,25 @@ class Memory:
                     scalars.append(_times(v.code, k, stride))
 
 
-def steps_along(at: Poly, axes: Sequence[str]) -> float | None:
+def steps_along(at: Poly, axes: Sequence[str], goes_on: Callable[[str, int], bool]) -> float | None:
     """Elements from one index of the last axis to the next, at most and on average, of a position that no other axis
-    has a part in; None of others. Exactly 1 of neighbours."""
+    has a part in; None of others. Exactly 1 of neighbours. goes_on: whether what is left of a dim by a number goes on
+    with it, through a tile."""
     used = {d for mono in at for e in mono for d in dims_used(e)}
     if axes[-1] not in used or used & set(axes[:-1]):
         return None
     own = to_expr({mono: k for mono, k in at.items() if any(axes[-1] in dims_used(e) for e in mono)})
+    own = transform(own, lambda e: _dim_left(e, goes_on))
     step = slope(own, axes[-1])
     return step if step is None or step != 1 or own == Index(axes[-1]) else 1.5
+
+
+def _dim_left(e: Expr, goes_on: Callable[[str, int], bool]) -> Expr | None:
+    """The dim of which e is what a number leaves, if that goes on with it."""
+    match e:
+        case Call("mod", (Index(d) as i, Const(n, DType.I64))) if goes_on(d, int(n)):
+            return i
+    return None
 
 
 def _unchecked(e: Expr) -> Expr:

@@ -13,7 +13,8 @@ class Dim:
     """The range of a dim that is current: vector `r + base` of `lanes` indices, or the scalar base.
 
     `tile` indices belong to the range (fewer than lanes where a tensor core wants more rows);
-    `stop`: code that bounds the valid indices, None where all lanes are valid.
+    `stop`: code that bounds the valid indices, None where all lanes are valid. `even`: the base is a multiple of the
+    tile (a segment's first tile begins anywhere).
     """
 
     name: str
@@ -22,6 +23,7 @@ class Dim:
     tile: int
     level: int
     stop: str | None = None
+    even: bool = True
 
     @property
     def vector(self) -> bool:

@@ -291,7 +291,7 @@ class _Walk:
         along, between = [d for d in order if self.width(d) > 1], False
         if along and not self.multiplies and t.unit_axis is not None and along[-1] not in elsewhere:
             extents = {d: const(n) for d, n in self.sizes.items()}
-            step = steps_along(poly(index[t.unit_axis], extents), along)
+            step = steps_along(poly(index[t.unit_axis], extents), along, lambda d, n: n % self.width(d) == 0)
             if step is not None and 0 < step * nbytes < SECTOR:
                 between = step != 1 or bool((place[..., 0] % VECTOR != 0).any())
         axis, vector = _laid(place, order, plain, nbytes, WARP * self.warps) if not between else (len(order) - 1, 1)
