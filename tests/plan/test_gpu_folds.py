@@ -81,6 +81,8 @@ def test_what_is_cut(fn, shape, cut):
 def test_enough_thread_blocks_for_every_multiprocessor():
     assert segments(down, meta(1 << 20, 64, dtype=B)) >= 2 * 132
     assert segments(everything, meta(8192, 8192, dtype=B)) >= 2 * 132
+    assert segments(everything, meta(1 << 24, dtype=B)) >= 132  # one axis too: 64 blocks leave half of the device idle
+    assert segments(everything, meta(1 << 16, dtype=B)) <= 64
 
 
 def test_partial_states_of_columns_lie_in_rows():

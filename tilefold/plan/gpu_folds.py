@@ -127,7 +127,8 @@ def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int
     beside = next_axis(g, plan, axis) if alone or column_dim(g, plan) is not None else None
     each = 1 if beside is None else int(g.extent(beside))
     if _column(g, plan) is None and len(axes) == 1 and not plan.inner:
-        n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, machine.most_segments))
+        most = max(machine.most_segments, extent // machine.long_segment)
+        n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, most))
     else:
         width = machine.columns if column_dim(g, plan) is not None else 1
         read = max(g.points(axes), *_read_along(g, plan, axis).values(), *(n for n, _ in _computed(g, plan)), 0)

@@ -147,6 +147,12 @@ def test_a_sum_of_everything_has_many_threads_and_a_few_loads_each():
     assert config.warps == 16 and max(config.tiles.values()) == 4096
 
 
+def test_a_sum_of_what_many_tensors_have_has_a_vector_of_each_a_thread():
+    k = made(lambda *xs: torch.erf(sum(xs)).sum(), *(meta(1 << 22, dtype=F) for _ in range(5)))[0]
+    config = default_config(k.block, k.sizes({}))
+    assert config.warps == 8 and max(config.tiles.values()) == 1024
+
+
 def test_sums_of_rows_in_segments_keep_the_rule_of_rows():
     (k, _) = made(lambda x: x.float().sum(-1), meta(64, 524288, dtype=B))
     config = default_config(k.block, k.sizes({}))
