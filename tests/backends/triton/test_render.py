@@ -211,6 +211,22 @@ def test_a_quotient_is_one_number_on_tiles_that_start_at_multiples():
     assert "(j0 // 64)" not in torn and "tf_floordiv(i_j" in torn and "tf_mod(i_j" in torn
 
 
+SHORT = """
+kernel short()
+  dim i = 4096
+  in x: bf16[4096, {each}] unit 1
+  out y: bf16[4096] unit 0
+  grid i:1024
+    store y[i] over i = maximum(x[i, 0], x[i, {each} - 1])
+"""
+
+
+@pytest.mark.parametrize(("each", "flat"), [(3, True), (7, True), (15, True), (16, False), (64, False)])
+def test_elements_of_short_rows_are_loaded_one_by_one(each, flat):
+    """A thread that has eight rows, as it has eight elements of what is stored, reads from eight lines of the cache."""
+    assert ("tl.reshape" in body(code(SHORT.format(each=each)))) == flat
+
+
 REPEATED = """
 kernel repeated()
   dim i = 8192

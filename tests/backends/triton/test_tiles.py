@@ -42,6 +42,15 @@ def test_many_narrow_rows_get_few_threads_each(columns, warps):
     assert config(wide).warps >= 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_few_elements_are_fewer(dtype):
+    """Seven loads a row: with sixteen rows a thread, 112 of them one after the other, few threads wait at a time."""
+    (k,) = made(lambda x: x.amax(-1), meta(1 << 20, 7, dtype=dtype))
+    assert blocks(k) == 2048 and config(k).warps == 4
+    (single,) = made(lambda x: x.amax(-1), meta(1 << 20, 1, dtype=dtype))
+    assert blocks(single) <= 1024
+
+
 def test_combining_a_few_states_spreads_over_the_device():
     part, combine = made(o.causal, *heads(1, 32, 1, 8192, 128))
     assert blocks(part) >= FULL and config(part).warps == 2  # one query: its products have no rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -215,16 +215,15 @@ class Memory:
 
     def _one_by_one(self, t: ir.TensorParam, index: Sequence[Expr], axes: Sequence[str]) -> bool:
         """Whether a load reads neighbours along its last axis, but every second, each twice (images made larger), in
-        both directions (reflection), or from between two vectors of 16 bytes on (windows, slices), so that each element
-        is a load of its own.
+        both directions (reflection), one of each row of a few (`lane_step`), or from between two vectors of 16 bytes on
+        (windows, slices), so that each element is a load of its own.
 
         Triton 3.6 then lays the lanes of a warp along the first axis, or gives each lane as many neighbours as a store
         of the same shape has: a warp's load touches 4 to 32 lines of the cache where it could touch one.
         """
         if self.c.matrix or self.c.multiplies or t.unit_axis is None:
             return False
-        at = self.c.settled(index[t.unit_axis])
-        step = steps_along(poly(at, self.c.kernel.sizes), axes, self._goes_on)
+        step = lane_step(t, [self.c.settled(e) for e in index], axes, self.c.kernel.sizes, self._goes_on)
         if step is None or not 0 < step * t.dtype.nbytes < SECTOR:
             return False
         return step != 1 or t.name in self._between
@@ -380,6 +379,26 @@ class Memory:
                     vectors.append(Value(_times(f"({v.code})", k, stride), v.axes, DType.I64, v.level))
                 else:
                     scalars.append(_times(v.code, k, stride))
+
+
+def lane_step(
+    t: ir.TensorParam,
+    index: Sequence[Expr],
+    axes: Sequence[str],
+    sizes: Mapping[str, Expr],
+    goes_on: Callable[[str, int], bool],
+) -> float | None:
+    """Elements from one index of the last axis to the next (`steps_along`), also where it chooses rows of a few
+    elements that lie one after the other, all at one place of them: x[i, 3] of seven a row."""
+    assert t.unit_axis is not None
+    step = steps_along(poly(index[t.unit_axis], sizes), axes, goes_on)
+    if step is not None or t.unit_axis != len(index) - 1 or dims_used(index[t.unit_axis]) & set(axes):
+        return step
+    chosen = [n for n, e in enumerate(index) if axes[-1] in dims_used(e)]
+    row = [n.value if isinstance(n, Const) else 0 for n in t.shape[chosen[0] + 1 :]] if len(chosen) == 1 else [0]
+    each = math.prod(row)
+    rows = steps_along(poly(index[chosen[0]], sizes), axes, goes_on) if each > 1 else None
+    return None if rows is None else rows * each
 
 
 def steps_along(at: Poly, axes: Sequence[str], goes_on: Callable[[str, int], bool]) -> float | None:

@@ -409,7 +409,8 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         while d not in s.again and tiles[d] > LEAST_STREAMED and s.held({**local, **tiles}) > at_once:
             tiles[d] //= 2
     area = s.area({**local, **tiles})
-    room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area)
+    several = math.prod(power_of_two(sizes[d]) for d in s.singles) if s.reduces else 1  # loads of a row, one by one
+    room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area // max(1, several // 2))
     for d in reversed(s.parallel):
         tiles[d] = max(1, min(room, power_of_two(sizes[d])))
         room //= tiles[d]
@@ -418,7 +419,8 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     area = s.area({**local, **tiles})
     warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
     have = math.prod(-(-sizes[d] // tiles[d]) for d in s.parallel)
-    if s.narrow and s.reduces and not s.streamed and not s.products and have >= 8 * FULL:
+    rows = any(n > 1 for n in local.values())
+    if rows and s.narrow and s.reduces and not s.streamed and not s.products and have >= 8 * FULL:
         # few threads with much to do each; of long rows two blocks a multiprocessor, which take turns at the memory
         held = max((sizes[d] for d in local), default=0)
         warps = 1 if held <= 4096 else 4 if held <= 16384 else 8
@@ -428,7 +430,11 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         warps = 2
     elif whole_cut:
         blocks = max(1, math.prod(sizes[d] for d in s.segments) // FULL)
-        most_warps = min(MOST_WARPS, area // (THREADS * LEAST_EACH))
+        each = LEAST_EACH if s.narrow else LEAST_EACH // 2  # a vector of each tensor, a few in all
+        most_warps = max(
+            area // (THREADS * LEAST_EACH), min(area // each, s.held({**local, **tiles}) // LEAST_EACH) // THREADS
+        )
+        most_warps = min(MOST_WARPS, most_warps)
         warps = max(warps, min(most_warps, power_of_two(H100.threads // (THREADS * blocks))))
     warps = max(1, min(warps, area // FEW))
     # loads straight to registers: copies ahead of their use take no cache hints, and single elements badly

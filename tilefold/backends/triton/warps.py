@@ -26,13 +26,13 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, Load, dims_used, loads
 from tilefold.backends.triton.choices import choices
 from tilefold.backends.triton.launch import Variant
-from tilefold.backends.triton.memory import SECTOR, steps_along
+from tilefold.backends.triton.memory import SECTOR, lane_step
 from tilefold.backends.triton.product import in_float, multiplied
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
 from tilefold.plan.dataflow import GPU_UNITS, element_units
 from tilefold.plan.hardware import Gpu
-from tilefold.tensor.index_simplify import const, poly
+from tilefold.tensor.index_simplify import const
 from tilefold.tile import ir
 from tilefold.tile.affine import coefficients
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
@@ -291,7 +291,7 @@ class _Walk:
         along, between = [d for d in order if self.width(d) > 1], False
         if along and not self.multiplies and t.unit_axis is not None and along[-1] not in elsewhere:
             extents = {d: const(n) for d, n in self.sizes.items()}
-            step = steps_along(poly(index[t.unit_axis], extents), along, lambda d, n: n % self.width(d) == 0)
+            step = lane_step(t, index, along, extents, lambda d, n: n % self.width(d) == 0)
             if step is not None and 0 < step * nbytes < SECTOR:
                 between = step != 1 or bool((place[..., 0] % VECTOR != 0).any())
         axis, vector = _laid(place, order, plain, nbytes, WARP * self.warps) if not between else (len(order) - 1, 1)
