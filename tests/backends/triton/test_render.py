@@ -211,6 +211,30 @@ def test_a_quotient_is_one_number_on_tiles_that_start_at_multiples():
     assert "(j0 // 64)" not in torn and "tf_floordiv(i_j" in torn and "tf_mod(i_j" in torn
 
 
+COUNTED = """
+kernel counted()
+  dim i = 8
+  dim j = 256
+  in x: f32[8, 256] unit 1
+  in y: f32[8] unit 0
+  out n: i64[8] unit 0
+  out z: f32[8, 256] unit 1
+  grid i:1
+    alloc c: i64[i:1] tile
+    c[i] = sum over j: i64({counted})
+    store n[i] over i = c[i]
+    store z[i, j] over i, j = x[i, j] / y[i]
+"""
+
+
+@pytest.mark.parametrize(("counted", "condition"), [("x[i, j] == 0.0", True), ("x[i, j]", False)])
+def test_conditions_are_counted_in_32_bits_and_round_nothing(counted, condition):
+    """A tile has fewer elements than 32 bits count; quotients beside what is rounded to whole numbers are exact."""
+    text = body(code(COUNTED.format(counted=counted)))
+    assert ("tl.int32), 0)).to(tl.int64)" in text) == condition
+    assert ("tf_quotient" in text) != condition
+
+
 SHORT = """
 kernel short()
   dim i = 4096

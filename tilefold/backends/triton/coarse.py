@@ -6,6 +6,10 @@ of that makes scores, which are products of 16-bit numbers, or gradients, which 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from tilefold.algebra.expr import Call, Expr, Load
+from tilefold.algebra.ops import OPS
 from tilefold.tile import ir
 from tilefold.tile.uses import every
 
@@ -23,3 +27,8 @@ def coarse(kernel: ir.Kernel) -> bool:
     rows = [s for s in stored if len([d for d in s.dims if d not in singles]) <= 1]
     narrow = all(kinds[s.tensor].nbytes <= 2 for s in stored if s not in rows)
     return bool(read) and all(kinds[n].is_float and kinds[n].nbytes <= 2 for n in read) and narrow and rows != stored
+
+
+def is_truth(e: Expr, truths: Collection[str] = ()) -> bool:
+    """Whether e is a condition, or an element of one of these tensors: of two values, which no rounding makes more."""
+    return (isinstance(e, Call) and OPS[e.op].result == "bool") or (isinstance(e, Load) and e.tensor in truths)

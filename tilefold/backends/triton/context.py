@@ -15,7 +15,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, loads, walk
 from tilefold.algebra.facts import Range, range_of
 from tilefold.backends.triton.bounds import Bounds
-from tilefold.backends.triton.coarse import coarse
+from tilefold.backends.triton.coarse import coarse, is_truth
 from tilefold.backends.triton.config import SHARED, TooLarge, TritonConfig
 from tilefold.backends.triton.extremes import extreme
 from tilefold.backends.triton.far import far_tensors, may_be_far
@@ -381,6 +381,10 @@ def _coarse(kernel: ir.Kernel) -> bool:
     if made:
         return True
     found = [x for e in expressions(kernel.body) for x in walk(e)]
-    casts = any(isinstance(x, Cast) and x.dtype.rounds and x.dtype is not DType.BOOL for x in found)
+    truths = {t.name for t in kernel.tensors if t.dtype is DType.BOOL}
+    casts = any(
+        isinstance(x, Cast) and x.dtype.rounds and x.dtype is not DType.BOOL and not is_truth(x.arg, truths)
+        for x in found
+    )
     # positions are divided too (heads that share keys), which rounds no value
     return casts or any(loads(x) for x in found if isinstance(x, Call) and x.op in steps)

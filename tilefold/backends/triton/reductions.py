@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
-from tilefold.algebra.expr import Load
+from tilefold.algebra.expr import Cast, Expr, Load
+from tilefold.backends.triton.coarse import is_truth
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.pairwise import of_pairs, threads_own
 from tilefold.backends.triton.product import Products
@@ -45,7 +46,7 @@ class Reductions:
         if s.op == "sum" and self.products.contraction(s):
             return
         axes = self.c.axes(b)
-        x = self.masked(s)
+        x = self.masked(s, counts=True)
         v, present, scale = x.value, x.dims, x.scale
         by_thread = s.accumulate and s.buf in self.c.entered and x.bare and not self.c.matrix  # Gluon has no such pass
         code = v.code
@@ -56,6 +57,8 @@ class Reductions:
                 code = self._turned(code, left)
             code = self._reduced(s.op, code, left.index(d), b.dtype)
             left.remove(d)
+        if b.dtype is DType.I64 and v.kind is DType.I32:
+            code = f"({code}).to(tl.int64)"
         if scale != 1.0:
             code = f"({code} * {number(scale, DType.F32)})"
         if s.accumulate:
@@ -65,8 +68,8 @@ class Reductions:
             stored = self.c.stored(Value(code, tuple(left), b.dtype.compute), b.dtype)
             self.c.assign(s.buf, self.c.spread(stored, left, axes, b))
 
-    def masked(self, s: ir.Reduce) -> Reduced:
-        """What is reduced."""
+    def masked(self, s: ir.Reduce, *, counts: bool = False) -> Reduced:
+        """What is reduced. counts: conditions that are counted may be numbers of 32 bits, which no tile exceeds."""
         b = self.c.buffers[s.buf]
         axes = self.c.axes(b)
         rdims = [d for d in s.rdims if self.c.hold(d).vector]
@@ -77,11 +80,12 @@ class Reductions:
         pairs = not self.c.matrix and threads_own(lanes, self.c.config.warps) and of_pairs(e, rdims, axes)
         frame = (*rdims, *axes) if pairs else (*axes, *rdims)
         self.c.layouts.wrote(s.buf, self.c.layouts.made((e,), frame))
-        v = (
-            converted(self.c.expressions.value(e, frame), b.dtype.compute)
-            if b.dtype is not DType.BOOL
-            else self.c.expressions.value(e, frame)
-        )
+        kind = b.dtype.compute
+        if counts and s.op == "sum" and kind is DType.I64 and rdims and is_truth(condition := _uncast(e)):
+            kind, e = DType.I32, condition
+        v = self.c.expressions.value(e, frame)
+        if kind is not DType.BOOL:
+            v = converted(v, kind)
         self.c.check_value(f"what {s.buf} is reduced from", v.axes)
         if not isinstance(e, Load):
             self.c.check_computed(f"what {s.buf} is reduced from", v.axes)
@@ -91,7 +95,7 @@ class Reductions:
         present = [d for d in rdims if d in v.axes]
         masked = self.c.masks(present, v.axes)
         if masked is not None:
-            none = number(identity_of(s.op, b.dtype.compute.torch_dtype), b.dtype.compute)
+            none = number(identity_of(s.op, kind.torch_dtype), kind)
             v = Value(f"tl.where({masked}, {v.code}, {none})", v.axes, v.kind, v.level)
         return Reduced(v, present, scale, isinstance(e, Load) and masked is None)
 
@@ -137,3 +141,8 @@ class Reductions:
             return _COMBINE[op].format(old, new)
         nan = ", propagate_nan=tl.PropagateNan.ALL" if dtype.is_float and not self.c.interpreted else ""
         return f"tl.{op}imum({old}, {new}{nan})"
+
+
+def _uncast(e: Expr) -> Expr:
+    """A condition that is made a number, without that."""
+    return e.arg if isinstance(e, Cast) and not e.dtype.is_float else e
