@@ -72,6 +72,34 @@ NORM = """program norm()
 """
 
 
+PAIRS = """program pairs()
+  input x: bf16[256, 512]
+  dim i = 256
+  dim j = 512
+  dim k = 512
+  dim l = 512
+  w[i, j, k]: bf16 = {pair}
+  a[i, k]: f32 = sum[j] w[i, j, k]
+  b[i, k]: f32 = sum[l] w[i, k, l]
+  z[i, k]: bf16 = a[i, k] - b[i, k]
+  return z
+"""
+NEAR = "x[i, k] - x[i, j]"
+
+
+@pytest.mark.parametrize(
+    ("pair", "stored"),
+    [
+        (f"exp({NEAR}) / (exp({NEAR}) + 1.0)", False),  # twice, but each with one exponential
+        (f"pow(tanh({NEAR}), 0.3) / (erf({NEAR}) + 1.0) / (1.0 + exp({NEAR})) / (3.0 + log1p({NEAR}))", True),
+    ],
+)
+def test_pairs_that_two_sums_read_are_stored_where_their_arithmetic_takes_longer(pair, stored):
+    """Sums over one element of each pair and over the other: an expression that a pair has twice counts once."""
+    after = again(PAIRS.format(pair=pair))
+    assert ("w" in {c.name for c in after.body}) == stored
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(37, 19), (1, 5), (300, 1)])
 def test_the_program_means_the_same(rows, columns):
     p = parse(NORM.format(rows=rows, columns=columns))

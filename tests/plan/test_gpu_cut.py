@@ -201,7 +201,7 @@ program masked()
   dim i = 512
   dim j = 512
   dim u = {other}
-  m[b, i, j]: bool = (j <= i) & seen[b, j] & (exp(s[b, 0, i, j]) > 0.5)
+  m[b, i, j]: bool = (j <= i) & seen[b, j] & (erf(exp(s[b, 0, i, j])) * tanh(s[b, 0, i, j]) > 0.5)
   x[b, h, i, j]: f32 = where(m[b, i, j], s[b, h, i, j], 0.0)
   a[b, h, i]: f32 = max[j] x[b, h, i, j]
   y[b, {u}, i, j]: f32 = where(m[b, i, j], t[b, {u}, i, j], 1.0)

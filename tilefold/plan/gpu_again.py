@@ -10,15 +10,16 @@ stay in memory, for copies bring those to the matrix unit, and so does what is r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Expr, Index, Load, call, children, dims_used, loads, tensors_read
 from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
 from tilefold.block.stages import inline_maps
+from tilefold.plan.dataflow import GPU_UNITS, MOVE
 from tilefold.plan.hardware import Gpu
-from tilefold.tensor.analysis import Graph, expr_flops
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import matrices
 from tilefold.tensor.rewrite import drop_dead
@@ -94,15 +95,44 @@ def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group,
         if mine.get(t) is not None and not g.escapes(mine[t], own.members):
             saved -= g.nbytes([t])  # a state that is written now
         for x in others:
-            has = {u for m in x.members for u in tensors_read(g.by_name[m].body)}
-            if t not in has:
-                saved -= g.points(dims_used(ld)) * g.program.dtype_of(t).nbytes
-    times = {x: max(len(guards(g.by_name[m].body, name)) for m in x.members) for x in others}
-    work = sum(_evaluations(g, c.dims, x, machine) * times[x] for x in others) * (1 + expr_flops(body))
-    saved -= work / machine.vector * machine.bandwidth
+            has = {read for m in x.members for read in loads(g.by_name[m].body) if read.tensor == t}
+            elsewhere = ld not in has and _under_choices(g, name, x)  # under each by itself, in every thread block
+            if not has or elsewhere:
+                times = _evaluations(g, c.dims, x, machine) / g.points(c.dims) if elsewhere else 1
+                saved -= g.points(dims_used(ld)) * g.program.dtype_of(t).nbytes * times
+    each, kept = _units(body, c.dims, g), any(u in own.members for u in g.consumers[name])
+    work = sum(_evaluations(g, c.dims, x, machine) * _times(g, name, x) for x in others) * each
+    saved -= (work if kept else work - g.points(c.dims) * each) / machine.vector * machine.bandwidth
     if own.members == (name,):
         saved += machine.second_kernel * machine.bandwidth
     return saved
+
+
+def _units(body: Expr, dims: Sequence[str], g: Graph) -> float:
+    """Arithmetic of an element of a map, each expression in it once, and a move. What fewer of its dims choose is
+    computed once for several elements."""
+    every = {d for d in dims if g.extent(d) > 1}
+    found = {n for n in _arithmetic(body) if isinstance(n, Call) and dims_used(n) >= every}
+    return MOVE + sum(GPU_UNITS.get(n.op, 1.0) for n in found)
+
+
+def _arithmetic(e: Expr) -> Iterator[Expr]:
+    """e and what is computed for it, but for where its loads read."""
+    yield e
+    for k in () if isinstance(e, Load) else children(e):
+        yield from _arithmetic(k)
+
+
+def _times(g: Graph, name: str, x: Group) -> int:
+    """How often a kernel computes an element of a map: at each place that it has elements of (two sums, of its rows and
+    of its columns, at two), or under each choice."""
+    bodies = [g.by_name[m].body for m in x.members]
+    places = {ld.index for e in bodies for ld in loads(e) if ld.tensor == name}
+    return max(len(places), *(len(guards(e, name)) for e in bodies))
+
+
+def _under_choices(g: Graph, name: str, x: Group) -> bool:
+    return any(under for m in x.members for under in guards(g.by_name[m].body, name))
 
 
 def _evaluations(g: Graph, dims: Sequence[str], x: Group, machine: Gpu) -> float:
