@@ -32,3 +32,26 @@ def test_a_map_of_which_each_reader_takes_a_part_of_its_own_is_computed_there(re
     given = {"x": torch.randn(4, 3), "y": torch.randn(4, 5), "w": torch.randn(3)}
     for name in p.outputs:
         torch.testing.assert_close(run(q, given)[name], run(p, given)[name])
+
+
+GATED = """program gated()
+  input x: f32[4, 16]
+  dim i = 4
+  dim j = 8
+  dim k = 16
+  s[i, j]: f32 = sigmoid(x[i, j + 8])
+  u[i, j]: f32 = x[i, j] * s[i, j]
+  d[i, j]: f32 = s[i, j] * (2.0 * u[i, j])
+  e[i, j]: f32 = (1.0 - s[i, j]) * s[i, j] * x[i, j] * (2.0 * u[i, j])
+  z[i, k]: f32 = where(k < 8, d[i, k], e[i, k - 8])
+  return z
+"""
+
+
+def test_a_gate_is_computed_in_both_parts_of_its_gradient():
+    """Four statements read it until three of them are in the fourth, which has it at two places."""
+    p = parse(GATED)
+    q = inline(p)
+    assert [c.name for c in q.body] == ["z"]
+    given = {"x": torch.randn(4, 16)}
+    torch.testing.assert_close(run(q, given)["z"], run(p, given)["z"])

@@ -54,10 +54,21 @@ SPREAD = 4
 NEIGHBOURS = 32
 #: Most nodes of a body after substitution, and most that are within each other; larger ones stay statements.
 BODY_LIMIT, DEPTH_LIMIT = 400, 100
+#: Times that maps are looked at.
+MOST_ROUNDS = 3
 
 
-def inline(p: Program) -> Program:
-    """The program with maps substituted wherever that repeats next to nothing."""
+def inline(p: Program, rounds: int = MOST_ROUNDS) -> Program:
+    """The program with maps substituted wherever that repeats next to nothing: also those of which one reader is left
+    when others are substituted themselves (a gate, in what a gradient is concatenated from)."""
+    for _ in range(rounds):
+        before, p = p, _inline_once(p)
+        if len(p.body) == len(before.body):
+            break
+    return p
+
+
+def _inline_once(p: Program) -> Program:
     dtypes = {i.name: i.dtype for i in p.inputs} | {r: c.dtype for c in p.body for r in c.results}
     dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
     readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
@@ -221,7 +232,8 @@ def _worth(
     if readers[m.name] > 1:
         return False
     if count[m.name] > 1 and cost > CHEAP:
-        few = (count[m.name] - 1) * cost <= NEIGHBOURS or (count[m.name] == len(at) and _each_once(m, at, c, sizes))
+        more = len(at) if len(at) > 1 else count[m.name]  # elements; of one alone a kernel keeps what is used again
+        few = (more - 1) * cost <= NEIGHBOURS or (count[m.name] == len(at) and _each_once(m, at, c, sizes))
         return not lacking and product_of(c) is None and few
     return (not lacking and (_times(m, at, c, sizes) - 1) * _of_elements(m.body) <= NEIGHBOURS) or cost <= CHEAP
 

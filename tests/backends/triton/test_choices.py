@@ -70,6 +70,20 @@ def _source(*args: torch.Tensor) -> tuple[str, dict[int, int]]:
     return variant(k).rendered.source, tiles
 
 
+@pytest.mark.parametrize("heavy", [True, False])
+def test_of_two_parts_a_block_computes_its_own_where_they_are_heavy(heavy):
+    """The gradient of a gate, and of what it is multiplied by, side by side."""
+
+    def both(x, y):
+        a, b = (torch.erf(x) / (1 + y.exp()), torch.erf(y) / (1 + x.exp())) if heavy else (x + 1, y + 2)
+        return torch.cat([a, b], 1)
+
+    (k,) = made(both, meta(4096, 2048, dtype=F), meta(4096, 2048, dtype=F))
+    source = variant(k).rendered.source
+    body = source[source.rindex("@triton.jit") :]
+    assert (body.count("else:") == 1 and body.count("tl.erf(") == 2) == heavy and ("tl.where(" in body) != heavy
+
+
 def test_a_block_reads_its_part_alone():
     places = meta(8192, 4, dtype=torch.int64)
     source, tiles = _source(meta(8192, 64, dtype=F), places, *[meta(1000, 64, dtype=F)] * 4)

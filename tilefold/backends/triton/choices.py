@@ -9,12 +9,16 @@ several indices i, from a multiple of their number n on, of conditions `i < c` w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads, walk
+from tilefold.tensor.analysis import expr_flops
 
 #: Parts from which branches are made: of fewer, loads side by side wait for memory together and cost little more.
 LEAST_PARTS = 4
+
+#: Arithmetic of the parts, in additions, from which branches are made of fewer: both would be computed everywhere.
+HEAVY = 16
 
 #: Indices that a thread block has of a dim, from a multiple of their number on; 0: not such.
 Tile = Callable[[str], int]
@@ -33,6 +37,12 @@ def choices(e: Expr, tile: Tile) -> tuple[Expr, ...]:
         and all(_reads(side) for side in n.args[1:])
     )
     return tuple(dict.fromkeys(found))
+
+
+def branches(e: Expr, found: Collection[Expr]) -> bool:
+    """Whether branches are made of the parts that these conditions choose between."""
+    parts = [n for n in walk(e) if isinstance(n, Call) and n.op == "where" and n.args[0] in found]
+    return len(found) + 1 >= LEAST_PARTS or any(expr_flops(n) >= HEAVY for n in parts)
 
 
 def of_parts(exprs: Iterable[Expr], may: Callable[[str], bool]) -> dict[str, int]:

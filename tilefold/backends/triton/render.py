@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr, Index, dims_used, lit, loads, substitute
-from tilefold.backends.triton.choices import LEAST_PARTS, choices, ends
+from tilefold.backends.triton.choices import branches, choices, ends
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
@@ -225,7 +225,8 @@ class Renderer:
         self.c.assign(b.name, self.c.spread(self.c.stored(v, b.dtype), v.axes, axes, b))
 
     def store(self, s: ir.Store) -> None:
-        if len(self._choices(s)) + 1 >= LEAST_PARTS and not self.c.matrix:
+        found = self._choices(s)
+        if found and branches(self.c.settled(s.expr), found) and not self.c.matrix:
             self._by_parts(s)
         else:
             self._store(s)

@@ -24,7 +24,7 @@ import torch
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, Load, dims_used, loads
-from tilefold.backends.triton.choices import choices
+from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.launch import Variant
 from tilefold.backends.triton.memory import SECTOR, lane_step
 from tilefold.backends.triton.product import in_float, multiplied
@@ -150,7 +150,9 @@ class _Walk:
                 case ir.Gemm():
                     self.product(s)
                 case ir.Store():
-                    parts = choices(s.expr, lambda d: self.width(d) == 1)
+                    parts = choices(s.expr, self.width)
+                    if not branches(s.expr, parts):
+                        parts = choices(s.expr, lambda d: self.width(d) == 1)
                     self.computed(s.dims, s.expr, share=1 / (len(parts) + 1))
                     self.touch(s.tensor, s.index, s.dims, stored=True)
 
