@@ -656,3 +656,30 @@ def test_other_powers_are_the_librarys(base, n):
     text = body(code(POWER.format(base=base, n=n)))
     assert "libdevice.pow(" in text
     assert f"tl.full([], {n}, tl.float32))" in text  # not made of the base: infinity times 0 is NaN
+
+
+PLANES = """
+kernel planes()
+  dim i = 6
+  dim c = 4
+  dim j = 8
+  dim l = 30
+  in x: f32[6, 4, 8, 30]
+  out y: f32[6]
+  out z: f32[6, 8]
+  grid i:2
+    alloc s: f32[i:2] tile
+    alloc t: f32[i:2, j:8] tile
+    s = sum over c, j, l: x[i, c, j, l]
+    t = max over c, l: x[i, c, j, l]
+    store y[i] over i = s[i]
+    store z[i, j] over i, j = t[i, j]
+"""
+
+
+def test_axes_that_are_reduced_and_side_by_side_are_one():
+    """One after the other, warps hand on all that the other axes have: 60.5 us on an H100 for 33 MB of images."""
+    found = code(PLANES)
+    lines = [x for x in body(found).splitlines() if "tl.sum(" in x or "tl.reduce(" in x]
+    assert "tl.sum(tl.reshape(" in lines[0] and "[2, 1024]), 1)" in lines[0]  # 4 x 8 x 32 lanes
+    assert lines[1].count("tl.reduce(") == 1 and "[2, 8, 128]), 2, tf_max)" in lines[1]

@@ -52,6 +52,8 @@ class Reductions:
         code = v.code
         self.c.reductions_done += bool(present)
         left = list(v.axes)
+        if len(present) > 1 and not self.c.matrix:
+            code = self._joined(code, left, present)
         for d in sorted(present, key=left.index, reverse=True):
             if by_thread and left.index(d) == len(left) - 1 > 0:
                 code = self._turned(code, left)
@@ -98,6 +100,27 @@ class Reductions:
             none = number(identity_of(s.op, kind.torch_dtype), kind)
             v = Value(f"tl.where({masked}, {v.code}, {none})", v.axes, v.kind, v.level)
         return Reduced(v, present, scale, isinstance(e, Load) and masked is None)
+
+    def _joined(self, code: str, left: list[str], present: list[str]) -> str:
+        """`code` with axes that are reduced and side by side as one (in `left` and `present` too).
+
+        Triton reduces an axis over a thread's elements, the threads of a warp and the warps, one axis after the other:
+        warps first hand on all that the other axes still have, through shared memory, where what threads have side by
+        side meets in one bank. Of 128 x 16 sums over eight warps, 32 elements a thread, on an H100: 60.5 us for 33 MB.
+        As one axis they hand on one element a warp.
+        """
+        beside = {d for d, e in zip(left[1:], left, strict=False) if d in present and e in present}
+        if not beside:
+            return code
+        shape: list[int] = []
+        for d in left:
+            lanes = self.c.hold(d).lanes
+            if d in beside:
+                shape[-1] *= lanes
+            else:
+                shape.append(lanes)
+        left[:], present[:] = [d for d in left if d not in beside], [d for d in present if d not in beside]
+        return f"tl.reshape({code}, [{', '.join(map(str, shape))}])"
 
     def _turned(self, code: str, axes: list[str]) -> str:
         """`code` with its last axis, which is reduced next, made the first one (in `axes` too).
