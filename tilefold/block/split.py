@@ -79,14 +79,14 @@ def next_axis(g: Graph, plan: StagePlan, axis: str | None) -> str | None:
 def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> SplitNests:
     """The two kernels of a plan whose first stage is cut along the axis it streams over.
 
-    Where there are more segments than that axis has indices, each index is cut along the `next_axis`, evenly. Later
-    stages, over other axes, run in the combine kernel.
+    Where there are as many segments as that axis has indices, or more, each index is cut along the `next_axis`, evenly:
+    a tile of a streamed axis is two indices at least. Later stages, over other axes, run in the combine kernel.
     """
     stage, axis = plan.stages[0], loops.stages[0]
     assert axis is not None
     outer: tuple[str, ...] = ()
     beside = next_axis(g, plan, axis)
-    if beside is not None and segments > g.extent(axis):
+    if beside is not None and segments >= g.extent(axis):
         segments = -(-segments // int(g.extent(axis)))
         outer, axis = (axis,), beside
         loops = replace(loops, stages=(axis,))

@@ -8,6 +8,7 @@ already use the memory. A row of 8192 float32 is read in 0.8 us by one block, le
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -73,7 +74,14 @@ def _of_runs(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
     alone = rows == 1  # then indices of the axis are cut again (`segments_of_reads`)
     blocks = {d: g.points(axes[n : n + 2]) if alone else rows * g.extent(d) for n, d in enumerate(axes)}
     enough = (d for d in axes if d not in few and blocks[d] >= machine.cores)
-    return next(enough, min(axes, key=lambda d: held[d]) if alone else None)
+    if not alone:
+        return next(enough, None)
+    both = (
+        d
+        for d, e in itertools.pairwise(axes)
+        if blocks[d] >= machine.cores and LEAST_STEP * held[d] <= machine.read_at_once * g.extent(e)
+    )
+    return next(enough, next(both, min(axes, key=lambda d: held[d])))
 
 
 def _held(g: Graph, plan: StagePlan, axes: Sequence[str], axis: str) -> float:
@@ -134,7 +142,7 @@ def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int
         read = max(g.points(axes), *_read_along(g, plan, axis).values(), *(n for n, _ in _computed(g, plan)), 0)
         most = int(min(extent * each, read * width // machine.least_read, machine.most_read_segments))
         n = max(1, min(int(units * machine.column_blocks // tall), most))
-        if n > extent:  # all indices by themselves, each cut evenly
+        if n > extent or (n == extent and beside is not None):  # all indices by themselves, each cut evenly
             n = int(extent) * equal(int(n // extent), lambda k: each % k == 0)
             return n if _saved(g, plan, axis, n, machine) > machine.second_kernel else None
         n = min(range(n, max(n, min(2 * n, most)) + 1), key=lambda k: _idle(tall * k, units)) if n > 1 else 1
