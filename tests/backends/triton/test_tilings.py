@@ -195,3 +195,15 @@ def test_what_is_computed_of_columns_has_several_rows_a_thread():
 
     assert rows(100_352) == 4 * rows(1568) == 32
     assert rows(100_352, lambda x, mean, var: (x.float() - mean + var).to(B)) == 8
+
+
+def of_channel_groups(x):
+    """A group norm of places by channels, eight of which are a group."""
+    x = torch.nn.functional.gelu(x).unflatten(-1, (-1, 8))
+    return (x - x.mean((1, 3), keepdim=True)) * torch.rsqrt(x.var((1, 3), keepdim=True) + 1e-5)
+
+
+@pytest.mark.parametrize(("places", "tile"), [(4489, 1024), (8192, 4096), (7000, 4096)])
+def test_a_tile_that_is_all_but_beyond_the_end_is_shorter(places, tile):
+    (k,) = made(of_channel_groups, meta(8, places, 128, dtype=F))
+    assert widths(k)[places] == tile

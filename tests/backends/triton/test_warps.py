@@ -54,6 +54,13 @@ def test_a_tile_of_one_column_wastes_its_sectors():
     assert square.seconds < f.seconds / 2
 
 
+def test_lanes_of_columns_are_neighbours_whatever_loop_is_around_them():
+    """A loop's turn is a dim of one index, which comes behind the columns in the order of dims."""
+    f = of(lambda x: x.sum(1), meta(128, 200, 512, dtype=torch.float32), tiles={"i": 1, "k": 32, "j": 64}, warps=8)
+    assert any(t.times > 1 for t in f.touches)
+    assert all(t.wasted == 1 for t in f.touches)
+
+
 def test_turns_wait_for_memory():
     """Rows in steps of 1,024 elements: 128 latencies, whatever memory could do meanwhile."""
     given = meta(500, 1 << 17, dtype=torch.float32)

@@ -22,6 +22,7 @@ from tilefold.backends.triton.tilings import (
     for_columns,
     for_crossing,
     for_depth,
+    for_ends,
     for_parts,
     for_windows,
 )
@@ -234,7 +235,8 @@ def default_config(
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
     local = _held_lanes(s, sizes)
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
-    return for_crossing(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local, sizes)
+    found = for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local)
+    return for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
 
 
 def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:

@@ -295,8 +295,10 @@ class _Walk:
             extents = {d: const(n) for d, n in self.sizes.items()}
             step = lane_step(t, index, along, extents, lambda d, n: n % self.width(d) == 0)
             if step is not None and 0 < step * nbytes < SECTOR:
-                between = step != 1 or bool((place[..., 0] % VECTOR != 0).any())
-        axis, vector = _laid(place, order, plain, nbytes, WARP * self.warps) if not between else (len(order) - 1, 1)
+                firsts = place.movedim(order.index(along[-1]), -1)[..., 0]  # dims of one index may be behind it
+                between = step != 1 or bool((firsts % VECTOR != 0).any())
+        threads = WARP * self.warps
+        axis, vector = _laid(place, order, plain, nbytes, threads) if not between else (order.index(along[-1]), 1)
         turned = [axis, *(n for n in range(len(order)) if n != axis)] if order else []
         flat = place.permute(turned[::-1]).reshape(-1)
         valid = there.permute(turned[::-1]).reshape(-1)
