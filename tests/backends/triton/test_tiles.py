@@ -263,3 +263,13 @@ def test_a_step_of_a_product_over_several_dims_is_not_deep():
     c, sizes = config(k), k.sizes({})
     depth = math.prod(min(c.tiles.get(d, sizes[d]), sizes[d]) for d in product[2])
     assert 64 <= depth <= 256, c
+
+
+@pytest.mark.parametrize(("gate", "warps"), [(torch.nn.functional.silu, 4), (torch.exp, 1)])
+def test_rows_of_functions_have_threads_that_keep_what_they_make(gate, warps):
+    def gated(x, z):
+        x = x.float() * gate(z.float())
+        return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)).to(torch.bfloat16)
+
+    (k,) = made(gated, meta(8192, 4096, dtype=torch.bfloat16), meta(8192, 4096, dtype=torch.bfloat16))
+    assert config(k).warps == warps

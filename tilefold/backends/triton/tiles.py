@@ -23,6 +23,7 @@ from tilefold.backends.triton.tilings import (
     for_crossing,
     for_depth,
     for_ends,
+    for_functions,
     for_parts,
     for_windows,
 )
@@ -235,7 +236,7 @@ def default_config(
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
     local = _held_lanes(s, sizes)
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
-    found = for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local)
+    found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
     return for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
 
 
