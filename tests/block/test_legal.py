@@ -177,3 +177,28 @@ def test_a_gate_of_channels_is_not_computed_for_each_place():
     found = legal(graph(GATED, n=32, m=3136), ("gate", "y", "top"), STARVED)
     assert found == "gate would be computed in blocks of one index of p"
     assert isinstance(legal(graph(GATED, n=32, m=196), ("gate", "y", "top"), STARVED), Group)
+
+
+TURNED = """
+program turned()
+  input x: f32[{n}, 64, {m}]
+  dim i = {n}
+  dim c = 64
+  dim p = {m}
+  s[c]: f32 = sum[i, p] x[i, c, p]
+  y[i, c, p]: f32 = x[i, c, p] / s[c]
+  last[i, p, c]: f32 = y[i, c, p]
+  return {results}
+"""
+
+
+def test_what_is_stored_across_long_rows_as_well_has_a_kernel_of_its_own():
+    limits = Limits(workers=1, in_registers=True, operands=Operands(128, 0.5, 0.0, 1e6, across=4096))
+
+    def found(n: int, m: int, results: str = "y, last", limits: Limits = limits) -> Group | str:
+        return one_kernel(graph(TURNED, n=n, m=m, results=results), ("s", "y", "last"), limits)
+
+    assert found(32, 1024) == "last has its neighbours along c, of which a block has one index"
+    assert isinstance(found(2, 1024), Group)  # a block holds several rows
+    assert isinstance(found(32, 1024, "last"), Group)  # it is in memory once
+    assert isinstance(found(32, 1024, limits=GPU), Group)
