@@ -76,7 +76,7 @@ class Shape:
 
     products: dims of the left operand alone, of the right alone, and reduced. common: kept dims that both
     operands of some product have (batches). shared: dims d that some
-    tensor is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
+    operand is indexed with as d // c (heads that share keys), with the least c. areas: dims that the
     statements range over, without segments. segments: dims of which a block has one index. cut: dims that run over
     such a block's share, and by which of these. again: dims that several loops run over, one after the other. bounded:
     whether a loop's bounds follow the rows (causal masks, windows). narrow: all inputs are floats of 16 bits.
@@ -155,6 +155,7 @@ def _shape_of(
     parallel = tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles)
     bounded = any(_bounds_dims(n) & set(parallel) for n in loops if n.kind == "for")
     shared: dict[str, int] = {}
+    summed = frozenset(d for _, _, k in products for d in k)
     given = {i.name for i in inputs}
     elements = {ld for n in nodes_of(body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in given}
     areas: list[frozenset[str]] = []
@@ -166,8 +167,11 @@ def _shape_of(
         own = n.dims if isinstance(n, Let | Init | Store) else ()
         areas.append(frozenset({*own, *(d for e in exprs_of(n) for d in dims_used(e))}) - singles)
         for e in exprs_of(n):
+            beside = {x for ld in loads(e) if not summed & dims_used(ld) for x in divided(ld)}
+            of_operands = {x for ld in loads(e) if summed & dims_used(ld) for x in divided(ld)}
             for d, c in divided(e):
-                shared[d] = min(c, shared.get(d, c))
+                if (d, c) not in beside - of_operands:
+                    shared[d] = min(c, shared.get(d, c))
     return Shape(
         parallel,
         tuple(dict.fromkeys(n.dim for n in loops if n.kind == "for")),
