@@ -39,6 +39,7 @@ class Operands:
     rows: of a product that share a block. As bytes of memory: cached, a byte out of the last cache; flop, arithmetic of
     a product; vector, arithmetic of a map; kernel, one more of them. sector: bytes that the memory deals in. across:
     elements of a reduced row that a block holds neighbours of beside it; what is stored across longer ones is single.
+    neighbours: columns of a block that reduces down them whole.
     """
 
     rows: int
@@ -48,6 +49,7 @@ class Operands:
     vector: float = 0.0
     sector: int = 32
     across: float = math.inf
+    neighbours: int = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,18 @@ def _beside_a_sum(g: Graph, members: tuple[str, ...], cost: Operands | None) -> 
             own = out_dims(m)
             along = m.reducer is None and bool(own) and bool({*own} & {*c.rdims}) and own[-1] in c.dims
             large = m.name in members and g.escapes(m.name, members) and g.nbytes([m.name]) > cost.kernel
-            if along and large and not _follows_a_product(g, m, members) and not _among_columns(g, m, members):
+            apart = not _follows_a_product(g, m, members) and not _of_whole_columns(g, m, c, members, cost)
+            if along and large and apart and not _among_columns(g, m, members):
                 return f"{m.name} goes to memory, where {name} sums its columns"
     return None
+
+
+def _of_whole_columns(g: Graph, m: Compute, c: Compute, members: tuple[str, ...], cost: Operands) -> bool:
+    """Whether a map is made of what its kernel reduces down the same short columns (exponentials, of their maxima):
+    blocks that write it have them whole, and the sum of them with it."""
+    before = g.reached(m.name, g.producers, lambda x: x.name in members)
+    same = any(x.name in members and x.reducer is not None and {*x.rdims} == {*c.rdims} for x in before)
+    return same and g.points(c.rdims) * cost.neighbours <= cost.across
 
 
 def _among_columns(g: Graph, m: Compute, members: tuple[str, ...]) -> bool:

@@ -69,6 +69,7 @@ class GpuTarget:
                 kernel=m.second_kernel * m.bandwidth,
                 vector=m.bandwidth / m.vector,
                 sector=m.sector,
+                neighbours=m.columns,
                 across=m.held_columns // (m.sector // DType.F32.nbytes),
             ),
         )
