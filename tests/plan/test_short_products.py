@@ -105,6 +105,19 @@ def test_matrices_of_a_few_channels_are_multiplied_in_what_they_are_read_for(dty
     assert isinstance(steps(lambda m, x: m @ x, (3, 64), (64, 1 << 16), dtype=dtype)[0], LibraryStep)
 
 
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_what_sums_products_of_a_few_channels_is_in_segments(dtype, read):
+    """As they are read, or made: one thread block took 1.2 ms for a loss."""
+
+    def loss(m, x):
+        y = torch.einsum("kc,bchw->bkhw", m, x)
+        return (y.square().mean(), y) if read else y.square().mean()
+
+    found = steps(loss, (3, 3), (16, 3, 256, 256), dtype=dtype)
+    assert len(found) == 2 + read and all(isinstance(s, GpuStep) for s in found)
+
+
 @pytest.mark.parametrize(("after", "ours"), [(torch.sin, False), (torch.relu, True)])
 def test_sines_behind_short_products_are_kernels_of_their_own(after, ours):
     found = steps(lambda x, w: after(x @ w), (1 << 16, 256), (256, 256))

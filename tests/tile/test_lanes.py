@@ -19,7 +19,7 @@ from tilefold.tile.interp import run_kernel
 from tilefold.tile.ir import Kernel
 from tilefold.tile.lanes import per_lane
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import singles
+from tilefold.tile.pieces import product_dims, singles, summed
 from tilefold.tile.text import parse
 from tilefold.tile.text import show as show_kernel
 from tilefold.tile.verify import verify
@@ -268,3 +268,37 @@ kernel lengths()
     run_kernel(cut, {"x": x, "y": y, "o": o, "z": z}, {})
     torch.testing.assert_close(o, (x * x).sum(-1))
     torch.testing.assert_close(z, y * (x * x).sum(-1, keepdim=True))
+
+
+def test_what_is_stored_in_lines_of_another_dim_is_single_indices_too():
+    """Planes of colours: their largest, where it is, and a matrix of colours times them."""
+    text = """
+kernel colours()
+  dim i = 40
+  dim j = 3
+  dim k = 3
+  in m: f32[3, 3] unit 1
+  in x: f32[3, 40] unit 1
+  out o: f32[3, 40] unit 1
+  out at: i64[40] unit 0
+  grid i:8
+    alloc best: f32[i:8] tile
+    alloc place: i64[i:8] tile
+    alloc p: f32[j:3, i:8] tile
+    fill best = -inf
+    fill place = -1
+    best, place argmax= over j: x[j, i] -> j
+    p[j, i] = gemm over k: m[j, k] * x[k, i]
+    store at[i] over i = place[i]
+    store o[j, i] over j, i = p[j, i] * best[i]
+"""
+    kernel = summed(verify(parse(text)))
+    assert not product_dims(kernel)
+    cut = verify(singles(kernel))
+    shown = show_kernel(cut)
+    assert "gemm" not in shown and "store o[j_2 + 2, i] over j_2, i" in shown
+    m, x = torch.randn(3, 3), torch.randn(3, 40).round()
+    o, at = torch.empty(3, 40), torch.empty(40, dtype=torch.int64)
+    run_kernel(cut, {"m": m, "x": x, "o": o, "at": at}, {})
+    assert torch.equal(at, torch.tensor(x.numpy().argmax(0)))  # of equals the first
+    torch.testing.assert_close(o, m @ x * x.amax(0))

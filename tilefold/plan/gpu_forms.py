@@ -236,11 +236,17 @@ def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None
         return None
     if given is not None and given.segments is not None:
         return given.segments if given.segments > 1 else None
-    if all((p := product_of(g.by_name[m])) is None or p.left == p.right for m in plan.inner):  # squares are no products
+    if not any(_multiplies(g, m) for m in plan.inner):
         n = _segments_of_contraction(g, plan, axis, machine)
         return segments_of_reads(g, plan, axis, machine) if n is None else n if n > 1 else None
     n = _segments_of_products(g, plan, axis, machine)
     return n if n > 1 else None
+
+
+def _multiplies(g: Graph, m: str) -> bool:
+    """Whether a member is a product that has tiles of its own: squares have not, nor sums of a few numbers."""
+    p = product_of(g.by_name[m])
+    return p is not None and p.left != p.right and not p.is_small(g.extent)
 
 
 def _segments_of_products(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int:

@@ -14,12 +14,10 @@ from tilefold.plan.hardware import Gpu
 from tilefold.plan.library import bias_of
 from tilefold.tensor.analysis import Graph, is_map, is_static
 from tilefold.tensor.ir import Compute
-from tilefold.tensor.product import product_of
+from tilefold.tensor.product import FEW, product_of
 
 #: Functions whose large arguments are another branch.
 BRANCHING = frozenset({"sin", "cos"})
-#: Elements that are contracted, and rows or columns, of the smallest matrices.
-CHANNELS = 7
 #: How many times as long as memory takes a product may take in a kernel of ours.
 DOUBT = 1.25
 
@@ -61,9 +59,7 @@ def of_few_channels(g: Graph, c: Compute) -> bool:
     p = product_of(c)
     if p is None or p.batch or p.shared or not p.whole or len(p.rdims) != 1:
         return False
-    if not all(map(is_map, g.reached(c.name, g.consumers, is_map))):
-        return False  # its kernel would be that of the sums, which no segments cut where it is written as well
     if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
         return False
-    few, many = sorted((g.points(p.rows), g.points(p.cols)))
-    return max(few, g.points(p.rdims)) <= CHANNELS and many > CHANNELS
+    many = max(g.points(p.rows), g.points(p.cols))
+    return p.is_small(lambda d: g.points((d,))) and many > FEW

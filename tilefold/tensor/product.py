@@ -12,10 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims_used, loads, walk
 from tilefold.tensor.ir import Compute
+
+#: Elements that are summed, and rows or columns, of the smallest matrices (colours, coordinates): the products that
+#: they have are added one after the other, for no matrix unit has tiles so small.
+FEW = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,11 @@ class Product:
         a, b = (frozenset(filter(counts, x)) for x in (self.left, self.right))
         kept, over = frozenset(self.dims), frozenset(self.rdims)
         return bool((a - b) & kept and (b - a) & kept and over & self.left and over & self.right)
+
+    def is_small(self, extent: Callable[[str], float]) -> bool:
+        """Whether one operand is a matrix of a few numbers, or a few of these: see `FEW`."""
+        few = min(prod(map(extent, self.rows)), prod(map(extent, self.cols)))
+        return self.whole and max(few, prod(map(extent, self.rdims))) <= FEW
 
     def packed(self) -> tuple[frozenset[str], frozenset[str]]:
         """`left` and `right` on a tile of heads that share an operand: it is one index of that, and they are rows."""

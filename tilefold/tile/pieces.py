@@ -7,12 +7,14 @@ of d is one statement a piece. Vector machines whose vectors are powers of two t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, transform
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, transform
 from tilefold.names import fresh
+from tilefold.tensor.product import product
 from tilefold.tile import ir
 
 #: Least extent of a matrix unit; no piece is shorter.
@@ -88,7 +90,7 @@ def singled(kernel: ir.Kernel) -> frozenset[str]:
 def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
     """A dim that is cut, and the kernel after it, dim by dim."""
     scalars = frozenset(t.dim for t in kernel.grid if t.tile == 1)
-    left = {t.dim for t in kernel.grid} | _looped(kernel.body) | _together(kernel.body, scalars)
+    left = {t.dim for t in kernel.grid} | _looped(kernel.body) | _together(kernel, kernel.body, scalars)
     for d, e in kernel.sizes.items():
         n = int(e.value) if isinstance(e, Const) and d not in left else 0
         if 1 < n <= MOST_SINGLES and n & (n - 1):
@@ -98,16 +100,16 @@ def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
                 yield d, done
 
 
-def _together(stmts: Sequence[ir.Stmt], scalars: frozenset[str]) -> set[str]:
+def _together(kernel: ir.Kernel, stmts: Sequence[ir.Stmt], scalars: frozenset[str]) -> set[str]:
     """Dims that statements need as a whole."""
     found: set[str] = set()
     for s in stmts:
         match s:
             case ir.For(body=body):
-                found |= _together(body, scalars)
+                found |= _together(kernel, body, scalars)
             case ir.Store(dims=dims) if len(set(dims) - scalars) > 1:
-                found |= set(dims)
-            case ir.Select(rdims=rdims, expr=e):
+                found |= set(dims) if (lines := _lines(kernel, s)) is None else lines
+            case ir.Select(op="topk", rdims=rdims, expr=e):
                 found |= {*rdims, *dims_used(e)}
             case ir.Reduce(rdims=rdims) | ir.Gemm(rdims=rdims) if len(rdims) > 1:
                 found |= set(rdims)
@@ -120,6 +122,39 @@ def _looped(stmts: Sequence[ir.Stmt]) -> set[str]:
         if isinstance(s, ir.For):
             found |= {s.dim} | _looped(s.body)
     return found
+
+
+def _lines(kernel: ir.Kernel, s: ir.Store) -> set[str] | None:
+    """The dims of the lines that a tile of a tensor is stored in, if tiles of the grid have lines of their own (pixels
+    of planes of three colours)."""
+    axis = next(t.unit_axis for t in kernel.tensors if t.name == s.tensor)
+    dims = set() if axis is None else set(dims_used(s.index[axis]))
+    return dims if dims and dims <= {t.dim for t in kernel.grid if t.tile > 1} else None
+
+
+def is_small(e: Expr, rdims: tuple[str, ...], sizes: Mapping[str, Expr]) -> bool:
+    """Whether the sum of e over `rdims` is a product of a few numbers (`Product.is_small`)."""
+    p = product("sum", e, tuple(dims_used(e) - set(rdims)), rdims)
+    known = {d: int(n.value) for d, n in sizes.items() if isinstance(n, Const)}
+    return p is not None and p.is_small(lambda d: known.get(d, math.inf))
+
+
+def summed(kernel: ir.Kernel) -> ir.Kernel:
+    """`kernel` with products of a few numbers (`Product.is_small`) as the sums that they are."""
+    return replace(kernel, body=_summed(kernel.body, kernel.sizes))
+
+
+def _summed(stmts: Sequence[ir.Stmt], sizes: Mapping[str, Expr]) -> tuple[ir.Stmt, ...]:
+    out: list[ir.Stmt] = []
+    for s in stmts:
+        match s:
+            case ir.For(body=body):
+                out.append(replace(s, body=_summed(body, sizes)))
+            case ir.Gemm(a=a, b=b) if is_small(e := Call("mul", (a, b)), s.rdims, sizes):
+                out.append(ir.Reduce(s.buf, "sum", s.rdims, e, s.accumulate, s.kept))
+            case _:
+                out.append(s)
+    return tuple(out)
 
 
 class _Cutter:

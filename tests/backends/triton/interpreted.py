@@ -323,6 +323,19 @@ def nearest(x, y):
     return squares.amin(-1), squares.argmin(-1)
 
 
+def colours(m, x):
+    """The largest and least colour of each pixel, which they are, and their mixtures."""
+    return x.amax(1), x.argmax(1), x.argmin(1), torch.einsum("kc,bchw->bkhw", m, x) * x.amin(1, keepdim=True)
+
+
+def hostile_colours() -> torch.Tensor:
+    """Pixels of which colours are equal, infinite, or no numbers."""
+    x = rand(2, 3, 5, 40, dtype=F).round()
+    x[0, 1, 0], x[0, 2, 1], x[0, :2, 2], x[0, :, 3] = math.nan, math.inf, math.nan, -math.inf
+    x[1, 0, 0], x[1, :, 1], x[1, 1:, 2] = -math.inf, math.nan, math.inf
+    return x
+
+
 def points(dims: int) -> str:
     return right(nearest, rand(70, dims, dtype=F), rand(130, dims, dtype=F, seed=1))
 
@@ -813,6 +826,7 @@ CHECKS: dict[str, Check] = {
     "five heads a key": lambda: right(repeated_heads(5, spread=False), *heads(2, 10, 1, 70, 32, kv=2)),
     "three heads a key, several rows": lambda: right(repeated_heads(3, spread=True), *heads(1, 6, 5, 70, 32, kv=2)),
     "folds down columns": lambda: cut(down_columns, rand(300, 70, dtype=F)),
+    "planes of three colours": lambda: right(colours, rand(3, 3, dtype=F), hostile_colours()),
     "folds down a middle dim": lambda: right(lambda x: (x.amax(1), x.argmax(1)), rand(3, 300, 37, dtype=F)),
     "sums of images": lambda: cut(of_images, rand(9, 5, 13, 24, dtype=F)),
     "sums of images, channels last": lambda: cut(

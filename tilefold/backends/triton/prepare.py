@@ -16,7 +16,7 @@ from tilefold.tile.again import recomputed
 from tilefold.tile.ir import For, Gemm, Kernel, Reduce, Select, Stmt
 from tilefold.tile.lanes import MOST_STEPS, per_lane
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import MATRIX_UNIT, cut, lengths, power_of_two, product_dims, singles
+from tilefold.tile.pieces import MATRIX_UNIT, cut, lengths, power_of_two, product_dims, singles, summed
 from tilefold.tile.reads_first import reads_first
 from tilefold.tile.rows_first import rows_first, without_single_loops
 from tilefold.tile.scaled_after import scaled_after
@@ -49,7 +49,7 @@ def tile_kernel(
     """
     loops = {n.dim for n in walk(block.body) if isinstance(n, Loop)}
     tiles = {d: config.tiles.get(d, 1) for d in loops}
-    kernel = verify(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False)))
+    kernel = verify(summed(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False))))
     over = ranged(block)
     kernel = replace(kernel, sizes={d: e for d, e in kernel.sizes.items() if d in over})
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})

@@ -43,11 +43,14 @@ class Selections:
         axes = self.c.axes(b)
         keep = tuple(d for d in b.dims[:-1] if self.c.hold(d).vector) if slot else axes
         rdims = tuple(d for d in s.rdims if self.c.hold(d).vector)
-        if not rdims:
+        if not rdims and slot:
             raise BackendError(f"{self.c.kernel.name}: {s.op} over single elements")
         frame = (*keep, *rdims)
         v = converted(self.c.expressions.value(self.c.settled(s.expr), frame), DType.F32)
         p = self.c.expressions.value(self.c.settled(s.payload), frame)
+        if not rdims:
+            self._element(s, v, p, keep)
+            return
         if not (slot or s.may_lack or self.c.interpreted):
             self._by_value(s, v, p, keep, rdims)
             return
@@ -68,6 +71,26 @@ class Selections:
         found = self._largest(keys, len(keep), len(rdims))
         self.c.scopes.emit(f"{best} = tl.maximum({found}, {old})" if s.accumulate else f"{best} = {found}")
         self._unranked(s, best, sign)
+
+    def _element(self, s: ir.Select, v: Value, p: Value, keep: Sequence[str]) -> None:
+        """One element after what is held: of equals (and of what is no number) that of the lower index."""
+        x, at, emit = self.c.scopes.fresh("value"), self.c.scopes.fresh("at"), self.c.scopes.emit
+        emit(f"{x} = {fitted(v, keep)}")
+        emit(f"{at} = ({fitted(p, keep)}).to(tl.int64)" if p.axes else f"{at} = {p.code}")
+        exists = f"({at} >= 0)" if s.may_lack else None
+        if not s.accumulate:
+            none = number(identity_of(s.op, self.c.buffers[s.buf].dtype.compute.torch_dtype), DType.F32)
+            self.c.assign(s.buf, x if exists is None else f"tl.where({exists}, {x}, {none})")
+            self.c.assign(s.index_buf, at if exists is None else f"tl.where({exists}, {at}, -1)")
+            return
+        held, held_at, take = self.c.buffer_names[s.buf], self.c.buffer_names[s.index_buf], self.c.scopes.fresh("take")
+        better = f"({x} {'<' if s.op == 'argmin' else '>'} {held}) | (({x} != {x}) & ({held} == {held}))"
+        same = f"(({x} == {held}) | (({x} != {x}) & ({held} != {held}))) & ({at} < {held_at})"
+        emit(f"{take} = ({held_at} < 0) | {better} | ({same})")
+        if exists is not None:
+            emit(f"{take} = {take} & {exists}")
+        self.c.assign(s.buf, f"tl.where({take}, {x}, {held})")
+        self.c.assign(s.index_buf, f"tl.where({take}, {at}, {held_at})")
 
     def _held(self, s: ir.Select, sign: str) -> str:
         """The key of what is held, where it takes part."""

@@ -36,7 +36,7 @@ from tilefold.tensor.ir import Input
 from tilefold.tensor.product import divided, product
 from tilefold.tile.layout import UnitAxes
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, power_of_two, singled
+from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, is_small, power_of_two, singled, summed
 
 #: Elements of the largest value of a kernel without products, a thread block.
 AREA = 8192
@@ -139,7 +139,7 @@ def _shape_of(
     of_bytes = {i.name for i in inputs if i.dtype in BYTES}
     wide = False
     for n in nodes_of(body):
-        sides = _operands(n)
+        sides = _operands(n, dict(sizes))
         if sides is not None and isinstance(n, Let | Accumulate):
             left, right, k = *sides, frozenset(n.rdims)
             common |= (left & right) - k
@@ -186,13 +186,15 @@ def _bounds_dims(n: Loop) -> frozenset[str]:
     return frozenset(d for e in (n.start, n.stop) if e is not None for d in dims_used(e))
 
 
-def _operands(n: Node) -> tuple[frozenset[str], frozenset[str]] | None:
+def _operands(n: Node, extents: Mapping[str, Expr]) -> tuple[frozenset[str], frozenset[str]] | None:
     """Dims of the two operands, if the statement sums products of two loads that differ in their dims.
 
     Heads that share an operand are in one tile, in which that operand is one index.
     """
-    p = product(n.reducer, n.expr, (), n.rdims) if isinstance(n, Let | Accumulate) else None
-    if p is None or p.loads is None or p.packed()[0] == p.packed()[1]:
+    if not isinstance(n, Let | Accumulate):
+        return None
+    p = product(n.reducer, n.expr, (), n.rdims)
+    if p is None or p.loads is None or p.packed()[0] == p.packed()[1] or is_small(n.expr, p.rdims, extents):
         return None
     return p.packed()
 
@@ -473,9 +475,11 @@ def _held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
     """`s` with the dims that kernels with these extents have as single indices (`tile.pieces`): of three coordinates
-    one lane is held at a time, of images of 7 x 7 that are stored or summed whole all 64."""
+    one lane is held at a time, of images of 7 x 7 that are stored or summed whole all 64. What is stored for each of
+    such indices is held until then: its values are a tile's, though they lie in registers of their own."""
     held = (d for d in sizes if d not in s.parallel and d not in s.streamed)
     if not any(sizes[d] <= MOST_SINGLES and sizes[d] & (sizes[d] - 1) for d in held):
         return s
     tiles = {n.dim: 1 if n.single else LEAST_STREAMED for n in nodes_of(b.body) if isinstance(n, Loop)}
-    return replace(s, singles=singled(lower(b, LowerOptions(tiles=tiles, arranged=False))))
+    stored = {d for n in nodes_of(b.body) if isinstance(n, Store) for d in n.dims}
+    return replace(s, singles=singled(summed(lower(b, LowerOptions(tiles=tiles, arranged=False)))) - stored)
