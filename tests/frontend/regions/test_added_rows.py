@@ -8,7 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.operators.added_rows import added_rows_op, launches, rows_of_sums_op
-from tilefold.frontend.regions.added_rows import CROWDED, EACH, FEW, own_additions
+from tilefold.frontend.regions import added_rows
+from tilefold.frontend.regions.added_rows import CROWDED, EACH, FEW, SMALL, own_additions
 from tilefold.frontend.regions.partition import partition
 from tilefold.runtime.recorder import Recorder
 
@@ -16,6 +17,12 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 
 aten = torch.ops.aten
 ROWS, COLUMNS = 50, 6
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch):
+    """No table is small for its indices, as those of models: most of these tests are of such."""
+    monkeypatch.setattr(added_rows, "SMALL", 0)
 
 
 def embedded(dy, at, rows=ROWS, padding=-1, scaled=False):
@@ -101,6 +108,48 @@ def test_many_indices_of_few_rows_are_a_fold_in_any_order(dtype, padding):
     assert own_additions(few) == 1 and rows_of_sums_op in targets(few)
 
 
+def pairs(dy, at, x, y):
+    """Two indices [3, 5] and [5] of the first two axes, counted from either end."""
+    return aten.index_put(dy.new_zeros(8, 9, COLUMNS), [at, at.select(0, 0) - 4], dy, True)
+
+
+def numbers(dy, at, x, y):
+    return aten.index_put(dy.new_zeros(8, 9), [at, at - 7], dy.select(-1, 0), True)
+
+
+@pytest.mark.parametrize("small", [SMALL, 0])
+@pytest.mark.parametrize("fn", [pairs, numbers])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_several_indices_are_compared_each_or_are_one(fn, dtype, small, monkeypatch):
+    monkeypatch.setattr(added_rows, "SMALL", small)
+    gm = graph(fn, dtype=dtype)
+    args = given(dtype, most=8)
+    eager = fn(*args)
+    want = fn(*[a.double() if a.is_floating_point() else a for a in args])
+    assert own_additions(gm) == 1 and aten.index_put.default not in targets(gm)
+    assert (rows_of_sums_op in targets(gm)) == (not small)
+    assert all(g.covered for g in partition(gm).groups) == bool(small)
+    on_cpu(gm)
+    got = gm(*args)
+    assert got.dtype is dtype and got.shape == want.shape
+    assert (got - want).norm() <= 1.1 * (eager - want).norm() + 1e-6 * want.norm()
+    wrong = args[1].clone()
+    wrong[1, 2] = 8
+    with pytest.raises(IndexError):
+        gm(args[0], wrong, *args[2:])
+
+
+def test_few_indices_of_a_small_table_are_a_fold(monkeypatch):
+    monkeypatch.setattr(added_rows, "SMALL", SMALL)
+    for fn in (lambda dy, at, x, y: embedded(dy, at), lambda dy, at, x, y: picked(dy, at)):
+        gm = graph(fn)
+        assert own_additions(gm) == 1 and rows_of_sums_op not in targets(gm)
+        assert [g.covered for g in partition(gm).groups] == [True]
+        args = given(torch.bfloat16)
+        on_cpu(gm)
+        torch.testing.assert_close(gm(*args), fn(*args), rtol=0.02, atol=0.02)
+
+
 def test_rows_are_added_to_a_weights_gradient_that_nothing_else_reads():
     gm = graph(lambda dy, at, x, y: (x.t() @ y).t().t() + embedded(dy, at, padding=0))
     own_additions(gm)
@@ -151,6 +200,12 @@ def test_rows_at_positions_are_the_gradient_itself(rows):
             lambda dy, at, x, y: aten.index_put(dy.new_zeros(ROWS, COLUMNS), [at], dy.select(0, 0).select(0, 0), True),
             {},
         ),  # broadcast
+        (
+            lambda dy, at, x, y: aten.index_put(
+                dy.new_zeros(7, ROWS, COLUMNS), [None, at], dy.new_ones(7, 3, 5, 6), True
+            ),
+            {},
+        ),
     ],
 )
 def test_others_are_not(fn, how):

@@ -16,6 +16,9 @@ Many indices of few rows (relative distances, types of tokens) would queue at th
 other, which needs no order and no zeros, and is fused with what makes dy:
 
     embedding_dense_backward(dy, at, n)[r] = sum(k: where(at[k] == r, dy[k], 0)) = (at == r) @ dy
+
+So are sums of which all terms together are few (`SMALL`): a launch takes longer. Several indices of the first axes
+(pairs of labels) are compared each, or are one index of a table of as many rows.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ CROWDED = 2048
 #: takes the time of 250. In float32 a product may round its operands (torch's `allow_tf32`): a sum a row, of fewer
 #: rows.
 FEW, FEW_IN_FLOAT32, EACH = 128, 32, 32
+#: Comparisons of indices with a table's rows, for each column, that take less time than the launch that they save.
+SMALL = 1 << 20
 #: Views of as many elements in the same order.
 _IN_ORDER = (
     aten.view.default,
@@ -61,11 +66,18 @@ _NEW = frozenset({scaled, aten.mm.default, aten.bmm.default, aten.addmm.default,
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """What a node adds to zeros of its own shape: rows at indices, none to row `skipped`."""
+    """What a node adds to zeros of its own shape: rows at indices of its first axes, none to row `skipped`. checked:
+    indices may be none of a row's, or count from the end."""
 
-    at: Node
+    at: tuple[Node, ...]
     rows: Node
     skipped: int
+    checked: bool
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the indices together."""
+        return torch.broadcast_shapes(*(x.meta["val"].shape for x in self.at))
 
 
 def own_additions(gm: torch.fx.GraphModule) -> int:
@@ -75,14 +87,16 @@ def own_additions(gm: torch.fx.GraphModule) -> int:
         return 0
     found = {n: a for n in gm.graph.nodes if (a := _added(n)) is not None}
     if torch.are_deterministic_algorithms_enabled():
-        found = {n: a for n, a in found.items() if _is_few(n, a)}
+        found = {n: a for n, a in found.items() if _is_few(n, a) or _is_small(n, a)}
     for n, a in found.items():
-        if _counts(a.at) and a.skipped < 0:
+        if len(a.at) == 1 and _counts(a.at[0]) and a.skipped < 0:
             _as_they_lie(n, a)
-        elif _is_few(n, a):
+        elif _is_few(n, a) or _is_small(n, a):
             _as_a_fold(n, a)
+        elif len(a.at) > 1:
+            _at_one_index(n, a)
         else:
-            n.target, n.args, n.kwargs = rows_of_sums_op, (a.at, a.rows, list(n.meta["val"].shape), a.skipped), {}
+            n.target, n.args, n.kwargs = rows_of_sums_op, (a.at[0], a.rows, list(n.meta["val"].shape), a.skipped), {}
     for total in [n for n in gm.graph.nodes if n.target is aten.add.Tensor and _top(n)]:
         _in_place(gm.graph, total)
     if found:
@@ -98,27 +112,29 @@ def _added(n: Node) -> _Added | None:
         return None
     if n.target is aten.embedding_dense_backward.default:
         rows, at, _, skipped, by_counts = attrs(n).values()
-        added = None if by_counts else _Added(at, rows, skipped)  # type: ignore[arg-type]
+        added = None if by_counts else _Added((at,), rows, skipped, False)  # type: ignore[arg-type]
     elif n.target is aten.index_put.default and len(n.args) > 3 and n.args[3] is True and _is_zeros(n.args[0]):
         indices = n.args[1]
-        one = isinstance(indices, list | tuple) and len(indices) == 1 and isinstance(indices[0], Node)
-        added = _Added(indices[0], n.args[2], -1) if one else None  # type: ignore[index, arg-type]
+        given = tuple(x for x in indices if isinstance(x, Node)) if isinstance(indices, list | tuple) else ()
+        first = bool(given) and tuple(indices) == given  # type: ignore[arg-type]
+        added = _Added(given, n.args[2], -1, True) if first else None  # type: ignore[arg-type]
     else:
         return None
     if added is None or not _plain(val, added):
         return None
-    return added if _is_few(n, added) or not _queue(added.at.meta["val"].numel(), val.shape[0]) else None
+    rows = prod(val.shape[: len(added.at)])
+    return added if _is_few(n, added) or not _queue(prod(added.shape), rows) else None
 
 
 def _plain(val: torch.Tensor, a: _Added) -> bool:
     """Whether there is a row for each index, of the table's type."""
-    at, rows = a.at.meta["val"], a.rows.meta["val"]
-    sizes = (*val.shape, *at.shape, *rows.shape)
+    at, rows = [x.meta["val"] for x in a.at], a.rows.meta["val"]
+    sizes = (*val.shape, *(n for x in at for n in x.shape), *rows.shape)
     if not all(isinstance(n, int) for n in sizes) or not isinstance(a.skipped, int) or not val.is_contiguous():
         return False
-    known = at.dtype in (torch.int64, torch.int32) and rows.dtype is val.dtype and rows.device == val.device
-    each = tuple(rows.shape) == (*at.shape, *val.shape[1:]) and at.device == val.device and prod(sizes) > 0
-    return bool(known and each)
+    known = all(x.dtype in (torch.int64, torch.int32) and x.device == val.device for x in at)
+    same = rows.dtype is val.dtype and rows.device == val.device
+    return known and same and tuple(rows.shape) == (*a.shape, *val.shape[len(at) :]) and prod(sizes) > 0
 
 
 def _queue(indices: int, rows: int) -> bool:
@@ -130,8 +146,13 @@ def _is_few(n: Node, a: _Added) -> bool:
     """Whether an embedding's rows, none of which is counted from its end, are few for their many indices."""
     val = n.meta["val"]
     rows = FEW_IN_FLOAT32 if val.dtype is torch.float32 else FEW
-    many = a.at.meta["val"].numel() >= EACH * val.shape[0]
+    many = prod(a.shape) >= EACH * val.shape[0]
     return n.target is aten.embedding_dense_backward.default and val.shape[0] <= rows and many
+
+
+def _is_small(n: Node, a: _Added) -> bool:
+    """Whether indices are few for a table that is small."""
+    return bool(prod(a.shape) * prod(n.meta["val"].shape) <= SMALL)
 
 
 def _counts(at: Node) -> bool:
@@ -148,7 +169,7 @@ def _adds_nothing(n: Node) -> bool:
 
 def _as_they_lie(n: Node, a: _Added) -> None:
     """Put rows, and zeros behind them, in the place of what adds them where they lie."""
-    val, count, write = n.meta["val"], a.at.meta["val"].numel(), Writer(n)
+    val, count, write = n.meta["val"], prod(a.shape), Writer(n)
     made = write(aten.reshape.default, a.rows, [count, *val.shape[1:]])
     if count < val.shape[0]:
         behind = [*(0, 0) * (val.dim() - 1), 0, val.shape[0] - count]
@@ -158,21 +179,45 @@ def _as_they_lie(n: Node, a: _Added) -> None:
 
 def _as_a_fold(n: Node, a: _Added) -> None:
     """Put the fold in the place of what adds rows in any order."""
-    val, at, write = n.meta["val"], a.at.meta["val"], Writer(n)
-    count, width, dtype = at.numel(), prod(val.shape[1:]), val.dtype
-    each = write(aten.arange.default, val.shape[0], dtype=at.dtype, device=at.device)
-    row = write(aten.reshape.default, each, [-1, 1])
-    is_at = write(aten.eq.Tensor, write(aten.reshape.default, a.at, [1, count]), row)
-    if 0 <= a.skipped < val.shape[0]:
-        is_at = write(aten.logical_and.default, is_at, write(aten.ne.Scalar, row, a.skipped))
+    val, write, axes = n.meta["val"], Writer(n), len(a.at)
+    count, width, dtype = prod(a.shape), prod(val.shape[axes:]), val.dtype
+    is_at = None
+    for axis, at in enumerate(_each(n, a, write)):
+        each = write(aten.arange.default, val.shape[axis], dtype=at.meta["val"].dtype, device=val.device)
+        row = write(aten.reshape.default, each, [-1, *(1,) * (axes - axis)])
+        here = write(aten.eq.Tensor, write(aten.reshape.default, at, [count]), row)
+        if 0 <= a.skipped < val.shape[0]:
+            here = write(aten.logical_and.default, here, write(aten.ne.Scalar, row, a.skipped))
+        is_at = here if is_at is None else write(aten.logical_and.default, is_at, here)
     rows = write(aten.reshape.default, a.rows, [count, width])
-    if dtype is torch.float32:
+    if dtype is torch.float32 or not _is_few(n, a):
         none = write(aten.full.default, [], 0.0, dtype=dtype, device=val.device)
         picked = write(aten.where.self, write(aten.unsqueeze.default, is_at, -1), rows, none)
-        total = write(aten.sum.dim_IntList, picked, [1])
+        total = write(aten.sum.dim_IntList, picked, [axes])
     else:
         total = write(aten.mm.default, write(aten._to_copy.default, is_at, dtype=dtype), rows)
     n.replace_all_uses_with(write(aten.reshape.default, total, list(val.shape)))
+
+
+def _at_one_index(n: Node, a: _Added) -> None:
+    """Put a table of as many rows as several indices have places in the place of what they index."""
+    val, write = n.meta["val"], Writer(n)
+    axes, total = len(a.at), None
+    for axis, at in enumerate(_each(n, a, write)):
+        part = write(aten.mul.Tensor, at, prod(val.shape[axis + 1 : axes]))
+        total = part if total is None else write(aten.add.Tensor, total, part)
+    made = write(rows_of_sums_op, total, a.rows, [prod(val.shape[:axes]), *val.shape[axes:]], a.skipped)
+    n.replace_all_uses_with(write(aten.reshape.default, made, list(val.shape)))
+
+
+def _each(n: Node, a: _Added, write: Writer) -> Iterator[Node]:
+    """The indices, of one shape: those that count from the end from the beginning, and an error where one is none."""
+    for extent, at in zip(n.meta["val"].shape, a.at, strict=False):
+        each = at if tuple(at.meta["val"].shape) == tuple(a.shape) else write(aten.expand.default, at, list(a.shape))
+        if a.checked:
+            places = write(aten.arange.default, extent, dtype=torch.int64, device=at.meta["val"].device)
+            each = write(aten.index.Tensor, places, [each])
+        yield each
 
 
 def crowded(group: Group) -> bool:
