@@ -111,7 +111,8 @@ program p()
         ("e, f, n", "e, c, f", (128, 128), ("e",), ("e", "n", "f")),
         ("n, e, f", "e, c, f", (128, 128), (), ("e", "n", "f")),  # not the order of a batch, but it could be
         ("e, n, f", "e, f, c", (128, 128), (), None),  # what is summed is last: a matrix as it lies
-        ("e, n, f", "c, e, f", (128, 128), (), None),
+        ("e, n, f", "c, e, f", (128, 128), ("e",), None),  # as it lies, or the result would be copied
+        ("n, e, f", "c, e, f", (128, 128), (), None),
         ("e, n, f", "e, c, f", (127, 128), (), None),  # too few rows
         ("e, n, f", "e, c, f", (128, 120), (), None),
         ("e, n, f", "e, c, f", (128, 132), (), None),  # ragged

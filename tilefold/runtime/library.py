@@ -243,7 +243,11 @@ class LibraryStep:
         if self._shaped:
             out = out.view(self._expanded(syms))
             if self.matrices.order is not None:
-                out = out.permute(self.matrices.order).reshape(self.shape(syms)).contiguous()
+                out = out.permute(self.matrices.order)
+                if target is not None and target.is_contiguous():
+                    target.view(out.shape).copy_(out)
+                    return
+                out = out.reshape(self.shape(syms)).contiguous()
         if target is None:
             tensors[self.name] = out
         else:

@@ -154,14 +154,16 @@ SIDE, ALIGNED = 128, 8
 
 def spread(p: Product, sizes: Mapping[str, Expr]) -> tuple[str, ...]:
     """Kept dims of one factor alone that are better a batch, over which the other factor is the same: those in front of
-    what is summed, where others lie behind it.
+    what is summed, where others lie behind it, and of others the first that the result has in front.
 
         out[e, n, f] = sum over c of x[n, c] * a[e, c, f]: a product for each e, of a as it lies in memory
 
-    As one product it would have e and f side by side in a copy of a. The result must have the order of such a batch,
-    and its matrices rows and columns enough for the library's tiles. Empty where there is nothing to gain.
+    As one product it would have e and f side by side in a copy of a, or of the result. The result must have the order
+    of such a batch, and its matrices rows and columns enough for the library's tiles. Empty where there is nothing to
+    gain.
     """
-    return next((outer for outer, orders in _batches(p, sizes) if p.dims in orders), ())
+    behind = (outer for outer, orders in _batches(p, sizes, in_front=False) if p.dims == orders[0])
+    return next((outer for outer, orders in _batches(p, sizes) if p.dims in orders), next(behind, ()))
 
 
 def spread_order(p: Product, sizes: Mapping[str, Expr]) -> tuple[str, ...] | None:
@@ -170,9 +172,10 @@ def spread_order(p: Product, sizes: Mapping[str, Expr]) -> tuple[str, ...] | Non
 
 
 def _batches(
-    p: Product, sizes: Mapping[str, Expr]
+    p: Product, sizes: Mapping[str, Expr], *, in_front: bool = True
 ) -> Iterator[tuple[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]]]:
-    """Dims that might be a batch, and the orders in which the library writes its result."""
+    """Dims that might be a batch, and the orders in which the library writes its result. in_front: of what is summed;
+    else the first dim behind it."""
     if p.batch or p.loads is None or not p.depth:
         return
     for ld, mine, other in zip(p.loads, (p.rows, p.cols), (p.cols, p.rows), strict=True):
@@ -181,6 +184,8 @@ def _batches(
         if len(axes) < len(ld.index) or len(at) < len(p.depth):
             continue
         outer, inner = tuple(axes[: min(at)]), tuple(axes[max(at) + 1 :])
+        if not in_front:
+            outer, inner = (inner[:1], inner[1:]) if not outer else ((), inner)
         whole = {*outer, *inner} == set(mine) and len(at) == max(at) - min(at) + 1
         few = [_points(dims, sizes) for dims in (inner, other)]
         if outer and inner and whole and min(few) >= SIDE and few[0] % ALIGNED == 0:
