@@ -89,7 +89,7 @@ def own_additions(gm: torch.fx.GraphModule) -> int:
     if torch.are_deterministic_algorithms_enabled():
         found = {n: a for n, a in found.items() if _is_few(n, a) or _is_small(n, a)}
     for n, a in found.items():
-        if len(a.at) == 1 and _counts(a.at[0]) and a.skipped < 0:
+        if len(a.at) == 1 and counts(a.at[0]) and a.skipped < 0:
             _as_they_lie(n, a)
         elif _is_few(n, a) or _is_small(n, a):
             _as_a_fold(n, a)
@@ -155,7 +155,7 @@ def _is_small(n: Node, a: _Added) -> bool:
     return bool(prod(a.shape) * prod(n.meta["val"].shape) <= SMALL)
 
 
-def _counts(at: Node) -> bool:
+def counts(at: Node) -> bool:
     """Whether indices are 0, 1, 2 ... in the order in which they lie."""
     count = at.meta["val"].numel()
     while at.target in _IN_ORDER or _adds_nothing(at):

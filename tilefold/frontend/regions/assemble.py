@@ -29,6 +29,7 @@ from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
 from tilefold.frontend.regions.host_numbers import numbers_on_device
 from tilefold.frontend.regions.leftover import compile_leftover
+from tilefold.frontend.regions.one_a_row import one_a_row
 from tilefold.frontend.regions.outer import Outer, item
 from tilefold.frontend.regions.partition import (
     Group,
@@ -161,6 +162,7 @@ def _parted(gm: torch.fx.GraphModule) -> Partition:
     numbers_on_device(gm)
     gather_seeds(gm.graph)
     own_prefixes(gm)
+    one_a_row(gm)
     own_additions(gm)
     return partition(gm)
 
