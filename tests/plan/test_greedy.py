@@ -73,6 +73,17 @@ def test_sums_of_what_a_library_makes_are_one_kernel():
     assert [x.members for x in groups] == [("g",), ("b", "s")]
 
 
+def test_numbers_share_a_launch():
+    """Steps of an optimiser's tensors, each counted for itself; what has elements stays apart, and on a CPU all do."""
+    n = MOST_READ + 3
+    lines = ["program steps()", *(f"  input s{k}: f32[]" for k in range(n)), "  input x: f32[7]", "  dim i = 7"]
+    lines += [f"  t{k}[]: f32 = s{k} + 1.0" for k in range(n)]
+    p = parse("\n".join([*lines, "  y[i]: f32 = exp(x[i])", f"  return {', '.join(f't{k}' for k in range(n))}, y"]))
+    groups = [x.members for x in group(p, limits=LIMITS).groups]
+    assert sorted(len(m) for m in groups) == [1, 3, MOST_READ] and ("y",) in groups
+    assert len(group(p).groups) == n + 1
+
+
 def leads_outside(g, of, a, b) -> bool:
     """Whether groups between lead from one of two groups to the other, by walking."""
     for start, goal in ((a, b), (b, a)):

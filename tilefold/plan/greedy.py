@@ -16,7 +16,7 @@ from tilefold.block.fuse import Fused, fuse_group, prepare
 from tilefold.block.group import ANY, Group, Grouping, Limits, Refusal
 from tilefold.block.legal import legal
 from tilefold.block.twins import Decided, Renaming, Twins
-from tilefold.tensor.analysis import Graph, out_dims, renamed
+from tilefold.tensor.analysis import Graph, is_map, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 
@@ -172,19 +172,27 @@ class _Greedy:
 
     def merge_siblings(self) -> bool:
         """Join groups that read the same, so that it is read once: reductions over the same dims; on a GPU, where a
-        kernel waits for memory, also maps of the same elements."""
+        kernel waits for memory, also maps of the same elements, and numbers that nothing but a launch is spent on
+        (steps of an optimiser's tensors)."""
         groups = list(dict.fromkeys(self.of.values()))
         read = [self._read(x) for x in groups]
         parallel = [set(x.parallel) for x in groups]
+        number = [self.limits.in_registers and self._is_number(x) for x in groups]
         for i, a in enumerate(groups):
             for j, b in enumerate(groups[i + 1 :], i + 1):
-                if parallel[i] != parallel[j] or read[i].isdisjoint(read[j]) or self._reads_too_much(a, b):
+                apart = read[i].isdisjoint(read[j]) and not (number[i] and number[j])
+                if parallel[i] != parallel[j] or apart or self._reads_too_much(a, b):
                     continue
                 merged = self.merge(a, b)
                 if not isinstance(merged, str):
                     self.join(a, b, merged)
                     return True
         return False
+
+    def _is_number(self, group: Group) -> bool:
+        """Whether a group is maps of no dims, none of a library call's."""
+        computes = [self.g.by_name[m] for m in group.members]
+        return self.apart.isdisjoint(group.members) and all(is_map(c) and not c.dims for c in computes)
 
     def _reads_too_much(self, a: Group, b: Group) -> bool:
         """Whether a kernel of both would read many tensors, and more than each of them."""
