@@ -130,16 +130,10 @@ class Builder:
         for name in self.members:
             if self._streams(name) and name not in self.to_write:
                 continue
-            at = self._written_in(name) if self._streams(name) else self.plan.ready[name]
+            at = len(self.plan.stages) if self._streams(name) else self.plan.ready[name]
             for n in self._inner_below(name, below):
                 uses[n].add(at)
         return frozenset(n for n, at in uses.items() if len(at) > 1)
-
-    def _written_in(self, name: str) -> int:
-        """The pass that writes a member which streams; the number of passes where that is a loop after all of them."""
-        dims, ready = out_dims(self.g.by_name[name]), self.plan.ready[name]
-        passes = (k for k, dim in enumerate(self.loops.stages) if dim in dims and ready < k)
-        return next(passes, len(self.plan.stages))
 
     def _inner_below(self, name: str, known: dict[str, frozenset[str]]) -> frozenset[str]:
         """Inner reductions that a member is computed from, by way of what streams. `known`: of members asked before;
@@ -253,7 +247,7 @@ class Builder:
             scope.nodes += self.step(stage, v, scope, looped=dim is not None)
         if dim is not None:
             for m in list(self.to_write):
-                if self._streams(m) and self._written_in(m) == k:
+                if self._streams(m) and dim in out_dims(self.g.by_name[m]) and self.plan.ready[m] < k:
                     self.store(m, scope)
             self.close(scope, start, stop)
 
