@@ -52,12 +52,6 @@ def test_columns_have_neighbours_and_long_tiles():
     assert tiles[64] == 1 and tiles[1024] >= 32 and tiles[1000] >= 16
 
 
-def test_vectors_times_matrices_read_neighbours():
-    """256 rows of 1,024, each times 512 columns of its own: sums of 256 read 16 bytes of a row at a time before."""
-    kernels = made(lambda x, w: torch.bmm(x, w), meta(256, 1, 1024, dtype=B), meta(256, 1024, 512, dtype=B))
-    assert widths(kernels[0])[512] >= 64
-
-
 def test_the_contiguous_dim_has_the_lanes_whichever_it_is():
     (k,) = made(down, meta(64, 1000, 1024, dtype=B))
     assert widths(k)[1000] < widths(k, first=1)[1000]  # rows of the transposed argument

@@ -235,8 +235,8 @@ def default_config(
     if pairs is not None:
         return pairs
     rule = _without(s, sizes)
-    if s.streamed and any(k - frozenset(s.streamed) for _, _, k in s.products):
-        return rule  # a contraction that is held inside a stream
+    if any(k - frozenset(s.streamed) for _, _, k in s.products):
+        return rule
     grid = tuple(d for d in s.parallel if d not in s.segments)
     at_least = {d: 1 if d in s.segments else max(1, n) for d, n in sizes.items()}
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
