@@ -179,31 +179,6 @@ def test_a_gate_of_channels_is_not_computed_for_each_place():
     assert isinstance(legal(graph(GATED, n=32, m=196), ("gate", "y", "top"), STARVED), Group)
 
 
-TURNED = """
-program turned()
-  input x: f32[{n}, 64, {m}]
-  dim i = {n}
-  dim c = 64
-  dim p = {m}
-  s[c]: f32 = sum[i, p] x[i, c, p]
-  y[i, c, p]: f32 = x[i, c, p] / s[c]
-  last[i, p, c]: f32 = y[i, c, p]
-  return {results}
-"""
-
-
-def test_what_is_stored_across_long_rows_as_well_has_a_kernel_of_its_own():
-    limits = Limits(workers=1, in_registers=True, operands=Operands(128, 0.5, 0.0, 1e6, across=4096))
-
-    def found(n: int, m: int, results: str = "y, last", limits: Limits = limits) -> Group | str:
-        return one_kernel(graph(TURNED, n=n, m=m, results=results), ("s", "y", "last"), limits)
-
-    assert found(32, 1024) == "last has its neighbours along c, of which a block has one index"
-    assert isinstance(found(2, 1024), Group)  # a block holds several rows
-    assert isinstance(found(32, 1024, "last"), Group)  # it is in memory once
-    assert isinstance(found(32, 1024, limits=GPU), Group)
-
-
 DOWN = """
 program down()
   input x: f32[64, {rows}, 4096]
@@ -219,7 +194,7 @@ program down()
 
 def test_short_columns_are_summed_where_what_is_made_of_their_maxima_is_written():
     """Exponentials of 16 channels that pooling divides by their sum: 16 and 12 us on an H100 in two kernels."""
-    limits = Limits(workers=1, in_registers=True, operands=Operands(128, 0.5, 0.0, 1e6, across=4096))
+    limits = Limits(workers=1, in_registers=True, operands=Operands(128, 0.5, 0.0, 1e6))
     assert isinstance(one_kernel(graph(DOWN, rows=16), ("top", "e", "s"), limits), Group)
     assert one_kernel(graph(DOWN, rows=512), ("top", "e", "s"), limits) == "e goes to memory, where s sums its columns"
     assert isinstance(one_kernel(graph(DOWN, rows=16), ("e", "s"), limits), str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tilefold.errors import SourceLoc
@@ -37,9 +36,8 @@ class Operands:
     """What it costs to compute an operand of a product that a fold streams, in each of the blocks of rows that read it.
 
     rows: of a product that share a block. As bytes of memory: cached, a byte out of the last cache; flop, arithmetic of
-    a product; vector, arithmetic of a map; kernel, one more of them. sector: bytes that the memory deals in. across:
-    elements of a reduced row that a block holds neighbours of beside it; what is stored across longer ones is single.
-    neighbours: columns of a block that reduces down them whole.
+    a product; vector, arithmetic of a map; kernel, one more of them. neighbours: columns of a block that reduces down
+    them whole.
     """
 
     rows: int
@@ -47,8 +45,6 @@ class Operands:
     flop: float
     kernel: float
     vector: float = 0.0
-    sector: int = 32
-    across: float = math.inf
     neighbours: int = 32
 
 

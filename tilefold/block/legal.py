@@ -46,7 +46,6 @@ def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Grou
     if crossing is None and limits.operands is not None:
         crossing = _computed_again(g, members, parallel, limits.operands)
         crossing = crossing or _among_neighbours(g, members, parallel, limits.operands)
-        crossing = crossing or _across_rows(g, members, parallel, limits.operands)
     return Group(members, parallel) if crossing is None else crossing
 
 
@@ -217,27 +216,6 @@ def _among_neighbours(g: Graph, members: tuple[str, ...], parallel: tuple[str, .
         near = [ld for ld in read if again & dims_used(ld.index[-1])]
         if bytes_read(g, near) > 2 * g.nbytes([name]) + cost.kernel:
             return f"{name} would be computed in blocks of one index of {', '.join(sorted(again))}"
-    return None
-
-
-def _across_rows(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...], cost: Operands) -> str | None:
-    """The reason, if what is in memory in one order is stored in another as well (for a convolution), by blocks of long
-    rows that have one index of the dim along which it has its neighbours: single elements cost more than reading it
-    once more. Of 8 MB behind a batch norm's gradient, 64 channels of 32 x 1024 places: 80 us, 10 in a kernel apart."""
-    rows = {d for m in members for d in g.by_name[m].rdims if not matrices(g.by_name[m], g.extent)} - {*parallel}
-    if g.points(rows) <= cost.across:
-        return None
-    for name in members:
-        c = g.by_name[name]
-        own, read = out_dims(c), set(g.producers[name]) & set(members)
-        single = c.reducer is None and own and own[-1] in parallel and rows & {*own} and g.escapes(name, members)
-        if not single or not read or not all(g.escapes(r, members) for r in read):
-            continue
-        nbytes = g.nbytes([name])
-        beside = nbytes * (cost.sector / c.dtype.nbytes - 1) * cost.cached
-        other = any(rows & {out_dims(g.by_name[r])[-1]} for r in read if out_dims(g.by_name[r]))
-        if other and g.extent(own[-1]) > 1 and beside > nbytes + cost.kernel:
-            return f"{name} has its neighbours along {own[-1]}, of which a block has one index"
     return None
 
 

@@ -68,9 +68,7 @@ class GpuTarget:
                 flop=m.bandwidth / m.gemm_rate(DType.BF16, library=False),
                 kernel=m.second_kernel * m.bandwidth,
                 vector=m.bandwidth / m.vector,
-                sector=m.sector,
                 neighbours=m.columns,
-                across=m.held_columns // (m.sector // DType.F32.nbytes),
             ),
         )
 
