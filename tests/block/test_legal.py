@@ -194,7 +194,7 @@ program down()
 
 def test_short_columns_are_summed_where_what_is_made_of_their_maxima_is_written():
     """Exponentials of 16 channels that pooling divides by their sum: 16 and 12 us on an H100 in two kernels."""
-    limits = Limits(workers=1, in_registers=True, operands=Operands(128, 0.5, 0.0, 1e6))
+    limits = Limits(workers=1, in_registers=True, operands=Operands(128, 0.5, 0.0, 1e6, kept=4096))
     assert isinstance(one_kernel(graph(DOWN, rows=16), ("top", "e", "s"), limits), Group)
     assert one_kernel(graph(DOWN, rows=512), ("top", "e", "s"), limits) == "e goes to memory, where s sums its columns"
     assert isinstance(one_kernel(graph(DOWN, rows=16), ("e", "s"), limits), str)

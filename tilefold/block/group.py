@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tilefold.errors import SourceLoc
@@ -37,7 +38,7 @@ class Operands:
 
     rows: of a product that share a block. As bytes of memory: cached, a byte out of the last cache; flop, arithmetic of
     a product; vector, arithmetic of a map; kernel, one more of them. neighbours: columns of a block that reduces down
-    them whole.
+    them whole; kept: elements of these that it keeps meanwhile, at most.
     """
 
     rows: int
@@ -46,6 +47,7 @@ class Operands:
     kernel: float
     vector: float = 0.0
     neighbours: int = 32
+    kept: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def _of_whole_columns(g: Graph, m: Compute, c: Compute, members: tuple[str, ...]
     blocks that write it have them whole, and the sum of them with it."""
     before = g.reached(m.name, g.producers, lambda x: x.name in members)
     same = any(x.name in members and x.reducer is not None and {*x.rdims} == {*c.rdims} for x in before)
-    return same and g.points(c.rdims) * cost.neighbours <= cost.across
+    return same and g.points(c.rdims) * cost.neighbours <= cost.kept
 
 
 def _among_columns(g: Graph, m: Compute, members: tuple[str, ...]) -> bool:

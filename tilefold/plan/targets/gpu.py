@@ -69,6 +69,7 @@ class GpuTarget:
                 kernel=m.second_kernel * m.bandwidth,
                 vector=m.bandwidth / m.vector,
                 neighbours=m.columns,
+                kept=m.held_columns // 8,
             ),
         )
 
