@@ -98,7 +98,7 @@ def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group,
             has = {read for m in x.members for read in loads(g.by_name[m].body) if read.tensor == t}
             elsewhere = ld not in has and _under_choices(g, name, x)  # under each by itself, in every thread block
             if not has or elsewhere:
-                times = _evaluations(g, c.dims, x, machine) / g.points(c.dims) if elsewhere else 1
+                times = _evaluations(g, c.dims, x, machine) / max(1, g.points(c.dims)) if elsewhere else 1
                 saved -= g.points(dims_used(ld)) * g.program.dtype_of(t).nbytes * times
     each, kept = _units(body, c.dims, g), any(u in own.members for u in g.consumers[name])
     work = sum(_evaluations(g, c.dims, x, machine) * _times(g, name, x) for x in others) * each

@@ -91,7 +91,8 @@ def read_at_once(b: Block) -> int:
     loops = [n for n in walk_block(b.body) if isinstance(n, Loop)]
     streamed, parallel = ({n.dim for n in loops if n.kind == kind} for kind in ("for", "forall"))
     extents = {d: power_of_two(int(e.value)) for d, e in b.sizes.items() if isinstance(e, Const) and e.value}
-    whole = [{*n.dims, *n.rdims, *dims_used(n.expr)} - parallel for n in _once(b.body) if not _multiplied(n)]
+    once = () if _has_products(b) else _once(b.body)
+    whole = [{*n.dims, *n.rdims, *dims_used(n.expr)} - parallel for n in once]
     most = max((math.prod(extents.get(d, 1) for d in dims) for dims in whole), default=1)
     extents |= dict.fromkeys(streamed, 2)
     for n in (x for loop in loops if loop.kind == "for" for x in loop.body if not isinstance(x, Loop)):
@@ -108,12 +109,17 @@ def _multiplied(n: Let | Accumulate) -> bool:
     return found is not None and found.left != found.right
 
 
+def _has_products(b: Block) -> bool:
+    return any(isinstance(n, Let | Accumulate) and _multiplied(n) for n in walk_block(b.body))
+
+
 def too_few(b: Block, machine: Gpu) -> str | None:
     """Why a kernel of loops (or reductions outside of them) one after the other, which is not cut into segments, should
     not be one: so few blocks read what it reads that kernels apart, with blocks for the machine, take a fraction of the
     time. Two means over all there is, of what the kernel writes meanwhile, are one thread block's work: 592 us for 8 MB
     on an H100."""
-    passes = sum(isinstance(n, Loop) and n.kind == "for" for n in walk_block(b.body)) + sum(1 for _ in _once(b.body))
+    passes = sum(isinstance(n, Loop) and n.kind == "for" for n in walk_block(b.body))
+    passes += 0 if _has_products(b) else sum(1 for _ in _once(b.body))
     if passes < 2:
         return None
     parallel = {n.dim for n in walk_block(b.body) if isinstance(n, Loop) and n.kind == "forall"}

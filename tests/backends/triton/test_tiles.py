@@ -274,3 +274,9 @@ def test_rows_beside_what_is_read_at_half_their_index_are_rows():
     sizes, c = k.sizes({}), config(k)
     assert not Shape.of(k.block).shared
     assert max(n for d, n in c.tiles.items() if sizes[d] == 100) >= 64
+
+
+def test_a_few_tensors_of_odd_widths_have_a_power_of_two_of_warps():
+    """Masses and three coordinates of 512 bodies in a step are 2,048 elements and more: ten warps are none."""
+    kernels = made(o.inertia, meta(1, 32768, dtype=torch.float32), meta(1, 32768, 3, dtype=torch.float32))
+    assert all(c.warps & (c.warps - 1) == 0 for c in map(config, kernels)), [config(k) for k in kernels]

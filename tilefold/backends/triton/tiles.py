@@ -443,7 +443,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         most_warps = max(
             area // (THREADS * LEAST_EACH), min(area // each, s.held({**local, **tiles}) // LEAST_EACH) // THREADS
         )
-        most_warps = min(MOST_WARPS, most_warps)
+        most_warps = min(MOST_WARPS, 1 << max(1, most_warps).bit_length() - 1)
         warps = max(warps, min(most_warps, power_of_two(H100.threads // (THREADS * blocks))))
     warps = max(1, min(warps, area // FEW))
     # loads straight to registers: copies ahead of their use take no cache hints, and single elements badly

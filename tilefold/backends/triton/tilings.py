@@ -190,7 +190,8 @@ def for_functions(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int])
         return c
     dear = (n for n in nodes_of(b.body) if isinstance(n, Let) and not n.rdims and expr_flops(n.expr) >= DEAR)
     kept = max((math.prod(local.get(d, 1) for d in n.dims) for n in dear), default=0)
-    return replace(c, warps=max(c.warps, min(MOST_WARPS, kept // (WARP * EACH))))
+    enough = 1 << max(1, kept // (WARP * EACH)).bit_length() - 1
+    return replace(c, warps=max(c.warps, min(MOST_WARPS, enough)))
 
 
 def for_crossing(
