@@ -49,6 +49,15 @@ def test_each_thread_has_its_pairs_and_all_that_is_reduced_of_them(fn, shapes, t
     assert "_lane" not in source
 
 
+def test_two_numbers_meet_in_one_exchange():
+    """Sides of boxes: in each thread they took 115 registers instead of 48, and 41 us on an H100 instead of 34."""
+    (k,) = made(
+        lambda x, y: torch.minimum(x[:, None], y[None]).prod(-1), meta(4096, 2, dtype=F), meta(4096, 2, dtype=F)
+    )
+    source = variant(k).rendered.source
+    assert "[None, :, :], propagate" in source or "[:, None, :]" in source and "[:, :, None]" not in source
+
+
 def test_few_pairs_have_more_blocks():
     (k,) = made(distances, meta(256, 64, dtype=F), meta(256, 64, dtype=F))
     tiles = sorted(n for d, n in variant(k).config.tiles.items() if k.sizes({})[d] == 256)
