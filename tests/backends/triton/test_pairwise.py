@@ -55,7 +55,7 @@ def test_two_numbers_meet_in_one_exchange():
         lambda x, y: torch.minimum(x[:, None], y[None]).prod(-1), meta(4096, 2, dtype=F), meta(4096, 2, dtype=F)
     )
     source = variant(k).rendered.source
-    assert "[None, :, :], propagate" in source or "[:, None, :]" in source and "[:, :, None]" not in source
+    assert "[None, :, :], propagate" in source or ("[:, None, :]" in source and "[:, :, None]" not in source)
 
 
 def test_few_pairs_have_more_blocks():
