@@ -134,7 +134,7 @@ def too_few(b: Block, machine: Gpu) -> str | None:
         return None if None in known else math.prod(n for n in known if n is not None)
 
     most, parts = points(b.sizes[d] for d in parallel), [(n, points(shape)) for n, shape in shapes]
-    if most is None or any(count is None for _, count in parts):
+    if not most or any(count is None for _, count in parts):  # of no elements, there are no blocks
         return None
     moved = sum(n * count for n, count in parts if count is not None)
     apart = moved / (machine.reached * machine.bandwidth) + machine.second_kernel
