@@ -13,7 +13,7 @@ from tests.layers import Layer
 from tilefold.algebra.dtypes import DType
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
-from tilefold.plan import gpu_library
+from tilefold.plan import folded, gpu_library
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_library import gpu_library_products
 from tilefold.plan.hardware import H100, H200, Gpu, gpu_named
@@ -560,7 +560,7 @@ def test_weights_that_every_tile_of_rows_reads_again_are_priced() -> None:
     g = Graph.of(p)
     first, second = (c for c in p.body if c.reducer)
     (rows,) = set(first.dims) & set(second.dims)
-    few, many = (gpu_library._read_again(g, first, {rows}, tile, H100) for tile in (64, 128))
+    few, many = (folded._read_again(g, first, {rows}, tile, H100) for tile in (64, 128))
     weights = 256 * 2048 * 2
     assert few == pytest.approx(128 * weights / (H100.cache_reached * H100.last_cache.bandwidth)) and few == 2 * many
 

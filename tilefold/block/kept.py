@@ -100,12 +100,7 @@ def _needed(n: Let | Accumulate, dims: tuple[str, ...], stored: Collection[str],
     beside an input of float32 neither need be of 16 bits: their own precision is that of no other operand."""
     match n.expr:
         case Call("mul", (Load() as a, Load() as b)) if (
-            known.mixed
-            and n.kept is DType.F32
-            and not {
-                a.tensor,
-                b.tensor,
-            }.intersection(stored)
+            known.mixed and n.kept is DType.F32 and {a.tensor, b.tensor}.isdisjoint(stored)
         ):
             return not {a.tensor, b.tensor} <= known.narrow
         case Call("mul", (Load() as a, Load() as b)) if as_contraction(n.expr, dims, n.rdims) is not None:

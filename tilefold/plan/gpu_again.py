@@ -91,17 +91,19 @@ def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group,
     c, saved = g.by_name[name], g.nbytes([name]) * (1 + len(others))
     needed = {ld.tensor: ld for ld in loads(body)}
     mine = {r: m for m in own.members for r in g.by_name[m].results}
+    ways = {x: _ways(g, name, x) for x in others}
+    evaluations = {x: _evaluations(g, c.dims, x, machine) for x in others}
     for t, ld in needed.items():
         if mine.get(t) is not None and not g.escapes(mine[t], own.members):
             saved -= g.nbytes([t])  # a state that is written now
         for x in others:
             has = {read for m in x.members for read in loads(g.by_name[m].body) if read.tensor == t}
-            elsewhere = ld not in has and _under_choices(g, name, x)  # under each by itself, in every thread block
+            elsewhere = ld not in has and any(map(any, ways[x]))  # under each choice by itself, in every thread block
             if not has or elsewhere:
-                times = _evaluations(g, c.dims, x, machine) / max(1, g.points(c.dims)) if elsewhere else 1
+                times = evaluations[x] / max(1, g.points(c.dims)) if elsewhere else 1
                 saved -= g.points(dims_used(ld)) * g.program.dtype_of(t).nbytes * times
     each, kept = _units(body, c.dims, g), any(u in own.members for u in g.consumers[name])
-    work = sum(_evaluations(g, c.dims, x, machine) * _times(g, name, x) for x in others) * each
+    work = sum(evaluations[x] * max(_places(g, name, x), *map(len, ways[x])) for x in others) * each
     saved -= (work if kept else work - g.points(c.dims) * each) / machine.vector * machine.bandwidth
     if own.members == (name,):
         saved += machine.second_kernel * machine.bandwidth
@@ -123,16 +125,14 @@ def _arithmetic(e: Expr) -> Iterator[Expr]:
         yield from _arithmetic(k)
 
 
-def _times(g: Graph, name: str, x: Group) -> int:
-    """How often a kernel computes an element of a map: at each place that it has elements of (two sums, of its rows and
-    of its columns, at two), or under each choice."""
-    bodies = [g.by_name[m].body for m in x.members]
-    places = {ld.index for e in bodies for ld in loads(e) if ld.tensor == name}
-    return max(len(places), *(len(guards(e, name)) for e in bodies))
+def _places(g: Graph, name: str, x: Group) -> int:
+    """At how many places a kernel has elements of a map: two sums, of its rows and of its columns, at two."""
+    return len({ld.index for m in x.members for ld in loads(g.by_name[m].body) if ld.tensor == name})
 
 
-def _under_choices(g: Graph, name: str, x: Group) -> bool:
-    return any(under for m in x.members for under in guards(g.by_name[m].body, name))
+def _ways(g: Graph, name: str, x: Group) -> list[set[tuple[Expr, ...]]]:
+    """The choices under which each member of a kernel reads a map."""
+    return [guards(g.by_name[m].body, name) for m in x.members]
 
 
 def _evaluations(g: Graph, dims: Sequence[str], x: Group, machine: Gpu) -> float:

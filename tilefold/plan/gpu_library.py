@@ -9,7 +9,6 @@ estimated, with rates measured on an H100 and an H200.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -18,14 +17,14 @@ from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.block.fuse import UNIT, with_unit
 from tilefold.block.group import Group, Limits
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
-from tilefold.plan.beside import NOTHING, Beside, beside_of, made_beside
+from tilefold.plan.beside import Beside, beside_of, made_beside
 from tilefold.plan.few_rows import of_few_rows
+from tilefold.plan.folded import call_rate, flops, folded_faster, holds_much
 from tilefold.plan.gpu_forms import blocks, kept_local, segments
 from tilefold.plan.gpu_taps import summed_of_channels
 from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
-from tilefold.plan.library_rates import Sizes
 from tilefold.plan.short_products import branching, of_few_channels, of_short_rows
 from tilefold.tensor.analysis import Graph, is_map, is_static, out_dims
 from tilefold.tensor.convolution import convolution, is_channels_last
@@ -180,7 +179,7 @@ def fused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Gpu) 
     busy = running / (waves * machine.cores)
     shared = running >= machine.full_tiles * machine.cores and _shared_out(g, plan, products, machine)
     rate, start = (machine.shared_rate, machine.shared_start) if shared else (machine.wide_rate, machine.wide_start)
-    seconds = waves * start + sum(_flops(g, m) for m in products) / (rate * busy)
+    seconds = waves * start + sum(flops(g, m) for m in products) / (rate * busy)
     if n > 1:
         partial = sum(
             g.points(out_dims(g.by_name[m])) * 4 for m in plan.group.members if kept_local(g, plan.group, plan.inner, m)
@@ -205,24 +204,11 @@ def unfused_seconds(g: Graph, plan: StagePlan, products: list[str], machine: Gpu
         operands = {ld.tensor: g.points({d for ix in ld.index for d in dims_used(ix)}) for ld in loads(c.body)}
         own = g.points(c.dims) * c.dtype.nbytes
         moved = own + sum(n * g.program.dtype_of(t).nbytes for t, n in operands.items())
-        rate = _call_rate(g, c, g.program.dtype_of(next(iter(operands))), machine)
-        seconds += machine.call + max(_flops(g, m) / rate, moved / (machine.reached * machine.bandwidth))
+        rate = call_rate(g, c, g.program.dtype_of(next(iter(operands))), machine)
+        seconds += machine.call + max(flops(g, m) / rate, moved / (machine.reached * machine.bandwidth))
         cut += own if inside & set(g.consumers[m]) else 0
         cut += sum(n * g.program.dtype_of(t).nbytes for t, n in operands.items() if t in inside)
     return seconds + cut / (machine.reached * machine.bandwidth)
-
-
-def _call_rate(g: Graph, c: Compute, dtype: DType, machine: Gpu) -> float:
-    """FLOP/s of the library for a product."""
-    p = product_of(c)
-    assert p is not None, c
-    batch, rows, cols, depth = (int(g.points(dims)) for dims in (p.batch, p.rows, p.cols, p.rdims))
-    return machine.call_rate("bmm" if p.batch else "mm", dtype, Sizes(batch, rows, cols, depth))
-
-
-def _flops(g: Graph, m: str) -> float:
-    c = g.by_name[m]
-    return 2.0 * g.points({*out_dims(c), *c.rdims})
 
 
 def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ()) -> bool:
@@ -246,14 +232,14 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
     chains = [chain for chain in chains if _folded_between(g, *chain) or _grows(g, *chain, machine)]
     if chains:
         return any(
-            _folded_faster(
+            folded_faster(
                 g,
                 chain,
                 chain[1].rdims,
                 2 * g.nbytes([chain[0].name]),
                 machine,
                 Beside(seconds=_between(g, *chain, machine)),
-                wide=not _folded_between(g, *chain) and _holds_much(g, *chain, machine),
+                wide=not _folded_between(g, *chain) and holds_much(g, *chain, machine),
             )
             for chain in chains
         )
@@ -264,7 +250,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
     if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced, calls)):
         folds = [x for x in after if x.reducer and not _multiplies(g, x) and set(x.rdims) & set(c.dims)]
         more = beside_of(g, c, folds, machine)
-        return _folded_faster(g, [c], reduced, g.nbytes([name]), machine, more)
+        return folded_faster(g, [c], reduced, g.nbytes([name]), machine, more)
     if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
     made = g.nbytes([ld.tensor for ld in loads(c.body) if ld.tensor in g.by_name])
@@ -274,65 +260,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
         and set(c.rdims) & set(d.rdims)
         and g.points(set(out_dims(c)) - set(out_dims(d))) <= machine.wide
         for d in before
-    ) and _folded_faster(g, [c], c.rdims, 2 * made, machine, made_beside(g, c, machine))
-
-
-def _folded_faster(
-    g: Graph,
-    products: Sequence[Compute],
-    along: Collection[str],
-    passed: float,
-    machine: Gpu,
-    beside: Beside = NOTHING,
-    *,
-    wide: bool = False,
-) -> bool:
-    """Whether products in one kernel that folds `along` dims, with a reduction or with each other, are estimated faster
-    than the library's.
-
-    That is a call more for each, and passes so many bytes more through memory than its own operands and results. A
-    kernel of few thread blocks has no more than these read and multiply: the sum over columns of sigmoid(x w), x of 128
-    rows and 24,576 columns, would be 32 that contract all of them. So has what it reads `beside`. wide: thread blocks
-    hold so much that they run alone.
-    """
-    memory = machine.reached * machine.bandwidth
-    pieces = _pieces(g, products[0], along, machine)
-    busy, near = min(1.0, pieces / machine.cores), min(memory, pieces * machine.block_rate)
-    folded, apart = beside.nbytes / near + beside.seconds, (passed + beside.nbytes) / memory
-    rows = set.intersection(*(set(out_dims(c)) for c in products)) - set(along)
-    columns = max(g.points(set(out_dims(c)) - rows - set(along)) for c in products)
-    tile = machine.rows if machine.owned < columns < machine.wide else 2 * machine.rows  # warps share a wide state
-    folded += machine.wide_start if wide else 0.0
-    for c in products:
-        operands = {ld.tensor for ld in loads(c.body)}
-        read, made = g.nbytes(operands), g.nbytes([c.name])
-        narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
-        sides = (g.points(p.rows), g.points(p.cols)) if (p := product_of(c)) is not None else (1.0, 1.0)
-        # probabilities are rounded to the type of values
-        rate = min(machine.folded_rate(narrowest, *sides), machine.wide_rate if wide else math.inf)
-        folded += max(_flops(g, c.name) / (busy * rate), read / near, _read_again(g, c, rows, tile, machine))
-        apart += max(_flops(g, c.name) / _call_rate(g, c, narrowest, machine), (read + made) / memory) + machine.call
-    return folded < apart
-
-
-def _holds_much(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
-    """Whether a row of what the first of two products reads, and of what the second makes, is a wide state: 832 columns
-    from 416 into 256, 9 GFLOP in one kernel, took 126 us on an H100. Rows are what both have, the longer side."""
-    p = product_of(second)
-    both = {*out_dims(first)} & {*out_dims(second)} - ({*p.batch} if p is not None else set())
-    held = {*out_dims(second)} - {*out_dims(first)}
-    return g.points(both) > g.points(held) and g.points(held) + g.points(first.rdims) > machine.wide
-
-
-def _read_again(g: Graph, c: Compute, rows: set[str], tile: int, machine: Gpu) -> float:
-    """Seconds of the caches for the operand of a product that every tile of the kernel's rows reads whole: weights of
-    832 x 416 and back, of 8,192 rows in tiles of 64, are 180 MB (a multilayer perceptron's two products in one kernel:
-    125 us on an H100, 35 in two calls). A result of many columns leaves room for tiles of few rows."""
-    read = 0.0
-    for ld in loads(c.body):
-        mine = {d for e in ld.index for d in dims_used(e)}
-        read += g.nbytes([ld.tensor]) * (-(-g.points(rows - mine) // tile) if rows - mine else 0)
-    return read / (machine.cache_reached * machine.last_cache.bandwidth)
+    ) and folded_faster(g, [c], c.rdims, 2 * made, machine, made_beside(g, c, machine))
 
 
 def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:
@@ -356,7 +284,7 @@ def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:
 def _longer(g: Graph, c: Compute, machine: Gpu) -> float:
     """Seconds that a product takes longer in a kernel that streams it than in a call of the library."""
     narrowest = min({g.program.dtype_of(ld.tensor) for ld in loads(c.body)}, key=lambda dtype: dtype.nbytes)
-    return _flops(g, c.name) * (1 / machine.fused_rate(narrowest) - 1 / _call_rate(g, c, narrowest, machine))
+    return flops(g, c.name) * (1 / machine.fused_rate(narrowest) - 1 / call_rate(g, c, narrowest, machine))
 
 
 def _between(g: Graph, first: Compute, second: Compute, machine: Gpu) -> float:
@@ -364,19 +292,6 @@ def _between(g: Graph, first: Compute, second: Compute, machine: Gpu) -> float:
     above = {x.name for x in g.reached(second.name, g.producers, is_map)}
     maps = (x for x in g.reached(first.name, g.consumers, is_map) if is_map(x) and x.name in above)
     return branching(g, maps, machine)
-
-
-def _pieces(g: Graph, c: Compute, along: Collection[str], machine: Gpu) -> int:
-    """Thread blocks of a kernel that computes a product and folds along some of its dims: tiles of the others, and
-    segments of these, or of what it contracts where these are short."""
-    p = product_of(c)
-    assert p is not None, c
-    rows, cols = (p.cols, p.rows) if set(p.rows) & set(along) else (p.rows, p.cols)
-    tiles = int(g.points(p.batch)) * -(-int(g.points(rows)) // machine.rows)
-    if set(cols) & set(along):  # what is left of this side is held in no block
-        tiles *= int(g.points(set(cols) - set(along)))
-    cut = int(g.points(along)) // machine.least_segment or int(g.points(p.rdims)) // machine.least_step
-    return tiles * max(1, min(cut, machine.most_segments))
 
 
 def _reduced_on_both_sides(g: Graph, c: Compute) -> bool:

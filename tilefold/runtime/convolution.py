@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 from torch.backends import cudnn
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Expr, Index, Load
+from tilefold.algebra.expr import Const, Index, Load
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.plan.library import ConvolutionCall
-from tilefold.runtime.library import Part
+from tilefold.runtime.library import Part, part_of
 from tilefold.runtime.step import LIBRARY, Code, Result, handed_over
 from tilefold.tensor.convolution import Space, axis_of, group_axes, is_channels_last
 from tilefold.tensor.index_simplify import const
@@ -57,8 +56,8 @@ class ConvolutionStep:
         space = v.space or (NOWHERE,)
         of_space = [s.axis for s in v.space]
         taps = [s.tap or "" for s in space]
-        self._read_x = part_of(v.x, p, {s.axis: s.extent for s in v.space})
-        self._read_w = part_of(v.w, p)
+        self._read_x = read_part(v.x, p, v.space)
+        self._read_w = read_part(v.w, p)
         if self.product:
             by_dim = {d: axis_of(v.x, d) for d in v.batch} | {s.out: s.axis for s in v.space if s.out is not None}
             self._order_x = _all_axes([*[by_dim[d] for d in rows], *of_x[2]], v.x)
@@ -158,25 +157,11 @@ class ConvolutionStep:
         return torch.ops.aten._convolution.default(x, w, *settings, *how)
 
 
-def part_of(ld: Load, p: Program, space: Mapping[int, Expr] = MappingProxyType({})) -> Part:
-    """The part of a tensor that is read: of every axis as much as its dim, or the guards of its space, let be seen, or
-    the one place that is (one of several weights)."""
-    seen, first = list(p.shape_of(ld.tensor)), [0] * len(ld.index)
-    for n, i in enumerate(ld.index):
-        match i:
-            case Index(dim):
-                seen[n] = p.sizes[dim]
-            case Const(place):
-                seen[n], first[n] = const(1), int(place)
-    for n, extent in space.items():
-        seen[n], first[n] = extent, 0
-    shape = shape_function(seen)
-
-    def part(x: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
-        wanted = shape(syms)
-        return x if x.shape == wanted else x[tuple([slice(a, a + n) for a, n in zip(first, wanted, strict=True)])]
-
-    return part
+def read_part(ld: Load, p: Program, space: Sequence[Space] = ()) -> Part:
+    """The part of a tensor that is read: of axes that windows run over all, or what their guards let be seen."""
+    whole = p.shape_of(ld.tensor)
+    seen = {n: whole[n] for n, i in enumerate(ld.index) if not isinstance(i, Index | Const)}
+    return part_of(ld, p.sizes, whole, seen | {s.axis: s.extent for s in space})
 
 
 def _all_axes(order: Sequence[int], ld: Load) -> list[int]:

@@ -11,7 +11,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load
 from tilefold.plan.hardware import Gpu, gpu_here
 from tilefold.plan.library import GradientCall
-from tilefold.runtime.convolution import CHANNELS_LAST, part_of
+from tilefold.runtime.convolution import CHANNELS_LAST, read_part
 from tilefold.runtime.step import LIBRARY, Code, Result, handed_over
 from tilefold.tensor.convolution_gradients import Gradient, Way, is_last
 from tilefold.tensor.index_simplify import const
@@ -46,7 +46,7 @@ class GradientStep:
         ways = [w.axis for w in g.ways], [w.plain for w in g.ways]
         first = (*batch, *(g.outs if image else g.channels))
         second = (*g.outs, *inner) if image else (*batch, *g.outs)
-        self._parts = part_of(g.read, p), part_of(g.plain, p)
+        self._parts = read_part(g.read, p), read_part(g.plain, p)
         self._orders = _order(g.read, first, ways[0]), _order(g.plain, second, ways[1])
         self._shapes = [shape_function(x) for x in ((made, taps) if image else (images, made))]
         self._other = shape_function(images if image else taps)

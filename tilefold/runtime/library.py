@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 
@@ -33,15 +34,20 @@ Part = Callable[[torch.Tensor, Mapping[str, int]], torch.Tensor]
 View = Callable[[torch.Tensor], torch.Tensor]
 
 
-def part_of(load: Load, sizes: Mapping[str, Expr], whole: Sequence[Expr] | None = None) -> Part:
+def part_of(
+    load: Load,
+    sizes: Mapping[str, Expr],
+    whole: Sequence[Expr] | None = None,
+    seen: Mapping[int, Expr] = MappingProxyType({}),
+) -> Part:
     """The part that a load of dims and places reads, with all axes: `x[:, :300] @ w` reads 300 columns of x.
 
-    whole: what the tensor's extents are known to be."""
-    wanted_shape = [axis_extent(ix, sizes) for ix in load.index]
+    whole: what the tensor's extents are known to be. seen: how much is read of axes with other indices (windows)."""
+    wanted_shape = [seen[n] if n in seen else axis_extent(ix, sizes) for n, ix in enumerate(load.index)]
     if whole is not None and list(whole) == wanted_shape:
         return lambda x, syms: x
     shape = shape_function(wanted_shape)
-    first = [int(ix.value) if isinstance(ix, Const) else 0 for ix in load.index]
+    first = [int(ix.value) if isinstance(ix, Const) and n not in seen else 0 for n, ix in enumerate(load.index)]
 
     def part(x: torch.Tensor, syms: Mapping[str, int]) -> torch.Tensor:
         wanted = shape(syms)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import prod
 
 from tilefold.algebra.dtypes import DType
@@ -162,8 +163,9 @@ def spread(p: Product, sizes: Mapping[str, Expr]) -> tuple[str, ...]:
     of such a batch, and its matrices rows and columns enough for the library's tiles. Empty where there is nothing to
     gain.
     """
+    front = (outer for outer, orders in _batches(p, sizes) if p.dims in orders)
     behind = (outer for outer, orders in _batches(p, sizes, in_front=False) if p.dims == orders[0])
-    return next((outer for outer, orders in _batches(p, sizes) if p.dims in orders), next(behind, ()))
+    return next(chain(front, behind), ())
 
 
 def spread_order(p: Product, sizes: Mapping[str, Expr]) -> tuple[str, ...] | None:

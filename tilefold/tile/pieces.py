@@ -30,6 +30,11 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def largest_power(n: int) -> int:
+    """The greatest power of two that is not above n; 1 of less."""
+    return 1 << max(1, n).bit_length() - 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     dim: str
@@ -46,7 +51,7 @@ def lengths(n: int) -> tuple[int, ...]:
     parts: list[int] = []
     left = n
     while left > 0 and len(parts) < MOST:
-        size = 1 << (left.bit_length() - 1)
+        size = largest_power(left)
         if size < MATRIX_UNIT or (len(parts) == MOST - 1 and size < left):
             size = left
         parts.append(size)

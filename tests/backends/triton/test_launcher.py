@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 from triton.runtime.errors import OutOfResources
 
 from tests.backends.triton.kernels import made, meta
-from tilefold.backends.triton import context, launch, launcher, refusals, tiles, tilings, words
+from tilefold.backends.triton import context, launch, launcher, product_tiles, refusals, words
 from tilefold.backends.triton.build import Target, built
 from tilefold.backends.triton.compile import job_of
 from tilefold.backends.triton.config import TooLarge, TritonConfig
@@ -208,7 +208,7 @@ def test_a_kernel_takes_smaller_tiles_where_a_value_would_be_too_large():
     k = TritonKernel(parse(PATCHES))
     xs = of_shapes((8, 3, 14, 16, 14, 16), (8, 197, 768), (768, 3, 16, 16))
     assert k.job(xs, {}) is not None  # the rule knows
-    with patch.multiple(tilings, OPERAND=1 << 30), patch.object(tiles, "EXACT", 1 << 30):
+    with patch.multiple(product_tiles, OPERAND=1 << 30, EXACT=1 << 30):
         k = TritonKernel(parse(PATCHES))
         with pytest.raises(TooLarge, match="a load of g would hold"):
             k.variant((5, 2, 3), k.sizes({}), tf32=False, interpreted=False)

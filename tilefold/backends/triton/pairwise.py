@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tilefold.algebra.expr import Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.traffic import WARP
 from tilefold.block.ir import Accumulate, Block, Let
 from tilefold.block.ir import walk as nodes_of
 from tilefold.plan.hardware import H100
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 #: Rows and columns of a tile of pairs, indices that are reduced at a time, and fewest.
 ROWS, COLUMNS, STEP, LEAST_STEP = 16, 64, 16, 4
-#: Warps of a thread block, and threads of each.
-WARPS, THREADS = 4, 32
+#: Warps of a thread block.
+WARPS = 4
 
 
 def of_pairs(e: Expr, over: Collection[str], out: Collection[str]) -> tuple[frozenset[str], ...]:
@@ -38,6 +39,13 @@ def of_pairs(e: Expr, over: Collection[str], out: Collection[str]) -> tuple[froz
     sides = {frozenset(dims_used(ld)) & whole for ld in loads(e) if not dims_used(ld).isdisjoint(over)}
     most = tuple(x for x in sides if not any(x < y for y in sides))
     return most if len(most) > 1 and whole not in most and frozenset().union(*most) == whole else ()
+
+
+def in_threads(e: Expr, over: Mapping[str, int], out: Mapping[str, int], warps: int) -> bool:
+    """Whether what is reduced of pairs stays in the thread that has the pair: there are pairs for every thread of a
+    block, and more indices to reduce than meet in one exchange. over, out: lanes of dims."""
+    enough = math.prod(out.values()) >= WARP * warps and math.prod(over.values()) >= LEAST_STEP
+    return enough and bool(of_pairs(e, over, [d for d, n in out.items() if n != 1]))
 
 
 def for_pairs(s: Shape, b: Block, sizes: Mapping[str, int]) -> TritonConfig | None:
@@ -55,9 +63,9 @@ def for_pairs(s: Shape, b: Block, sizes: Mapping[str, int]) -> TritonConfig | No
     width = min(COLUMNS, whole) if columns in looped and columns not in s.again else whole
     tile = min(power_of_two(sizes[rows]), max(1, ROWS * COLUMNS // width))
     blocks = math.prod(sizes[d] for d in batch) * (-(-sizes[columns] // width) if columns in s.parallel else 1)
-    while tile * width > 2 * WARPS * THREADS and blocks * -(-sizes[rows] // tile) < H100.cores:
+    while tile * width > 2 * WARPS * WARP and blocks * -(-sizes[rows] // tile) < H100.cores:
         tile //= 2
-    if not WARPS * THREADS <= tile * width <= ROWS * COLUMNS:
+    if not WARPS * WARP <= tile * width <= ROWS * COLUMNS:
         return None
     step = min(STEP, max(LEAST_STEP, sizes[over] & -sizes[over]))
     tiles = dict.fromkeys(looped, 1) | {rows: tile, over: step} | ({columns: width} if columns in looped else {})
@@ -78,8 +86,3 @@ def _pairs(s: Shape, b: Block) -> Iterator[tuple[str, str, tuple[str, ...], str]
         if all(len(x) == 1 for x in own):
             rows, columns = sorted((x[0] for x in own), key=order.index)
             yield rows, columns, tuple(d for d in order if d in sides[0] & sides[1]), n.rdims[0]
-
-
-def threads_own(lanes: Collection[int], warps: int) -> bool:
-    """Whether there are elements for every thread of a block."""
-    return math.prod(lanes) >= THREADS * warps

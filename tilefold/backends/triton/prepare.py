@@ -9,7 +9,7 @@ from dataclasses import replace
 from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.gluon_text import INSTRUCTION
-from tilefold.backends.triton.pairwise import of_pairs, threads_own
+from tilefold.backends.triton.pairwise import in_threads
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.block.pairs import ranged
 from tilefold.tile.again import recomputed
@@ -106,7 +106,7 @@ def lanes_of(kernel: Kernel, s: For, warps: int, bins: Mapping[str, int]) -> int
     if (size is not None and size <= s.tile) or s.tile & (s.tile - 1):
         return None
     tiles = {t.dim: t.tile for t in kernel.grid} | {d: _padded(kernel, d) for d in _beside(s)}
-    if any(_of_pairs(kernel, x, warps) for x in s.body):
+    if any(isinstance(x, Reduce) and _of_pairs(kernel, s, x, warps) for x in s.body):
         return None
     rows = math.prod(power_of_two(n) // _wide(kernel, s, d, n) for d, n in tiles.items())
     threads = max(1, THREADS * warps // rows)
@@ -114,14 +114,12 @@ def lanes_of(kernel: Kernel, s: For, warps: int, bins: Mapping[str, int]) -> int
     return n if n > 1 or _beside(s) else None
 
 
-def _of_pairs(kernel: Kernel, s: Stmt, warps: int) -> bool:
-    """Whether a statement reduces something of pairs of rows, of which each thread has its own."""
-    if not isinstance(s, Reduce):
-        return False
+def _of_pairs(kernel: Kernel, loop: For, s: Reduce, warps: int) -> bool:
+    """Whether a statement of a loop reduces something of pairs of rows, of which each thread has its own."""
     tiled = {t.dim: t.tile for t in kernel.grid}
-    lanes = {d: tiled.get(d) or _padded(kernel, d) for d in dims_used(s.expr) - {*s.rdims}}
-    out = [d for d, n in lanes.items() if n != 1]
-    return threads_own(lanes.values(), warps) and bool(of_pairs(s.expr, s.rdims, out))
+    out = {d: tiled.get(d) or _padded(kernel, d) for d in dims_used(s.expr) - {*s.rdims}}
+    over = {d: loop.tile if d == loop.dim else _padded(kernel, d) for d in s.rdims}
+    return in_threads(s.expr, over, out, warps)
 
 
 def _beside(s: For) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from tilefold.algebra.evaluate import identity_of
 from tilefold.algebra.expr import Cast, Expr, Load
 from tilefold.backends.triton.coarse import is_truth
 from tilefold.backends.triton.context import Context
-from tilefold.backends.triton.pairwise import LEAST_STEP, of_pairs, threads_own
+from tilefold.backends.triton.pairwise import in_threads
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.simplify import pull_scale
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, number
@@ -79,10 +78,9 @@ class Reductions:
         e = self.c.settled(s.expr)
         self.c.bounds.reduced(s.buf, s.op, e, accumulate=s.accumulate)
         scale, e = pull_scale(e, loose=False) if s.op in ("max", "min") else (1.0, e)
-        lanes = [self.c.hold(d).lanes for d in axes]
-        pairs = not self.c.matrix and threads_own(lanes, self.c.config.warps) and of_pairs(e, rdims, axes)
-        many = math.prod(self.c.hold(d).lanes for d in rdims) >= LEAST_STEP  # two meet in one exchange
-        frame = (*rdims, *axes) if pairs and many else (*axes, *rdims)
+        over, out = ({d: self.c.hold(d).lanes for d in dims} for dims in (rdims, axes))
+        pairs = not self.c.matrix and in_threads(e, over, out, self.c.config.warps)
+        frame = (*rdims, *axes) if pairs else (*axes, *rdims)
         self.c.layouts.wrote(s.buf, self.c.layouts.made((e,), frame))
         kind = b.dtype.compute
         if counts and s.op == "sum" and kind is DType.I64 and rdims and is_truth(condition := _uncast(e)):

@@ -8,7 +8,7 @@ have too few rows each are packed into one tile. Everything else is sized by ele
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -17,11 +17,11 @@ from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.pairwise import for_pairs
 from tilefold.backends.triton.product import BYTES
+from tilefold.backends.triton.product_tiles import for_depth, with_products
 from tilefold.backends.triton.tilings import (
     cheapest,
     for_columns,
     for_crossing,
-    for_depth,
     for_ends,
     for_functions,
     for_parts,
@@ -36,26 +36,12 @@ from tilefold.tensor.ir import Input
 from tilefold.tensor.product import divided, product
 from tilefold.tile.layout import UnitAxes
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import MATRIX_UNIT, MOST_SINGLES, is_small, power_of_two, singled, summed
+from tilefold.tile.pieces import MOST_SINGLES, is_small, largest_power, power_of_two, singled, summed
 
 #: Elements of the largest value of a kernel without products, a thread block.
 AREA = 8192
 #: Longest axis that a thread block holds at once (elements).
 HELD = 1 << 15
-#: A contraction of more elements than this is streamed.
-CONTRACTED = 256
-#: Columns up to which a product's contraction is read in long steps; bytes of both operands and elements of the
-#: contraction that a step has at most and at least; rows of a block where blocks are few.
-STEPPED, STEP, CHUNK, LEAST_ROWS = 128, 1 << 15, 64, 32
-#: Elements of an operand of a float32 product that a thread block of eight warps has in registers.
-EXACT = 4096
-#: Inside a streamed loop an operand is held up to so many elements of a contraction (576: latent attention).
-HELD_CONTRACTED = 640
-#: Sums that several products of a tile have in registers beside what eight warps compute of them: of twice as many,
-#: scores and their gradient in tiles of 128 x 128, each thread spills 600 bytes, of four warps 2,900.
-SUMS = 1 << 14
-#: Groups of warps that share a state of more than 256 columns.
-GROUPS = 2
 #: Thread blocks that fill once the GPU on which these rules were measured.
 FULL = H100.cores
 #: Fewer elements than this a warp are not worth one.
@@ -155,7 +141,7 @@ def _shape_of(
     parallel = tuple(n.dim for n in loops if n.kind == "forall" and n.dim not in singles)
     bounded = any(_bounds_dims(n) & set(parallel) for n in loops if n.kind == "for")
     shared: dict[str, int] = {}
-    summed = frozenset(d for _, _, k in products for d in k)
+    contracted = frozenset(d for _, _, k in products for d in k)
     given = {i.name for i in inputs}
     elements = {ld for n in nodes_of(body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in given}
     areas: list[frozenset[str]] = []
@@ -167,8 +153,8 @@ def _shape_of(
         own = n.dims if isinstance(n, Let | Init | Store) else ()
         areas.append(frozenset({*own, *(d for e in exprs_of(n) for d in dims_used(e))}) - singles)
         for e in exprs_of(n):
-            beside = {x for ld in loads(e) if not summed & dims_used(ld) for x in divided(ld)}
-            of_operands = {x for ld in loads(e) if summed & dims_used(ld) for x in divided(ld)}
+            beside = {x for ld in loads(e) if not contracted & dims_used(ld) for x in divided(ld)}
+            of_operands = {x for ld in loads(e) if contracted & dims_used(ld) for x in divided(ld)}
             for d, c in divided(e):
                 if (d, c) not in beside - of_operands:
                     shared[d] = min(c, shared.get(d, c))
@@ -230,7 +216,7 @@ def default_config(
     s = _with_singles(s, b, sizes)
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
-        return for_depth(_with_products(s, sizes), s, sizes, EXACT)
+        return for_depth(with_products(s, sizes), s, sizes)
     pairs = for_pairs(s, b, sizes)
     if pairs is not None:
         return pairs
@@ -244,148 +230,6 @@ def default_config(
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
     return for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
-
-
-def _with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
-    tiles: dict[str, int] = {}
-    lanes: dict[str, int] = {}
-    sides = frozenset(d for m, n, _ in s.products for d in m | n)
-    rows = [d for d in s.parallel if d in sides and d not in s.shared and d not in s.common]
-    rows = [d for d in rows if not _beside(s, d, rows, sizes)]
-    others = [d for d in s.parallel if d not in rows]
-    tiles |= dict.fromkeys(others, 1)
-    blocks = math.prod(sizes[d] for d in others)
-    inside = {d for _, _, k in s.products for d in k if _held_whole(s, d)} - {*s.streamed}
-    long = {d for d in inside if sizes[d] > HELD_CONTRACTED}
-    chunks = {d for _, _, k in s.products for d in k if sizes[d] > CONTRACTED and not _held_whole(s, d)}
-    held = {d for m, n, k in s.products for d in m | n | k} - {*s.parallel, *s.streamed, *long, *chunks}
-    wide = max([sizes[d] for d in held] or [1])
-    whole = math.prod(-(-sizes[d] // 128) for d in rows) * blocks
-    parts = blocks * math.prod(sizes[d] for d in s.segments)
-    for d in rows:
-        # blocks of unequal length fill the machine better where they are many
-        small = whole < FULL if len(rows) > 1 else s.bounded or wide <= 64 or whole < 3 * FULL
-        most = 64 if wide > 256 or small else 128
-        while wide > 256 and most > 16 and len(rows) == 1 and parts * -(-sizes[d] // most) < FULL * 3 // 4:
-            most //= 2
-        tiles[d] = max(16, min(most, power_of_two(sizes[d])))
-    few = all(tiles[d] <= 16 and sizes[d] < 16 for d in rows)
-    for d, c in s.shared.items():
-        packed = max(n for n in range(1, min(c, 64) + 1) if c % n == 0)
-        if d in tiles and few and packed > 1:
-            tiles[d] = packed
-            if (not rows and packed < MATRIX_UNIT) or packed & (packed - 1):
-                lanes[d] = power_of_two(packed if rows else max(packed, MATRIX_UNIT))
-    for d in rows:
-        if sizes[d] < 16:
-            lanes[d] = 16
-            tiles[d] = min(tiles[d], power_of_two(sizes[d]))
-    lanes |= _padded(s, sizes)
-    for d in s.streamed:
-        product = d in sides or any(d in k for _, _, k in s.products)
-        tiles[d] = 64 if product else 1024
-    tiles |= {d: 64 for d in sorted(chunks) if d not in tiles and wide > 1}
-    tiles |= dict.fromkeys(sorted(long), 64)
-    if s.exact:
-        return _exact(s, TritonConfig(tiles, lanes), rows, sizes)
-    whole_rows = not sides <= set(s.parallel) and chunks.issuperset(s.streamed)
-    loaded = chunks.isdisjoint(sides)  # attention's second product contracts what its first makes
-    if chunks and loaded and whole_rows and not s.segments and wide <= STEPPED:
-        return _in_steps(TritonConfig(tiles, lanes), s, rows, sizes, chunks)
-    big = max([tiles[d] for d in rows] or [16])
-    if long and wide == 1:  # a matrix product, and what is reduced over its columns
-        columns = {d: 128 for d in s.streamed if big >= 64}
-        return TritonConfig({**tiles, **columns}, lanes, warps=8 if big >= 64 else 4, stages=3)
-    if not rows and wide >= 256:  # a thread block holds all of a product: half the stream, or registers spill
-        return TritonConfig({**tiles, **{d: min(tiles[d], 32) for d in s.streamed}}, lanes, warps=8, stages=3)
-    if wide > 256:
-        if big > 32:
-            return TritonConfig(tiles, lanes, warps=8, stages=2, groups=GROUPS)
-        return TritonConfig(tiles, lanes, stages=3)
-    if big >= 128 and wide >= 128:
-        return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)
-    warps = 4
-    sums = [m | n for m, n, _ in s.products if m | n <= set(rows) and not s.streamed]
-    while sum(math.prod(tiles[d] for d in x) for x in sums) > SUMS:
-        tiles[max(rows, key=lambda d: tiles[d])] //= 2
-        warps = 8
-    return TritonConfig(tiles, lanes, warps=warps, stages=3, descriptors=s.bounded and big >= 64 and wide >= 128)
-
-
-def _in_steps(
-    c: TritonConfig, s: Shape, rows: Sequence[str], sizes: Mapping[str, int], chunks: frozenset[str] | set[str]
-) -> TritonConfig:
-    """Few columns, all in one block, and a long contraction: each step costs a latency of the memory, shared by the
-    loads that are under way, so that steps are long and several are ahead; and fewer rows a block where blocks are few.
-
-    On an H200, [1024, 1024] times [1024, 8]: 6.1 us in tiles of 32 x 256, 27 of 64 x 64.
-    """
-    tiles = dict(c.tiles)
-    blocks = math.prod(-(-sizes[d] // tiles.get(d, 1)) for d in s.parallel)
-    if blocks < FULL * 3 // 4:
-        tiles |= {d: min(tiles[d], LEAST_ROWS) for d in rows}
-    held = {d: c.lanes.get(d, power_of_two(sizes[d])) for d in sizes if d not in s.parallel and d not in chunks}
-    sides = [frozenset(side | k) for m, n, k in s.products for side in (m, n)]
-    across = max(1, sum(math.prod({**tiles, **held}.get(d, 1) for d in side - chunks) for side in sides))
-    for d in sorted(chunks):
-        most = max(CHUNK, STEP // ((2 if s.narrow else 4) * across))
-        tiles[d] = min(power_of_two(sizes[d]), 1 << (most.bit_length() - 1))
-    return replace(c, tiles=tiles, warps=4, stages=4)
-
-
-def _exact(s: Shape, c: TritonConfig, rows: Sequence[str], sizes: Mapping[str, int]) -> TritonConfig:
-    """Small tiles, many threads: the operands of a product of float32 are in registers, all of what it contracts, and
-    of each row all that a block has of it (ten places of eight columns).
-
-    Of few rows in segments, which only read: longer steps, three of them ahead."""
-    dims = {d for m, n, k in s.products for d in m | n | k}
-    sums = {d for _, _, k in s.products for d in k if d not in s.streamed}
-    chunked = {d for d in sums if d in c.tiles or (not s.streamed and sizes[d] > 2 * MATRIX_UNIT)}
-    held = {d: c.lanes.get(d, power_of_two(sizes[d])) for d in dims - chunked - c.tiles.keys()}
-    with_rows = [x for m, n, k in s.products for x in (m | k, n | k, m | n) if x & set(rows)]
-    wide = max([*held.values(), *(math.prod(held.get(d, 1) for d in x) for x in with_rows)] or [1])
-    most = max(MATRIX_UNIT, min(64, power_of_two(EXACT // wide)))
-    tiles = {**c.tiles, **{d: min(c.tiles[d], most) for d in rows}}
-    tiles |= {d: min(tiles[d], 32 if wide <= 128 else MATRIX_UNIT) for d in s.streamed}
-    tiles |= dict.fromkeys(chunked, MATRIX_UNIT)
-    few = any(math.prod(sizes[d] for d in side) <= MATRIX_UNIT for m, n, _ in s.products for side in (m, n))
-    if few and s.segments and len(s.products) == 1 and s.cut.keys() >= set(s.streamed):
-        return replace(c, tiles=tiles | dict.fromkeys(s.streamed, CHUNK), warps=4, stages=4)
-    return replace(c, tiles=tiles, warps=8, stages=2)
-
-
-def _beside(s: Shape, d: str, rows: Sequence[str], sizes: Mapping[str, int]) -> bool:
-    """Whether every operand with d has rows enough along another dim: one that is not parallel, or is longer.
-
-    Of equally long dims the last one counts as the longer one.
-    """
-    mine = [side for m, n, _ in s.products for side in (m, n) if d in side]
-
-    def enough(x: str) -> bool:
-        if x in rows:
-            return (sizes[x], rows.index(x)) > (sizes[d], rows.index(d))
-        return x not in s.parallel and sizes[x] >= MATRIX_UNIT
-
-    return all(any(enough(x) for x in side - {d}) for side in mine)
-
-
-def _padded(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Lanes that fill a matrix unit, of dims held whole that are the only ones of an operand's side: eight experts.
-
-    Not of a few coordinates in float32, whose products are summed as they are.
-    """
-    found: dict[str, int] = {}
-    for m, n, k in s.products:
-        for side in (m, n, k) if m and n else ():
-            if len(side) == 1 and not side & {*s.parallel, *s.streamed}:
-                least = MATRIX_UNIT // 2 if s.exact and side == k else 2
-                found |= {d: MATRIX_UNIT for d in side if least <= sizes[d] < MATRIX_UNIT}
-    return found
-
-
-def _held_whole(s: Shape, d: str) -> bool:
-    """Whether the streamed loop's products contract d: then its operand stays in the block."""
-    return any(d in k and (set(s.streamed) & (m | n)) for m, n, k in s.products)
 
 
 def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
@@ -443,7 +287,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         most_warps = max(
             area // (THREADS * LEAST_EACH), min(area // each, s.held({**local, **tiles}) // LEAST_EACH) // THREADS
         )
-        most_warps = min(MOST_WARPS, 1 << max(1, most_warps).bit_length() - 1)
+        most_warps = min(MOST_WARPS, largest_power(most_warps))
         warps = max(warps, min(most_warps, power_of_two(H100.threads // (THREADS * blocks))))
     warps = max(1, min(warps, area // FEW))
     # loads straight to registers: copies ahead of their use take no cache hints, and single elements badly

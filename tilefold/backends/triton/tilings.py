@@ -24,7 +24,7 @@ from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update,
 from tilefold.block.ir import walk as nodes_of
 from tilefold.plan.hardware import H100
 from tilefold.tensor.analysis import expr_flops
-from tilefold.tile.pieces import power_of_two
+from tilefold.tile.pieces import largest_power, power_of_two
 
 if TYPE_CHECKING:
     from tilefold.backends.triton.tiles import Shape
@@ -42,8 +42,6 @@ SHORTEST, SEVERAL, FEW = 64, 3 / 4, 3
 MASKED_MOST, ENDED, LEAST_TILE = 4 / 3, 5 / 4, 8
 #: Elements of the largest value for each thread.
 EACH = 32
-#: Elements a warp of an operand of 16 bits that is read into registers; of a contraction that a step has at least.
-OPERAND, LEAST_DEPTH = 1024, 64
 #: Most contiguous dims that widths are tried for.
 MOST_DIMS = 3
 #: Share of a kernel's bytes that a dim must be contiguous for.
@@ -190,7 +188,7 @@ def for_functions(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int])
         return c
     dear = (n for n in nodes_of(b.body) if isinstance(n, Let) and not n.rdims and expr_flops(n.expr) >= DEAR)
     kept = max((math.prod(local.get(d, 1) for d in n.dims) for n in dear), default=0)
-    enough = 1 << max(1, kept // (WARP * EACH)).bit_length() - 1
+    enough = largest_power(kept // (WARP * EACH))
     return replace(c, warps=max(c.warps, min(MOST_WARPS, enough)))
 
 
@@ -214,27 +212,6 @@ def for_crossing(
             if found <= H100.held_columns * several:
                 break
             tiles[d] //= 2
-    return c if tiles == c.tiles else replace(c, tiles=tiles)
-
-
-def for_depth(c: TritonConfig, s: Shape, sizes: Mapping[str, int], exact: int) -> TritonConfig:
-    """Shorter steps of a product that sums over several dims, as heads and their columns: a step has all of those that
-    are held, and an operand of it is read into registers (16 x 1,024 by four warps: 14 KB a thread spilled). exact:
-    elements that an operand of float32 may have."""
-    tiles = dict(c.tiles)
-
-    def lanes(d: str) -> int:
-        most = max(1, power_of_two(sizes[d]))
-        return max(c.lanes.get(d, 1), min(tiles.get(d, most), most))
-
-    for m, n, k in s.products:
-        stepped = sorted(d for d in k if d in tiles and d not in s.parallel)
-        most = exact if s.exact else OPERAND * c.warps
-        while len(k) > 1 and max(math.prod(map(lanes, side | k)) for side in (m, n)) > most:
-            longest = max(stepped, key=lanes, default="")
-            if not longest or lanes(longest) == 1 or math.prod(map(lanes, k)) <= LEAST_DEPTH:
-                break
-            tiles[longest] = lanes(longest) // 2
     return c if tiles == c.tiles else replace(c, tiles=tiles)
 
 

@@ -69,7 +69,7 @@ class GpuTarget:
                 kernel=m.second_kernel * m.bandwidth,
                 vector=m.bandwidth / m.vector,
                 neighbours=m.columns,
-                kept=m.held_columns // 8,
+                kept=m.held_columns // (m.sector // DType.F32.nbytes),
             ),
         )
 
