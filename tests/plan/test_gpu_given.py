@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -110,3 +111,11 @@ def test_rows_of_dynamic_length_are_streamed():
         loops.append([n.dim for n in walk(k.block.body) if isinstance(n, Loop) and n.kind == "for"])
     torch._dynamo.reset()
     assert loops[0] == [] and len(loops[1]) == 2
+
+
+def test_features_of_keys_are_in_the_kernel_that_sums_their_products_with_values():
+    """What a product would read of features counts for no kernel of its own where these are at hand."""
+    for length in (512, 1024, 4096):
+        blocks = [k.block for k in performer(length, 256).kernels]
+        written = [math.prod(int(b.sizes[d].value) for d in r.dims) for b in blocks for r in b.results]
+        assert max(written) < 8 * length * 256, length

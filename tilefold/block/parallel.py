@@ -170,7 +170,9 @@ def _narrowed(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> boo
     between = results & {r for m in b.members for r in g.producers[m]}
     between |= {r for m in a.members for r in g.producers[m] if r in b.members}
     saved = limits.operands.kernel + 2 * g.nbytes(between) + bytes_read(g, read & _read(g, b))
-    return slower * (bytes_read(g, read) + g.nbytes(results)) > saved
+    read = {ld for ld in read if ld.tensor not in whole.members}  # what b makes is at hand
+    written = {r for m in a.members if g.escapes(m, whole.members) for r in g.by_name[m].results}
+    return slower * (bytes_read(g, read) + g.nbytes(written)) > saved
 
 
 def _known_before(g: Graph, a: Group, b: Group, summed: set[str], whole: Group) -> bool:
