@@ -49,7 +49,7 @@ from tilefold.runtime.library import ScaledStep
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.spans import titles
 from tilefold.runtime.step import Step
-from tilefold.runtime.steps import GpuStep, KernelStep, load_all, refuser
+from tilefold.runtime.steps import GpuStep, KernelStep, load_all, predictor, refuser
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.distribute import distributed
@@ -189,7 +189,9 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, search: bool) -> CompiledProgram:
     refuse, rendered = refuser(given, interpreted=interpreted)
-    target = GpuTarget(gpu_here(), given, refuse, search=search)
+    machine = gpu_here()
+    predict = predictor(machine) if goal == "fast" and given is None and not interpreted else None
+    target = GpuTarget(machine, given, refuse, predict, search=search)
     made = gpu_kernels(p, target, goal, scale=not interpreted)
     fused, calls, scaled = made.fused, made.calls, made.scaled
     steps: list[Step] = []

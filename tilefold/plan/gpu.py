@@ -23,12 +23,13 @@ from tilefold.plan.few_rows import feeding_products
 from tilefold.plan.forms import Form
 from tilefold.plan.gpu_again import computed_again
 from tilefold.plan.gpu_folds import separated
-from tilefold.plan.gpu_forms import split_contractions
+from tilefold.plan.gpu_forms import Predicted, split_contractions
 from tilefold.plan.gpu_library import lone_product
 from tilefold.plan.gpu_lookups import lookups_apart
 from tilefold.plan.gpu_states import states_apart
 from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group, ordered
+from tilefold.plan.nearer import nearer
 from tilefold.plan.selected import Calls, Selected, predicted, selected
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.plan.whole_sums import whole_sums
@@ -162,7 +163,7 @@ class _Fitting:
     def _cut(self, x: Group) -> _Parts:
         made = self.made(x)
         if not isinstance(made, str):
-            return _Parts((x,), ())
+            return _Parts(tuple(self._nearer(x)), ())
         ways = cuts(self.g, x.members)
         fit = next(((way, found) for way in ways[:MOST_CUTS] if (found := self._fit(*way))), None)
         (first, second), found = fit or (ways[0], [])
@@ -173,6 +174,16 @@ class _Fitting:
             found = [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
             found = self._put_back(found)
         return _Parts(tuple(z for y in found for z in self._product_alone(y)), tuple(refusals))
+
+    def _nearer(self, x: Group) -> list[Group]:
+        """The group, or parts that are forecast to take less time."""
+        if self.target.predict is None or self.target.given is not None or x.members in self.calls:
+            return [x]
+        return nearer(self.g, x, self.target.machine, self._forecast, self._fit)
+
+    def _forecast(self, x: Group) -> Predicted | None:
+        made = self.made(x)
+        return None if isinstance(made, str) else self.target.predicted(made)
 
     def _put_back(self, parts: list[Group]) -> list[Group]:
         """Parts, with those that were cut apart in vain joined again: a kernel less."""

@@ -55,6 +55,18 @@ LEAST_CROSSING = 8
 Refuse = Callable[[FusedKernel], str | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Seconds of a kernel, and those that its memory or its products take at least."""
+
+    seconds: float
+    floor: float
+
+
+#: What a kernel is forecast to take; None where nobody can say.
+Predict = Callable[[FusedKernel], Predicted | None]
+
+
 def held(b: Block) -> int:
     """Elements that a thread block keeps for all of its life beside its tiles: states, and reductions computed once for
     several loops. One index of each parallel dim; dynamic dims count as one."""

@@ -80,7 +80,7 @@ def fused_for_gpu(
     Where the target refuses kernels, that is by the same function of kernels in all processes, but for those that this
     one could not launch.
     """
-    asked = (*map(str, sorted(calls)), f"{replace(target, refuse=None)} {target.refuse is not None}", *refused())
+    asked = (*map(str, sorted(calls)), _asked(target), *refused())
     path = _path(FUSED, p, asked)
     found = FUSED.read(path, Fused, _CLASSES, _sound)
     if found is not None:
@@ -92,6 +92,11 @@ def fused_for_gpu(
     return found
 
 
+def _asked(target: plan.GpuTarget) -> str:
+    """What decides about a target, without its functions."""
+    return f"{replace(target, refuse=None, predict=None)} {target.refuse is not None} {target.predict is not None}"
+
+
 def products_for_gpu(p: Program, target: plan.GpuTarget) -> frozenset[str]:
     """`target.products(p)`, remembered: what a fold would keep of its products is known when it has been derived."""
 
@@ -99,7 +104,7 @@ def products_for_gpu(p: Program, target: plan.GpuTarget) -> frozenset[str]:
         if not found.names <= {c.name for c in p.body}:
             raise ValueError("no such statements")
 
-    path = _path(FUSED, p, ("products", f"{replace(target, refuse=None)}"))
+    path = _path(FUSED, p, ("products", f"{replace(target, refuse=None, predict=None)}"))
     found = FUSED.read(path, Chosen, (Chosen,), sound)
     if found is None:
         found = Chosen(target.products(p))

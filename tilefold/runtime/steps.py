@@ -19,13 +19,15 @@ from tilefold.backends.cpp.render import render
 from tilefold.backends.triton.launch import TritonKernel, Variant
 from tilefold.backends.triton.refusals import refusal
 from tilefold.backends.triton.views import Like
+from tilefold.backends.triton.warps import forecast
 from tilefold.block.canonical import canonical, nameless
 from tilefold.block.fuse import FusedKernel
 from tilefold.block.interchange import interchanged
 from tilefold.block.ir import Block
 from tilefold.block.text import show as show_block
 from tilefold.errors import BackendError
-from tilefold.plan.gpu_forms import Given, Refuse, packed
+from tilefold.plan.gpu_forms import Given, Predict, Predicted, Refuse, packed
+from tilefold.plan.hardware import Gpu
 from tilefold.runtime.executor import load_kernel
 from tilefold.runtime.gpu_configs import chooser
 from tilefold.runtime.gpu_program import Launch
@@ -207,6 +209,29 @@ def refuser(given: Given | None, *, interpreted: bool) -> tuple[Refuse, list[Tri
         return usual_variant(looked_at[-1])
 
     return refuse, looked_at
+
+
+def predictor(gpu: Gpu) -> Predict:
+    """What forecasts the time of a kernel on tensors without gaps (`backends.triton.warps`)."""
+    device, looked_at = torch.device("cuda" if torch.cuda.is_available() else "cpu"), list[TritonKernel]()
+
+    def predict(k: FusedKernel) -> Predicted | None:
+        block = canonical(k.block).block
+        kernel, syms = triton_kernel(block), dict.fromkeys(block.syms, TYPICAL_EXTENT)
+        looked_at.append(kernel)
+        shapes = [(i.dtype, i.shape) for i in block.inputs]
+        shapes += [(r.dtype, tuple(block.sizes[d] for d in r.dims)) for r in block.results]
+        xs = [Like.packed(shape_function(list(s))(syms), t.torch_dtype, device) for t, s in shapes]
+        try:
+            if kernel.job(xs, syms) is None:
+                return None
+            v, sizes, seen = kernel.rendering(xs, syms)
+        except BackendError:
+            return None
+        found = forecast(v, seen, sizes, syms, gpu)
+        return Predicted(found.seconds, found.floor)
+
+    return predict
 
 
 class GpuStep(FusedStep):

@@ -18,12 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Call, Expr, Load, dims_used, loads
+from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads
 from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.launch import Variant
 from tilefold.backends.triton.memory import SECTOR, lane_step
@@ -123,8 +124,8 @@ class _Walk:
     def times(self) -> float:
         return math.prod(n for _, n in self.loops)
 
-    def value(self, e: Expr) -> int:
-        ranges = {d: r for d, r in self.ranges.items() if d in dims_used(e)}
+    def value(self, e: Expr, at: Mapping[str, tuple[int, int]] = MappingProxyType({})) -> int:
+        ranges = {d: r for d, r in ({**self.ranges, **at}).items() if d in dims_used(e)}
         return int(evaluate(e, Grid(ranges), self._env()).flatten()[0])
 
     def _env(self) -> Env:
@@ -209,7 +210,7 @@ class _Walk:
         for x in (s.a, s.b):
             dims = [*(d for d in own if d in dims_used(x)), *(d for d in s.rdims if d in dims_used(x))]
             self.read(dims, x)
-        a, b = dims_used(s.a), dims_used(s.b)
+        a, b = self.varying(s.a), self.varying(s.b)
         batch = [d for d in own if d in a and d in b]
         m, n, k = ([d for d in side if d not in batch] for side in (own, own, s.rdims))
         m, n = [d for d in m if d in a], [d for d in n if d in b]
@@ -230,6 +231,21 @@ class _Walk:
             threads = WARP * self.warps
             flops *= self.machine.gemm_rate(kind, library=False) / self.machine.exact(rows * columns / threads)
         self.flops[kind] = self.flops.get(kind, 0.0) + flops
+
+    def varying(self, x: Load) -> frozenset[str]:
+        """Dims that choose among what an operand is in this tile: not the head of a group of queries (`j // 5`)."""
+        apart = {d for e in x.index if not isinstance(e, Index) for d in dims_used(e)}
+        return frozenset(d for d in dims_used(x) if d not in apart or self.chooses(d, x.index))
+
+    def chooses(self, d: str, index: Sequence[Expr]) -> bool:
+        """Whether an index differs along a dim of this tile."""
+        start, stop = self.ranges.get(d, (0, self.sizes[d]))
+        ends = (start, min(stop, self.sizes[d]) - 1)
+        return any(
+            len({self.value(e, {d: (n, n + 1)}) for n in ends}) > 1 or any(True for _ in loads(e))
+            for e in index
+            if d in dims_used(e)
+        )
 
     @property
     def narrow(self) -> bool:

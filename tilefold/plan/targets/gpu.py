@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,8 @@ from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
 from tilefold.plan.gpu_forms import (
     Given,
+    Predict,
+    Predicted,
     Refuse,
     gpu_loops,
     held,
@@ -40,7 +42,7 @@ from tilefold.tensor.windows import windows_written_out
 class GpuTarget:
     """See `plan.target.Target`.
 
-    given: what a study decides. refuse: why the back end can make no kernel. search: groups are selected by price, the
+    given: what a study decides. refuse: why the back end can make no kernel. predict: what one takes. search: groups are selected by price, the
     greedy ones are taken where that finds nothing cheaper; off until the prices are measured, so that groups are
     greedy.
     """
@@ -48,6 +50,7 @@ class GpuTarget:
     machine: Gpu = H100
     given: Given | None = None
     refuse: Refuse | None = None
+    predict: Predict | None = None
     library: bool = True
     search: bool = False
 
@@ -131,6 +134,15 @@ class GpuTarget:
         """Why a kernel cannot be made: a block would hold too much, few would read much, or the back end refuses it."""
         reason = self._too_large(k) or too_few(k.block, self.machine)
         return reason if reason is not None or self.refuse is None else self.refuse(k)
+
+    def predicted(self, kernels: Sequence[FusedKernel]) -> Predicted | None:
+        """What kernels one after the other are forecast to take; None where nobody can say."""
+        found = [None if self.predict is None else self.predict(k) for k in kernels]
+        known = [x for x in found if x is not None]
+        if len(known) < len(found):
+            return None
+        later = self.machine.second_kernel * (len(known) - 1)
+        return Predicted(sum(x.seconds for x in known) + later, sum(x.floor for x in known) + later)
 
     def _too_large(self, k: FusedKernel) -> str | None:
         """What a thread block would hold too much of: for all of its life, or at a step of a loop."""

@@ -1,0 +1,73 @@
+"""Kernels that are forecast to be far from their floor are cut where that is forecast to take less time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.block.ir import Loop, walk
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_forms import Predicted
+from tilefold.plan.hardware import H100
+from tilefold.plan.nearer import BEYOND, FAR
+from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.runtime.steps import predictor
+
+
+def two_norms(x, w):
+    """Three kernels' work in one: a norm of rows, and the root of its mean square."""
+    y = x - x.mean(-1, keepdim=True)
+    z = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * w
+    return z, z.square().mean(-1).sqrt()
+
+
+def program():
+    return trace(two_norms, torch.zeros(64, 4096), torch.zeros(4096)).program
+
+
+def members(fused):
+    return [k.plan.group.members for k in fused.kernels]
+
+
+def test_parts_that_are_faster_take_its_place():
+    asked = []
+
+    def predict(k):
+        asked.append(k.plan.group.members)
+        return Predicted(1e-3 if len(k.plan.group.members) > 2 else 1e-5, 1e-5)
+
+    whole, cut = (fuse_for_gpu(program(), GpuTarget(predict=p)) for p in (None, predict))
+    assert len(whole.kernels) == 1 < len(cut.kernels)
+    assert all(len(x) <= 2 for x in members(cut))
+    assert sorted(m for x in members(cut) for m in x) == sorted(members(whole)[0])
+
+
+@pytest.mark.parametrize(
+    "predict",
+    [
+        lambda k: Predicted(1e-3, 1e-3 / FAR),  # it is near
+        lambda k: Predicted(BEYOND, 0.0),  # too little can be won
+        lambda k: Predicted(1e-3 / len(k.plan.group.members), 1e-6),  # parts take longer
+        lambda k: Predicted(1e-3, 1e-6),  # each as long as all
+        lambda k: None,  # nobody knows
+        lambda k: Predicted(1e-3, 1e-6) if len(k.plan.group.members) > 2 else None,  # of the parts
+    ],
+)
+def test_it_stays_whole(predict):
+    assert len(fuse_for_gpu(program(), GpuTarget(predict=predict)).kernels) == 1
+
+
+def scores_of_edges(x, a, b):
+    """x: nodes; every pair has a score for each of four heads. One pass over keys would make each sum anew."""
+    s = torch.nn.functional.leaky_relu((x * a).sum(-1)[:, :, None] + (x * b).sum(-1)[:, None, :])
+    return torch.softmax(s.permute(0, 3, 1, 2), -1)
+
+
+def test_forecasts_of_what_is_rendered_decide():
+    x = torch.zeros(8, 300, 4, 64)
+    p = trace(scores_of_edges, x, torch.zeros(4, 64), torch.zeros(4, 64)).program
+    usual, cut = (fuse_for_gpu(p, GpuTarget(predict=predict)) for predict in (None, predictor(H100)))
+    seconds = [sum(predictor(H100)(k).seconds for k in fused.kernels) for fused in (usual, cut)]
+    assert seconds[1] <= seconds[0] and seconds[1] < 60e-6
+    assert all(any(isinstance(n, Loop) for n in walk(k.block.body)) for k in cut.kernels)
