@@ -251,6 +251,22 @@ def test_elements_of_short_rows_are_loaded_one_by_one(each, flat):
     assert ("tl.reshape" in body(code(SHORT.format(each=each)))) == flat
 
 
+WEIGHTED = """
+kernel weighted()
+  dim i = 4096
+  in x: f32[4096, 3] unit 1
+  in m: f32[4096] unit 0
+  out y: f32[4096] unit 0
+  grid i:1024
+    store y[i] over i = m[i] * x[i, 0] + m[i] * x[i, 2]
+"""
+
+
+def test_elements_of_short_rows_are_where_those_of_a_weight_are():
+    """One by one they would come to the threads that have their weights through shared memory."""
+    assert "tl.reshape" not in body(code(WEIGHTED))
+
+
 REPEATED = """
 kernel repeated()
   dim i = 8192

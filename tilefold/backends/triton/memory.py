@@ -226,7 +226,23 @@ class Memory:
         step = lane_step(t, [self.c.settled(e) for e in index], axes, self.c.kernel.sizes, self._goes_on)
         if step is None or not 0 < step * t.dtype.nbytes < SECTOR:
             return False
+        if not dims_used(index[t.unit_axis]) & set(axes) and self._beside(t, axes):
+            return False
         return step != 1 or t.name in self._between
+
+    def _beside(self, t: ir.TensorParam, axes: Sequence[str]) -> bool:
+        """Whether neighbours of another tensor are read along the last axis: a thread has several of these, and what it
+        takes of rows of a few elements would come to it through shared memory (weighted points, 48 times a turn of a
+        loop: 286 us on an H200, 133 with as many of both a thread)."""
+        for e in expressions(self.c.kernel.body):
+            for ld in loads(e):
+                other = self.c.tensors.get(ld.tensor)
+                if other is None or other.name == t.name or other.unit_axis is None or other.role != "in":
+                    continue
+                at = poly(self.c.settled(ld.index[other.unit_axis]), self.c.kernel.sizes)
+                if steps_along(at, axes[-1:], self._goes_on) == 1:
+                    return True
+        return False
 
     def _goes_on(self, d: str, n: int) -> bool:
         """Whether what is left of d by n goes on with d through a tile."""

@@ -42,9 +42,9 @@ from tilefold.tensor.windows import windows_written_out
 class GpuTarget:
     """See `plan.target.Target`.
 
-    given: what a study decides. refuse: why the back end can make no kernel. predict: what one takes. search: groups are selected by price, the
-    greedy ones are taken where that finds nothing cheaper; off until the prices are measured, so that groups are
-    greedy.
+    given: what a study decides. refuse: why the back end can make no kernel. predict: what one takes (`nearer`).
+    search: groups are selected by price, the greedy ones are taken where that finds nothing cheaper; off until the
+    prices are measured, so that groups are greedy.
     """
 
     machine: Gpu = H100
