@@ -15,6 +15,7 @@ from tilefold.plan import gpu_folds
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.suites.gpu import operators as o
 from tilefold.tensor import interp
 
 B = torch.bfloat16
@@ -547,3 +548,10 @@ def test_a_fold_that_computes_more_than_it_reads_is_cut():
     same = lambda y: (1 / (y[:, None] == y[None, :]).float().sum(1)).mean()  # noqa: E731
     assert segments(same, meta(2048, dtype=torch.int64)) >= 64
     assert segments(same, meta(128, dtype=torch.int64)) == 1
+
+
+def test_rows_of_as_many_blocks_as_multiprocessors_are_cut():
+    """A thread block that has a multiprocessor to itself reads, then computes: two of half a row each do both."""
+    for rows, kernels in ((64, 2), (128, 2), (256, 1)):
+        p = trace(o.l2_norm, torch.zeros(rows, 131_072, dtype=torch.float16)).program
+        assert len(fuse_for_gpu(p).kernels) == kernels, rows

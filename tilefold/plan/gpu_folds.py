@@ -200,7 +200,8 @@ def _saved(g: Graph, plan: StagePlan, axis: str, n: int, machine: Gpu) -> float:
         worked = waves * alone / k
         if column is None:
             rate = machine.block_rate if elements / k <= ROW_IN_CACHE else machine.stream_rate
-            return max(together, each / k / rate, worked)
+            reading, beside = max(together, each / k / rate), max(1.0, _blocks(g, plan, machine) * k / units)
+            return max(reading, worked) + min(reading, worked) / beside  # a block by itself reads, then computes
         idle = _idle(_blocks(g, plan, machine) * k, units)
         return max(together * (1 + idle), each / k / machine.stream_rate, worked)
 
