@@ -13,6 +13,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton.functions import normalised_product  # noqa: E402
 from tests.backends.triton.kernels import PROGRAMS, assembled, heads, kernels, made, meta, variant  # noqa: E402
+from tests.backends.triton.warp_rows import mixed_up  # noqa: E402
 from tilefold.backends.triton.build import Job, Target  # noqa: E402
 from tilefold.backends.triton.build import built as compile_job  # noqa: E402
 from tilefold.backends.triton.compile import resources  # noqa: E402
@@ -218,6 +219,24 @@ def test_a_state_that_a_step_reads_before_it_adds_to_it_is_added_to_in_the_loop(
     assert "tl.sum(tl.trans(x_w), 0)" in v.rendered.source  # else the compilation below ends the process
     loop = built(v, HOPPER).assembly["ttgir"].split("scf.for")[1]
     assert not re.search(r"tensor<64x\d+x\d+xf32", loop)  # parts of sums, an axis for those of a thread
+
+
+def of_pooled(x):
+    """Sums, and sums of squares, of what 2 x 2 windows of images come to, and of the images."""
+    y = (x[:, ::2, ::2] + x[:, ::2, 1::2] + x[:, 1::2, ::2] + x[:, 1::2, 1::2]) / 4
+    return x.sum((1, 2)), y.sum((1, 2)), y.square().sum((1, 2)), y.logsumexp((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [(lambda x: x.sum((1, 2)), (5280, 20, 24)), (of_pooled, (5280, 20, 24)), (lambda x: x.amax((1, 2)), (300, 5, 60))],
+    ids=["sums", "pooled", "short"],
+)
+def test_rows_are_not_mixed_up_where_axes_are_reduced_as_one(fn, shape):
+    """`x.sum((1, 2))` of 5280 x 20 x 24 was: two rows a block, each summed over half of both."""
+    for k in made(fn, meta(*shape, dtype=torch.float32)):
+        v = variant(k, hopper=True)
+        assert mixed_up(built(v, HOPPER).assembly["ttgir"]) == [], k.block.name
 
 
 def test_sums_that_nothing_in_the_loop_reads_stay_with_their_threads():

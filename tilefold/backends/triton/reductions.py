@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
@@ -17,6 +18,8 @@ from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitte
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 
+#: Threads of a warp, and of AMD's; bytes that a thread loads at once.
+WARP, WAVE, VECTOR = 32, 64, 16
 _REDUCE = {"max": "tf_max", "min": "tf_min", "prod": "tf_mul"}
 _COMBINE = {"sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})"}
 
@@ -110,7 +113,7 @@ class Reductions:
         As one axis they hand on one element a warp.
         """
         beside = {d for d, e in zip(left[1:], left, strict=False) if d in present and e in present}
-        if not beside:
+        if not beside or not self._beside_in_warps(left, beside):
             return code
         shape: list[int] = []
         for d in left:
@@ -121,6 +124,28 @@ class Reductions:
                 shape.append(lanes)
         left[:], present[:] = [d for d in left if d not in beside], [d for d in present if d not in beside]
         return f"tl.reshape({code}, [{', '.join(map(str, shape))}])"
+
+    def _beside_in_warps(self, left: Sequence[str], beside: Collection[str]) -> bool:
+        """Whether threads of a warp that share a row are neighbours once the axes `beside` others are joined to them.
+
+        Triton gives threads first to the axis along which a load has neighbours, then to the others in order. Where
+        rows come before the rest of what is reduced, those of one row may be threads 0 to 7 and 16 to 23 of a warp;
+        Triton 3.6 then reduces over 0 to 15, other rows among them (its pull request 9219 mends that). They are
+        neighbours where there is one row, or where the rows and an axis fill the warp, whichever axis is the first.
+        """
+        groups: list[list[int]] = []
+        for d in left:
+            lanes = self.c.hold(d).lanes
+            if d in beside:
+                groups[-1].append(lanes)
+            else:
+                groups.append([lanes])
+        total = math.prod(n for g in groups for n in g)
+        warp = WARP if self.c.nvidia else WAVE
+        held = max(1, total // (warp * self.c.config.warps))  # by a thread; of which it has one vector side by side
+        vector = min(held, VECTOR // min(t.dtype.nbytes for t in self.c.kernel.tensors))
+        others = ((total // math.prod(g), g) for g in groups if len(g) > 1)
+        return all(n == 1 or n * min(g) >= warp * vector for n, g in others)
 
     def _turned(self, code: str, axes: list[str]) -> str:
         """`code` with its last axis, which is reduced next, made the first one (in `axes` too).
