@@ -115,3 +115,37 @@ def test_learned_biases_keep_one_number_a_row():
     _, gradients, graphs = passes(fn, q, k, v, bias)
     assert not quotients(graphs["backward"])
     right(fn, (q, k, v, bias), gradients)
+
+
+def codebook(x, codes, w):
+    """Soft assignments, their mean over all rows, and a result: gradients of weights that are alike along a row."""
+    d = x.square().sum(-1, keepdim=True) - 2 * x @ codes.t() + codes.square().sum(-1)
+    a = torch.softmax(-d / 8.0, -1)
+    use = a.mean(0)
+    return torch.cat([(a @ codes @ w).flatten(), (3e4 * use * use.log()).sum()[None]])
+
+
+def codes(dtype):
+    gen = torch.Generator().manual_seed(0)
+    return [(2 * torch.randn(n, 16, generator=gen)).to(dtype) for n in (600, 500)] + [torch.eye(16).to(dtype)]
+
+
+def logarithms(graphs):
+    """Of a number a row of the codebook."""
+    nodes = graphs["forward"].graph.nodes
+    return [n for n in nodes if n.target is aten.log.default and n.meta["val"].shape == (600, 1)]
+
+
+def test_weights_that_are_summed_again_keep_two_numbers_a_row():
+    """With one, the gradient of x is off by 4.7e-6, eager's by 2.2e-6, and this by 2.4e-6."""
+    args = codes(F32)
+    _, gradients, graphs = passes(codebook, *args)
+    late = [n for n in graphs["backward"].graph.nodes if n.target is aten.div.Tensor]
+    assert not [n for n in late if n.meta["val"].shape == (600, 500) and isinstance(n.args[1], torch.fx.Node)]
+    assert not logarithms(graphs)
+    right(codebook, args, gradients)
+
+
+def test_weights_of_16_bits_keep_one_number_a_row():
+    _, _, graphs = passes(codebook, *codes(BF))
+    assert logarithms(graphs)
