@@ -674,6 +674,21 @@ def test_other_powers_are_the_librarys(base, n):
     assert f"tl.full([], {n}, tl.float32))" in text  # not made of the base: infinity times 0 is NaN
 
 
+NINTHS = """
+kernel ninths()
+  dim i = 64
+  in x: f32[64] unit 0
+  out y: f32[64] unit 0
+  grid i:64
+    store y[i] over i = x[i] / {by}
+"""
+
+
+@pytest.mark.parametrize(("by", "made"), [(9.0, "* 0.1111111119389534"), (1e35, "/ 1e+35"), ("x[i]", "/ x_x")])
+def test_a_number_that_divides_is_multiplied_by_as_its_inverse(by, made):
+    assert f"(x_x {made})" in body(code(NINTHS.format(by=by)))
+
+
 PLANES = """
 kernel planes()
   dim i = 6
@@ -699,3 +714,17 @@ def test_axes_that_are_reduced_and_side_by_side_are_one():
     lines = [x for x in body(found).splitlines() if "tl.sum(" in x or "tl.reduce(" in x]
     assert "tl.sum(tl.reshape(" in lines[0] and "[2, 1024]), 1)" in lines[0]  # 4 x 8 x 32 lanes
     assert lines[1].count("tl.reduce(") == 1 and "[2, 8, 128]), 2, tf_max)" in lines[1]
+
+
+@pytest.mark.parametrize(("rows", "joined"), [(1, True), (2, False), (4, True)])
+def test_axes_are_one_where_the_threads_of_a_row_are_neighbours(rows, joined):
+    """Vectors of 4 elements: 8 threads have the 30 of a line, and 8 threads of two rows, not of four, are apart."""
+    text = PLANES.replace("8, 30]", "8, 30] unit 3").replace("i:2", f"i:{rows}")
+    line = next(x for x in body(code(text)).splitlines() if "tl.sum(" in x)
+    assert ("tl.reshape(" in line) == joined
+
+
+def test_lines_of_16_bits_take_half_the_threads():
+    text = PLANES.replace("8, 30]", "8, 30] unit 3").replace("i:2", "i:4").replace("x: f32", "x: bf16")
+    line = next(x for x in body(code(text)).splitlines() if "tl.sum(" in x)
+    assert "tl.reshape(" not in line

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import identity_of
-from tilefold.algebra.expr import Cast, Expr, Load
+from tilefold.algebra.expr import Cast, Expr, Load, dims_used, loads
 from tilefold.backends.triton.coarse import is_truth
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.pairwise import in_threads
@@ -17,6 +18,7 @@ from tilefold.backends.triton.simplify import pull_scale
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, number
 from tilefold.errors import BackendError
 from tilefold.tile import ir
+from tilefold.tile.uses import every, expressions
 
 #: Threads of a warp, and of AMD's; bytes that a thread loads at once.
 WARP, WAVE, VECTOR = 32, 64, 16
@@ -131,21 +133,38 @@ class Reductions:
         Triton gives threads first to the axis along which a load has neighbours, then to the others in order. Where
         rows come before the rest of what is reduced, those of one row may be threads 0 to 7 and 16 to 23 of a warp;
         Triton 3.6 then reduces over 0 to 15, other rows among them (its pull request 9219 mends that). They are
-        neighbours where there is one row, or where the rows and an axis fill the warp, whichever axis is the first.
+        neighbours where there is one row, where neighbours in memory lie along another axis, or where theirs and the
+        rows fill the warp.
         """
-        groups: list[list[int]] = []
+        groups: list[list[str]] = []
         for d in left:
-            lanes = self.c.hold(d).lanes
             if d in beside:
-                groups[-1].append(lanes)
+                groups[-1].append(d)
             else:
-                groups.append([lanes])
-        total = math.prod(n for g in groups for n in g)
+                groups.append([d])
+        lanes = {d: self.c.hold(d).lanes for d in left}
+        total = math.prod(lanes.values())
         warp = WARP if self.c.nvidia else WAVE
         held = max(1, total // (warp * self.c.config.warps))  # by a thread; of which it has one vector side by side
         vector = min(held, VECTOR // min(t.dtype.nbytes for t in self.c.kernel.tensors))
-        others = ((total // math.prod(g), g) for g in groups if len(g) > 1)
-        return all(n == 1 or n * min(g) >= warp * vector for n, g in others)
+        for g in groups:
+            others = total // math.prod(lanes[d] for d in g)
+            first = [d for d in g if d in self._neighbours]
+            if len(g) > 1 and others > 1 and any(others * lanes[d] < warp * vector for d in first):
+                return False
+        return True
+
+    @cached_property
+    def _neighbours(self) -> frozenset[str]:
+        """Dims along which some load or store runs through neighbours in memory."""
+        stores = [s for s in every(self.c.kernel.body) if isinstance(s, ir.Store)]
+        seen = [(ld.tensor, ld.index) for e in expressions(self.c.kernel.body) for ld in loads(e)]
+        found = set[str]()
+        for name, index in (*seen, *((s.tensor, s.index) for s in stores)):
+            t = self.c.tensors.get(name)
+            if t is not None and t.unit_axis is not None:
+                found |= dims_used(index[t.unit_axis])
+        return frozenset(found)
 
     def _turned(self, code: str, axes: list[str]) -> str:
         """`code` with its last axis, which is reduced next, made the first one (in `axes` too).

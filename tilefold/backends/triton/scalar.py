@@ -235,11 +235,7 @@ class Expressions:
             nan = ", propagate_nan=tl.PropagateNan.ALL" if kind.is_float and not self.leaves.interpreted else ""
             return f"tl.{op}({c[0]}, {c[1]}{nan})"
         if op == "div":
-            if not self.leaves.exact or self.leaves.interpreted or kind is not DType.F32 or is_number(c[0]):
-                return f"({c[0]} / {c[1]})"
-            if is_number(c[1]) and 1 / BY_INVERSE < abs(float(c[1])) < BY_INVERSE:
-                return f"tf_quotient({c[0]}, {c[1]}, {_float32(1 / float(c[1]))})"
-            return f"tl.div_rn({c[0]}, {c[1]})"
+            return self._by_number(c[0], c[1], kind)
         if op == "floordiv":
             return f"tl.floor({c[0]} / {c[1]})" if kind.is_float else f"tf_floordiv({c[0]}, {c[1]})"
         if op == "mod":
@@ -277,6 +273,16 @@ class Expressions:
         if op not in table:
             raise BackendError(f"the Triton back end has no operation {op}", hint="use backend cpp, or report it")
         return table[op].format(c[0])
+
+    def _by_number(self, above: str, below: str, kind: DType) -> str:
+        """A number's inverse is multiplied by, as torch's kernels for GPUs do: it is off by half a last place. That of
+        Triton's own division is approximate, and all elements of a tensor are off by the same factor."""
+        if self.leaves.interpreted or kind is not DType.F32 or is_number(above):
+            return f"({above} / {below})"
+        if not is_number(below) or not 1 / BY_INVERSE < abs(float(below)) < BY_INVERSE:
+            return f"tl.div_rn({above}, {below})" if self.leaves.exact else f"({above} / {below})"
+        inverse = _float32(1 / float(below))
+        return f"tf_quotient({above}, {below}, {inverse})" if self.leaves.exact else f"({above} * {inverse})"
 
     def checked(self, e: Expr, dtype: DType) -> bool:
         """Whether e may be beyond the range of e4m3, whose conversion saturates where torch has NaN."""
