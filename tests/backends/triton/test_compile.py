@@ -72,6 +72,14 @@ def test_functions_of_elements_have_no_branches():
     assert not re.search(r"\bbra\b", built(variant(k), HOPPER).assembly["ptx"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_powers_of_and_by_numbers_compile(dtype):
+    """A number is a float32 to Triton: of float64 the two types would differ (`torch.logspace` is 2.0 ** x)."""
+    for fn in (lambda x: 2.0**x, lambda x: x**0.7):
+        (k,) = made(fn, meta(4096, dtype=dtype))
+        assert built(variant(k), HOPPER).assembly["ptx"]
+
+
 def test_groups_of_warps_draw_numbers_of_16_bits():
     """Their loops are written out, and leave no registers for ten rounds and a counter for each two numbers."""
 

@@ -243,7 +243,8 @@ class Expressions:
         if op == "pow":
             if self.leaves.interpreted:
                 return f"tl.exp2({c[1]} * tl.log2({c[0]}))"
-            return f"libdevice.pow({c[0]}, {c[1]})"
+            base, exponent = (_of_type(x, kind) for x in c)
+            return f"libdevice.pow({base}, {exponent})"
         if op == "and":
             return f"({_bool(vs[0], c[0])} & {_bool(vs[1], c[1])})"
         if op == "or":
@@ -353,8 +354,7 @@ class Expressions:
         v = converted(v, DType.F32) if not v.kind.is_float else v
         if self.leaves.interpreted:
             return Value(f"tl.exp2({n} * tl.log2({v.code}))", v.axes, v.kind, v.level)
-        exponent = f"tl.full([], {n}, {TRITON_TYPE[v.kind]})"  # no number: of a float64's power the types would differ
-        return Value(f"libdevice.pow({v.code}, {exponent})", v.axes, v.kind, v.level)
+        return Value(f"libdevice.pow({v.code}, {_of_type(str(n), v.kind)})", v.axes, v.kind, v.level)
 
 
 def narrowed(code: str, kind: DType, dtype: DType, *, checked: bool = True) -> str:
@@ -365,6 +365,12 @@ def narrowed(code: str, kind: DType, dtype: DType, *, checked: bool = True) -> s
     if dtype is DType.E4M3 and checked:
         return f"tf_in_e4m3({code}).to(tl.float8e4nv)"
     return f"({code}).to({TRITON_TYPE[dtype]})"
+
+
+def _of_type(code: str, kind: DType) -> str:
+    """`code`, a number as a value of this type: Triton takes a number for a float32, and CUDA's library has no function
+    of two types."""
+    return f"tl.full([], {code}, {TRITON_TYPE[kind]})" if is_number(code) else code
 
 
 def _float32(v: float) -> float:
