@@ -40,6 +40,19 @@ def test_parts_that_are_faster_take_its_place():
     assert sorted(m for x in members(cut) for m in x) == sorted(members(whole)[0])
 
 
+class Small(GpuTarget):
+    """Whose thread blocks hold kernels of a few operators."""
+
+    def against(self, k):
+        return "too large" if len(k.plan.group.members) > 4 else None
+
+
+def test_parts_of_what_does_not_fit_are_looked_at_too():
+    assert max(map(len, members(fuse_for_gpu(program(), Small())))) > 2
+    predict = lambda k: Predicted(1e-3 if len(k.plan.group.members) > 2 else 1e-5, 1e-5)  # noqa: E731
+    assert max(map(len, members(fuse_for_gpu(program(), Small(predict=predict))))) <= 2
+
+
 @pytest.mark.parametrize(
     "predict",
     [

@@ -173,7 +173,8 @@ class _Fitting:
         if not found:
             found = [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
             found = self._put_back(found)
-        return _Parts(tuple(z for y in found for z in self._product_alone(y)), tuple(refusals))
+        near = (w for y in found for z in self._product_alone(y) for w in self._nearer(z))
+        return _Parts(tuple(near), tuple(refusals))
 
     def _nearer(self, x: Group) -> list[Group]:
         """The group, or parts that are forecast to take less time."""

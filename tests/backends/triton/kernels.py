@@ -41,6 +41,12 @@ def head(x, w):
     return torch.logsumexp((x @ w.mT).float(), -1)
 
 
+def held_scores(q, k, v):
+    """No fold: the scores of a row are held whole, summed, and used."""
+    s = q @ k.mT
+    return torch.tanh(s / s.abs().float().sum(-1, keepdim=True)).to(v.dtype) @ v
+
+
 PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "causal": (o.causal, heads(1, 32, 4096, 4096, 128)),
     "heads of 64": (o.attention, heads(32, 12, 512, 512, 64)),
@@ -54,6 +60,7 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "512 experts": (o.moe_routing(8), (meta(2048, 4096), meta(4096, 512))),
     "eight experts": (o.moe_routing(2), (meta(2048, 4096), meta(4096, 8))),
     "grouped decode": (o.gqa, heads(1, 64, 1, 32768, 128, 8)),
+    "held scores": (held_scores, heads(6, 4, 400, 400, 64)),
     "latent": (o.mla(512), (meta(32, 128, 576), meta(32, 2048, 576))),
     "routing": (o.moe_routing(8), (meta(2048, 4096), meta(4096, 128))),
     "performer": (o.performer, (*(meta(8, 4096, 64) for _ in range(3)), meta(256, 64))),

@@ -29,6 +29,8 @@ HELD_CONTRACTED = 640
 #: Sums that several products of a tile have in registers beside what eight warps compute of them: of twice as many,
 #: scores and their gradient in tiles of 128 x 128, each thread spills 600 bytes, of four warps 2,900.
 SUMS = 1 << 14
+#: Elements of rows that are held whole, as scores that are summed before they are used: two values of eight warps.
+WHOLE_ROWS = 1 << 14
 #: Groups of warps that share a state of more than 256 columns.
 GROUPS = 2
 #: Elements a warp of an operand of 16 bits that is read into registers; of a contraction that a step has at least.
@@ -94,6 +96,11 @@ def with_products(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     if big >= 128 and wide >= 128:
         return TritonConfig(tiles, lanes, warps=8, stages=2, descriptors=True)
     warps = 4
+    for d in rows if s.whole and not s.exact else ():  # rows of a streamed dim that are held whole
+        across = max(math.prod(power_of_two(sizes[e]) for e in s.whole & (m | n)) for m, n, _ in s.products)
+        while tiles[d] > MATRIX_UNIT and tiles[d] * across > WHOLE_ROWS:
+            tiles[d] //= 2
+        warps = 8 if tiles[d] * across >= WHOLE_ROWS else warps
     sums = [m | n for m, n, _ in s.products if m | n <= set(rows) and not s.streamed]
     while sum(math.prod(tiles[d] for d in x) for x in sums) > SUMS:
         tiles[max(rows, key=lambda d: tiles[d])] //= 2

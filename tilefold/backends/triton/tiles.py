@@ -8,7 +8,7 @@ have too few rows each are packed into one tile. Everything else is sized by ele
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -69,7 +69,7 @@ class Shape:
     read: dims of each element that is read from memory. dynamic: dims without a fixed extent. exact: products are of
     float32, which no matrix unit takes unrounded (the
     rules are those of `product.Products`). singles: short dims of which each index is a value of its own; that is asked
-    where tiles are chosen (`_with_singles`).
+    where tiles are chosen (`_with_singles`). whole: streamed dims that statements outside of their loops range over.
     """
 
     parallel: tuple[str, ...]
@@ -88,6 +88,7 @@ class Shape:
     dynamic: frozenset[str]
     exact: bool
     singles: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
 
     @staticmethod
     def of(b: Block) -> Shape:
@@ -164,8 +165,22 @@ def _shape_of(
         tuple(products), common, shared, tuple(areas), reduces, singles, cut, again,
         bounded, all(i.dtype.is_float and i.dtype.nbytes == 2 for i in inputs),
         tuple(frozenset(dims_used(ld)) - singles for ld in elements),
-        frozenset(d for d, e in sizes if not isinstance(e, Const)), exact,
+        frozenset(d for d, e in sizes if not isinstance(e, Const)), exact, whole=_beyond_loops(body),
     )  # fmt: skip
+
+
+def _beyond_loops(nodes: Sequence[Node], around: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Dims of loops that statements outside of these range over as well: a row of scores that loops sum, and others
+    read, is held whole."""
+    streamed = {n.dim for n in nodes_of(tuple(nodes)) if isinstance(n, Loop) and n.kind == "for"} - around
+    found: set[str] = set()
+    for n in nodes:
+        if isinstance(n, Loop):
+            found |= _beyond_loops(n.body, around | {n.dim})
+        else:
+            own = n.dims if isinstance(n, Let | Store) else ()
+            found |= streamed & {*own, *(d for e in exprs_of(n) for d in dims_used(e))}
+    return frozenset(found)
 
 
 def _bounds_dims(n: Loop) -> frozenset[str]:
