@@ -142,3 +142,15 @@ def test_rows_of_a_table_are_stored_once_for_all_products_of_float32():
     for name, by in (("one", "w"), ("other", "v")):
         torch.testing.assert_close(found[name], given["x"][at] @ given[by])
     assert stored_operands(bf16 := parse(EXPERTS.format(kind="bf16"))) is bf16
+
+
+def test_digits_of_one_dim_are_stored_whole():
+    """Frames that were repeated: the library takes rows that lie side by side."""
+    text = TEXT.replace("dim i = 6", "dim i = 12").replace("[4, {rows}, 8]", "[4, 3, 4, 8]")
+    p = parse(text.format(at="b, i // 4, i % 4, k", kind="bf16", rows=3))
+    q = stored_operands(p)
+    assert q.body[0].dims == ("b", "i", "k") and library_product(q.body[1], q.sizes) is not None
+    gen = torch.Generator().manual_seed(0)
+    given = {"x": torch.randn(4, 3, 4, 8, generator=gen).bfloat16(), "w": torch.randn(8, 5, generator=gen).bfloat16()}
+    want = given["x"].double().reshape(4, 12, 8) @ given["w"].double()
+    torch.testing.assert_close(run(q, given)["out"].double(), want, rtol=1e-2, atol=1e-2)

@@ -14,6 +14,7 @@ from tilefold.tensor.least_masks import infinite_masks
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.positions import settled_positions
+from tilefold.tensor.repeats import products_of_repeats
 from tilefold.tensor.rewrite import drop_dead, drop_repeated
 from tilefold.tensor.row_sums import sums_by_rows
 from tilefold.tensor.split_dims import Layouts, split_dims
@@ -25,6 +26,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("inline maps", inline),
     ("round where stored", round_where_stored),
     ("absorb copies", absorb_copies),
+    ("products of repeats", products_of_repeats),
 )
 #: Applied when operands are in the order that their readers want.
 NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
