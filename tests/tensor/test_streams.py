@@ -199,3 +199,30 @@ def test_what_reads_its_neighbours_does_not_stream():
     assert not streams.streams(parse(WINDOWED.format(beside=beside)))
     (found,) = streams.streams(parse(WINDOWED.format(beside="wide[i, h]")))
     assert found.members == ("wide", "near") and set(found.ends) == {"mean", "out"}
+
+
+PLACES = """program places()
+  input x: f32[20, 42, 8]
+  input e: f32[128, 8]
+  input v: f32[64, 128]
+  input w: f32[{outputs}, 42, 128]
+  dim b = 20
+  dim m = 42
+  dim k = 8
+  dim n = 128
+  dim o = 64
+  dim y = {outputs}
+  h[b, m, n]: f32 = sum[k] x[b, m, k] * e[n, k]
+  t[b, m, n]: f32 = tanh(h[b, m, n])
+  s[b, m, o]: f32 = sum[n] t[b, m, n] * v[o, n]
+  z[b, y]: f32 = sum[m, n] t[b, m, n] * w[y, m, n]
+  return s, z
+"""
+
+
+@pytest.mark.parametrize(("outputs", "streamed"), [(3, True), (96, False)])
+def test_a_stream_whose_first_stage_leaves_as_much_as_it_is_does_not_stream(outputs, streamed):
+    """A last layer reads all features of all places: in stages it would leave [20, 42, 96] of [20, 42, 128]."""
+    p = parse(PLACES.format(outputs=outputs))
+    assert bool(streams.streams(p)) == streamed
+    assert ("z_part" in {c.name for c in streams.apart(p)[0].body}) == streamed

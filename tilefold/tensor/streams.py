@@ -12,7 +12,8 @@ sums p and ds over keys for the queries, and over queries for the keys and value
              -> dv[j] = sum[i] p do
 
 Reductions that keep the same axes share a copy, for one kernel makes them all. Computing a stream again costs its
-arithmetic; keeping it costs its bytes, written once and read by each, and memory that grows with the square.
+arithmetic; keeping it costs its bytes, written once and read by each, and memory that grows with the square. A product
+over more axes than others, of which a first stage would leave as much as the stream itself, has it in memory.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ ON_CHIP = 256
 #: How many times larger than the two others together the streamed tensor is: in a batch of products, and in one, where
 #: each block reads all of the others (hidden layers of features are four times as wide as what they are made of).
 LARGER_BATCHED, LARGER = 1, 4
+#: Share of a stream's elements that the first of two stages may leave.
+PART = 0.5
 
 
 def streamed(elements: Sequence[int], lacks: Sequence[int], batch: int) -> int | None:
@@ -75,10 +78,23 @@ def streams(p: Program, pays: Pays | None = None) -> list[Stream]:
         ends = {u for n in members for u in g.consumers[n]} - members
         kept = any(r in p.outputs for n in members for r in g.by_name[n].results)
         kept = kept or any(_taken_at_places(g.by_name[e], members) for e in ends)
+        kept = kept or _staged_for_nothing(g, members, ends)
         if not kept and all(g.by_name[e].reducer is not None for e in ends):
             order = [c.name for c in p.body]
             found.append(Stream(tuple(filter(members.__contains__, order)), tuple(filter(ends.__contains__, order))))
     return found
+
+
+def _staged_for_nothing(g: Graph, members: Iterable[str], ends: Iterable[str]) -> bool:
+    """Whether a product that ends a stream, in two stages (`_staged`), would leave about as much in memory as the
+    stream itself: a last layer of all features of a sequence, [96, 42 x 128], of what layers for each of its 42 places
+    made."""
+    axes = {d for m in members for d in g.by_name[m].dims}
+    keys = {e: frozenset(g.by_name[e].dims) & axes for e in ends}
+    most = max(g.points(g.by_name[m].dims) for m in members)
+    products = (e for e in keys if product_of(g.by_name[e]) is not None)
+    inner = ((e, keys[e] | k) for e in products for k in keys.values() if keys[e] < k)
+    return any(g.points({*g.by_name[e].dims, *dims}) > PART * most for e, dims in inner)
 
 
 def _taken_at_places(c: Compute, members: set[str]) -> bool:
