@@ -44,6 +44,7 @@ def test_operands_are_copied_once_and_what_is_between_is_written_with_its_zeros(
         (lambda x, w, b: torch.nn.functional.gelu(x @ w + b), ((40, 33), (33, 17), (17,))),
         (chain, ((40, 33), (33, 17), (17, 24))),
         (lambda x, w: torch.bmm(x, w), ((3, 40, 33), (3, 33, 20))),
+        (lambda x, w: x @ w[1], ((40, 33), (2, 33, 17))),  # one place of an axis
     ],
 )
 def test_results_are_those_of_the_operands(fn, shapes, monkeypatch):

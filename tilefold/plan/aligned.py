@@ -94,7 +94,7 @@ def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int] | Non
     x = library_product(c, p.sizes)
     if x is None or x.loads is None or c.dtype not in SHORT or len(x.rdims) != 1 or not x.is_matrix():
         return None
-    plain = all(isinstance(ix, Index) for ld in x.loads for ix in ld.index)
+    plain = all(isinstance(ix, Index | Const) for ld in x.loads for ix in ld.index)
     if not plain or any(p.dtype_of(ld.tensor) is not c.dtype for ld in x.loads) or c.dims[-1] not in x.of_one_side:
         return None
     sizes = {d: e.value for d in (*c.dims, *c.rdims) if isinstance(e := p.sizes[d], Const)}
@@ -125,7 +125,9 @@ def _copied(
     def copy(ld: Expr) -> Load:
         assert isinstance(ld, Load)
         dims = tuple(longer.get(d, d) for ix in ld.index for d in dims_used(ix))
-        at = Load(ld.tensor, tuple(map(Index, dims)))
+        at = Load(
+            ld.tensor, tuple(Index(longer.get(ix.dim, ix.dim)) if isinstance(ix, Index) else ix for ix in ld.index)
+        )
         inside = [call("lt", Index(new), sizes[d]) for d, new in longer.items() if new in dims]
         if not inside:
             return ld
@@ -133,7 +135,7 @@ def _copied(
         for condition in inside:
             e = call("where", condition, e, Const(0.0, c.dtype.compute))
         made.append(Compute(fresh(f"{ld.tensor}_wide", taken), dims, c.dtype, e, loc=c.loc))
-        return Load(made[-1].name, at.index)
+        return Load(made[-1].name, tuple(map(Index, dims)))
 
     factors = copy(x.a), copy(x.b)
     dims, rdims = (tuple(longer.get(d, d) for d in ds) for ds in (c.dims, c.rdims))
