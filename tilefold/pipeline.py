@@ -37,6 +37,7 @@ from tilefold.plan.library import (
     library_gradients,
 )
 from tilefold.plan.machine import this_machine
+from tilefold.plan.memory_orders import without_copies
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.short_products import of_few_channels
@@ -175,6 +176,9 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     products -= frozenset().union(*copies)
     gradients = products & library_gradients(p)
     rest = products - {*chain.from_iterable(scaled)} - statements(attentions) - gradients
+    if goal == "fast":
+        apart = {*chain.from_iterable(scaled), *statements(attentions), *gradients, *tails}
+        p, rest = without_copies(p, rest, target.machine, apart, statements(attentions))
     p, products = aligned(p, rest, target.machine)
     products |= gradients
     p, products_called = library_calls(

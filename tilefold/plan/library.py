@@ -23,6 +23,7 @@ from tilefold.tensor.convolution import Convolution, convolution
 from tilefold.tensor.convolution_gradients import Gradient, gradient
 from tilefold.tensor.convolution_tails import Tail, of_call
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.matrix_orders import Orders, best_orders
 from tilefold.tensor.product import Product, library_product, product_of, spread
 from tilefold.tensor.sizes import estimate
 
@@ -99,14 +100,16 @@ class Matrices:
     @staticmethod
     def of(p: Product, a: Load, sizes: Mapping[str, Expr]) -> Matrices:
         """Of a product whose first operand is `a`. Where operands have what is summed in different orders, it is that
-        of the larger one, so that the smaller one is what is turned (images that a linear layer flattens)."""
+        of the larger one, so that the smaller one is what is turned (images that a linear layer flattens). Else dims
+        are in the order of the result, but where less is copied in another (`tensor.matrix_orders`)."""
         split, outer = p.shared, spread(p, sizes)
         inner = tuple(f"{d}.in" for d in p.batch if d in split)
         first_is_shared = any(isinstance(ix, Call) for ix in a.index)
         rows, cols = (tuple(d for d in side if d not in outer) for side in (p.rows, p.cols))
         rows, cols = (rows, (*inner, *cols)) if first_is_shared else ((*inner, *rows), cols)
-        batch = (*outer, *p.batch)
         depth = tuple(ix.dim for ix in _turns_least(p, a, sizes).index if isinstance(ix, Index) and ix.dim in p.rdims)
+        best = best_orders(p, sizes, Orders((*outer, *p.batch), rows, cols, depth))
+        batch, rows, cols, depth = best.batch, best.rows, best.cols, best.depth
         have = [*batch, *rows, *cols]
         wanted = [x for d in p.dims for x in ((d, f"{d}.in") if d in split else (d,))]
         swap = wanted != have and wanted == [*batch, *cols, *rows]

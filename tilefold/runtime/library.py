@@ -27,6 +27,7 @@ from tilefold.plan.scaled import ScaledProduct
 from tilefold.runtime import aligned
 from tilefold.runtime.step import LIBRARY, Code
 from tilefold.tensor.ir import Program
+from tilefold.tensor.matrix_orders import taken
 from tilefold.tensor.sizes import shape_function
 
 #: From a tensor to what a step does with it.
@@ -181,6 +182,11 @@ class LibraryStep:
         self._pads: dict[tuple[int, ...], bool] = {}
         self._shaped = not m.plain  # the library's result has not the shape of the step's
         self._expanded = shape_function(self._axes(p)) if m.order is not None else self.shape
+        #: Extents of the result's matrices, where they are views of it in an order of its own.
+        self._viewed = None
+        groups = [*([m.batch] if m.batch else []), m.rows, m.cols]
+        if m.order is not None and not m.split and taken(call.product.dims, groups, {*m.rows, *m.cols}):
+            self._viewed = shape_function([self._extent(side, p) for side in groups])
 
     def _vector(self, bias: Load, p: Program) -> Part:
         """The bias as a row of what is computed."""
@@ -245,6 +251,9 @@ class LibraryStep:
         if target is not None and not self._shaped and x.dtype is y.dtype is self.dtype:
             self._into(target, x, y, bias)
             return
+        if self._viewed is not None and x.is_cuda and not pads and bias is None and x.dtype is y.dtype is self.dtype:
+            self._within(tensors, x, y, syms)
+            return
         out = self._product(x, y, bias, pads=pads)
         if self._shaped:
             out = out.view(self._expanded(syms))
@@ -257,6 +266,22 @@ class LibraryStep:
         if target is None:
             tensors[self.name] = out
         else:
+            target.copy_(out)
+
+    def _within(
+        self, tensors: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, syms: Mapping[str, int]
+    ) -> None:
+        """The matrices as views of the result, which the library writes with its strides. A CPU's library would rather
+        write them one behind the other."""
+        order, target = self.matrices.order, tensors.get(self.name)
+        assert order is not None and self._viewed is not None
+        whole = target is not None and target.is_contiguous()
+        out = target if target is not None and whole else x.new_empty(self.shape(syms))
+        back = [order.index(n) for n in range(len(order))]
+        self._into(out.permute(back).view(self._viewed(syms)), x, y, None)
+        if target is None:
+            tensors[self.name] = out
+        elif not whole:
             target.copy_(out)
 
     def _padded(self, syms: Mapping[str, int]) -> bool:

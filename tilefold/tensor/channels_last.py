@@ -73,16 +73,19 @@ def taps_in_front(p: Program, names: Collection[str]) -> Program:
 def _rows_together(p: Program, c: Compute, contiguous: Mapping[str, int]) -> Program:
     """The same for a product of matrices whose rows lie on both sides of what is summed (images with channels in
     front): the library would copy it, for its rows are one axis. Inputs that can be a batch (`spread`) stay as they lie
-    in memory; the result is then written as such a batch, if the program needs no other order."""
+    in memory; the result is then written as such a batch, if the program needs no other order. What the
+    program makes for several readers has the order that they are best with together (`plan.memory_orders`)."""
     product = library_product(c, p.sizes)
     if product is None or product.loads is None or product.batch:
         return p
     given = {i.name for i in p.inputs}
+    readers = Counter(x.tensor for y in p.body for x in loads(y.body))
+    free = {x.name for x in p.body if x.reducer is None and readers[x.name] == 1 and x.name not in p.outputs}
     for load, side in zip(product.loads, (product.rows, product.cols), strict=True):
         axes = [n for n, i in enumerate(load.index) if isinstance(i, Index)]
         rows = [n for n in axes if load.index[n] in [Index(d) for d in side]]
         depth = [n for n in axes if n not in rows]
-        if len(depth) != 1 or not rows or not min(rows) < depth[0] < max(rows):
+        if load.tensor not in given | free or len(depth) != 1 or not rows or not min(rows) < depth[0] < max(rows):
             continue
         order = spread_order(product, p.sizes) if load.tensor in given else None
         if order is None or (c.name in p.outputs and not spread(product, p.sizes)):

@@ -1,0 +1,134 @@
+"""Operands and results of library products, in orders of memory that the library takes without a copy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.plan.hardware import H100
+from tilefold.plan.library import library_calls
+from tilefold.plan.memory_orders import library_copies, without_copies
+from tilefold.runtime.library import LibraryStep
+from tilefold.tensor.interp import run
+from tilefold.tensor.ir import Program
+from tilefold.tensor.text import parse
+
+
+def program(sizes: dict[str, int], inputs: dict[str, str], body: str, result: str) -> Program:
+    dims = "\n".join(f"  dim {d} = {n}" for d, n in sizes.items())
+    given = "\n".join(f"  input {t}: f32[{', '.join(str(sizes[d]) for d in of)}]" for t, of in inputs.items())
+    return parse(f"program p()\n{given}\n{dims}\n{body}\n  return {result}\n")
+
+
+#: Block by block, then across the blocks: no order of the first result's axes but i, k, j serves both.
+MONARCH = program(
+    {"i": 3, "j": 11, "k": 4, "m": 4, "n": 5},
+    {"x": "jim", "l": "imk", "r": "kin"},
+    "  s[i, j, k]: f32 = sum[m] x[j, i, m] * l[i, m, k]\n  out[j, n, k]: f32 = sum[i] s[i, j, k] * r[k, i, n]",
+    "out",
+)
+#: One operand for rows i and k, with a batch between them.
+SHARED = program(
+    {"i": 6, "j": 2, "k": 64, "l": 8, "m": 4},
+    {"a": "ijkm", "b": "jml"},
+    "  s[i, j, k, l]: f32 = sum[m] a[i, j, k, m] * b[j, m, l]\n  out[i, j, k, l]: f32 = exp(s[i, j, k, l])",
+    "out",
+)
+#: Heads behind rows: whoever computes an operand writes them in front.
+HEADS = program(
+    {"i": 2, "h": 3, "r": 7, "c": 8, "k": 5},
+    {"q": "ihrk", "v": "ichk"},
+    "  w[i, c, h, k]: f32 = exp(v[i, c, h, k])\n  s[i, h, r, c]: f32 = sum[k] q[i, h, r, k] * w[i, c, h, k]\n"
+    "  out[i, h, r, c]: f32 = exp(s[i, h, r, c])",
+    "out",
+)
+#: Two products read the same input across.
+TWICE = program(
+    {"i": 6, "j": 7, "k": 5, "m": 8},
+    {"x": "kij", "z": "kij", "w": "jmk"},
+    "  s[k, i, m]: f32 = sum[j] x[k, i, j] * w[j, m, k]\n  t[k, i, m]: f32 = sum[j] z[k, i, j] * w[j, m, k]\n"
+    "  out[k, i, m]: f32 = s[k, i, m] + t[k, i, m]",
+    "out",
+)
+#: Rows around what is summed are a batch of the second product: nothing is to be done.
+MIXED = program(
+    {"i": 3, "j": 6, "k": 136, "l": 5, "m": 128},
+    {"x": "ijl", "c": "lk", "s": "mj"},
+    "  y[i, j, k]: f32 = sum[l] x[i, j, l] * c[l, k]\n  out[i, m, k]: f32 = sum[j] s[m, j] * y[i, j, k]",
+    "out",
+)
+
+
+def products(p: Program) -> frozenset[str]:
+    return frozenset(c.name for c in p.body if c.reducer == "sum")
+
+
+def copies(p: Program, names: frozenset[str]) -> int:
+    return sum(library_copies(p, c) for c in p.body if c.name in names)
+
+
+@pytest.mark.parametrize(
+    ("p", "added", "turned"),
+    [
+        (MONARCH, ["out_made"], {"s": "ikj"}),
+        (SHARED, ["b_turned"], {"s": "ijkl"}),
+        (HEADS, [], {"w": "ihck"}),
+        (TWICE, ["w_turned"], {}),
+        (MIXED, [], {"y": "ijk"}),
+    ],
+)
+def test_the_library_copies_nothing(p: Program, added: list[str], turned: dict[str, str]) -> None:
+    q, names = without_copies(p, products(p), H100)
+    assert copies(q, names) == 0 < len(names) == len(products(p)) and (copies(p, products(p)) > 0) == (q != p)
+    assert [c.name for c in q.body if c.name not in {x.name for x in p.body}] == added
+    assert {c.name: "".join(c.dims) for c in q.body if c.name in turned} == turned
+    gen = torch.Generator().manual_seed(0)
+    args = {i.name: torch.randn([int(e.value) for e in i.shape], generator=gen) for i in p.inputs}  # type: ignore[attr-defined]
+    torch.testing.assert_close(run(q, args)["out"], run(p, args)["out"], rtol=1e-4, atol=1e-4)
+
+
+def test_what_conventions_fix_stays() -> None:
+    """A result is copied, not turned; so is what another call reads."""
+    p = program(
+        {"i": 3, "j": 11, "k": 4, "m": 4, "n": 5},
+        {"x": "jim", "l": "imk", "r": "kin"},
+        "  s[i, j, k]: f32 = sum[m] x[j, i, m] * l[i, m, k]\n  out[k, j, n]: f32 = sum[i] s[i, j, k] * r[k, i, n]\n"
+        "  t[i, j]: f32 = sum[k] s[i, j, k]",
+        "out, t",
+    )
+    q, _ = without_copies(p, frozenset({"s", "out"}), H100)
+    assert {c.name: "".join(c.dims) for c in q.body} == {"s": "ikj", "out": "kjn", "t": "ij"}
+    q, _ = without_copies(p, frozenset({"s", "out"}), H100, fixed={"t"})
+    assert {c.name: "".join(c.dims) for c in q.body} == {"s": "ijk", "s_turned": "ikj", "out": "kjn", "t": "ij"}
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_what_is_given_may_lie_as_it_is_read(made: bool) -> None:
+    """Attention's result, heads side by side behind rows, is read so; a sum's result has the order that it says."""
+    p = program(
+        {"i": 2, "h": 3, "r": 7, "k": 5, "c": 6},
+        {"x": "ihrkc", "w": "hkc"},
+        "  y[i, h, r, k]: f32 = sum[c] x[i, h, r, k, c]\n  out[i, r, c]: f32 = sum[h, k] y[i, h, r, k] * w[h, k, c]",
+        "out",
+    )
+    q, _ = without_copies(p, frozenset({"out"}), H100, fixed={"y"}, given=() if made else {"y"})
+    assert [c.name for c in q.body] == ["y", *["y_turned"] * made, "out"]
+    p = program({"i": 2, "h": 3, "r": 7, "k": 5, "c": 6}, {"x": "ihrk", "w": "hkc"},
+                "  out[i, r, c]: f32 = sum[h, k] x[i, h, r, k] * w[h, k, c]", "out")  # fmt: skip
+    assert without_copies(p, frozenset({"out"}), H100)[0] == p
+
+
+def test_a_result_is_written_with_its_own_strides() -> None:
+    """Rows of all matrices side by side: no matrix after the other, but each has strides."""
+    p = program({"i": 3, "j": 11, "k": 4, "m": 5}, {"x": "ijm", "l": "imk"},
+                "  s[j, i, k]: f32 = sum[m] x[i, j, m] * l[i, m, k]", "s")  # fmt: skip
+    q, calls = library_calls(p, ["s"])
+    (call,) = calls.values()
+    step = LibraryStep(call, q)  # type: ignore[arg-type]
+    x, y = torch.randn(3, 11, 5), torch.randn(3, 5, 4)
+    want = torch.einsum("ijm,imk->jik", x, y)
+    for target in (None, torch.empty(11, 3, 4), torch.empty(11, 3, 4, 2)[..., 0]):
+        tensors = {} if target is None else {"s": target}
+        step._within(tensors, x, y, {})
+        torch.testing.assert_close(tensors["s"], want)
+        assert target is None or tensors["s"] is target

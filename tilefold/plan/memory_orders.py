@@ -1,0 +1,283 @@
+"""In which order memory has operands and results of a GPU's library products, so that the library copies none.
+
+What the library cannot take as it lies (`tensor.matrix_orders`), torch copies in front of a call or behind it, element
+by element where its two orders have other inner axes: a third of the memory's rate, and none of it is seen by whoever
+makes or reads the tensor. Here, before kernels are formed,
+
+    what the program makes   is made with its axes in another order, if the products that make or read it all take that;
+                             kernels write and read any order (Law: a tensor stored with its axes in another order and
+                             read at the reordered indices is the same tensor)
+    one operand for rows     that are not side by side is stored once for each, so that they are a batch, if that is
+                             less than turning the other operand and the result:
+                                 a[i, j, k, m] * b[j, m, l]  ->  a[i, j, k, m] * b'[i, j, m, l]
+    what is left             is copied by statements, which kernels compute at the memory's rate, once for all readers
+
+Not what conventions fix: results of the program (a copy is made of them), operands of convolutions and other calls. Not
+inputs either whose copy would have the same inner axis: whoever gives them may have them in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from math import factorial, prod
+
+from tilefold.algebra.expr import Expr, Index, Load, loads, substitute
+from tilefold.names import fresh
+from tilefold.plan.hardware import Gpu
+from tilefold.plan.library import Matrices, bias_of
+from tilefold.tensor.analysis import is_map
+from tilefold.tensor.convolution import convolution
+from tilefold.tensor.convolution_gradients import gradient
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.matrix_orders import Copied, Orders, copied
+from tilefold.tensor.product import Product, library_product
+from tilefold.tensor.rewrite import rename_loads
+from tilefold.tensor.sizes import estimate
+
+#: Orders of a tensor that are looked at; the share of its bytes that a kernel with another inner axis costs.
+MOST_ORDERS, INNER = factorial(5), 0.5
+Shape = Callable[[str], tuple[Expr, ...]]
+
+
+def without_copies(
+    p: Program, products: frozenset[str], gpu: Gpu, fixed: Collection[str] = (), given: Collection[str] = ()
+) -> tuple[Program, frozenset[str]]:
+    """The program whose library products take operands as they lie, and the names of the products in it. fixed:
+    statements whose tensors stay as they are. given: results that come in whatever order their call gives them
+    (attention's, with heads side by side), which are not copied."""
+    calls = [c for c in p.body if c.name in products and c.name not in fixed and _plain(p, c) is not None]
+    if not any(library_copies(p, c) for c in calls):
+        return p, products
+    names = [c.name for c in calls]
+    kept = _kept(p, {*fixed, *(products - {*names})})
+    for name in names:
+        p = _for_rows(p, name, gpu, kept)
+    p = _turned(p, names, gpu, kept)
+    names_of = set(products)
+    for name in names:
+        p = _copies(p, name, given)
+        p, made = _apart(p, name)
+        names_of = names_of - {name} | {made}
+    return p, frozenset(names_of)
+
+
+def library_copies(p: Program, c: Compute) -> int:
+    """Bytes that the library copies for a product: of operands and of the result."""
+    found = _copied(c, p.sizes, p.shape_of)
+    if found is None:
+        return 0
+    a, b = loads_of(c, p.sizes)
+    widths = p.dtype_of(a.tensor).nbytes, p.dtype_of(b.tensor).nbytes
+    return found.a * widths[0] + found.b * widths[1] + found.out * c.dtype.nbytes
+
+
+def loads_of(c: Compute, sizes: Mapping[str, Expr]) -> tuple[Load, Load]:
+    """The operands of a library's product."""
+    found = library_product(c, sizes)
+    assert found is not None and found.loads is not None, c
+    return found.loads
+
+
+def _of_name(p: Program, name: str) -> Compute:
+    return next(c for c in p.body if c.name == name)
+
+
+def _plain(p: Program, c: Compute) -> Product | None:
+    """A product of plain operands, with matrices of more than one row and column, that is no convolution."""
+    if gradient(c, p) is not None or convolution(c, p) is not None:
+        return None
+    found = library_product(c, p.sizes)
+    matrix = found is not None and found.loads is not None and not found.shared
+    return found if matrix and found is not None and found.is_matrix(lambda d: estimate(p.sizes[d]) > 1) else None
+
+
+def _copied(c: Compute, sizes: Mapping[str, Expr], shape: Shape) -> Copied | None:
+    found = library_product(c, sizes)
+    if found is None or found.loads is None or found.shared:
+        return None
+    a, b = found.loads
+    m = Matrices.of(found, a, sizes)
+    return copied(found, sizes, Orders(m.batch, m.rows, m.cols, m.depth), (shape(a.tensor), shape(b.tensor)))
+
+
+def _kept(p: Program, fixed: Collection[str]) -> frozenset[str]:
+    """Tensors that have to lie as they do."""
+    at = {c.name: c for c in p.body}
+    read = {ld.tensor for n in fixed if n in at for ld in loads(at[n].body)}
+    biased = {t for c in p.body for m in p.body if bias_of(p, c, m.body) for t in (c.name, m.name)}
+    positions = {r for c in p.body if c.index_name is not None for r in c.results}
+    return frozenset({*p.outputs, *fixed, *read, *biased, *positions, *(i.name for i in p.inputs)})
+
+
+# -- what the program makes -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """A tensor that the program makes: the calls that make or read it, and kernels that do."""
+
+    made: Compute
+    calls: tuple[Compute, ...]
+    kernels: int
+
+
+def _turned(p: Program, calls: Sequence[str], gpu: Gpu, kept: Collection[str]) -> Program:
+    """The program in which tensors have the order of axes in which least is copied around them."""
+    for name in [c.name for c in reversed(p.body) if c.name not in kept]:
+        around = _around(p, name, calls)
+        if around is None or not any(library_copies(p, c) for c in around.calls):
+            continue
+        dims = around.made.dims
+        best = min(_orders(dims), key=lambda o: _seconds(p, around, o, gpu))
+        if best != tuple(range(len(dims))):
+            p = replace(p, body=tuple(_read_turned(c, name, best) for c in p.body))
+    return p
+
+
+def _around(p: Program, name: str, calls: Sequence[str]) -> _Around | None:
+    readers = [c for c in p.body if any(ld.tensor == name for ld in loads(c.body))]
+    made = _of_name(p, name)
+    mine = tuple(c for c in (made, *readers) if c.name in calls)
+    if not mine or len(made.dims) < 2 or factorial(len(made.dims)) > MOST_ORDERS:
+        return None
+    return _Around(made, mine, sum(c.name not in calls for c in (made, *readers)))
+
+
+def _orders(dims: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Orders of axes, those that are most like the present one first."""
+    return iter(sorted(permutations(range(len(dims))), key=_moves))
+
+
+def _moves(order: Sequence[int]) -> tuple[bool, int]:
+    pairs = sum(a > b for n, a in enumerate(order) for b in order[n + 1 :])
+    return order[-1] != len(order) - 1, pairs
+
+
+def _seconds(p: Program, around: _Around, order: Sequence[int], gpu: Gpu) -> float:
+    """Of copies that the library makes with the tensor in this order, and what kernels lose by another inner axis."""
+    made, memory = around.made, gpu.reached * gpu.bandwidth
+    nbytes = prod(estimate(p.sizes[d]) for d in made.dims) * made.dtype.nbytes
+    turned = _read_turned(made, made.name, order)
+
+    def shape(tensor: str) -> tuple[Expr, ...]:
+        return tuple(p.sizes[d] for d in turned.dims) if tensor == made.name else p.shape_of(tensor)
+
+    seconds = 0.0
+    if around.kernels and order[-1] != len(order) - 1:
+        seconds = INNER * around.kernels * nbytes / memory
+        if not (is_map(made) or made in around.calls):
+            return float("inf")  # a reduction's kernel has the rows that it has
+    for c in around.calls:
+        found = _copied(_read_turned(c, made.name, order), p.sizes, shape)
+        if found is None:
+            return float("inf")
+        widths = [p.dtype_of(ld.tensor).nbytes for ld in loads_of(c, p.sizes)]
+        for n, width in zip((found.a, found.b, found.out), (*widths, c.dtype.nbytes), strict=True):
+            seconds += gpu.second_kernel + 2 * n * width / memory if n else 0.0
+    return seconds
+
+
+def _read_turned(c: Compute, name: str, order: Sequence[int]) -> Compute:
+    """A statement where that tensor, which it makes or reads, has its axes in this order."""
+
+    def one(x: Load) -> Expr | None:
+        return Load(name, tuple(x.index[n] for n in order)) if x.tensor == name else None
+
+    dims = tuple(c.dims[n] for n in order) if c.name == name else c.dims
+    return replace(c, dims=dims, body=rename_loads(c.body, one))
+
+
+# -- copies of operands -----------------------------------------------------------------------
+
+
+def _for_rows(p: Program, name: str, gpu: Gpu, kept: Collection[str]) -> Program:
+    """The program in which a dim of rows is a batch, and the other operand stored for each, where that takes less."""
+    c = _of_name(p, name)
+    x = _plain(p, c)
+    if x is None or not x.batch or not library_copies(p, c):
+        return p
+    memory, best = gpu.reached * gpu.bandwidth, (_least_seconds(p, name, gpu, kept), p)
+    assert x.loads is not None
+    for side, ld in ((x.rows, x.loads[1]), (x.cols, x.loads[0])):
+        for d in side if len(side) > 1 else ():
+            dims = (d, *(ix.dim for ix in ld.index if isinstance(ix, Index)))
+            once = prod(estimate(p.sizes[e]) for e in dims[1:]) * p.dtype_of(ld.tensor).nbytes
+            q = _stored(p, c, ld, dims)
+            cost = gpu.second_kernel + (1 + estimate(p.sizes[d])) * once / memory
+            best = min(best, (cost + _least_seconds(q, name, gpu, kept), q), key=lambda found: found[0])
+    return best[1]
+
+
+def _least_seconds(p: Program, name: str, gpu: Gpu, kept: Collection[str]) -> float:
+    """Of copies for a product, where one of its tensors that the program makes may have another order."""
+    c = _of_name(p, name)
+    around = (_Around(_of_name(p, t), (c,), 0) for t in _own(p, c) if t not in kept)
+    ways = [_seconds(p, x, order, gpu) for x in around for order in _orders(x.made.dims)]
+    n = library_copies(p, c)
+    return min([gpu.second_kernel + 2 * n / (gpu.reached * gpu.bandwidth) if n else 0.0, *ways])
+
+
+def _own(p: Program, c: Compute) -> list[str]:
+    """What a product makes, and what it reads of the program."""
+    read = [ld.tensor for ld in loads(c.body) if not p.is_input(ld.tensor)]
+    return [t for t in (c.name, *read) if factorial(len(p.shape_of(t))) <= MOST_ORDERS]
+
+
+def _copies(p: Program, name: str, given: Collection[str]) -> Program:
+    """The program in which the operands of a product that are copied are so by statements."""
+    for side in (0, 1):
+        c = _of_name(p, name)
+        found = _copied(c, p.sizes, p.shape_of)
+        if found is None or not (found.a, found.b)[side]:
+            continue
+        ld = loads_of(c, p.sizes)[side]
+        axes = [ix for ix in ld.index if isinstance(ix, Index)]
+        dims = [ix.dim for ix in axes]
+        if ld.tensor in given or len(dims) < 2 or factorial(len(dims)) > MOST_ORDERS:
+            continue
+        ways = ([dims[n] for n in order] for order in _orders(dims))
+        stored = (_stored(p, c, ld, way) for way in ways)
+        q = min(stored, key=lambda q: library_copies(q, _of_name(q, name)))
+        if not (p.is_input(ld.tensor) and loads_of(_of_name(q, name), p.sizes)[side].index[-1] == axes[-1]):
+            p = q
+    return p
+
+
+def _stored(p: Program, c: Compute, ld: Load, dims: Sequence[str]) -> Program:
+    """The program in which a product reads a copy of what it loads with axes in this order, which may be there."""
+    axes = [ix for ix in ld.index if isinstance(ix, Index)]
+    known = {d: Index(str(n)) for n, d in enumerate(dims)}
+    wanted = tuple(map(known.get, (ix.dim for ix in axes))), tuple(p.sizes[d] for d in dims)
+    before = p.body[: p.body.index(c)]
+    there = next((m for m in before if _is_copy(p, m, ld, wanted)), None)
+    name = there.name if there is not None else fresh(f"{ld.tensor}_turned", set(p.names))
+    reader = replace(c, body=substitute(c.body, {ld: Load(name, tuple(map(Index, dims)))}))
+    copy = Compute(name, tuple(dims), p.dtype_of(ld.tensor), ld, loc=c.loc, origin=c.origin)
+    body = [y for x in p.body for y in (([copy] if there is None else []) + [reader] if x is c else [x])]
+    return replace(p, body=tuple(body))
+
+
+def _is_copy(p: Program, m: Compute, ld: Load, wanted: object) -> bool:
+    """Whether a statement copies just that."""
+    if m.reducer is not None or not isinstance(m.body, Load) or m.body.tensor != ld.tensor:
+        return False
+    plain = all(isinstance(a, Index) == isinstance(b, Index) for a, b in zip(m.body.index, ld.index, strict=True))
+    places = all(isinstance(b, Index) or a == b for a, b in zip(m.body.index, ld.index, strict=True))
+    known = {d: Index(str(n)) for n, d in enumerate(m.dims)}
+    at = tuple(known.get(ix.dim) for ix in m.body.index if isinstance(ix, Index))
+    return plain and places and (at, tuple(p.sizes[d] for d in m.dims)) == wanted
+
+
+def _apart(p: Program, name: str) -> tuple[Program, str]:
+    """The program in which a result that the library would copy is so by a statement, and the product's new name."""
+    c = _of_name(p, name)
+    found = _copied(c, p.sizes, p.shape_of)
+    if found is None or not found.out or factorial(len(c.dims)) > MOST_ORDERS:
+        return p, name
+    made = replace(c, name=fresh(f"{name}_made", set(p.names)))
+    ways = [_read_turned(made, made.name, order) for order in _orders(c.dims)]
+    best = min(ways, key=lambda m: library_copies(replace(p, body=(*p.body, m)), m))
+    copy = replace(c, body=Load(best.name, tuple(map(Index, best.dims))), reducer=None, rdims=(), origin="")
+    return replace(p, body=tuple(y for x in p.body for y in ((best, copy) if x is c else (x,)))), best.name
