@@ -44,6 +44,7 @@ def test_operands_are_copied_once_and_what_is_between_is_written_with_its_zeros(
         (lambda x, w, b: torch.nn.functional.gelu(x @ w + b), ((40, 33), (33, 17), (17,))),
         (chain, ((40, 33), (33, 17), (17, 24))),
         (lambda x, w: torch.bmm(x, w), ((3, 40, 33), (3, 33, 20))),
+        (lambda x, w: x.mT @ w, ((33, 42), (33, 24))),  # rows lie side by side
         (lambda x, w: x @ w[1], ((40, 33), (2, 33, 17))),  # one place of an axis
     ],
 )
@@ -57,6 +58,17 @@ def test_results_are_those_of_the_operands(fn, shapes, monkeypatch):
     values = dict(zip(inspect.signature(fn).parameters, args, strict=True))
     found, want = (run(p, values)[before.outputs[0]] for p in (after, before))
     torch.testing.assert_close(found, want, equal_nan=True, rtol=0.02, atol=0.1)
+
+
+def test_what_counts_is_the_axis_along_which_memory_lies():
+    """Rows of a transposed operand, and not what is summed where no operand lies along it; a copy is made once."""
+    _, p, products = made(lambda x, w: x.mT @ w.mT, (3000, 2050), (1700, 3000))
+    (c,) = (c for c in p.body if c.name in products)
+    assert [p.sizes[d].value for d in (*c.dims, *c.rdims)] == [2056, 1704, 3000]  # type: ignore[attr-defined]
+    before, p, _ = made(lambda x, w: x.mT @ w, (3001, 2048), (3001, 1704))
+    assert p is before
+    _, p, products = made(lambda x, v, w: (x @ v, x @ w), (4096, 1001), (1001, 2048), (1001, 1024))
+    assert len(products) == 2 and sum(c.reducer is None for c in p.body) == 3
 
 
 def test_a_bias_of_the_columns_alone_is_added_behind_the_wide_product():

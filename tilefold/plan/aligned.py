@@ -2,7 +2,8 @@
 
 cuBLAS takes any extents, but where rows of operands or results are no multiple of 16 bytes (50257 columns, 1023
 features) its kernels move them element by element, at a fraction of their rate (`Gpu.ragged`), wherever the rows begin.
-So operands are copied with zeros behind their rows, one kernel each, and the result has columns that nobody reads,
+What counts is the axis along which an operand lies in memory: its rows, if it is a transposed one. So operands are
+copied with zeros behind their rows, one kernel each, and the result has columns that nobody reads,
 where that is estimated faster. torch.compile pads such products too, decided by timing them.
 
 Law: sum over k of x[k] y[k]  is  sum over k' of where(k' < K, x[k'], 0) where(k' < K, y[k'], 0), K <= K'
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute
@@ -35,16 +36,44 @@ def rounded(n: int, itemsize: int) -> int:
     return -(-n // each) * each
 
 
-def worth(batch: int, rows: int, depth: int, columns: int, itemsize: int, gpu: Gpu, *, packed: bool) -> bool:
+@dataclass(frozen=True, slots=True)
+class Along:
+    """Which extents of a product are those of an axis along which memory lies; that of its columns always is, for the
+    result has them."""
+
+    rows: bool = False
+    depth: bool = True
+
+    @staticmethod
+    def of(x: Product, columns: Collection[str]) -> Along:
+        """Of tensors that are row-major, and a result with these columns."""
+        last = {ld.index[-1].dim for ld in x.loads or () if ld.index and isinstance(ld.index[-1], Index)}
+        return Along(bool(last & x.of_one_side - {*columns}), not last.isdisjoint(x.rdims))
+
+
+def worth(
+    batch: int,
+    rows: int,
+    depth: int,
+    columns: int,
+    itemsize: int,
+    gpu: Gpu,
+    along: Along = Along(),
+    *,
+    packed: bool,
+) -> bool:
     """Whether a product of these extents is estimated faster with operands copied, and, if it has to be packed, the
     result too. False where nothing is ragged."""
-    deep, wide = (rounded(n, itemsize) != n for n in (depth, columns))
-    sizes = ((rows * depth, deep), (depth * columns, deep or wide), (rows * columns, wide and packed))
+    tall, deep, wide = (
+        counts and rounded(n, itemsize) != n
+        for n, counts in ((rows, along.rows), (depth, along.depth), (columns, True))
+    )
+    sizes = ((rows * depth, tall or deep), (depth * columns, deep or wide), (rows * columns, (tall or wide) and packed))
     moved = sum(
         gpu.second_kernel + 2 * batch * n * itemsize / (gpu.reached * gpu.bandwidth) for n, moves in sizes if moves
     )
     seconds = 2.0 * batch * rows * depth * columns / gpu.gemm_rate(DType.BF16, library=True)
-    return (deep or wide) and seconds / gpu.ragged > seconds + moved
+    return (tall or deep or wide) and seconds / gpu.ragged > seconds + moved
 
 
 def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, frozenset[str]]:
@@ -54,13 +83,13 @@ def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, fr
     taken = set(p.names)
     body: list[Compute] = []
     names = set(products)
-    maps, whole = _read_once(p), dict[str, str]()
+    maps, whole, copies = _read_once(p), dict[str, str](), _Copies()
     for c in p.body:
         found = _extents(p, c) if c.name in products else None
-        if found is None or not worth(*found[1:], 2, gpu, packed=c.name in p.outputs):
+        if found is None or not worth(*found[1:5], 2, gpu, found[5], packed=c.name in p.outputs):
             body.append(c)
             continue
-        new = _copied(c, found[0], made, taken, maps)
+        new = _copied(c, found[0], made, taken, maps, found[-1], copies)
         maps |= {c.name: new[-1]} if c.name in maps else {}
         product = next(s.name for s in new if s.reducer is not None)
         names = names - {c.name} | {product}
@@ -72,6 +101,14 @@ def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, fr
         replace(c, body=rename_loads(c.body, lambda x: replace(x, tensor=whole.get(x.tensor, x.tensor)))) for c in body
     ]
     return drop_dead(replace(p, body=tuple(body), sizes=made)), frozenset(names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """What several products read: the longer dim of each, and the copy of each tensor at these indices."""
+
+    longer: dict[str, str] = field(default_factory=dict)
+    of: dict[Load, str] = field(default_factory=dict)
 
 
 def _read_once(p: Program) -> dict[str, Compute]:
@@ -89,7 +126,7 @@ def _inlined(e: Expr, maps: Mapping[str, Compute]) -> Expr:
     return e
 
 
-def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int] | None:
+def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int, Along] | None:
     """A product of plain matrices of 16 bits; batch, rows, depth and columns, which are the last dim of the result."""
     x = library_product(c, p.sizes)
     if x is None or x.loads is None or c.dtype not in SHORT or len(x.rdims) != 1 or not x.is_matrix():
@@ -106,20 +143,29 @@ def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int] | Non
         return None
     n = {d: int(v) for d, v in sizes.items()}
     rows = math.prod(n[d] for d in one if d != cols)
-    return x, math.prod(n[d] for d in x.batch), rows, n[c.rdims[0]], n[cols]
+    along = Along.of(x, (cols,))
+    along = replace(along, rows=along.rows and rounded(rows, 2) != rows)
+    return x, math.prod(n[d] for d in x.batch), rows, n[c.rdims[0]], n[cols], along
 
 
 def _copied(
-    c: Compute, x: Product, sizes: dict[str, Expr], taken: set[str], maps: Mapping[str, Compute]
+    c: Compute,
+    x: Product,
+    sizes: dict[str, Expr],
+    taken: set[str],
+    maps: Mapping[str, Compute],
+    along: Along,
+    copies: _Copies,
 ) -> list[Compute]:
     """Copies of operands, their product, and the part of it that is `c`."""
     longer: dict[str, str] = {}
-    for d in (c.rdims[0], c.dims[-1]):
+    last = [d for ld in x.loads or () for d in dims_used(ld.index[-1]) if d in x.of_one_side - {c.dims[-1]}]
+    for d in (*(last if along.rows else ()), *(c.rdims if along.depth else ()), c.dims[-1]):
         have = sizes[d]
         assert isinstance(have, Const)
         if (want := rounded(int(have.value), 2)) != have.value:
-            longer[d] = fresh(f"{d}_wide", taken)
-            sizes[longer[d]] = const(want)
+            longer[d] = copies.longer.get(d) or fresh(f"{d}_wide", taken)
+            copies.longer[d], sizes[longer[d]] = longer[d], const(want)
     made: list[Compute] = []
 
     def copy(ld: Expr) -> Load:
@@ -131,10 +177,13 @@ def _copied(
         inside = [call("lt", Index(new), sizes[d]) for d, new in longer.items() if new in dims]
         if not inside:
             return ld
+        if at in copies.of:
+            return Load(copies.of[at], tuple(map(Index, dims)))
         e: Expr = Cast(_inlined(at, maps), c.dtype) if ld.tensor in maps else at
         for condition in inside:
             e = call("where", condition, e, Const(0.0, c.dtype.compute))
         made.append(Compute(fresh(f"{ld.tensor}_wide", taken), dims, c.dtype, e, loc=c.loc))
+        copies.of[at] = made[-1].name
         return Load(made[-1].name, tuple(map(Index, dims)))
 
     factors = copy(x.a), copy(x.b)

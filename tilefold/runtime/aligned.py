@@ -29,11 +29,12 @@ def alike(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return (x.expand(y.shape[0], -1, -1), y) if x.shape[0] == 1 else (x, y.expand(x.shape[0], -1, -1))
 
 
-def product(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def product(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None = None, *, deep: bool = True) -> torch.Tensor:
     """x [.., rows, depth] times y [.., depth, columns], and a bias of the columns; the rows of the result lie apart
-    where columns are ragged."""
+    where columns are ragged. deep: an operand lies in memory along what is summed."""
     size, columns = x.element_size(), y.shape[-1]
     depth, wide = (rounded(n, size) for n in y.shape[-2:])
+    depth = depth if deep else y.shape[-2]
     a, b = filled(x, x.shape[-2], depth), filled(y, depth, wide)
     if bias is not None and wide == columns:
         return torch.addmm(bias, a, b)

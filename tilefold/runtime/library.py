@@ -20,7 +20,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
-from tilefold.plan.aligned import worth
+from tilefold.plan.aligned import Along, worth
 from tilefold.plan.hardware import gpu_here
 from tilefold.plan.library import LibraryCall, Matrices, axis_extent
 from tilefold.plan.scaled import ScaledProduct
@@ -179,6 +179,7 @@ class LibraryStep:
         widths = {p.dtype_of(ld.tensor).nbytes for ld in both}
         sides = (*((m.batch, m.cols, m.rows) if m.swap else (m.batch, m.rows, m.cols)), m.depth)
         self._sides = shape_function([self._extent(side, p) for side in sides]) if widths == {2} else None
+        self._along = Along.of(call.product, m.rows if m.swap else m.cols)
         self._pads: dict[tuple[int, ...], bool] = {}
         self._shaped = not m.plain  # the library's result has not the shape of the step's
         self._expanded = shape_function(self._axes(p)) if m.order is not None else self.shape
@@ -291,8 +292,9 @@ class LibraryStep:
         batch, rows, columns, depth = sides = self._sides(syms)
         found = self._pads.get(sides)
         if found is None:
-            packed = not self.apart
-            found = worth(batch, rows, depth, columns, 2, gpu_here(), packed=packed)
+            along, packed = self._along, not self.apart
+            whole = not along.rows or aligned.rounded(rows, 2) == rows  # copies of rows are made before a call alone
+            found = whole and worth(batch, rows, depth, columns, 2, gpu_here(), along, packed=packed)
             self._pads[sides] = found
         return found
 
@@ -329,7 +331,7 @@ class LibraryStep:
             kind = torch.promote_types(torch.promote_types(x.dtype, y.dtype), dtype)
             x, y = x.to(kind), y.to(kind)
         if pads:
-            out = aligned.product(x, y, bias)
+            out = aligned.product(x, y, bias, deep=self._along.depth)
             return out if self.apart and self.matrices.order is None else out.contiguous()
         if bias is not None:
             return torch.addmm(bias, x, y)
