@@ -54,10 +54,12 @@ CPU_UNITS: Mapping[str, float] = _SIMPLE | {
     "mod": 4.0, "within": 2.0, "random": 100.0, "random16": 70.0,
 }  # fmt: skip
 #: The same on a GPU: special function units give 16 results a clock where there are 128 additions (CUDA's tables of
-#: throughput for compute capability 9.0), so that each is 4 units, with the additions and products around it.
+#: throughput for compute capability 9.0), so that each is 4 units, with the additions and products around it. Others
+#: are polynomials: half of the instructions that Hopper's assembler leaves of them (a logarithm 25, an error function
+#: 28, a sine 28 beside what it branches off to; a power 90 to 120: 16.8 million took 50 us on an H100, 47 units).
 GPU_UNITS: Mapping[str, float] = _SIMPLE | {
-    "exp": 4.5, "exp2": 4.0, "expm1": 8.0, "log": 4.5, "log2": 4.0, "log1p": 8.0, "tanh": 10.0, "sigmoid": 9.5,
-    "erf": 10.0, "sin": 10.0, "cos": 10.0, "pow": 12.0, "sqrt": 4.0, "rsqrt": 4.0, "div": 5.0, "floordiv": 5.0,
+    "exp": 4.5, "exp2": 4.0, "expm1": 13.5, "log": 12.5, "log2": 13.5, "log1p": 12.5, "tanh": 10.0, "sigmoid": 9.5,
+    "erf": 14.0, "sin": 14.0, "cos": 14.0, "pow": 45.0, "sqrt": 6.0, "rsqrt": 4.0, "div": 5.0, "floordiv": 5.0,
     "mod": 5.0, "within": 1.0, "random": 16.0, "random16": 9.0,
 }  # fmt: skip
 
@@ -376,14 +378,32 @@ class Analysis:
 _REDUCING = {"topk": 24.0, "argmax": 14.0, "argmin": 14.0}
 
 
+def operation_units(e: Call, costs: Mapping[str, float] = CPU_UNITS) -> float:
+    """Units of an operation without its operands; errors as of `element_units`."""
+    op = root_of(e) or e.op
+    if op not in costs:
+        raise PlanError(f"nobody said what {op} costs", hint="it belongs into plan/dataflow.py")
+    return costs[op]
+
+
+def root_of(e: Call) -> str | None:
+    """What a power is computed as, if not as one: a product (two of them cost little more), a root or a quotient."""
+    match e:
+        case Call("pow", (_, Const(n, _))):
+            return _ROOTS.get(float(n))
+    return None
+
+
+#: Powers that products, roots and quotients are.
+_ROOTS = {1.0: "mul", 2.0: "mul", 3.0: "mul", 4.0: "mul", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "div"}
+
+
 def element_units(e: Expr, costs: Mapping[str, float] = CPU_UNITS) -> float:
     """Element-wise units of one evaluation, `costs` by operation; index arithmetic is free. PlanError: an operation
     without a cost, which is never taken to be cheap."""
     match e:
-        case Call(op, args):
-            if op not in costs:
-                raise PlanError(f"nobody said what {op} costs", hint="it belongs into plan/dataflow.py")
-            return costs[op] + sum(element_units(x, costs) for x in args)
+        case Call(args=args):
+            return operation_units(e, costs) + sum(element_units(x, costs) for x in args)
         case Cast(arg=arg):
             return element_units(arg, costs)
         case _:

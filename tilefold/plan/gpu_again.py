@@ -17,7 +17,7 @@ from tilefold.algebra.expr import Call, Expr, Index, Load, call, children, dims_
 from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
 from tilefold.block.stages import inline_maps
-from tilefold.plan.dataflow import GPU_UNITS, MOVE
+from tilefold.plan.dataflow import GPU_UNITS, MOVE, root_of
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
@@ -115,7 +115,7 @@ def _units(body: Expr, dims: Sequence[str], g: Graph) -> float:
     computed once for several elements."""
     every = {d for d in dims if g.extent(d) > 1}
     found = {n for n in _arithmetic(body) if isinstance(n, Call) and dims_used(n) >= every}
-    return MOVE + sum(GPU_UNITS.get(n.op, 1.0) for n in found)
+    return MOVE + sum(GPU_UNITS.get(root_of(n) or n.op, 1.0) for n in found)
 
 
 def _arithmetic(e: Expr) -> Iterator[Expr]:

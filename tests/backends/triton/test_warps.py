@@ -9,11 +9,14 @@ from torch.nn import functional as F
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
 from tests.backends.triton.kernels import made, meta
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Index, Load, Size
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.views import Like
-from tilefold.backends.triton.warps import Forecast, forecast
+from tilefold.backends.triton.warps import Forecast, _Walk, forecast
 from tilefold.plan.hardware import H200
+from tilefold.tile.ir import Alloc, Buffer, For, Map, Reduce, TensorParam
 
 CPU = torch.device("cpu")
 
@@ -120,3 +123,26 @@ def test_what_blocks_share_is_of_memory_once():
     assert f.stages["memory"] * H200.reached * H200.bandwidth == pytest.approx(2 * every + 4096 * 2)
     served = f.stages["cache"] * H200.cache_reached * H200.last_cache.bandwidth
     assert served >= 2 * every + f.blocks * 32
+
+
+def test_a_loop_over_what_the_block_holds_whole_is_none():
+    """Registers cannot be sliced: rows of a value that was computed for all of them come all at once."""
+    dims = {"i": 32, "k": 1024}
+    row, both = Buffer("r", ("i",), (Size("i"),), DType.F32), Buffer("s", (), (), DType.F32)
+    x = Load("x", (Index("i"), Index("k")))
+
+    def walked(*, computed: bool) -> _Walk:
+        given = {
+            n: (TensorParam(n, DType.F32, (), "in", len(s) - 1), Like.packed(s, torch.float32, CPU))
+            for n, s in (("x", (32, 1024)), ("m", (32,)))
+        }
+        ranges = {d: (0, n) for d, n in dims.items()}
+        w = _Walk(dims, {}, given, {}, 16, False, True, H200, ranges, {})
+        factor = Load("r" if computed else "m", (Index("i"),))
+        total = Reduce("s", "sum", ("i", "k"), Call("mul", (factor, Call("exp", (x,)))), True)
+        rows = (Alloc(row), Map("r", Call("exp", (Load("m", (Index("i"),)),))))
+        w.body((Alloc(both), *rows, For("i", 4, (total,))))
+        return w
+
+    assert walked(computed=False).turns == 8
+    assert walked(computed=True).turns == 0

@@ -24,19 +24,20 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads
+from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads, tensors_read
 from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.launch import Variant
 from tilefold.backends.triton.memory import SECTOR, lane_step
 from tilefold.backends.triton.product import in_float, multiplied
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
-from tilefold.plan.dataflow import GPU_UNITS, element_units
+from tilefold.backends.triton.work import held, room, work
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.index_simplify import const
 from tilefold.tile import ir
 from tilefold.tile.affine import coefficients
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
+from tilefold.tile.uses import allocated, expressions, written
 
 #: Bytes of a line of the first-level cache, of which a multiprocessor looks up one a cycle; cycles a second.
 LINE, CYCLES = 128, 1.7e9
@@ -132,6 +133,9 @@ class _Walk:
         return Env(_anywhere, self.sizes, self.syms)
 
     def body(self, stmts: Sequence[ir.Stmt]) -> None:
+        threads = WARP * self.warps
+        beyond = held(stmts, self.area) - room(threads)
+        self.spilled += self.times * 2 * SPILLED * max(0.0, beyond)
         for s in stmts:
             match s:
                 case ir.Alloc(buffer):
@@ -176,8 +180,11 @@ class _Walk:
         if not turns:
             return
         before = self.ranges.get(s.dim), self.tiles.get(s.dim), self.loops, self.turns
-        at = start + turns // 2 * s.tile
-        self.ranges[s.dim], self.tiles[s.dim] = (at, min(at + s.tile, stop)), s.tile
+        tile = s.tile
+        if self.kept(s):
+            tile, turns = stop - start, 1
+        at = start + turns // 2 * tile
+        self.ranges[s.dim], self.tiles[s.dim] = (at, min(at + tile, stop)), tile
         self.loops, self.turns = (*self.loops, (s.dim, turns)), 0.0
         self.body(s.body)
         inside = max(1.0, self.turns)
@@ -188,11 +195,18 @@ class _Walk:
             self.tiles[s.dim] = before[1]
         self.loops, self.turns = before[2], before[3] + (turns * inside if turns > 1 else inside - 1)
 
+    def kept(self, s: ir.For) -> bool:
+        """Whether a loop goes over what the block holds whole, so that it is none (`loops`)."""
+        touched = {t for e in expressions(s.body) for t in tensors_read(e)} | set(written(s.body))
+        return s.start is None and any(
+            s.dim in b.dims for n, b in self.buffers.items() if n in touched and n not in allocated(s.body)
+        )
+
     def computed(self, frame: Sequence[str], e: Expr, more: float = 0.0, share: float = 1.0) -> None:
         """Element-wise work of a statement, and what it reads. What it does not vary with is computed once."""
         used = frozenset(frame) & dims_used(e)
         area = self.area(used)
-        self.units += self.times * share * area * (element_units(e, GPU_UNITS) + more)
+        self.units += self.times * share * (work(e, lambda dims: self.area(used & dims)) + more * area)
         self.read(frame, e, share)
         if isinstance(e, Load):  # what is only reduced, or stored, is used as it comes
             return
@@ -412,14 +426,16 @@ def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu) -> Forecast:
     served = sum((x.sent if x.stored else x.sectors) * x.times for x in touches) * blocks
     served += w.spilled * blocks
     whole = machine.reached * machine.bandwidth
+    resident = max(1, min(machine.blocks, machine.threads // (WARP * warps)))
+    at_once = w.spilled / 2 * min(blocks, resident * machine.cores)
+    spilled = w.spilled * blocks if at_once > machine.last_cache.capacity else 0.0
     stages = {
-        "memory": sum(sectors.values()) / min(whole, units * max(machine.unit_rate, whole / machine.cores)),
+        "memory": (sum(sectors.values()) + spilled) / min(whole, units * max(machine.unit_rate, whole / machine.cores)),
         "cache": served / min(machine.cache_reached * machine.last_cache.bandwidth, units * machine.near_rate),
         "lines": line,
         "elements": w.units * blocks / (machine.vector * share),
         "products": sum(f / machine.gemm_rate(t, library=False) for t, f in w.flops.items()) * blocks / share,
     }
-    resident = max(1, min(machine.blocks, machine.threads // (WARP * warps)))
     waves = max(1.0, blocks / (resident * machine.cores))
     stages["turns"] = waves * (1 + w.turns) * machine.turn
     stages["blocks"] = blocks * machine.dispatch
