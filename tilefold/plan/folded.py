@@ -97,6 +97,16 @@ def call_rate(g: Graph, c: Compute, dtype: DType, machine: Gpu) -> float:
     return machine.call_rate("bmm" if p.batch else "mm", dtype, Sizes(batch, rows, cols, depth))
 
 
+def call_seconds(g: Graph, c: Compute, machine: Gpu) -> float:
+    """Seconds of a product in a call of the library, with what is between calls."""
+    read = {ld.tensor: g.points({d for e in ld.index for d in dims_used(e)}) for ld in loads(c.body)}
+    kinds = {t: g.program.dtype_of(t) for t in read}
+    narrowest = min(kinds.values(), key=lambda dtype: dtype.nbytes)
+    moved = g.points(out_dims(c)) * c.dtype.nbytes + sum(n * kinds[t].nbytes for t, n in read.items())
+    memory = moved / (machine.reached * machine.bandwidth)
+    return machine.call + max(flops(g, c.name) / call_rate(g, c, narrowest, machine), memory)
+
+
 def flops(g: Graph, m: str) -> float:
     c = g.by_name[m]
     return 2.0 * g.points({*out_dims(c), *c.rdims})

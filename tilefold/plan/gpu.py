@@ -20,6 +20,7 @@ from tilefold.block.twins import Decided, Named, Renaming, Twins
 from tilefold.errors import PlanError, TilefoldError
 from tilefold.plan.cut import components, cuts
 from tilefold.plan.few_rows import feeding_products
+from tilefold.plan.folded import call_seconds
 from tilefold.plan.forms import Form
 from tilefold.plan.gpu_again import computed_again
 from tilefold.plan.gpu_folds import separated
@@ -183,6 +184,9 @@ class _Fitting:
         return nearer(self.g, x, self.target.machine, self._forecast, self._fit)
 
     def _forecast(self, x: Group) -> Predicted | None:
+        if self.target.library and x.members == (lone_product(self.g, x.members, self.target.machine),):
+            seconds = call_seconds(self.g, self.g.by_name[x.members[0]], self.target.machine)
+            return Predicted(seconds, seconds)
         made = self.made(x)
         return None if isinstance(made, str) else self.target.predicted(made)
 
