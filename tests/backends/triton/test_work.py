@@ -83,6 +83,10 @@ def test_a_value_of_the_block_is_what_it_was_computed_as():
     assert dims_used(b) == {"i", "j"}
 
 
+def test_two_elements_of_16_bits_are_in_a_register():
+    assert held(stored(call("pow", X, Y)), area, lambda tensor: 0.5) == 400
+
+
 def test_threads_have_the_registers_of_a_multiprocessor():
     assert room(128) == 128 * (255 - 16)
     assert room(512) == 512 * (128 - 16)

@@ -134,7 +134,7 @@ class _Walk:
 
     def body(self, stmts: Sequence[ir.Stmt]) -> None:
         threads = WARP * self.warps
-        beyond = held(stmts, self.area) - room(threads)
+        beyond = held(stmts, self.area, self.part) - room(threads)
         self.spilled += self.times * 2 * SPILLED * max(0.0, beyond)
         for s in stmts:
             match s:
@@ -194,6 +194,10 @@ class _Walk:
         else:
             self.tiles[s.dim] = before[1]
         self.loops, self.turns = before[2], before[3] + (turns * inside if turns > 1 else inside - 1)
+
+    def part(self, tensor: str) -> float:
+        """Of a register, that an element takes."""
+        return min(1.0, self.tensors[tensor][0].dtype.nbytes / 4) if tensor in self.tensors else 1.0
 
     def kept(self, s: ir.For) -> bool:
         """Whether a loop goes over what the block holds whole, so that it is none (`loops`)."""

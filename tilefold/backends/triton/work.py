@@ -56,8 +56,9 @@ def _own(x: Expr) -> float:
     return operation_units(x, GPU_UNITS)
 
 
-def held(stmts: Sequence[ir.Stmt], area: Area) -> float:
-    """Most elements that branching operations of these statements, which no loop parts, find in registers or leave."""
+def held(stmts: Sequence[ir.Stmt], area: Area, part: Callable[[str], float] = lambda tensor: 1.0) -> float:
+    """Most registers' worth of elements that branching operations of these statements, which no loop parts, find or
+    leave. part: of a register, that an element of a tensor takes (16 bits: half)."""
     born: dict[object, int] = {}
     last: dict[object, int] = {}
     sizes: dict[object, float] = {}
@@ -79,7 +80,7 @@ def held(stmts: Sequence[ir.Stmt], area: Area) -> float:
             case _:
                 return x
         if key not in born:
-            born[key], sizes[key] = len(born), area(dims_used(x))
+            born[key], sizes[key] = len(born), area(dims_used(x)) * (part(x.tensor) if isinstance(x, Load) else 1.0)
         last[key] = max(last.get(key, 0), born[key])
         return key
 
