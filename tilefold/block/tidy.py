@@ -38,6 +38,10 @@ from tilefold.tensor.analysis import expr_flops
 #: Cheaper expressions are evaluated again instead of being stored.
 WORTH_SHARING = 4
 WORTH_HOISTING = 2
+#: Readings of one object that are looked at: more tell no more about what is shared.
+TWICE = 2
+#: An expression that may be shared, and the tensors that it reads.
+_Shared = tuple[Expr, tuple[str, ...]]
 
 
 def tidy(b: Block) -> Block:
@@ -145,8 +149,9 @@ class _Tidy:
     # -- sharing --------------------------------------------------------------------------
 
     def share(self, nodes: list[Node]) -> list[Node]:
+        known: dict[int, tuple[Node, list[_Shared]]] = {}  # by identity: a shared expression changes few statements
         while True:
-            best = self._most_shared(nodes)
+            best = self._most_shared(nodes, known)
             if best is None:
                 return nodes
             e, at = best
@@ -154,19 +159,22 @@ class _Tidy:
             let = Let(self.fresh(_stem(e)), dims, type_of(e, self.dtypes.__getitem__), e)
             self.note(let)
             use = Load(let.name, tuple(Index(d) for d in dims))
-            nodes = [_replace(n, e, use) if i in at else n for i, n in enumerate(nodes)]
+            places = set(at)
+            nodes = [_replace(n, e, use) if i in places else n for i, n in enumerate(nodes)]
             nodes.insert(at[0], let)
 
-    def _most_shared(self, nodes: list[Node]) -> tuple[Expr, list[int]] | None:
-        """The dearest expression that several places evaluate on the same values."""
+    def _most_shared(
+        self, nodes: list[Node], known: dict[int, tuple[Node, list[_Shared]]]
+    ) -> tuple[Expr, list[int]] | None:
+        """The dearest expression that several places evaluate on the same values. known: of statements seen before."""
         version: dict[str, int] = {}
         seen: dict[tuple[Expr, tuple[int, ...]], list[int]] = {}
         for at, n in enumerate(nodes):
-            if not isinstance(n, Loop):
-                for e in _movable(n):
-                    if expr_flops(e) >= WORTH_SHARING and self._sharable(n, e):
-                        key = (e, tuple(version.get(t, 0) for t in sorted(tensors_read(e))))
-                        seen.setdefault(key, []).append(at)
+            if id(n) not in known:
+                known[id(n)] = n, self._worth_sharing(n)
+            for e, read in known[id(n)][1]:
+                key = (e, tuple([version.get(t, 0) for t in read]))
+                seen.setdefault(key, []).append(at)
             for name in _changes(n):
                 version[name] = version.get(name, 0) + 1
         shared = [(expr_flops(e), e, places) for (e, _), places in seen.items() if len(places) > 1]
@@ -174,6 +182,13 @@ class _Tidy:
             return None
         _, dearest, places = max(shared, key=lambda s: s[0])
         return dearest, sorted(set(places))
+
+    def _worth_sharing(self, n: Node) -> list[_Shared]:
+        """What a statement evaluates that is worth a value of its own, and what that reads."""
+        if isinstance(n, Loop):
+            return []
+        found = (e for e in _movable(n) if expr_flops(e) >= WORTH_SHARING and self._sharable(n, e))
+        return [(e, tuple(sorted(tensors_read(e)))) for e in found]
 
     def _sharable(self, n: Node, e: Expr) -> bool:
         """An update of t may not share an expression of t itself."""
@@ -276,10 +291,17 @@ def _movable(n: Node) -> Iterator[Expr]:
 
 
 def _safe(e: Expr, guarded: bool) -> Iterator[Expr]:
-    if _may_move(e, guarded):
-        yield e
-    for child, inside in _below(e, guarded):
-        yield from _safe(child, inside)
+    """What may move of an expression, parents first: one object at most twice, however often it is read, for that tells
+    what is shared."""
+    todo, met = [(e, guarded)], dict[tuple[int, bool], int]()
+    while todo:
+        n, inside = todo.pop()
+        times = met.get((id(n), inside), 0)
+        if times < TWICE:
+            met[id(n), inside] = times + 1
+            if _may_move(n, inside):
+                yield n
+            todo += reversed(list(_below(n, inside)))
 
 
 def _may_move(e: Expr, guarded: bool) -> bool:

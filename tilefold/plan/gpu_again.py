@@ -119,10 +119,15 @@ def _units(body: Expr, dims: Sequence[str], g: Graph) -> float:
 
 
 def _arithmetic(e: Expr) -> Iterator[Expr]:
-    """e and what is computed for it, but for where its loads read."""
-    yield e
-    for k in () if isinstance(e, Load) else children(e):
-        yield from _arithmetic(k)
+    """e and what is computed for it, but for where its loads read; what several read is one object, and here once: of
+    a recurrence that is unrolled, each state stands in the next one several times."""
+    todo, seen = [e], set[int]()
+    while todo:
+        n = todo.pop()
+        if id(n) not in seen:
+            seen.add(id(n))
+            yield n
+            todo += () if isinstance(n, Load) else children(n)
 
 
 def _places(g: Graph, name: str, x: Group) -> int:
