@@ -108,8 +108,10 @@ def _beside_a_sum(g: Graph, members: tuple[str, ...], cost: Operands | None) -> 
             own = out_dims(m)
             along = m.reducer is None and bool(own) and bool({*own} & {*c.rdims}) and own[-1] in c.dims
             large = m.name in members and g.escapes(m.name, members) and g.nbytes([m.name]) > cost.kernel
+            if not along or not large:
+                continue
             apart = not _follows_a_product(g, m, members) and not _of_whole_columns(g, m, c, members, cost)
-            if along and large and apart and not _among_columns(g, m, members):
+            if apart and not _among_columns(g, m, members):
                 return f"{m.name} goes to memory, where {name} sums its columns"
     return None
 

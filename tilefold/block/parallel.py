@@ -5,7 +5,7 @@ Dims that only cheap members lack are kept parallel, and those members repeated 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
 from tilefold.block.group import ANY, Group, Limits
@@ -57,7 +57,7 @@ def _of_elements(g: Graph, m: str, members: Sequence[str]) -> bool:
     return not any(c.reducer is not None and c.name in members for c in made)
 
 
-def _cheap_to_repeat(g: Graph, members: Iterable[str], lacking: list[str], d: str, limits: Limits) -> bool:
+def _cheap_to_repeat(g: Graph, members: Collection[str], lacking: list[str], d: str, limits: Limits) -> bool:
     """Whether the members without dim d may run again in every block of d."""
     if any(g.escapes(m, members) for m in lacking):
         return False

@@ -18,7 +18,8 @@ Members = tuple[str, ...]
 
 def cuts(g: Graph, members: Members) -> list[tuple[Members, Members]]:
     """The ways to cut at least two members, each part in program order: the cheapest first, then the most even."""
-    order = [c.name for c in g.program.body if c.name in members]
+    inside = frozenset(members)
+    order = [c.name for c in g.program.body if c.name in inside]
     found: list[tuple[float, int, Members, Members]] = []
     for first in _first_parts(g, order):
         a = tuple(m for m in order if m in first)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tilefold.algebra.expr import (
@@ -109,11 +109,12 @@ class Graph:
                 yield found
                 todo += step[u] if through(found) else ()
 
-    def escapes(self, name: str, within: Iterable[str]) -> bool:
+    def escapes(self, name: str, within: Collection[str]) -> bool:
         """Whether something outside `within`, or the caller, needs a result of the Compute."""
-        inside = set(within)
         c = self.by_name[name]
-        return any(r in self.program.outputs for r in c.results) or any(u not in inside for u in self.consumers[name])
+        if any(u not in within for u in self.consumers[name]):
+            return True
+        return any(r in self.program.outputs for r in c.results)
 
 
 def _reads(c: Compute) -> tuple[str, ...]:
