@@ -223,7 +223,8 @@ class Memory:
         """
         if self.c.matrix or self.c.multiplies or t.unit_axis is None:
             return False
-        step = lane_step(t, [self.c.settled(e) for e in index], axes, self.c.kernel.sizes, self._goes_on)
+        settled = [self.c.settled(e) for e in index]
+        step = lane_step(t.unit_axis, t.shape, settled, axes, self.c.kernel.sizes, self._goes_on)
         if step is None or not 0 < step * t.dtype.nbytes < SECTOR:
             return False
         if not dims_used(index[t.unit_axis]) & set(axes) and self._beside(t, axes):
@@ -398,7 +399,8 @@ class Memory:
 
 
 def lane_step(
-    t: ir.TensorParam,
+    unit_axis: int,
+    shape: Sequence[Expr],
     index: Sequence[Expr],
     axes: Sequence[str],
     sizes: Mapping[str, Expr],
@@ -406,12 +408,11 @@ def lane_step(
 ) -> float | None:
     """Elements from one index of the last axis to the next (`steps_along`), also where it chooses rows of a few
     elements that lie one after the other, all at one place of them: x[i, 3] of seven a row."""
-    assert t.unit_axis is not None
-    step = steps_along(poly(index[t.unit_axis], sizes), axes, goes_on)
-    if step is not None or t.unit_axis != len(index) - 1 or dims_used(index[t.unit_axis]) & set(axes):
+    step = steps_along(poly(index[unit_axis], sizes), axes, goes_on)
+    if step is not None or unit_axis != len(index) - 1 or dims_used(index[unit_axis]) & set(axes):
         return step
     chosen = [n for n, e in enumerate(index) if axes[-1] in dims_used(e)]
-    row = [n.value if isinstance(n, Const) else 0 for n in t.shape[chosen[0] + 1 :]] if len(chosen) == 1 else [0]
+    row = [n.value if isinstance(n, Const) else 0 for n in shape[chosen[0] + 1 :]] if len(chosen) == 1 else [0]
     each = math.prod(row)
     rows = steps_along(poly(index[chosen[0]], sizes), axes, goes_on) if each > 1 else None
     return None if rows is None else rows * each

@@ -24,26 +24,22 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads, tensors_read
+from tilefold.algebra.expr import Call, Expr, Index, Load, dims_named, dims_used, loads, tensors_read
 from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.launch import Variant
-from tilefold.backends.triton.memory import SECTOR, lane_step
+from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.product import in_float, multiplied
+from tilefold.backends.triton.touched import Access, anywhere, touched
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
 from tilefold.backends.triton.work import held, room, work
 from tilefold.plan.hardware import Gpu
-from tilefold.tensor.index_simplify import const
 from tilefold.tile import ir
-from tilefold.tile.affine import coefficients
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
 from tilefold.tile.uses import allocated, expressions, written
 
-#: Bytes of a line of the first-level cache, of which a multiprocessor looks up one a cycle; cycles a second.
-LINE, CYCLES = 128, 1.7e9
-#: Bytes of the widest load or store of a lane; accesses of warps that are looked at, of a tile's; elements of a tile
-#: that are.
-VECTOR, LOOKED_AT, MOST = 16, 256, 1 << 16
+#: Lines of the first-level cache that a multiprocessor looks up a second: one a cycle.
+CYCLES = 1.7e9
 #: Operands a thread from which the assembler runs out of registers, and bytes that it spills for each beyond: 9 taps of
 #: 128 places 14.8 KB a thread, of 64 0.2; two products of 512 elements, summed as they are, 30.
 UNDER_WAY, SPILLED = 640, 20
@@ -130,7 +126,7 @@ class _Walk:
         return int(evaluate(e, Grid(ranges), self._env()).flatten()[0])
 
     def _env(self) -> Env:
-        return Env(_anywhere, self.sizes, self.syms)
+        return Env(anywhere, self.sizes, self.syms)
 
     def body(self, stmts: Sequence[ir.Stmt]) -> None:
         threads = WARP * self.warps
@@ -285,105 +281,20 @@ class _Walk:
             return
         order = [d for d in dict.fromkeys((*frame, *sorted(used))) if d in used]
         t, x = self.tensors[tensor]
-        nbytes, tile, cut, lines, sent = self._tile(t, x, index, order)
+        tile = touched(self._access(t, x, index, order))
         before = self.near.get(known := (tensor, stored, key[-1]))
-        self.near[known] = both = tile if before is None else torch.unique(torch.cat((before, tile)))
-        new = float(len(both) - (0 if before is None else len(before))) * SECTOR * cut
-        self.touches[key] = Touch(tensor, stored, nbytes, new, lines, sent, times * share)
+        self.near[known] = both = tile.sectors if before is None else torch.unique(torch.cat((before, tile.sectors)))
+        new = float(len(both) - (0 if before is None else len(before))) * SECTOR * tile.cut
+        self.touches[key] = Touch(tensor, stored, tile.nbytes, new, tile.lines, tile.sent, times * share)
 
-    def _tile(
-        self, t: ir.TensorParam, x: Seen, index: tuple[Expr, ...], order: Sequence[str]
-    ) -> tuple[float, torch.Tensor, float, float, float]:
-        """Of one tile: bytes used, sectors (of 1 / cut of it), the cut, lines and bytes of sectors of all warps'
-        accesses."""
-        ranges, lanes, cut = dict[str, tuple[int, int]](), list[int](), 1.0
-        room = MOST
-        for d in reversed(order):
-            start, stop = self.ranges.get(d, (0, self.sizes[d]))
-            n = self.width(d)
-            kept = max(1, min(n, room))
-            room //= kept
-            cut *= n / kept
-            lanes.insert(0, kept)
-            ranges[d] = (start, start + kept)
-        grid = Grid({d: ranges[d] for d in order})
-        shape, place = tuple(lanes), torch.zeros((1,) * len(order), dtype=torch.int64)
-        there = torch.ones((1,) * len(order), dtype=torch.bool)
-        near = None if t.unit_axis is None else coefficients(index[t.unit_axis])
-        elsewhere = frozenset(d for n, e in enumerate(index) if n != t.unit_axis for d in dims_used(e))
-        plain = frozenset(near or ()) - elsewhere  # other strides are numbers of the call, which Triton does not know
-        for e, extent, stride in zip(index, x.shape, x.stride(), strict=True):
-            at = evaluate(e, grid, self._env()).to(torch.int64)
-            if any(True for _ in loads(e)):
-                at = at % max(1, extent)
-            there = there & (at >= 0) & (at < extent)
-            place = place + at * stride
-        for n, d in enumerate(order):
-            stop = self.ranges.get(d, (0, self.sizes[d]))[1]
-            valid = torch.arange(*ranges[d]) < min(stop, self.sizes[d])
-            there = there & valid.reshape([-1 if n == k else 1 for k in range(len(order))])
-        nbytes = t.dtype.nbytes
-        place, there = (place * nbytes).broadcast_to(shape), there.broadcast_to(shape)
-        along, between = [d for d in order if self.width(d) > 1], False
-        if along and not self.multiplies and t.unit_axis is not None and along[-1] not in elsewhere:
-            extents = {d: const(n) for d, n in self.sizes.items()}
-            step = lane_step(t, index, along, extents, lambda d, n: n % self.width(d) == 0)
-            if step is not None and 0 < step * nbytes < SECTOR:
-                firsts = place.movedim(order.index(along[-1]), -1)[..., 0]  # dims of one index may be behind it
-                between = step != 1 or bool((firsts % VECTOR != 0).any())
-        threads = WARP * self.warps
-        axis, vector = _laid(place, order, plain, nbytes, threads) if not between else (order.index(along[-1]), 1)
-        turned = [axis, *(n for n in range(len(order)) if n != axis)] if order else []
-        flat = place.permute(turned[::-1]).reshape(-1)
-        valid = there.permute(turned[::-1]).reshape(-1)
-        used = float(valid.sum()) * nbytes * cut
-        tile = torch.unique(flat[valid] // SECTOR)
-        a_warp = min(flat.numel(), WARP * vector)
-        flat, valid = flat.reshape(-1, a_warp), valid.reshape(-1, a_warp)
-        every = max(1, len(flat) // LOOKED_AT)
-        some, more = flat[::every], len(flat) / len(flat[::every]) * cut
-        here = valid[::every]
-        return used, tile, cut, _distinct(some // LINE, here) * more, _distinct(some // SECTOR, here) * SECTOR * more
-
-
-def _distinct(x: torch.Tensor, valid: torch.Tensor) -> float:
-    """Different numbers of each row, over all rows, of those that are valid."""
-    x = torch.where(valid, x, -1).sort(1).values
-    return float((x[:, 1:] != x[:, :-1]).sum() + x.shape[0] - (x[:, 0] == -1).sum())
-
-
-def _laid(
-    place: torch.Tensor, order: Sequence[str], plain: frozenset[str], nbytes: int, threads: int
-) -> tuple[int, int]:
-    """The axis along which a warp's lanes lie, and elements of a lane: neighbours at multiples of their bytes."""
-    best, axis = 1, 0
-    for n, d in enumerate(order):
-        if d not in plain or place.shape[n] == 1:
-            continue
-        along = place.movedim(n, -1)
-        run = along.shape[-1] if bool((along.diff(dim=-1) == nbytes).all()) else 1
-        if run > best:
-            best, axis = run, n
-    if best == 1 or not order:
-        return axis if not order or place.shape[axis] > 1 else _first(place), 1
-    firsts = place.movedim(axis, -1)[..., 0]
-    vector = max(1, VECTOR // nbytes)
-    while vector > 1 and (best % vector or bool((firsts % (vector * nbytes) != 0).any())):
-        vector //= 2
-    return axis, max(1, min(vector, power_of_two(place.numel() // threads)))
-
-
-def _first(place: torch.Tensor) -> int:
-    """The first axis of more than one index."""
-    return next((n for n, k in enumerate(place.shape) if k > 1), 0)
-
-
-def _anywhere(tensor: str, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Stands for what an index is loaded from: numbers without order."""
-    mixed = torch.tensor(12345)
-    for n, x in enumerate(at):
-        mixed = mixed + x.to(torch.int64) * (7919 + 104729 * n)
-    return (mixed * 2654435761 >> 7) & 0xFFFFF
+    def _access(self, t: ir.TensorParam, x: Seen, index: tuple[Expr, ...], order: Sequence[str]) -> Access:
+        named = {*order}.union(*map(dims_named, index))
+        return Access(
+            index, t.unit_axis, t.dtype.nbytes, t.shape, tuple(x.shape), tuple(x.stride()),
+            tuple([(d, *self.ranges.get(d, (0, self.sizes[d])), self.width(d)) for d in order]),
+            tuple([(d, n) for d, n in self.sizes.items() if d in named]), tuple(self.syms.items()),
+            WARP * self.warps, self.multiplies,
+        )  # fmt: skip
 
 
 def forecast(
@@ -409,7 +320,7 @@ def forecast(
 
 
 def _const(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int]) -> int:
-    return int(evaluate(e, Grid({}), Env(_anywhere, sizes, syms)).flatten()[0])
+    return int(evaluate(e, Grid({}), Env(anywhere, sizes, syms)).flatten()[0])
 
 
 def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu) -> Forecast:
