@@ -40,6 +40,8 @@ from tilefold.tensor.reduction_laws import align_reductions, as_memory_lies
 
 #: Cuts of a group that does not fit whose parts are tried, the cheapest first.
 MOST_CUTS = 24
+#: Members of a group that does not fit from which a small part that does not fit either is looked for first.
+MANY = 16
 log = logging.getLogger("tilefold")
 
 #: How groups are chosen: of a program for a target, with operators that stay alone and library calls.
@@ -131,6 +133,7 @@ class _Fitting:
     def __init__(self, g: Graph, target: GpuTarget, calls: frozenset[tuple[str, ...]], forms: Mapping[Group, Form]):
         self.g, self.target, self.calls, self.forms = g, target, calls, forms
         self._made: dict[Group, tuple[FusedKernel, ...] | str] = {}
+        self._forecasts: dict[Group, Predicted | None] = {}
         self._unfit: list[frozenset[str]] = []
         self._twins = Twins(g)
         self._against: Decided[str | None] = Decided(lambda found, names: found and names.text(found))
@@ -166,6 +169,8 @@ class _Fitting:
         if not isinstance(made, str):
             return _Parts(tuple(self._nearer(x)), ())
         ways = cuts(self.g, x.members)
+        if len(x.members) > MANY:
+            self._halve(x, ways)
         fit = next(((way, found) for way in ways[:MOST_CUTS] if (found := self._fit(*way))), None)
         (first, second), found = fit or (ways[0], [])
         refusals = [
@@ -177,18 +182,38 @@ class _Fitting:
         near = (w for y in found for z in self._product_alone(y) for w in self._nearer(z))
         return _Parts(tuple(near), tuple(refusals))
 
+    def _halve(self, x: Group, ways: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> None:
+        """Find out which members of a group do not fit, half by half: cuts that leave them together are not tried then
+        (of the gradients of a recurrence, all that cut off a step)."""
+        while True:
+            halves = min(ways, key=lambda way: abs(len(way[0]) - len(way[1])))
+            apart = (one_kernel(self.g, y, self.target.limits) for half in halves for y in components(self.g, half))
+            unfit = next((y for y in apart if isinstance(y, Group) and not self._fits(y)), None)
+            if unfit is None or len(unfit.members) == 1:
+                return
+            ways = cuts(self.g, unfit.members)
+
     def _nearer(self, x: Group) -> list[Group]:
         """The group, or parts that are forecast to take less time."""
         if self.target.predict is None or self.target.given is not None or x.members in self.calls:
             return [x]
-        return nearer(self.g, x, self.target.machine, self._forecast, self._fit)
+        return nearer(self.g, x, self.target.machine, self._forecast, self._legal_parts)
 
     def _forecast(self, x: Group) -> Predicted | None:
+        """What the kernels of a group are forecast to take, if it fits; asked again of the parts of a cut."""
         if self.target.library and x.members == (lone_product(self.g, x.members, self.target.machine),):
             seconds = call_seconds(self.g, self.g.by_name[x.members[0]], self.target.machine)
             return Predicted(seconds, seconds)
-        made = self.made(x)
-        return None if isinstance(made, str) else self.target.predicted(made)
+        if x not in self._forecasts:
+            self._forecasts[x] = self.target.predicted(self.kernels(x)) if self._fits(x) else None
+        return self._forecasts[x]
+
+    def _fits(self, x: Group) -> bool:
+        """Whether kernels can be made of a group; if not, it is known, and no group that has its members is tried."""
+        fits = not isinstance(self.made(x), str)
+        if not fits:
+            self._unfit.append(frozenset(x.members))
+        return fits
 
     def _put_back(self, parts: list[Group]) -> list[Group]:
         """Parts, with those that were cut apart in vain joined again: a kernel less."""
@@ -241,8 +266,13 @@ class _Fitting:
         return self._fit(front, (m,), behind) or [x]
 
     def _fit(self, *parts: tuple[str, ...]) -> list[Group]:
-        """The groups of parts that all fit; else none. What holds members that did not fit by themselves is not tried:
-        a group of many layers is one for the sake of what they add up, and its cuts leave most layers whole."""
+        """The groups of parts that all fit; else none."""
+        found = self._legal_parts(*parts)
+        return found if all(map(self._fits, found)) else []
+
+    def _legal_parts(self, *parts: tuple[str, ...]) -> list[Group]:
+        """The groups of parts that are all legal; else none. What holds members that did not fit by themselves is not
+        tried: a group of many layers is one for the sake of what they add up, and its cuts leave most layers whole."""
         found: list[Group] = []
         for part in (x for p in parts for x in components(self.g, p)):
             if any(unfit.issubset(part) for unfit in self._unfit):
@@ -251,10 +281,6 @@ class _Fitting:
             if isinstance(x, str):
                 return []
             found.append(x)
-        for x in found:
-            if isinstance(self.made(x), str):
-                self._unfit.append(frozenset(x.members))
-                return []
         return found
 
     def _legal(self, members: tuple[str, ...]) -> list[Group]:

@@ -33,20 +33,39 @@ def nearer(
     x: Group,
     machine: Gpu,
     forecast: Callable[[Group], Predicted | None],
-    fit: Callable[..., Sequence[Group]],
+    groups: Callable[..., Sequence[Group]],
 ) -> list[Group]:
-    """The group, or what it is cut into. forecast: of all kernels of a group; fit: groups of parts that all are
-    kernels, else none."""
+    """The group, or what it is cut into. forecast: of all kernels of a group, None where it is none; groups: those of
+    parts that are all legal, else none.
+
+    Nothing is forecast where bounds already tell: a cut is done with once its parts so far take too long; and what took
+    too long by itself takes no less as a share of a larger part, but for its results, which may stay in registers
+    there."""
     own = None if len(x.members) == 1 else forecast(x)
     if own is None or own.seconds < max(FAR * own.floor, own.floor + BEYOND):
         return [x]
     least, chosen = SHARE * own.seconds, list[Group]()
+    slow: list[tuple[frozenset[str], float]] = []
     for first, second in cuts(g, x.members)[:MOST_CUTS]:
         if NEAR * (own.floor + added_bytes(g, first, second) / machine.bandwidth) >= least:
             break  # the others add more
-        parts = list(fit(first, second))
-        prices = [forecast(part) for part in parts]
-        seconds = sum(p.seconds for p in prices if p is not None)
-        if parts and None not in prices and seconds < least:
-            least, chosen = seconds, parts
-    return [y for part in chosen for y in nearer(g, part, machine, forecast, fit)] or [x]
+        if any(n >= least and (some.issubset(first) or some.issubset(second)) for some, n in slow):
+            continue
+        parts, seconds = list(groups(first, second)), 0.0
+        for part in parts:
+            found = forecast(part)
+            if found is None:
+                break
+            seconds += found.seconds
+            slow.append((frozenset(part.members), found.seconds - _written(g, part) / machine.bandwidth))
+            if seconds >= least:
+                break
+        else:
+            if parts:
+                least, chosen = seconds, parts
+    return [y for part in chosen for y in nearer(g, part, machine, forecast, groups)] or [x]
+
+
+def _written(g: Graph, x: Group) -> float:
+    """Bytes of what a group writes."""
+    return g.nbytes(r for m in x.members if g.escapes(m, x.members) for r in g.by_name[m].results)

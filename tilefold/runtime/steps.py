@@ -212,13 +212,20 @@ def refuser(given: Given | None, *, interpreted: bool) -> tuple[Refuse, list[Tri
 
 
 def predictor(gpu: Gpu) -> Predict:
-    """What forecasts the time of a kernel on tensors without gaps (`backends.triton.warps`)."""
-    device, looked_at = torch.device("cuda" if torch.cuda.is_available() else "cpu"), list[TritonKernel]()
+    """What forecasts the time of a kernel on tensors without gaps (`backends.triton.warps`). What was forecast of a
+    kernel holds for all that differ from it in names."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    known: dict[TritonKernel, Predicted | None] = {}
 
     def predict(k: FusedKernel) -> Predicted | None:
         block = canonical(k.block).block
-        kernel, syms = triton_kernel(block), dict.fromkeys(block.syms, TYPICAL_EXTENT)
-        looked_at.append(kernel)
+        kernel = triton_kernel(block)
+        if kernel not in known:
+            known[kernel] = predicted(block, kernel)
+        return known[kernel]
+
+    def predicted(block: Block, kernel: TritonKernel) -> Predicted | None:
+        syms = dict.fromkeys(block.syms, TYPICAL_EXTENT)
         shapes = [(i.dtype, i.shape) for i in block.inputs]
         shapes += [(r.dtype, tuple(block.sizes[d] for d in r.dims)) for r in block.results]
         xs = [Like.packed(shape_function(list(s))(syms), t.torch_dtype, device) for t, s in shapes]
