@@ -12,6 +12,7 @@ whole: 848), a layer norm over two axes 335 and 55 (248), the softmax of a graph
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from tilefold.block.group import Group
@@ -24,8 +25,8 @@ from tilefold.tensor.analysis import Graph
 FAR, BEYOND, SHARE = 2.5, 8e-6, 0.8
 #: Times the floor of parts that is good enough: no more cuts are tried.
 NEAR = 1.25
-#: Cuts that are forecast, the cheapest first.
-MOST_CUTS = 16
+#: Cuts that are forecast, the cheapest first; those whose parts are cut again where none is enough.
+MOST_CUTS, HOPES = 16, 4
 
 
 def nearer(
@@ -38,32 +39,58 @@ def nearer(
     """The group, or what it is cut into. forecast: of all kernels of a group, None where it is none; groups: those of
     parts that are all legal, else none.
 
-    Nothing is forecast where bounds already tell: a cut is done with once its parts so far take too long; and what took
-    too long by itself takes no less as a share of a larger part, but for its results, which may stay in registers
-    there."""
-    own = None if len(x.members) == 1 else forecast(x)
-    if own is None or own.seconds < max(FAR * own.floor, own.floor + BEYOND):
-        return [x]
-    least, chosen = SHARE * own.seconds, list[Group]()
+    Nothing is forecast where bounds already tell: a cut is done with once what its parts take at least is too long; and
+    what took too long by itself takes no less as a share of a larger part, but for its results, which may stay in
+    registers there. Where no cut in two is enough, what is behind a part that is near its floor is cut again first, in
+    the `HOPES` best."""
+    return _nearer(g, x, machine, forecast, groups)[0]
+
+
+def _nearer(
+    g: Graph,
+    x: Group,
+    machine: Gpu,
+    forecast: Callable[[Group], Predicted | None],
+    groups: Callable[..., Sequence[Group]],
+) -> tuple[list[Group], float]:
+    """The same, and seconds of it."""
+    own = forecast(x)
+    if own is None or len(x.members) == 1 or not _far(own):
+        return [x], math.inf if own is None else own.seconds
+    least, chosen, hopes = SHARE * own.seconds, list[Group](), list[tuple[float, list[Group]]]()
     slow: list[tuple[frozenset[str], float]] = []
     for first, second in cuts(g, x.members)[:MOST_CUTS]:
         if NEAR * (own.floor + added_bytes(g, first, second) / machine.bandwidth) >= least:
             break  # the others add more
         if any(n >= least and (some.issubset(first) or some.issubset(second)) for some, n in slow):
             continue
-        parts, seconds = list(groups(first, second)), 0.0
+        parts, seconds, bound = list(groups(first, second)), 0.0, 0.0
         for part in parts:
             found = forecast(part)
             if found is None:
                 break
             seconds += found.seconds
             slow.append((frozenset(part.members), found.seconds - _written(g, part) / machine.bandwidth))
-            if seconds >= least:
+            if seconds >= least and (bound == 0.0 or NEAR * bound >= least):
                 break
+            bound += found.floor if _far(found) else found.seconds
         else:
-            if parts:
+            if parts and seconds < least:
                 least, chosen = seconds, parts
-    return [y for part in chosen for y in nearer(g, part, machine, forecast, groups)] or [x]
+            elif parts:
+                hopes.append((bound, parts))
+    made = [_nearer(g, part, machine, forecast, groups) for part in chosen]
+    for bound, parts in sorted(hopes, key=lambda h: h[0])[: 0 if chosen else HOPES]:
+        if NEAR * bound < least:
+            found_again = [_nearer(g, part, machine, forecast, groups) for part in parts]
+            seconds = sum(n for _, n in found_again)
+            if seconds < least:
+                least, made = seconds, found_again
+    return ([y for part, _ in made for y in part], least) if made else ([x], own.seconds)
+
+
+def _far(x: Predicted) -> bool:
+    return x.seconds >= max(FAR * x.floor, x.floor + BEYOND)
 
 
 def _written(g: Graph, x: Group) -> float:
