@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilefold.algebra.expr import Call, Expr, Index, Load, Size, Sym
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, Sym, call
 from tilefold.algebra.text import show
-from tilefold.tensor.index_simplify import const, divide, is_one, poly, product, same, simplify
+from tilefold.tensor.index_simplify import const, divide, is_one, poly, product, same, simplify, within
 from tilefold.tensor.sizes import extent
 
 B, H, D = Sym("B"), Sym("H"), Sym("D")
@@ -127,3 +128,14 @@ def test_what_is_remembered_of_a_division_cannot_be_changed():
     quotient = div(h * 64 + d, 64)
     poly(quotient, SIZES).clear()
     assert poly(quotient, SIZES) == {(h,): 1}
+
+
+def test_positions_kept_inside_of_an_axis_are_inside_of_it():
+    """Of images made larger: whatever the position is computed from, it lies between the first and the last."""
+    sizes, at = {"d": const(131)}, Cast(Cast(d, DType.F32), DType.I64)
+    rows = call("maximum", d * 65 - 33, 0) // 131
+    assert within(poly(rows, sizes), {(): 65}, sizes) and not within(poly(rows, sizes), {(): 64}, sizes)
+    for e in (call("minimum", rows + 1, 64), call("minimum", call("maximum", at - 1, 0), 64)):
+        assert within(poly(e, sizes), {(): 65}, sizes) and not within(poly(e, sizes), {(): 64}, sizes)
+    for e in (call("minimum", at, 64), call("maximum", at, 0), call("maximum", call("minimum", at, 64), -1)):
+        assert not within(poly(e, sizes), {(): 65}, sizes)

@@ -117,6 +117,10 @@ def _call(op: str, r: list[Range], args: tuple[Expr, ...]) -> Range:
         case "minimum":
             b = r[1]
             return Range(min(a.lo, b.lo), min(a.hi, b.hi), a.positive and b.positive)
+        case "floordiv" if a.nonneg and r[1].lo > 0:
+            return Range(0, math.floor(a.hi / r[1].lo) if a.hi < INF else INF)
+        case "mod" if r[1].lo > 0:
+            return Range(0, r[1].hi)
         case "exp" | "exp2":
             return Range(0, 1 if a.nonpos else INF, True)
         case "sqrt":

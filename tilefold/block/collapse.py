@@ -53,7 +53,7 @@ def collapsed(b: Block, near: Neighbours, apart: Apart = _never) -> tuple[Block,
 
 def _computed(b: Block) -> int:
     """Axes at computed positions."""
-    return sum(isinstance(ix, Call) for _, index in _accesses(b) for ix in index)
+    return sum(isinstance(ix, Call) for _, index in accesses(b) for ix in index)
 
 
 def _collapsed(b: Block, near: Neighbours, apart: Apart, *, across: bool) -> tuple[Block, tuple[Merge, ...]]:
@@ -64,10 +64,10 @@ def _collapsed(b: Block, near: Neighbours, apart: Apart, *, across: bool) -> tup
             return b, tuple(merges)
         b, merge = found
         merges.append(merge)
-        near = {t: _after(pairs, merge.axes[t]) if t in merge.axes else pairs for t, pairs in near.items()}
+        near = {t: next_to(pairs, merge.axes[t]) if t in merge.axes else pairs for t, pairs in near.items()}
 
 
-def _after(pairs: frozenset[tuple[int, int]], merged: tuple[int, int]) -> frozenset[tuple[int, int]]:
+def next_to(pairs: frozenset[tuple[int, int]], merged: tuple[int, int]) -> frozenset[tuple[int, int]]:
     """The pairs of a tensor whose axes a and b have become one: what was beside either end is beside it."""
     a, b = merged
 
@@ -82,7 +82,7 @@ def _after(pairs: frozenset[tuple[int, int]], merged: tuple[int, int]) -> frozen
 def _joined(b: Block, near: Neighbours, apart: Apart, *, across: bool) -> Iterator[tuple[Block, Merge]]:
     """Every way to join two dims."""
     at: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
-    for tensor, index in _accesses(b):
+    for tensor, index in accesses(b):
         for x, y in near.get(tensor, frozenset()):
             match index[x], index[y]:
                 case Index(d), Index(e) if d != e:
@@ -104,8 +104,8 @@ def _joined(b: Block, near: Neighbours, apart: Apart, *, across: bool) -> Iterat
             continue
         for split in (False, True) if digits and fixed else (False,):
             try:
-                yield _Joiner(b, d, e, axes, across=across, split=split).run(), Merge(axes)
-            except _Apart:
+                yield Joiner(b, d, e, axes, across=across, split=split).run(), Merge(axes)
+            except NotTogether:
                 continue
 
 
@@ -122,7 +122,7 @@ def _multiplied(b: Block) -> list[tuple[frozenset[str], frozenset[str]]]:
     return found
 
 
-def _accesses(b: Block) -> Iterator[tuple[str, tuple[Expr, ...]]]:
+def accesses(b: Block) -> Iterator[tuple[str, tuple[Expr, ...]]]:
     tensors = {i.name for i in b.inputs} | {r.name for r in b.results}
     for n in walk(b.body):
         if isinstance(n, Store):
@@ -131,11 +131,11 @@ def _accesses(b: Block) -> Iterator[tuple[str, tuple[Expr, ...]]]:
             yield from ((ld.tensor, ld.index) for ld in loads(x) if ld.tensor in tensors)
 
 
-class _Apart(Exception):
+class NotTogether(Exception):
     """Something depends on one of the two dims alone."""
 
 
-class _Joiner:
+class Joiner:
     """across: other dims on the same axes of a tensor become one position; else the two dims stay apart. split: what
     depends on one of the two alone has its index from that of both, and is computed at each of these."""
 
@@ -151,10 +151,10 @@ class _Joiner:
         self.values |= {n.index_name: n.dims for n in walk(b.body) if isinstance(n, Let | Init) if n.index_name}
         loops = [n for n in walk(b.body) if isinstance(n, Loop)]
         if any(n.dim in (d, e) and n.single for n in loops):
-            raise _Apart
+            raise NotTogether
         self.looped = {n.dim for n in loops} & {d, e}
         if len(self.looped) == 2 and any(n.dim == d and n.kind == "for" for n in loops):
-            raise _Apart
+            raise NotTogether
 
     def run(self) -> Block:
         b, length = self.b, self.b.sizes[self.e]
@@ -166,7 +166,7 @@ class _Joiner:
             if i.name in self.axes:
                 x, y = self.axes[i.name]
                 if (i.shape[x], i.shape[y]) != (b.sizes[self.d], length):
-                    raise _Apart
+                    raise NotTogether
         return replace(b, sizes=sizes, inputs=inputs, results=results, body=self.nodes(b.body))
 
     def shape(self, tensor: str, shape: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -179,7 +179,7 @@ class _Joiner:
     def axes_of(self, tensor: str, dims: tuple[str, ...]) -> tuple[str, ...]:
         if tensor not in self.axes:
             if {self.d, self.e} & set(dims):
-                raise _Apart
+                raise NotTogether
             return dims
         return tuple(
             self.both if k == self.axes[tensor][0] else x for k, x in enumerate(dims) if k != self.axes[tensor][1]
@@ -190,7 +190,7 @@ class _Joiner:
         if (self.d in dims) == (self.e in dims):
             return tuple(self.both if x == self.d else x for x in dims if x != self.e)
         if not split:
-            raise _Apart
+            raise NotTogether
         return tuple(self.both if x in (self.d, self.e) else x for x in dims)
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -223,7 +223,7 @@ class _Joiner:
         if n.kind == "forall":
             return self.nodes(n.body) if n.dim == self.e else (replace(n, dim=self.both, body=self.nodes(n.body)),)
         if n.dim == self.e and bounds:
-            raise _Apart
+            raise NotTogether
         length = self.b.sizes[self.e]
         start, stop = (None if x is None else _product(self.expr(x), length) for x in (n.start, n.stop))
         return (replace(n, dim=self.both, body=self.nodes(n.body), start=start, stop=stop),)
@@ -252,7 +252,7 @@ class _Joiner:
         """Where an access is in a value of one of the two dims, which now has a place for each of both."""
         at = [(x, Index(d)) if d in (self.d, self.e) else (None, None) for d, x in zip(own, index, strict=True)]
         if any(x != own_place for x, own_place in at):
-            raise _Apart
+            raise NotTogether
         return tuple(self.expr(x) if p is None else Index(self.both) for x, (_, p) in zip(index, at, strict=True))
 
     def other(self, x: Expr, y: Expr) -> Expr:
@@ -261,7 +261,7 @@ class _Joiner:
             case Index(a), Index(b) if self.across and a != b and not {a, b} & {self.d, self.e}:
                 if (self.b.sizes[a], self.b.sizes[b]) == (self.b.sizes[self.d], self.b.sizes[self.e]):
                     return call("add", call("mul", x, self.b.sizes[self.e]), y)
-        raise _Apart
+        raise NotTogether
 
     def expr(self, e: Expr) -> Expr:
         """`e` with positions in terms of the joined dim."""
@@ -272,7 +272,7 @@ class _Joiner:
                 return Load(tensor, self.index(tensor, index))
             case Index(x) if x in (self.d, self.e):
                 if not self.split:
-                    raise _Apart
+                    raise NotTogether
                 return call("floordiv" if x == self.d else "mod", Index(self.both), self.b.sizes[self.e])
             case Size(x) if x in (self.d, self.e):
                 return self.b.sizes[x]

@@ -355,7 +355,37 @@ def _atom_range(atom: Expr, sizes: Sizes) -> Poly | None:
             return _add(poly(m, sizes), {(): 1}, -1)
         case Call("floordiv"):
             return _quotient_range(atom, _named(atom, sizes))
+        case Call("maximum" | "minimum"):
+            return _bounded_range(atom, _named(atom, sizes))
     return None
+
+
+@lru_cache(maxsize=1 << 14)
+def _bounded_range(e: Call, named: Named) -> Poly | None:
+    """As `_atom_range`, of the greater or the lesser of two numbers: a position kept inside of an axis, whatever it is
+    computed from."""
+    sizes = dict(named)
+    if not _least_is_zero(e, sizes):
+        return None
+    highest = [None if r is None else r[1] for r in (interval(poly(x, sizes), sizes) for x in e.args)]
+    known = [hi for hi in highest if hi is not None]
+    if e.op == "maximum" and len(known) < len(e.args):
+        return None
+    if len(known) < len(e.args):
+        return known[0] if known else None
+    less, more = known if nonnegative(minus(known[1], known[0], 0)) else known[::-1]
+    if e.op == "minimum":
+        return less
+    return more if nonnegative(minus(more, less, 0)) else None
+
+
+def _least_is_zero(e: Expr, sizes: Sizes) -> bool:
+    """Whether a number is provably 0 or more."""
+    if isinstance(e, Call) and e.op in ("maximum", "minimum"):
+        decides = any if e.op == "maximum" else all
+        return decides(_least_is_zero(x, sizes) for x in e.args)
+    r = interval(poly(e, sizes), sizes)
+    return r is not None and nonnegative(r[0])
 
 
 @lru_cache(maxsize=1 << 14)

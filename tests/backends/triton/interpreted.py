@@ -29,6 +29,7 @@ from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
 from tilefold.backends.triton import added_rows, launch, memory, order, prefixes, scale
+from tilefold.block import one_axis
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import Fused, trace
 from tilefold.frontend.operators.random import LIMIT, random16_op, random_op, seed_op
@@ -554,6 +555,30 @@ def two_by_two() -> str:
     return said + right(lambda p: p[:, 0] ** 2 + p[:, 1] ** 2, rand(77, 2, dtype=F))
 
 
+def on_one_axis_each() -> str:
+    """Maps over two dims as one, over three, and over all: pixels made of channels, numbers of channels, images made
+    larger, an operand that is transposed, several results. (Other sizes each time, for kernels are kept.)"""
+    b, said = rand(2, dtype=F, seed=1), ""
+
+    def some(n: int):
+        def chosen(block, near, seconds):
+            ways = list(one_axis.on_one_axis(block, near))
+            looked_at.append(len(ways))
+            return ways[min(n, len(ways) - 1)] if ways else (block, ())
+
+        return chosen
+
+    for n in (0, 2):
+        looked_at: list[int] = []
+        with patch.multiple(launch, best_axes=some(n), loses=lambda *_: True):
+            said += right(lambda x, b: torch.tanh(F_.pixel_shuffle(x, 3) + b[:, None, None]), rand(3 + n, 18, 5, 7), b)
+            said += right(lambda x, b: (x * b[:, None, None], x + x.mT), rand(3 + n, 2, 9, 9, dtype=F), b)
+            said += right(lambda x: F_.interpolate(x, (9, 11), mode="bilinear"), rand(2 + n, 3, 5, 7, dtype=F))
+        said += "" if max(looked_at) > n else f"nothing over {n + 2} dims; "
+        torch._dynamo.reset()
+    return said
+
+
 def windows() -> str:
     """Of images whose rows are no multiple of a vector."""
     x, b = rand(2, 5, 9, 13, dtype=F), rand(5, dtype=F, seed=3)
@@ -707,6 +732,7 @@ def rows_added() -> str:
 
 CHECKS: dict[str, Check] = {
     "elements two by two": two_by_two,
+    "maps on one axis": on_one_axis_each,
     "masked by the least number": masked_by_the_least,
     "masked by the least number, as compiled": lambda: as_compiled(masked_by_the_least),
     "masked by -1e9, as compiled": lambda: as_compiled(

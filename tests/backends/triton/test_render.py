@@ -17,6 +17,7 @@ from tilefold.backends.triton.facts import certain
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.render import Rendered, render
 from tilefold.backends.triton.reuse import passing
+from tilefold.backends.triton.scalar import inverse
 from tilefold.backends.triton.scope import Scopes
 from tilefold.backends.triton.simplify import pull_scale, terms
 from tilefold.backends.triton.values import Value, converted, fitted
@@ -208,7 +209,7 @@ def test_a_quotient_is_one_number_on_tiles_that_start_at_multiples():
     whole = body(code(PARTS.format(blocks=16, each=128)))
     assert "(j0 // 64)" in whole and "tf_floordiv" not in whole and "tf_mod" not in whole
     torn = body(code(PARTS.format(blocks=16, each=100)))
-    assert "(j0 // 64)" not in torn and "tf_floordiv(i_j" in torn and "tf_mod(i_j" in torn
+    assert "(j0 // 64)" not in torn and "(i_j // 64)" in torn and "(i_j % 64)" in torn
 
 
 COUNTED = """
@@ -281,7 +282,8 @@ kernel repeated()
 def test_what_is_left_of_a_dim_goes_on_with_it_through_a_tile(part, together):
     """Elements of a repeated row: neighbours are loaded in vectors."""
     text = body(code(REPEATED.format(part=part)))
-    assert (f"(i0 % {part})" in text) == together and ("tf_mod" in text) != together
+    by_element = f"i_i % {part}" in text or re.search(rf"tf_rest\(i_i, \d+, \d+, {part}\)", text) is not None
+    assert (f"(i0 % {part})" in text) == together and by_element != together
     assert ("tl.reshape" in text) != together
 
 
@@ -728,3 +730,51 @@ def test_lines_of_16_bits_take_half_the_threads():
     text = PLANES.replace("8, 30]", "8, 30] unit 3").replace("i:2", "i:4").replace("x: f32", "x: bf16")
     line = next(x for x in body(code(text)).splitlines() if "tl.sum(" in x)
     assert "tl.reshape(" not in line
+
+
+DIVIDED = """
+kernel divided()
+  dim i = 4096
+  in x: f32[14, 304] unit 1
+  in n: {dtype}[4096] unit 0
+  out y: f32[4096] unit 0
+  out z: i64[4096] unit 0
+  grid i:1024
+    store y[i] over i = x[i // 304, i % 304]
+    store z[i] over i = n[i] // {by} + n[i] % {by}
+"""
+
+
+def test_quotients_of_positions_are_products_and_those_by_powers_of_two_shifts():
+    """The compiler does not know that positions are not below 0; data may be, and a shift rounds them down all the
+    same."""
+    text = body(code(DIVIDED.format(dtype="i64", by=16)))
+    m, s = inverse(304)
+    assert f"tf_whole(i_i, {m}, {s})" in text and f"tf_rest(i_i, {m}, {s}, 304)" in text
+    assert ">> 4" in text and "& 15" in text and "tf_floordiv" not in text
+    data = body(code(DIVIDED.format(dtype="i64", by=12)))
+    assert "tf_floordiv(x_n, 12)" in data and "tf_mod(x_n, 12)" in data
+
+
+def test_inverses_are_exact_for_all_positions():
+    for n in (*range(3, 2000, 7), 58320, 2**16 + 1, 2**30 + 1, 2**31 - 1):
+        m, s = inverse(n)
+        most = (2**31 - 1) // n * n
+        assert m < 2**32
+        for x in {0, 1, n - 1, n, n + 1, 2**31 - 1, 2**31 - 2, most, most - 1, min(most + n - 1, 2**31 - 1)}:
+            assert x // n == x * m >> (32 + s), (x, n)
+
+
+WHOLE = """
+kernel parts()
+  dim i = 4096
+  in x: f32[8192] unit 0
+  out y: f32[4096] unit 0
+  grid i:1024
+    store y[i] over i = x[i64(floor(f32(i) * {step}))]
+"""
+
+
+def test_whole_parts_that_are_positions_have_32_bits():
+    assert ".to(tl.int64)" not in body(code(WHOLE.format(step=1.5)))
+    assert ".to(tl.int64)" in body(code(WHOLE.format(step=1e6)))

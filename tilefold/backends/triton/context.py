@@ -110,6 +110,7 @@ class Context:
             self.only,
             narrow=self.narrow, all_narrow=all_narrow, exact=_coarse(kernel), inverses=not self.multiplies,
             interpreted=interpreted, nvidia=nvidia,
+            positions=lambda: not (wide or self.gluon),
         )  # fmt: skip
         self.expressions = Expressions(leaves)
         self.memory = Memory(self)

@@ -25,6 +25,7 @@ from tilefold.backends.triton.counters import counters_of
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.gluon import render_groups
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
+from tilefold.backends.triton.one_axis import best_axes, loses
 from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.backends.triton.prepare import tile_kernel
@@ -38,10 +39,13 @@ from tilefold.backends.triton.row_tiles import owning_rows
 from tilefold.backends.triton.tiles import Shape, apart, default_config
 from tilefold.backends.triton.tilings import WINDOW, window_of
 from tilefold.backends.triton.views import Seen, merged, neighbours
+from tilefold.backends.triton.warps import forecast
 from tilefold.block.collapse import Merge, collapsed
 from tilefold.block.ir import Block
+from tilefold.block.one_axis import is_map
 from tilefold.block.pairs import paired
 from tilefold.errors import BackendError
+from tilefold.plan.hardware import H100
 from tilefold.tensor.sizes import shape_function
 from tilefold.tile.ir import Kernel, TensorParam
 from tilefold.tile.layout import UnitAxes, single_axes_of, unit_axis
@@ -312,8 +316,34 @@ class TritonKernel:
             views = zip(self.tensors, merged(xs, self.tensors, merges), strict=True)
             block, more = paired(block, {n: neighbours(x) for n, x in views}) if plain else (block, ())
             merges = (*merges, *more)
-            self._joined[key] = (TritonKernel(block, interpreted=self.interpreted) if merges else self, merges)
+            if plain and not self._dynamic and is_map(block):
+                views = list(zip(self.tensors, merged(xs, self.tensors, merges), strict=True))
+                block, more = self._on_one_axis(block, [x for _, x in views], syms)
+                merges = (*merges, *more)
+            made = TritonKernel(block, interpreted=self.interpreted) if merges else self
+            if merges:  # joined for these tensors, once for all
+                made._joined[made._near(merged(xs, self.tensors, merges))] = (made, ())
+            self._joined[key] = (made, merges)
         return self._joined[key]
+
+    def _on_one_axis(
+        self, block: Block, xs: Sequence[Seen], syms: Mapping[str, int]
+    ) -> tuple[Block, tuple[Merge, ...]]:
+        """The block for such tensors over as few dims as is best for it (`one_axis`), and what that joins."""
+
+        def seconds(b: Block, merges: tuple[Merge, ...]) -> float:
+            k, seen = TritonKernel(b, interpreted=self.interpreted), merged(xs, self.tensors, merges)
+            try:
+                v = k.variant(k._units(seen), k.sizes(syms), interpreted=self.interpreted)
+            except BackendError:
+                return math.inf
+            return forecast(v, seen, k.sizes(syms), syms, H100).seconds
+
+        own = TritonKernel(block, interpreted=self.interpreted)
+        sizes, units = own.sizes(syms), own._units(xs)
+        if not loses(block, own._config(sizes, units, tf32=False), sizes, xs):
+            return block, ()
+        return best_axes(block, {n: neighbours(x) for n, x in zip(self.tensors, xs, strict=True)}, seconds)
 
     def _simpler(self, xs: Sequence[Seen], syms: Mapping[str, int], *, smaller: bool) -> bool:
         """Whether the bin of such tensors has another configuration, with which it then runs: one whose groups of warps

@@ -56,6 +56,16 @@ def tf_floordiv(a, b):
 
 
 @triton.jit
+def tf_whole(x, m, s):  # x // n for 0 <= x < 2^31, m and s of n (`scalar.inverse`)
+    return (tl.umulhi(x.to(tl.uint32), m) >> s).to(tl.int32)
+
+
+@triton.jit
+def tf_rest(x, m, s, n):  # x % n
+    return x - tf_whole(x, m, s) * n
+
+
+@triton.jit
 def tf_mod(a, b):
     r = a - (a // b) * b
     return r + tl.where((r != 0) & ((r < 0) != (b < 0)), b, 0)  # b may be a number beyond 32 bits

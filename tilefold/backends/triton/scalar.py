@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used, loads
@@ -24,6 +24,8 @@ LEAST_NORMAL = 2.0**-126
 BY_INVERSE = 2.0**100
 #: Angles up to which turns are whole numbers of float32, with room.
 MOST_TURNED = 2.0**22
+#: Whole parts of floats below it are positions, sums and products of which 32 bits hold.
+MOST_POSITION = 2.0**20
 #: What is more is rounded beyond the largest e4m3 (448).
 MOST_E4M3 = 464.0
 
@@ -37,6 +39,7 @@ class Leaves:
     narrow: results are of 16 bits or less (`coarse`), so errors of 2^-20 are far below theirs. all_narrow: so are all
     floats of the kernel, and those of 2^-11 are.
     exact: quotients are correctly rounded, for something in the kernel rounds to a coarse grid.
+    positions: whether integers that no data decide have 32 bits here.
     inverses: quotients are many: they are products with inverses. In kernels of matrix products they are few, and what
     inverses take of the registers costs more (attention of 256 keys: 107 to 139, a block fewer, 12 % of the time).
     """
@@ -62,6 +65,7 @@ class Leaves:
     inverses: bool = True
     interpreted: bool = False
     nvidia: bool = True
+    positions: Callable[[], bool] = lambda: False
 
 
 #: An integer of fewer bits that is kept in 64.
@@ -92,6 +96,8 @@ class Expressions:
             case Call("log1p", (Cast(arg, DType.F32) as x,)) if self._whole(arg, frame):
                 n = self.value(x, frame)  # 1 + n is exact
                 return Value(f"(tf_log2_approx(1.0 + {n.code}) * {1 / LOG2E})", n.axes, n.kind, n.level)
+            case Cast(arg, DType.I64) if (found := self._short(arg, frame)) is not None:
+                return found
             case Cast(arg, dtype):
                 return self._cast(self.to_be_cast(arg, dtype, frame), dtype, self.checked(arg, dtype))
             case Call("tile_start", (Index(d),)):
@@ -131,6 +137,14 @@ class Expressions:
         """Whether log1p of `e`, a whole number, may be a logarithm to a few places."""
         short = self.leaves.narrow and self.leaves.nvidia and not self.leaves.interpreted
         return short and self.value(e, frame).kind is DType.I64
+
+    def _short(self, e: Expr, frame: Sequence[str]) -> Value | None:
+        """The whole part of a float that is no larger than a position is, in 32 bits; None of others."""
+        found = self.leaves.range_of(e)
+        if not self.leaves.positions() or not -MOST_POSITION < found.lo <= found.hi < MOST_POSITION:
+            return None
+        v = self.value(e, frame)
+        return replace(v, code=f"({v.code}).to(tl.int32)", kind=DType.I64) if v.kind.is_float and v.axes else None
 
     def to_be_cast(self, e: Expr, dtype: DType, frame: Sequence[str]) -> Value:
         """Code of `e` for a reader that rounds it to `dtype`."""
@@ -236,6 +250,13 @@ class Expressions:
             return f"tl.{op}({c[0]}, {c[1]}{nan})"
         if op == "div":
             return self._by_number(c[0], c[1], kind)
+        if op in ("floordiv", "mod") and not kind.is_float and self._truncates(args):
+            if vs[0].axes and (by := self._inverse(args)) is not None:
+                m, s = by
+                return f"tf_rest({c[0]}, {m}, {s}, {c[1]})" if op == "mod" else f"tf_whole({c[0]}, {m}, {s})"
+            return f"({c[0]} {'//' if op == 'floordiv' else '%'} {c[1]})"
+        if op in ("floordiv", "mod") and not kind.is_float and (bits := _power(args[1])) is not None:
+            return f"({c[0]} >> {bits})" if op == "floordiv" else f"({c[0]} & {(1 << bits) - 1})"
         if op == "floordiv":
             return f"tl.floor({c[0]} / {c[1]})" if kind.is_float else f"tf_floordiv({c[0]}, {c[1]})"
         if op == "mod":
@@ -284,6 +305,18 @@ class Expressions:
             return f"tl.div_rn({above}, {below})" if self.leaves.exact else f"({above} / {below})"
         inverse = _float32(1 / float(below))
         return f"tf_quotient({above}, {below}, {inverse})" if self.leaves.exact else f"({above} * {inverse})"
+
+    def _truncates(self, args: Sequence[Expr]) -> bool:
+        """Whether a quotient of whole numbers is rounded as the machine's, which cuts it off: none is below 0."""
+        return self.leaves.range_of(args[0]).nonneg and self.leaves.range_of(args[1]).lo > 0
+
+    def _inverse(self, args: Sequence[Expr]) -> tuple[int, int] | None:
+        """The inverse of a number that positions, of 32 bits, are divided by; None where a shift divides, or where it
+        may be something else that is divided."""
+        at, by = args
+        if not self.leaves.positions() or not isinstance(by, Const) or _power(by) is not None or not _is_position(at):
+            return None
+        return inverse(int(by.value))
 
     def checked(self, e: Expr, dtype: DType) -> bool:
         """Whether e may be beyond the range of e4m3, whose conversion saturates where torch has NaN."""
@@ -371,6 +404,35 @@ def _of_type(code: str, kind: DType) -> str:
     """`code`, a number as a value of this type: Triton takes a number for a float32, and CUDA's library has no function
     of two types."""
     return f"tl.full([], {code}, {TRITON_TYPE[kind]})" if is_number(code) else code
+
+
+def inverse(n: int) -> tuple[int, int]:
+    """m and s with x // n = (x m) >> (32 + s) for all 0 <= x < 2^31, m < 2^32. Two instructions, where the compiler,
+    which does not know the sign or knows that 16 bits are enough and divides those, has five to ten.
+
+    With m n = 2^(32 + s) + e, x m is (x 2^(32 + s) + x e) / n: right while x e < 2^(32 + s), so for e <= 2^(1 + s).
+    """
+    for s in range(n.bit_length()):
+        m = -(-(1 << (32 + s)) // n)
+        if m < 1 << 32 and m * n - (1 << (32 + s)) <= 1 << (1 + s):
+            return m, s
+    raise AssertionError(n)
+
+
+def _is_position(e: Expr) -> bool:
+    """Whether an integer is made of indices and numbers alone."""
+    match e:
+        case Call("add" | "sub" | "mul" | "floordiv" | "mod" | "maximum" | "minimum", args):
+            return all(map(_is_position, args))
+        case Const(_, dtype):
+            return dtype is DType.I64
+    return isinstance(e, Index)
+
+
+def _power(e: Expr) -> int | None:
+    """k where `e` is the number 2^k: quotients by it are shifts, remainders bits, of numbers below 0 too."""
+    n = int(e.value) if isinstance(e, Const) and e.dtype is DType.I64 else 0
+    return n.bit_length() - 1 if n > 0 and not n & (n - 1) else None
 
 
 def _float32(v: float) -> float:

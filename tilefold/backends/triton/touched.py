@@ -51,13 +51,14 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """What a tile is. nbytes: used; sectors: numbers of those touched, of 1 / cut of the tile; lines: of the cache that
-    warps look up; sent: bytes of sectors of all warps' accesses."""
+    warps look up; sent: bytes of sectors of all warps' accesses; vector: neighbours that a lane has in one of these."""
 
     nbytes: float
     sectors: torch.Tensor
     cut: float
     lines: float
     sent: float
+    vector: int
 
 
 @lru_cache(maxsize=KNOWN)
@@ -92,7 +93,7 @@ def touched(a: Access) -> Tile:
     nbytes = a.nbytes
     place, there = (place * nbytes).broadcast_to(shape), there.broadcast_to(shape)
     along, between = [d for d in order if dims[d][2] > 1], False
-    if along and not a.multiplies and a.unit_axis is not None and along[-1] not in elsewhere:
+    if along and not a.multiplies and a.unit_axis is not None:
         extents = {d: const(n) for d, n in a.sizes}
         step = lane_step(a.unit_axis, a.declared, a.index, along, extents, lambda d, n: n % dims[d][2] == 0)
         if step is not None and 0 < step * nbytes < SECTOR:
@@ -110,7 +111,7 @@ def touched(a: Access) -> Tile:
     some, more = flat[::every], len(flat) / len(flat[::every]) * cut
     here = valid[::every]
     lines, sent = _distinct(some // LINE, here) * more, _distinct(some // SECTOR, here) * SECTOR * more
-    return Tile(used, tile, cut, lines, sent)
+    return Tile(used, tile, cut, lines, sent, vector)
 
 
 def _distinct(x: torch.Tensor, valid: torch.Tensor) -> float:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,17 +27,19 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, Index, Load, dims_named, dims_used, loads, tensors_read
 from tilefold.backends.triton.choices import branches, choices
-from tilefold.backends.triton.launch import Variant
 from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.product import in_float, multiplied
 from tilefold.backends.triton.touched import Access, anywhere, touched
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
-from tilefold.backends.triton.work import held, room, work
+from tilefold.backends.triton.work import held, index_units, room, work
 from tilefold.plan.hardware import Gpu
 from tilefold.tile import ir
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
 from tilefold.tile.uses import allocated, expressions, written
+
+if TYPE_CHECKING:
+    from tilefold.backends.triton.launch import Variant
 
 #: Lines of the first-level cache that a multiprocessor looks up a second: one a cycle.
 CYCLES = 1.7e9
@@ -45,6 +48,8 @@ CYCLES = 1.7e9
 UNDER_WAY, SPILLED = 640, 20
 #: Units of an addition, of one element of an order (`dataflow.element_units`).
 ADDITION, ORDERED = 1.0, 14.0
+#: Units of an access of one element or vector, with its address of 64 bits and its mask.
+ACCESS = 2.0
 #: Share of the rate of large products that tiles of fewer rows than a group's 64 reach.
 GROUP, SMALL = 64, 0.4
 
@@ -102,6 +107,8 @@ class _Walk:
     touches: dict[tuple[object, ...], Touch] = field(default_factory=dict)
     #: Sectors of a tensor that a tile of these loops has read: another reading finds them near.
     near: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
+    #: Positions that are computed, in which loops: loads at one of them share it.
+    placed: set[tuple[Expr, object]] = field(default_factory=set)
     #: Loops around the statement: dim, turns.
     loops: tuple[tuple[str, float], ...] = ()
     units: float = 0.0
@@ -282,6 +289,10 @@ class _Walk:
         order = [d for d in dict.fromkeys((*frame, *sorted(used))) if d in used]
         t, x = self.tensors[tensor]
         tile = touched(self._access(t, x, index, order))
+        places = [e for e in index if (e, key[-1]) not in self.placed]
+        positions = sum(self.area(dims_used(e)) * index_units(e) for e in places)
+        self.placed |= {(e, key[-1]) for e in places}
+        self.units += times * share * (positions + ACCESS * self.area(used) / tile.vector)
         before = self.near.get(known := (tensor, stored, key[-1]))
         self.near[known] = both = tile.sectors if before is None else torch.unique(torch.cat((before, tile.sectors)))
         new = float(len(both) - (0 if before is None else len(before))) * SECTOR * tile.cut

@@ -1,4 +1,4 @@
-"""Arithmetic of rendered statements, and what a thread holds meanwhile: of the forecast (`warps`).
+"""Arithmetic of rendered statements and of positions, and what a thread holds meanwhile: of the forecast (`warps`).
 
 What a statement computes twice, the compiler computes once, and what does not vary along a dim once for all of it: each
 distinct operation costs its units (`dataflow.GPU_UNITS`) on the tile of the dims that it varies with.
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tilefold.algebra.expr import Call, Cast, Expr, Load, dims_used, loads
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads
 from tilefold.plan.dataflow import GPU_UNITS, operation_units, root_of
 from tilefold.tile import ir
+from tilefold.tile.affine import coefficients
 
 #: Elements of the tile of these dims.
 Area = Callable[[frozenset[str]], float]
@@ -24,6 +25,9 @@ Area = Callable[[frozenset[str]], float]
 BRANCHING = frozenset({"pow", "sin", "cos", "sqrt"})
 #: Registers of a multiprocessor, most of a thread, and those that addresses and the like take.
 REGISTERS, MOST, OWN = 1 << 16, 255, 16
+#: Units of a quotient of a position by a number, a product's upper half and a shift; of the product more that a
+#: remainder is.
+QUOTIENT, REST = 1.5, 0.5
 
 
 def operations(e: Expr) -> dict[Expr, None]:
@@ -54,6 +58,16 @@ def _own(x: Expr) -> float:
     if x.op == "div" and not dims_used(x.args[1]) and not any(True for _ in loads(x.args[1])):
         return GPU_UNITS["mul"]  # by a number: a product with its inverse
     return operation_units(x, GPU_UNITS)
+
+
+def index_units(e: Expr) -> float:
+    """Units of a position that is computed for each element: what is a sum of dims is one of each dim."""
+    match e:
+        case Call("floordiv" | "mod" as op, (x, Const())):
+            return QUOTIENT + (index_units(x) if not isinstance(x, Index) else 0.0) + (REST if op == "mod" else 0.0)
+        case Call(op, args) if coefficients(e) is None:
+            return GPU_UNITS.get(op, 0.0) + sum(map(index_units, args))
+    return 0.0
 
 
 def held(stmts: Sequence[ir.Stmt], area: Area, part: Callable[[str], float] = lambda tensor: 1.0) -> float:

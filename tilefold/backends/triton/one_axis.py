@@ -1,0 +1,58 @@
+"""Whether a map runs over its dims as they are, or over some of them as one axis (`block.one_axis`): what takes less
+time by forecast (`warps`), where lanes or vectors are lost as they are.
+
+On an H100, microseconds measured of dims as they are and of Inductor's kernels, which are over one axis: a shuffle of
+pixels by three 62 and 33, a scale for each channel of images of 57 x 57 33.5 and 29, of signals of 4,099 samples 22.3
+and 19.5, images made larger bilinearly, to 131 x 150, 41 and 30.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.views import Seen
+from tilefold.block.collapse import Merge, Neighbours
+from tilefold.block.ir import Block, Loop, walk
+from tilefold.block.one_axis import on_one_axis
+from tilefold.tile.pieces import power_of_two
+
+#: Lanes over elements from which idle lanes are worth a look; bytes that vectors of neighbours begin at multiples of.
+IDLE, VECTOR = 1.08, 16
+#: Share of the time over more dims that one over fewer may take.
+CLEAR = 0.97
+#: Times the least time beyond which no more dims are tried.
+FAR = 1.3
+
+
+def best_axes(
+    b: Block, near: Neighbours, seconds: Callable[[Block, tuple[Merge, ...]], float]
+) -> tuple[Block, tuple[Merge, ...]]:
+    """`b` with its dims as they are, or some as one axis: what takes the least time, as `seconds` says."""
+    best: tuple[Block, tuple[Merge, ...]] = (b, ())
+    least = math.inf
+    for found in on_one_axis(b, near):
+        if least == math.inf:
+            least = CLEAR * seconds(b, ())
+        own = seconds(*found)
+        if own < least:
+            best, least = found, CLEAR * own
+        elif own > FAR * least:
+            break  # more digits are no better
+    return best
+
+
+def loses(b: Block, config: TritonConfig, sizes: Mapping[str, int], xs: Sequence[Seen]) -> bool:
+    """Whether tiles of these dims have many idle lanes, or rows of some tensor begin between two vectors."""
+    lanes = 1.0
+    for d in dict.fromkeys(n.dim for n in walk(b.body) if isinstance(n, Loop)):
+        tile = config.tiles.get(d, 1)
+        lanes *= -(-sizes[d] // tile) * power_of_two(tile) / max(1, sizes[d])
+    return lanes >= IDLE or any(_between(x) for x in xs)
+
+
+def _between(x: Seen) -> bool:
+    """Whether some rows of a tensor begin at no multiple of a vector."""
+    strides = [s for n, s in zip(x.shape, x.stride(), strict=True) if n > 1 and s > 1]
+    return any(s * x.element_size() % VECTOR for s in strides)
