@@ -317,8 +317,7 @@ class TritonKernel:
             block, more = paired(block, {n: neighbours(x) for n, x in views}) if plain else (block, ())
             merges = (*merges, *more)
             if plain and not self._dynamic and is_map(block):
-                views = list(zip(self.tensors, merged(xs, self.tensors, merges), strict=True))
-                block, more = self._on_one_axis(block, [x for _, x in views], syms)
+                block, more = self._on_one_axis(block, merged(xs, self.tensors, merges), syms)
                 merges = (*merges, *more)
             made = TritonKernel(block, interpreted=self.interpreted) if merges else self
             if merges:  # joined for these tensors, once for all
