@@ -146,3 +146,9 @@ def test_a_loop_over_what_the_block_holds_whole_is_none():
 
     assert walked(computed=False).turns == 8
     assert walked(computed=True).turns == 0
+
+
+def test_elements_that_are_read_one_by_one_take_more_instructions_than_vectors():
+    x = meta(4096, 4096, dtype=torch.bfloat16)
+    vectors, each = (of(lambda x: x + 1, x, tiles=t) for t in ({"i": 1, "j": 1024}, {"i": 1, "j": 128}))
+    assert each.stages["elements"] > 2 * vectors.stages["elements"]

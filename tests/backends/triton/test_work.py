@@ -11,7 +11,7 @@ from tests.backends.triton.kernels import meta
 from tests.backends.triton.test_warps import of
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used
-from tilefold.backends.triton.work import held, room, work
+from tilefold.backends.triton.work import QUOTIENT, REST, held, index_units, room, work
 from tilefold.plan.dataflow import GPU_UNITS
 from tilefold.plan.hardware import H200
 from tilefold.tile import ir
@@ -44,6 +44,13 @@ def test_what_does_not_vary_along_a_dim_is_computed_once_for_it():
 def test_a_division_by_a_number_is_a_product():
     assert work(call("div", X, Const(812.0, DType.F32)), area) == 400 * GPU_UNITS["mul"]
     assert work(call("div", X, R), area) == 400 * GPU_UNITS["div"]
+
+
+def test_digits_of_a_position_are_computed_for_each_element_and_sums_of_dims_are_not():
+    i, j, n = Index("i"), Index("j"), Const(81, DType.I64)
+    assert index_units(call("add", call("mul", i, n), j)) == 0
+    assert index_units(call("floordiv", i, n)) == QUOTIENT
+    assert index_units(call("mod", call("floordiv", i, n), n)) == 2 * QUOTIENT + REST
 
 
 def test_a_cube_is_no_power():

@@ -48,7 +48,8 @@ CYCLES = 1.7e9
 UNDER_WAY, SPILLED = 640, 20
 #: Units of an addition, of one element of an order (`dataflow.element_units`).
 ADDITION, ORDERED = 1.0, 14.0
-#: Units of an access of one element or vector, with its address of 64 bits and its mask.
+#: Units of an access of one element or vector, with its address of 64 bits and its mask. None are counted in kernels
+#: of matrix products, where copies are under way while others are multiplied.
 ACCESS = 2.0
 #: Share of the rate of large products that tiles of fewer rows than a group's 64 reach.
 GROUP, SMALL = 64, 0.4
@@ -292,7 +293,8 @@ class _Walk:
         places = [e for e in index if (e, key[-1]) not in self.placed]
         positions = sum(self.area(dims_used(e)) * index_units(e) for e in places)
         self.placed |= {(e, key[-1]) for e in places}
-        self.units += times * share * (positions + ACCESS * self.area(used) / tile.vector)
+        accesses = 0.0 if self.multiplies else ACCESS * self.area(used) / tile.vector
+        self.units += times * share * (positions + accesses)
         before = self.near.get(known := (tensor, stored, key[-1]))
         self.near[known] = both = tile.sectors if before is None else torch.unique(torch.cat((before, tile.sectors)))
         new = float(len(both) - (0 if before is None else len(before))) * SECTOR * tile.cut
