@@ -55,6 +55,6 @@ def test_the_price_decides():
     near = {t.name: frozenset({(0, 1), (1, 2), (2, 3)}) for t in (*b.inputs, *b.results) if t.name != "b"} | {
         "b": frozenset()
     }
-    for seconds, joined in (([1.0, 0.99, 0.98, 1.2], 0), ([1.0, 0.9, 0.89, 1.2], 1), ([1.0, 0.9, 0.8, 1.2], 2)):
+    for seconds, joined in (([1.0, 0.9, 0.85, 1.2], 0), ([1.0, 0.7, 0.69, 1.2], 1), ([1.0, 0.7, 0.6, 1.2], 2)):
         said = iter(seconds)
         assert len(choice.best_axes(b, near, lambda b, merges, said=said: next(said))[1]) == joined
