@@ -17,6 +17,7 @@ from tilefold.backends.triton.config import TritonConfig, lighter
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import FULL, LEAST_LAST, Shape, default_config
 from tilefold.block.canonical import canonical
+from tilefold.block.text import parse as parse_block
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.suites.gpu import operators as o
@@ -281,3 +282,29 @@ def test_a_few_tensors_of_odd_widths_have_a_power_of_two_of_warps():
     """Masses and three coordinates of 512 bodies in a step are 2,048 elements and more: ten warps are none."""
     kernels = made(o.inertia, meta(1, 32768, dtype=torch.float32), meta(1, 32768, 3, dtype=torch.float32))
     assert all(c.warps & (c.warps - 1) == 0 for c in map(config, kernels)), [config(k) for k in kernels]
+
+
+def test_a_dim_of_a_result_that_nothing_runs_over_has_no_lanes():
+    """Of a gate in pairs that is stored flat, l * 2 + m, and summed: `lm` is a dim of the result alone."""
+    b = parse_block(
+        """
+block gate()
+  input x: f32[24, 484, 3, 2]
+  dim i = 24
+  dim m = 2
+  dim l = 3
+  dim j = 484
+  dim lm = 6
+  result gate[i, j, lm]: f32
+  result total[i]: f32
+  forall i
+    init total_s[i]: f32 = 0.0
+    for j
+      let gate_b[i, j, l, m]: f32 = sigmoid(x[i, j, l, m])
+      accum total_s = sum[j, l, m] log(gate_b[i, j, l, m])
+      store gate[i, j, l * 2 + m] over (i, j, l, m) = gate_b[i, j, l, m]
+    store total[i] over (i) = total_s[i]
+  return gate, total
+"""
+    )
+    assert "lm" not in default_config(b, {d: int(n.value) for d, n in b.sizes.items()}).tiles

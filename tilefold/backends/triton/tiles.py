@@ -341,4 +341,5 @@ def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
         return s
     tiles = {n.dim: 1 if n.single else LEAST_STREAMED for n in nodes_of(b.body) if isinstance(n, Loop)}
     stored = {d for n in nodes_of(b.body) if isinstance(n, Store) for d in n.dims}
-    return replace(s, singles=singled(summed(lower(b, LowerOptions(tiles=tiles, arranged=False)))) - stored)
+    found = singled(summed(lower(b, LowerOptions(tiles=tiles, arranged=False)))) - stored
+    return replace(s, singles=found & sizes.keys())  # a result may have a dim that nothing runs over (l * 2 + m)
