@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
+from tilefold.plan.memory_orders import library_copies
+from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.orders import strides_in
 from tilefold.runtime.steps import FusedStep
 
@@ -67,17 +69,33 @@ def compiled(fn, args, device="interpreter"):
     return compile_program(traced.program, device=device), traced
 
 
-def orders(fn):
+def read_by_products(fn):
+    """The program of a GPU, and the statements whose results its library products read."""
     program, _ = compiled(fn, tensors())
-    return [order for s in program.steps if isinstance(s, FusedStep) for order in s.orders.values()]
+    read = {name for s in program.steps if isinstance(s, LibraryStep) for name in s.reads}
+    return program, [c for c in program.program.body if c.name in read]
 
 
 @pytest.mark.parametrize(
     ("fn", "found"),
-    [(projected, HEADS), (normalised, HEADS), (by_heads, [(1, 0, 2, 3)]), (by_images, []), (kept, [])],
+    [(projected, HEADS), (normalised, HEADS), (by_heads, []), (by_images, [(0, 1, 3, 2)]), (kept, HEADS)],
 )
 def test_the_order_is_that_of_a_product_that_would_copy(fn, found):
-    assert orders(fn) == found
+    """Dims are named as they come: those of [B, H, S, D] in order. `by_heads` gives its result as it is, so that its
+    weights, which are less, are stored for each image; `by_images` reads [B, H, D, S] as it is made."""
+    program, read = read_by_products(fn)
+    orders = [tuple(sorted(c.dims).index(d) for d in c.dims) for c in read]
+    assert [o for o in orders if o != tuple(range(len(o)))] == found
+    products = [
+        c for c in program.program.body if c.name in {s.name for s in program.steps if isinstance(s, LibraryStep)}
+    ]
+    assert products and not any(library_copies(program.program, c) for c in products)
+
+
+def test_what_the_caller_sees_lies_as_it_is_beside():
+    """One kernel writes attention's result twice."""
+    program, _ = read_by_products(kept)
+    assert len(program.steps) == 2 and len(program.steps[0].results) == 2
 
 
 @pytest.mark.parametrize("fn", [projected, normalised])

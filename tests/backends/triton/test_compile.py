@@ -171,8 +171,8 @@ def test_a_source_that_is_no_python_is_an_error_of_ours():
 
 
 def test_a_product_that_registers_do_not_hold_is_refused_and_the_program_split():
-    """64 rows of 1,024 columns: on a device Triton's code for it wrote outside of shared memory."""
-    args = heads(4, 16, 1024, 1024, 64, kv=4)
+    """16 rows of 4,096 columns: of as many elements Triton's code wrote outside of shared memory on a device."""
+    args = heads(4, 16, 1024, 4096, 64, kv=4)
     refused = []
     for k in made(with_probabilities, *args):
         try:
@@ -188,6 +188,12 @@ def test_a_product_that_registers_do_not_hold_is_refused_and_the_program_split()
 def several_queries(q, k, v):
     k, v = (x.repeat_interleave(4, 1) for x in (k, v))
     return torch.softmax(q @ k.mT, -1) @ v
+
+
+def test_a_product_that_rows_hold_has_as_few_as_registers_hold():
+    first, _ = made(with_probabilities, *heads(4, 16, 1024, 1024, 64, kv=4))
+    v = variant(first, hopper=True)
+    assert v.config.tiles["k"] == 16 and built(v, HOPPER).shared <= SHARED[90]
 
 
 def test_several_queries_of_heads_that_share_keys_compile():
