@@ -197,7 +197,7 @@ class _Fitting:
         """The group, or parts that are forecast to take less time."""
         if self.target.predict is None or self.target.given is not None or x.members in self.calls:
             return [x]
-        return nearer(self.g, x, self.target.machine, self._forecast, self._legal_parts)
+        return nearer(self.g, x, self.target.machine, self._forecast, self._legal_parts)[0]
 
     def _forecast(self, x: Group) -> Predicted | None:
         """What the kernels of a group are forecast to take, if it fits; asked again of the parts of a cut."""

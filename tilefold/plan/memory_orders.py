@@ -247,9 +247,7 @@ def _copies(p: Program, name: str, given: Collection[str]) -> Program:
 
 def _stored(p: Program, c: Compute, ld: Load, dims: Sequence[str]) -> Program:
     """The program in which a product reads a copy of what it loads with axes in this order, which may be there."""
-    axes = [ix for ix in ld.index if isinstance(ix, Index)]
-    known = {d: Index(str(n)) for n, d in enumerate(dims)}
-    wanted = tuple(map(known.get, (ix.dim for ix in axes))), tuple(p.sizes[d] for d in dims)
+    wanted = _places(dims, ld.index), tuple(p.sizes[d] for d in dims)
     before = p.body[: p.body.index(c)]
     there = next((m for m in before if _is_copy(p, m, ld, wanted)), None)
     name = there.name if there is not None else fresh(f"{ld.tensor}_turned", set(p.names))
@@ -265,9 +263,13 @@ def _is_copy(p: Program, m: Compute, ld: Load, wanted: object) -> bool:
         return False
     plain = all(isinstance(a, Index) == isinstance(b, Index) for a, b in zip(m.body.index, ld.index, strict=True))
     places = all(isinstance(b, Index) or a == b for a, b in zip(m.body.index, ld.index, strict=True))
-    known = {d: Index(str(n)) for n, d in enumerate(m.dims)}
-    at = tuple(known.get(ix.dim) for ix in m.body.index if isinstance(ix, Index))
-    return plain and places and (at, tuple(p.sizes[d] for d in m.dims)) == wanted
+    return plain and places and (_places(m.dims, m.body.index), tuple(p.sizes[d] for d in m.dims)) == wanted
+
+
+def _places(dims: Sequence[str], index: Sequence[Expr]) -> tuple[int | None, ...]:
+    """Where each dim of an index stands among these."""
+    known = {d: n for n, d in enumerate(dims)}
+    return tuple(known.get(ix.dim) for ix in index if isinstance(ix, Index))
 
 
 def _apart(p: Program, name: str) -> tuple[Program, str]:

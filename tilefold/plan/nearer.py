@@ -35,25 +35,14 @@ def nearer(
     machine: Gpu,
     forecast: Callable[[Group], Predicted | None],
     groups: Callable[..., Sequence[Group]],
-) -> list[Group]:
-    """The group, or what it is cut into. forecast: of all kernels of a group, None where it is none; groups: those of
-    parts that are all legal, else none.
+) -> tuple[list[Group], float]:
+    """The group, or what it is cut into, and seconds of that. forecast: of all kernels of a group, None where it is
+    none; groups: those of parts that are all legal, else none.
 
     Nothing is forecast where bounds already tell: a cut is done with once what its parts take at least is too long; and
     what took too long by itself takes no less as a share of a larger part, but for its results, which may stay in
     registers there. Where no cut in two is enough, what is behind a part that is near its floor is cut again first, in
     the `HOPES` best."""
-    return _nearer(g, x, machine, forecast, groups)[0]
-
-
-def _nearer(
-    g: Graph,
-    x: Group,
-    machine: Gpu,
-    forecast: Callable[[Group], Predicted | None],
-    groups: Callable[..., Sequence[Group]],
-) -> tuple[list[Group], float]:
-    """The same, and seconds of it."""
     own = forecast(x)
     if own is None or len(x.members) == 1 or not _far(own):
         return [x], math.inf if own is None else own.seconds
@@ -79,10 +68,10 @@ def _nearer(
                 least, chosen = seconds, parts
             elif parts:
                 hopes.append((bound, parts))
-    made = [_nearer(g, part, machine, forecast, groups) for part in chosen]
+    made = [nearer(g, part, machine, forecast, groups) for part in chosen]
     for bound, parts in sorted(hopes, key=lambda h: h[0])[: 0 if chosen else HOPES]:
         if NEAR * bound < least:
-            found_again = [_nearer(g, part, machine, forecast, groups) for part in parts]
+            found_again = [nearer(g, part, machine, forecast, groups) for part in parts]
             seconds = sum(n for _, n in found_again)
             if seconds < least:
                 least, made = seconds, found_again

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 #: Limits of tensor maps: axes, indices of a box an axis, bytes that everything is a multiple of.
 MOST_AXES, MOST_BOX, DIVISOR = 5, 256, 16
-#: Bytes that memory and caches deal in.
-SECTOR = 32
+#: Bytes that memory and caches deal in; of the widest load or store of a thread.
+SECTOR, VECTOR = 32, 16
 
 
 class Memory:

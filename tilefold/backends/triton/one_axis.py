@@ -1,9 +1,8 @@
 """Whether a map runs over its dims as they are, or over some of them as one axis (`block.one_axis`): what takes less
 time by forecast (`warps`), where lanes or vectors are lost as they are.
 
-On an H100, microseconds measured of dims as they are and of Inductor's kernels, which are over one axis: a shuffle of
-pixels by three 62 and 33, a scale for each channel of images of 57 x 57 33.5 and 29, of signals of 4,099 samples 22.3
-and 19.5, images made larger bilinearly, to 131 x 150, 41 and 30.
+A shuffle of pixels by three took 62 us on an H100 over its dims and 21 over one axis, Inductor's kernel, which is over
+one axis, 35.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.memory import VECTOR
 from tilefold.backends.triton.views import Seen
 from tilefold.block.collapse import Merge, Neighbours
 from tilefold.block.ir import Block, Loop, walk
 from tilefold.block.one_axis import on_one_axis
 from tilefold.tile.pieces import power_of_two
 
-#: Lanes over elements from which idle lanes are worth a look; bytes that vectors of neighbours begin at multiples of.
-IDLE, VECTOR = 1.08, 16
+#: Lanes over elements from which idle lanes are worth a look.
+IDLE = 1.08
 #: Share of the time of dims as they are that one axis may take, and of that over more dims that one over fewer may:
 #: idle lanes cost less than forecast where memory is waited for (batch norm of images of 56 x 56 in inference, 121 us
 #: forecast, 73 measured; over one axis 103 and 81).

@@ -12,16 +12,18 @@ from tilefold.algebra.evaluate import identity_of
 from tilefold.algebra.expr import Cast, Expr, Load, dims_used, loads
 from tilefold.backends.triton.coarse import is_truth
 from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.memory import VECTOR
 from tilefold.backends.triton.pairwise import in_threads
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.simplify import pull_scale
+from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, number
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.uses import every, expressions
 
-#: Threads of a warp, and of AMD's; bytes that a thread loads at once.
-WARP, WAVE, VECTOR = 32, 64, 16
+#: Threads of a warp of AMD's.
+WAVE = 64
 _REDUCE = {"max": "tf_max", "min": "tf_min", "prod": "tf_mul"}
 _COMBINE = {"sum": "({0} + {1})", "prod": "({0} * {1})", "any": "({0} | {1})", "all": "({0} & {1})"}
 

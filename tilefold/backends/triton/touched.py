@@ -10,7 +10,7 @@ import torch
 
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Expr, dims_used, loads
-from tilefold.backends.triton.memory import SECTOR, lane_step
+from tilefold.backends.triton.memory import SECTOR, VECTOR, lane_step
 from tilefold.backends.triton.traffic import WARP
 from tilefold.tensor.index_simplify import const
 from tilefold.tile.affine import coefficients
@@ -18,9 +18,8 @@ from tilefold.tile.pieces import power_of_two
 
 #: Bytes of a line of the first-level cache.
 LINE = 128
-#: Bytes of the widest load or store of a lane; accesses of warps that are looked at, of a tile's; elements of a tile
-#: that are.
-VECTOR, LOOKED_AT, MOST = 16, 256, 1 << 16
+#: Accesses of warps that are looked at, of a tile's; elements of a tile that are.
+LOOKED_AT, MOST = 256, 1 << 16
 #: Accesses that are remembered: the ways to cut a group have most of theirs in common.
 KNOWN = 256
 
