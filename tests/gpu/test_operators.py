@@ -288,3 +288,16 @@ def test_products_whose_rows_are_ragged(columns, device):
     sizes = ((512, 1023), (columns, 1023), (columns,), (columns, 96))
     args = [rand(*s, device=device, dtype=B, seed=n, scale=0.1) for n, s in enumerate(sizes)]
     right(verify(fn, *args, compiled=torch.compile(fn, backend="tilefold"), hostile=False))
+
+
+@pytest.mark.parametrize("hidden", [256, 512])
+def test_weights_of_many_rows(hidden, device):
+    """[hidden, 128] of a layer, held whole (see `triton.product.TALL`)."""
+
+    def fn(x, w, b, v):
+        h = torch.nn.functional.layer_norm(x, x.shape[-1:])
+        return (torch.nn.functional.gelu(h @ w.t() + b) @ v.t()).float()
+
+    sizes = ((392, 64, 128), (hidden, 128), (hidden,), (128, hidden))
+    args = [rand(*s, device=device, dtype=B, seed=n, scale=0.2) for n, s in enumerate(sizes)]
+    right(verify(fn, *args, compiled=fuse(fn), hostile=False))

@@ -535,6 +535,28 @@ def test_few_last_columns_of_a_right_operand_are_laid_transposed(last):
     assert "tl.dot(" in made and ("tl.permute(tl.reshape(tl.permute(" in made) == (last < 8)
 
 
+WEIGHTS = """
+kernel weights(R)
+  dim i = R
+  dim k = {deep}
+  dim l = {last}
+  in a: bf16[R, {deep}] unit 1
+  in b: bf16[{last}, {deep}] unit 1
+  out y: f32[R, {last}] unit 1
+  grid i:64
+    alloc t: f32[i:64, l:{last}] tile
+    t[i, l] = gemm over k: a[i, k] * b[l, k]
+    store y[i, l] over i, l = t[i, l]
+"""
+
+
+@pytest.mark.parametrize(("last", "deep", "turned"), [(256, 128, True), (512, 64, True), (512, 128, False)])
+def test_no_tall_operand_is_turned_in_shared_memory(last, deep, turned):
+    """Triton 3.6 reads other elements of it than it wrote there."""
+    made = body(code(WEIGHTS.format(last=last, deep=deep), TritonConfig(warps=8)))
+    assert "tl.dot(" in made and ("tl.permute(" in made) == turned
+
+
 PERHAPS = """
 kernel halves(R)
   dim i = R

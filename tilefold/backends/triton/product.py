@@ -32,6 +32,11 @@ MOST_COARSE = 64
 FEWEST = 8
 
 
+#: Triton 3.6 multiplies other elements than it was given where an operand lies transposed in shared memory with more
+#: rows than this, each longer than a line of its swizzle (bytes): it writes the rows of a line one after the other, and
+#: reads them in parts of `TALL` (what `tl.permute` becomes; not where pointers were laid out transposed).
+TALL, LINE = 256, 128
+
 #: Integers whose values all floats of 16 bits hold.
 BYTES = frozenset({DType.I8, DType.U8, DType.BOOL})
 
@@ -174,6 +179,8 @@ class Products:
         c = self.c
         frame = (*rows, *cols)
         natural = self._natural(ld, frame)
+        if natural != frame and self._tall(rows, cols, self._dtype(ld)):
+            natural = frame
         v = None
         inside = zeros or all(self._ends_with(ld, d) for d in reduced)
         if c.config.descriptors and inside and ld.tensor in c.tensors and ld.tensor not in c.buffers:
@@ -181,6 +188,11 @@ class Products:
         v = v or c.raw_load(ld, natural)
         narrow = len(cols) > 1 and tuple(rows) == tuple(reduced) and self._lanes(cols[-1:]) < FEWEST
         axes = (*cols, *rows) if narrow else frame
+        if (narrow or tuple(d for d in axes if d in v.axes) != v.axes) and self._tall(rows, cols, v.kind):
+            raise BackendError(
+                f"{c.kernel.name}: {ld.tensor} would be multiplied transposed, with more than {TALL} rows",
+                hint="compute what it is multiplied with in a kernel of its own, or choose smaller tiles",
+            )
         code = fitted(v, axes)
         if ld.tensor in c.buffers:
             masked = c.masks(reduced, axes)
@@ -212,6 +224,10 @@ class Products:
             v = self.c.expressions.value(self.c.settled(e), tuple(frame))
             order += [d for d in v.axes if d not in order]
         return tuple(order) if set(order) == set(frame) else tuple(frame)
+
+    def _tall(self, rows: Sequence[str], cols: Sequence[str], kind: DType) -> bool:
+        """Whether a matrix [rows, cols] must not lie in shared memory as [cols, rows] (see `TALL`)."""
+        return self._lanes(cols) > TALL and self._lanes(rows) * max(2, kind.nbytes) > LINE
 
     def _kind(self, a: Load, b: Load, kept: DType | None) -> DType:
         """The type of both operands: of two in memory the wider. What the kernel computed is rounded to the other's 16
