@@ -7,6 +7,7 @@ import torch
 
 from tilefold.block.ir import Loop, walk
 from tilefold.frontend.fuse import trace
+from tilefold.plan import nearer
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_forms import Predicted
 from tilefold.plan.hardware import H100
@@ -38,6 +39,22 @@ def test_parts_that_are_faster_take_its_place():
     assert len(whole.kernels) == 1 < len(cut.kernels)
     assert all(len(x) <= 2 for x in members(cut))
     assert sorted(m for x in members(cut) for m in x) == sorted(members(whole)[0])
+
+
+def chain(x):
+    """Ten kernels' work: every mean needs the last one."""
+    for n in range(10):
+        x = torch.tanh(x - x.mean(-1, keepdim=True)) * (n + 2)
+    return x
+
+
+def test_parts_that_many_cuts_leave_are_looked_at_once(monkeypatch):
+    seen = []
+    own = nearer.cuts
+    monkeypatch.setattr(nearer, "cuts", lambda g, members: seen.append(members) or own(g, members))
+    predict = lambda k: Predicted(1e-4 * len(k.plan.group.members), 1e-7)  # noqa: E731 (no cut is enough)
+    fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
+    assert 4 < len(seen) == len(set(seen)) <= nearer.MOST_PARTS
 
 
 class Small(GpuTarget):
