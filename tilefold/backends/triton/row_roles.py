@@ -32,7 +32,7 @@ from tilefold.backends.triton.parts import (
     writes,
 )
 from tilefold.backends.triton.row_bounds import never_empty
-from tilefold.backends.triton.row_draws import drawn_by_threads
+from tilefold.backends.triton.row_draws import drawn_by_threads, draws_numbers
 from tilefold.backends.triton.row_room import LEAST_COLUMNS, LEAST_STAGES, MOST_COLUMNS, REGISTERS, Room
 from tilefold.tile import ir
 from tilefold.tile.gathered import gathered_in_products
@@ -397,6 +397,7 @@ def room(r: RowRoles) -> Room:
         len({x.gemm.buf for x in r.lifts}),
         len({m.made for m in r.merges}),
         sum(r.parts[n].lanes for n in r.early),
+        draws_numbers(r.elementwise),
     )
 
 

@@ -21,6 +21,9 @@ LEAST_COLUMNS, MOST_COLUMNS = MATRIX_UNIT, 256
 REGISTERS = {2: 240, 3: 160}
 #: Of these, what is not there for states and scores: addresses, row values, exponents on their way.
 OTHER = 24
+#: Of two elements that draw random numbers: the numbers, and counters on their way. Results of several products are in
+#: registers beside them; with one, they are drawn while little else is.
+DRAWN = 3
 #: Bytes of an operand's element.
 NARROW = 2
 #: Threads of a group.
@@ -33,7 +36,7 @@ RING, LEAST_STAGES, MOST_STAGES = 128 << 10, 2, 6
 class Room:
     """What a thread block holds: columns of each group's rows, of the streamed parts, of the states and of the results
     that leave by tensor map; numbers of results of the lift, of operands of merges. early: of the parts' columns, those
-    that lifts alone read."""
+    that lifts alone read. draws: a tile draws a random number for each element."""
 
     rows: Sequence[int]
     parts: Sequence[int]
@@ -42,13 +45,15 @@ class Room:
     lifted: int = 1
     made: int = 1
     early: int = 0
+    draws: bool = False
 
     def registers(self, tile: int, *, behind: bool = True) -> int:
         """Of a thread: states, results of the lifts, operands of the merges, and the rest. behind: as of `RowRoles`;
         else the last operand takes the place of what it is made of."""
         each = tile * ROWS // THREADS
         made = self.made * each // 2 - (0 if behind else each // 2)
-        return sum(self.states) * ROWS // THREADS + self.lifted * each + made + OTHER
+        drawn = DRAWN * each // 2 if self.draws and self.lifted > 1 else 0
+        return sum(self.states) * ROWS // THREADS + self.lifted * each + made + drawn + OTHER
 
     def shared(self, tile: int, groups: int, stages: int, *, single: bool = False) -> int:
         """Bytes of a thread block. single: of `RowRoles`."""
@@ -77,12 +82,13 @@ def one_of_each(width: int, columns: int) -> Room:
     return Room(lanes, (*lanes, *states), states, states)
 
 
-def of_several(lifts: Sequence[tuple[int, bool]], columns: int) -> Room:
-    """Of lifts that contract so many columns and one state of `columns`; whether a merge reads what the lift does."""
+def of_several(lifts: Sequence[tuple[int, bool]], columns: int, *, draws: bool = False) -> Room:
+    """Of lifts that contract so many columns and one state of `columns`; whether a merge reads what the lift does.
+    draws: as of `Room`."""
     lanes = [_state(n) if merged else lengths(n) for n, merged in lifts]
     rows = [max(LEAST_COLUMNS, power_of_two(n)) for x in lanes for n in x]
     early = sum(n for x, (_, merged) in zip(lanes, lifts, strict=True) for n in x if not merged)
-    return Room(rows, rows, _state(columns), (), len(lifts), 1, early)
+    return Room(rows, rows, _state(columns), (), len(lifts), 1, early, draws)
 
 
 def _state(columns: int) -> tuple[int, ...]:
@@ -100,8 +106,10 @@ def longest(room: Room) -> Form | None:
     for tile in (64, 32):
         if room.registers(tile, behind=False) > REGISTERS[2]:
             continue
-        for stages in range(min(MOST_STAGES, max(LEAST_STAGES, RING // (room.stage(tile) * NARROW))), 1, -1):
-            if any(room.shared(tile, 2, stages, single=single) <= SHARED for single in (False, True)):
+        most = min(MOST_STAGES, max(LEAST_STAGES, RING // (room.stage(tile) * NARROW)))
+        ways = [(n, single) for single in (False, True) for n in range(most, LEAST_STAGES - 1, -1)]
+        for stages, single in ways:
+            if room.shared(tile, 2, stages, single=single) <= SHARED:
                 return Form(2, tile, stages)
     return None
 

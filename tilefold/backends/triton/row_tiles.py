@@ -91,10 +91,10 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     else:
         table = SEVERAL if not draws or (len(merges) == 1 and not alone) else DRAWN if alone else DRAWN_STATES
         shape = next((Form(*x) for most, *x in table if wide <= most), None)
-        if shape is None and len(merges) == 1 and not draws:
+        if shape is None and len(merges) == 1 and not alone:
             (column,) = found
             contracted = [(math.prod(sizes[d] for d in k), column in k) for _, k in lifts]
-            shape = longest(of_several(contracted, sizes[column]))
+            shape = longest(of_several(contracted, sizes[column], draws=draws))
     if shape is None or (not alone and wide <= NARROW and not every):
         return usual
     groups, tile, stages = shape.groups, shape.tile, shape.stages
