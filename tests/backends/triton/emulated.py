@@ -6,6 +6,7 @@ which part when. Layouts, registers and instructions are the assembler's part (`
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 import types
@@ -80,6 +81,10 @@ class Shared:
     def reshape(self, shape: Sequence[int]) -> Shared:
         return Shared(self.data.view(shape))
 
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: object) -> Pieces:
+        assert self.bars is None and dtype == self.data.dtype and math.prod(shape) == self.data.numel()
+        return Pieces(self.data, shape[1:])
+
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.data.permute(order))
 
@@ -99,6 +104,20 @@ class Shared:
         found = self.bars[self.at]
         assert found is not None, "a barrier that was not initialised"
         return found
+
+
+class Pieces:
+    """A tile of rows and columns as boxes: of its first columns one below the other, then of the next."""
+
+    def __init__(self, data: torch.Tensor, box: Sequence[int]):
+        assert data.dim() == 2
+        self.data, self.box, self.rows = data, box, math.prod(box[:-1])
+
+    def index(self, n: int) -> Shared:
+        c, r = divmod(n, len(self.data) // self.rows)
+        columns = self.box[-1]
+        part = self.data.narrow(0, r * self.rows, self.rows).narrow(1, c * columns, columns)
+        return Shared(part.view(self.box))
 
 
 class Pointer:

@@ -86,7 +86,7 @@ def test_tiles_are_drawn_where_fixed_shares_are_uneven(dim, fn, draws):
     assert v.rendered.groups == 2 and v.rendered.draws is draws
 
 
-PAGED = ("pages", "pages of two tiles")
+PAGED = [name for name in FOLDS if name.startswith("pages")]
 
 
 def of_pages(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -120,13 +120,33 @@ def test_what_pages_have_beyond_an_end_is_not_seen(name, late):
         ("pages", ("(m0_2 // 64)", "(m0_2 // 64 + 1)")),
         ("pages of two tiles", ("tf_mod(m0_2, 128)", "(tf_mod(m0_2, 128) ^ 64)")),
         ("pages of two tiles", ("tf_clear(tile_1.index(s)", "tf_clear(tile_1.index(s ^ 1)")),
+        ("pages of 16", ("tl.minimum(at - 64 + 32, last_piece)", "at - 64 + 16")),
+        ("pages of 48", ("tf_mod(m0_5, 48)", "(tf_mod(m0_5, 48) ^ 16)")),
+        ("pages of 32, heads of 128", ("layout).index(2)", "layout).index(1)")),
     ],
-    ids=["what is there is left", "another page", "the other tile of a page", "another tile is cleared"],
+    ids=[
+        *("what is there is left", "another page", "the other tile of a page", "another tile is cleared"),
+        *("the page before", "another piece of a page", "columns in another place"),
+    ],
 )
 def test_faults_with_pages_are_found(name, change):
     same(*emulate(fold_of(name, tile=64), most=2, spoil=beyond_is_nan))
     with pytest.raises(AssertionError):
         same(*emulate(fold_of(name, tile=64), change, most=2, spoil=beyond_is_nan))
+
+
+@pytest.mark.parametrize("name, change", [("pages of 16", ("tl.minimum(at + 48, last_piece)", "at + 48"))])
+def test_what_a_table_has_beyond_an_end_is_no_page(name, change):
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        (table,) = (x for x in tensors.values() if x.dtype is torch.int32)
+        (used,) = (x for x in tensors.values() if x.dtype is torch.int64)
+        page = of_pages(tensors)[0].shape[1]
+        for b, n in enumerate(used.tolist()):
+            table[b, -(-(101 + 50 * n) // page) :] = 999
+
+    same(*emulate(fold_of(name, tile=64), most=2, spoil=spoil))
+    with pytest.raises(IndexError):
+        emulate(fold_of(name, tile=64), change, most=2, spoil=spoil)
 
 
 def test_a_page_that_does_not_exist_ends_the_kernel():
@@ -139,14 +159,45 @@ def test_a_page_that_does_not_exist_ends_the_kernel():
         emulate(fold_of("pages", tile=64), most=2, spoil=spoil)
 
 
-@pytest.mark.parametrize("page, groups", [(64, 2), (128, 2), (16, 0), (48, 0)])
-def test_pages_of_whole_tiles_have_the_form(page, groups, tmp_path):
+@pytest.mark.parametrize(
+    "page, groups, tile", [(64, 2, 64), (128, 2, 128), (16, 2, 64), (32, 2, 64), (48, 2, 64), (8, 0, 64), (1, 0, 64)]
+)
+def test_pages_of_a_matrix_unit_or_more_have_the_form(page, groups, tile):
     shapes = [(4, 16, 2048, 128), (131, page, 16, 128), (131, page, 16, 128), (4, 4096 // page), (4,)]
     types = [B, B, B, torch.int32, torch.int64]
     given = (torch.empty(s, dtype=d, device="meta") for s, d in zip(shapes, types, strict=True))
     (k,) = made(FOLDS["pages"][0], *given)
     v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
-    assert v.rendered.groups == groups
+    assert v.rendered.groups == groups and tile in v.config.tiles.values()
+
+
+def pages_of(page: int, dim: int) -> TritonKernel:
+    """Sixteen heads, 4,000 keys and more."""
+    count = -(-4000 // page)
+    shapes = [(4, 16, 2048, dim), *2 * [(4 * count + 3, page, 16, dim)], (4, count), (4,)]
+    types = [B, B, B, torch.int32, torch.int64]
+    (k,) = made(
+        FOLDS["pages"][0], *(torch.empty(s, dtype=d, device="meta") for s, d in zip(shapes, types, strict=True))
+    )
+    return k
+
+
+@pytest.mark.parametrize("page, dim, groups, most", [(16, 128, 2, 310), (48, 64, 3, 270)])
+def test_pieces_of_a_tile_lie_where_one_copy_puts_them(page, dim, groups, most, tmp_path):
+    """128 bytes of each row, one row below the other, then the next 128. And the loop is that of whole tiles."""
+    k = pages_of(page, dim)
+    v = k.variant(usual_units(k.block), k.sizes({}), hopper=True)
+    r = built(v, HOPPER)
+    said = assembled(r.assembly["ptx"], "sm_90a", tmp_path)
+    loops = sorted(in_loops(disassembled(r.assembly["cubin"])))[:groups]
+    assert v.rendered.groups == groups and "C75" not in said and r.shared <= SHARED[90]
+    assert loops[-1][0] < most and not any(s for _, s in loops)
+    named = re.findall(r"add\.s32 \s*(%r\d+), (%r\d+), (\d+);", r.assembly["ptx"])
+    to = re.findall(r"tensor\.4d\.shared::cluster\.global\S* \[(%r\d+)\]", r.assembly["ptx"])
+    at = {name: (of, int(n)) for name, of, n in named if name in to}
+    pieces = 64 // 16 * dim // 64
+    far = [n for of, n in at.values() if n % 2048 == 0 and 0 < n < 64 * dim * 2]
+    assert {n // 2048 for n in far} >= set(range(1, pieces)) and v.rendered.source.count("last_piece)") == 12
 
 
 def test_one_rendering_serves_all_lengths():

@@ -5,6 +5,7 @@ Shared by the two ways to share a kernel out: a state's columns (`roles`) and it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from tilefold.tile.uses import expressions, written
 ROWS, STREAMED = 64, (32, 64, 128)
 #: Bytes of shared memory for barriers and gaps.
 BARRIERS = 1024
+#: Columns of 16 bits that lie side by side in shared memory (128 bytes): rows of a tile's first ones, then of the next.
+BESIDE = 64
+#: Streamed indices that one copy brings of a page, at least.
+LEAST_PIECE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,10 @@ class Part:
     def runs_along(self, e: Expr, d: str) -> bool:
         """Whether a tile of d is one along the axis with this index."""
         return e == (page_index(d, self.page) if self.page else Index(d))
+
+    def piece(self, tile: int) -> int:
+        """Indices of a tile that a copy brings: all, or those that are in one page."""
+        return piece(self.page, tile) if self.page else tile
 
     @property
     def stop(self) -> int:
@@ -89,8 +98,7 @@ class Reading:
         return tuple(dict.fromkeys(t for t in found if t not in known and t not in self.tensors))
 
     def part(self, ld: Load, along: str, across: str, *, paged: bool = False) -> Part | None:
-        """A load as columns of a tile of `along`; None: it has no such form. paged: it may be in pages of whole
-        tiles."""
+        """A load as columns of a tile of `along`; None: it has no such form. paged: it may be in pages."""
         t = self.tensors.get(ld.tensor)
         size = self.kernel.sizes[across]
         if t is None or t.role != "in" or not described(t) or not isinstance(size, Const):
@@ -103,8 +111,8 @@ class Reading:
         free = {d for e in others for d in dims_used(e)} - ({along} if page else set())
         if start is None or (plain != [Index(along)] and not page) or self.vectors(tuple(free)):
             return None
-        if page and (page % self.loop.tile or self.loop.start is not None):
-            return None  # a tile would be of several pages
+        if page and (piece(page, self.loop.tile) < LEAST_PIECE or self.loop.start is not None):
+            return None  # a copy would be of several pages
         return Part(ld.tensor, ld.index[:-1], start, int(size.value), along == self.loop.dim, page)
 
     def buffer(self, name: str) -> ir.Buffer:
@@ -122,6 +130,11 @@ class Reading:
     def vectors_of(self, ld: Load) -> list[str]:
         """The same of the plain indices of a load."""
         return self.vectors([e.dim for e in ld.index if isinstance(e, Index)])
+
+
+def piece(page: int, tile: int) -> int:
+    """Of tiles side by side from 0 on, so many indices, from each multiple of it on, are in one page."""
+    return math.gcd(page, tile)
 
 
 def page_index(d: str, page: int) -> Expr:

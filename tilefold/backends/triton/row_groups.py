@@ -110,7 +110,11 @@ class _Rows:
         for names, parts, tile in ((self.of.parts, r.parts, r.loop.tile), (self.of.rows, r.rows, ROWS)):
             for n, (name, p) in enumerate(zip(names, parts, strict=True)):
                 d, count = self.of.map_of(p, tile), self.of.buffers(n) if p.streamed else groups
-                lines.append(f"{name} = gl.allocate_shared_memory({kind}, {[count, *self.of.maps[d][1]]}, {d}.layout)")
+                shape, layout = list(self.of.maps[d][1]), f"{d}.layout"
+                if p.piece(tile) < tile:  # several copies: how the matrix unit reads a tile
+                    shape = [tile, p.lanes]
+                    layout = f"gl.NVMMASharedLayout.get_default_for({shape}, {kind})"
+                lines.append(f"{name} = gl.allocate_shared_memory({kind}, {[count, *shape]}, {layout})")
         for name, o in zip(self.of.outs, r.stored, strict=True):
             d = self.of.map_out(o)
             of = in_gluon(TRITON_TYPE[self.c.tensors[o.part.tensor].dtype])

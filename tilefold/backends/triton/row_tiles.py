@@ -13,7 +13,7 @@ from dataclasses import replace
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_used, loads
 from tilefold.algebra.expr import walk as parts_of
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.parts import ROWS, STREAMED, page_of
+from tilefold.backends.triton.parts import LEAST_PIECE, ROWS, STREAMED, page_of, piece
 from tilefold.backends.triton.row_room import REGISTERS, Form, longest, of_several, one_of_each, widest
 from tilefold.backends.triton.row_shares import CACHED, DRAWING, unevenness
 from tilefold.backends.triton.tiles import FULL, Shape
@@ -83,8 +83,7 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
         lengths, counts = ENDS if narrow else (STREAMED, tuple(REGISTERS))
         shape = widest(one_of_each(width, columns), lengths, counts)
         if pages and shape is not None:  # groups as of whole streams: short tiles have room for more, and then spill
-            whole = [n for n in lengths if all(p % n == 0 for p in pages)]
-            shape = widest(one_of_each(width, columns), whole, (shape.groups,))
+            shape = widest(one_of_each(width, columns), _of_pages(lengths, pages), (shape.groups,))
         scores = Scores(blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns))
         if not narrow and not every and not _pays(scores):
             return usual
@@ -207,6 +206,13 @@ def _pages(b: Block, stream: str) -> tuple[int, ...]:
     """Extents of the pages that the stream lies in."""
     index = (n.expr.index for n in _gathered(b) if isinstance(n.expr, Load))
     return tuple(p for x in index if (p := page_of([e for e in x if stream in dims_used(e)], stream)))
+
+
+def _of_pages(lengths: Sequence[int], pages: Sequence[int]) -> list[int]:
+    """Streamed indices a tile where the stream lies in pages: whole tiles a page, if those are not short; else several
+    pages, or parts of some, a tile."""
+    whole = [n for n in lengths if n >= ROWS and all(p % n == 0 for p in pages)]
+    return whole or [n for n in lengths if n <= ROWS and all(piece(p, n) >= LEAST_PIECE for p in pages)]
 
 
 def _of_arguments(b: Block, contracted: frozenset[str]) -> bool:

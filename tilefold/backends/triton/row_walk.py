@@ -7,18 +7,20 @@ read, then, of the one before, what merges read, which is the order of use.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tilefold.algebra.expr import Expr, dims_used
+from tilefold.algebra.expr import Expr, Size, dims_used
 from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE
+from tilefold.backends.triton.gluon_text import in_gluon
 from tilefold.backends.triton.names import identifier
-from tilefold.backends.triton.parts import ROWS, Part
+from tilefold.backends.triton.parts import BESIDE, ROWS, Part
 from tilefold.backends.triton.render import Renderer
 from tilefold.backends.triton.row_roles import Out, RowRoles
 from tilefold.backends.triton.row_shares import CACHED, LAST
 from tilefold.backends.triton.scope import Dim
+from tilefold.backends.triton.values import TRITON_TYPE
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.uses import grows, shrinks
@@ -64,7 +66,9 @@ class Shared:
     def map_of(self, p: Part, tile: int) -> str:
         """The tensor map of a part: one for each tensor and shape of box."""
         along = self.r.loop.dim if p.streamed else self.r.row
-        return self._map(p.tensor, (*(tile if p.runs_along(e, along) else 1 for e in p.index), p.lanes))
+        rows, lanes = p.piece(tile), p.lanes
+        lanes = min(lanes, BESIDE) if rows < tile else lanes
+        return self._map(p.tensor, (*(rows if p.runs_along(e, along) else 1 for e in p.index), lanes))
 
     def map_out(self, o: Out) -> str:
         """The tensor map of a result."""
@@ -191,7 +195,7 @@ class Copies(Role):
         self.emit("s = 0", "turn = 0", *["lap = 0"] * self.r.single)
         with self.each_tile(copying=True):
             self.position()
-            lo, _ = self.bounds()
+            lo, self.end = self.bounds()
             row = self.c.hold(self.r.row).base
             for g in range(self.r.groups):
                 bytes_ = sum(p.lanes for p in self.r.rows) * ROWS * self.r.dtype.nbytes
@@ -201,7 +205,8 @@ class Copies(Role):
                 )
                 for n, p in enumerate(self.r.rows):
                     at = f"{row} + {g * ROWS}" if g else row
-                    self._copy(p, ROWS, at, f"rows_full.index({g})", f"{self.of.rows[n]}.index({g})")
+                    places = self._places(p, ROWS, at)
+                    self._copy(p, ROWS, places, f"rows_full.index({g})", f"{self.of.rows[n]}.index({g})")
             with self.some():
                 self._ring("" if lo == "0" else f"{lo} + ")
         return self.done()
@@ -236,26 +241,54 @@ class Copies(Role):
         if not numbers:
             return
         s, turn = self.buffer_of(which, s, turn)
+        places = [self._places(self.r.parts[n], self.tile, at) for n in numbers]  # pages are looked up before a wait
         self.emit(
             f"mbarrier.wait({which}_empty.index({s}), {turn} ^ 1)",
             f"mbarrier.expect({which}_full.index({s}), {bytes_})",
         )
-        for n in numbers:
-            self._copy(self.r.parts[n], self.tile, at, f"{which}_full.index({s})", f"{self.of.parts[n]}.index({s})")
+        for n, where in zip(numbers, places, strict=True):
+            self._copy(self.r.parts[n], self.tile, where, f"{which}_full.index({s})", f"{self.of.parts[n]}.index({s})")
         if turn == "lap":
             self.emit("lap = lap ^ 1")
 
-    def _copy(self, p: Part, tile: int, start: str, bar: str, to: str) -> None:
+    def _copy(self, p: Part, tile: int, places: Sequence[Sequence[str]], bar: str, to: str) -> None:
+        """Copies of a part, one from each of these places."""
+        d = self.of.map_of(p, tile)
+        box = self.of.maps[d][1]
+        whole = len(places) == 1
+        count, columns = len(places) * p.lanes // box[-1], range(0, p.lanes, box[-1])
+        kind = in_gluon(TRITON_TYPE[self.r.dtype])
+        for c, column in enumerate(columns):
+            for n, at in enumerate(places):
+                here = f"._reinterpret({kind}, {[count, *box]}, {d}.layout).index({c * len(places) + n})"
+                position = ", ".join((*at, str(p.start + column)))
+                self.emit(f"tma.async_copy_global_to_shared({d}, [{position}], {bar}, {to}{'' if whole else here})")
+
+    def _places(self, p: Part, tile: int, start: str) -> list[list[str]]:
+        """Code of the positions, without the column, from which a tile is copied: of each page that it has some of.
+        What begins behind the end of the stream is another copy of its last piece: no page may be there."""
         along = self.r.loop.dim if p.streamed else self.r.row
-        if p.page:
-            base = self.c.scopes.fresh(f"{along}0")
-            self.emit(f"{base} = {start}")
+        if not p.page:
+            return [[start if p.runs_along(e, along) else scalar(self.c, e) for e in p.index]]
+        sizes, step = self.c.tensors[p.tensor].shape, p.piece(tile)
+        last = ""
+        if step < tile and not self.loops.divisible(self.r.loop.stop or Size(along), tile):
+            last = self.c.scopes.once(f"({self.end} - 1) // {step} * {step}", "last_piece", self.c.scopes.here)
+        found = []
+        for n in range(0, tile, step):
+            base, at = self.c.scopes.fresh(f"{along}0"), f"{start} + {n}" if n else start
+            self.emit(f"{base} = " + (f"tl.minimum({at}, {last})" if n and last else at))
             self.c.dims[along] = Dim(along, base, 1, 1, self.c.scopes.here)
-            sizes = self.c.tensors[p.tensor].shape
-            at = [*(self._place(e, n, along) for e, n in zip(p.index, sizes, strict=False)), str(p.start)]
-        else:
-            at = [*(start if p.runs_along(e, along) else scalar(self.c, e) for e in p.index), str(p.start)]
-        self.emit(f"tma.async_copy_global_to_shared({self.of.map_of(p, tile)}, [{', '.join(at)}], {bar}, {to})")
+            found.append([self._place(e, size, along) for e, size in zip(p.index, sizes, strict=False)])
+        return [[self._held(code) for code in place] for place in found]  # all of the table's elements first
+
+    def _held(self, code: str) -> str:
+        """A variable of 32 bits for what the copies of several columns need."""
+        if not code.startswith("tf_place("):
+            return code
+        name = self.c.scopes.fresh("place")
+        self.emit(f"{name} = {code}")
+        return name
 
     def _place(self, e: Expr, size: Expr, along: str) -> str:
         """Code of a position of a page that a table may give, of 32 bits; outside of the tensor where it does not
