@@ -118,6 +118,7 @@ class _Planner:
         self.axes: list[tuple[str, ...]] = []
         self.names: list[list[str]] = []
         self.rejections: list[Rejection] = []
+        self.opened: set[str] = set()  # maps that a Fold sees through, for what is known of their values
         self.following: dict[str, int] = {}  # reductions of the last stage that lead to it, one after another
         self.dtypes = tuple((i.name, i.dtype) for i in g.program.inputs)
 
@@ -167,13 +168,34 @@ class _Planner:
             try:
                 derive_fold(self.cascade(self.axes[k], [*self.names[k], c.name]))
             except NotFusibleError as err:
-                self.rejections.append(Rejection(c.name, err.message, c.loc))
-                continue
+                if not self._opens(k, c):
+                    self.rejections.append(Rejection(c.name, err.message, c.loc))
+                    continue
             self.names[k].append(c.name)
             return k
         self.axes.append(c.rdims)
         self.names.append([c.name])
         return len(self.axes) - 1
+
+    def _opens(self, k: int, c: Compute) -> bool:
+        """Whether `c` joins a stage where maps that it shares with the stage's reductions are seen through.
+
+        A map is a value of its own to a Fold, and may be anything: sums of it may be 0, by which it is divided. What
+        it is made of says more (1 / (1 + x^2) is positive, and so are its sums).
+        """
+        names = [*self.names[k], c.name]
+        read = [tensors_read(r.body) for r in self.cascade(self.axes[k], names).reductions]
+        shared = read[-1] & frozenset[str]().union(*read[:-1])
+        maps = {t for t in shared if t in self.ready and self.g.by_name[t].reducer is None} - self.opened
+        if not maps:
+            return False
+        self.opened |= maps
+        try:
+            derive_fold(self.cascade(self.axes[k], names))
+        except NotFusibleError:
+            self.opened -= maps
+            return False
+        return True
 
     def stage(self, axes: tuple[str, ...], names: list[str]) -> Stage:
         cascade = self.cascade(axes, names)
@@ -195,7 +217,9 @@ class _Planner:
                 yield t, p.dtype_of(t)
 
     def _reduction(self, c: Compute, names: list[str]) -> Reduction:
-        body = inline_maps(self.g, c.body, lambda m: m in self.ready and self._depends(m, set(names)))
+        body = inline_maps(
+            self.g, c.body, lambda m: m in self.ready and (m in self.opened or self._depends(m, set(names)))
+        )
         if c.reducer in ("argmax", "argmin"):
             held = type_of(body, self.g.program.dtype_of)
             return Reduction(value_name(c), c.reducer, c.dims, body, held, c.name, c.loc)
