@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilefold.block.canonical import canonical, nameless
+from tilefold.block.canonical import canonical, nameless, nameless_text
 from tilefold.block.text import show
 from tilefold.plan.greedy import fuse
 from tilefold.runtime.steps import triton_kernel
@@ -57,3 +57,10 @@ def test_tensors_and_values_under_other_names_are_the_same_program():
 )
 def test_others_are_other_programs(changes):
     assert named(*changes) != named()
+
+
+def test_names_are_found_once() -> None:
+    b = block()
+    assert canonical(b) is canonical(b)
+    assert nameless_text(canonical(b).block) is nameless_text(canonical(b).block)
+    assert nameless_text(b) == show(nameless(b))

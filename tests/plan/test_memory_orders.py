@@ -11,7 +11,7 @@ from tilefold.plan.memory_orders import library_copies, without_copies
 from tilefold.runtime.library import LibraryStep
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
-from tilefold.tensor.text import parse
+from tilefold.tensor.text import parse, show
 
 
 def program(sizes: dict[str, int], inputs: dict[str, str], body: str, result: str) -> Program:
@@ -85,6 +85,17 @@ def test_the_library_copies_nothing(p: Program, added: list[str], turned: dict[s
     gen = torch.Generator().manual_seed(0)
     args = {i.name: torch.randn([int(e.value) for e in i.shape], generator=gen) for i in p.inputs}  # type: ignore[attr-defined]
     torch.testing.assert_close(run(q, args)["out"], run(p, args)["out"], rtol=1e-4, atol=1e-4)
+
+
+def test_statements_beside_it_are_the_same_ones() -> None:
+    """What neither makes nor reads a turned tensor is not made again for each."""
+    text = show(MONARCH).replace(
+        "  return out", "  beside[i, j]: f32 = exp(l[i, 0, 0] + x[j, i, 0])\n  return out, beside"
+    )
+    p = parse(text)
+    q, _ = without_copies(p, products(p), H100)
+    assert q != p and q.body[-1].name == "beside"
+    assert q.body[-1] is p.body[-1]
 
 
 def test_what_conventions_fix_stays() -> None:

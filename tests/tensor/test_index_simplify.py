@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, Size, Sym, call
 from tilefold.algebra.text import show
-from tilefold.tensor.index_simplify import const, divide, is_one, poly, product, same, simplify, within
+from tilefold.tensor.index_simplify import _nameless, const, divide, is_one, poly, product, same, simplify, within
 from tilefold.tensor.sizes import extent
 
 B, H, D = Sym("B"), Sym("H"), Sym("D")
@@ -139,3 +139,15 @@ def test_positions_kept_inside_of_an_axis_are_inside_of_it():
         assert within(poly(e, sizes), {(): 65}, sizes) and not within(poly(e, sizes), {(): 64}, sizes)
     for e in (call("minimum", at, 64), call("maximum", at, 0), call("maximum", call("minimum", at, 64), -1)):
         assert not within(poly(e, sizes), {(): 65}, sizes)
+
+
+def test_what_differs_in_names_is_simplified_once() -> None:
+    """Operators have dims of their own: the same index of others costs nothing. Terms are in the order of names."""
+    sizes = {x: const(64) for x in ("u1", "u2", "u30", "v")}
+    first = simplify(((Index("u1") * 64 + Index("u2")) * 7 + 5) % 64, sizes)
+    known = _nameless.cache_info().misses
+    other = simplify(((Index("u2") * 64 + Index("u30")) * 7 + 5) % 64, sizes)
+    assert _nameless.cache_info().misses == known
+    assert show(other) == show(first).replace("u2", "u30").replace("u1", "u2")
+    assert show(simplify(Index("v") + Index("u1"), sizes)) == "u1 + v"
+    assert show(simplify(Index("u1") + Index("v"), sizes)) == "u1 + v"

@@ -15,6 +15,7 @@ from tilefold.algebra.expr import Expr, Index, Load, Size, Sym, transform, walk
 from tilefold.algebra.ops import OPS, REDUCERS
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, Update, exprs_of
 from tilefold.block.ir import walk as walk_nodes
+from tilefold.block.text import show
 from tilefold.names import fresh
 from tilefold.tensor.ir import Input
 
@@ -36,6 +37,13 @@ class Canonical:
 
 def canonical(b: Block) -> Canonical:
     """Rename dims, symbols, tensors and values; drop sizes that nothing uses."""
+    if "canonical" not in b._known:
+        b._known["canonical"] = _made(b)  # neither ever changes
+    found: Canonical = b._known["canonical"]
+    return found
+
+
+def _made(b: Block) -> Canonical:
     dims = _dim_names(b)
     syms = {s: f"n{k}" for k, s in enumerate(_used_syms(b, dims))}
     names: dict[str, str] = {}
@@ -54,6 +62,14 @@ def nameless(b: Block) -> Block:
     tensors = (*(i.name for i in b.inputs), *(r.name for r in b.results), *_value_names(b))
     names = {name: f"t{k}" for k, name in enumerate(dict.fromkeys(tensors))}
     return _renamed(b, b.name, Renamer({d: d for d in b.sizes}, {s: s for s in b.syms}, names))
+
+
+def nameless_text(b: Block) -> str:
+    """The text of `nameless(b)`, which is a key of what is decided about kernels."""
+    if "nameless" not in b._known:
+        b._known["nameless"] = show(nameless(b))
+    found: str = b._known["nameless"]
+    return found
 
 
 def _renamed(b: Block, name: str, r: Renamer) -> Block:

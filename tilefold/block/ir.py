@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr
@@ -134,6 +134,7 @@ class Block:
     results: tuple[Result, ...]
     outputs: tuple[str, ...]
     body: tuple[Node, ...]
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # found of it by others
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", MappingProxyType(dict(self.sizes)))

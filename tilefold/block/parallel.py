@@ -219,18 +219,14 @@ def _uncut(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
 def _summed_last(g: Graph, x: Group, whole: Group) -> set[frozenset[str]]:
     """The axes of sums that no other sum is made of (a mean over rows, not the softmax of each)."""
     sums = {m for m in whole.members if g.by_name[m].reducer is not None}
-    last = (
-        m
-        for m in sums.intersection(x.members)
-        if not any(c.name in sums for c in g.reached(m, g.consumers, lambda _: True))
-    )
+    last = (m for m in sums.intersection(x.members) if g.below(m).isdisjoint(sums))
     return {frozenset(g.by_name[m].rdims) for m in last}
 
 
 def _sums_read(g: Graph, a: Group, b: Group) -> bool:
     """Whether a sum of a is made of what b computes."""
     sums = (m for m in a.members if g.by_name[m].reducer is not None)
-    return any(c.name in b.members for m in sums for c in g.reached(m, g.producers, lambda _: True))
+    return any(not g.above(m).isdisjoint(b.members) for m in sums)
 
 
 def _little_between(g: Graph, a: Group, b: Group, little: float) -> bool:

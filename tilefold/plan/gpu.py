@@ -260,7 +260,7 @@ class _Fitting:
         m = lone_product(self.g, x.members, self.target.machine) if self.target.library else None
         if m is None or len(x.members) == 1:
             return [x]
-        above = {c.name for c in self.g.reached(m, self.g.producers, lambda _: True)}
+        above = self.g.above(m)
         front = tuple(y for y in x.members if y in above)
         behind = tuple(y for y in x.members if y != m and y not in above)
         return self._fit(front, (m,), behind) or [x]

@@ -354,7 +354,7 @@ def _late(g: Graph, members: Group, machine: Gpu, fits: Callable[[Group], bool])
         return []
     if _apart_seconds(g, plan, late, machine) >= _whole_seconds(g, plan, late, machine):
         return []
-    after = {c.name for m in late for c in g.reached(m, g.consumers, lambda _: True)}  # a copy, a bias's gradient
+    after = frozenset[str]().union(*map(g.below, late))  # a copy, a bias's gradient
     return [m for m in members.members if m in late or m in after]
 
 

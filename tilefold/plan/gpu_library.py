@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Expr, dims_used, loads
+from tilefold.algebra.expr import Const, Expr, dims_used, loads, tensors_read
 from tilefold.block.fuse import UNIT, with_unit
 from tilefold.block.group import Group, Limits
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
@@ -302,7 +302,7 @@ def _reduced_on_both_sides(g: Graph, c: Compute) -> bool:
 
     def reduced(side: Expr) -> bool:
         made = {ld.tensor for ld in loads(side)} & g.by_name.keys()
-        above = {*made, *(d.name for m in made for d in g.reached(m, g.producers, lambda _: True))}
+        above = made.union(*map(g.above, made))
         return any(set(g.by_name[m].rdims) & set(c.rdims) for m in above)
 
     return reduced(p.a) and reduced(p.b)
@@ -335,14 +335,14 @@ def _both_of(g: Graph, first: Compute, second: Compute) -> bool:
     """Whether both operands of the second product are made of the first one's result."""
     p = product_of(second)
     assert p is not None, second
-    made = {first.name, *(c.name for c in g.reached(first.name, g.consumers, lambda _: True))}
-    return all(made & {ld.tensor for ld in loads(side)} for side in (p.a, p.b))
+    made = {first.name} | g.below(first.name)
+    return all(made & tensors_read(side) for side in (p.a, p.b))
 
 
 def _stored_between(g: Graph, first: Compute, second: Compute) -> bool:
     """Whether the first product's elements, or what maps make of them on the way to the second one, go to memory for
     something else (a residual): then one kernel saves no more than reading them."""
-    above = {x.name for x in g.reached(second.name, g.producers, lambda _: True)} | {second.name}
+    above = g.above(second.name) | {second.name}
     both = _of_one_side(first)
     way = [first, *(d for d in g.reached(first.name, g.consumers, is_map) if is_map(d) and both <= set(d.dims))]
     return any(not above.issuperset(g.consumers[d.name]) or d.name in g.program.outputs for d in way if d.name in above)

@@ -34,7 +34,7 @@ def lookups_apart(
     for x in groups:
         sides = frozenset[str]() if x.members in calls else _sides(g, x)
         other, whole = _named(p, x) if sides else (p, x)
-        after = Graph.of(other) if sides else g
+        after = g if other is p else Graph.of(other)
         found = _apart(after, whole, sides, machine, limits) if sides else (x,)
         if len(found) > 1:
             p, g = other, after
@@ -66,6 +66,8 @@ def _named(p: Program, x: Group) -> tuple[Program, Group]:
                 members.append(body[-1].name)
             c = replace(c, body=_with(c.body, ld, made[ld]))
         body.append(c)
+    if not made:
+        return p, x
     at = {c.name: n for n, c in enumerate(body)}
     return replace(p, body=tuple(body)), replace(x, members=tuple(sorted(members, key=at.__getitem__)))
 

@@ -174,14 +174,17 @@ class _Greedy:
         """Join groups that read the same, so that it is read once: reductions over the same dims; on a GPU, where a
         kernel waits for memory, also maps of the same elements, and numbers that nothing but a launch is spent on
         (steps of an optimiser's tensors)."""
-        groups = list(dict.fromkeys(self.of.values()))
-        read = [self._read(x) for x in groups]
-        parallel = [set(x.parallel) for x in groups]
-        number = [self.limits.in_registers and self._is_number(x) for x in groups]
-        for i, a in enumerate(groups):
-            for j, b in enumerate(groups[i + 1 :], i + 1):
-                apart = read[i].isdisjoint(read[j]) and not (number[i] and number[j])
-                if parallel[i] != parallel[j] or apart or self._reads_too_much(a, b):
+        groups = [(x, self._read(x), self._is_number(x)) for x in dict.fromkeys(self.of.values())]
+        alike: dict[frozenset[str], list[Group]] = {}  # of the same parallel dims, which read something
+        for x, read, number in groups:
+            if read or number:
+                alike.setdefault(frozenset(x.parallel), []).append(x)
+        known = {x: (read, number) for x, read, number in groups}
+        for a, read, number in groups:
+            others = alike.get(frozenset(a.parallel), []) if read or number else []
+            for b in others[others.index(a) + 1 :] if others else ():
+                its, too = known[b]
+                if (read.isdisjoint(its) and not (number and too)) or self._reads_too_much(a, b):
                     continue
                 merged = self.merge(a, b)
                 if not isinstance(merged, str):
@@ -190,7 +193,9 @@ class _Greedy:
         return False
 
     def _is_number(self, group: Group) -> bool:
-        """Whether a group is maps of no dims, none of a library call's."""
+        """Whether a group is maps of no dims, none of a library call's, on a device with registers."""
+        if not self.limits.in_registers or group.parallel:
+            return False
         computes = [self.g.by_name[m] for m in group.members]
         return self.apart.isdisjoint(group.members) and all(is_map(c) and not c.dims for c in computes)
 
@@ -258,7 +263,7 @@ def _external_tensors(g: Graph, apart: frozenset[str]) -> dict[str, frozenset[st
 
 def ordered(g: Graph, groups: list[Group], of: dict[str, Group]) -> tuple[Group, ...]:
     """Groups in an order in which producers come first; `of`: the group of each of their members."""
-    done: list[Group] = []
+    done: dict[Group, None] = {}
 
     def visit(x: Group) -> None:
         if x in done:
@@ -267,7 +272,7 @@ def ordered(g: Graph, groups: list[Group], of: dict[str, Group]) -> tuple[Group,
             for r in g.producers[m]:
                 if of.get(r, x) is not x:
                     visit(of[r])
-        done.append(x)
+        done[x] = None
 
     for x in groups:
         visit(x)

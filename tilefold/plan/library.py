@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, tensors_read, transform, walk
 from tilefold.names import free
 from tilefold.plan.hardware import Machine
 from tilefold.tensor.analysis import Graph, out_dims
@@ -307,7 +307,7 @@ def bias_of(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
 
 
 def _readers(p: Program, tensor: str) -> list[Compute]:
-    return [m for m in p.body if any(ld.tensor == tensor for ld in loads(m.body))]
+    return [m for m in p.body if tensor in tensors_read(m.body)]
 
 
 def _with_bias(p: Program, c: Compute) -> Program:

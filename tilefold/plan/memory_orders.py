@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from math import factorial, prod
 
-from tilefold.algebra.expr import Expr, Index, Load, loads, substitute
+from tilefold.algebra.expr import Expr, Index, Load, loads, substitute, tensors_read
 from tilefold.names import fresh
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.library import Matrices, bias_of
@@ -106,7 +106,8 @@ def _kept(p: Program, fixed: Collection[str]) -> frozenset[str]:
     """Tensors that have to lie as they do."""
     at = {c.name: c for c in p.body}
     read = {ld.tensor for n in fixed if n in at for ld in loads(at[n].body)}
-    biased = {t for c in p.body for m in p.body if bias_of(p, c, m.body) for t in (c.name, m.name)}
+    pairs = ((at[t], m) for m in p.body for t in tensors_read(m.body) if t in at)
+    biased = {t for c, m in pairs if bias_of(p, c, m.body) for t in (c.name, m.name)}
     positions = {r for c in p.body if c.index_name is not None for r in c.results}
     return frozenset({*p.outputs, *fixed, *read, *biased, *positions, *(i.name for i in p.inputs)})
 
@@ -137,7 +138,7 @@ def _turned(p: Program, calls: Sequence[str], gpu: Gpu, kept: Collection[str]) -
 
 
 def _around(p: Program, name: str, calls: Sequence[str]) -> _Around | None:
-    readers = [c for c in p.body if any(ld.tensor == name for ld in loads(c.body))]
+    readers = [c for c in p.body if name in tensors_read(c.body)]
     made = _of_name(p, name)
     mine = tuple(c for c in (made, *readers) if c.name in calls)
     if not mine or len(made.dims) < 2 or factorial(len(made.dims)) > MOST_ORDERS:
@@ -180,7 +181,9 @@ def _seconds(p: Program, around: _Around, order: Sequence[int], gpu: Gpu) -> flo
 
 
 def _read_turned(c: Compute, name: str, order: Sequence[int]) -> Compute:
-    """A statement where that tensor, which it makes or reads, has its axes in this order."""
+    """A statement where that tensor, if it makes or reads it, has its axes in this order."""
+    if c.name != name and name not in tensors_read(c.body):
+        return c
 
     def one(x: Load) -> Expr | None:
         return Load(name, tuple(x.index[n] for n in order)) if x.tensor == name else None

@@ -20,11 +20,10 @@ from tilefold.backends.triton.launch import TritonKernel, Variant
 from tilefold.backends.triton.refusals import refusal
 from tilefold.backends.triton.views import Like
 from tilefold.backends.triton.warps import forecast
-from tilefold.block.canonical import canonical, nameless
+from tilefold.block.canonical import canonical, nameless_text
 from tilefold.block.fuse import FusedKernel
 from tilefold.block.interchange import interchanged
 from tilefold.block.ir import Block
-from tilefold.block.text import show as show_block
 from tilefold.errors import BackendError
 from tilefold.plan.gpu_forms import Given, Predict, Predicted, Refuse, packed
 from tilefold.plan.hardware import Gpu
@@ -173,7 +172,7 @@ _kernels: WeakValueDictionary[tuple[str, Given | None, bool], TritonKernel] = We
 def triton_kernel(block: Block, given: Given | None = None, *, interpreted: bool = False) -> TritonKernel:
     """The kernel of a canonical block program; equal ones (the layers of a model) are one, rendered and compiled once,
     whatever the names of their tensors, which come by their places."""
-    key = (show_block(nameless(block)), given, interpreted)
+    key = (nameless_text(block), given, interpreted)
     found = _kernels.get(key)
     if found is None:
         found = _kernels[key] = TritonKernel(block, chooser(given), interpreted=interpreted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tilefold.algebra.expr import (
     Call,
@@ -63,9 +63,20 @@ class Graph:
     producers: Mapping[str, tuple[str, ...]]
     consumers: Mapping[str, tuple[str, ...]]
     results: tuple[str, ...]
+    _above: dict[str, frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
+    _below: dict[str, frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(p: Program) -> Graph:
+        """A program's own, made once: passes that change nothing ask one after the other."""
+        found = p._graph
+        if not isinstance(found, Graph):
+            found = Graph._made(p)
+            object.__setattr__(p, "_graph", found)  # neither ever changes
+        return found
+
+    @staticmethod
+    def _made(p: Program) -> Graph:
         owner = {r: c.name for c in p.body for r in c.results}
         producers: dict[str, tuple[str, ...]] = {}
         consumers: dict[str, list[str]] = {c.name: [] for c in p.body}
@@ -108,6 +119,21 @@ class Graph:
                 found = self.by_name[u]
                 yield found
                 todo += step[u] if through(found) else ()
+
+    def above(self, name: str) -> frozenset[str]:
+        """All that a Compute depends on, by name."""
+        if name not in self._above:
+            self._above[name] = self._all(name, self.producers)
+        return self._above[name]
+
+    def below(self, name: str) -> frozenset[str]:
+        """All that depends on a Compute, by name."""
+        if name not in self._below:
+            self._below[name] = self._all(name, self.consumers)
+        return self._below[name]
+
+    def _all(self, name: str, step: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+        return frozenset(c.name for c in self.reached(name, step, lambda _: True))
 
     def escapes(self, name: str, within: Collection[str]) -> bool:
         """Whether something outside `within`, or the caller, needs a result of the Compute."""

@@ -166,14 +166,16 @@ class _Reader:
                     spread = int(q)
                 case _:
                     windows.append((axis, i))
+        outs = tuple(d for d in of_w if d in self.c.dims and d not in groups)
+        if not windows and not units and (len(batch) < 2 or len(outs) < 2):
+            return None  # a plain product: no window, no tap of extent 1, no planes (`_ordered`)
         guards = Guards.of(conditions)
         if guards is None:
             return None
         space = [self._space(x, axis, i, of_w, guards) for axis, i in windows]
         found = Convolution(
             x, w, multiplied_in(self.p, read, weight), tuple(batch), tuple(d for d in of_w if d in groups),
-            tuple(d for d in of_w if d in self.c.dims and d not in groups),
-            tuple(d for d in of_w if d in channels), spread, tuple(s for s in space if s is not None),
+            outs, tuple(d for d in of_w if d in channels), spread, tuple(s for s in space if s is not None),
         )  # fmt: skip
         return self._ordered(found, units) if None not in space and guards.done and self._covers(found, of_w) else None
 

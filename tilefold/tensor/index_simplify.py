@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import comb, gcd
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_named, rebuild
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, dims_named, rebuild, rename_dims
 
 Monomial = tuple[Expr, ...]
 Poly = dict[Monomial, int]
@@ -45,6 +45,16 @@ def simplify(e: Expr, sizes: Sizes) -> Expr:
 
 @lru_cache(maxsize=1 << 14)
 def _simplified(e: Expr, sizes: Named) -> Expr:
+    """As it was found for the same expression of other dims (each operator has its own). Terms are in the order of
+    their dims' names, which the numbers in the place of names keep."""
+    names = {d: f"d{n:04}" for n, d in enumerate(sorted({*dims_named(e), *(d for d, _ in sizes)}))}
+    extents = tuple((names[d], rename_dims(n, names)) for d, n in sizes)
+    found = _nameless(rename_dims(e, names), extents)
+    return rename_dims(found, {n: d for d, n in names.items()})
+
+
+@lru_cache(maxsize=1 << 14)
+def _nameless(e: Expr, sizes: Named) -> Expr:
     return to_expr(poly(e, dict(sizes)))
 
 

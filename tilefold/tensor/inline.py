@@ -32,6 +32,7 @@ from tilefold.algebra.expr import (
     children,
     dims_used,
     loads,
+    tensors_read,
     transform,
     type_of,
     walk,
@@ -96,6 +97,8 @@ def _into(
 ) -> Compute:
     """One reader with the maps that it should absorb substituted."""
     found = loads(c.body)
+    if maps.keys().isdisjoint(tensors_read(c.body)):
+        return c
     count = Counter(n.tensor for n in walk(c.body) if isinstance(n, Load))
     wanted = {
         ld.tensor

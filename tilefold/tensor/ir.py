@@ -80,6 +80,7 @@ class Program:
     outputs: tuple[str, ...]
     syms: tuple[str, ...] = ()
     _of: Mapping[str, Input | Compute] = field(init=False, repr=False, compare=False)
+    _graph: object = field(default=None, init=False, repr=False, compare=False)  # `analysis.Graph`, once asked for
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", MappingProxyType(dict(self.sizes)))

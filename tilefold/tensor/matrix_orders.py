@@ -80,11 +80,22 @@ def copied(
     p: Product, sizes: Mapping[str, Expr], o: Orders, shapes: tuple[Sequence[Expr], Sequence[Expr]] | None = None
 ) -> Copied:
     """What is copied of a product of loads. shapes: of the tensors that are loaded."""
+    return _of_axes(_axes(p, sizes, shapes), sizes, o)
+
+
+#: Axes of both operands and of the result of a product, as memory has them.
+_Axes = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
+
+def _axes(p: Product, sizes: Mapping[str, Expr], shapes: tuple[Sequence[Expr], Sequence[Expr]] | None = None) -> _Axes:
     assert p.loads is not None
-    both = zip(p.loads, ((o.rows, o.depth), (o.depth, o.cols)), shapes or (None, None), strict=True)
-    a, b = (_elements(axes_of(ld, sizes, shape), o.batch, sides, sizes) for ld, sides, shape in both)
-    made = tuple(d for d in p.dims if not _is_one(sizes[d]))
-    return Copied(a, b, _elements(made, o.batch, (o.rows, o.cols), sizes))
+    a, b = (axes_of(ld, sizes, shape) for ld, shape in zip(p.loads, shapes or (None, None), strict=True))
+    return a, b, tuple(d for d in p.dims if not _is_one(sizes[d]))
+
+
+def _of_axes(axes: _Axes, sizes: Mapping[str, Expr], o: Orders) -> Copied:
+    every_sides = (o.rows, o.depth), (o.depth, o.cols), (o.rows, o.cols)
+    return Copied(*(_elements(x, o.batch, sides, sizes) for x, sides in zip(axes, every_sides, strict=True)))
 
 
 def best_orders(p: Product, sizes: Mapping[str, Expr], usual: Orders) -> Orders:
@@ -96,7 +107,8 @@ def best_orders(p: Product, sizes: Mapping[str, Expr], usual: Orders) -> Orders:
         return usual
     orders = [Orders(*found) for found in every(*(_ways(p, g) for g in _groups(usual)))]
     orders += [] if usual.batch else _spread(p, sizes, usual)
-    return min(orders, key=lambda o: copied(p, sizes, o).all)
+    axes = _axes(p, sizes)
+    return min(orders, key=lambda o: _of_axes(axes, sizes, o).all)
 
 
 def _spread(p: Product, sizes: Mapping[str, Expr], o: Orders) -> list[Orders]:

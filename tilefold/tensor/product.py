@@ -115,10 +115,10 @@ def matrices(c: Compute, extent: Callable[[str], float]) -> Product | None:
 
 def product(reducer: str | None, body: Expr, dims: tuple[str, ...], rdims: tuple[str, ...]) -> Product | None:
     """The same of a statement in any of the IRs, by its parts."""
-    match body:
-        case Call("mul", (a, b)) if reducer == "sum":
-            return Product(a, b, dims, rdims, dims_used(a), dims_used(b))
-    return None
+    if reducer != "sum" or not isinstance(body, Call) or body.op != "mul":
+        return None
+    a, b = body.args
+    return Product(a, b, dims, rdims, dims_used(a), dims_used(b))
 
 
 def library_product(c: Compute, sizes: Mapping[str, Expr]) -> Product | None:

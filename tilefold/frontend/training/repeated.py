@@ -8,14 +8,13 @@ change in place.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import sympy
 import torch
 from torch._functorch.compile_utils import get_aten_target, rand_ops
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_flatten
 
 Node = torch.fx.Node
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -42,14 +41,21 @@ def drop_repeated(graph: torch.fx.Graph) -> None:
 
 def _call(n: Node) -> Hashable | None:
     """What is called with what: 1, 1.0 and True differ. None where an argument has no hash."""
-    leaves, spec = tree_flatten((n.args, n.kwargs))
-    given = tuple((type(a), a.node if isinstance(a, _SYMBOLIC) else a) for a in leaves)
-    call = (n.target, given, str(spec))
+    call = (n.target, _told(n.args), _told(n.kwargs))
     try:
         hash(call)
     except TypeError:
         return None
     return call
+
+
+def _told(a: object) -> Hashable:
+    """An argument with its type, and those of its parts."""
+    if isinstance(a, list | tuple):
+        return (type(a), *map(_told, a))
+    if isinstance(a, Mapping):
+        return (type(a), *((k, _told(x)) for k, x in a.items()))
+    return (type(a), a.node if isinstance(a, _SYMBOLIC) else a)
 
 
 def _is_own(n: Node) -> bool:
