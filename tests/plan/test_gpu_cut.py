@@ -81,6 +81,35 @@ def test_a_part_with_a_layer_that_does_not_fit_is_not_tried() -> None:
     assert sum(any(set(layer) <= x for layer in ("ap", "bq", "cr")) for x in after) <= 2
 
 
+def test_a_twin_is_not_built_to_be_asked_whether_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+program twins()
+  input x: f32[512, 256]
+  input y: f32[512, 256]
+  dim i = 512
+  dim j = 256
+  a[i]: f32 = sum[j] x[i, j] * x[i, j]
+  b[i]: f32 = exp(a[i])
+  c[i]: f32 = sum[j] y[i, j] * y[i, j]
+  d[i]: f32 = exp(c[i])
+  return b, d
+"""
+    asked: list[Group] = []
+    own = GpuTarget.build
+
+    def build(self: GpuTarget, g: Graph, x: Group, form: object = None) -> tuple[FusedKernel, ...]:
+        asked.append(x)
+        return own(self, g, x)
+
+    monkeypatch.setattr(GpuTarget, "build", build)
+    fitting = _Fitting(Graph.of(parse(text)), GpuTarget(), frozenset(), {})
+    first, second = Group(("a", "b"), ("i",)), Group(("c", "d"), ("i",))
+    assert fitting.refusal(first) is None is fitting.refusal(second)
+    assert asked == [first]
+    assert [k.block.name for k in (*fitting.kernels(first), *fitting.kernels(second))] == ["b", "d"]
+    assert asked == [first, second]
+
+
 def test_the_cheapest_edge_is_the_one_that_fewest_bytes_cross() -> None:
     g = head()
     members = tuple(c.name for c in g.program.body)

@@ -85,7 +85,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         p, groups = whole_sums(p, groups, target.limits)
         g = Graph.of(p)
         whole = _Fitting(g, target, frozenset(calls), chosen.forms)
-        p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: not isinstance(whole.made(x), str))
+        p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: whole.refusal(x) is None)
         p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls))
         p, groups = states_apart(p, groups, machine, target.limits, frozenset(calls))
     refusals = list(chosen.grouping.refusals)
@@ -97,9 +97,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     p, fitting, fitted = fit(p, groups)
     if target.given is None and len(fitted) > len(groups):  # parts are groups too
         fits = fitting
-        other, parts = separated(
-            p, fits.g, fitted, machine, frozenset(calls), lambda x: not isinstance(fits.made(x), str)
-        )
+        other, parts = separated(p, fits.g, fitted, machine, frozenset(calls), lambda x: fits.refusal(x) is None)
         if len(parts) > len(fitted):
             p, fitting, fitted = fit(other, parts)
     if target.given is None:
@@ -132,18 +130,18 @@ class _Fitting:
 
     def __init__(self, g: Graph, target: GpuTarget, calls: frozenset[tuple[str, ...]], forms: Mapping[Group, Form]):
         self.g, self.target, self.calls, self.forms = g, target, calls, forms
-        self._made: dict[Group, tuple[FusedKernel, ...] | str] = {}
-        self._forecasts: dict[Group, Predicted | None] = {}
+        self._built: dict[Group, tuple[FusedKernel, ...]] = {}
         self._unfit: list[frozenset[str]] = []
         self._twins = Twins(g)
         self._against: Decided[str | None] = Decided(lambda found, names: found and names.text(found))
+        self._forecasts: Decided[Predicted | None] = Decided(lambda found, names: found)
         self._parts: Decided[_Parts] = Decided(self._of_twin)
 
     def kernels(self, x: Group) -> tuple[FusedKernel, ...]:
         """Of a group that fits."""
-        made = self.made(x)
-        assert not isinstance(made, str), made
-        return made
+        why = self.refusal(x)
+        assert why is None, why
+        return self._build(x)
 
     def parts(self, x: Group, refusals: list[Refusal]) -> tuple[Group, ...]:
         """The group, or what it is cut into: the cheapest two parts that both fit; if there are none, the parts of the
@@ -165,8 +163,8 @@ class _Fitting:
         )
 
     def _cut(self, x: Group) -> _Parts:
-        made = self.made(x)
-        if not isinstance(made, str):
+        why = self.refusal(x)
+        if why is None:
             return _Parts(tuple(self._nearer(x)), ())
         ways = cuts(self.g, x.members)
         if len(x.members) > MANY:
@@ -174,7 +172,7 @@ class _Fitting:
         fit = next(((way, found) for way in ways[:MOST_CUTS] if (found := self._fit(*way))), None)
         (first, second), found = fit or (ways[0], [])
         refusals = [
-            Refusal(a, b, made, self.g.by_name[b].loc) for a in first for b in second if a in self.g.producers[b]
+            Refusal(a, b, why, self.g.by_name[b].loc) for a in first for b in second if a in self.g.producers[b]
         ]
         if not found:
             found = [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
@@ -204,15 +202,15 @@ class _Fitting:
         if self.target.library and x.members == (lone_product(self.g, x.members, self.target.machine),):
             seconds = call_seconds(self.g, self.g.by_name[x.members[0]], self.target.machine)
             return Predicted(seconds, seconds)
-        if x not in self._forecasts:
-            self._forecasts[x] = self.target.predicted(self.kernels(x)) if self._fits(x) else None
-        return self._forecasts[x]
+        if not self._fits(x):
+            return None
+        return self._forecasts.of(*self._known_by(x), lambda: self.target.predicted(self.kernels(x)))
 
     def _fits(self, x: Group) -> bool:
         """Whether kernels can be made of a group; if not, it is known, and no group that has its members is tried."""
-        fits = not isinstance(self.made(x), str)
-        if not fits:
-            self._unfit.append(frozenset(x.members))
+        fits = self.refusal(x) is None
+        if not fits and (members := frozenset(x.members)) not in self._unfit:
+            self._unfit.append(members)
         return fits
 
     def _put_back(self, parts: list[Group]) -> list[Group]:
@@ -226,7 +224,7 @@ class _Fitting:
                 if self._between(y, z, parts) or any(unfit.issubset(members) for unfit in self._unfit):
                     continue
                 whole = one_kernel(g, members, self.target.limits)
-                if isinstance(whole, Group) and not isinstance(self.made(whole), str):
+                if isinstance(whole, Group) and self.refusal(whole) is None:
                     joined = [whole if part is z else part for part in parts if part is not y]
                     of = {m: part for part in joined for m in part.members}
                     return self._put_back(list(ordered(g, joined, of)))  # others may read y in front of z
@@ -294,22 +292,22 @@ class _Fitting:
             apart = list(cuts(self.g, members)[0])
         return [x for part in apart for x in self._legal(part)]
 
-    def made(self, x: Group) -> tuple[FusedKernel, ...] | str:
-        """The kernels of a group, or why they cannot be made of several operators. TilefoldError: of a single one."""
-        if x not in self._made:
-            self._made[x] = self._make(x)
-        return self._made[x]
+    def refusal(self, x: Group) -> str | None:
+        """Why kernels cannot be made of several operators, as it was found for twins of theirs, which are not built
+        again to be asked. TilefoldError: of a single one."""
+        return self._against.of(*self._known_by(x), lambda: self._refused(x))
 
-    def _make(self, x: Group) -> tuple[FusedKernel, ...] | str:
+    def _refused(self, x: Group) -> str | None:
         whole = len(x.members) == 1 or x.members in self.calls
         try:
-            made = self.target.build(self.g, x, self.forms.get(x))
+            made = self._build(x)
         except TilefoldError as err:
             if whole:
                 raise
             return err.message
-        if whole:
-            return made
-        reasons = map(self.target.against, made)
-        against = self._against.of(*self._known_by(x), lambda: next((r for r in reasons if r is not None), None))
-        return made if against is None else against
+        return None if whole else next((r for r in map(self.target.against, made) if r is not None), None)
+
+    def _build(self, x: Group) -> tuple[FusedKernel, ...]:
+        if x not in self._built:
+            self._built[x] = self.target.build(self.g, x, self.forms.get(x))
+        return self._built[x]

@@ -28,10 +28,12 @@ def settle(e: Expr, facts: Facts, sizes: Mapping[str, Expr], scales: Mapping[str
     if isinstance(e, Size):
         known = sizes.get(e.dim)
         return known if isinstance(known, Const) else e
-    e = rebuild(e, tuple(settle(k, facts, sizes, scales) for k in children(e)))
-    if isinstance(e, Load) and e.tensor in scales:
-        return Call("mul", (e, Const(scales[e.tensor], DType.F32)))
-    return _fold(e)
+    kids = children(e)
+    if kids:
+        e = rebuild(e, tuple([settle(k, facts, sizes, scales) for k in kids]))
+    if isinstance(e, Load):
+        return Call("mul", (e, Const(scales[e.tensor], DType.F32))) if e.tensor in scales else e
+    return _fold(e) if kids else e
 
 
 def _fold(e: Expr) -> Expr:
