@@ -62,7 +62,7 @@ def test_no_plan_is_cheaper(name: str) -> None:
 def test_memory_bound_chains_share_a_kernel() -> None:
     p = parse(LARGE)
     plan = plan_program(p, BARE, budget=None)
-    by_greed, alone = (f(p, BARE) for f in (greedy, unfused))
+    by_greed, alone = greedy(plan), unfused(plan)
     assert plan.selection.seconds <= min(by_greed.seconds, alone.seconds) * (1 + 1e-9)
     assert plan.nbytes < sum(k.variant.what.cost.nbytes for k in alone.kernels)  # type: ignore[attr-defined]
 

@@ -51,7 +51,7 @@ def plan(
             shown: list[Table | str] = [*_gpu_tables(program, chosen)]
         else:
             found = plan_program(program, CpuTarget(chosen), budget=None, rivals=True)
-            shown = [table(found), _summary(program, found)]
+            shown = [table(found), _summary(found)]
     for part in shown:
         console.print(part, highlight=False)
 
@@ -104,11 +104,11 @@ def table(found: Plan) -> Table:
     return out
 
 
-def _summary(program: Program, found: Plan) -> str:
+def _summary(found: Plan) -> str:
     """Totals, next to greedy fusion and none."""
-    rows = [("planned", len(found.kernels), found.seconds, found.nbytes)]
-    for name, other in (("greedy", greedy(program, found.target)), ("unfused", unfused(program, found.target))):
-        rows.append((name, len(other.kernels), sum(k.variant.seconds for k in other.kernels), moved(other)))
+    rows = [("planned", len(found.kernels), found.selection.seconds, found.nbytes)]
+    for name, other in (("greedy", greedy(found)), ("unfused", unfused(found))):
+        rows.append((name, len(other.kernels), other.seconds, moved(other)))
     lines = [f"{n:<8} {k:>4} kernels  {1e3 * s:>9.3f} ms  {b / 1e6:>9.2f} MB" for n, k, s, b in rows]
     s = found.selection
     kind = "no other plan is cheaper" if s.exact else "not all candidates were priced"

@@ -230,12 +230,12 @@ class Kernels:
 
     def variants(self, s: int) -> tuple[Variant, ...]:
         """Every snapshot of a candidate, priced, the cheapest first."""
-        stored = self.stored(s)
-        found = self._priced(s)
-        if not stored:
-            return found
-        more = STORED * sum(self.whole_bytes(n) for n in self.dag.members(stored)) / self.machine.bandwidth
-        return tuple(replace(v, seconds=v.seconds + more) for v in found)
+        more, found = self.storing(s), self._priced(s)
+        return tuple(replace(v, seconds=v.seconds + more) for v in found) if more else found
+
+    def storing(self, s: int) -> float:
+        """Seconds that the streams cost which a set leaves in memory."""
+        return STORED * sum(self.whole_bytes(n) for n in self.dag.members(self.stored(s))) / self.machine.bandwidth
 
     def stored(self, s: int) -> int:
         """The streams of a set that other kernels read."""

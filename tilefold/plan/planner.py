@@ -68,13 +68,17 @@ class PlannedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The kernels in order. `program` is the program as it was grouped; `selection` has the sizes of the search."""
+    """The kernels in order. `program` is the program as it was grouped; `selection` has the sizes of the search.
+
+    `made`: the candidates, of which every other grouping is priced under the same laws.
+    """
 
     program: Program
     target: Target
     kernels: tuple[PlannedKernel, ...]
     selection: Selection
     refusals: tuple[Refusal, ...]
+    made: Kernels = field(repr=False, compare=False)
 
     @property
     def seconds(self) -> float:
@@ -157,12 +161,12 @@ def _plan(
     groups: dict[int, Group] = {}
     if not found.exact:  # the greedy grouping may have larger kernels than the search looked at
         groups = {made.dag.mask(x.members): x for x in group(made.program, apart, target.limits).groups}
-        other_way = _total([(s, made.snapshots(x)) for s, x in groups.items()])
+        other_way = _total(made, [(s, made.snapshots(x)) for s, x in groups.items()])
         keeps = any(made.mixes(s) or made.stored(s) for s in groups)
         if not keeps and other_way.seconds < found.seconds:
             found = replace(found, kernels=other_way.kernels, seconds=other_way.seconds)
     kernels = _with_calls(made, [_planned(made, found, c, rivals, groups) for c in found.kernels], calls)
-    return Plan(made.program, target, kernels, found, _refusals(made, kernels))
+    return Plan(made.program, target, kernels, found, _refusals(made, kernels), made)
 
 
 def _recomputed(made: Kernels, found: Selection) -> Program | None:
@@ -263,26 +267,25 @@ def _cut(made: Kernels, a: PlannedKernel, b: PlannedKernel) -> str:
     return f"one kernel is predicted to take {time_text(more)} more" if more > 0 else "another plan is predicted faster"
 
 
-def greedy(p: Program, target: Target) -> Selection:
-    """The greedy grouping, priced in the same way (for comparison)."""
-    apart = target.products(p)
-    made = Kernels(prepare(p, apart), target, apart)
-    groups = group(made.program, apart, target.limits).groups
-    return _total([(made.dag.mask(x.members), made.snapshots(x)) for x in groups])
+def greedy(plan: Plan) -> Selection:
+    """The greedy grouping of a plan's program, priced in the same way (for comparison)."""
+    made = plan.made
+    groups = group(made.program, made.apart, plan.target.limits).groups
+    return _total(made, [(made.dag.mask(x.members), made.snapshots(x)) for x in groups])
 
 
-def unfused(p: Program, target: Target) -> Selection:
-    """Every operator a kernel of its own, priced in the same way (for comparison)."""
-    apart = target.products(p)
-    made = Kernels(prepare(p, apart), target, apart)
-    return _total([(1 << k, [_snapshot(v) for v in made.variants(1 << k)]) for k in range(len(made.dag.names))])
+def unfused(plan: Plan) -> Selection:
+    """Every operator of a plan's program a kernel of its own, priced in the same way (for comparison)."""
+    made = plan.made
+    alone = [1 << k for k in range(len(made.dag.names))]
+    return _total(made, [(s, [_snapshot(v) for v in made.variants(s)]) for s in alone])
 
 
-def _total(sets: Sequence[tuple[int, Sequence[Snapshot]]]) -> Selection:
+def _total(made: Kernels, sets: Sequence[tuple[int, Sequence[Snapshot]]]) -> Selection:
     chosen = []
     for s, ways in sets:
         best = min(ways, key=lambda w: w.seconds)
-        chosen.append(Chosen(s, Variant(best.seconds, what=best), None, (), 0.0))
+        chosen.append(Chosen(s, Variant(best.seconds + made.storing(s), what=best), None, (), 0.0))
     return Selection(tuple(chosen), sum(c.variant.seconds for c in chosen), 0, len(sets), len(sets))
 
 

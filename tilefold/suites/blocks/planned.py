@@ -18,7 +18,6 @@ from torch import Tensor
 from tilefold.frontend.fuse import own_copy, trace
 from tilefold.frontend.torch_compile import backend
 from tilefold.frontend.verify import compare
-from tilefold.plan.candidates import Kernels
 from tilefold.plan.dag import Dag, bits
 from tilefold.plan.exhaustive import cheapest
 from tilefold.plan.machine import nominal
@@ -127,9 +126,8 @@ def planned(fn: Callable[..., Any], make: Maker) -> Outcome:
 
 
 def problem_of(plan: Plan) -> Problem:
-    """The selection problem that a plan solves, from scratch."""
-    apart = plan.target.products(plan.program)
-    return Kernels(plan.program, plan.target, apart).problem()
+    """The selection problem that a plan solves, without a budget."""
+    return plan.made.problem()
 
 
 def kernels_of(plan: Plan) -> str:
@@ -145,20 +143,16 @@ def decoder(make: Callable[[Decoder], Program], layers: int) -> Outcome:
     start = time.process_time()
     plan = plan_program(p, CpuTarget(nominal()), budget=None)
     seconds = time.process_time() - start
-    by_greed, alone = (f(p, plan.target) for f in (greedy, unfused))
+    by_greed, alone = greedy(plan), unfused(plan)
     ok = plan.selection.exact and plan.selection.seconds <= min(by_greed.seconds, alone.seconds) * (1 + SAME)
-    ok = ok and is_chain(plan_dag(plan), [k.members for k in plan.selection.kernels]) and plan.nbytes < moved(alone)
+    ok = ok and is_chain(plan.made.dag, [k.members for k in plan.selection.kernels]) and plan.nbytes < moved(alone)
     detail = (
         f"{len(plan.program.body)} operators, {kernels_of(plan)}, planned in {seconds:.1f} s; traffic "
-        f"{plan.nbytes / 1e6:.0f} MB (greedy {moved(by_greed) / 1e6:.0f}, unfused {moved(alone) / 1e6:.0f}), time "
-        f"{plan.seconds * 1e3:.1f} ms (greedy {by_greed.seconds * 1e3:.1f}, unfused {alone.seconds * 1e3:.1f})"
+        f"{plan.nbytes / 1e6:.0f} MB (greedy {moved(by_greed) / 1e6:.0f}, unfused {moved(alone) / 1e6:.0f}), "
+        f"time {plan.selection.seconds * 1e3:.1f} ms (greedy {by_greed.seconds * 1e3:.1f}, "
+        f"unfused {alone.seconds * 1e3:.1f})"
     )
     return Outcome(ok, detail)
-
-
-def plan_dag(plan: Plan) -> Dag:
-    """The operator DAG of a plan's program."""
-    return Kernels(plan.program, plan.target).dag
 
 
 def random_dags() -> Outcome:
