@@ -49,6 +49,28 @@ def number():
 def number_inputs():
     return ()
 
+def empty(x):
+    return x.amax(-1)
+
+def empty_inputs():
+    return torch.randn(3, 0)
+
+def sparse(x):
+    return x @ x
+
+def sparse_inputs():
+    return torch.eye(3).to_sparse()
+
+def leaving(x):
+    raise SystemExit(4)
+
+def leaving_inputs():
+    return torch.randn(3)
+
+anonymous = lambda x: x.exp()
+anonymous_inputs = lambda: torch.randn(3)
+other = lambda x: x.exp()
+
 class Model(torch.nn.Module):
     def forward(self, x):
         return x.exp()
@@ -72,6 +94,8 @@ FILES = {
     "text.txt": "hello\n",
     "image.bin": bytes(range(256)),
 }
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs a plain file that cannot be read")
 
 
 @pytest.fixture(autouse=True)
@@ -119,10 +143,21 @@ def refused(words, message, status=2):
         ("good.py:product", "fails on these arguments: RuntimeError.*reduction dim.* at .*good.py:11"),
         ("good.py:broken", "not today|cannot be captured"),
         ("good.py:number", "computes nothing on tensors"),
+        ("good.py:empty", "^error: the function fails on these arguments: RuntimeError.*zero-size dimension"),
+        (
+            "good.py:sparse",
+            r"cannot be captured whole: Attempted to wrap sparse Tensor +at .*good.py:\d+: return x @ x",
+        ),
+        ("good.py:leaving", r"the user's code ends the program +at .*good.py:\d+: raise SystemExit"),
+        ("good.py:other", r"no arguments for other +hint.*define other_inputs\(\)"),
     ],
 )
 def test_functions_that_cannot_be_explained(target, message):
     refused(["explain", target], message)
+
+
+def test_a_function_without_a_name_has_that_of_the_file():
+    assert invoke(["explain", "good.py:anonymous"]).exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["verify", "plan"])
@@ -199,6 +234,7 @@ def test_pages_that_cannot_be_written(page):
         ("absent.fold", "neither a formula nor a file"),
         (".", "neither a formula nor a file"),
         ("image.bin", "image.bin is no text"),
+        pytest.param("/proc/self/mem", "cannot read /proc/self/mem: ", marks=linux),
         ("text.txt", "not a statement: 'hello'"),
         ("good.py", "error: "),
         ("=", "not an expression"),

@@ -13,7 +13,9 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.frontend.check import randn
 from tilefold.errors import TilefoldError
@@ -289,3 +291,17 @@ def soft(x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
 def test_what_is_wanted_is_said(call, message):
     with pytest.raises(TilefoldError, match=message):
         call()
+
+
+def test_tracers_of_operators_see_the_function_itself():
+    """Fake tensors have no memory that a kernel could read: the process ended there."""
+
+    def plain(x):
+        return torch.softmax(x, -1).square()
+
+    f = fuse(plain, runner="interpreter")
+    with FakeTensorMode():
+        assert f(torch.empty(3, 5)).shape == (3, 5)
+    assert not f.graphs
+    traced = make_fx(f)(torch.ones(3, 5))
+    close(traced(torch.arange(15.0).view(3, 5)), plain(torch.arange(15.0).view(3, 5)))

@@ -138,4 +138,6 @@ def _formula(text: str) -> str:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise TilefoldError(f"{text} is no text", hint="a file of statements such as s = sum[l] x[l]") from None
+        except OSError as err:
+            raise TilefoldError(f"cannot read {text}: {err.strerror}") from None
     return text

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
+import os
 import platform
 import sys
 import sysconfig
@@ -40,6 +42,7 @@ _stderr = Console(stderr=True)
 @contextmanager
 def friendly(doing: str | None = None) -> Iterator[None]:
     """Show `doing` as progress while the body runs; turn what it raises into a message and an exit status."""
+    _hush()
     try:
         if doing is None:
             yield
@@ -54,11 +57,23 @@ def friendly(doing: str | None = None) -> Iterator[None]:
         if err.errno == errno.EPIPE:  # who reads has had enough, as `head`
             raise
         _end("error", f"{err.filename}: {err.strerror}" if err.filename else err.strerror or _named(err))
+    except SystemExit as err:
+        loc = user_line(err)
+        if loc is None:
+            raise
+        _end("error", f"the user's code ends the program\n  at {loc}")
     except Exception as err:  # whatever it is, the user sees whose it is instead of a traceback
         loc = user_line(err)
         if loc is None:
             _end("internal error", _report(err), status=3)
         _end("error", f"the user's code raises {_named(err)}\n  at {loc}")
+
+
+def _hush() -> None:
+    """torch logs a traceback of what a function's arguments make impossible; the message that ends the command says
+    it. `TORCH_LOGS` shows it again."""
+    if "TORCH_LOGS" not in os.environ:
+        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:

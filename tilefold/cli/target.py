@@ -86,8 +86,10 @@ def arguments(fn: Function, module: ModuleType, spec: str | None, *, seed: int =
     if spec is not None:
         positional, named = parse(spec)
         return _bind(fn, positional, named)
-    name = getattr(fn, "__name__", None) or next((n for n, v in vars(module).items() if v is fn), type(fn).__name__)
-    for convention in (f"{name}_inputs", "example_inputs"):
+    own = getattr(fn, "__name__", type(fn).__name__)
+    here = [n for n, v in vars(module).items() if v is fn]  # a lambda's own name is `<lambda>`
+    names = [n for n in (own, *here) if n.isidentifier()]
+    for convention in (*(f"{n}_inputs" for n in names), "example_inputs"):
         make = getattr(module, convention, None)
         if callable(make):
             try:
@@ -99,8 +101,8 @@ def arguments(fn: Function, module: ModuleType, spec: str | None, *, seed: int =
                 return _bind(fn, (), dict(made))
             return _bind(fn, tuple(made) if isinstance(made, (tuple, list)) else (made,), {})
     raise TilefoldError(
-        f"no arguments for {name}",
-        hint=f'give --args "q=f32[2, 8, 128, 64], ..." or define {name}_inputs() in the file, returning a tuple',
+        f"no arguments for {names[0]}",
+        hint=f'give --args "q=f32[2, 8, 128, 64], ..." or define {names[0]}_inputs() in the file, returning a tuple',
     )
 
 

@@ -158,8 +158,10 @@ def explain(
     goal = goal or goal_of(fn) or ("fast" if isinstance(target, torch.nn.Module) else "fused")
     try:
         graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=True, measure=measure)
-    except UnsupportedError:  # a graph break: the parts need each other's values
+    except UnsupportedError as why:  # a graph break: the parts need each other's values
         graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=False, measure=measure)
+        if not graphs:
+            raise why from None
     if not graphs:
         raise UnsupportedError(f"{name} computes nothing on tensors", hint="it must take and return tensors")
     return replace(explain_graphs(graphs, name, verification), code=code)

@@ -36,6 +36,8 @@ from tilefold.plan.gpu_forms import Given
 Fn = Callable[..., Any]
 #: Arguments that have no tensors in them, or are one.
 _LEAVES = (torch.Tensor, torch.nn.Module, type(None), bool, int, float, str)
+#: Modes under which tensors have no values, or operators are written down.
+_TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -46,7 +48,8 @@ class Fused(Generic[P, R]):
 
     `graphs` holds what was compiled. Raises TilefoldError (with the user's line and the way out) where a graph
     break, an operator or a fold stands in the way; the backward pass may leave parts to other compilers. Under
-    `torch.func.vmap`, `grad`, `jvp` and the like, which transform operators one by one, the function itself runs.
+    `torch.func.vmap`, `grad`, `jvp` and the like, which transform operators one by one, and under `make_fx` and fake
+    tensors, the function itself runs.
     `goal`: as `fuse` has it. `given`: what a study decides for the GPU's kernels.
     """
 
@@ -204,8 +207,11 @@ def goal_of(fn: object) -> Goal | None:
 
 
 def transformed() -> bool:
-    """Whether a transformation of functions (vmap, grad, jvp ...) or forward differentiation is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    """Whether a transformation of functions (vmap, grad, jvp ...), forward differentiation or a tracer of operators
+    (`make_fx`, fake tensors, which have no memory) is under way."""
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(k) for k in _TRACERS)
 
 
 def signature_of(fn: Fn) -> inspect.Signature | None:

@@ -12,6 +12,7 @@ from tests.frontend.check import randn
 from tests.frontend.fused_functions import moments, soft
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import fuse
+from tilefold.frontend.packages.operators import keep_operators
 from tilefold.frontend.registered import nested
 
 close = torch.testing.assert_close
@@ -82,13 +83,15 @@ def test_an_exported_program_keeps_it_for_another_process(tmp_path):
     torch.export.save(program, tmp_path / "model.pt2")
     torch.save((x, program.module()(x)), tmp_path / "values.pt")
     code = """
-import sys, torch
-import tilefold.frontend.registered.nested
-program, (x, want) = torch.export.load(sys.argv[1]), torch.load(sys.argv[2])
-torch.testing.assert_close(program.module()(x), want)
-assert program.module()(torch.cat([x, x])).shape == (6, 5)
+import sys, tilefold, torch
+program, (x, want) = tilefold.load_pt2(sys.argv[1]), torch.load(sys.argv[2])
+torch.testing.assert_close(program(x), want)
+assert program(torch.cat([x, x])).shape == (6, 5)
+torch.export.load(sys.argv[1])
 print("same")
 """
+    with pytest.raises(TilefoldError, match=r"no operator that tilefold.custom_op has made(.|\n)*: tilefold.load_pt2"):
+        keep_operators(tmp_path / "model.pt2")
     words = [sys.executable, "-c", code, str(tmp_path / "model.pt2"), str(tmp_path / "values.pt")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "same", done.stderr

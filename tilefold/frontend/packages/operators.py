@@ -19,10 +19,13 @@ from tilefold.frontend.packages.archive import Reader, Writer, torch_dtype
 from tilefold.frontend.packages.form import Argument, Operators, Relation, StoredOperator
 from tilefold.frontend.packages.load import check_here, folder_of_libraries, region_of
 from tilefold.frontend.packages.package import region, requires
+from tilefold.frontend.registered.nested import fused, fused_gradient
 from tilefold.frontend.registered.operator import NAMESPACE, Checked, Guard, Made, made, register
 
 #: Where a `.pt2` holds the operators, below the folder named after the archive (`extra` is for text).
 MEMBER = "data/tilefold/operators"
+#: The operators of `tilefold.fuse`, which this module registers by loading them.
+FUSED = {x._name for x in (fused, fused_gradient)}
 AGAIN = "tilefold.keep_operators(path) in the process that made the file"
 _NAMES = re.compile(rb"\b" + NAMESPACE.encode() + rb"(?:::|\.)([A-Za-z_][A-Za-z0-9_]*)")
 
@@ -34,11 +37,11 @@ def keep_operators(path: str | Path) -> tuple[str, ...]:
     """
     place = Path(path)
     with _opened(place) as z:
-        members = z.namelist()
-        named = {n.decode() for m in members for n in _NAMES.findall(z.read(m))}
+        members, named = z.namelist(), _named(z)
     found = {name: m for name, m in made().items() if name in named}
     if not found:
-        raise TilefoldError(f"{place} calls no operator that tilefold.custom_op has made in this process")
+        hint = "functions of tilefold.fuse need nothing kept: tilefold.load_pt2" if named & FUSED else None
+        raise TilefoldError(f"{place} calls no operator that tilefold.custom_op has made in this process", hint=hint)
     member = str(PurePosixPath(PurePosixPath(members[0]).parts[0], MEMBER))
     if member in members:
         raise TilefoldError(f"{place} has its operators already", hint="save it anew")
@@ -52,7 +55,8 @@ def keep_operators(path: str | Path) -> tuple[str, ...]:
 
 def load_pt2(path: str | Path) -> Any:
     """A `.pt2` with the operators that it calls, as a callable: `torch.export.load(path).module()`, or the model of
-    AOTInductor. Nothing of Tilefold's is compiled.
+    AOTInductor. Of operators of `tilefold.custom_op` nothing is compiled; functions of `tilefold.fuse` are found by
+    their module, and compile on their first call.
 
     TilefoldError: no operators were kept in it, or it is for another machine, torch or Tilefold.
     """
@@ -60,15 +64,21 @@ def load_pt2(path: str | Path) -> Any:
     with _opened(place) as z:
         members = z.namelist()
         member = next((m for m in members if m.endswith(f"/{MEMBER}")), None)
-        if member is None:
+        if member is None and not _named(z) & FUSED:
             raise TilefoldError(f"{place} holds no operators of Tilefold", hint=AGAIN)
-        data = memoryview(bytearray(z.read(member)))
-    _register(Reader(place, data))
+        data = None if member is None else memoryview(bytearray(z.read(member)))
+    if data is not None:
+        _register(Reader(place, data))
     if any("/data/aotinductor/" in m for m in members):
         from torch._inductor import aoti_load_package  # noqa: PLC0415 (slow to load)
 
         return aoti_load_package(str(place))
     return torch.export.load(place).module()
+
+
+def _named(z: zipfile.ZipFile) -> set[str]:
+    """Names of Tilefold's operators that a `.pt2` calls."""
+    return {n.decode() for m in z.namelist() for n in _NAMES.findall(z.read(m))}
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
