@@ -7,7 +7,9 @@ import pytest
 from tests.algebra import cascades as c
 from tests.algebra.cascades import cascade
 from tilefold.algebra import derive
+from tilefold.algebra.expr import Load, call
 from tilefold.algebra.fold import Check
+from tilefold.algebra.symbolic import equal_at_points
 from tilefold.errors import NotFusibleError
 
 WRONG = Check("a law", "symbolic", False, "1 differs from 2")
@@ -70,3 +72,16 @@ def test_rounding_is_ignored_in_the_proof_where_it_is_in_the_fold(monkeypatch):
     monkeypatch.setattr(derive, "prove", lambda ctx: seen.append(ctx.options.ignore_rounding) or real(ctx))
     derive.derive_fold(cascade(text), ignore_rounding=True)
     assert seen == [True]
+
+
+@pytest.mark.parametrize(("factor", "same"), [(1.0, True), (1.000001, False), (1.5, False)])
+def test_identities_that_are_not_rational_hold_to_rounding(factor, same):
+    a = Load("a", ())
+    twice, apart = call("exp", call("mul", 2.0, a)), call("mul", call("exp", a), call("exp", a))
+    assert equal_at_points(twice, call("mul", apart, factor), {}) == (same, "numeric")
+
+
+def test_the_first_part_of_a_sum_has_its_name():
+    fold = derive.derive_fold(cascade("m = max[l] x[l] \n v = sum[l] exp(x[l] - m) + y[l] * m + z[l]"))
+    found = [v.name for v in fold.state]
+    assert found[1] == "v" and len(set(found)) == len(found)

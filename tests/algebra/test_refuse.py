@@ -27,7 +27,11 @@ REFUSED = {
         "brings a new function of the inputs each time.*no finite set of sums closes",
     ),
     "fp8 rounding": (c.QUANTISE_GEMM, "c", "rounding to e4m3 is not separable.*\n.*ignore_rounding"),
-    "integer rounding": ("m = max[l] abs(x[l]) \n c = sum[l] round(x[l] / m) * w[l]", "c", "which integer"),
+    "integer rounding": (
+        "m = max[l] abs(x[l]) \n c = sum[l] round(x[l] / m) * w[l]",
+        "c",
+        "which integer.*\n.*ignore_rounding",
+    ),
     "unknown sign": ("s = sum[l] y[l] \n m = max[l] x[l] * s", "m", "sign of s cannot be proved"),
     "unknown sign under top-k": ("s = sum[l] y[l] \n v[r], i[r] = topk[l; r] x[l] * s", "v", "sign of s"),
     "product of differences": ("s = sum[l] x[l] \n P = prod[l] x[l] - s", "P", "polynomial of degree n"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.tensor.law_programs import same
+from tilefold.algebra.expr import loads
 from tilefold.tensor.laws.adjoint import TRANSPOSE
-from tilefold.tensor.laws.normal import normal
+from tilefold.tensor.laws.normal import _sides, normal
 from tilefold.tensor.laws.one_hot import COLLAPSE, SELECT
 from tilefold.tensor.laws.stack import CONCATENATE, INTERLEAVE, STACK
 from tilefold.tensor.laws.terms import gemms
@@ -163,3 +164,15 @@ def test_a_one_hot_sum_of_a_value_is_the_value():
 )
 def test_sums_that_do_not_collapse(e):
     assert not COLLAPSE.matches(program(f"y[i]: f32 = {e}", "return y"))
+
+
+def test_factors_that_share_a_kept_dim_are_one_operand():
+    """v has no dim of the first factor, but one of u, which has."""
+    p = parse(
+        "program p()\n  input a: f32[6, 8]\n  input u: f32[6, 9]\n  input v: f32[9]\n  input b: f32[12, 8]\n"
+        "  dim i = 6\n  dim j = 8\n  dim l = 12\n  dim m = 9\n"
+        "  y[i, m, l]: f32 = sum[j] a[i, j] * u[i, m] * v[m] * b[l, j]\n  return y\n"
+    )
+    found = _sides(p, p.body[0])
+    assert found is not None
+    assert [[ld.tensor for e in side for ld in loads(e)] for side in found] == [["a", "u", "v"], ["b"]]
