@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import functools
 import logging
-import os
 import platform
 import sys
 import sysconfig
@@ -70,10 +69,11 @@ def friendly(doing: str | None = None) -> Iterator[None]:
 
 
 def _hush() -> None:
-    """torch logs a traceback of what a function's arguments make impossible; the message that ends the command says
-    it. `TORCH_LOGS` shows it again."""
-    if "TORCH_LOGS" not in os.environ:
-        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+    """torch logs a traceback of what a function's arguments make impossible, which the message that ends the command
+    says. A level that somebody has set stays."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.CRITICAL)
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
