@@ -209,3 +209,10 @@ def test_garbage_collection_is_as_it_was_after_planning(on: bool) -> None:
         assert gc.isenabled() is on
     finally:
         gc.enable() if was else gc.disable()
+
+
+def test_what_is_known_of_a_kernel_is_its_price_once_it_has_one() -> None:
+    made = Kernels(parse(ALL["softmax"]), BARE)
+    s = made.dag.everything
+    assert made.at_least(s) == made.bound(s)
+    assert made.variants(s)[0].seconds == made.at_least(s) > (made.bound(s) or 0.0)

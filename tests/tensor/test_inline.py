@@ -7,7 +7,7 @@ import torch
 
 from tilefold.tensor.inline import inline
 from tilefold.tensor.interp import run
-from tilefold.tensor.text import parse
+from tilefold.tensor.text import parse, show
 
 PARTS = """program parts()
   input x: f32[4, 3]
@@ -55,3 +55,24 @@ def test_a_gate_is_computed_in_both_parts_of_its_gradient():
     assert [c.name for c in q.body] == ["z"]
     given = {"x": torch.randn(4, 16)}
     torch.testing.assert_close(run(q, given)["z"], run(p, given)["z"])
+
+
+CHECKED = """program checked()
+  input x: f32[5]
+  input at: i64[4]
+  dim i = 4
+  dim j = 6
+  g[i]: f32 = x[within(at[i], 5)]
+  y[j]: f32 = where((j >= 1) & (j < 5), g[j - 1], 0.0)
+  return y
+"""
+
+
+def test_padding_checks_indices_of_the_elements_alone_that_a_map_has():
+    """Around its elements the map is asked for others, whose indices are nobody's."""
+    p = parse(CHECKED)
+    q = inline(p)
+    assert [c.name for c in q.body] == ["y"]
+    assert "x[within(where(" in show(q) and ", 5)]" in show(q)
+    given = {"x": torch.randn(5), "at": torch.tensor([0, 4, 2, 1])}
+    torch.testing.assert_close(run(q, given)["y"], run(p, given)["y"])
