@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 
+from tilefold.block.added import added_block
 from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.group import ANY, Limits
 from tilefold.errors import PlanError
@@ -28,6 +29,7 @@ from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import Gpu, gpu_here
+from tilefold.plan.keyed import with_sums_added
 from tilefold.plan.library import (
     ConvolutionCall,
     GradientCall,
@@ -50,7 +52,7 @@ from tilefold.runtime.library import ScaledStep
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.spans import titles
 from tilefold.runtime.step import Step
-from tilefold.runtime.steps import GpuStep, KernelStep, load_all, predictor, refuser
+from tilefold.runtime.steps import AddedStep, GpuStep, KernelStep, load_all, predictor, refuser
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.distribute import distributed
@@ -150,20 +152,23 @@ Called = LibraryCall | ConvolutionCall | GradientCall | AttentionCall
 
 @dataclass(frozen=True, slots=True)
 class GpuKernels:
-    """What runs on a GPU: the fused program, and which of its statements are calls of libraries."""
+    """What runs on a GPU: the fused program, which of its statements are calls of libraries, and which are sums that
+    kernels add to in any order."""
 
     fused: Fused
     calls: Mapping[tuple[str, ...], Called]
     scaled: Mapping[tuple[str, ...], ScaledProduct]
+    added: frozenset[str] = frozenset()
 
     @property
     def every_call(self) -> tuple[tuple[str, ...], ...]:
         """The statements of each call."""
-        return (*self.scaled, *self.calls)
+        return (*self.scaled, *self.calls, *((x,) for x in sorted(self.added)))
 
 
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
+    p, added = with_sums_added(p, target.machine)
     p = distributed(stored_operands(target.written_out(plain_operands(p))))
     p, tails = target.with_tails(p) if goal == "fast" else (p, frozenset[str]())
     scaled: dict[tuple[str, ...], ScaledProduct] = {
@@ -188,7 +193,8 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
         tails=tails,
     )
     calls: dict[tuple[str, ...], Called] = {**products_called, **{x.members: x for x in attentions}}
-    return GpuKernels(fused_for_gpu(p, target, calls=(*scaled, *calls)), calls, scaled)
+    apart = (*scaled, *calls, *((x,) for x in sorted(added)))
+    return GpuKernels(fused_for_gpu(p, target, calls=apart), calls, scaled, added)
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, search: bool) -> CompiledProgram:
@@ -207,6 +213,9 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, 
             continue
         if members in scaled:
             found: list[Step] = [ScaledStep(scaled[members], fused.program)]
+        elif members[0] in made.added:
+            block = added_block(fused.program, g.by_name[members[0]])
+            found = [AddedStep(FusedKernel(block, k.plan), given, interpreted=interpreted)]
         else:
             found = _alone_in_library(g, k, calls, gpu=target.machine)
         called |= {members} if found else set()
@@ -242,7 +251,7 @@ def _library_step(g: Graph, members: Sequence[str]) -> list[Step]:
 
 def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:
     """The steps as one call, where all are kernels."""
-    kernels = [s for s in steps if isinstance(s, GpuStep)]
+    kernels = [s for s in steps if isinstance(s, GpuStep) and not isinstance(s, AddedStep)]
     if len(kernels) != len(steps) or not set(p.outputs) <= {name for s in kernels for name, _, _ in s.results}:
         return None
     return GpuProgram(p.outputs, [s.launch() for s in kernels], titles(p, kernels))

@@ -75,15 +75,15 @@ def build_kernels(g: Graph, plan: StagePlan, loops: Loops, segments: int | None)
         rest = tuple(r for r in results if r.name not in nests.early)
         first = Block(f"{name}_partial", p.syms, sizes, inputs, own, _names(own), nests.partial)
         second = Block(name, p.syms, sizes, (*inputs, *parts), rest, _names(rest), nests.combine)
-        return FusedKernel(_polish(first), plan), FusedKernel(_polish(second), plan)
+        return FusedKernel(polished(first), plan), FusedKernel(polished(second), plan)
     return (
         FusedKernel(
-            _polish(Block(name, p.syms, sizes, inputs, results, _names(results), build_nest(g, plan, loops))), plan
+            polished(Block(name, p.syms, sizes, inputs, results, _names(results), build_nest(g, plan, loops))), plan
         ),
     )
 
 
-def _polish(b: Block) -> Block:
+def polished(b: Block) -> Block:
     """Tidy, settle what products keep, narrow the loops, and drop inputs that nothing reads."""
     done = bound_loops(settled(tidy(verify(b))))
     read = {t for n in walk(done.body) for e in exprs_of(n) for t in tensors_read(e)}

@@ -193,6 +193,11 @@ class Interpreter:
         if not at:
             target.copy_(x.reshape(()))
             return
+        if n.added:
+            known = [(i >= 0) & (i < size) for i, size in zip(at, target.shape, strict=True)]
+            exist = torch.stack(known).all(0)
+            target.index_put_([i[exist] for i in at], x[exist].to(target.dtype), accumulate=True)
+            return
         target[at] = x.to(target.dtype)
 
 

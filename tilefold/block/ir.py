@@ -6,7 +6,7 @@
             | Init(name, dims, dtype, value)                       a state before a loop
             | Update(name, expr)                                   name = expr over the current ranges
             | Accumulate(name, reducer, rdims, expr, ...)          name (+)= reduction of expr
-            | Store(tensor, index, dims, expr)                     write a global tensor (buffered edge)
+            | Store(tensor, index, dims, expr, added)              write a global tensor (buffered edge)
 
 A top-level nest of `forall` loops with its body is one kernel. Inside a loop a dim stands for
 the block the loop is at, elsewhere for its whole extent; block sizes are not part of the
@@ -96,12 +96,17 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`tensor[index] = expr` for all current values of dims."""
+    """`tensor[index] = expr` for all current values of dims.
+
+    added: `tensor[index] += expr` in any order, where the index exists; others may name the same element, and the
+    tensor has its values (zeros) before the kernel.
+    """
 
     tensor: str
     index: tuple[Expr, ...]
     dims: tuple[str, ...]
     expr: Expr
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)

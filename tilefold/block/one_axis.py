@@ -46,6 +46,8 @@ def is_map(b: Block) -> bool:
             return False
         if not isinstance(n, Loop | Let | Store) or (isinstance(n, Let) and (n.rdims or n.index_name)):
             return False
+        if isinstance(n, Store) and n.added:
+            return False
     return all(is_static(b.sizes[d]) for r in b.results for d in r.dims)
 
 

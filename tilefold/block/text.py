@@ -38,7 +38,7 @@ _LOOP = re.compile(r"(forall|for) (\w+)( each)?(?: in (.*) \.\. (.*))?")
 _LET = re.compile(r"(let|init) (\w+)\[([^\]]*)\]: (\w+)(?:, (\w+))? = (.*)")
 _ACCUM = re.compile(r"accum (\w+) = (.*)")
 _UPDATE = re.compile(r"update (\w+) = (.*)")
-_STORE = re.compile(r"store (\w+)\[(.*)\] over \(([^)]*)\) = (.*)")
+_STORE = re.compile(r"(store|add) (\w+)\[(.*)\] over \(([^)]*)\) = (.*)")
 _REDUCE = re.compile(rf"({'|'.join(REDUCERS)})(?:\.(\w+))?\[([^\]]*)\] (.*)")
 
 
@@ -87,8 +87,8 @@ def show_head(n: Node) -> str:
             return f"update {name} = {show_e(e)}"
         case Accumulate(name, reducer, rdims, e, payload, kept):
             return f"accum {name} = {_reduction(reducer, rdims, e, payload, kept)}"
-        case Store(tensor, index, dims, e):
-            head = f"store {tensor}[{', '.join(map(show_e, index))}]"
+        case Store(tensor, index, dims, e, added):
+            head = f"{'add' if added else 'store'} {tensor}[{', '.join(map(show_e, index))}]"
             return f"{head} over ({', '.join(dims)}) = {show_e(e)}"
     raise AssertionError(n)
 
@@ -174,7 +174,7 @@ class _Parser:
         if m := _UPDATE.fullmatch(line):
             return Update(m[1], e(m[2]))
         if m := _STORE.fullmatch(line):
-            return Store(m[1], parse_shape(m[2], self.names), parse_names(m[3]), e(m[4]))
+            return Store(m[2], parse_shape(m[3], self.names), parse_names(m[4]), e(m[5]), m[1] == "add")
         raise ParseError(f"not a block statement: {line!r}")
 
     def expr(self, text: str) -> Expr:

@@ -31,7 +31,11 @@ def overwritable(b: Block) -> tuple[tuple[str, str], ...]:
     written = {r.name: r for r in b.results}
     found: list[tuple[str, str]] = []
     for at, store in enumerate(nodes):
-        if not isinstance(store, Store) or sum(isinstance(n, Store) and n.tensor == store.tensor for n in nodes) > 1:
+        if (
+            not isinstance(store, Store)
+            or store.added
+            or sum(isinstance(n, Store) and n.tensor == store.tensor for n in nodes) > 1
+        ):
             continue
         own = {i.dim for i in store.index if isinstance(i, Index)}
         around = {n.dim for n in nodes if isinstance(n, Loop) and (n.kind == "forall" or _within(store, n))}
@@ -79,7 +83,13 @@ def replaceable(b: Block) -> tuple[tuple[str, str], ...]:
     for store in stores:
         place = _place(store.index, shapes[store.tensor])
         own = [i.dim for i in place if isinstance(i, Index)]
-        if written[store.tensor] > 1 or len(own) != len(place) or len(set(own)) != len(own) or set(own) != long:
+        if (
+            store.added
+            or written[store.tensor] > 1
+            or len(own) != len(place)
+            or len(set(own)) != len(own)
+            or set(own) != long
+        ):
             continue
         needed = {id(n) for n in (store, *_needed(store, maps))}
         for i in b.inputs:

@@ -278,6 +278,15 @@ class GpuStep(FusedStep):
         return Code(_grid(v.kernel), show(v.kernel), source, language=language)
 
 
+class AddedStep(GpuStep):
+    """A kernel that adds to its result (`block.added`), which is zeros before."""
+
+    def _allocate(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
+        super()._allocate(tensors, syms)
+        for name, _, _ in self.results:
+            tensors[name].zero_()
+
+
 def _grid(kernel: tile.Kernel) -> str:
     return " ".join(f"{t.dim}:{t.tile}" for t in kernel.grid)
 

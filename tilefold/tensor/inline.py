@@ -115,7 +115,7 @@ def _into(
         if ld.tensor not in wanted:
             return None
         m = maps[ld.tensor]
-        return converted(substitute_map(_checked_inside(m, ld, sizes), ld), m.dtype, dtypes)
+        return converted(substitute_map(checked_inside(m, ld, sizes), ld), m.dtype, dtypes)
 
     e = rename_loads(c.body, one)
     return c if too_long(e) else replace(c, body=e)
@@ -158,7 +158,7 @@ def _operands(p: Program) -> frozenset[str]:
     return frozenset(found)
 
 
-def _checked_inside(m: Compute, ld: Load, sizes: Mapping[str, Expr]) -> Compute:
+def checked_inside(m: Compute, ld: Load, sizes: Mapping[str, Expr]) -> Compute:
     """The map, with checks of indices (`within`) for the elements alone that it has: padding asks for others, and drops
     what it gets."""
     if not any(isinstance(x, Call) and x.op == "within" for x in walk(m.body)):

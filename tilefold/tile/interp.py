@@ -251,13 +251,17 @@ class _Run:
         if 0 in grid.shape:
             return
         x = cast(evaluate(s.expr, grid, self.env(scope)), dtype, self.exact).to(target.dtype).broadcast_to(grid.shape)
-        form = reconcile(Load(s.tensor, s.index), tuple(grid.ranges))
+        form = None if s.added else reconcile(Load(s.tensor, s.index), tuple(grid.ranges))
         if isinstance(form, Reconciled) and all(grid.shape[a] == 1 for a in form.new_axes):
             view = self.region(Load(s.tensor, s.index), form, grid.ranges, {})
             if view is not None:
                 view.copy_(form.invert(x))
                 return
         at = [evaluate(i, grid, self.env(scope)).broadcast_to(grid.shape) for i in s.index]
+        if s.added:
+            exist = torch.stack([(i >= 0) & (i < n) for i, n in zip(at, target.shape, strict=True)]).all(0)
+            target.index_put_([i[exist] for i in at], x[exist], accumulate=True)
+            return
         for axis, i in enumerate(at):
             if int(i.min()) < 0 or int(i.max()) >= target.shape[axis]:
                 raise IndexError(f"store to {s.tensor}: axis {axis} out of range")

@@ -96,8 +96,8 @@ class _Lowering:
                 out.append(ir.Map(name, expr))
             case Accumulate():
                 out.append(self.reduction(n, accumulate=True))
-            case Store(tensor, index, dims, expr):
-                out.append(ir.Store(tensor, index, dims, expr))
+            case Store(tensor, index, dims, expr, added):
+                out.append(ir.Store(tensor, index, dims, expr, added))
 
     def reduction(self, n: Let | Accumulate, *, accumulate: bool) -> ir.Stmt:
         op = str(n.reducer)

@@ -211,14 +211,14 @@ class _Cutter:
                 if s.buf in self.buffers:
                     raise _Computed
                 return [replace(s, expr=self.expr(s.expr, None), payload=self.expr(s.payload, None))]
-            case ir.Store(tensor, index, dims, e):
+            case ir.Store(index=index, dims=dims, expr=e):
                 if d not in dims:
                     return [replace(s, expr=self.expr(e, None))]
                 out: list[ir.Stmt] = []
                 for p in self.pieces:
                     at = tuple(self.expr(ix, p) for ix in index)
                     own = tuple(p.dim if x == d else x for x in dims)
-                    out.append(ir.Store(tensor, at, own, self.expr(e, p)))
+                    out.append(replace(s, index=at, dims=own, expr=self.expr(e, p)))
                 return out
         raise AssertionError(s)
 

@@ -352,6 +352,9 @@ class _Verifier:
         for e in s.index:
             if self.type(scope, e) is not DType.I64:
                 self.fail(scope, s, f"an index of {s.tensor} is not an integer")
+        self.stored.add(s.tensor)
+        if s.added:
+            return
         extents = {d: _const(e) for d, e in self.kernel.sizes.items()}
         for d in dict.fromkeys((*s.dims, *(g.dim for g in self.kernel.grid))):
             n, tile = extents[d], scope.tiles.get(d)
@@ -359,7 +362,6 @@ class _Verifier:
             apart = scope.segments.get(d) in s.dims or separates(s.index, d, extents)
             if n != 1 and not one_tile and not apart:
                 self.fail(scope, s, f"different values of {d} store to the same element")
-        self.stored.add(s.tensor)
 
 
 def _const(e: Expr) -> int | None:

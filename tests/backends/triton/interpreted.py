@@ -25,6 +25,7 @@ from triton.runtime.interpreter import _interpreter
 from tests.backends.triton import gradients as backward
 from tests.backends.triton.contracted import contracted
 from tests.backends.triton.functions import multiplied_bytes, narrow_weights, of_bytes, of_logits, top_of_groups
+from tests.backends.triton.keyed import keyed_sums
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
@@ -493,7 +494,7 @@ class Memory:
 def unmasked() -> str:
     """A kernel without the masks of computed positions: reads outside of memory must be seen. No other check has heads
     of 18 columns: a kernel that was rendered before has its masks."""
-    with patch.object(memory.Memory, "_inside", lambda *a: (None, 0)):
+    with patch.object(memory.Memory, "inside", lambda *a: (None, 0)):
         return right(rotated, rand(1, 2, 5, 18), rand(1, 1, 5, 18, seed=1), rand(1, 1, 5, 18, seed=2))
 
 
@@ -746,6 +747,7 @@ CHECKS: dict[str, Check] = {
     "far from zero, as compiled": lambda: as_compiled(far_from_zero),
     "scaled in place": scaled_in_place,
     "rows added to a table": rows_added,
+    "sums by keys": keyed_sums,
     "written by segments": written_by_segments,
     "batch norm in segments": batch_norm_in_segments,
     "powers in quarters": lambda: right(lambda x: (x * x + 1) ** 0.75 + (x.abs() + 2) ** -1.25, rand(7, 40, dtype=F)),

@@ -81,9 +81,9 @@ class Memory:
         self.c.check_value(f"a load of {t.name}", axes)
         level = self._level
         masked = self.c.masks(axes, axes) if pair is None else self.both_masks(pair, axes)
-        inside, computed = self._inside(t, index, axes)
-        if inside is not None:
-            masked = inside if masked is None else f"{masked} & {inside}"
+        exist, computed = self.inside(t, index, axes)
+        if exist is not None:
+            masked = exist if masked is None else f"{masked} & {exist}"
             level = max(level, computed)
         if t.role == "in":
             level = max([level, *(v.level for v in self.c.chosen)])
@@ -115,7 +115,7 @@ class Memory:
             name = self._again(name)
         return Value(name, tuple(axes), t.dtype, level)
 
-    def _inside(self, t: ir.TensorParam, index: Sequence[Expr], axes: Sequence[str]) -> tuple[str | None, int]:
+    def inside(self, t: ir.TensorParam, index: Sequence[Expr], axes: Sequence[str]) -> tuple[str | None, int]:
         """Which computed positions lie inside of the tensor, and the level of that; None where it is known that all do.
 
         `where(i > 0, x[i - 1], 0)` reads x in all lanes: what is discarded must not be outside of memory.
@@ -274,7 +274,7 @@ class Memory:
         at = poly(self.c.settled(index[t.unit_axis]), self.c.kernel.sizes)
         used = {d for e in index for d in dims_used(e)}
         pair = pair_of(at, index, t.unit_axis, [d for d in order if d in used and self.c.hold(d).vector])
-        if pair is None or self._inside(t, index, order)[0] is not None:
+        if pair is None or self.inside(t, index, order)[0] is not None:
             return None
         exist = both_exist(at, pair.place, t.shape[t.unit_axis], self.c.kernel.sizes)
         return pair if exist else None

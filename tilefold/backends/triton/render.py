@@ -261,7 +261,7 @@ class Renderer:
     def _store(self, s: ir.Store) -> None:
         t = self.c.tensors[s.tensor]
         frame = tuple(d for d in s.dims if self.c.hold(d).vector)
-        pair = self.c.memory.joined(t, s.index, frame)
+        pair = None if s.added else self.c.memory.joined(t, s.index, frame)
         if pair is not None and not self._holds(s.expr, frame[-1]):
             self._store_pairs(s, pair, frame)
             return
@@ -270,10 +270,17 @@ class Renderer:
         if set(axes) != set(frame):
             raise BackendError(f"{self.c.kernel.name}: a store to {t.name} does not depend on all of {frame}")
         masked = self.c.masks(frame, frame)
+        exist = self.c.memory.inside(t, s.index, frame)[0] if s.added else None
+        if exist is not None:
+            masked = exist if masked is None else f"({masked}) & {exist}"
         if masked is not None and len(frame) > 1:
             shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
             masked = f"tl.broadcast_to({masked}, [{shape}])"
         last = ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
+        if s.added:
+            also = "" if masked is None else f", mask={masked}"
+            self.c.scopes.emit(f'tl.atomic_add({pointer}, {code}{also}, sem="relaxed")')
+            return
         self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")
 
     def _holds(self, e: Expr, d: str) -> bool:

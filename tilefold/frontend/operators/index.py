@@ -94,7 +94,7 @@ def index(ctx: Context, node: torch.fx.Node) -> Value:
         chosen = i[first : first + rank]
         rest = list((*i[:first], *i[first + rank :]))
         where = [
-            check(_wrapped(broadcast(picks[n], chosen), s), s) if n in picks else rest.pop(0)
+            check(wrapped(broadcast(picks[n], chosen), s), s) if n in picks else rest.pop(0)
             for n, s in enumerate(x.shape)
         ]
         return x.at(tuple(where))
@@ -102,7 +102,7 @@ def index(ctx: Context, node: torch.fx.Node) -> Value:
     return ctx.map(shape, dtype, at)
 
 
-def _wrapped(e: Expr, extent: Expr) -> Expr:
+def wrapped(e: Expr, extent: Expr) -> Expr:
     """A negative index counts from the end."""
     return call("where", call("lt", e, 0), e + extent, e)
 

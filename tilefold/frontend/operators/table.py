@@ -12,6 +12,7 @@ from tilefold.frontend.operators import (
     create,
     elementwise,
     index,
+    keyed_sums,
     norm,
     pool,
     pool_gradients,
@@ -39,6 +40,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **resize_gradients.TABLE,
     **index.TABLE,
     **scatter.TABLE,
+    **keyed_sums.TABLE,
     **random.TABLE,
 }
 #: Overloads that only rename elements of their input.

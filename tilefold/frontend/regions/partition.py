@@ -23,6 +23,7 @@ import torch
 from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_op
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.fx_to_tensor import is_scalar, supports
+from tilefold.frontend.operators.keyed_sums import in_a_region
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.operators.put import put_op, scattered_op
 from tilefold.frontend.operators.random import draws_seeds
@@ -285,7 +286,7 @@ def _picks_many(node: Node) -> bool:
 
 def is_own(node: Node) -> bool:
     """Whether a node is an operator of Tilefold's that runs as it is."""
-    return node.target in _OWN or isinstance(node.target, Loop)
+    return (node.target in _OWN and not in_a_region(node)) or isinstance(node.target, Loop)
 
 
 def _tuple_source(node: Node) -> Node | None:

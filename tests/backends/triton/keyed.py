@@ -1,0 +1,35 @@
+"""Sums by keys in Triton's interpreter: kernels that add to zeros."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import torch
+from triton.runtime.errors import InterpreterError
+
+from tests.keyed_programs import PLACES, arguments, picked
+from tilefold.pipeline import compile_program
+from tilefold.plan import keyed
+from tilefold.runtime.steps import AddedStep
+from tilefold.tensor.interp import run
+from tilefold.tensor.text import parse
+
+
+def keyed_sums() -> str:
+    """One index, several, rows of two tensors in one table, 16 bits; rows that half of them name, or that are not."""
+    wrong = []
+    for p in (parse(PLACES), picked(), picked("y[r, j] * 3.0", "bf16"), picked("bf16(u[r, j]) + bf16(y[r, j])")):
+        with patch.object(keyed, "LOOKED", 1.0):
+            compiled = compile_program(p, device="interpreter")
+        added = [s for s in compiled.steps if isinstance(s, AddedStep)]
+        given = arguments(p)
+        for _ in range(2):  # zeros again
+            got, want = compiled(given, {})[p.outputs[0]], run(p, given)[p.outputs[0]]
+        wrong += [] if len(added) == 1 else [f"{p.name}: {len(added)} sums"]
+        wrong += [] if torch.allclose(got, want, rtol=0.02, atol=0.02) else [p.name]
+    given = arguments(p) | {"at": torch.full((37,), 11)}
+    try:
+        compiled(given, {})
+    except InterpreterError:
+        return ", ".join(wrong)
+    return ", ".join([*wrong, "an index out of range is no error"])
