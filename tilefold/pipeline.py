@@ -53,6 +53,7 @@ from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.spans import titles
 from tilefold.runtime.step import Step
 from tilefold.runtime.steps import AddedStep, GpuStep, KernelStep, load_all, predictor, refuser
+from tilefold.runtime.zeros import zeroed_together
 from tilefold.tensor import streams
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.distribute import distributed
@@ -221,6 +222,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, 
         called |= {members} if found else set()
         steps += found or [GpuStep(k, given, interpreted=interpreted)]
     del rendered  # kernels that were looked at and not taken
+    steps = zeroed_together(steps, fused.program.outputs)
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
 

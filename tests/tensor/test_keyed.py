@@ -46,7 +46,7 @@ def test_keys_are_what_a_sum_compares_its_dims_with():
         "where((at[b, k] < r) & (s == to[k]), v[b, k, j], 0.0)",  # many rows
         "where((r == at[b, k]) & (s == to[k]), v[b, k, j], 1.0)",
         "where((r == at[b, k]) & (s == to[k]), v[b, k, j] * f32(r), 0.0)",  # what is added depends on the row
-        "where((r == k) & (s == to[k]), v[b, k, j], 0.0)",  # no data
+        "where((r == k) & (s == to[k]), v[b, k, j], 0.0)",  # the element itself
     ],
 )
 def test_others_are_none(sum_):

@@ -279,11 +279,13 @@ class GpuStep(FusedStep):
 
 
 class AddedStep(GpuStep):
-    """A kernel that adds to its result (`block.added`), which is zeros before."""
+    """A kernel that adds to its result (`block.added`), which is zeros before: `zeroed`, by a step of their own."""
+
+    zeroed = False
 
     def _allocate(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         super()._allocate(tensors, syms)
-        for name, _, _ in self.results:
+        for name, _, _ in () if self.zeroed else self.results:
             tensors[name].zero_()
 
 

@@ -4,7 +4,9 @@
 
 A tensor of which rows are picked several times (heads and tails of triples) has a gradient a pick: apart, each is a
 table of its own, written as zeros, added to, and read again for their sum. Sums in 16 bits are rounded once instead of
-each before they are added. Side conditions: nothing else reads the terms; one axis of elements each, of known extent.
+each before they are added. The second's elements begin at a multiple of `PART`, so that a thread block has elements of
+one of them; those in between are no row's. Side conditions: nothing else reads the terms; one axis of elements each, of
+known extent.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.keyed import keyed
 from tilefold.tensor.laws.terms import in_order
+
+#: Elements that a thread block may have of one sum: where another's begin is a multiple of it.
+PART = 256
 
 
 def joined(p: Program, sums: Collection[str]) -> Program:
@@ -88,7 +93,8 @@ def _concatenated(p: Program, x: Compute, y: Compute) -> tuple[Program, Compute]
     """The sum over the elements of both, under x's name."""
     mine, other = keyed(x), keyed(y)
     assert mine is not None and other is not None
-    first, second = (int(p.sizes[c.rdims[0]].value) for c in (x, y))  # type: ignore[attr-defined]
+    own, second = (int(p.sizes[c.rdims[0]].value) for c in (x, y))  # type: ignore[attr-defined]
+    first = -(-own // PART) * PART
     m = fresh("m", set(p.names))
     at = Index(m)
     of_x: dict[Expr, Expr] = {Index(x.rdims[0]): at}
@@ -96,13 +102,19 @@ def _concatenated(p: Program, x: Compute, y: Compute) -> tuple[Program, Compute]
     of_y[Index(y.rdims[0])] = at - first
     early = call("lt", at, first)
 
+    def key(a: Expr, b: Expr) -> Expr:
+        a = substitute(a, of_x)
+        return call(
+            "where", early, a if own == first else call("where", call("lt", at, own), a, -1), substitute(b, of_y)
+        )
+
     def either(a: Expr, b: Expr) -> Expr:
         return call("where", early, substitute(a, of_x), substitute(b, of_y))
 
     same: list[Expr] = []
     for d, e in zip(x.dims, y.dims, strict=True):
         if d in mine.keys:
-            same.append(call("eq", Index(d), either(mine.keys[d], other.keys[e])))
+            same.append(call("eq", Index(d), key(mine.keys[d], other.keys[e])))
     condition = reduce(lambda a, b: call("and", a, b), same)
     body = call("where", condition, either(mine.value, other.value), lit(0.0))
     sizes = {**p.sizes, m: Const(first + second, DType.I64)}

@@ -1,10 +1,11 @@
-"""Sums over elements, each of which belongs to one row that data give: the key; or to one place along several axes.
+"""Sums over elements, each of which belongs to one row, the key, or to one place along several axes.
 
     y[r, j] = sum over k of where(key(k) == r, v(k, j), 0)     is     y = 0;  y[key(k), j] += v(k, j) for all k, j
 
-Left, every row looks at all elements; right, every element is added where it belongs, in any order. Gradients of
-gathers and embeddings, `index_add` and bins are such sums. Other dims of the result (heads, batches) are the element's
-own: `y[b, r] = sum over k of where(key(b, k) == r, v(b, k), 0)`. A key that is no row's adds nothing on either side.
+Keys are data, or follow from an element's place (patches that overlap are put together so). Left, every row looks at
+all elements; right, every element is added where it belongs, in any order. Gradients of gathers and embeddings,
+`index_add` and bins are such sums. Other dims of the result (heads, batches) are the element's own:
+`y[b, r] = sum over k of where(key(b, k) == r, v(b, k), 0)`. A key that is no row's adds nothing on either side.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used
 from tilefold.tensor.analysis import Graph, expr_flops
 from tilefold.tensor.inline import checked_inside, converted, too_long
 from tilefold.tensor.ir import Compute, Program
@@ -24,7 +25,8 @@ AGAIN = 32
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """keys: of the dims of the result that data say; value: of an element; dims: of the elements, in memory's order."""
+    """keys: of the dims of the result that elements say; value: of an element; dims: of the elements, in the order of
+    memory."""
 
     keys: Mapping[str, Expr]
     value: Expr
@@ -52,14 +54,16 @@ def keyed(c: Compute) -> Keyed | None:
 
 
 def _keys(c: Compute, condition: Expr) -> dict[str, Expr]:
-    """The dims of the result that a condition compares with data of the elements; none where it says something else."""
+    """The dims of the result that a condition compares with what elements say; none where it says something else."""
     found: dict[str, Expr] = {}
     todo = [condition]
     while todo:
         match todo.pop():
             case Call("and", (a, b)):
                 todo += (a, b)
-            case Call("eq", (Index(row), key) | (key, Index(row))) if row in c.dims and row not in found and loads(key):
+            case Call("eq", (Index(row), key) | (key, Index(row))) if row in c.dims and row not in found:
+                if isinstance(key, Index):
+                    return {}  # the element itself
                 found[row] = key
             case _:
                 return {}

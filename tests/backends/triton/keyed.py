@@ -15,6 +15,18 @@ from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse
 
 
+def together() -> list[str]:
+    """The zeros of two sums in one piece of memory."""
+    p = picked("y[r, j] * u[r, j]")
+    with patch.object(keyed, "LOOKED", 1.0):
+        compiled = compile_program(p, device="interpreter")
+    given = arguments(p)
+    want = run(p, given)[p.outputs[0]]
+    right = all(torch.allclose(compiled(given, {})[p.outputs[0]], want, rtol=0.02, atol=0.02) for _ in range(2))
+    steps = [s.name for s in compiled.steps]
+    return [] if right and steps.count("zeros") == 1 and steps[0] == "zeros" else [f"together: {steps}"]
+
+
 def keyed_sums() -> str:
     """One index, several, rows of two tensors in one table, 16 bits; rows that half of them name, or that are not."""
     wrong = []
@@ -27,6 +39,7 @@ def keyed_sums() -> str:
             got, want = compiled(given, {})[p.outputs[0]], run(p, given)[p.outputs[0]]
         wrong += [] if len(added) == 1 else [f"{p.name}: {len(added)} sums"]
         wrong += [] if torch.allclose(got, want, rtol=0.02, atol=0.02) else [p.name]
+    wrong += together()
     given = arguments(p) | {"at": torch.full((37,), 11)}
     try:
         compiled(given, {})

@@ -1,21 +1,60 @@
-"""`rows_of_sums` as index notation: y[r, j] = sum over k of where(at[k] == r, rows[k, j], 0) (`tensor.keyed`)."""
+"""Elements that are added at places that data give, as sums by keys (`tensor.keyed`).
+
+    rows_of_sums    y[r, j] = sum over k of where(at[k] == r, rows[k, j], 0)
+    index_put       y[i, r] = x[i, r] + sum over k of where(at[k] == r, values[i, k], 0), of any axes, added up
+    scatter_add     y[i, r] = x[i, r] + sum over k of where(index[i, k] == r, src[i, k], 0)
+
+On a GPU alone, whose kernels add in any order (`plan.keyed`): elsewhere each row would look at all elements.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from math import prod
 
 import torch
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Cast, Expr, call
+from tilefold.algebra.expr import Cast, Const, Expr, call
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.added_rows import rows_of_sums_op
-from tilefold.frontend.operators.context import Context, Indices, Value, attrs, meta_of
+from tilefold.frontend.operators.context import Context, Indices, Value, attrs, broadcast, meta_of, normal_axis
 from tilefold.frontend.operators.elementwise import Lowerer
 from tilefold.frontend.operators.index import checker, wrapped
+from tilefold.plan.keyed import CROWDED
+
+aten = torch.ops.aten
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def in_a_region(node: torch.fx.Node) -> bool:
     """Whether a node's sums are a statement of a region: those in float32, which additions in any order may have."""
     return node.target is rows_of_sums_op and node.meta["val"].dtype is torch.float32
+
+
+def against_sums(node: torch.fx.Node) -> str | None:
+    """Why what a node adds at places is no statement of a region; None also of all other nodes."""
+    if node.target is aten.index_put.default and len(node.args) > 3 and node.args[3] is True:
+        given = node.args[1]
+        assert isinstance(given, list | tuple)
+        axes = [n for n, x in enumerate(given) if x is not None]
+        places = torch.broadcast_shapes(*(given[n].meta["val"].shape for n in axes))
+    elif node.target is aten.scatter_add.default:
+        axes = [int(node.args[1])]  # type: ignore[arg-type]
+        places = node.args[2].meta["val"].shape[axes[0] :][:1]  # type: ignore[union-attr]
+    else:
+        return None
+    val = node.meta["val"]
+    if val.device.type != "cuda" or val.dtype not in _FLOATS or not val.dim():
+        return f"{node.target} of {val.dtype} on {val.device.type}"
+    if torch.are_deterministic_algorithms_enabled():
+        return f"{node.target} in an order of its own"
+    if not all(isinstance(n, int) and n > 0 for n in (*val.shape, *places)):
+        return f"{node.target} of sizes that are not known"
+    if prod(places) > CROWDED * prod(val.shape[n] for n in axes):
+        return f"{node.target} of many elements at few places"
+    return None
 
 
 def rows_of_sums(ctx: Context, node: torch.fx.Node) -> Value:
@@ -26,19 +65,96 @@ def rows_of_sums(ctx: Context, node: torch.fx.Node) -> Value:
     shape, dtype = meta_of(node)
     if dtype is not DType.F32:
         raise UnsupportedError(f"{ctx.origin} in {dtype.value}")
-    check, rank = checker(), len(at.shape)
+    key = _keys(ctx, at, shape[0])
 
     def one(i: Indices, k: Indices) -> Expr:
-        key = at.at(k)
-        key = check(wrapped(key if ctx.type_of(key) is DType.I64 else Cast(key, DType.I64), shape[0]), shape[0])
+        row = key(k)
         if skipped >= 0:
-            key = call("where", call("eq", key, skipped), -1, key)
-        value = rows.at((*k, *i[1:]))
-        value = value if ctx.type_of(value) is DType.F32 else Cast(value, DType.F32)
-        return call("where", call("eq", i[0], key), value, 0.0)
+            row = call("where", call("eq", row, skipped), -1, row)
+        return call("where", call("eq", i[0], row), _wide(ctx, rows.at((*k, *i[1:]))), 0.0)
 
-    assert len(rows.shape) == rank + len(shape) - 1
     return ctx.reduce("sum", shape, at.shape, dtype, one)
 
 
-TABLE: dict[torch._ops.OpOverload, Lowerer] = {rows_of_sums_op: rows_of_sums}
+def index_put(ctx: Context, node: torch.fx.Node) -> Value:
+    """Added up alone; where one element stands last among several is not known."""
+    a = attrs(node)
+    given, x, values = a["indices"], ctx.value(a["self"]), ctx.value(a["values"])
+    assert isinstance(given, list | tuple)
+    picks = {n: ctx.value(v) for n, v in enumerate(given) if v is not None}
+    if a["accumulate"] is not True or node.meta["val"].device.type != "cuda":
+        raise UnsupportedError(f"operator {ctx.origin} is not covered")
+    if any(p.dtype is DType.BOOL or p.dtype is DType.U8 for p in picks.values()):
+        raise UnsupportedError("indexing by a mask has a data-dependent shape")
+    shape, _ = meta_of(node)
+    over = torch.broadcast_shapes(*(v.meta["val"].shape for v in given if v is not None))
+    axes = sorted(picks)
+    first = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
+    keys = {n: _keys(ctx, p, shape[n]) for n, p in picks.items()}
+
+    def one(i: Indices, k: Indices) -> Expr:
+        rest = [e for n, e in enumerate(i) if n not in picks]
+        here = [call("eq", i[n], key(k)) for n, key in keys.items()]
+        value = broadcast(values, (*rest[:first], *k, *rest[first:]))
+        return call("where", reduce(lambda p, q: call("and", p, q), here), _wide(ctx, value), 0.0)
+
+    return _added_to(ctx, node, x, tuple(Const(int(n), DType.I64) for n in over), one)
+
+
+def scatter_add(ctx: Context, node: torch.fx.Node) -> Value:
+    """Of indices that have an element for each of the others' axes."""
+    a = attrs(node)
+    x, index, src = ctx.value(a["self"]), ctx.value(a["index"]), ctx.value(a["src"])
+    shape, _ = meta_of(node)
+    axis = normal_axis(int(a["dim"]), len(shape))  # type: ignore[call-overload]
+    if node.meta["val"].device.type != "cuda":
+        raise UnsupportedError("a scatter of more than one element a row")
+    if [n for k, n in enumerate(index.shape) if k != axis] != [n for k, n in enumerate(shape) if k != axis]:
+        raise UnsupportedError("a scatter to a part of a tensor")
+    key = _keys(ctx, index, shape[axis])
+
+    def one(i: Indices, k: Indices) -> Expr:
+        at = (*i[:axis], *k, *i[axis + 1 :])
+        return call("where", call("eq", i[axis], key(at)), _wide(ctx, src.at(at)), 0.0)
+
+    return _added_to(ctx, node, x, (index.shape[axis],), one)
+
+
+def _added_to(
+    ctx: Context,
+    node: torch.fx.Node,
+    x: Value,
+    over: tuple[Expr, ...],
+    one: Callable[[Indices, Indices], Expr],
+) -> Value:
+    """x and a sum in float32, rounded once."""
+    shape, dtype = meta_of(node)
+    total = ctx.reduce("sum", shape, over, DType.F32, one, f"{ctx.base}_sum")
+
+    def both(i: Indices) -> Expr:
+        base = x.at(i)
+        none = isinstance(base, Const) and base.value == 0
+        return total.at(i) if none else call("add", _wide(ctx, base), total.at(i))
+
+    return ctx.map(shape, dtype, both)
+
+
+def _keys(ctx: Context, at: Value, extent: Expr) -> Callable[[Indices], Expr]:
+    """The place that an index says, counted from the beginning; an error where there is none."""
+    check = checker()
+
+    def key(k: Indices) -> Expr:
+        e = broadcast(at, k)
+        return check(wrapped(e if ctx.type_of(e) is DType.I64 else Cast(e, DType.I64), extent), extent)
+
+    return key
+
+
+def _wide(ctx: Context, e: Expr) -> Expr:
+    return e if ctx.type_of(e) is DType.F32 else Cast(e, DType.F32)
+
+
+TABLE: dict[torch._ops.OpOverload, Lowerer] = {
+    rows_of_sums_op: rows_of_sums,
+    aten.index_put.default: index_put,
+}

@@ -15,6 +15,7 @@ from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.context import Context, Indices, Value, attrs, meta_of, normal_axis
 from tilefold.frontend.operators.elementwise import Lowerer
 from tilefold.frontend.operators.index import checker
+from tilefold.frontend.operators.keyed_sums import scatter_add
 from tilefold.tensor.index_simplify import const, is_one
 
 aten = torch.ops.aten
@@ -29,6 +30,8 @@ def scatter(ctx: Context, node: torch.fx.Node) -> Value:
         raise UnsupportedError("a scatter into a number")
     axis = normal_axis(int(a["dim"]), len(shape))  # type: ignore[call-overload]
     others = zip(index.shape[:axis] + index.shape[axis + 1 :], shape[:axis] + shape[axis + 1 :], strict=True)
+    if not is_one(index.shape[axis]) and node.target is aten.scatter_add.default:
+        return scatter_add(ctx, node)
     if not is_one(index.shape[axis]) or any(n != m for n, m in others):
         raise UnsupportedError("a scatter of more than one element a row")
     given = ctx.value(a["src"] if "src" in a else a["value"])

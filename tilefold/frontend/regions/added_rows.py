@@ -36,12 +36,10 @@ from tilefold.frontend.operators.table import COPIES, VIEWS
 from tilefold.frontend.operators.writer import Writer
 from tilefold.frontend.regions.partition import Group, operators
 from tilefold.frontend.regions.rows import scaled
+from tilefold.plan.keyed import CROWDED
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-#: Indices a row from which on atomic additions queue at few addresses, and eager's sort is faster: 1,048,576 indices of
-#: 32 rows of 8 columns (T5's relative biases) took 16 ms on an H200, where all of a step of four layers took eager 14.
-CROWDED = 2048
 #: Rows, and indices a row, of a table whose sums are a product with where the indices are: its rows are one tile, so
 #: that dy is read once. An addition to a row that all indices name took 30 ns on an H200, and a product's second launch
 #: takes the time of 250. In float32 a product may round its operands (torch's `allow_tf32`): a sum a row, of fewer

@@ -23,7 +23,7 @@ import torch
 from tilefold.frontend.operators.added_rows import added_rows_op, rows_of_sums_op
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.fx_to_tensor import is_scalar, supports
-from tilefold.frontend.operators.keyed_sums import in_a_region
+from tilefold.frontend.operators.keyed_sums import against_sums, in_a_region
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.operators.put import put_op, scattered_op
 from tilefold.frontend.operators.random import draws_seeds
@@ -266,6 +266,9 @@ def _reason(node: Node, covers: Callable[[Node], str | None], fallbacks: list[Fa
         return ""
     if _picks_many(node):
         return "PyTorch selects many of many elements by their digits"
+    why = against_sums(node)
+    if why is not None:
+        return why
     part = Part(str(node.target), fallbacks, location(node), instead="by another compiler")
     asked = part.attempt(lambda: (covers(node),))
     return "" if asked is None else asked[0]
