@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilefold.backends.triton.space import Effort
 from tilefold.runtime.gpu_configs import device_name, table
 from tilefold.runtime.step import Step
-from tilefold.runtime.steps import GpuStep
+from tilefold.runtime.steps import AddedStep, GpuStep
 from tilefold.runtime.tuner.table import Tuned, key_of
 from tilefold.runtime.tuner.tune import Progress, Trial, tune
 from tilefold.tensor.sizes import TYPICAL_EXTENT
@@ -36,7 +36,7 @@ def tune_steps(
     known = table(device_name())
     found, seen = [], set()
     for s in steps:
-        if not isinstance(s, GpuStep):
+        if not isinstance(s, GpuStep) or isinstance(s, AddedStep):  # which adds to what the last trial left
             continue
         block = s.triton.block
         syms = dict.fromkeys(block.syms, TYPICAL_EXTENT)
