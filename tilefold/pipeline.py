@@ -194,8 +194,8 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
         tails=tails,
     )
     calls: dict[tuple[str, ...], Called] = {**products_called, **{x.members: x for x in attentions}}
-    apart = (*scaled, *calls, *((x,) for x in sorted(added)))
-    return GpuKernels(fused_for_gpu(p, target, calls=apart), calls, scaled, added)
+    alone = (*scaled, *calls, *((x,) for x in sorted(added)))
+    return GpuKernels(fused_for_gpu(p, target, calls=alone), calls, scaled, added)
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, search: bool) -> CompiledProgram:

@@ -38,11 +38,13 @@ def against_sums(node: torch.fx.Node) -> str | None:
     if node.target is aten.index_put.default and len(node.args) > 3 and node.args[3] is True:
         given = node.args[1]
         assert isinstance(given, list | tuple)
-        axes = [n for n, x in enumerate(given) if x is not None]
-        places = torch.broadcast_shapes(*(given[n].meta["val"].shape for n in axes))
+        at = {n: x for n, x in enumerate(given) if isinstance(x, torch.fx.Node)}
+        axes, places = [*at], torch.broadcast_shapes(*(x.meta["val"].shape for x in at.values()))
     elif node.target is aten.scatter_add.default:
         axes = [int(node.args[1])]  # type: ignore[arg-type]
         places = node.args[2].meta["val"].shape[axes[0] :][:1]  # type: ignore[union-attr]
+        if places == (1,):  # a comparison (`scatter`)
+            return None
     else:
         return None
     val = node.meta["val"]

@@ -1,0 +1,101 @@
+"""What is added at places that data give, on GPUs: sums by keys, which give what eager does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilefold.frontend.operators.fx_to_tensor import lower
+from tilefold.frontend.regions.partition import partition
+from tilefold.plan.keyed import CROWDED
+from tilefold.tensor.interp import run
+from tilefold.tensor.keyed import keyed
+
+aten = torch.ops.aten
+
+
+def whole(*shape, least=0, most=4):
+    return torch.randint(least, most, shape, generator=torch.Generator().manual_seed(0))
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def traced(fn, xs, device="cuda"):
+    with FakeTensorMode():
+        return make_fx(fn)(*[torch.empty(x.shape, dtype=x.dtype, device=device) for x in xs])
+
+
+CASES = {
+    "second axis": (
+        lambda x, at, y: aten.index_put(x, [None, at], y, True),
+        (randn(3, 5, 2), whole(7, least=-5, most=5), randn(3, 7, 2)),
+    ),
+    "two axes of three": (
+        lambda x, at, y: aten.index_put(x, [None, at, at - 4], y, True),
+        (randn(3, 5, 6), whole(7), randn(3, 7)),
+    ),
+    "axes that are apart": (
+        lambda x, at, y: aten.index_put(x, [at, None, at], y, True),
+        (randn(5, 3, 6), whole(7), randn(7, 3)),
+    ),
+    "indices of two axes, values broadcast": (
+        lambda x, at, y: aten.index_put(x, [at], y, True),
+        (randn(5, 2), whole(3, 4), randn(4, 1)),
+    ),
+    "zeros of 16 bits": (
+        lambda x, at, y: aten.index_put(torch.zeros_like(x), [None, at], y, True),
+        (randn(3, 5).bfloat16(), whole(7), randn(3, 7).bfloat16()),
+    ),
+    "scatter_add": (
+        lambda x, at, y: aten.scatter_add(x, 1, at, y),
+        (randn(3, 5, 2), whole(3, 7, 2), randn(3, 7, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_added_is_eagers(name):
+    fn, xs = CASES[name]
+    gm = traced(fn, xs)
+    assert not partition(gm).fallbacks
+    low = lower(gm)
+    assert sum(keyed(c) is not None for c in low.program.body) == 1
+    given = {i.name: xs[b.position] for i, b in zip(low.program.inputs, low.inputs, strict=True)}
+    got = run(low.program, given)[low.program.outputs[0]]
+    want = fn(*xs)
+    torch.testing.assert_close(got.to(want.dtype), want, rtol=1e-2 if want.dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def put(x, at, y):
+    return aten.index_put(x, [None, at], y, True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "xs", "device"),
+    [
+        (put, CASES["second axis"][1], "cpu"),
+        (put, (randn(3, 5), whole(5 * CROWDED + 1), randn(3, 5 * CROWDED + 1)), "cuda"),
+        (put, (randn(3, 5).double(), whole(7), randn(3, 7).double()), "cuda"),
+        (lambda x, at, y: aten.index_put(x, [None, at], y, False), CASES["second axis"][1], "cuda"),
+        (lambda x, at, y: aten.scatter_add(x, 1, at, y), (randn(4, 5), whole(3, 7), randn(3, 7)), "cuda"),
+    ],
+)
+def test_others_are_left(fn, xs, device):
+    assert len(partition(traced(fn, xs, device)).fallbacks) == 1
+
+
+def test_nor_where_torch_is_to_be_deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert len(partition(traced(put, CASES["second axis"][1])).fallbacks) == 1
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_one_element_a_row_is_a_comparison_anywhere():
+    gm = traced(lambda x, at, y: aten.scatter_add(x, 1, at, y), (randn(3, 5), whole(3, 1), randn(3, 1)), "cpu")
+    assert not partition(gm).fallbacks
