@@ -29,18 +29,13 @@ def settings_of(stride, padding):
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     more=st.tuples(st.integers(0, 9), st.integers(0, 9)),
 )
-def test_values_and_gradients_are_those_of_the_convolution(batch, channels, taps, stride, padding, more):
+def test_values_are_those_of_the_convolution(batch, channels, taps, stride, padding, more):
     image = tuple(max(1, k - 2 * p) + n for k, p, n in zip(taps, padding, more, strict=True))
     made = tuple((n + 2 * p - k) // s + 1 for n, p, k, s in zip(image, padding, taps, stride, strict=True))
     x, w = randn(batch, channels, *image, dtype=torch.float64), randn(5, channels, *taps, dtype=torch.float64)
     by, b = few_channels.Steps(stride, padding, taps, image, made), randn(5, dtype=torch.float64)
     got, want = few_channels.convolution(x, w, b, by), aten.convolution.default(x, w, b, *settings_of(stride, padding))
     torch.testing.assert_close(got, want)
-    dy = randn(*want.shape, dtype=torch.float64, seed=3)
-    mask = [False, True, True]
-    exact = aten.convolution_backward.default(dy, x, w, [5], *settings_of(stride, padding), mask)
-    for g, e in zip(few_channels.weight_gradients(dy, x, w, [5], by, mask)[1:], exact[1:], strict=True):
-        torch.testing.assert_close(g, e)
 
 
 def convolutions(x, w, dtype=torch.bfloat16, device="cuda", backward=False, wanted=(False, True, False), **how):
@@ -69,12 +64,11 @@ def convolutions(x, w, dtype=torch.bfloat16, device="cuda", backward=False, want
 IMAGE, SEVEN = (2, 3, 64, 64), (8, 3, 7, 7)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_an_images_channels_are_whole_vectors(backward):
-    assert convolutions(IMAGE, SEVEN, backward=backward) == [(8, 16, 4, 4)]
-    assert convolutions(IMAGE, (8, 3, 3, 3), backward=backward, padding=[1, 1]) == [(8, 16, 2, 2)]
-    assert convolutions(IMAGE, (8, 3, 11, 11), backward=backward, stride=[4, 4]) == [(8, 48, 3, 3)]
-    assert convolutions((2, 1, 64, 64), (8, 1, 5, 6), backward=backward, stride=[1, 4]) == [(8, 8, 5, 2)]
+def test_an_images_channels_are_whole_vectors():
+    assert convolutions(IMAGE, SEVEN) == [(8, 16, 4, 4)]
+    assert convolutions(IMAGE, (8, 3, 3, 3), padding=[1, 1]) == [(8, 16, 2, 2)]
+    assert convolutions(IMAGE, (8, 3, 11, 11), stride=[4, 4]) == [(8, 48, 3, 3)]
+    assert convolutions((2, 1, 64, 64), (8, 1, 5, 6), stride=[1, 4]) == [(8, 8, 5, 2)]
 
 
 @pytest.mark.parametrize(
@@ -97,5 +91,7 @@ def test_which_stay(given, how):
     assert convolutions(x, w, backward=True, **how) == [w]
 
 
-def test_where_the_image_has_a_gradient_its_convolution_stays():
-    assert convolutions(IMAGE, SEVEN, backward=True, wanted=(True, True, False)) == [SEVEN]
+@pytest.mark.parametrize("wanted", [(False, True, False), (True, True, False)])
+def test_gradients_stay(wanted):
+    """A library shares the places of few channels out among thread blocks, which it does not of many taps' worth."""
+    assert convolutions(IMAGE, SEVEN, backward=True, wanted=wanted) == [SEVEN]

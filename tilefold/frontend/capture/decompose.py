@@ -54,7 +54,6 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
     own: dict[Any, Callable[..., object]] = {
         torch.ops.aten.native_dropout.default: _dropout,
         torch.ops.aten.convolution.default: _convolution,
-        torch.ops.aten.convolution_backward.default: _convolution_backward,
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
         torch.ops.aten.select_scatter.default: _select_scattered,
@@ -81,17 +80,6 @@ def _convolution(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *s
         return NotImplemented  # type: ignore[no-any-return] # what says so stays as it is
     y: torch.Tensor = torch.ops.aten.convolution.default(x, w, None, *settings)
     return y + bias.view(-1, *[1] * (x.dim() - 2))
-
-
-def _convolution_backward(
-    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Sequence[int] | None, *settings: Any
-) -> tuple[torch.Tensor | None, ...]:
-    """The gradient of the weight of a convolution of few channels as that of more; others stay whole."""
-    stride, padding, dilation, transposed, _, groups, mask = settings
-    steps = few_channels.strided(x, w, stride, padding, dilation, transposed, groups)
-    if steps is None or mask[0]:
-        return NotImplemented  # type: ignore[no-any-return]
-    return few_channels.weight_gradients(dy, x, w, bias, steps, mask)
 
 
 def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
