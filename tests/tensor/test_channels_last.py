@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tilefold.tensor.channels_last import channels_last_operands, taps_in_front
 from tilefold.tensor.convolution import convolution, is_channels_last
+from tilefold.tensor.inline import absorb_copies
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse
 
@@ -59,6 +62,34 @@ def test_a_map_is_stored_as_its_only_reader_wants_it_and_an_input_is_copied():
 def test_what_is_copied(text, contiguous, copies):
     q = converted(text, contiguous)
     assert [c.name for c in q.body if c.name not in ("r", "out")] == copies
+
+
+def test_images_are_convolved_as_they_lie_and_what_copies_the_result_is_a_kernel():
+    """The library would convert operands and result: it reads images with contiguous channels, the user gets planes."""
+    text = TEXT.format(results="z").replace("  return", "  z[n, o, y, v]: f32 = out[n, y, v, o]\n  return")
+    assert [c.name for c in absorb_copies(parse(text)).body] == ["r", "out", "z"]
+    single = text.replace("sum[c, k, l]", "sum[c]").replace("y + k, v + l", "y, v").replace("c, k, l]", "c, 0, 0]")
+    assert [c.name for c in absorb_copies(parse(single)).body] == ["r", "z"]  # a product writes either
+
+
+def test_the_gradient_of_an_image_is_not_turned_by_the_library_either():
+    text = """program g()
+  input dy: f32[2, 9, 7, 6]
+  input w: f32[6, 8, 3, 3]
+  dim n = 2
+  dim o = 6
+  dim c = 8
+  dim h = 9
+  dim b = 7
+  dim k = 3
+  dim l = 3
+  g[n, h, b, c]: f32 = sum[o, k, l] where((h + 1 - k >= 0) & (h + 1 - k < 9), where((b + 1 - l >= 0) & (b + 1 - l < 7), dy[n, h + 1 - k, b + 1 - l, o], 0.0), 0.0) * w[o, c, k, l]
+  z[n, c, h, b]: f32 = g[n, h, b, c]
+  return z
+"""  # noqa: E501
+    p = parse(text)
+    asked = replace(p, body=(replace(p.body[0], origin="aten.convolution_backward.default"), p.body[1]))
+    assert [c.name for c in absorb_copies(asked).body] == ["g", "z"]
 
 
 GROUPS = """program f()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilefold.algebra.expr import Const, Expr, Index, Load, loads
 from tilefold.names import free, fresh
 from tilefold.tensor.convolution import Convolution, axis_of, convolution, group_axes, is_channels_last
-from tilefold.tensor.convolution_gradients import gradient, is_last, operand_orders
+from tilefold.tensor.convolution_gradients import gradient, images_last, is_last, operand_orders
 from tilefold.tensor.index_simplify import const, same
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, spread, spread_order
@@ -51,6 +51,22 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
         for load, order in ((form.x, of_x), (form.w, of_w)):
             p = _converted(p, name, load, order, contiguous)
     return p
+
+
+def library_turns(c: Compute, dims: Sequence[str], p: Program) -> bool:
+    """Whether the library would turn a convolution's result, or the gradient of an image, that has contiguous channels,
+    to store it in the order of these dims: a pass of its own (59 MB on an H100: 61 us, 42 in a kernel), and the
+    operands would come to it in that order, too. Not of single taps, which are products, nor of groups.
+    """
+    turned = replace(c, dims=tuple(dims))
+    of = gradient(c, p)
+    if of is not None:
+        windows = of.of == "image" and not of.groups and not all(same(w.taps, const(1)) for w in of.ways)
+        return windows and images_last(c, of) and not images_last(turned, of)
+    form = convolution(c, p)
+    if form is None or form.pointwise or form.groups or form.spread > 1:
+        return False
+    return is_channels_last(c, form) and not is_channels_last(turned, form)
 
 
 def _planes(v: Convolution) -> list[int]:

@@ -201,7 +201,8 @@ class _Reader:
         bounds."""
         windows = len(v.space)
         planes = not units and self._of_planes(v)
-        single = planes or (units and v.outs and (self._of_images(v) or self._rounded(v) or v.spread > 1))
+        rounded = bool(v.outs) and not planes and self._rounded(v)
+        single = planes or rounded or (units and v.outs and (self._of_images(v) or v.spread > 1))
         if not any(s.tap or s.out for s in v.space) and not single:
             return None
         space, batch, channels = list(v.space), v.batch, v.channels
@@ -211,7 +212,7 @@ class _Reader:
             space.append(Space(axis_of(v.x, d), self.p.sizes[d], None, d, 1, 1, 0))
         # the places of a pointwise convolution are batches; one is left, which the library calls batch, unless all of
         # them are behind the channels: those of a single image
-        most = MOST_SPACE if windows or planes else min(units, MOST_SPACE)
+        most = MOST_SPACE if windows or planes or rounded else min(units, MOST_SPACE)
         first = min((axis_of(v.x, d) for d in channels), default=len(v.x.index))
         kept = int(any(axis_of(v.x, d) < first for d in batch))
         while len(batch) > kept and len(space) < most:
@@ -234,7 +235,8 @@ class _Reader:
 
     def _rounded(self, v: Convolution) -> bool:
         """Whether it is one of images with channels behind places that libraries may round: torch lets convolutions of
-        float32 be of TF32, which products may not be."""
+        float32, and their images' gradients, be of TF32, which products may not be. Of the weight, two axes tell; they
+        may be turned, without those of its one tap."""
         return not v.space and v.dtype is DType.F32 and "conv" in self.c.origin and len(v.batch) > 1
 
     def _of_planes(self, v: Convolution) -> bool:

@@ -290,11 +290,16 @@ def is_last(c: Compute, g: Gradient) -> bool:
     read: list[tuple[tuple[str, ...], list[int], Load]] = [(first, [w.axis for w in g.ways], g.read)]
     if g.of == "weight":
         read.append((g.outs, [w.plain for w in g.ways if w.plain is not None], g.plain))
-    elif g.channels and all(
-        c.dims.index(d) > c.dims.index(w.out) for d in g.channels for w in g.ways if w.out is not None
-    ):
+    elif images_last(c, g):
         return True
     return any(bool(dims) and all(ld.index.index(Index(d)) > n for d in dims for n in axes) for dims, axes, ld in read)
+
+
+def images_last(c: Compute, g: Gradient) -> bool:
+    """Whether the channels of an image's gradient are behind its places in memory."""
+    return bool(g.channels) and all(
+        c.dims.index(d) > c.dims.index(w.out) for d in g.channels for w in g.ways if w.out is not None
+    )
 
 
 def operand_orders(g: Gradient) -> tuple[tuple[Load, list[int]], ...]:

@@ -38,6 +38,7 @@ from tilefold.algebra.expr import (
     walk,
 )
 from tilefold.tensor.analysis import expr_flops
+from tilefold.tensor.channels_last import library_turns
 from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import poly, same, within
 from tilefold.tensor.ir import Compute, Program
@@ -359,7 +360,7 @@ def absorb_copies(p: Program) -> Program:
 
     Side conditions: the copy reads every element once (no slice of them), at plain indices; the result is no output
     itself and is stored in the copy's dtype (or read by the copy alone, which then stores for both);
-    topk keeps its slot dim last.
+    topk keeps its slot dim last; the library convolves images in their memory order (`channels_last.library_turns`).
     """
     owner = {r: n for n, c in enumerate(p.body) for r in c.results}
     at: dict[str, set[int]] = {}
@@ -385,7 +386,7 @@ def absorb_copies(p: Program) -> Program:
         if not all(same(p.sizes[d], n) for d, n in zip(order, p.shape_of(source.tensor), strict=True)):
             continue
         stored = _stored_as(made, source.tensor, c, places, readers)
-        if stored is None:
+        if stored is None or library_turns(made, stored.dims, p):
             continue
         body[k] = stored
         gone.add(n)
