@@ -227,7 +227,9 @@ def test_single_taps_behind_places_are_a_products_unless_they_may_be_rounded():
 def test_turned_weights_without_their_tap_may_be_rounded_too():
     """The gradient of an image reads them so: eager computes it in TF32 as well."""
     text = BLOCKS.replace("[2, 8, 5, 7]", "[2, 5, 7, 8]").replace("[8, 6, 2, 2]", "[6, 8]")
-    text = text.replace("x[n, c, y, v] * w[c, o, k, l]", "x[n, y, v, c] * w[o, c]").format(kind="f32", dims="n, y, v, o")
+    text = text.replace("x[n, c, y, v] * w[c, o, k, l]", "x[n, y, v, c] * w[o, c]").format(
+        kind="f32", dims="n, y, v, o"
+    )
     p = parse(text)
     found = convolution(replace(p.body[0], origin="aten.convolution_backward.default"), p)
     assert found is not None and found.pointwise and (found.batch, len(found.space)) == (("n",), 2)

@@ -23,6 +23,8 @@ log = logging.getLogger("tilefold")
 
 #: Formats in which channels are contiguous, by the number of axes.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+#: Axes of tensors with one axis of space: contiguous channels are asked for with another one, of one place.
+LINE = 3
 #: Space of one place: the library wants an axis of it at least.
 NOWHERE = Space(-1, const(1), None, None, 1, 1, 0)
 
@@ -77,6 +79,9 @@ class ConvolutionStep:
         shape = shape_function([sizes[d] for d in c.dims])
         self.results: tuple[Result, ...] = ((call.out, c.dtype.torch_dtype, shape),)
         self._space = [[s.stride for s in space], [s.padding for s in space], [s.dilation for s in space]]
+        self._line = self.last and len(space) == 1
+        if self._line:
+            self._space = [[first, *each] for first, each in zip((1, 0, 1), self._space, strict=True)]
 
     def run(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         x, w, *also = (tensors[t] for t in self.reads)
@@ -115,9 +120,10 @@ class ConvolutionStep:
         count = _product(groups)
         x = x.reshape(_product(batch), count * _product(channels), *space)
         w = w.reshape(outs, inside, *self._taps(syms))
-        form = CHANNELS_LAST.get(x.dim()) if self.last else None
-        if form is not None:
-            x = x.contiguous(memory_format=form)
+        if self._line:
+            x, w = as_plane(x), as_plane(w)
+        if self.last:
+            x = x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
         elif count > 1 and not self.last:
             x, w = x.contiguous(), w.contiguous()  # either one would have the library convert the other
         y = self._convolve(x, w, count) if self.tail is None else self._with_tail(x, w, also)
@@ -129,7 +135,8 @@ class ConvolutionStep:
         z = None
         if self._order_z:
             z = also[-1].permute(self._order_z)
-            z = z.reshape(x.shape[0], w.shape[0], *z.shape[z.dim() - len(self._space[0]) :])
+            places = z.shape[z.dim() - len(self._space[0]) + self._line :]
+            z = z.reshape(x.shape[0], w.shape[0], *([1] if self._line else []), *places)
         if x.is_cuda and torch.version.hip is None and cudnn.enabled and not self._apart:
             try:
                 if z is None:
@@ -155,6 +162,11 @@ class ConvolutionStep:
             return torch.ops.aten.convolution.default(x, w, *settings)
         how = (cudnn.benchmark, cudnn.deterministic, cudnn.enabled, matmul_precision() == "tf32")
         return torch.ops.aten._convolution.default(x, w, *settings, *how)
+
+
+def as_plane(x: torch.Tensor) -> torch.Tensor:
+    """[N, C, L] as [N, C, 1, L], of which torch knows contiguous channels."""
+    return x.unsqueeze(2) if x.dim() == LINE else x
 
 
 def read_part(ld: Load, p: Program, space: Sequence[Space] = ()) -> Part:

@@ -11,7 +11,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load
 from tilefold.plan.hardware import Gpu, gpu_here
 from tilefold.plan.library import GradientCall
-from tilefold.runtime.convolution import CHANNELS_LAST, read_part
+from tilefold.runtime.convolution import CHANNELS_LAST, as_plane, read_part
 from tilefold.runtime.step import LIBRARY, Code, Result, handed_over
 from tilefold.tensor.convolution_gradients import Gradient, Way, is_last
 from tilefold.tensor.index_simplify import const
@@ -36,7 +36,8 @@ class GradientStep:
         self.name, self.members = c.name, (c.name,)
         self.reads = (g.read.tensor, g.plain.tensor)
         image, last = g.of == "image", is_last(c, g)
-        self.format = CHANNELS_LAST.get(len(g.ways) + 2) if last else None
+        self._line = last and len(g.ways) == 1
+        self.format = CHANNELS_LAST[max(4, len(g.ways) + 2)] if last else None
         batch = () if g.batch is None else (g.batch,)
         inner = () if g.groups else g.channels
         outs = _whole(p, g.outs)
@@ -58,6 +59,9 @@ class GradientStep:
         )
         self._product = last and long_product(self.form, p, gpu_here())
         self._unread = [_unread(w) for w in g.ways] if image else []
+        if self._line:
+            self._settings = tuple([n, *each] for n, each in zip((1, 0, 1), self._settings, strict=True))
+            self._unread = [0, *self._unread]
         result = (*batch, *g.channels) if image else (*g.outs, *inner)
         dims = [*result, *(w.out for w in g.ways if w.out is not None)]
         self._turn = [dims.index(d) for d in c.dims]
@@ -85,8 +89,11 @@ class GradientStep:
             return self._transposed(x, w, groups)
         if self._product and x.is_cuda:
             return self._multiplied(x, w)
-        settings = (*self._settings, False, [0] * len(self.form.ways), groups)
-        other = torch.empty(self._other(syms), dtype=x.dtype, device=x.device, memory_format=self.format)
+        settings = (*self._settings, False, [0] * len(self._settings[0]), groups)
+        extents = list(self._other(syms))
+        other = torch.empty(
+            extents[:2] + [1] * self._line + extents[2:], dtype=x.dtype, device=x.device, memory_format=self.format
+        )
         backward = torch.ops.aten.convolution_backward.default
         if self.form.of == "image":
             return backward(x, other, w, None, *settings, [True, False, False])[0]  # type: ignore[no-any-return]
@@ -103,7 +110,7 @@ class GradientStep:
         """In channels-last memory where the result is, with strides that say so for weights of one tap as well."""
         if self.format is None:
             return x
-        x = x.contiguous(memory_format=self.format)
+        x = as_plane(x).contiguous(memory_format=self.format)
         channels, places = x.shape[1], list(x.shape[2:])
         strides = [channels * math.prod(places[n + 1 :]) for n in range(len(places))]
         return x.as_strided(x.shape, [channels * math.prod(places), 1, *strides])

@@ -89,7 +89,11 @@ def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeyp
         (nn.ConvTranspose2d(8, 8, 3, 2), torch.float32, True),
         (nn.ConvTranspose2d(8, 8, 2, 2), torch.bfloat16, False),  # blocks: a product
         (nn.ConvTranspose2d(8, 8, 3, groups=2), torch.bfloat16, False),
-        (nn.Conv1d(8, 8, 3), torch.bfloat16, False),
+        (nn.Conv1d(8, 8, 3), torch.bfloat16, True),  # one axis of space or three
+        (nn.Conv3d(8, 8, 3), torch.bfloat16, True),
+        (nn.Conv1d(4, 8, 3), torch.bfloat16, False),  # no whole vector
+        (nn.Conv1d(8, 8, 3), torch.float32, False),
+        (nn.Conv1d(8, 8, 1), torch.bfloat16, False),
     ],
 )
 def test_which_convolutions_want_it(conv, dtype, wanted, monkeypatch):
@@ -188,6 +192,54 @@ def test_a_training_step_is_channels_last_in_both_passes(monkeypatch):
     assert len(steps) >= 3 and all(s.format is torch.channels_last for s in steps)
     calls = [s for g in found for r in g.regions for s in r.runner.steps if isinstance(s, ConvolutionStep)]  # type: ignore
     assert calls and all(s.last for s in calls)
+
+
+class Along(nn.Module):
+    """Convolutions along one axis of space or three, with what follows them."""
+
+    def __init__(self, kind, norm):
+        super().__init__()
+        self.first, self.second = kind(8, 16, 3, padding=1, stride=2), kind(16, 8, 3, dilation=2)
+        self.norm = norm(16)
+
+    def forward(self, x):
+        return self.second(F.gelu(self.norm(self.first(x)))).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm", "shape"),
+    [(nn.Conv1d, nn.BatchNorm1d, (2, 8, 21)), (nn.Conv3d, nn.BatchNorm3d, (2, 8, 13, 13, 15))],
+)
+def test_sound_and_video_are_channels_last_in_both_passes(kind, norm, shape, monkeypatch):
+    """Torch has no name for such memory of one axis of space; what the graph returns is as it was traced."""
+    torch.manual_seed(0)
+    done: list[tuple[bool, torch.fx.GraphModule]] = []
+    module, x = Along(kind, norm).bfloat16(), randn(*shape).bfloat16().requires_grad_()
+    twin, given = copy.deepcopy(module).double(), x.detach().double().requires_grad_()
+    y, gradients, found = compiled_step(module, x, monkeypatch, done)
+    want = twin(given)
+    assert y.stride() == want.stride()
+    torch.testing.assert_close(y.double(), want, rtol=5e-2, atol=5e-2)
+    exact = torch.autograd.grad(want.square().sum(), [given, *twin.parameters()])
+    for (name, _), g, w in zip([("x", x), *module.named_parameters()], gradients, exact, strict=True):
+        assert g.stride() == w.stride()
+        if name != "first.bias":  # in front of a norm: sums of rounding
+            assert (g.double() - w).norm() / w.norm() < 0.05, name
+    assert [converted for converted, _ in done] == [True] and not any(g.left for g in found)
+    steps = [s for g in found for r in g.regions for s in r.runner.steps]  # type: ignore[attr-defined]
+    assert all(s.last for s in steps if isinstance(s, ConvolutionStep))
+    of_gradients = [s for s in steps if isinstance(s, GradientStep)]
+    assert len(of_gradients) == 4 and all(s.format is not None for s in of_gradients)
+
+
+def test_a_small_window_of_one_channel_is_channels_last_where_its_weight_has_a_gradient(monkeypatch):
+    """The library sums the gradient in planes at a third of the rate."""
+    done: list[tuple[bool, torch.fx.GraphModule]] = []
+    module, x = nn.Conv2d(8, 8, 3, groups=8).bfloat16(), randn(1, 8, 9, 7).bfloat16().requires_grad_()
+    compiled_step(module, x, monkeypatch, done)
+    single = nn.Conv2d(3, 3, 3, groups=3).bfloat16()  # no whole vector
+    compiled_step(single, randn(1, 3, 9, 7).bfloat16().requires_grad_(), monkeypatch, done)
+    assert [converted for converted, _ in done] == [True, False]
 
 
 def test_a_step_of_pointwise_convolutions_stays_as_it_is(monkeypatch):

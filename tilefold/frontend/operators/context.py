@@ -39,6 +39,7 @@ from tilefold.algebra.expr import (
 from tilefold.algebra.ops import OPS
 from tilefold.errors import SourceLoc, UnsupportedError
 from tilefold.frontend.operators import sizes as fx_sizes
+from tilefold.frontend.operators.images import IMAGES
 from tilefold.names import fresh
 from tilefold.tensor.index_simplify import const, is_one, simplify
 from tilefold.tensor.ir import Compute, Input
@@ -71,6 +72,8 @@ class Context:
     loc: SourceLoc | None = None
     #: Axes of the node's result in memory order, where that is not their own order.
     order: tuple[int, ...] | None = None
+    #: Numbers of axes of images, whose channels are stored side by side where the metadata say so.
+    ranks: frozenset[int] = IMAGES
 
     # -- reading FX arguments -------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from tilefold.algebra.expr import Const, Expr, call
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.context import Context, Indices, Value, attrs, meta_of
 from tilefold.frontend.operators.elementwise import Lowerer
+from tilefold.frontend.operators.images import has_channels_last
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.sizes import estimate
 
@@ -120,8 +121,7 @@ _Meta = tuple[tuple[Expr, ...], DType]
 
 def _order(fake: torch.Tensor) -> tuple[int, ...] | None:
     """The axes of a result in memory order, where channels (axis 1) are contiguous."""
-    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(fake.dim())
-    if form is None or fake.is_contiguous() or not fake.is_contiguous(memory_format=form):
+    if not has_channels_last(fake):
         return None
     return (0, *range(2, fake.dim()), 1)
 

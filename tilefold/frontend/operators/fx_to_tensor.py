@@ -22,6 +22,7 @@ from tilefold.frontend.operators import sizes as fx_sizes
 from tilefold.frontend.operators.bindings import InputBinding, Lowered, OutputBinding, SymBinding
 from tilefold.frontend.operators.context import Context, Value, dtype_of, meta_of
 from tilefold.frontend.operators.create import as_constant
+from tilefold.frontend.operators.images import ranks_of_images
 from tilefold.frontend.operators.likeness import likeness
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import TABLE, Lowerer
@@ -83,7 +84,7 @@ def lower_node(ctx: Context, node: torch.fx.Node) -> None:
     ctx.loc = location(node)
     ctx.base = node.name.lstrip("_")
     ctx.origin = _origin(node)
-    ctx.order = _channels_last(node)
+    ctx.order = _channels_last(node, ctx.ranks)
     try:
         ctx.values[node] = _lowered(ctx, node)
     except UnsupportedError as err:
@@ -99,10 +100,10 @@ def _origin(node: torch.fx.Node) -> str:
     return str(node.target)
 
 
-def _channels_last(node: torch.fx.Node) -> tuple[int, ...] | None:
+def _channels_last(node: torch.fx.Node, ranks: frozenset[int]) -> tuple[int, ...] | None:
     """The axes of an image in memory order, where its channels (axis 1) are contiguous: what is computed stays so."""
     fake = next(iter(_tensors_of(node)), None)
-    if fake is None or fake.layout is not torch.strided or fake.dim() not in (4, 5):
+    if fake is None or fake.layout is not torch.strided or fake.dim() not in ranks:
         return None
     shape = fx_sizes.shape(fake.shape)
     order, packed = _memory_order(shape, fx_sizes.shape(fake.stride()))
@@ -157,7 +158,7 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
     names: what to call the placeholders (default: their own names). UnsupportedError names the
     operator and the user's line.
     """
-    ctx = Context()
+    ctx = Context(ranks=ranks_of_images(gm))
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     titles = list(names) if names is not None else [n.name for n in placeholders]
     # symbols are named by the shape environment: keep them free
@@ -166,7 +167,7 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
     for position, (node, title) in enumerate(zip(placeholders, titles, strict=True)):
         if isinstance(node.meta.get("val"), torch.Tensor):
             shape, dtype = meta_of(node)
-            order = _channels_last(node) or ()
+            order = _channels_last(node, ctx.ranks) or ()
             ctx.values[node] = ctx.input(title, shape, dtype, order)
             bound.append(InputBinding(ctx.inputs[-1].name, position, (), order=order))
     results: Sequence[object] = ()
