@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -154,3 +156,50 @@ def test_digits_of_one_dim_are_stored_whole():
     given = {"x": torch.randn(4, 3, 4, 8, generator=gen).bfloat16(), "w": torch.randn(8, 5, generator=gen).bfloat16()}
     want = given["x"].double().reshape(4, 12, 8) @ given["w"].double()
     torch.testing.assert_close(run(q, given)["out"].double(), want, rtol=1e-2, atol=1e-2)
+
+
+PATCHES = """program f()
+  input x: bf16[4, {channels}, 344]
+  input w: bf16[{channels}, 16, 128]
+  input dy: bf16[4, 42, 128]
+  dim b = 4
+  dim c = {channels}
+  dim i = 42
+  dim k = 16
+  dim o = 128
+  {statement}
+  return out
+"""
+FORWARD = "out[b, i, o]: bf16 = sum[c, k] x[b, c, i * 8 + k] * w[c, k, o]"
+BACKWARD = "out[k, o]: bf16 = sum[b, i] x[b, 0, i * 8 + k] * dy[b, i, o]"
+
+
+@pytest.mark.parametrize(
+    ("statement", "channels", "origin", "stored"),
+    [
+        (FORWARD, 1, "aten.mm.default", True),  # no vector of channels, and no more than the result
+        (FORWARD, 8, "aten.mm.default", False),  # the library convolves them
+        (FORWARD, 1, "aten.convolution.default", False),  # asked for as that
+        (BACKWARD, 1, "aten.mm.default", False),  # a short sum
+    ],
+)
+def test_windows_of_few_channels_are_patches_that_the_library_multiplies(statement, channels, origin, stored):
+    p = parse(PATCHES.format(channels=channels, statement=statement))
+    p = replace(p, body=(replace(p.body[0], origin=origin),))
+    q = stored_operands(p)
+    assert (len(q.body) == 2) is stored
+    if stored:
+        assert library_product(q.body[-1], q.sizes) is not None
+        p = parse(PATCHES.format(channels=channels, statement=statement).replace("bf16", "f32"))
+        q = stored_operands(p)
+        gen = torch.Generator().manual_seed(0)
+        shapes = {i.name: [int(e.value) for e in i.shape] for i in p.inputs}
+        given = {n: torch.randn(s, generator=gen, dtype=torch.float64) for n, s in shapes.items()}
+        torch.testing.assert_close(run(q, given)["out"], run(p, given)["out"])
+
+
+def test_a_long_sum_for_a_few_places_is_a_product_of_patches():
+    """The gradient of a projection of patches: no library of convolutions cuts it."""
+    text = PATCHES.replace("[4, ", "[128, ").replace("dim b = 4", "dim b = 128")
+    q = stored_operands(parse(text.format(channels=1, statement=BACKWARD)))
+    assert len(q.body) == 2 and library_product(q.body[-1], q.sizes) is not None

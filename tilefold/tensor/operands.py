@@ -15,7 +15,7 @@ from dataclasses import replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, transform, walk
 from tilefold.names import fresh
-from tilefold.tensor.convolution import convolution
+from tilefold.tensor.convolution import Convolution, convolution
 from tilefold.tensor.convolution_gradients import gradient
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
@@ -24,6 +24,8 @@ from tilefold.tensor.sizes import estimate
 _SHORT = (DType.F16, DType.BF16)
 #: Rows of one instruction of a matrix unit, and columns that make it worth one.
 TILE = 64
+#: Bytes of channels that a library's kernel of convolutions reads at once; products of a sum from which one is long.
+VECTOR, LONG = 16, 1024
 
 
 def plain_operands(p: Program) -> Program:
@@ -70,7 +72,8 @@ def stored_operands(p: Program) -> Program:
     No matrix unit takes float32 as it is: the library multiplies it ten times as fast as a kernel that reads its
     operands where they are, and a copy is one pass, also of a table's rows that others name. Of summed dims a kernel's
     loop streams one and holds the others whole, so that nothing is left for rows and columns; its tiles have rows of
-    one dim, and columns of one. Not of windows that overlap, and not of a library's convolutions.
+    one dim, and columns of one. Not of windows that overlap, and not of a library's convolutions, unless those are slow
+    and the program has them as products (`_better_as_patches`).
     """
     taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
     body: list[Compute] = []
@@ -97,7 +100,10 @@ def _to_be_stored(p: Program, c: Compute) -> list[Load]:
     factors = () if x is None else (x.a, x.b)
     if x is None or not all(isinstance(e, Load) for e in factors) or not x.whole or not x.is_matrix():
         return []
-    if library_product(c, p.sizes) is not None or convolution(c, p) is not None or gradient(c, p) is not None:
+    form = convolution(c, p)
+    if form is not None and "conv" not in c.origin and _better_as_patches(p, form):
+        return [ld for ld in factors if ld == form.x]  # type: ignore[misc]
+    if form is not None or library_product(c, p.sizes) is not None or gradient(c, p) is not None:
         return []
     read = [e for e in factors if isinstance(e, Load)]
     wide = (p.dtype_of(ld.tensor) is DType.F32 for ld in read)
@@ -107,6 +113,24 @@ def _to_be_stored(p: Program, c: Compute) -> list[Load]:
         ld for ld, w in zip(read, wide, strict=True) if _computed(ld) and (w or short or _flat(ld, c) or _torn(ld))
     )
     return [ld for ld in computed if _looked_up(ld) or not _overlaps(p, ld)]
+
+
+def _better_as_patches(p: Program, v: Convolution) -> bool:
+    """Whether windows that a program multiplies as matrices are to stay that, stored as patches. A library of
+    convolutions has no matrix units' kernel for less than 16 bytes of channels, and the patches of so few are no more
+    than the result; nor does it cut a long sum for a few places (the gradient of a projection of patches: 16 places of
+    28,224 products each for 128 outputs, H100: 4331 us, 10 as a product of matrices)."""
+    if v.groups or v.spread > 1 or not v.space:
+        return False
+    taps = [d for s in v.space if (d := s.tap) is not None]
+    places = [*v.batch, *(d for s in v.space if (d := s.out) is not None)]
+    sizes = [p.sizes[d] for d in (*taps, *places, *v.channels, *v.outs)]
+    if not all(isinstance(n, Const) for n in sizes) or not taps:
+        return False
+    channels, outs, rows = (_points(p.sizes[d] for d in dims) for dims in (v.channels, v.outs, places))
+    depth = channels * _points(p.sizes[d] for d in taps)
+    few = channels * v.dtype.nbytes < VECTOR and depth <= outs
+    return few or (rows < TILE and depth >= LONG)
 
 
 def _of_nothing(p: Program, c: Compute) -> list[tuple[Expr, str, DType]]:
