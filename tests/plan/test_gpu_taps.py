@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tilefold.algebra.expr import loads
+from tilefold.block.ir import Accumulate, Let, exprs_of, walk
+from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.hardware import H200
 from tilefold.tensor.analysis import Graph
@@ -38,3 +41,22 @@ def test_windows_are_written_by_a_kernel_of_their_own_where_channels_are_summed(
     kept = ", ".join(d for d in "bijc" if d not in summed.split(", "))
     p = parse(TEXT.format(n=32, h=size + 1, m=size, body=body, summed=summed, kept=kept))
     assert (windows_under_sums(Graph.of(p), H200) == {"y"}) is apart
+
+
+def test_a_window_of_its_own_is_not_computed_again_where_it_is_summed():
+    """Computed again in the sums' kernel it would be what it was kept apart for."""
+    text = """program trend()
+  input x: f32[2048, 1024]
+  dim b = 2048
+  dim i = 1000
+  t[b, i]: f32 = {taps}
+  r[b, i]: f32 = x[b, i + 12] - t[b, i]
+  s[]: f32 = sum[b, i] t[b, i] * t[b, i]
+  q[]: f32 = sum[b, i] r[b, i] * r[b, i]
+  return s, q, r
+"""
+    p = parse(text.format(taps=" + ".join(f"x[b, i + {n}]" for n in range(25))))
+    for k in fuse_for_gpu(p).kernels:
+        sums = [n for n in walk(k.block.body) if isinstance(n, Accumulate | Let) and n.rdims]
+        reads = {ld for n in walk(k.block.body) for e in exprs_of(n) for ld in loads(e) if ld.tensor == "x"}
+        assert not sums or len(reads) <= 1

@@ -74,7 +74,8 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     machine = target.machine
     p = as_memory_lies(align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart))
     g = Graph.of(p)
-    apart |= feeding_products(g, machine) | windows_under_sums(g, machine)
+    windows = windows_under_sums(g, machine)
+    apart |= feeding_products(g, machine) | windows
     chosen = groups_of(p, target, apart, calls)
     p, alone = split_contractions(p, g, chosen.grouping.groups, machine)
     if alone:
@@ -86,7 +87,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         g = Graph.of(p)
         whole = _Fitting(g, target, frozenset(calls), chosen.forms)
         p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: whole.refusal(x) is None)
-        p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls))
+        p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls), windows)
         p, groups = states_apart(p, groups, machine, target.limits, frozenset(calls))
     refusals = list(chosen.grouping.refusals)
 

@@ -34,11 +34,13 @@ def computed_again(
     machine: Gpu,
     limits: Limits,
     calls: Collection[tuple[str, ...]] = (),
+    windows: Collection[str] = (),
 ) -> tuple[Program, list[Group]]:
     """The program, and its groups, with maps put in where they are read, wherever that is less to move. limits: what a
-    group that reads something else now has to keep to; calls: of a library."""
-    made = list(groups)
-    g, stored = Graph.of(p), [c.name for c in reversed(p.body) if c.reducer is None and c.name not in p.outputs]
+    group that reads something else now has to keep to; calls: of a library; windows: maps that are no part of a sum's
+    kernel (`gpu_taps`), which stay as they are."""
+    made, fixed = list(groups), {*p.outputs, *windows}
+    g, stored = Graph.of(p), [c.name for c in reversed(p.body) if c.reducer is None and c.name not in fixed]
     of = {m: x for x in made for m in x.members}
     tried = 0
     for name in stored:
