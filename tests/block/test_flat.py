@@ -1,4 +1,4 @@
-"""Axes of unknown extents as one: the same values whichever of them is long, or left apart."""
+"""Axes as one: the same values whichever of them is long, or left apart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kernels(fn, monkeypatch: pytest.MonkeyPatch, segments: int | None) -> tuple[
     for x in args:
         for axis in range(3):
             torch._dynamo.mark_dynamic(x, axis)
-    monkeypatch.setattr(gpu, "flattened", lambda b: b)
+    monkeypatch.setattr(gpu, "flattened", lambda b, **_: b)
     target = GpuTarget(given=None if segments is None else Given(segments=segments))
     p = trace(fn, *args, dynamic="auto").program
     return [k.block for k in fuse_for_gpu(p, target).kernels], p.outputs
@@ -137,3 +137,31 @@ def test_known_extents_stay_apart():
     x = torch.zeros(300, 40, 5, 6)
     for k in fuse_for_gpu(trace(columns, x, x).program).kernels:
         assert flattened(k.block) is k.block
+
+
+def mirrored(x):
+    return torch.nn.functional.pad(x, (3, 5, 7, 2), mode="reflect").square().mean((1, 2, 3))
+
+
+def windowed(x):
+    """Mirrored images times a window along their rows, which no image has for its own."""
+    y = torch.nn.functional.pad(x, (3, 5, 7, 2), mode="reflect")
+    w = torch.cos(torch.arange(y.shape[2], device=y.device) * 0.1) + 1.5
+    return (y * w[:, None]).square().mean((1, 2, 3))
+
+
+@pytest.mark.parametrize("fn", [mirrored, windowed])
+def test_known_extents_are_one_axis_where_a_block_cannot_hold_what_no_launch_joins(fn):
+    torch._dynamo.reset()
+    made = fuse_for_gpu(trace(fn, torch.zeros(16, 48, 123, 127, device="meta")).program).kernels
+    over = [n for k in made for n in folds([k.block]) if n.rdims]
+    assert over and all(len(n.rdims) == 1 for n in over)
+    small = trace(fn, torch.zeros(2, 3, 9, 8)).program
+    made = fuse_for_gpu(small, GpuTarget(given=Given(segments=2, stream=2))).kernels
+    before = [k.block for k in made]
+    after = [verify(flattened(b, known=True)) for b in before]
+    assert any(len(n.rdims) > 1 for n in folds(before)) and all(len(n.rdims) < 2 for n in folds(after))
+    given = {before[0].inputs[0].name: torch.randn(2, 3, 9, 8, generator=GENERATOR).double()}
+    was, now = run(before, given, {}), run(after, given, {})
+    for r in small.outputs:
+        torch.testing.assert_close(now[r], was[r])

@@ -1,9 +1,11 @@
-"""Axes of unknown extents that a fold runs over together, as one axis.
+"""Axes that a fold runs over together, as one axis.
 
 Law (mixed radix): a fold over (k, l, m) is one over f = (k L + l) M + m in [0, K L M), where k = f // M // L,
 l = f // M mod L and m = f mod M; so is a map over them. A loop needs no guess then about which of the axes is long: a
 thread block holds neighbours of f, and segments are shares of all there is, be it two sequences of a thousand
-positions or a thousand images. Axes of known extents stay apart: the planner knows the long one.
+positions or a thousand images. Axes of known extents stay apart, for the planner knows the long one, unless a thread
+block cannot hold the others for one index of it: images that are read at mirrored or scaled places, which no launch
+makes one axis of. What varies along some of the axes alone is then computed for each of their elements.
 """
 
 from __future__ import annotations
@@ -11,34 +13,65 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tilefold.algebra.expr import Const, Expr, Index, Load, Size, call, children, dims_used, rebuild, substitute, walk
+from tilefold.algebra.expr import (
+    Const,
+    Expr,
+    Index,
+    Load,
+    Size,
+    call,
+    children,
+    dims_used,
+    rebuild,
+    substitute,
+    transform,
+    walk,
+)
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Store, Update, dims_of, exprs_of
 from tilefold.block.ir import walk as nodes_of
 from tilefold.block.split import share_of
+from tilefold.block.tidy import mapped, without_dead
 from tilefold.names import free
 from tilefold.tensor.analysis import is_static
 
 
-def flattened(b: Block) -> Block:
-    """`b` with a loop over one axis where its folds run over several of which some have no fixed extent; `b` itself
-    where there are none, or something depends on one of the axes alone."""
-    for axes in dict.fromkeys(_together(b)):
+def flattened(b: Block, *, known: bool = False) -> Block:
+    """`b` with a loop over one axis where its folds run over several of which some have no fixed extent (known: also
+    where all have); `b` itself where there are none, or something depends on one of the axes alone."""
+    for axes in dict.fromkeys(_together(b, known=known)):
         try:
-            b = _Flat.of(b, axes).run()
+            b = _Flat.of(_in_loops(b, axes) if known else b, axes).run()
         except _Alone:
             continue
     return b
 
 
-def _together(b: Block) -> Iterator[tuple[str, ...]]:
-    """The axes of folds in serial loops, several and not all of known extents."""
+def _in_loops(b: Block, axes: tuple[str, ...]) -> Block:
+    """`b` with values of some of the axes alone computed where they are read, not in front of the loop."""
+    table: dict[str, Let] = {}
+
+    def one(e: Expr) -> Expr | None:
+        n = table.get(e.tensor) if isinstance(e, Load) else None
+        if n is None or not isinstance(e, Load):
+            return None
+        at = {Index(d): transform(x, one) for d, x in zip(n.dims, e.index, strict=True)}
+        return substitute(n.expr, at)
+
+    for n in nodes_of(b.body):
+        if isinstance(n, Let) and n.dims and not (n.rdims or n.dtype.rounds) and set(n.dims) < set(axes):
+            table[n.name] = replace(n, expr=transform(n.expr, one))
+    return without_dead(replace(b, body=mapped(b.body, lambda e: transform(e, one)))) if table else b
+
+
+def _together(b: Block, *, known: bool) -> Iterator[tuple[str, ...]]:
+    """The axes of folds in serial loops, several and not all of known extents, unless those are asked for."""
     for n in nodes_of(b.body):
         if isinstance(n, Loop) and n.kind == "for":
             over = (x.rdims for x in n.body if isinstance(x, Accumulate))
             yield from (
                 axes
                 for axes in over
-                if len(axes) > 1 and n.dim in axes and not all(is_static(b.sizes[d]) for d in axes)
+                if len(axes) > 1 and n.dim in axes and (known or not all(is_static(b.sizes[d]) for d in axes))
             )
 
 

@@ -420,8 +420,10 @@ def inverse(n: int) -> tuple[int, int]:
 
 
 def _is_position(e: Expr) -> bool:
-    """Whether an integer is made of indices and numbers alone."""
+    """Whether an integer is made of indices, of where tiles begin, extents and numbers alone."""
     match e:
+        case Call("tile_start", (Index(),)) | Size():
+            return True
         case Call("add" | "sub" | "mul" | "floordiv" | "mod" | "maximum" | "minimum", args):
             return all(map(_is_position, args))
         case Const(_, dtype):

@@ -10,11 +10,12 @@ from tilefold.algebra.dtypes import DType
 from tilefold.block.flat import flattened
 from tilefold.block.fuse import FusedKernel, build_kernels, with_unit
 from tilefold.block.group import Group, Limits, Operands
-from tilefold.block.ir import Block
+from tilefold.block.ir import Block, Let, Loop, walk
 from tilefold.block.stages import plan_stages
 from tilefold.plan.attention import AttentionCall, library_attentions
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
+from tilefold.plan.gpu_folds import LEAST_STEP
 from tilefold.plan.gpu_forms import (
     Given,
     Predict,
@@ -124,7 +125,17 @@ class GpuTarget:
             plan = plan_stages(g, with_unit(group), separate(g, plan))
         n = segments(g, plan, self.machine, self.given) if form is None else form.segments or None
         made = build_kernels(g, plan, gpu_loops(g, plan, self.machine, self.given), n)
-        return tuple(replace(k, block=flattened(k.block)) for k in made)
+        return tuple(replace(k, block=self._one_axis(k.block)) for k in made)
+
+    def _one_axis(self, b: Block) -> Block:
+        """A block program with folds over axes of unknown extents as folds over one; and over all axes where a step
+        reads too much of the others, that no launch makes one axis of. Not where it reduces something of each place."""
+        b = flattened(b)
+        steps = (n for loop in walk(b.body) if isinstance(loop, Loop) and loop.kind == "for" for n in loop.body)
+        most = self.machine.read_at_once * 2 // LEAST_STEP
+        if any(isinstance(n, Let) and n.rdims for n in steps) or read_at_once(b) <= most:
+            return b
+        return b if read_at_once(packed(b)) <= most else flattened(b, known=True)
 
     def shapes(self, block: Block, sizes: Mapping[str, int]) -> tuple[Shape, ...]:
         """One tiling, for the price: the back end chooses its own."""
