@@ -15,6 +15,7 @@ from tilefold.backends.triton.compile import resources
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import default_config
 from tilefold.backends.triton.traffic import Access
+from tilefold.backends.triton.work import room
 from tilefold.suites.gpu import operators as o
 
 HOPPER = Target("cuda", 90)
@@ -128,6 +129,28 @@ def test_what_registers_do_not_hold_costs_time():
 
     (k,) = made(fn, meta(64, 196, 512, dtype=B), meta(64, 512, 196, dtype=B))
     assert widths(k)[196] == 16 and default_config(k.block, k.sizes({})).warps <= 16
+
+
+def test_threads_have_registers_for_all_that_is_read_for_an_element():
+    """A quotient at both neighbours along three axes: 16 loads an element, of 32 elements a thread of four warps."""
+
+    def fn(x, y):
+        return torch.nn.functional.max_pool3d(x / y, 2)
+
+    (k,) = made(fn, meta(16, 16, 14, 31, 33), meta(16, 1, 14, 31, 33))
+    config = default_config(k.block, k.sizes({}))
+    assert 12 * math.prod(config.tiles.values()) <= room(32 * config.warps)  # half of them for two channels
+
+
+def test_what_begins_between_two_vectors_has_a_register_an_element():
+    """Pooling of neighbours one apart, with a copy whose channels are last: 9 loads of 16 bits."""
+
+    def fn(x):
+        return torch.nn.functional.max_pool2d(x, 3, 1, 1).contiguous(memory_format=torch.channels_last)
+
+    (k,) = made(fn, meta(32, 192, 28, 28, dtype=B))
+    config = default_config(k.block, k.sizes({}))
+    assert 9 * math.prod(config.tiles.values()) <= room(32 * config.warps)
 
 
 def test_large_maps_keep_blocks_of_long_runs():

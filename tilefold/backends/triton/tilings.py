@@ -74,7 +74,7 @@ def cheapest(s: Shape, rule: TritonConfig, t: Traffic, local: Mapping[str, int])
     of_area: dict[int, tuple[float, TritonConfig]] = {}
     for tiles in _candidates(s, t, lanes, local):
         area = s.area({**local, **tiles})
-        warps = max(1, min(MOST_WARPS, area // (WARP * EACH)))
+        warps = t.warps(tiles, area, EACH, MOST_WARPS)
         seconds = t.seconds(tiles, warps, area)
         if area not in of_area or seconds < of_area[area][0]:
             of_area[area] = seconds, replace(rule, tiles=tiles, warps=warps)
@@ -97,11 +97,12 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
     for d in (d for d in s.parallel if d not in contiguous):  # few blocks: some multiprocessors have one, others two
         while tiles.get(d, 1) > 1 and t.blocks(tiles) < BLOCKS and s.area({**local, **tiles}) >= 2 * WARP * warps:
             tiles[d] //= 2
-    if loads == window:
-        return c if tiles == c.tiles else replace(c, tiles=tiles)
-    narrow = max(inputs.values()) <= 2 and all(a.run(c.tiles, t.sizes)[0] >= VECTOR for a in t.accesses if a.axes)
+    weighted = loads != window
+    narrow = max(inputs.values()) <= 2 and all(
+        a.run(c.tiles, t.sizes)[0] >= VECTOR and not a.between for a in t.accesses if a.axes
+    )
     most = UNDER_WAY * (2 if narrow else 1) * WARP  # vectors of 16 bits: two elements a register
-    for d in contiguous if narrow else ():  # lanes beyond the last channel compute as much as others
+    for d in contiguous if narrow and weighted else ():  # lanes beyond the last channel compute as much as others
         widths = [n for n in _widths(t.sizes[d]) if min(4 * VECTOR, tiles[d]) <= n <= tiles[d]] or [tiles[d]]
         tiles[d] = min(reversed(widths), key=lambda n: -(-t.sizes[d] // n) * n)
     while loads * s.area({**local, **tiles}) > most * warps:
@@ -112,7 +113,7 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
             tiles[free[0]] //= 2
         else:
             break
-    for d in reversed([d for d in s.parallel if d not in contiguous]):
+    for d in reversed([d for d in s.parallel if d not in contiguous]) if weighted else ():
         while (
             tiles.get(d, 1) < t.sizes[d]
             and 2 * loads * s.area({**local, **tiles}) <= most * warps

@@ -11,29 +11,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, dims_used, loads
+from tilefold.backends.triton.work import FILL, room
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.plan.hardware import H100, Gpu
+from tilefold.tensor.index_simplify import poly
 from tilefold.tile.affine import coefficients
 from tilefold.tile.layout import UnitAxes
+from tilefold.tile.pieces import power_of_two
 
 WARP = 32
-#: Bytes of a register.
-REGISTER = 4
+#: Bytes of a register, and of the widest access.
+REGISTER, VECTOR = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     """Bytes of an element; for each axis, fastest first, its coefficients by dim (None: a computed position); the dims
-    that the address varies with; the serial loops around it, outermost first."""
+    that the address varies with; the serial loops around it, outermost first; whether it begins between two vectors of
+    16 bytes, so that each element is a load of its own (`memory._one_by_one`)."""
 
     nbytes: int
     axes: tuple[Mapping[str, int] | None, ...]
     dims: frozenset[str]
     loops: tuple[str, ...]
+    between: bool = False
 
     def run(self, tiles: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, int]:
         """Elements of a run of neighbours in a tile, and elements from its first to its last."""
@@ -75,7 +80,10 @@ def accesses(b: Block, unit: UnitAxes) -> tuple[Access, ...]:
     for loops, tensor, index in _touched(b.body, ()):
         if tensor in kinds:
             dtype, rank = kinds[tensor]
-            found[loops, tensor, index] = _access(dtype, index, unit.get(tensor, rank - 1), loops)
+            axis = unit.get(tensor, rank - 1)
+            first = 0 if axis is None or axis >= len(index) else poly(index[axis], b.sizes).get((), 0)
+            made = _access(dtype, index, axis, loops)
+            found[loops, tensor, index] = replace(made, between=first * dtype.nbytes % VECTOR != 0)
     return tuple(found.values())
 
 
@@ -139,6 +147,20 @@ class Traffic:
         """Thread blocks."""
         return self.segments * math.prod(self._turns(d, tiles) for d in self.grid)
 
+    def held(self, tiles: Mapping[str, int], area: int) -> float:
+        """Registers of a thread block for a value of so many elements, and for all that is read for it or stored: of
+        lanes, whether they have an index or not."""
+        lanes = {d: tiles.get(d, power_of_two(self.sizes[d])) for a in self.accesses for d in a.dims}
+        return area + sum(math.prod(lanes[d] for d in a.dims) * a.nbytes / REGISTER for a in self.accesses)
+
+    def warps(self, tiles: Mapping[str, int], area: int, each: int, most: int) -> int:
+        """Warps whose threads have so many elements of the largest value each; more where they have no registers for
+        what is read for it (both neighbours along three axes, of two tensors: 1,172 bytes spilled of four warps)."""
+        found = max(1, min(most, area // (WARP * each)))
+        while found < min(most, FILL // WARP) and self.held(tiles, area) > room(found * WARP):
+            found *= 2
+        return found
+
     def seconds(self, tiles: Mapping[str, int], warps: int, area: int, machine: Gpu = H100) -> float:
         """Estimate for tiles of so many elements in the largest value, and so many warps a thread block."""
         memory = self.segments * sum(a.nbytes * self.points(a) for a in self.accesses)
@@ -150,9 +172,8 @@ class Traffic:
         resident = max(1, min(machine.blocks, machine.threads // threads, int(machine.registers // registers)))
         loops = {a.loops for a in self.accesses if a.loops}
         turns = 0.5 + max(1, sum(math.prod(self._turns(d, tiles) for d in p) for p in loops))
-        # what registers do not hold, of a value and of all that is read for it or stored, is written and read again
-        held = area + sum(self._elements(a, tiles) * a.nbytes / REGISTER for a in self.accesses)
-        spilled = 2 * REGISTER * max(0.0, held - machine.registers) * self.blocks(tiles)
+        # what registers do not hold is written and read again
+        spilled = 2 * REGISTER * max(0.0, self.held(tiles, area) - room(threads)) * self.blocks(tiles)
         served += spilled / (machine.cache_reached * machine.last_cache.bandwidth)
         running = max(1.0, min(resident, self.blocks(tiles) / machine.cores))
         waves = max(1.0, self.blocks(tiles) / (resident * machine.cores))

@@ -32,7 +32,7 @@ from tilefold.backends.triton.product import in_float, multiplied
 from tilefold.backends.triton.touched import Access, anywhere, touched
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
-from tilefold.backends.triton.work import held, index_units, room, work
+from tilefold.backends.triton.work import MOST, OWN, held, index_units, room, work
 from tilefold.plan.hardware import Gpu
 from tilefold.tile import ir
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 
 #: Lines of the first-level cache that a multiprocessor looks up a second: one a cycle.
 CYCLES = 1.7e9
-#: Operands a thread from which the assembler runs out of registers, and bytes that it spills for each beyond: 9 taps of
-#: 128 places 14.8 KB a thread, of 64 0.2; two products of 512 elements, summed as they are, 30.
-UNDER_WAY, SPILLED = 640, 20
+#: Operands a register that a thread block may have from which the assembler runs out of them, and bytes that it spills
+#: for each beyond: of four warps 9 taps of 128 places 14.8 KB a thread, of 64 0.2; two products of 512 elements, summed
+#: as they are, 30; of 32 warps a sum of squares of 64 mirrored places a thread, 0.6 (254 us on an H100).
+UNDER_WAY, SPILLED = 640 / (MOST - OWN), 20
 #: Units of an addition, of one element of an order (`dataflow.element_units`).
 ADDITION, ORDERED = 1.0, 14.0
 #: Units of an access of one element or vector, with its address of 64 bits and its mask. None are counted in kernels
@@ -219,7 +220,7 @@ class _Walk:
         if isinstance(e, Load):  # what is only reduced, or stored, is used as it comes
             return
         operands = 2 * area + sum(self.area(dims_used(x)) for x in dict.fromkeys(loads(e)))
-        beyond = operands - UNDER_WAY * WARP * self.warps
+        beyond = operands - UNDER_WAY * room(WARP * self.warps)
         self.spilled += self.times * share * 2 * SPILLED * max(0.0, beyond)
 
     def read(self, frame: Sequence[str], e: Expr, share: float = 1.0) -> None:

@@ -25,6 +25,8 @@ Area = Callable[[frozenset[str]], float]
 BRANCHING = frozenset({"pow", "sin", "cos", "sqrt"})
 #: Registers of a multiprocessor, most of a thread, and those that addresses and the like take.
 REGISTERS, MOST, OWN = 1 << 16, 255, 16
+#: Threads from which a thread block has all registers of a multiprocessor.
+FILL = REGISTERS // (MOST + 1)
 #: Units of a quotient of a position by a number, a product's upper half and a shift; of the product more that a
 #: remainder is.
 QUOTIENT, REST = 1.5, 0.5
