@@ -54,7 +54,7 @@ def _in_loops(b: Block, axes: tuple[str, ...]) -> Block:
         n = table.get(e.tensor) if isinstance(e, Load) else None
         if n is None or not isinstance(e, Load):
             return None
-        at = {Index(d): transform(x, one) for d, x in zip(n.dims, e.index, strict=True)}
+        at: dict[Expr, Expr] = {Index(d): transform(x, one) for d, x in zip(n.dims, e.index, strict=True)}
         return substitute(n.expr, at)
 
     for n in nodes_of(b.body):

@@ -83,6 +83,18 @@ def test_values_beyond_the_registers_are_spilled():
     assert many.seconds < 2 * many.floor
 
 
+def test_threads_of_a_large_block_have_fewer_registers():
+    """As many elements a thread: of four warps it has 255 registers for them, of 32 a quarter."""
+    given = [meta(4096, 1 << 15, dtype=torch.float32) for _ in range(6)]
+
+    def fn(*xs):
+        return sum(x.abs() for x in xs)
+
+    few = of(fn, *given, tiles={"i": 1, "j": 1 << 13}, warps=4)
+    many = of(fn, *given, tiles={"i": 1, "j": 1 << 16}, warps=32)
+    assert many.stages["cache"] > 1.5 * few.stages["cache"]
+
+
 def test_a_product_of_rows_that_a_batch_repeats_is_one():
     """Matrix units multiply it, as they are given it: it is not a sum of more products than registers hold."""
 
