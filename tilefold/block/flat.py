@@ -22,6 +22,7 @@ from tilefold.algebra.expr import (
     call,
     children,
     dims_used,
+    loads,
     rebuild,
     substitute,
     transform,
@@ -47,8 +48,10 @@ def flattened(b: Block, *, known: bool = False) -> Block:
 
 
 def _in_loops(b: Block, axes: tuple[str, ...]) -> Block:
-    """`b` with values of some of the axes alone computed where they are read, not in front of the loop."""
+    """`b` with values of some of the axes alone, of positions and inputs, computed where they are read, not in front of
+    the loop."""
     table: dict[str, Let] = {}
+    given = {i.name for i in b.inputs}
 
     def one(e: Expr) -> Expr | None:
         n = table.get(e.tensor) if isinstance(e, Load) else None
@@ -58,7 +61,9 @@ def _in_loops(b: Block, axes: tuple[str, ...]) -> Block:
         return substitute(n.expr, at)
 
     for n in nodes_of(b.body):
-        if isinstance(n, Let) and n.dims and not (n.rdims or n.dtype.rounds) and set(n.dims) < set(axes):
+        if not isinstance(n, Let) or not n.dims or n.rdims or n.dtype.rounds or not set(n.dims) < set(axes):
+            continue
+        if all(ld.tensor in given or ld.tensor in table for ld in loads(n.expr)):
             table[n.name] = replace(n, expr=transform(n.expr, one))
     return without_dead(replace(b, body=mapped(b.body, lambda e: transform(e, one)))) if table else b
 

@@ -81,7 +81,7 @@ def accesses(b: Block, unit: UnitAxes) -> tuple[Access, ...]:
         if tensor in kinds:
             dtype, rank = kinds[tensor]
             axis = unit.get(tensor, rank - 1)
-            first = 0 if axis is None or axis >= len(index) else poly(index[axis], b.sizes).get((), 0)
+            first = poly(index[axis], b.sizes).get((), 0) if axis is not None and axis in range(len(index)) else 0
             made = _access(dtype, index, axis, loops)
             found[loops, tensor, index] = replace(made, between=first * dtype.nbytes % VECTOR != 0)
     return tuple(found.values())
