@@ -63,7 +63,7 @@ def _named(e: Expr, sizes: Sizes) -> Named:
     found = {d: sizes[d] for d in dims_named(e) if d in sizes}
     for n in tuple(found.values()):
         found.update({d: sizes[d] for d in dims_named(n) if d in sizes})
-    return tuple(found.items())
+    return tuple((d, found[d]) for d in sorted(found))
 
 
 def same(a: Expr, b: Expr, sizes: Sizes | None = None) -> bool:
