@@ -468,6 +468,19 @@ def test_volumes_of_a_batch_are_streamed_along_what_is_read_in_one_run(shape, ax
     assert [first.sizes[d].value for d in loops] == [streamed]
 
 
+@pytest.mark.parametrize(("fn", "shape", "streamed"), [
+    (lambda x: x.float().square().sum(), (64, 128, 4000), 128),  # what lies behind is one run with it
+    (lambda x: torch.nn.functional.glu(x, 1).float().square().sum(), (32, 512, 1369), 1369),
+])  # fmt: skip
+def test_whole_tensors_are_read_in_runs_however_few_neighbours_a_step_could_hold(fn, shape, streamed):
+    """Steps of four neighbours, half a sector, beside 8,192 of other axes took 77 us on an H100 for what a line of
+    elements takes 28, and of a gate 208 for 40."""
+    first = fused(fn, meta(*shape))[1].kernels[0].block
+    loops = [n for n in walk(first.body) if isinstance(n, Loop)]
+    assert [first.sizes[n.dim].value for n in loops if n.kind == "for"] == [streamed]
+    assert math.prod(first.sizes[n.dim].value for n in loops if n.single) >= 264
+
+
 def gated_columns(x, gate):
     """A sum over images and places, of what a number of each image scales."""
     return (x * gate[:, None, None]).sum((0, 1))

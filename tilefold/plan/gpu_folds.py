@@ -58,13 +58,10 @@ def streamed_axis(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None
 def _of_runs(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
     """The axis that stage k streams over where a step of its longest would have few neighbours: a block holds what is
     not read in one run with it. The first of which a step has more, and that has an index for each multiprocessor (with
-    the one behind it, all in all); else the one beside which least is held. None where a block holds `LEAST_STEP` of
-    them."""
+    the one behind it, all in all); else the one beside which least is held. None where a block holds neighbours
+    (`machine.columns`) of the longest beside the others."""
     axes, longest = plan.stages[k].axes, loop_dim(g, plan.stages[k])
     if longest is None or len(axes) == 1 or plan.inner or not all(is_static(g.program.sizes[d]) for d in axes):
-        return None
-    whole = math.prod(power_of_two(int(g.extent(d))) for d in axes if d != longest)
-    if LEAST_STEP * whole <= machine.read_at_once:
         return None
     held = {d: _held(g, plan, axes, d) for d in axes}
     few = {d for d in axes if held[d] * machine.columns > machine.beside}

@@ -28,6 +28,7 @@ from tilefold.backends.triton.scope import Known
 from tilefold.backends.triton.select import Selections
 from tilefold.backends.triton.simplify import pull_scale
 from tilefold.backends.triton.values import fitted
+from tilefold.backends.triton.whole_vectors import ends_inside_vector, line_of
 from tilefold.errors import BackendError
 from tilefold.tile import ir
 from tilefold.tile.pieces import product_dims
@@ -101,7 +102,7 @@ class Renderer:
         self.grid(grid)
         for d in self.c.kernel.sizes:
             self.c.whole(d)
-        self.body(self.c.kernel.body)
+        self.tiles()
         args: list[str] = []
         for t in self.c.kernel.tensors:
             args.append(self.c.names[t.name])
@@ -160,6 +161,20 @@ class Renderer:
         """Fastest first: dims in tiles, last one first, then the others, last one first."""
         tiled = [t for t in reversed(grid) if t.tile > 1]
         return tiled + [t for t in reversed(grid) if t.tile == 1]
+
+    def tiles(self) -> None:
+        """The kernel's body; of one that maps a line of elements which ends inside a vector, once without masks for the
+        tiles that the line fills, and once with, for the last (`whole_vectors`)."""
+        line = line_of(self.c.kernel)
+        dim = None if line is None or self.c.matrix else self.c.dims[line]
+        if dim is None or dim.stop is None or not ends_inside_vector(self.c.kernel, dim.stop):
+            self.body(self.c.kernel.body)
+            return
+        for stop, header in ((None, f"if {dim.base} + {dim.tile} <= {dim.stop}:"), (dim.stop, "else:")):
+            self.c.dims[dim.name] = replace(dim, stop=stop)
+            self.c.scopes.open(branch=True)
+            self.body(self.c.kernel.body)
+            self.c.scopes.close(header)
 
     def body(self, stmts: Sequence[ir.Stmt]) -> None:
         self.c.bounds.forget(written(stmts))
