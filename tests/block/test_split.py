@@ -8,13 +8,22 @@ import torch
 from tests.block.programs import inputs
 from tests.block.test_fuse import run_blocks
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Index, call, substitute
+from tilefold.algebra.expr import Index, call, lit, substitute
+from tilefold.backends.triton.views import neighbours
+from tilefold.block import interp
+from tilefold.block.collapse import collapsed
 from tilefold.block.fuse import with_unit
 from tilefold.block.group import ANY, Group
-from tilefold.block.split import column_dim, share_of
+from tilefold.block.ir import Loop, walk
+from tilefold.block.split import column_dim, share_of, with_even_shares
 from tilefold.block.stages import plan_stages
+from tilefold.block.verify import verify
+from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
@@ -126,9 +135,12 @@ def test_counts_of_several_kernels_have_their_own_parts() -> None:
     assert len({*names}) == len(names)
 
 
-@pytest.mark.parametrize(("length", "segments"), [(12, 4), (13, 4), (3, 4), (0, 2), (7, 7), (1, 1)])
-def test_segments_have_each_index_once(length: int, segments: int) -> None:
-    start, stop = share_of("l", "s", segments)
+@pytest.mark.parametrize(
+    ("length", "segments"), [(12, 4), (13, 4), (3, 4), (0, 2), (7, 7), (1, 1), (4099, 3), (4096, 3)]
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_segments_have_each_index_once(length: int, segments: int, known: bool) -> None:
+    start, stop = share_of("l", "s", segments, lit(length) if known else None)
     env = Env(lambda *_: torch.tensor(0.0), {"l": length, "s": segments}, {}, exact=True)
     held: list[int] = []
     for k in range(segments):
@@ -136,7 +148,28 @@ def test_segments_have_each_index_once(length: int, segments: int) -> None:
         here = Grid({"s": (k, k + 1)})
         a, b = (int(evaluate(substitute(e, at), here, env)) for e in (start, stop))
         held += range(a, b)
+        assert not known or length < 4096 or a % 8 == 0  # vectors of 16 bytes
     assert held == list(range(length))
+
+
+def test_segments_of_rows_of_odd_lengths_begin_at_whole_vectors():
+    """As one axis, rows need not be whole in a segment; what is combined is the same."""
+    torch._dynamo.reset()
+    x = torch.randn(271, 63, generator=torch.Generator().manual_seed(0))
+    made = trace(lambda x: x.square().sum(), x).program
+    first, second = fuse_for_gpu(made, GpuTarget(given=Given(segments=4, stream=2))).kernels
+    near = {i.name: neighbours(x) for i in first.block.inputs}
+    joined, _ = collapsed(first.block, {**near, **{r.name: frozenset() for r in first.block.results}})
+    even = verify(with_even_shares(joined))
+    (loop,) = [n for n in walk(even.body) if isinstance(n, Loop) and n.kind == "for"]
+    (segment,) = [n.dim for n in walk(even.body) if isinstance(n, Loop) and n.single]
+    assert even != joined and (loop.start, loop.stop) == share_of(loop.dim, segment, 4, lit(271 * 63))
+    (name,) = [i.name for i in first.block.inputs]
+    parts = interp.run(even, {name: x.flatten()}, {}, block_sizes=dict.fromkeys(even.sizes, 512), exact=True)
+    found = interp.run(second.block, parts, {}, block_sizes=dict.fromkeys(second.block.sizes, 64), exact=True)
+    (total,) = [found[r.name] for r in second.block.results if r.name in made.outputs]
+    torch.testing.assert_close(total.double(), x.double().square().sum(), rtol=1e-9, atol=0.0)
+    assert with_even_shares(even) == even
 
 
 @pytest.mark.parametrize("product", ["a[j, k, i] * b[j, i, k]", "b[j, i, k] * a[j, k, i]"])

@@ -134,7 +134,9 @@ class _Flat:
         if (n.start, n.stop) == (None, None):
             return n.kind == "for"
         counts = {d: int(e.value) for d, e in self.b.sizes.items() if isinstance(e, Const)}
-        return n.kind == "for" and any((n.start, n.stop) == share_of(n.dim, d, k) for d, k in counts.items())
+        return n.kind == "for" and any(
+            (n.start, n.stop) == share_of(n.dim, d, k, self.b.sizes[n.dim]) for d, k in counts.items()
+        )
 
     def _all(self, dims: tuple[str, ...]) -> bool:
         return set(self.axes) <= set(dims)

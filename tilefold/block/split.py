@@ -14,18 +14,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const, Expr, Index, Load, Size, call, dims_used, lit, loads, transform
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, call, dims_used, lit, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
 from tilefold.block.group import ANY, Limits
-from tilefold.block.ir import Let, Loop, Node, Result, Store
+from tilefold.block.ir import Block, Let, Loop, Node, Result, Store
 from tilefold.block.parallel import splittable
 from tilefold.block.stages import Stage, StagePlan
 from tilefold.names import free
 from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.index_simplify import poly
 
 #: Segments a split axis is cut into.
 SEGMENTS = 16
+#: Elements of 16 bits that a thread loads at once; indices from which a segment begins at a multiple of them, and the
+#: multiple, of a line of the cache.
+VECTOR, LONG_SHARE, RUN = 8, 1 << 10, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     first = Builder(g, plan, loops)
     early = early_maps(g, plan, axis)
     first.to_write = [m for m in first.to_write if m in early]
-    first.fold_pass(0, _at_each(stage, outer), axis, *share_of(axis, segment, segments))
+    first.fold_pass(0, _at_each(stage, outer), axis, *share_of(axis, segment, segments, g.program.sizes[axis]))
     parts: list[Result] = []
     for v in stage.fold.state:
         name, index = first.state_names(stage.fold, v)
@@ -132,11 +136,48 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     )
 
 
-def share_of(axis: str, segment: str, segments: int) -> tuple[Expr, Expr]:
-    """Where a segment's indices of an axis begin and end."""
+def share_of(axis: str, segment: str, segments: int, extent: Expr | None = None) -> tuple[Expr, Expr]:
+    """Where a segment's indices of an axis begin and end. extent: of the axis; long shares of a known one begin at
+    multiples of what a thread loads at once, which loads are torn apart for otherwise."""
     length = call("floordiv", call("add", Size(axis), segments - 1), segments)
+    each = -(-int(extent.value) // segments) if isinstance(extent, Const) else 0
+    if each >= LONG_SHARE and each % VECTOR:
+        length = call("mul", call("floordiv", call("add", length, RUN - 1), RUN), RUN)
     at = call("tile_start", Index(segment))
     return call("mul", at, length), call("minimum", Size(axis), call("mul", call("add", at, 1), length))
+
+
+def with_even_shares(b: Block) -> Block:
+    """`b` with long shares of axes of known extents beginning at multiples of what a thread loads at once: a segment of
+    an axis that several were joined to (`block.collapse`) has whole indices of the first, rows of an odd length. What
+    the segments have is combined, whichever indices each of them has."""
+
+    def one(n: Node) -> Node:
+        if not isinstance(n, Loop):
+            return n
+        n = replace(n, body=tuple(map(one, n.body)))
+        segment = _segment(n)
+        extent = b.sizes[n.dim]
+        if segment is None or not isinstance(extent, Const) or not isinstance(count := b.sizes[segment], Const):
+            return n
+        each = poly(n.start.args[1], b.sizes) if isinstance(n.start, Call) else {}
+        if set(each) != {()} or each[()] < LONG_SHARE or each[()] % VECTOR == 0:
+            return n
+        start, stop = share_of(n.dim, segment, int(count.value), extent)
+        return replace(n, start=start, stop=stop)
+
+    return replace(b, body=tuple(map(one, b.body)))
+
+
+def _segment(n: Loop) -> str | None:
+    """The dim of which each index has a share of a loop's axis, as many indices as others have."""
+    match n.start, n.stop:
+        case (
+            Call("mul", (Call("tile_start", (Index(d),)) as at, length)),
+            Call("minimum", (_, Call("mul", (Call("add", (ahead, Const(1))), other)))),
+        ) if ahead == at and other == length:
+            return d
+    return None
 
 
 def _at_each(stage: Stage, outer: tuple[str, ...]) -> Stage:

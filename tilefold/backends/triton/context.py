@@ -18,6 +18,7 @@ from tilefold.backends.triton.bounds import Bounds
 from tilefold.backends.triton.coarse import coarse, is_truth
 from tilefold.backends.triton.config import SHARED, TooLarge, TritonConfig
 from tilefold.backends.triton.extremes import extreme
+from tilefold.backends.triton.facts import Turns
 from tilefold.backends.triton.far import far_tensors, may_be_far
 from tilefold.backends.triton.layouts import Layouts
 from tilefold.backends.triton.memory import Memory
@@ -78,6 +79,7 @@ class Context:
         self.one_sum = False  # addresses are a tensor's and one sum: what a loop keeps of it has 32 bits, not 64
         self.lanes_here = False  # what follows from lanes is computed where it stands, not kept through loops
         self.dims: dict[str, Dim] = {}
+        self.turns: dict[str, Turns] = {}  # of loops over whole tiles
         self.known = Known()
         self.reuse = Reuse()
         self.passing: frozenset[str] = frozenset()  # inputs that stream by (`reuse.passing`)

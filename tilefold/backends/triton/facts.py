@@ -7,12 +7,13 @@ dim between two bounds that the tiles of the other dims determine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, call, dims_used, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, call, dims_used, walk
 from tilefold.block.bounds import NEGATED, bound
+from tilefold.tensor.index_simplify import minus, nonnegative, poly, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,30 @@ class Certain:
     conditions: tuple[tuple[Expr, bool], ...]
     starts: tuple[Expr, ...]
     stops: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A loop over the whole tiles of [start, stop): turn t has the places start + tile t + r, 0 <= r < tile."""
+
+    start: Expr
+    stop: Expr
+    tile: int
+
+    @staticmethod
+    def of(stop: Expr | None) -> Turns | None:
+        """Of a loop from 0 to (stop - start) // tile, as folds that lanes keep have (`tile.lanes`)."""
+        match stop:
+            case Call("floordiv", (Call("sub", (end, start)), Const(tile))):
+                return Turns(start, end, int(tile))
+        return None
+
+    def inside(self, turn: str, at: Expr, extent: Expr, sizes: Mapping[str, Expr]) -> bool:
+        """Whether a place is one of a turn's, and all of these are in front of an extent: needs no mask for that."""
+        rest = poly(call("sub", call("sub", at, self.start), call("mul", Index(turn), self.tile)), sizes)
+        ends = self.stop.args if isinstance(self.stop, Call) and self.stop.op == "minimum" else (self.stop,)
+        ahead = any(nonnegative(minus(poly(extent, sizes), poly(e, sizes), 0)) for e in ends)
+        return ahead and within(rest, {(): self.tile}, sizes)
 
 
 def certain(exprs: Iterable[Expr], dim: str, outer: frozenset[str], data: frozenset[str] = frozenset()) -> Certain:

@@ -44,6 +44,7 @@ from tilefold.block.collapse import Merge, collapsed
 from tilefold.block.ir import Block
 from tilefold.block.one_axis import is_map
 from tilefold.block.pairs import paired
+from tilefold.block.split import with_even_shares
 from tilefold.errors import BackendError
 from tilefold.plan.hardware import H100
 from tilefold.tensor.sizes import shape_function
@@ -312,6 +313,7 @@ class TritonKernel:
                 self.choose is not None and self.choose(self.block, self._coarse(self.sizes(syms)))
             )
             block, merges = (self.block, ()) if given else collapsed(self.block, near, apart)
+            block = with_even_shares(block) if merges else block
             plain = not given and not any(m and n for m, n, _ in Shape.of(block).products)
             views = zip(self.tensors, merged(xs, self.tensors, merges), strict=True)
             block, more = paired(block, {n: neighbours(x) for n, x in views}) if plain else (block, ())

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, Size, tensors_read
+from tilefold.algebra.expr import Call, Const, Expr, Index, Size, tensors_read, transform
 from tilefold.backends.triton.context import EMPTY, Context
 from tilefold.backends.triton.extremes import MOST, in_bound
-from tilefold.backends.triton.facts import certain
+from tilefold.backends.triton.facts import Turns, certain
 from tilefold.backends.triton.reuse import Reuse
 from tilefold.backends.triton.scope import Dim, Known
 from tilefold.tile import ir
@@ -30,6 +30,8 @@ class Loops:
         """One loop, in parts or as no loop. reuse: what it reads that other loops read."""
         size = self.c.size(s.dim).code
         lo, hi = self.bounds(s)
+        if s.start is None and s.tile == 1 and s.stop is not None:
+            self._whole_tiles(s.dim, s.stop)
         outer = self.c.dims.get(s.dim)
         bin_ = int(size) if size.isdigit() else self.c.bins.get(s.dim)
         keeps = self._keeps(s)
@@ -45,6 +47,18 @@ class Loops:
             self.c.dims[s.dim] = outer
         else:
             self.c.dims.pop(s.dim, None)
+
+    def _whole_tiles(self, d: str, stop: Expr) -> None:
+        """Note what a loop runs over, if that is the whole tiles of a stretch."""
+        single = {t.dim for t in self.c.kernel.grid if t.tile == 1}
+
+        def own(e: Expr) -> Expr | None:
+            at = e.args[0] if isinstance(e, Call) and e.op == "tile_start" else None
+            return at if isinstance(at, Index) and at.dim in single else None
+
+        turns = Turns.of(transform(stop, own))
+        if turns is not None:
+            self.c.turns[d] = turns
 
     def bounds(self, s: ir.For) -> tuple[str, str]:
         """First index and one past the last."""

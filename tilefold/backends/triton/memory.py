@@ -138,7 +138,8 @@ class Memory:
             level = max(level, v.level, limit.level)
             if known is None or not nonnegative(known[0]):
                 parts.append(fitted(Value(f"({v.code} >= 0)", v.axes, DType.BOOL), axes))
-            if known is None or not nonnegative(minus(end, known[1], 1)):
+            in_turn = any(t.inside(d, e, size, sizes) for d, t in self.c.turns.items() if d in dims_used(e))
+            if not in_turn and (known is None or not nonnegative(minus(end, known[1], 1))):
                 parts.append(fitted(Value(f"({v.code} < {limit.code})", v.axes, DType.BOOL), axes))
         return (" & ".join(parts), level) if parts else (None, 0)
 

@@ -87,7 +87,7 @@ class Reductions:
         scale, e = pull_scale(e, loose=False) if s.op in ("max", "min") else (1.0, e)
         over, out = ({d: self.c.hold(d).lanes for d in dims} for dims in (rdims, axes))
         pairs = not self.c.matrix and in_threads(e, over, out, self.c.config.warps)
-        frame = (*rdims, *axes) if pairs else (*axes, *rdims)
+        frame = (*rdims, *axes) if pairs else self._frame(axes, rdims)
         self.c.layouts.wrote(s.buf, self.c.layouts.made((e,), frame))
         kind = b.dtype.compute
         if counts and s.op == "sum" and kind is DType.I64 and rdims and is_truth(condition := _uncast(e)):
@@ -107,6 +107,28 @@ class Reductions:
             none = number(identity_of(s.op, kind.torch_dtype), kind)
             v = Value(f"tl.where({masked}, {v.code}, {none})", v.axes, v.kind, v.level)
         return Reduced(v, present, scale, isinstance(e, Load) and masked is None)
+
+    def _frame(self, axes: tuple[str, ...], rdims: Sequence[str]) -> tuple[str, ...]:
+        """The order of the axes of what is reduced over one dim: that of the first value which is kept, or stored, over
+        the same dims. In another order what both read would be loaded twice, and what is kept change places among
+        threads (a norm over channels of images read them again behind its sum: 104 us on an H100, Inductor's 46)."""
+        if len(rdims) != 1 or self.c.matrix or self.c.multiplies:
+            return (*axes, *rdims)
+        for dims in self._frames:
+            found = tuple(d for d in dims if self.c.hold(d).vector) if {*axes, *rdims} <= {*dims} else ()
+            if sorted(found) == sorted((*axes, *rdims)):  # the first of them
+                return found if tuple(d for d in found if d not in rdims) == axes else (*axes, *rdims)
+        return (*axes, *rdims)
+
+    @cached_property
+    def _frames(self) -> tuple[tuple[str, ...], ...]:
+        """Dims of values and of what is stored, of two and more."""
+        found = [
+            s.buffer.dims if isinstance(s, ir.Alloc) else s.dims
+            for s in every(self.c.kernel.body)
+            if isinstance(s, ir.Alloc | ir.Store)
+        ]
+        return tuple(dict.fromkeys(dims for dims in found if len(dims) > 1))
 
     def _joined(self, code: str, left: list[str], present: list[str]) -> str:
         """`code` with axes that are reduced and side by side as one (in `left` and `present` too).
