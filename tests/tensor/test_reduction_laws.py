@@ -188,6 +188,29 @@ def test_sums_are_exchanged_unless_they_are_kept():
     assert exchange_sums(p, frozenset("s")) == exchange_sums(p, frozenset("o")) == p
 
 
+#: Attention of few keys in heads of 4 columns, and a projection of all heads: each sum over keys is short.
+PROJECTED = """
+program projected()
+  input p: f32[64, 2, 13]
+  input v: f32[13, 8]
+  input w: f32[8, 32]
+  dim i = 64
+  dim h = 2
+  dim c = 8
+  dim k = 13
+  dim o = 32
+  m[i]: f32 = max[c] v[0, c] * p[i, 0, 0]
+  a[i, c]: f32 = sum[k] (p[i, c // 4, k] - m[i]) * v[k, c]
+  y[i, o]: f32 = sum[c] a[i, c] * w[c, o]
+  return y
+"""
+
+
+def test_a_product_of_matrices_is_not_made_one_for_each_element_of_a_short_sum():
+    p = parse(PROJECTED)
+    assert exchange_sums(p) == p  # else 13 products of 64 x 8 x 32 where there is one
+
+
 #: Three sums in a row, each of which could take the one before it.
 ROW_OF_SUMS = """
 program row()

@@ -8,7 +8,9 @@ its cascade, and one over the rest (a loss over all rows, made of the log-sum-ex
 
 exchange: sum over K of w[k] * (sum over J of f[k, j]) = sum over J of (sum over K of w[k] * f[k, j]),
 for a short J, where f depends on a reduction over K: the inner sum would keep the outer one from
-joining the cascade over K (the moment of inertia sums squares over three coordinates).
+joining the cascade over K (the moment of inertia sums squares over three coordinates). Not where that is many times
+the arithmetic: a product of matrices behind an inner sum (weights of few keys times values, then projected) would be
+one for each j.
 
 order: R over (A, B) = R over (B, A). Kernels share out and stream over the first axes, and leave the last to a step,
 so a reduction's axes are those of what it reads as they lie in memory (all of a matrix that was transposed).
@@ -25,8 +27,8 @@ from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 
-#: Longest inner sum that is kept as separate outer sums.
-SHORT = 16
+#: Longest inner sum that is kept as separate outer sums, and times the arithmetic of both that these may take.
+SHORT, MORE = 16, 2
 
 
 def align_reductions(p: Program, keep: frozenset[str] = frozenset()) -> Program:
@@ -153,6 +155,9 @@ def _exchanges(g: Graph, s: Compute, c: Compute) -> bool:
         return False
     found = [x for x in loads(c.body) if x.tensor == s.name]
     if g.points(s.rdims) > SHORT or len(found) != 1 or not _linear_in(c.body, found[0]):
+        return False
+    apart = g.points({*s.dims, *s.rdims}) + g.points({*c.dims, *c.rdims})
+    if g.points({*c.dims, *c.rdims, *s.rdims}) > MORE * apart:
         return False
     return _depends_on_axes(g, s.name, set(c.rdims))
 
