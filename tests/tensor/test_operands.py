@@ -203,3 +203,31 @@ def test_a_long_sum_for_a_few_places_is_a_product_of_patches():
     text = PATCHES.replace("[4, ", "[128, ").replace("dim b = 4", "dim b = 128")
     q = stored_operands(parse(text.format(channels=1, statement=BACKWARD)))
     assert len(q.body) == 2 and library_product(q.body[-1], q.sizes) is not None
+
+
+HEADS = """program f()
+  input x: bf16[2, 3, 6, 8]
+  input w: bf16[5, 3, 8]
+  dim b = 2
+  dim i = 4
+  dim h = 3
+  dim k = 8
+  dim o = 5
+  out[b, i, o]: bf16 = sum[h, k] x[b, h, i + 2, k] * w[o, h, k]
+  return out
+"""
+
+
+def test_tokens_behind_the_first_are_stored_where_heads_are_summed_too():
+    """Of one summed dim they are read where they are: `test_what_stays_as_it_is`."""
+    p = parse(HEADS)
+    q = stored_operands(p)
+    assert [c.name for c in q.body] == ["x_read", "out"]
+    assert library_product(q.body[1], q.sizes) is not None
+    gen = torch.Generator().manual_seed(0)
+    given = {
+        "x": torch.randn(2, 3, 6, 8, generator=gen).bfloat16(),
+        "w": torch.randn(5, 3, 8, generator=gen).bfloat16(),
+    }
+    want = torch.einsum("bhik,ohk->bio", given["x"][:, :, 2:].double(), given["w"].double())
+    torch.testing.assert_close(run(q, given)["out"].double(), want, rtol=1e-2, atol=1e-2)
