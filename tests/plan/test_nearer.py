@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -55,6 +57,12 @@ def test_parts_that_many_cuts_leave_are_looked_at_once(monkeypatch):
     predict = lambda k: Predicted(1e-4 * len(k.plan.group.members), 1e-7)  # noqa: E731 (no cut is enough)
     fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
     assert 4 < len(seen) == len(set(seen)) <= nearer.MOST_PARTS
+
+
+def test_a_cut_passes_no_more_through_memory_than_speed_may_cost():
+    predict = lambda k: Predicted(1e-5 * len(k.plan.group.members) ** 3, 1e-5)  # noqa: E731
+    target = GpuTarget(replace(H100, passed=0.0), predict=predict)
+    assert len(fuse_for_gpu(program(), target).kernels) == 1
 
 
 class Small(GpuTarget):

@@ -74,8 +74,10 @@ def _nearer(
         return [x], math.inf if own is None else own.seconds
     least, chosen, hopes = SHARE * own.seconds, list[Group](), list[tuple[float, list[Group]]]()
     slow: list[tuple[frozenset[str], float]] = []
+    most = machine.passed * machine.tiers[-1].capacity
     for first, second in cuts(g, x.members)[:MOST_CUTS]:
-        if NEAR * (own.floor + added_bytes(g, first, second) / machine.bandwidth) >= least:
+        added = added_bytes(g, first, second)
+        if added > most or NEAR * (own.floor + added / machine.bandwidth) >= least:
             break  # the others add more
         if any(n >= least and (some.issubset(first) or some.issubset(second)) for some, n in slow):
             continue

@@ -151,3 +151,22 @@ def anywhere(tensor: str, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
     for n, x in enumerate(at):
         mixed = mixed + x.to(torch.int64) * (7919 + 104729 * n)
     return (mixed * 2654435761 >> 7) & 0xFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """An access of a tensor. nbytes: used by a tile. sectors: bytes of the sectors of a tile; lines: of the first-level
+    cache, of all of its warps' accesses; sent: bytes of sectors of these. times: tiles, of all thread blocks."""
+
+    tensor: str
+    stored: bool
+    nbytes: float
+    sectors: float
+    lines: float
+    sent: float
+    times: float
+
+    @property
+    def wasted(self) -> float:
+        """Bytes that warps ask the cache for, over the bytes that they use."""
+        return self.sent / max(1.0, self.nbytes)

@@ -28,11 +28,12 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, Index, Load, dims_named, dims_used, loads, tensors_read
 from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.memory import SECTOR
-from tilefold.backends.triton.product import in_float, multiplied
-from tilefold.backends.triton.touched import Access, anywhere, touched
+from tilefold.backends.triton.product import multiplied
+from tilefold.backends.triton.residency import Body, Resident, exposed, meetings
+from tilefold.backends.triton.touched import Access, Touch, anywhere, touched
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
-from tilefold.backends.triton.work import MOST, OWN, held, index_units, room, work
+from tilefold.backends.triton.work import MOST, OWN, held, index_units, kind_of, room, work
 from tilefold.plan.hardware import Gpu
 from tilefold.tile import ir
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
@@ -54,25 +55,6 @@ ADDITION, ORDERED = 1.0, 14.0
 ACCESS = 2.0
 #: Share of the rate of large products that tiles of fewer rows than a group's 64 reach.
 GROUP, SMALL = 64, 0.4
-
-
-@dataclass(frozen=True, slots=True)
-class Touch:
-    """An access of a tensor. nbytes: used by a tile. sectors: bytes of the sectors of a tile; lines: of the first-level
-    cache, of all of its warps' accesses; sent: bytes of sectors of these. times: tiles, of all thread blocks."""
-
-    tensor: str
-    stored: bool
-    nbytes: float
-    sectors: float
-    lines: float
-    sent: float
-    times: float
-
-    @property
-    def wasted(self) -> float:
-        """Bytes that warps ask the cache for, over the bytes that they use."""
-        return self.sent / max(1.0, self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +97,16 @@ class _Walk:
     loops: tuple[tuple[str, float], ...] = ()
     units: float = 0.0
     flops: dict[DType, float] = field(default_factory=dict)
+    #: Seconds that products take on all multiprocessors, whatever tiles of float32 cost.
+    least: float = 0.0
     turns: float = 0.0
+    #: Seconds that warps wait for one another.
+    met: float = 0.0
     spilled: float = 0.0
+    #: Of copies that are ahead, of what a loop's products read.
+    stages: int = 1
+    resident: Resident = field(default_factory=Resident)
+    now: Body = field(default_factory=Body)
 
     def width(self, d: str) -> int:
         """Lanes of a dim here."""
@@ -141,6 +131,7 @@ class _Walk:
         threads = WARP * self.warps
         beyond = held(stmts, self.area, self.part) - room(threads)
         self.spilled += self.times * 2 * SPILLED * max(0.0, beyond)
+        around, self.now = self.now, Body()
         for s in stmts:
             match s:
                 case ir.Alloc(buffer):
@@ -155,6 +146,7 @@ class _Walk:
                     self.product(ir.Gemm(buf, a, b, rdims, s.accumulate, s.kept))
                 case ir.Reduce(buf, _, rdims, e):
                     self.computed((*self.buffers[buf].dims, *rdims), e, ADDITION)
+                    self.met += self.times * meetings(self.area(self.buffers[buf].dims), self.warps)
                 case ir.Select():
                     self.selected(s)
                 case ir.Gemm():
@@ -165,6 +157,8 @@ class _Walk:
                         parts = choices(s.expr, lambda d: self.width(d) == 1)
                     self.computed(s.dims, s.expr, share=1 / (len(parts) + 1))
                     self.touch(s.tensor, s.index, s.dims, stored=True)
+        self.spilled += self.times * 2 * SPILLED * self.resident.add(self.now, threads)
+        self.now = around
 
     def selected(self, s: ir.Select) -> None:
         """Elements in their order: the greatest one, or some, one after the other, each of all that are left."""
@@ -217,6 +211,8 @@ class _Walk:
         area = self.area(used)
         self.units += self.times * share * (work(e, lambda dims: self.area(used & dims)) + more * area)
         self.read(frame, e, share)
+        asked = (x for x in dict.fromkeys(loads(e)) if x.tensor in self.tensors)
+        self.now.read = max(self.now.read, sum(self.part(x.tensor) * self.area(dims_used(x)) for x in asked))
         if isinstance(e, Load):  # what is only reduced, or stored, is used as it comes
             return
         operands = 2 * area + sum(self.area(dims_used(x)) for x in dict.fromkeys(loads(e)))
@@ -238,22 +234,35 @@ class _Walk:
         m, n, k = ([d for d in side if d not in batch] for side in (own, own, s.rdims))
         m, n = [d for d in m if d in a], [d for d in n if d in b]
         kinds = [self._dtype(x) for x in (s.a, s.b)]
-        kind = min(kinds, key=lambda t: t.nbytes) if all(t.is_float for t in kinds) else in_float(kinds)
-        if kind is DType.F32 and s.kept is None and not {s.a.tensor, s.b.tensor} & set(self.tensors) and self.narrow:
-            kind = DType.F16  # both are computed, of what has 16 bits: they are rounded to those
+        read = {self._dtype(x) for x in (s.a, s.b) if x.tensor in self.tensors}
+        kind = kind_of(kinds, read, s.kept, narrow=self.narrow)
         rows, columns, depth = self.area(m), self.area(n), self.area(k)
         shared = any(self.width(d) > 1 for d in own if d not in (*m, *n))
         matrices = multiplied(kinds, self.buffers[s.buf].dtype)
         if shared or not matrices or min(rows, columns, depth) < MATRIX_UNIT:  # summed element by element (`product`)
             self.computed((*own, *s.rdims), Call("mul", (s.a, s.b)), ADDITION)
             return
+        self.holds(s, kind)
         flops = 2.0 * self.area(batch) * rows * columns * depth * self.times
         if kind.nbytes <= 2 and max(rows, columns) < GROUP:
             flops /= SMALL
+        self.least += flops / self.machine.gemm_rate(kind, library=False)
         if kind is DType.F32 and self.exact:
             threads = WARP * self.warps
             flops *= self.machine.gemm_rate(kind, library=False) / self.machine.exact(rows * columns / threads)
         self.flops[kind] = self.flops.get(kind, 0.0) + flops
+
+    def holds(self, s: ir.Gemm, kind: DType) -> None:
+        """Where a product of a matrix unit is made, and its operands are: read ones once for each copy ahead."""
+        self.now.elements += self.area(self.buffers[s.buf].dims)
+        for x in (s.a, s.b):
+            area, within = self.area(dims_used(x)), self.loops[-1:]
+            if x.tensor not in self.tensors:
+                self.now.elements += area * kind.nbytes / 4
+            elif within and within[0][1] > 1 and within[0][0] in dims_used(x):
+                self.now.shared += area * kind.nbytes * self.stages
+            else:
+                self.now.shared += area * kind.nbytes
 
     def varying(self, x: Load) -> frozenset[str]:
         """Dims that choose among what an operand is in this tile: not the head of a group of queries (`j // 5`)."""
@@ -327,17 +336,18 @@ def forecast(
     warps = v.config.groups * 4 + 4 if v.rendered.groups else v.config.warps
     w = _Walk(
         whole, syms, tensors, v.config.lanes, warps, bool(product_dims(k)), '="tf32"' not in v.rendered.source, machine,
-        ranges, {t.dim: t.tile for t in k.grid},
+        ranges, {t.dim: t.tile for t in k.grid}, stages=v.config.stages,
     )  # fmt: skip
     w.body(k.body)
-    return _summed(w, blocks, warps, machine)
+    return _summed(w, blocks, warps, machine, apart=bool(v.rendered.groups))
 
 
 def _const(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int]) -> int:
     return int(evaluate(e, Grid({}), Env(anywhere, sizes, syms)).flatten()[0])
 
 
-def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu) -> Forecast:
+def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu, *, apart: bool) -> Forecast:
+    """apart: whether warps have parts of their own, so that one's copies and products hide another's arithmetic."""
     touches = tuple(w.touches.values())
     unique = {x.tensor: 0.0 for x in touches}
     sectors = dict(unique)
@@ -355,7 +365,12 @@ def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu) -> Forecast:
     served = sum((x.sent if x.stored else x.sectors) * x.times for x in touches) * blocks
     served += w.spilled * blocks
     whole = machine.reached * machine.bandwidth
-    resident = max(1, min(machine.blocks, machine.threads // (WARP * warps)))
+    threads = WARP * warps
+    resident = max(1, min(machine.blocks, machine.threads // threads))
+    beside = 1 / 4
+    if w.resident.elements and not apart:
+        resident = w.resident.blocks(threads, machine)
+        beside = exposed(warps * min(resident, blocks / units), w.turns)
     at_once = w.spilled / 2 * min(blocks, resident * machine.cores)
     spilled = w.spilled * blocks if at_once > machine.last_cache.capacity else 0.0
     stages = {
@@ -366,11 +381,11 @@ def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu) -> Forecast:
         "products": sum(f / machine.gemm_rate(t, library=False) for t, f in w.flops.items()) * blocks / share,
     }
     waves = max(1.0, blocks / (resident * machine.cores))
-    stages["turns"] = waves * (1 + w.turns) * machine.turn
+    stages["turns"] = waves * ((1 + w.turns) * machine.turn + (w.met if w.resident.elements else 0.0))
     stages["blocks"] = blocks * machine.dispatch
     longest = max(stages.values())
-    seconds = machine.empty + longest + (sum(stages.values()) - longest) / 4
-    floor = machine.empty + max(sum(unique.values()) / whole, stages["products"] * share)
+    seconds = machine.empty + longest + (sum(stages.values()) - longest) * beside
+    floor = machine.empty + max(sum(unique.values()) / whole, w.least * blocks)
     return Forecast(seconds, floor, stages, touches, blocks)
 
 

@@ -11,9 +11,11 @@ spilled a thread on Hopper: x ** y of 64 elements 145 and 0 of 4 warps, 128 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads
+from tilefold.backends.triton.product import in_float
 from tilefold.plan.dataflow import GPU_UNITS, operation_units, root_of
 from tilefold.tile import ir
 from tilefold.tile.affine import coefficients
@@ -70,6 +72,18 @@ def index_units(e: Expr) -> float:
         case Call(op, args) if coefficients(e) is None:
             return GPU_UNITS.get(op, 0.0) + sum(map(index_units, args))
     return 0.0
+
+
+def kind_of(kinds: Collection[DType], read: Collection[DType], kept: DType | None, *, narrow: bool) -> DType:
+    """The type that operands of these types are multiplied in. read: types of those in memory, which are not rounded:
+    float32 stays what it is. narrow: whether the kernel reads something of 16 bits, which computed ones are rounded to.
+    """
+    if not all(t.is_float for t in kinds):
+        return in_float(kinds)
+    if DType.F32 in read or (kept is not None and DType.F32 in kinds):
+        return DType.F32
+    found = min(kinds, key=lambda t: t.nbytes)
+    return DType.F16 if found is DType.F32 and narrow else found
 
 
 def held(stmts: Sequence[ir.Stmt], area: Area, part: Callable[[str], float] = lambda tensor: 1.0) -> float:
