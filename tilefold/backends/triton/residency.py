@@ -9,7 +9,7 @@ copies are ahead, and products beside arithmetic. Where warps share a row that i
 
 Microseconds on an H100: measured (forecast by a quarter of all stages but the longest; so). A product of short depth, a
 bias and a gelu 41.8 (27.0; 35.3); a layer, its bias, and three sums over its columns, 256 blocks of 205 KB, 33.8 (26.5;
-37.6); attention of one query over 500 places, 64 blocks of 8 warps, 74 (24.7; 43.9); gradients of an activation in
+36.2); attention of one query over 500 places, 64 blocks of 8 warps, 74 (24.7; 43.9); gradients of an activation in
 tiles of 128 x 128, four warps, 65 (32.6; 52.5).
 """
 
