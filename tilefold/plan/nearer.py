@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from tilefold.algebra.expr import loads
 from tilefold.block.group import Group
 from tilefold.plan.cut import added_bytes, cuts
 from tilefold.plan.gpu_forms import Predicted
@@ -25,6 +26,8 @@ from tilefold.tensor.analysis import Graph
 FAR, BEYOND, SHARE = 2.5, 8e-6, 0.8
 #: Times the floor of parts that is good enough: no more cuts are tried.
 NEAR = 1.25
+#: Times what a group reads and writes that a cut may pass through memory: not scores of every pair.
+PASSED = 2
 #: Cuts that are forecast, the cheapest first; those whose parts are cut again where none is enough.
 MOST_CUTS, HOPES = 16, 4
 #: Parts of a group that are looked at: of those that are cut again, and their cuts, there are thousands in a long chain
@@ -74,7 +77,8 @@ def _nearer(
         return [x], math.inf if own is None else own.seconds
     least, chosen, hopes = SHARE * own.seconds, list[Group](), list[tuple[float, list[Group]]]()
     slow: list[tuple[frozenset[str], float]] = []
-    most = machine.passed * machine.tiers[-1].capacity
+    names = {ld.tensor for m in x.members for ld in loads(g.by_name[m].body)} - {*x.members}
+    most = min(machine.passed * machine.tiers[-1].capacity, PASSED * (g.nbytes(names) + _written(g, x)))
     for first, second in cuts(g, x.members)[:MOST_CUTS]:
         added = added_bytes(g, first, second)
         if added > most or NEAR * (own.floor + added / machine.bandwidth) >= least:
