@@ -26,8 +26,8 @@ from tilefold.tensor.analysis import Graph
 FAR, BEYOND, SHARE = 2.5, 8e-6, 0.8
 #: Times the floor of parts that is good enough: no more cuts are tried.
 NEAR = 1.25
-#: Times what a group reads and writes that a cut may pass through memory: not scores of every pair.
-PASSED = 2
+#: Times what a group reads and writes that a cut may pass through memory: hidden rows of four times their length may, not scores of every pair.
+PASSED = 4
 #: Cuts that are forecast, the cheapest first; those whose parts are cut again where none is enough.
 MOST_CUTS, HOPES = 16, 4
 #: Parts of a group that are looked at: of those that are cut again, and their cuts, there are thousands in a long chain
@@ -56,7 +56,6 @@ def nearer(
             own = forecast(y)
             return [y], math.inf if own is None else own.seconds
         if y not in known:
-            known[y] = [y], math.inf
             known[y] = _nearer(g, y, machine, forecast, groups, again)
         return known[y]
 

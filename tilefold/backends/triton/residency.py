@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilefold.backends.triton.work import MOST
 from tilefold.plan.hardware import Gpu
 
-#: Registers of a thread beside its shares of tiles: addresses, masks, what is computed meanwhile; the most it has.
-OWN, MOST = 32, 255
+#: Registers of a thread beside its shares of tiles: addresses, masks, what is computed meanwhile.
+OWN = 32
 #: Warps of a multiprocessor with which all stages but the longest would take their whole time, and turns of a loop that
 #: halve it; share that they take at least.
 SERIAL, AHEAD, HIDDEN = 6, 8, 1 / 4
