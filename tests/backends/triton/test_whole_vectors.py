@@ -59,3 +59,9 @@ def test_a_line_that_ends_inside_a_vector_has_two_bodies(shape, dtype, twice):
 def test_rows_that_begin_between_two_vectors_have_one():
     v = launched(lambda x, y: x.mT.contiguous() + y, meta(1001, 999), meta(999, 1001))
     assert len(v.kernel.grid) == 2 and "else:" not in v.rendered.source
+
+
+def test_rows_that_a_block_reduces_have_one():
+    """Of 67 rows a block has 64: their vectors lie along them, and Triton refused the products of two bodies."""
+    v = launched(lambda x, y: torch.softmax(x, -1) + y, meta(67, 96), meta(67, 96))
+    assert "else:" not in v.rendered.source

@@ -91,6 +91,7 @@ def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeyp
         (nn.ConvTranspose2d(8, 8, 3, groups=2), torch.bfloat16, False),
         (nn.Conv1d(8, 8, 3), torch.bfloat16, True),  # one axis of space or three
         (nn.Conv3d(8, 8, 3), torch.bfloat16, True),
+        (nn.Conv3d(8, 8, (1, 3, 3)), torch.bfloat16, False),
         (nn.Conv1d(4, 8, 3), torch.bfloat16, False),  # no whole vector
         (nn.Conv1d(8, 8, 3), torch.float32, False),
         (nn.Conv1d(8, 8, 1), torch.bfloat16, False),

@@ -21,7 +21,7 @@ MOST = 256
 def line_of(kernel: ir.Kernel) -> str | None:
     """The one dim that a kernel's thread blocks have tiles of, if it only maps; rows of several dims begin where the
     row before ends, between two vectors, whatever their masks."""
-    plain = all(isinstance(s, ir.Alloc | ir.Map | ir.Fill | ir.Store | ir.Reduce) for s in kernel.body)
+    plain = all(isinstance(s, ir.Alloc | ir.Map | ir.Fill | ir.Store) for s in kernel.body)
     if not plain or len(kernel.grid) != 1 or kernel.grid[0].tile == 1:
         return None
     size = sum(isinstance(x, Call | Load) for e in expressions(kernel.body) for x in walk(e))
