@@ -26,7 +26,8 @@ from tilefold.tensor.analysis import Graph
 FAR, BEYOND, SHARE = 2.5, 8e-6, 0.8
 #: Times the floor of parts that is good enough: no more cuts are tried.
 NEAR = 1.25
-#: Times what a group reads and writes that a cut may pass through memory: hidden rows of four times their length may, not scores of every pair.
+#: Times what a group reads and writes that a cut may pass through memory: hidden rows of four times their length may,
+#: not scores of every pair.
 PASSED = 4
 #: Cuts that are forecast, the cheapest first; those whose parts are cut again where none is enough.
 MOST_CUTS, HOPES = 16, 4
