@@ -91,7 +91,7 @@ def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeyp
         (nn.ConvTranspose2d(8, 8, 3, groups=2), torch.bfloat16, False),
         (nn.Conv1d(8, 8, 3), torch.bfloat16, True),  # one axis of space or three
         (nn.Conv3d(8, 8, 3), torch.bfloat16, True),
-        (nn.Conv3d(8, 8, (1, 3, 3)), torch.bfloat16, False),
+        (nn.Conv3d(8, 8, (1, 3, 3)), torch.bfloat16, True),  # images along the first axis
         (nn.Conv1d(4, 8, 3), torch.bfloat16, False),  # no whole vector
         (nn.Conv1d(8, 8, 3), torch.float32, False),
         (nn.Conv1d(8, 8, 1), torch.bfloat16, False),
@@ -103,7 +103,7 @@ def test_which_convolutions_want_it(conv, dtype, wanted, monkeypatch):
     options = Options(compile_program, leftover="eager")
     torch._dynamo.reset()
     conv = conv.to(dtype)
-    x = randn(1, conv.in_channels, *(8,) * (conv.weight.dim() - 2)).to(dtype)
+    x = randn(2, conv.in_channels, *(8,) * (conv.weight.dim() - 2)).to(dtype)
     with torch.no_grad():
         got = torch.compile(conv, backend=lambda gm, xs: torch_compile.compile_captured(gm, xs, options))(x)
         want = conv(x)
