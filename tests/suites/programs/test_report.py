@@ -55,6 +55,12 @@ def test_a_part_that_failed_has_its_reason_in_the_cells():
     assert report.cells(outcome)[-1] == "left to others: graph0_1: BackendError: too large"
 
 
+def test_programs_of_a_class_that_is_in_no_list_have_their_lines():
+    other = record("mine", "tilefold", 4.0, suite="programs", family="others")
+    found = report.outcomes(results(other, record("mine", "compile", 2.0, suite="programs", family="others", over=0.5)))
+    assert [m[0] for m in report.means(found)] == ["others", "all"] and report.cells(found[0])[0] == "mine"
+
+
 def test_page_and_log(tmp_path):
     page = tmp_path / "page.md"
     write_part(page, "gpu", "the last part\n")

@@ -74,7 +74,7 @@ def means(found: Sequence[Outcome]) -> list[tuple[str, ...]]:
     medians of the compile seconds' and peaks' ratios (Tilefold's over Inductor's).
     """
     lines: list[tuple[str, ...]] = []
-    for name in (*CLASSES, "all"):
+    for name in (*dict.fromkeys((*CLASSES, *(o.any.family for o in found))), "all"):  # or a class of somebody else's
         mine = [o for o in found if name in (o.any.family, "all")]
         if not mine:
             continue
@@ -119,7 +119,7 @@ def cells(o: Outcome) -> tuple[str, ...]:
     """One program's line."""
     ours, inductor = o.ours, o.inductor
     return (
-        o.any.row.split(": ", 1)[1],
+        o.any.row.split(": ", 1)[-1],
         o.any.family,
         _us(ours),
         f"{_us(inductor)} ({times(o.speed)})",
