@@ -167,8 +167,9 @@ class _Reader:
                 case _:
                     windows.append((axis, i))
         outs = tuple(d for d in of_w if d in self.c.dims and d not in groups)
-        if not windows and not units and (len(batch) < 2 or len(outs) < 2):
-            return None  # a plain product: no window, no tap of extent 1, no planes (`_ordered`)
+        plain = not windows and not units and "conv" not in self.c.origin
+        if plain and (len(batch) < 2 or len(outs) < 2):
+            return None  # a product: no window, no tap of extent 1, no planes (`_ordered`)
         guards = Guards.of(conditions)
         if guards is None:
             return None
