@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tilefold.algebra.expr import loads
+from tilefold.algebra.expr import tensors_read
 from tilefold.block.group import Group
 from tilefold.plan.cut import added_bytes, cuts
 from tilefold.plan.gpu_forms import Predicted
@@ -53,10 +53,9 @@ def nearer(
     known: dict[Group, tuple[list[Group], float]] = {}
 
     def again(y: Group) -> tuple[list[Group], float]:
-        if y not in known and len(known) >= MOST_PARTS:
-            own = forecast(y)
-            return [y], math.inf if own is None else own.seconds
         if y not in known:
+            if len(known) >= MOST_PARTS:
+                return _whole(y, forecast(y))
             known[y] = _nearer(g, y, machine, forecast, groups, again)
         return known[y]
 
@@ -74,10 +73,10 @@ def _nearer(
     """`nearer` of a group that was not looked at. again: of its parts."""
     own = forecast(x)
     if own is None or len(x.members) == 1 or not _far(own):
-        return [x], math.inf if own is None else own.seconds
+        return _whole(x, own)
     least, chosen, hopes = SHARE * own.seconds, list[Group](), list[tuple[float, list[Group]]]()
     slow: list[tuple[frozenset[str], float]] = []
-    names = {ld.tensor for m in x.members for ld in loads(g.by_name[m].body)} - {*x.members}
+    names = frozenset[str]().union(*(tensors_read(g.by_name[m].body) for m in x.members)).difference(x.members)
     most = min(machine.passed * machine.tiers[-1].capacity, PASSED * (g.nbytes(names) + _written(g, x)))
     for first, second in cuts(g, x.members)[:MOST_CUTS]:
         added = added_bytes(g, first, second)
@@ -107,7 +106,12 @@ def _nearer(
             seconds = sum(n for _, n in cut)
             if seconds < least:
                 least, made = seconds, cut
-    return ([y for part, _ in made for y in part], least) if made else ([x], own.seconds)
+    return ([y for part, _ in made for y in part], least) if made else _whole(x, own)
+
+
+def _whole(x: Group, own: Predicted | None) -> tuple[list[Group], float]:
+    """A group as it is, and its seconds."""
+    return [x], math.inf if own is None else own.seconds
 
 
 def _far(x: Predicted) -> bool:

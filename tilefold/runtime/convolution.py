@@ -21,7 +21,7 @@ from tilefold.tensor.sizes import shape_function
 
 log = logging.getLogger("tilefold")
 
-#: Formats in which channels are contiguous, by the number of axes.
+#: Formats in which channels are contiguous, by the number of axes; of one axis of space torch has none.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 #: Axes of tensors with one axis of space: contiguous channels are asked for with another one, of one place.
 LINE = 3

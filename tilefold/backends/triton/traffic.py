@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, dims_used, loads
+from tilefold.backends.triton.memory import VECTOR
 from tilefold.backends.triton.work import FILL, room
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.plan.hardware import H100, Gpu
@@ -24,8 +25,8 @@ from tilefold.tile.layout import UnitAxes
 from tilefold.tile.pieces import power_of_two
 
 WARP = 32
-#: Bytes of a register, and of the widest access.
-REGISTER, VECTOR = 4, 16
+#: Bytes of a register.
+REGISTER = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ import torch
 from torch._guards import detect_fake_mode
 
 from tilefold.frontend.operators.convolution_gradients import covered_gradients
+from tilefold.frontend.operators.images import LINE
 from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
+from tilefold.runtime.convolution import CHANNELS_LAST
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -38,9 +40,7 @@ WHOLE_TILE = 32
 LARGE_WINDOW = 16
 #: Bytes of channels that a matrix unit's kernel of the library reads at once.
 VECTOR = 16
-#: torch's names of channels-last memory, by the number of axes; of one axis of space it has none.
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-LINE, PLANE = 3, 4
+PLANE = 4
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 #: Covered, and of the memory of what they read, or copies already.
 _NOT_STORED = VIEWS | COPIES
@@ -97,14 +97,13 @@ def _laid_out(x: torch.Tensor, last: bool) -> torch.Tensor:
     """An image in planes, or with contiguous channels."""
     if not last:
         return x.contiguous()
-    form = FORMATS.get(x.dim())
+    form = CHANNELS_LAST.get(x.dim())
     return x.contiguous(memory_format=form) if form else x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def _lies(x: torch.Tensor, last: bool) -> bool:
     """Whether an image lies so."""
-    form = FORMATS.get(x.dim()) if last else torch.contiguous_format
-    return x.is_contiguous(memory_format=form) if form else x.movedim(1, -1).is_contiguous()
+    return (x.movedim(1, -1) if last else x).is_contiguous()
 
 
 def _convolved(x: torch.Tensor) -> torch.Tensor:
@@ -195,7 +194,7 @@ def _in_order(
         found.meta = {**history, "val": val}
         return found
 
-    formats = [torch.contiguous_format, *([FORMATS[like.dim()]] if like.dim() in FORMATS else [])]
+    formats = [torch.contiguous_format, *([CHANNELS_LAST[like.dim()]] if like.dim() in CHANNELS_LAST else [])]
     form = next((f for f in formats if like.is_contiguous(memory_format=f)), None)
     if form is not None:
         return call(aten.clone.default, like, a, memory_format=form)
