@@ -800,3 +800,27 @@ kernel parts()
 def test_whole_parts_that_are_positions_have_32_bits():
     assert ".to(tl.int64)" not in body(code(WHOLE.format(step=1.5)))
     assert ".to(tl.int64)" in body(code(WHOLE.format(step=1e6)))
+
+
+CHOSEN = """
+kernel chosen(R, C)
+  dim i = R
+  dim j = C
+  in x: f32[C, R, 8] unit 2
+  in at: i64[R] unit 0
+  out y: f32[R]
+  grid i:4
+    alloc t: f32[i:4] tile
+    fill t = 0.0
+    for j:1
+      t = t[i] + x[j, i, within(at[i], 8)]
+    store y[i] over i = t[i]
+"""
+
+
+def test_a_load_stands_in_its_loop_though_the_index_that_data_chose_stands_before():
+    """The index has an address of its own, which says nothing of where the load may stand."""
+    before, loop = body(code(CHOSEN)).split("for j0 in")
+    assert "x_at = tl.load(" in before
+    assert "p_x + j0" in loop
+    assert "j0" not in before

@@ -389,10 +389,11 @@ class Memory:
                 self._level = max(self._level, dim.level)
                 vectors.append(Value(_times(self.c.arange(d), k, stride), (d,), DType.I64))
             case _:
+                known = self._level  # an index that is loaded has an address of its own
                 v = self.c.expressions.value(_unchecked(e), frame)
+                self._level = max(known, v.level)
                 if v.code == "0":
                     return
-                self._level = max(self._level, v.level)
                 if v.axes:
                     vectors.append(Value(_times(f"({v.code})", k, stride), v.axes, DType.I64, v.level))
                 else:
