@@ -7,6 +7,7 @@ it applies at the end: x * g for x * g / rms), which fp16 may not hold. Such sum
 
     f32   the program computes this sum in float32: no computed operand is rounded
     f16   it computes it in fp16, of other values: their precision is enough, their range is not
+    bf16  it computes it in 16 bits, of a tensor that lies in memory in float32: that one is rounded as well
 
 Law: |a| <= 1 is held by every type of 16 bits with its own precision (2^-9 of the result's scale: what the rounding of
 the other operand to 16 bits has cost already), so that probabilities are not kept. What is known of a value:
@@ -41,14 +42,38 @@ def kept_of(g: Graph, c: Compute, *, delayed: bool = False) -> DType | None:
             return DType.F32
         case DType.F16 if delayed:
             return DType.F16
+        case DType.F16 | DType.BF16 if any(_narrowed(g, x) for x in _operands(c)):
+            return DType.BF16
     return None
+
+
+def _operands(c: Compute) -> tuple[Cast | Load, ...]:
+    """Two tensors that a statement multiplies, perhaps rounded; empty where it does something else."""
+    match c.body:
+        case Call("mul", (Load() | Cast(arg=Load()) as a, Load() | Cast(arg=Load()) as b)):
+            return a, b
+    return ()
+
+
+def _narrowed(g: Graph, x: Expr) -> bool:
+    """Whether an operand is one of float32, rounded: a kernel may read that one, as it lies in memory."""
+    while True:
+        e = x.arg if isinstance(x, Cast) else x
+        if not isinstance(e, Load):
+            return False
+        if g.program.dtype_of(e.tensor) is DType.F32:
+            return isinstance(x, Cast)
+        c = g.by_name.get(e.tensor)
+        if c is None or c.reducer is not None:
+            return False
+        x = Cast(c.body, c.dtype) if isinstance(c.body, Load) else c.body
 
 
 def _multiplied_in(g: Graph, c: Compute) -> DType:
     """The type that the program multiplies in: of both tensors if they have 16 bits, whatever the sum has (scores of
     normalised queries), else that of the sum."""
-    if isinstance(c.body, Call) and c.body.op == "mul" and all(isinstance(x, Load) for x in c.body.args):
-        kinds = {g.program.dtype_of(ld.tensor) for ld in loads(c.body)}
+    if found := _operands(c):
+        kinds = {x.dtype if isinstance(x, Cast) else g.program.dtype_of(x.tensor) for x in found}
         if len(kinds) == 1 and kinds <= {DType.F16, DType.BF16}:
             return kinds.pop()
     return _rounded_to(g, c)
@@ -72,8 +97,8 @@ def settled(b: Block) -> Block:
     # with no input of 16 bits nothing is rounded to them
     narrow = any(i.dtype.is_float and i.dtype.nbytes < 4 for i in b.inputs)
     stored = {i.name for i in b.inputs} if narrow else {*dims, *(i.name for i in b.inputs)}
-    mixed = narrow and any(i.dtype.is_float and i.dtype.nbytes >= 4 for i in b.inputs)
-    known = _Known({i.name: from_dtype(i.dtype) for i in b.inputs}, mixed)
+    wide = frozenset(i.name for i in b.inputs if i.dtype.is_float and i.dtype.nbytes >= 4)
+    known = _Known({i.name: from_dtype(i.dtype) for i in b.inputs}, wide if narrow else frozenset())
     return replace(b, body=_settled(b.body, dims, stored, known))
 
 
@@ -99,8 +124,10 @@ def _needed(n: Let | Accumulate, dims: tuple[str, ...], stored: Collection[str],
     """Whether a product has a computed operand that rounding could change by more than it does to small numbers. Of two
     beside an input of float32 neither need be of 16 bits: their own precision is that of no other operand."""
     match n.expr:
+        case Call("mul", (Load() as a, Load() as b)) if n.kept is DType.BF16:
+            return not known.wide.isdisjoint({a.tensor, b.tensor})
         case Call("mul", (Load() as a, Load() as b)) if (
-            known.mixed and n.kept is DType.F32 and {a.tensor, b.tensor}.isdisjoint(stored)
+            known.wide and n.kept is DType.F32 and {a.tensor, b.tensor}.isdisjoint(stored)
         ):
             return not {a.tensor, b.tensor} <= known.narrow
         case Call("mul", (Load() as a, Load() as b)) if as_contraction(n.expr, dims, n.rdims) is not None:
@@ -111,12 +138,12 @@ def _needed(n: Let | Accumulate, dims: tuple[str, ...], stored: Collection[str],
 class _Known:
     """What is known at a point of a block program, of values with plain indices: their ranges, and what they bound.
 
-    above: value -> expressions that it is no less than, at the same indices. narrow: what the program rounds. mixed:
-    whether some inputs have 16 bits, and some float32.
+    above: value -> expressions that it is no less than, at the same indices. narrow: what the program rounds. wide:
+    inputs of float32, where others have 16 bits.
     """
 
-    def __init__(self, ranges: dict[str, Range], mixed: bool = False):
-        self.ranges, self.mixed = ranges, mixed
+    def __init__(self, ranges: dict[str, Range], wide: frozenset[str] = frozenset()):
+        self.ranges, self.wide = ranges, wide
         self.above: dict[str, frozenset[Expr]] = {}
         self.narrow: set[str] = set()
 

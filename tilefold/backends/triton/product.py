@@ -4,7 +4,7 @@ A reduction sum over K of a * b is a matrix product when each side keeps dims th
 lacks: M and N. Several dims on a side (heads that share their keys, and rows) are flattened.
 Operands are taken in the wider type of two tensors; a value computed in the kernel is rounded to the 16 bits
 of the other, as the program it came from rounds it, unless the product keeps it (`block.kept`). What is float32 in
-memory is not rounded, and nothing is rounded to 8 bits but where the program says so.
+memory is rounded where the program rounds it, and nothing is rounded to 8 bits but where the program says so.
 """
 
 from __future__ import annotations
@@ -236,6 +236,8 @@ class Products:
         kinds = {self.c.rounded.get(x.tensor) or self._dtype(x) for x in (a, b)}
         if not all(k.is_float for k in kinds):
             return in_float(kinds)
+        if kept is DType.BF16 and DType.F32 in kinds:
+            return next(iter(kinds - {DType.F32}), self._half("in"))
         if kept is not None and DType.F32 in kinds:
             return DType.F32
         made = DType.F32 in kinds and not any(
