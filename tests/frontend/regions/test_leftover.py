@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tilefold.frontend.regions import assemble as assembled
+from tilefold.frontend.regions import leftover as left_over
 from tilefold.frontend.regions.added_rows import CROWDED
 from tilefold.frontend.regions.extract import extract
 from tilefold.frontend.regions.guard import Part
@@ -85,6 +86,22 @@ def test_what_inductor_would_only_call_runs_by_itself(others):
     gm, group = torch.fx.GraphModule({}, g), Group(0, False, tuple(made), tuple(made))
     run = compile_leftover(group, extract(gm, group), Part("left", []), {})
     assert (run is not None) is (others == 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "extent", "by_inductor"), [("cuda", 196, True), ("cuda", 700, False), ("cpu", 196, False)]
+)
+def test_short_rows_are_sorted_in_a_kernel_of_inductors(monkeypatch, device, extent, by_inductor):
+    monkeypatch.setattr(left_over, "_compiled", lambda *given: lambda *args: ())
+    g = torch.fx.Graph()
+    x = g.placeholder("x")
+    made = g.call_function(torch.ops.aten.sort.default, (x, 1))
+    g.output(made)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x.meta["val"] = torch.empty(128, extent, 3, device=device)
+        made.meta["val"] = (torch.empty(128, extent, 3, device=device), torch.empty(128, extent, 3, device=device))
+    gm, group = torch.fx.GraphModule({}, g), Group(0, False, (made,), (made,))
+    assert (compile_leftover(group, extract(gm, group), Part("left", []), {}) is not None) is by_inductor
 
 
 def test_a_leftover_that_reads_a_padded_length_is_told_the_length():

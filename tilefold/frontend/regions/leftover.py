@@ -9,6 +9,7 @@ import torch
 from torch._guards import TracingContext, detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.regions.added_rows import crowded
 from tilefold.frontend.regions.extract import Extracted
@@ -18,6 +19,9 @@ from tilefold.frontend.regions.scans import SCANS
 
 #: Leftovers of fewer operators than this run op by op: compiling them costs more than it gives.
 WORTH_INDUCTOR = 2
+#: Elements of a row that Inductor sorts in a kernel of its own, at most (torch 2.11 to 2.13, `ir.Sort.create`).
+MOST_SORTED = 512
+_SORTS = frozenset({torch.ops.aten.sort.default, torch.ops.aten.sort.stable})
 
 
 def compile_leftover(
@@ -82,9 +86,10 @@ def _in_library(group: Group) -> int:
 
 
 def _generated(group: Group) -> bool:
-    """Whether a single operator is not left to eager on a GPU: its scans take twice Inductor's time, and what
-    adds up at indices sorts them first, where atomic additions do (deterministic mode keeps to the sort, as eager)."""
-    slow = [n for n in group.nodes if n.target in SCANS or _adds_up(n)]
+    """Whether a single operator is not left to eager on a GPU: its scans take twice Inductor's time, its sorts of short
+    rows are four kernels, and what adds up at indices sorts them first, where atomic additions do (deterministic mode
+    keeps to the sort, as eager)."""
+    slow = [n for n in group.nodes if n.target in SCANS or _adds_up(n) or _sorts_short_rows(n)]
     return any(n.all_input_nodes[0].meta["val"].device.type == "cuda" for n in slow)
 
 
@@ -96,6 +101,15 @@ def _adds_up(n: torch.fx.Node) -> bool:
         and accumulates
         and not torch.are_deterministic_algorithms_enabled()
     )
+
+
+def _sorts_short_rows(n: torch.fx.Node) -> bool:
+    """Whether a node sorts rows that a thread block holds whole."""
+    if n.target not in _SORTS:
+        return False
+    a, x = attrs(n), n.all_input_nodes[0].meta["val"]
+    extent = x.shape[a["dim"]] if x.dim() else 1
+    return isinstance(extent, int) and 1 < extent <= MOST_SORTED
 
 
 def _of_ours(group: Group) -> bool:
