@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, call, lit, type_of
+from tilefold.algebra.gamma import digamma
 from tilefold.errors import UnsupportedError
 
 #: (gradient of the result, arguments, result) -> gradients of the arguments; None: none.
@@ -54,6 +55,8 @@ _RULES: dict[str, Rule] = {
     "tanh": lambda s, x, v: (s * (1.0 - v * v),),
     "sigmoid": lambda s, x, v: (s * v * (1.0 - v),),
     "erf": lambda s, x, v: (s * (2 / math.sqrt(math.pi)) * call("exp", -(x[0] * x[0])),),
+    "erfinv": lambda s, x, v: (s * (math.sqrt(math.pi) / 2) * call("exp", v * v),),
+    "lgamma": lambda s, x, v: (s * digamma(x[0]),),
     "where": lambda s, x, v: (None, call("where", x[0], s, 0.0), call("where", x[0], 0.0, s)),
 }
 _COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "isnan", "isinf"))

@@ -52,7 +52,9 @@ def _call(op: str, args: tuple[Expr, ...], ctx: Context) -> Growth:
             return _scaled(growth(args[0], ctx), max(p, 0.0))
         case "sqrt":
             return _scaled(growth(args[0], ctx), 0.5)
-        case "rsqrt" | "tanh" | "sigmoid" | "erf" | "sin" | "cos" | "sign" | "log" | "log2" | "log1p":
+        case "lgamma":  # x log x
+            return _scaled(growth(args[0], ctx), 2.0)
+        case "rsqrt" | "tanh" | "sigmoid" | "erf" | "erfinv" | "sin" | "cos" | "sign" | "log" | "log2" | "log1p":
             return {}
         case "lt" | "le" | "gt" | "ge" | "eq" | "ne" | "and" | "or" | "not" | "isnan" | "isinf" | "random" | "random16":
             return {}

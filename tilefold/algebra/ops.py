@@ -80,6 +80,8 @@ _TABLE = (
     OpSpec("tanh", 1, "float", torch.tanh),
     OpSpec("sigmoid", 1, "float", torch.sigmoid),
     OpSpec("erf", 1, "float", torch.erf),
+    OpSpec("erfinv", 1, "float", torch.erfinv),
+    OpSpec("lgamma", 1, "float", torch.lgamma),
     OpSpec("floor", 1, "same", torch.floor),
     OpSpec("ceil", 1, "same", torch.ceil),
     OpSpec("trunc", 1, "same", torch.trunc),

@@ -35,7 +35,7 @@ class Value:
 
 
 _SWAP = {"max": "min", "min": "max", "argmax": "argmin", "argmin": "argmax", "topk": "topk"}
-_INCREASING = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "tanh", "sigmoid", "erf",
+_INCREASING = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "tanh", "sigmoid", "erf", "erfinv",
                "floor", "ceil", "trunc", "round")  # fmt: skip
 
 

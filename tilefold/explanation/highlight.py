@@ -12,7 +12,8 @@ panel const int int64_t float double bool void auto if else return static templa
 restrict alignas thread_local maybe_unused continue break constexpr inline uint16_t uint8_t int32_t unsigned true false
 """
 _FUNCTION_LIST = """
-exp exp2 log log2 sqrt rsqrt tanh sigmoid erf where maximum minimum max min sum prod argmax argmin topk any all size
+exp exp2 log log2 sqrt rsqrt tanh sigmoid erf erfinv lgamma
+where maximum minimum max min sum prod argmax argmin topk any all size
 tile_start tile_stop tile_min tile_max abs floor ceil round sign
 """
 _KEYWORDS, _FUNCTIONS = frozenset(_KEYWORD_LIST.split()), frozenset(_FUNCTION_LIST.split())

@@ -23,7 +23,8 @@ _BINARY = {
 }  # fmt: skip
 _FUNCTIONS = {
     "maximum": "max", "minimum": "min", "log": "ln", "tanh": "tanh", "sin": "sin", "cos": "cos", "sigmoid": "σ",
-    "erf": "erf", "log2": "log₂", "log1p": "log1p", "expm1": "expm1", "sign": "sgn", "trunc": "trunc",
+    "erf": "erf", "erfinv": "erf⁻¹", "lgamma": "ln Γ",
+    "log2": "log₂", "log1p": "log1p", "expm1": "expm1", "sign": "sgn", "trunc": "trunc",
     "round": "round", "isnan": "isnan", "isinf": "isinf", "tile_start": "start", "tile_stop": "stop",
     "tile_min": "min", "tile_max": "max",
 }  # fmt: skip

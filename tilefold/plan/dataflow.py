@@ -50,7 +50,8 @@ _SIMPLE = dict.fromkeys(
 #: timed on AVX2 (`tilefold bench planner`).
 CPU_UNITS: Mapping[str, float] = _SIMPLE | {
     "exp": 10.0, "exp2": 9.0, "expm1": 12.0, "log": 10.0, "log2": 10.0, "log1p": 12.0, "tanh": 14.0, "sigmoid": 13.0,
-    "erf": 28.0, "sin": 14.0, "cos": 14.0, "pow": 24.0, "sqrt": 3.0, "rsqrt": 4.0, "div": 4.0, "floordiv": 4.0,
+    "erf": 28.0, "erfinv": 300.0, "lgamma": 150.0,
+    "sin": 14.0, "cos": 14.0, "pow": 24.0, "sqrt": 3.0, "rsqrt": 4.0, "div": 4.0, "floordiv": 4.0,
     "mod": 4.0, "within": 2.0, "random": 100.0, "random16": 70.0,
 }  # fmt: skip
 #: The same on a GPU: special function units give 16 results a clock where there are 128 additions (CUDA's tables of
@@ -59,7 +60,8 @@ CPU_UNITS: Mapping[str, float] = _SIMPLE | {
 #: 28, a sine 28 beside what it branches off to; a power 90 to 120: 16.8 million took 50 us on an H100, 47 units).
 GPU_UNITS: Mapping[str, float] = _SIMPLE | {
     "exp": 4.5, "exp2": 4.0, "expm1": 13.5, "log": 12.5, "log2": 13.5, "log1p": 12.5, "tanh": 10.0, "sigmoid": 9.5,
-    "erf": 14.0, "sin": 14.0, "cos": 14.0, "pow": 45.0, "sqrt": 6.0, "rsqrt": 4.0, "div": 5.0, "floordiv": 5.0,
+    "erf": 14.0, "erfinv": 20.0, "lgamma": 90.0,
+    "sin": 14.0, "cos": 14.0, "pow": 45.0, "sqrt": 6.0, "rsqrt": 4.0, "div": 5.0, "floordiv": 5.0,
     "mod": 5.0, "within": 1.0, "random": 16.0, "random16": 9.0,
 }  # fmt: skip
 

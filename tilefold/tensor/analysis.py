@@ -24,6 +24,7 @@ from tilefold.tensor.sizes import estimate
 
 _OP_COST = {
     "exp": 8, "exp2": 8, "expm1": 10, "log": 10, "log2": 10, "log1p": 12, "tanh": 14, "sigmoid": 12, "erf": 16,
+    "erfinv": 30, "lgamma": 40,
     "sin": 14, "cos": 14, "pow": 20, "sqrt": 4, "rsqrt": 6, "div": 4, "floordiv": 4, "mod": 4,
     "random": 60, "random16": 42,
 }  # fmt: skip

@@ -16,7 +16,7 @@ from tilefold.tile.text import parse
 F32 = {
     "exp": 1.5, "exp2": 1.5, "log": 1.0, "tanh": 1.5, "sigmoid": 2.5, "erf": 1.5, "log2": 1.0, "log1p": 1.5,
     "expm1": 1.5, "sin": 1.5, "cos": 1.5, "rsqrt": 2.0, "sqrt": 0.6, "floor": 0.0, "ceil": 0.0, "trunc": 0.0,
-    "round": 0.0, "sign": 0.0, "abs": 0.0,
+    "round": 0.0, "sign": 0.0, "abs": 0.0, "erfinv": 1.0, "lgamma": 1.0,
 }  # fmt: skip
 F64 = {"exp": 2.0, "log": 2.0, "sigmoid": 3.0, "tanh": 2.0, "erf": 2.0, "log1p": 2.0, "sqrt": 0.6, "exp2": 2.0}
 

@@ -374,7 +374,7 @@ def _nodes(e: Expr) -> Iterable[Expr]:
 #: Rough cycles a vector: what is worth hoisting or a narrower strip.
 HEAVY = frozenset(
     (
-        *("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "erf", "sin", "cos"),
+        *("exp", "exp2", "expm1", "log", "log2", "log1p", "tanh", "sigmoid", "erf", "erfinv", "lgamma", "sin", "cos"),
         *("pow", "rsqrt", "sqrt", "div", "floordiv", "mod", "random", "random16"),
     )
 )

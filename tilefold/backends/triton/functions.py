@@ -21,6 +21,8 @@ UNARY = {
     "cos": "tl.cos({})",
     "sigmoid": "tl.sigmoid({})",
     "erf": "tl.erf({})",
+    "erfinv": "libdevice.erfinv({})",
+    "lgamma": "libdevice.lgamma({})",
     "floor": "tl.floor({})",
     "ceil": "tl.ceil({})",
     "expm1": "libdevice.expm1({})",
@@ -40,6 +42,8 @@ ROOTS = {
 IN_INTERPRETER = {
     "sqrt": "tl.sqrt({})",
     "expm1": "tf_expm1({})",
+    "erfinv": "tf_erfinv({})",
+    "lgamma": "tf_lgamma({})",
     "log1p": "tf_log1p({})",
     "tanh": "tf_tanh({})",
     "trunc": "tf_trunc({})",

@@ -123,6 +123,35 @@ def tf_log1p(x):
 
 
 @triton.jit
+def tf_erfinv(x):
+    # from Winitzki's approximation by Halley's method
+    s = tl.log((1.0 - x) * (1.0 + x))
+    t = 4.3307467508 + 0.5 * s
+    y = tl.sqrt(tl.maximum(tl.sqrt(t * t - s * 6.8027210884) - t, 0.0))
+    y = tl.where(x < 0.0, -y, y)
+    for _ in range(3):
+        u = (tl.erf(y) - x) * tl.exp(y * y) * 0.8862269255
+        y = y - tl.where(tl.abs(x) < 1.0, u / (1.0 + y * u), 0.0)
+    return tl.where(tl.abs(x) < 1.0, y, x / (1.0 - tl.abs(x)) / (tl.abs(x) == 1.0))
+
+
+@triton.jit
+def tf_lgamma(x):
+    # Stirling's series from 8 on, the recurrence below, the reflection of negative numbers
+    y = tl.where(x < 0.0, 1.0 - x, x)
+    z = tl.where(y < 8.0, y + 8.0, y)
+    p = y
+    for k in range(1, 8):
+        p = p * (y + k)
+    r = 1.0 / (z * z)
+    q = ((-5.952380952e-4 * r + 7.936507937e-4) * r - 2.777777778e-3) * r + 0.0833333333
+    v = (z - 0.5) * tl.log(z) - z + 0.9189385332 + q / z
+    v = tl.where(z == float("inf"), z, v - tl.where(y < 8.0, tl.log(p), 0.0))
+    t = x - tl.floor(x)
+    return tl.where(x < 0.0, 1.1447298858 - tl.log(tl.abs(tl.sin(t * 3.1415926536))) - v, v)
+
+
+@triton.jit
 def tf_tanh_by_exp(x):
     e = 1.0 + tl.exp2(x * 2.8853900817779268)
     r = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [e], dtype=tl.float32, is_pure=True, pack=1)

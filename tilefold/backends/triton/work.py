@@ -24,7 +24,7 @@ from tilefold.tile.affine import coefficients
 Area = Callable[[frozenset[str]], float]
 
 #: Operations whose code branches.
-BRANCHING = frozenset({"pow", "sin", "cos", "sqrt"})
+BRANCHING = frozenset({"pow", "sin", "cos", "sqrt", "lgamma", "erfinv"})
 #: Registers of a multiprocessor, most of a thread, and those that addresses and the like take.
 REGISTERS, MOST, OWN = 1 << 16, 255, 16
 #: Threads from which a thread block has all registers of a multiprocessor.

@@ -342,7 +342,24 @@ def _rounded(value: float | int | bool, written: str, dtype: DType) -> float | i
     return found
 
 
-_COSTLY = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "sigmoid", "erf", "pow", "random", "random16"})
+_COSTLY = frozenset(
+    {
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "sin",
+        "cos",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "erfinv",
+        "lgamma",
+        "pow",
+        "random",
+        "random16",
+    }
+)
 _RESERVED = frozenset(d.value for d in DType) | {"inf", "nan", "size", "f64const"}
 
 

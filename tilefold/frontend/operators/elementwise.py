@@ -9,6 +9,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Const, Expr, call, lit
+from tilefold.algebra.gamma import digamma
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators import inverse
 from tilefold.frontend.operators.context import Context, Value, attrs, broadcast, meta_of
@@ -310,6 +311,7 @@ _UNARY = {
     "exp": named("exp"), "exp2": named("exp2"), "expm1": named("expm1"), "log": named("log"), "log2": named("log2"),
     "log1p": named("log1p"), "sqrt": named("sqrt"), "rsqrt": named("rsqrt"), "sin": named("sin"), "cos": named("cos"),
     "tan": _tangent, "tanh": named("tanh"), "sigmoid": named("sigmoid"), "erf": named("erf"),
+    "erfinv": named("erfinv"), "lgamma": named("lgamma"), "digamma": digamma,
     "reciprocal": lambda x: lit(1.0) / x,
     "log10": lambda x: call("log", x) * (1 / math.log(10)),
     "sinh": lambda x: (call("expm1", x) - call("expm1", -x)) * 0.5,

@@ -389,6 +389,24 @@ template <class T, int N> TF_INLINE V<T, N> sigmoid(V<T, N> x) {
 }
 TF_SCALAR(tanh) TF_SCALAR(erf) TF_SCALAR(sigmoid)
 
+// ---------------------------------------------------------------- erfinv, lgamma
+// Winitzki's approximation, and Halley's method: what is left of the larger half is 1 - |x|, which is exact.
+TF_INLINE double inverse_erf(double x) {
+  const double a = __builtin_fabs(x);
+  if (!(a < 1)) return a == 1 ? x * __builtin_inf() : __builtin_nan("");
+  const double s = __builtin_log1p(-a * a), t = 4.330746750799873 + s / 2;
+  double y = __builtin_sqrt(__builtin_fmax(__builtin_sqrt(t * t - s / 0.147) - t, 0.0));
+  for (int n = 0; n < 3; ++n) {
+    const double d = a < 0.5 ? __builtin_erf(y) - a : (1 - a) - __builtin_erfc(y);
+    const double u = d * __builtin_exp(y * y) * 0.88622692545275801365;  // sqrt(pi) / 2
+    y -= u / (1 + y * u);
+  }
+  return __builtin_copysign(y, x);
+}
+TF_LANEWISE(erfinv, inverse_erf) TF_LANEWISE(lgamma, __builtin_lgamma)
+TF_THROUGH_F64(erfinv) TF_THROUGH_F64(lgamma)
+TF_SCALAR(erfinv) TF_SCALAR(lgamma)
+
 // ---------------------------------------------------------------- pow, division of integers
 template <int N> TF_INLINE V<double, N> pow(V<double, N> x, V<double, N> y) {
   for (int l = 0; l < N; ++l) set_lane(x, l, __builtin_pow(lane(x, l), lane(y, l)));
