@@ -75,14 +75,20 @@ def lone_product(g: Graph, members: Sequence[str], machine: Gpu) -> str | None:
     the library's main loop, and what is in front of it is computed again for every tile of columns (windows of pooling:
     615 us on an H200 for 32 x 7 x 7 x 832 times 128, which the library takes 6 for)."""
     summed = [g.by_name[m] for m in members if g.by_name[m].reducer is not None]
-    if len(summed) != 1 or not _of_matrices(g, summed[0]) or _ours(g, summed[0], machine):
+    if len(summed) != 1 or not _of_matrices(g, summed[0]):
         return None
-    return summed[0].name
+    own = _ours_alone if len(members) == 1 else _ours
+    return None if own(g, summed[0], machine) else summed[0].name
 
 
 def _ours(g: Graph, c: Compute, machine: Gpu) -> bool:
     """Whether a product by itself, or with maps behind it, takes less time in a kernel of ours."""
-    return of_few_rows(g, c, machine) or of_short_rows(g, c, machine) or of_few_channels(g, c)
+    return _ours_alone(g, c, machine) or of_short_rows(g, c, machine)
+
+
+def _ours_alone(g: Graph, c: Compute, machine: Gpu) -> bool:
+    """Whether a product takes less time in a kernel of ours with nothing else in it."""
+    return of_few_rows(g, c, machine) or of_few_channels(g, c)
 
 
 def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tilefold.tensor.channels_last import channels_last_operands
+from tilefold.tensor.common_factor import common_factors
 from tilefold.tensor.constant_tail import shorten_softmax
 from tilefold.tensor.differences import joined_sums
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
@@ -39,6 +40,7 @@ NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("infinite masks", infinite_masks),
     ("sum by rows", sums_by_rows),
     ("drop repeated", drop_repeated),
+    ("common factors", common_factors),
     ("drop dead", drop_dead),
     ("name dims", canonical_names),
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -108,8 +109,15 @@ def _type(n: Node) -> torch.dtype:
 
 def _as_stored(write: Writer, o: Node) -> Node:
     """O, read back from what the forward has of it in memory: a result, or the operand of a product, which are saved
-    in any case; O itself where nothing is."""
-    paths = [p for p in _renamings(o, write.at) if any(u.op == "output" or u.target in _STORES for u in p[-1].users)]
+    in any case; where nothing is of the whole (products of parts of its rows), O as all of the forward reads it,
+    rounded or not."""
+    ways = list(_renamings(o, write.at))
+    paths = [p for p in ways if any(u.op == "output" or u.target in _STORES for u in p[-1].users)]
+    if not paths:
+        order = {n: k for k, n in enumerate(o.graph.nodes)}
+        read = [{u for u in n.users if order[u] < order[write.at]} for n in o.graph.nodes]
+        users = dict(zip(o.graph.nodes, read, strict=True))
+        paths = [p for p in ways if all(users[a] == {b} for a, b in pairwise(p))]
     made = min(paths, key=lambda p: _type(p[-1]).itemsize, default=[o])
     found = made[-1]
     for n in reversed(made[1:]):
