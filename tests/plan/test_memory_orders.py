@@ -129,6 +129,22 @@ def test_what_is_given_may_lie_as_it_is_read(made: bool) -> None:
     assert without_copies(p, frozenset({"out"}), H100)[0] == p
 
 
+def test_a_copy_that_is_a_result_is_what_the_call_reads() -> None:
+    """It is made once, in front of the call, though the program has it behind."""
+    p = program(
+        {"i": 2, "h": 3, "r": 7, "k": 5, "c": 6},
+        {"x": "ihrk", "w": "hkc"},
+        "  y[i, h, r, k]: f32 = exp(x[i, h, r, k])\n  out[i, r, c]: f32 = sum[h, k] y[i, h, r, k] * w[h, k, c]\n"
+        "  kept[i, r, h, k]: f32 = y[i, h, r, k]",
+        "out, y, kept",
+    )
+    q, _ = without_copies(p, frozenset({"out"}), H100)
+    assert [c.name for c in q.body] == ["y", "kept", "out"]
+    gen = torch.Generator().manual_seed(0)
+    args = {i.name: torch.randn([int(e.value) for e in i.shape], generator=gen) for i in p.inputs}  # type: ignore[attr-defined]
+    torch.testing.assert_close(run(q, args)["out"], run(p, args)["out"], rtol=1e-4, atol=1e-4)
+
+
 def test_a_result_is_written_with_its_own_strides() -> None:
     """Rows of all matrices side by side: no matrix after the other, but each has strides."""
     p = program({"i": 3, "j": 11, "k": 4, "m": 5}, {"x": "ijm", "l": "imk"},

@@ -231,3 +231,15 @@ def test_tokens_behind_the_first_are_stored_where_heads_are_summed_too():
     }
     want = torch.einsum("bhik,ohk->bio", given["x"][:, :, 2:].double(), given["w"].double())
     torch.testing.assert_close(run(q, given)["out"].double(), want, rtol=1e-2, atol=1e-2)
+
+
+def test_a_copy_that_is_a_result_is_what_the_product_reads():
+    """A backward wants it too: it is made once, in front of the product."""
+    text = HEADS.replace("  return out", "  kept[b, i, h, k]: bf16 = x[b, h, i + 2, k]\n  return out, kept")
+    q = stored_operands(parse(text))
+    assert [c.name for c in q.body] == ["kept", "out"]
+    assert library_product(q.body[1], q.sizes) is not None
+    gen = torch.Generator().manual_seed(0)
+    given = {n: torch.randn(s, generator=gen).bfloat16() for n, s in (("x", (2, 3, 6, 8)), ("w", (5, 3, 8)))}
+    want = torch.einsum("bhik,ohk->bio", given["x"][:, :, 2:].double(), given["w"].double())
+    torch.testing.assert_close(run(q, given)["out"].double(), want, rtol=1e-2, atol=1e-2)

@@ -15,7 +15,7 @@ from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.passes import normalise
-from tilefold.tensor.rewrite import drop_dead, drop_repeated
+from tilefold.tensor.rewrite import drop_dead, drop_repeated, read_as_results
 from tilefold.tensor.split_dims import split_dims
 from tilefold.tensor.text import parse, show
 from tilefold.tensor.unify import canonical_names, unify
@@ -537,6 +537,31 @@ program r(n)
 """)
     q = unchanged(p, drop_dead(drop_repeated(p)))
     assert [c.name for c in q.body] == ["a", "c", "y"]
+
+
+RESULTS = """
+program heads(n)
+  input x: f32[n, 3, 2, 5]
+  input b: f32[3, 2, 5]
+  input w: f32[3, 2, 5, 4]
+  dim i = n
+  dim q = 3
+  dim h = 2
+  dim c = 5
+  dim o = 4
+  a[i, q, h, c]: f32 = x[i, q, h, c] + b[q, h, c]
+  y[i, o]: f32 = sum[q, h, c] a[i, q, h, c] * w[q, h, c, o]
+  kept[{kept}]: f32 = x[i, q, h, c] + b[q, h, c]
+  return y, kept
+"""
+
+
+def test_what_a_result_has_in_another_order_is_read_there():
+    p = parse(RESULTS.format(kept="q, i, h, c"))
+    q = unchanged(p, read_as_results(p))
+    assert [c.name for c in q.body] == ["kept", "y"]
+    turned = parse(RESULTS.format(kept="q, c, h, i"))  # other neighbours
+    assert read_as_results(turned) is turned
 
 
 def test_names_avoid_tensors_and_symbols():

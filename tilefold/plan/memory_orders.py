@@ -10,7 +10,8 @@ makes or reads the tensor. Here, before kernels are formed,
     one operand for rows     that are not side by side is stored once for each, so that they are a batch, if that is
                              less than turning the other operand and the result:
                                  a[i, j, k, m] * b[j, m, l]  ->  a[i, j, k, m] * b'[i, j, m, l]
-    what is left             is copied by statements, which kernels compute at the memory's rate, once for all readers
+    what is left             is copied by statements, which kernels compute at the memory's rate, once for all readers;
+                             a copy that is a result of the program is read in their place
 
 Not what conventions fix: results of the program (a copy is made of them), operands of convolutions and other calls. Not
 inputs either whose copy would have the same inner axis: whoever gives them may have them in that order.
@@ -33,7 +34,7 @@ from tilefold.tensor.convolution_gradients import gradient
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.matrix_orders import Copied, Orders, copied
 from tilefold.tensor.product import Product, library_product
-from tilefold.tensor.rewrite import rename_loads
+from tilefold.tensor.rewrite import in_order, rename_loads
 from tilefold.tensor.sizes import estimate
 
 #: Orders of a tensor that are looked at; the share of its bytes that a kernel with another inner axis costs.
@@ -242,7 +243,7 @@ def _copies(p: Program, name: str, given: Collection[str]) -> Program:
             continue
         ways = ([dims[n] for n in order] for order in _orders(dims))
         stored = (_stored(p, c, ld, way) for way in ways)
-        q = min(stored, key=lambda q: library_copies(q, _of_name(q, name)))
+        q = min(stored, key=lambda q: (library_copies(q, _of_name(q, name)), len(q.body)))  # one that is there
         if not (p.is_input(ld.tensor) and loads_of(_of_name(q, name), p.sizes)[side].index[-1] == axes[-1]):
             p = q
     return p
@@ -251,13 +252,12 @@ def _copies(p: Program, name: str, given: Collection[str]) -> Program:
 def _stored(p: Program, c: Compute, ld: Load, dims: Sequence[str]) -> Program:
     """The program in which a product reads a copy of what it loads with axes in this order, which may be there."""
     wanted = _places(dims, ld.index), tuple(p.sizes[d] for d in dims)
-    before = p.body[: p.body.index(c)]
-    there = next((m for m in before if _is_copy(p, m, ld, wanted)), None)
+    there = next((m for m in p.body if _is_copy(p, m, ld, wanted)), None)
     name = there.name if there is not None else fresh(f"{ld.tensor}_turned", set(p.names))
     reader = replace(c, body=substitute(c.body, {ld: Load(name, tuple(map(Index, dims)))}))
     copy = Compute(name, tuple(dims), p.dtype_of(ld.tensor), ld, loc=c.loc, origin=c.origin)
     body = [y for x in p.body for y in (([copy] if there is None else []) + [reader] if x is c else [x])]
-    return replace(p, body=tuple(body))
+    return in_order(replace(p, body=tuple(body)))
 
 
 def _is_copy(p: Program, m: Compute, ld: Load, wanted: object) -> bool:

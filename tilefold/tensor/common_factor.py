@@ -16,12 +16,12 @@ from dataclasses import replace
 from math import prod
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, loads, rename_dims, transform, walk
+from tilefold.algebra.expr import Call, Const, Index, Load, call, loads, rename_dims, transform, walk
 from tilefold.names import fresh
 from tilefold.tensor.index_simplify import same
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.laws.terms import in_order
 from tilefold.tensor.product import product_of
+from tilefold.tensor.rewrite import in_order
 from tilefold.tensor.sizes import estimate
 
 #: Types that have the sum of any two of their numbers that a product could have.
@@ -102,9 +102,7 @@ def _dims(ld: Load) -> tuple[str, ...] | None:
     return found if len({*found}) == len(found) == len(ld.index) - places else None
 
 
-def _put(
-    p: Program, reader: Compute, both: Call, f: Compute, g: Compute, x: Load, own: Load, other: Load
-) -> Program:
+def _put(p: Program, reader: Compute, both: Call, f: Compute, g: Compute, x: Load, own: Load, other: Load) -> Program:
     dims = _dims(own) or ()
     total = Compute(
         fresh(f"{f.name}_factor", {*p.names}), dims, p.dtype_of(own.tensor), call("add", own, other), loc=f.loc

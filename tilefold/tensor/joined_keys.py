@@ -21,7 +21,7 @@ from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.keyed import keyed
-from tilefold.tensor.laws.terms import in_order
+from tilefold.tensor.rewrite import in_order
 
 #: Elements that a thread block may have of one sum: where another's begin is a multiple of it.
 PART = 256

@@ -19,6 +19,7 @@ from tilefold.tensor.convolution import Convolution, convolution
 from tilefold.tensor.convolution_gradients import gradient
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
+from tilefold.tensor.rewrite import in_order
 from tilefold.tensor.sizes import estimate
 
 _SHORT = (DType.F16, DType.BF16)
@@ -73,11 +74,12 @@ def stored_operands(p: Program) -> Program:
     No matrix unit takes float32 as it is: the library multiplies it ten times as fast as a kernel that reads its
     operands where they are, and a copy is one pass, also of a table's rows that others name. Of summed dims a kernel's
     loop streams one and holds the others whole, so that nothing is left for rows and columns; its tiles have rows of
-    one dim, and columns of one. Not of windows that overlap, and not of a library's convolutions, unless those are slow
+    one dim, and columns of one. A copy that the program has (a result) is read, and none stored. Not of windows that overlap, and not of a library's convolutions, unless those are slow
     and the program has them as products (`_better_as_patches`).
     """
     taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
     body: list[Compute] = []
+    there = {_copied(p, c): c.name for c in p.body if c.reducer is None and isinstance(c.body, Load)}
     made: dict[object, str] = {}  # products of one operand (experts) may have other names for what they sum
     for c in p.body:
         reads: dict[Expr, Load] = {}
@@ -86,14 +88,20 @@ def stored_operands(p: Program) -> Program:
             *_of_nothing(p, c),
         ):
             dims = tuple(d for d in (*c.dims, *c.rdims) if d in dims_used(e))
-            places: dict[Expr, Expr] = {Index(d): Index(str(n)) for n, d in enumerate(dims)}
-            same = (substitute(e, places), dtype, tuple(p.sizes[d] for d in dims))
+            copy = Compute(name, dims, dtype, e, loc=c.loc, origin=c.origin)
+            same = _copied(p, copy)
             if same not in made:
-                made[same] = fresh(name, taken)
-                body.append(Compute(made[same], dims, dtype, e, loc=c.loc, origin=c.origin))
+                made[same] = there.get(same) or fresh(name, taken)
+                body += [replace(copy, name=made[same])] if same not in there else []
             reads[e] = Load(made[same], tuple(map(Index, dims)))
         body.append(replace(c, body=substitute(c.body, reads)) if reads else c)
-    return replace(p, body=tuple(body)) if made else p
+    return in_order(replace(p, body=tuple(body))) if made else p
+
+
+def _copied(p: Program, c: Compute) -> object:
+    """What a map of all that it reads is, without names of dims."""
+    places: dict[Expr, Expr] = {Index(d): Index(str(n)) for n, d in enumerate(c.dims)}
+    return substitute(c.body, places), c.dtype, tuple(p.sizes[d] for d in c.dims)
 
 
 def _to_be_stored(p: Program, c: Compute) -> list[Load]:

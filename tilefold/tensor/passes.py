@@ -16,7 +16,7 @@ from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.positions import settled_positions
 from tilefold.tensor.repeats import products_of_repeats
-from tilefold.tensor.rewrite import drop_dead, drop_repeated
+from tilefold.tensor.rewrite import drop_dead, drop_repeated, read_as_results
 from tilefold.tensor.row_sums import sums_by_rows
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
@@ -40,6 +40,7 @@ NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("infinite masks", infinite_masks),
     ("sum by rows", sums_by_rows),
     ("drop repeated", drop_repeated),
+    ("read as results", read_as_results),
     ("common factors", common_factors),
     ("drop dead", drop_dead),
     ("name dims", canonical_names),

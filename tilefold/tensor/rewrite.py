@@ -99,6 +99,43 @@ def drop_repeated(p: Program) -> Program:
     return replace(p, body=tuple(body))
 
 
+def read_as_results(p: Program) -> Program:
+    """Maps whose values a result of the program has too are read there, and not stored again.
+
+    Side condition: same dtype and body, and neighbours side by side along the same dim; other dims are in any order.
+    """
+    results = {_map_key(c): c for c in p.body if c.reducer is None and {*c.results} <= {*p.outputs}}
+    instead = {c.name: (c, results[k]) for c in p.body if c.name not in p.outputs and (k := _map_key(c)) in results}
+    if not instead:
+        return p
+
+    def there(n: Load) -> Expr | None:
+        if n.tensor not in instead:
+            return None
+        c, result = instead[n.tensor]
+        at = dict(zip(c.dims, n.index, strict=True))
+        return Load(result.name, tuple(at[d] for d in result.dims))
+
+    body = [replace(c, body=rename_loads(c.body, there)) for c in p.body if c.name not in instead]
+    return in_order(replace(p, body=tuple(body)))
+
+
+def _map_key(c: Compute) -> tuple[object, ...]:
+    return c.reducer, frozenset(c.dims), c.dims[-1:], c.dtype, c.body
+
+
+def in_order(p: Program) -> Program:
+    """The statements sorted so that each comes after what it reads, otherwise as they are."""
+    ready = {i.name for i in p.inputs}
+    left, out = list(p.body), []
+    while left:
+        n = next(n for n, c in enumerate(left) if tensors_read(c.body) <= ready)
+        c = left.pop(n)
+        ready |= set(c.results)
+        out.append(c)
+    return replace(p, body=tuple(out))
+
+
 def substitute_map(m: Compute, load: Load) -> Expr:
     """Body of a map at the element that a load reads."""
     return substitute(m.body, {Index(d): i for d, i in zip(m.dims, load.index, strict=True)})

@@ -103,6 +103,22 @@ def test_attention_of_narrow_types_saves_no_wide_copies():
     assert len(saved(graphs)) == 5  # q, k, v, the result, a number a row
 
 
+def joint(q, k, v, a, b):
+    """The rows of two streams attend together, and have a projection each."""
+    o = causal(q, k, v).transpose(1, 2).flatten(2)
+    return torch.cat((o[:, :20] @ a, o[:, 20:] @ b), 1)
+
+
+def test_attention_of_which_parts_of_the_rows_are_stored_saves_no_wide_copy():
+    """Nothing stores the whole result: what is summed in the backward is the one that both projections read."""
+    gen = torch.Generator().manual_seed(1)
+    weights = [torch.randn(H * D, 16, generator=gen).bfloat16() for _ in range(2)]
+    args = (*qkv(torch.bfloat16), *weights)
+    _, gradients, graphs = passes(joint, *args)
+    assert all(dtype is torch.bfloat16 or shape[-1] == 1 for shape, dtype in saved(graphs))
+    right(joint, args, gradients)
+
+
 def test_a_residual_is_saved_as_it_is_and_not_as_its_terms():
     """The forward writes it for the next layer; its terms would each be held and read again."""
 

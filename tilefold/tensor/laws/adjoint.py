@@ -28,14 +28,13 @@ from tilefold.tensor.laws.terms import (
     expand,
     fresh,
     gemms,
-    in_order,
     map_of,
     plain,
     product,
     summands,
     terms,
 )
-from tilefold.tensor.rewrite import substitute_map
+from tilefold.tensor.rewrite import in_order, substitute_map
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from tilefold.tensor.index_simplify import const, poly, within
 from tilefold.tensor.inline import converted, too_long
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
-from tilefold.tensor.laws.terms import fresh, gemms, in_order, plain
+from tilefold.tensor.laws.terms import fresh, gemms, plain
 from tilefold.tensor.product import product_of
-from tilefold.tensor.rewrite import rename_loads, substitute_map
+from tilefold.tensor.rewrite import in_order, rename_loads, substitute_map
 
 
 def _gathers(p: Program, c: Compute) -> list[Load]:

@@ -26,9 +26,9 @@ from tilefold.errors import NotFusibleError
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
-from tilefold.tensor.laws.terms import fresh, gemms, in_order, plain
+from tilefold.tensor.laws.terms import fresh, gemms, plain
 from tilefold.tensor.narrow import narrow
-from tilefold.tensor.rewrite import rename_loads, substitute_map
+from tilefold.tensor.rewrite import in_order, rename_loads, substitute_map
 from tilefold.tensor.sizes import estimate
 from tilefold.tensor.split_dims import cut
 from tilefold.tensor.unify import unify

@@ -38,9 +38,9 @@ from tilefold.tensor.analysis import Graph
 from tilefold.tensor.index_simplify import const, poly, same
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
-from tilefold.tensor.laws.terms import Gemm, dims_of_load, fresh, gemms, in_order, plain
+from tilefold.tensor.laws.terms import Gemm, dims_of_load, fresh, gemms, plain
 from tilefold.tensor.narrow import narrow
-from tilefold.tensor.rewrite import dims_of
+from tilefold.tensor.rewrite import dims_of, in_order
 from tilefold.tensor.split_dims import cut
 from tilefold.tensor.unify import unify
 

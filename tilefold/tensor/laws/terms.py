@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, tensors_read, type_of, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, type_of, walk
 from tilefold.names import free
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
@@ -193,15 +193,3 @@ def expand(p: Program, e: Expr) -> Factors:
             inner = factors(from_map, p.dtype_of)
             out += expand(p, from_map) if len(inner) > 1 or isinstance(inner[0], Load) else [f]
     return tuple(out)
-
-
-def in_order(p: Program) -> Program:
-    """The statements sorted so that each comes after what it reads, otherwise as they are."""
-    ready = {i.name for i in p.inputs}
-    left, out = list(p.body), []
-    while left:
-        n = next(n for n, c in enumerate(left) if tensors_read(c.body) <= ready)
-        c = left.pop(n)
-        ready |= set(c.results)
-        out.append(c)
-    return replace(p, body=tuple(out))
