@@ -155,6 +155,16 @@ def test_probabilities_that_are_results_are_written_by_a_softmax_of_their_own() 
     assert not products(lambda *x: attention(*x)[0], *shapes)
 
 
+def test_projections_that_are_results_keep_no_scores_out_of_a_kernel() -> None:
+    """What a backward needs of queries is in memory; between the two products that are one kernel nothing is."""
+
+    def attention(x, w, b, k, v):
+        q = x @ w + b
+        return torch.softmax(q @ k.mT, -1) @ v, q
+
+    assert len(products(attention, (2, 16, 512, 768), (768, 64), (64,), (2, 16, 512, 64), (2, 16, 512, 64))) == 1
+
+
 @pytest.mark.parametrize("fn,shapes", [(o.inertia, ((4, 512), (4, 512, 3))), (o.rms_norm_max, ((8, 512),))])
 def test_a_sum_of_products_that_uses_each_element_once_is_fused(fn, shapes) -> None:
     torch._dynamo.reset()

@@ -10,9 +10,12 @@ from torch.nn import functional as f
 
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program, gpu_kernels
+from tilefold.plan.gpu_library import lone_product
+from tilefold.plan.hardware import H100
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.steps import GpuStep
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
 
 BF16 = torch.bfloat16
@@ -42,6 +45,16 @@ def layer(x, w, b):
 def test_memory_bounds_short_products(rows, depth, dtype, ours):
     found = steps(layer, (rows, depth), (64, depth), (64,), dtype=dtype)
     assert isinstance(found[0], GpuStep if ours else LibraryStep) and len(found) == 2 - ours
+
+
+def test_one_that_a_cut_leaves_alone_is_the_librarys():
+    """So is its price: the maps that it has a kernel of ours for are elsewhere."""
+    args = (torch.empty(s, dtype=BF16, device="meta") for s in ((1 << 17, 64), (64, 64), (64,)))
+    torch._dynamo.reset()
+    g = Graph.of(trace(layer, *args).program)
+    product, behind = g.by_name
+    assert lone_product(g, (product,), H100) == product
+    assert lone_product(g, (product, behind), H100) is None
 
 
 def test_a_bias_alone_is_the_librarys():

@@ -64,3 +64,10 @@ def test_one_product_of_two_layers():
 def test_other_sums_stay(fn):
     dz, x = torch.empty(5, 27, 27), torch.empty(5, 27, 64)
     assert len(products(fn, dz, x)) == 2
+
+
+def test_the_product_is_what_was_the_sum():
+    """No copy is left of a sum that was a statement of its own."""
+    dz, x = torch.empty(5, 27, 27), torch.empty(5, 27, 64)
+    for fn in (of_dots, turned):
+        assert [c.reducer for c in trace(fn, dz, x).program.body] == [None, "sum"]

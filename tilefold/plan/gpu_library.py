@@ -233,7 +233,7 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
         (d, c) for d in before if _chained(g, d, c, machine)
     ]
     ends = {second.name for _, second in chains}  # what a chain ends in is written, with whatever maps make of it
-    if chains and any(_written(g, d) for d in (c, *before) if _multiplies(g, d) and d.name not in ends):
+    if any(_written(g, first) for first, _ in chains if first.name not in ends):
         return False
     chains = [chain for chain in chains if _folded_between(g, *chain) or _grows(g, *chain, machine)]
     if chains:

@@ -108,6 +108,19 @@ def _put(p: Program, reader: Compute, both: Call, f: Compute, g: Compute, x: Loa
         fresh(f"{f.name}_factor", {*p.names}), dims, p.dtype_of(own.tensor), call("add", own, other), loc=f.loc
     )
     made = replace(f, body=transform(f.body, lambda e: Load(total.name, tuple(map(Index, dims))) if e == own else None))
-    body = transform(reader.body, lambda e: both.args[0] if e == both else None)
-    known = {f.name: made, reader.name: replace(reader, body=body)}
-    return in_order(replace(p, body=(total, *(known.get(c.name, c) for c in p.body if c is not g))))
+    read = replace(reader, body=transform(reader.body, lambda e: both.args[0] if e == both else None))
+    known = {f.name: [made], g.name: [], reader.name: [read]}
+    if (whole := _as_reader(made, read)) is not None:
+        known |= {f.name: [], reader.name: [whole]}
+    return in_order(replace(p, body=(total, *(y for c in p.body for y in known.get(c.name, [c])))))
+
+
+def _as_reader(made: Compute, read: Compute) -> Compute | None:
+    """The product under the name of a map that is no more than its copy."""
+    e = read.body
+    if not isinstance(e, Load) or read.dtype is not made.dtype or {*made.rdims} & {*read.dims}:
+        return None
+    names = {d: ix.dim for d, ix in zip(made.dims, e.index, strict=True) if isinstance(ix, Index)}
+    if {*names.values()} != {*read.dims} or len(names) != len(read.dims):
+        return None
+    return replace(made, name=read.name, dims=read.dims, body=rename_dims(made.body, names))

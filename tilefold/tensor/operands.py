@@ -74,8 +74,9 @@ def stored_operands(p: Program) -> Program:
     No matrix unit takes float32 as it is: the library multiplies it ten times as fast as a kernel that reads its
     operands where they are, and a copy is one pass, also of a table's rows that others name. Of summed dims a kernel's
     loop streams one and holds the others whole, so that nothing is left for rows and columns; its tiles have rows of
-    one dim, and columns of one. A copy that the program has (a result) is read, and none stored. Not of windows that overlap, and not of a library's convolutions, unless those are slow
-    and the program has them as products (`_better_as_patches`).
+    one dim, and columns of one. A copy that the program has (a result) is read, and none stored. Not of windows that
+    overlap, and not of a library's convolutions, unless those are slow and the program has them as products
+    (`_better_as_patches`).
     """
     taken = {i.name for i in p.inputs} | {r for c in p.body for r in c.results} | set(p.sizes) | set(p.syms)
     body: list[Compute] = []

@@ -7,11 +7,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilefold.algebra.expr import loads
 from tilefold.frontend.operators.fx_to_tensor import lower
 from tilefold.frontend.regions.partition import partition
 from tilefold.plan.keyed import CROWDED
 from tilefold.tensor.interp import run
 from tilefold.tensor.keyed import keyed
+from tilefold.tensor.passes import normalise
+from tilefold.tensor.product import product_of
 
 aten = torch.ops.aten
 
@@ -99,3 +102,15 @@ def test_nor_where_torch_is_to_be_deterministic():
 def test_one_element_a_row_is_a_comparison_anywhere():
     gm = traced(lambda x, at, y: aten.scatter_add(x, 1, at, y), (randn(3, 5), whole(3, 1), randn(3, 1)), "cpu")
     assert not partition(gm).fallbacks
+
+
+def test_a_product_reads_the_sum_as_the_program_rounds_it():
+    """In float32 beside an operand of 16 bits, a library would multiply both in float32."""
+
+    def fn(x, at, y, w):
+        return aten.mm(aten.index_put(torch.zeros_like(x), [None, at], y, True), w)
+
+    gm = traced(fn, (randn(3, 5).bfloat16(), whole(7), randn(3, 7).bfloat16(), randn(5, 4).bfloat16()))
+    program, _ = normalise(lower(gm).program)
+    product = next(c for c in program.body if product_of(c) is not None)
+    assert {program.dtype_of(ld.tensor).value for ld in loads(product.body)} == {"bf16"}

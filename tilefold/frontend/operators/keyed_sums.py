@@ -129,14 +129,15 @@ def _added_to(
     over: tuple[Expr, ...],
     one: Callable[[Indices, Indices], Expr],
 ) -> Value:
-    """x and a sum in float32, rounded once."""
+    """x and a sum in float32, rounded once: also for a product, whose other operand has what the program rounds to."""
     shape, dtype = meta_of(node)
     total = ctx.reduce("sum", shape, over, DType.F32, one, f"{ctx.base}_sum")
 
     def both(i: Indices) -> Expr:
         base = x.at(i)
         none = isinstance(base, Const) and base.value == 0
-        return total.at(i) if none else call("add", _wide(ctx, base), total.at(i))
+        made = total.at(i) if none else call("add", _wide(ctx, base), total.at(i))
+        return made if dtype is DType.F32 else Cast(made, dtype)
 
     return ctx.map(shape, dtype, both)
 
