@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import prod
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Index, Load, call, loads, rename_dims, transform, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, loads, rename_dims, transform, walk
 from tilefold.names import fresh
 from tilefold.tensor.index_simplify import same
 from tilefold.tensor.ir import Compute, Program
@@ -70,7 +70,7 @@ def _factored(p: Program, reader: Compute, both: Call) -> Program | None:
 
 def _names(p: Program, f: Compute, g: Compute, a: Load, b: Load) -> dict[str, str]:
     """What dims of g are called in f where both are read as the reader reads them; none where they differ."""
-    at = {ix: d for d, ix in zip(f.dims, a.index, strict=True) if isinstance(ix, Index)}
+    at: dict[Expr, str] = {ix: d for d, ix in zip(f.dims, a.index, strict=True) if isinstance(ix, Index)}
     if len(at) < len(f.dims) or len(f.dims) != len(g.dims) or len(f.rdims) != len(g.rdims):
         return {}
     pairs = [(d, at.get(ix)) for d, ix in zip(g.dims, b.index, strict=True)] + [*zip(g.rdims, f.rdims, strict=True)]
