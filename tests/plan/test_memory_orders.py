@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from tilefold.frontend.fuse import trace
 from tilefold.plan.hardware import H100
 from tilefold.plan.library import library_calls
 from tilefold.plan.memory_orders import library_copies, without_copies
@@ -143,6 +146,24 @@ def test_a_copy_that_is_a_result_is_what_the_call_reads() -> None:
     gen = torch.Generator().manual_seed(0)
     args = {i.name: torch.randn([int(e.value) for e in i.shape], generator=gen) for i in p.inputs}  # type: ignore[attr-defined]
     torch.testing.assert_close(run(q, args)["out"], run(p, args)["out"], rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_known_to_lie_otherwise_is_copied_by_a_statement() -> None:
+    """A sum over a batch and what both have side by side: torch would copy it in front of the call."""
+    p = program({"b": 3, "i": 7, "j": 6, "k": 5}, {"x": "bik", "w": "bkj"},
+                "  out[i, j]: f32 = sum[b, k] x[b, i, k] * w[b, k, j]", "out")  # fmt: skip
+    assert without_copies(p, products(p), H100)[0] == p
+    q, names = without_copies(replace(p, inputs=tuple(replace(i, row_major=True) for i in p.inputs)), products(p), H100)
+    assert [(c.name, "".join(c.dims)) for c in q.body] == [("x_turned", "ibk"), ("out", "ij")]
+    assert copies(q, names) == 0 < copies(p, names)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_how_an_argument_lies_is_known(turned: bool) -> None:
+    x, w = torch.randn(3, 7, 5), torch.randn(3, 6, 5)
+    x = x.transpose(0, 1).contiguous().transpose(0, 1) if turned else x
+    p = trace(lambda x, w: torch.einsum("bik,bjk->ij", x, w), x, w).program
+    assert {i.name: i.row_major for i in p.inputs} == {"x": not turned, "w": True}
 
 
 def test_a_result_is_written_with_its_own_strides() -> None:

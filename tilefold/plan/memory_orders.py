@@ -14,7 +14,8 @@ makes or reads the tensor. Here, before kernels are formed,
                              a copy that is a result of the program is read in their place
 
 Not what conventions fix: results of the program (a copy is made of them), operands of convolutions and other calls. Not
-inputs either whose copy would have the same inner axis: whoever gives them may have them in that order.
+inputs either whose copy would have the same inner axis, where nobody knows how they lie: whoever gives them may have
+them in that order.
 """
 
 from __future__ import annotations
@@ -244,7 +245,8 @@ def _copies(p: Program, name: str, given: Collection[str]) -> Program:
         ways = ([dims[n] for n in order] for order in _orders(dims))
         stored = (_stored(p, c, ld, way) for way in ways)
         q = min(stored, key=lambda q: (library_copies(q, _of_name(q, name)), len(q.body)))  # one that is there
-        if not (p.is_input(ld.tensor) and loads_of(_of_name(q, name), p.sizes)[side].index[-1] == axes[-1]):
+        given_so = p.is_input(ld.tensor) and not p.is_row_major(ld.tensor)
+        if not (given_so and loads_of(_of_name(q, name), p.sizes)[side].index[-1] == axes[-1]):
             p = q
     return p
 

@@ -37,11 +37,13 @@ from tilefold.errors import SourceLoc
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A program argument. `shape` holds one integer expression over `Program.syms` an axis."""
+    """A program argument. `shape` holds one integer expression over `Program.syms` an axis. row_major: whether it is
+    known to lie in memory in this order, without gaps."""
 
     name: str
     dtype: DType
     shape: tuple[Expr, ...]
+    row_major: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,11 @@ class Program:
     def is_input(self, tensor: str) -> bool:
         """Whether a tensor is given, and not computed."""
         return isinstance(self._of[tensor], Input)
+
+    def is_row_major(self, tensor: str) -> bool:
+        """Whether a tensor is an input that is known to lie row-major."""
+        found = self._of[tensor]
+        return isinstance(found, Input) and found.row_major
 
     def shape_of(self, tensor: str) -> tuple[Expr, ...]:
         """Extents of an input or result, over syms."""

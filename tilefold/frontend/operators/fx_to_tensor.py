@@ -188,7 +188,9 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
     program = replace(program, syms=_symbols(program))
     bound = [replace(b, axes=layouts[b.name]) for b in bound]
     used = {t for c in program.body for t in _reads(c.body)}
-    program = replace(program, inputs=tuple(i for i in program.inputs if i.name in used))
+    rows = _row_major(placeholders, bound)
+    inputs = tuple(replace(i, row_major=i.name in rows) for i in program.inputs if i.name in used)
+    program = replace(program, inputs=inputs)
     bound = [b for b in bound if b.name in used]
     return Lowered(
         program, raw, tuple(bound), _bind(program, outputs, placeholders), outputs, len(placeholders), single
@@ -209,6 +211,18 @@ def _contiguous_axes(placeholders: Sequence[torch.fx.Node], bound: Sequence[Inpu
             inner = min(reversed(live), key=fake.stride, default=0)
             found[b.name] = b.order.index(inner) if b.order else inner
     return found if bound else None
+
+
+def _row_major(placeholders: Sequence[torch.fx.Node], bound: Sequence[InputBinding]) -> frozenset[str]:
+    """Inputs whose memory has the axes that the program gives them in their order, without gaps."""
+    found: set[str] = set()
+    for b in bound:
+        fake = b.constant if b.position is None else placeholders[b.position].meta["val"]
+        assert isinstance(fake, torch.Tensor)
+        if fake.layout is torch.strided and all(isinstance(n, int) for n in (*fake.shape, *fake.stride())):
+            laid = fake.permute(b.order) if b.order else fake
+            found |= {b.name} if laid.is_contiguous() else set()
+    return frozenset(found)
 
 
 def is_gpu(device: str) -> bool:
