@@ -15,7 +15,8 @@ from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.passes import normalise
-from tilefold.tensor.rewrite import drop_dead, drop_repeated, read_as_results
+from tilefold.tensor.repeated import drop_repeated
+from tilefold.tensor.rewrite import drop_dead, read_as_results
 from tilefold.tensor.split_dims import split_dims
 from tilefold.tensor.text import parse, show
 from tilefold.tensor.unify import canonical_names, unify
@@ -562,6 +563,50 @@ def test_what_a_result_has_in_another_order_is_read_there():
     assert [c.name for c in q.body] == ["kept", "y"]
     turned = parse(RESULTS.format(kept="q, c, h, i"))  # other neighbours
     assert read_as_results(turned) is turned
+
+
+def test_a_product_is_the_same_by_other_names():
+    """a b and its transpose, which unifying gives other dims; not one of other extents, nor a sum of rows."""
+    p = parse("""
+program r(n)
+  input a: f32[4, 4]
+  input b: f32[4, 4]
+  dim i = 4
+  dim j = 4
+  dim k = 4
+  dim few = 3
+  s[i, j]: f32 = sum[k] a[i, k] * b[k, j]
+  t[j, i]: f32 = sum[k] a[j, k] * b[k, i]
+  u[few, i]: f32 = sum[k] a[few, k] * b[k, i]
+  v[i]: f32 = sum[j] a[i, j]
+  w[j]: f32 = sum[i] a[j, i]
+  y[i, j]: f32 = s[i, j] + t[j, i]
+  z[few, i]: f32 = u[few, i] + v[i] + w[i]
+  return y, z
+""")
+    q = unchanged(p, drop_dead(drop_repeated(p)))
+    assert [c.name for c in q.body] == ["s", "u", "v", "w", "y", "z"]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_product_is_read_across(folded):
+    """Factors commute, so that a product has a transpose; a reduction has its own in its order."""
+    p = parse(f"""
+program r(n)
+  input a: f32[n, 4]
+  input b: f32[n, 4]
+  dim i = n
+  dim j = n
+  dim k = 4
+  s[i, j]: f32 = sum[k] a[i, k] * b[j, k]
+  t[i, j]: f32 = sum[k] b[i, k] * a[j, k]
+  y[i, j]: f32 = s[i, j] + 2.0 * t[i, j]
+  m[i]: f32 = {"max[j] exp(t[i, j])" if folded else "y[i, 0]"}
+  return y, m
+""")
+    q = unchanged(p, drop_dead(drop_repeated(p)))
+    assert [c.name for c in q.body] == ["s", *["t"] * folded, "y", "m"]
+    assert ("s[j, i]" in show(q)) != folded
 
 
 def test_names_avoid_tensors_and_symbols():

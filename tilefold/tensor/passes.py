@@ -15,8 +15,9 @@ from tilefold.tensor.least_masks import infinite_masks
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.positions import settled_positions
+from tilefold.tensor.repeated import drop_repeated
 from tilefold.tensor.repeats import products_of_repeats
-from tilefold.tensor.rewrite import drop_dead, drop_repeated, read_as_results
+from tilefold.tensor.rewrite import drop_dead, read_as_results
 from tilefold.tensor.row_sums import sums_by_rows
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify

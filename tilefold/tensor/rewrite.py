@@ -76,29 +76,6 @@ def rename_loads(e: Expr, change: Callable[[Load], Expr | None]) -> Expr:
     return e if out is None else out
 
 
-def drop_repeated(p: Program) -> Program:
-    """Statements that compute what an earlier one has already computed refer to that one.
-
-    Side condition: same dims in the same order, same reducer, dtype and body; not both outputs.
-    """
-    seen: dict[tuple[object, ...], Compute] = {}
-    alias: dict[str, str] = {}
-    body: list[Compute] = []
-    for c in p.body:
-        if alias and not tensors_read(c.body).isdisjoint(alias):
-            c = replace(
-                c, body=rename_loads(c.body, lambda n: Load(alias[n.tensor], n.index) if n.tensor in alias else None)
-            )
-        key = (c.dims, c.rdims, c.reducer, c.dtype, c.body, c.index_name is None)
-        first = seen.get(key)
-        if first is None or set(c.results) & set(p.outputs):
-            seen.setdefault(key, c)
-            body.append(c)
-        else:
-            alias.update(zip(c.results, first.results, strict=True))
-    return replace(p, body=tuple(body))
-
-
 def read_as_results(p: Program) -> Program:
     """Maps whose values a result of the program has too are read there, and not stored again.
 

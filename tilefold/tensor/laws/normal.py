@@ -21,7 +21,8 @@ from tilefold.tensor.inline import converted, too_long
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.terms import factors, gemm, gemms, plain, product, transparent
 from tilefold.tensor.narrow import narrow
-from tilefold.tensor.rewrite import dims_of, drop_dead, drop_repeated, rename_loads, substitute_map
+from tilefold.tensor.repeated import drop_repeated
+from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute_map
 from tilefold.tensor.unify import unify
 
 
