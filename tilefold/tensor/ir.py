@@ -37,8 +37,8 @@ from tilefold.errors import SourceLoc
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A program argument. `shape` holds one integer expression over `Program.syms` an axis. row_major: whether it is
-    known to lie in memory in this order, without gaps."""
+    """A program argument. `shape` holds one integer expression over `Program.syms` an axis. row_major: whether it
+    is known to lie in memory in this order, without gaps."""
 
     name: str
     dtype: DType
