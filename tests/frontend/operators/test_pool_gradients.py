@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,6 +43,26 @@ def test_other_numbers_of_axes():
         lambda x: F.adaptive_max_pool3d(x, (2, 3, 1)),
     ):
         check_backward(pool, randn(1, 2, 5, 6, 4))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 4, "stride": 2, "padding": 1},
+        {"kernel_size": (2, 4), "stride": (2, 4)},
+        {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (2, 3)},
+        {"kernel_size": 7, "padding": 3},
+    ],
+)
+@pytest.mark.parametrize("batch", [(2,), ()])
+def test_windows_that_are_added_up(given, batch):
+    """No place is written twice: a map of few terms, a sum over what an element of the image is in."""
+    columns = F.unfold(randn(2, 3, 8, 12), **given)[(0,) * (1 - len(batch))]
+    fold = functools.partial(F.fold, output_size=(8, 12), **given)
+    check(fold, columns)
+    check_backward(lambda x: F.unfold(x, **given), randn(*batch, 3, 8, 12))
+    assert len(lowered(fold, columns).program.body) <= 2
 
 
 def test_symbolic_extents():

@@ -1,7 +1,8 @@
-"""Gradients of pooling: what each place of the image gets from the windows that it is in.
+"""Gradients of pooling, and of unfolding: what each place of the image gets from the windows that it is in.
 
     dx[n, c, h..] = sum over the windows y.. that have h of dy[n, c, y..] / (their length)               means
     dx[n, c, h..] = sum over the windows y.. that have h of dy[n, c, y..], where h is their maximum's place
+    dx[n, c, h..] = sum over the windows y.. that have h of dy[n, (c, which element of y.. h is), y..]      `fold`
 
 Windows that do not overlap give one term. Nothing is scattered: places read, as in torch's kernels without atomics.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -37,10 +38,11 @@ aten = torch.ops.aten
 @dataclass(frozen=True, slots=True)
 class _Windows:
     """Those that have a place of the image, along one axis: at most `count`. at: the n-th of place h, and the
-    conditions under which it is one."""
+    conditions under which it is one. element: which of its elements h then is (of windows of one length)."""
 
     count: int
     at: Callable[[Expr, Expr], tuple[Expr, list[Expr]]]
+    element: Callable[[Expr, Expr], Expr] = field(default=lambda h, n: n)
 
 
 def _of_stride(ctx: Context, made: Expr, kernel: int, stride: int, padding: int, dilation: int) -> _Windows:
@@ -58,7 +60,10 @@ def _of_stride(ctx: Context, made: Expr, kernel: int, stride: int, padding: int,
         whole = [call("eq", call("mod", place, const(stride)), const(0))] if stride > 1 else []
         return y, [call("ge", place, 0), call("lt", y, made), *whole]
 
-    return _Windows(-(-kernel // stride), near) if dilation == 1 else _Windows(kernel, far)
+    def element(h: Expr, n: Expr) -> Expr:
+        return ctx.simplify(call("mod", h + padding, const(stride)) + n * stride)
+
+    return _Windows(-(-kernel // stride), near, element) if dilation == 1 else _Windows(kernel, far)
 
 
 def _of_adaptive(ctx: Context, made: Expr, extent: Expr) -> _Windows:
@@ -77,15 +82,16 @@ def _of_adaptive(ctx: Context, made: Expr, extent: Expr) -> _Windows:
 
 
 def _gathered(
-    ctx: Context, node: torch.fx.Node, windows: Sequence[_Windows], term: Callable[[Indices, Indices], Expr]
+    ctx: Context, node: torch.fx.Node, windows: Sequence[_Windows], term: Callable[[Indices, Indices, Indices], Expr]
 ) -> Value:
-    """The sum of `term(h.., y..)` over the windows y that have place h of the last axes."""
+    """The sum of `term(h.., y.., k..)` over the windows y of which place h of the last axes is element k."""
     shape, dtype = meta_of(node)
     rank, zero = len(windows), Const(0.0, dtype.compute)
 
     def element(i: Indices, n: Indices) -> Expr:
         found = [w.at(h, k) for w, h, k in zip(windows, i[-rank:], n, strict=True)]
-        e = term(i, (*i[:-rank], *(y for y, _ in found)))
+        elements = (w.element(h, k) for w, h, k in zip(windows, i[-rank:], n, strict=True))
+        e = term(i, (*i[:-rank], *(y for y, _ in found)), tuple(elements))
         for condition in itertools.chain(*(c for _, c in found)):
             e = call("where", condition, e, zero)
         return e
@@ -116,7 +122,7 @@ def max_pool_backward(ctx: Context, node: torch.fx.Node) -> Value:
     else:
         windows = [_of_adaptive(ctx, o, n) for o, n in zip(made[-rank:], extents[-rank:], strict=True)]
 
-    def term(i: Indices, y: Indices) -> Expr:
+    def term(i: Indices, y: Indices, _: Indices) -> Expr:
         place: Expr = const(0)
         for h, extent in zip(i[-rank:], extents[-rank:], strict=True):
             place = place * extent + h
@@ -135,7 +141,7 @@ def avg_pool_backward(ctx: Context, node: torch.fx.Node) -> Value:
     stride, padding = per_axis(ctx, a["stride"] or kernel, rank), per_axis(ctx, a["padding"] or 0, rank)
     axes = zip(dy.shape[-rank:], kernel, stride, padding, strict=True)
     windows = [_of_stride(ctx, o, k, s, p, 1) for o, k, s, p in axes]
-    return _gathered(ctx, node, windows, lambda i, y: _share(dy, y, divisor(y)))
+    return _gathered(ctx, node, windows, lambda i, y, _: _share(dy, y, divisor(y)))
 
 
 def adaptive_avg_pool_backward(ctx: Context, node: torch.fx.Node) -> Value:
@@ -145,7 +151,28 @@ def adaptive_avg_pool_backward(ctx: Context, node: torch.fx.Node) -> Value:
     rank = axes_of(node)
     windows = [_of_adaptive(ctx, o, n) for o, n in zip(dy.shape[-rank:], x.shape[-rank:], strict=True)]
     forward = adaptive(x, dy.shape, rank)
-    return _gathered(ctx, node, windows, lambda i, y: _share(dy, y, lengths(ctx, forward, y)))
+    return _gathered(ctx, node, windows, lambda i, y, _: _share(dy, y, lengths(ctx, forward, y)))
+
+
+def fold(ctx: Context, node: torch.fx.Node) -> Value:
+    """Windows' elements, which the channels and the last axis have flattened, added up where they lie."""
+    a = attrs(node)
+    x, shape = ctx.value(a["self"]), meta_of(node)[0]
+    names = ("kernel_size", "dilation", "padding", "stride")
+    kernel, dilation, padding, stride = (per_axis(ctx, a[k], 2) for k in names)
+    sides = [
+        ctx.simplify(call("floordiv", o + (2 * p - d * (k - 1) - 1), const(s)) + 1)
+        for o, k, d, p, s in zip(shape[-2:], kernel, dilation, padding, stride, strict=True)
+    ]
+    windows = [_of_stride(ctx, *one) for one in zip(sides, kernel, stride, padding, dilation, strict=True)]
+
+    def term(i: Indices, y: Indices, element: Indices) -> Expr:
+        channel, place = i[-3], const(0)
+        for n in range(2):
+            channel, place = channel * kernel[n] + element[n], place * sides[n] + y[n - 2]
+        return x.at((*i[:-3], ctx.simplify(channel), ctx.simplify(place)))
+
+    return _gathered(ctx, node, windows, term)
 
 
 def _share(dy: Value, y: Indices, among: Expr) -> Expr:
@@ -153,6 +180,7 @@ def _share(dy: Value, y: Indices, among: Expr) -> Expr:
 
 
 TABLE: dict[torch._ops.OpOverload, Lowerer] = {
+    aten.col2im.default: fold,
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,
     aten.max_pool3d_with_indices_backward.default: max_pool_backward,
     aten.adaptive_max_pool2d_backward.default: max_pool_backward,
