@@ -79,6 +79,21 @@ def test_views_of_arguments_and_results_are_planned_away(planned):
 
 
 @IN_BOTH
+def test_parts_of_one_result_are_views_of_it(planned):
+    def parts(x):
+        y = torch.softmax(x, -1)
+        return y[:, 1:], y[:, :-1]
+
+    run = direct(parts, randn(6, 8))
+    for seed in range(3):
+        x = randn(6, 8, seed=seed)
+        got, want = run(x), parts(x)
+        assert all(torch.allclose(a, b) and a.stride() == b.stride() for a, b in zip(got, want, strict=True))
+        assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
+    assert len(planned) == 1
+
+
+@IN_BOTH
 def test_another_layout_is_another_plan(planned):
     x = randn(6, 8)
     run = direct(lambda x: torch.softmax(x, -1), x)

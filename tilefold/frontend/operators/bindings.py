@@ -41,7 +41,8 @@ class OutputBinding:
 
     Either argument `position`, or program result `name`, whose elements lie in memory order:
     the graph's tensor is that memory with `shape` and `strides` (elements). `gaps`: the strides are
-    not those of packed memory, so the result has to be copied into them. Neither: None.
+    not those of packed memory, so the result has to be copied into them. offset: the graph's tensor is a part of that
+    memory, from this element on. Neither: None.
     """
 
     name: str | None
@@ -49,6 +50,7 @@ class OutputBinding:
     shape: tuple[Expr, ...] = ()
     strides: tuple[Expr, ...] = ()
     gaps: bool = False
+    offset: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)

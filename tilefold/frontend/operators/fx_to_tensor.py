@@ -9,7 +9,9 @@ in the memory order that the graph's metadata asks for.
 from __future__ import annotations
 
 import functools
+import math
 import re
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
@@ -29,6 +31,7 @@ from tilefold.frontend.operators.table import TABLE, Lowerer
 from tilefold.runtime.normal_forms import normal_form
 from tilefold.tensor.index_simplify import const, is_one, nonnegative, poly, product, same, simplify
 from tilefold.tensor.ir import Program
+from tilefold.tensor.sizes import estimate
 
 #: Nodes that can be lowered, as what they have in common with others (`likeness`) and what lowers them; and how many
 #: are remembered.
@@ -279,6 +282,7 @@ def _outputs(
     position = {n: k for k, n in enumerate(placeholders)}
     done: dict[torch.fx.Node, OutputBinding] = {}
     stored: dict[object, OutputBinding] = {}
+    wholes = _wholes([r for r in results if isinstance(r, torch.fx.Node) and r not in position])
     out: list[OutputBinding] = []
     for r in results:
         if r is None:
@@ -287,16 +291,67 @@ def _outputs(
         if not isinstance(r, torch.fx.Node):
             raise UnsupportedError(f"a graph result that is a {type(r).__name__}")
         if r not in done:
-            done[r] = OutputBinding(None, position[r]) if r in position else _stored(ctx, r, stored)
+            done[r] = OutputBinding(None, position[r]) if r in position else _stored(ctx, r, stored, wholes.get(r))
         out.append(done[r])
     return tuple(out)
 
 
-def _stored(ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBinding]) -> OutputBinding:
+#: Times that a result with gaps passes memory where it is stored and copied: written, read, written.
+COPIED = 3
+
+
+def _wholes(results: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, torch.fx.Node]:
+    """What eager has in memory of which results with gaps are parts, where storing it takes less than copying them."""
+    found = {r: whole for r in dict.fromkeys(results) if (whole := _whole(r)) is not None}
+    parts: Counter[torch.fx.Node] = Counter()
+    for r, whole in found.items():
+        parts[whole] += COPIED * _elements(r)
+    stored = {*results} - {*found}
+    return {r: whole for r, whole in found.items() if whole in stored or _elements(whole) <= parts[whole]}
+
+
+def _whole(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The packed tensor that a node with gaps is a view of, where the graph computes it."""
+    own = node.meta["val"]
+    if not isinstance(own, torch.Tensor) or own.layout is not torch.strided or _is_packed(own):
+        return None
+    n = node
+    while n.op == "call_function" and n.all_input_nodes:
+        before = n.args[0]
+        val = before.meta.get("val") if isinstance(before, torch.fx.Node) else None
+        values = val if isinstance(val, tuple | list) else [val]
+        if not any(isinstance(v, torch.Tensor) and _in_memory_of(v, own) for v in values):
+            break
+        n = before  # type: ignore[assignment]
+    whole = n.meta["val"]
+    return n if n.op == "call_function" and isinstance(whole, torch.Tensor) and _is_packed(whole) else None
+
+
+def _in_memory_of(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.layout is torch.strided and x.untyped_storage()._cdata == y.untyped_storage()._cdata and x.dtype is y.dtype
+
+
+def _is_packed(x: torch.Tensor) -> bool:
+    return _memory_order(fx_sizes.shape(x.shape), fx_sizes.shape(x.stride()))[1]
+
+
+def _elements(n: torch.fx.Node) -> int:
+    return math.prod(estimate(e) for e in fx_sizes.shape(n.meta["val"].shape))
+
+
+def _stored(
+    ctx: Context, node: torch.fx.Node, stored: dict[object, OutputBinding], whole: torch.fx.Node | None = None
+) -> OutputBinding:
     """A statement that stores the node's value in the memory order of its metadata.
 
-    `stored` has the results so far by their memory: views of a result are that memory in other strides.
+    `stored` has the results so far by their memory: views of a result are that memory in other strides. whole: what is
+    stored of which the value is a part.
     """
+    if whole is not None:
+        part, of = node.meta["val"], whole.meta["val"]
+        (offset,) = fx_sizes.shape((part.storage_offset() - of.storage_offset(),))
+        shape, strides = fx_sizes.shape(part.shape), fx_sizes.shape(part.stride())
+        return replace(_stored(ctx, whole, stored), shape=shape, strides=strides, offset=offset)
     value = ctx.values.get(node)
     if not isinstance(value, Value):
         raise UnsupportedError(f"result {node.name} is not a tensor")

@@ -95,7 +95,7 @@ class Direct(Replayed):
         """The only result of the graph that is a program's result, if it may be allocated as it is returned."""
         counts = Counter(o.name for o in self.lowered.outputs)
         (first, *_) = [o for o in self.lowered.outputs if o.name == name]
-        return first if counts[name] == 1 and not first.gaps else None
+        return first if counts[name] == 1 and not first.gaps and first.offset is None else None
 
     def in_python(self, args: Sequence[object]) -> tuple[torch.Tensor | None, ...]:
         """See `Replayed`."""
@@ -142,7 +142,8 @@ class Direct(Replayed):
             return made[o.name]
         else:
             n, size, strides = made[o.name], shape_function(o.shape)(syms), shape_function(o.strides)(syms)
-            slots.append(Slot(Kind.VIEW, n, 0, size, packed_strides(size) if o.gaps else strides))
+            first = 0 if o.offset is None else shape_function([o.offset])(syms)[0]
+            slots.append(Slot(Kind.VIEW, n, first, size, packed_strides(size) if o.gaps else strides))
             if o.gaps:
                 slots.append(Slot(Kind.OWN, sizes=size, strides=strides, like=slots[n].like))
                 code.append(Instruction(Op.COPY, "copy", "", (len(slots) - 1, len(slots) - 2)))

@@ -115,7 +115,7 @@ def _output_view(lowered: Lowered, o: OutputBinding) -> _View:
     if o.name is None:
         return lambda args, results, syms: None
     name = o.name
-    if _already(lowered, o):
+    if o.offset is None and _already(lowered, o):
         return lambda args, results, syms: results[name]
     shape, strides = shape_function(o.shape), shape_function(o.strides)
     if o.gaps:
@@ -129,6 +129,9 @@ def _output_view(lowered: Lowered, o: OutputBinding) -> _View:
             return out.copy_(packed.reshape(size))
 
         return copied
+    if o.offset is not None:
+        first = shape_function([o.offset])
+        return lambda args, results, syms: results[name].as_strided(shape(syms), strides(syms), *first(syms))
     return lambda args, results, syms: results[name].as_strided(shape(syms), strides(syms))
 
 

@@ -70,7 +70,9 @@ def replace(extracted: Extracted, lowered: Lowered, runner: Runner, wanted: Mapp
     pairs: set[tuple[str, str]] = set()
     for new, o in zip(extracted.results, lowered.outputs, strict=True):
         old = wanted.get(new)
-        if old is None or old not in positions or o.name is None or counts[o.name] != 1 or o.gaps:
+        if old is None or old not in positions or o.name is None or counts[o.name] != 1:
+            continue
+        if o.gaps or o.offset is not None:
             continue
         position = positions[old]
         if position in names and position not in returned:

@@ -98,7 +98,7 @@ def _digest(lowered: Lowered, vals: Sequence[torch.Tensor]) -> str:
         for b in lowered.inputs
     ]
     types = [(str(v.dtype), v.device.type, fx_sizes.shape(v.shape)) for v in vals]
-    outputs = [(o.name, o.position, o.shape, o.strides, o.gaps) for o in lowered.outputs]
+    outputs = [(o.name, o.position, o.shape, o.strides, o.gaps, o.offset) for o in lowered.outputs]
     text = "\n".join(map(str, (show(lowered.program).split("\n", 1)[1], bound, lowered.syms, outputs, types)))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST]
 
