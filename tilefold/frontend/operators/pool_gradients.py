@@ -167,7 +167,8 @@ def fold(ctx: Context, node: torch.fx.Node) -> Value:
     windows = [_of_stride(ctx, *one) for one in zip(sides, kernel, stride, padding, dilation, strict=True)]
 
     def term(i: Indices, y: Indices, element: Indices) -> Expr:
-        channel, place = i[-3], const(0)
+        channel: Expr = i[-3]
+        place: Expr = const(0)
         for n in range(2):
             channel, place = channel * kernel[n] + element[n], place * sides[n] + y[n - 2]
         return x.at((*i[:-3], ctx.simplify(channel), ctx.simplify(place)))
