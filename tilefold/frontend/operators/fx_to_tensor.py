@@ -110,7 +110,7 @@ def _channels_last(node: torch.fx.Node, ranks: frozenset[int]) -> tuple[int, ...
         return None
     shape = fx_sizes.shape(fake.shape)
     order, packed = _memory_order(shape, fx_sizes.shape(fake.stride()))
-    if not packed or order == sorted(order) or order[-1] != 1:
+    if not packed or order == tuple(sorted(order)) or order[-1] != 1:
         return None
     return (0, *range(2, len(shape)), 1)
 
@@ -392,8 +392,10 @@ def _memory(
     return own, value.dtype, product([value.shape[n] for n in order]), value.at(tuple(at))
 
 
-def _memory_order(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[list[int], bool]:
-    """Axes from the largest stride to the smallest, and whether memory is packed in that order.
+@functools.lru_cache(maxsize=1 << 12)
+def _memory_order(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[tuple[int, ...], bool]:
+    """Axes from the largest stride to the smallest, and whether memory is packed in that order. Most tensors of a model
+    are of few shapes.
 
     Axes of stride 0 (expanded) are left out: their elements are one.
     """
@@ -410,11 +412,11 @@ def _memory_order(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[l
         return -1 if nonnegative(poly(strides[a] - strides[b], {})) else 1
 
     if any(isinstance(shape[n], Const) and shape[n] == const(0) for n in live):
-        return live, True
+        return tuple(live), True
     order = sorted(moving, key=functools.cmp_to_key(larger))
     if _packed(order, shape, strides):
-        return order, True
-    return (live, True) if _packed(live, shape, strides) else (live, False)
+        return tuple(order), True
+    return tuple(live), _packed(live, shape, strides)
 
 
 def _packed(order: Sequence[int], shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
