@@ -93,9 +93,9 @@ def test_a_server_that_is_expected_to_work_takes_few_kernels_as_well(monkeypatch
 def test_what_else_is_done_with_a_kernel_is_done_once_it_is_compiled():
     found = []
     softmax = job("softmax")
-    done = built(softmax, HOPPER, lines=False, beside=found.append)
+    done = built(softmax, HOPPER, beside=found.append)
     assert found == [done]
-    built(softmax, HOPPER, lines=False, beside=found.append)  # it is there already
+    built(softmax, HOPPER, beside=found.append)  # it is there already
     assert found == [done]
 
 
@@ -145,18 +145,16 @@ def test_a_server_does_as_the_process_is_told_that_asks(tmp_path, monkeypatch):
     assert "cubin" in built(routing, HOPPER).asm
 
 
-@pytest.mark.parametrize("told", [None, "0"])
-def test_other_processes_compile_the_same_code_without_lines_of_the_source(monkeypatch, tmp_path, told):
+def test_kernels_are_compiled_to_the_same_code_without_lines_of_the_source(monkeypatch, tmp_path):
     """Unless the environment asks for them. The environment is as it was afterwards."""
-    if told is not None:
-        monkeypatch.setenv(LINES, told)
     before, softmax = dict(os.environ), job("softmax")
-    without = built(softmax, HOPPER, lines=False).asm["ptx"]
+    without = built(softmax, HOPPER).asm["ptx"]
     assert dict(os.environ) == before
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "other"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "other triton"))
+    monkeypatch.setenv(LINES, "0")
     usual = built(softmax, HOPPER).asm["ptx"]
-    assert ".loc" in usual and (".loc" in without) == (told is not None)
+    assert ".loc" in usual and ".loc" not in without
     assert instructions(without) == instructions(usual)
 
 

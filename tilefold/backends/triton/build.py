@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from tilefold import config
-from tilefold.backends.triton import ahead, known
+from tilefold.backends.triton import ahead, device_library, known
 from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.backends.triton.outline import outlined
 from tilefold.errors import BackendError
@@ -49,6 +49,7 @@ HOPPER, DEPENDENT = 90, 90
 DIVISOR = 16
 #: What tells Triton to compile without lines of the source.
 LINES = "TRITON_DISABLE_LINE_INFO"
+_alone = threading.Lock()
 _modules: dict[str, ModuleType] = {}
 #: Keys of jobs that other processes were given: when a kernel is needed, the environment may tell Triton of another
 #: assembler than when it was planned (Inductor does, once it compiles), and the key is another.
@@ -143,14 +144,11 @@ class Declared:
         return {}
 
 
-def built(
-    job: Job, target: Target | None = None, *, lines: bool = True, beside: Callable[[Any], None] | None = None
-) -> Any:
+def built(job: Job, target: Target | None = None, *, beside: Callable[[Any], None] | None = None) -> Any:
     """The compiled kernel of a job. BackendError where Triton refuses, or where groups of warps get in each other's way
     (`machine_code`).
 
-    target None: the current GPU. lines: with those of the source, for profilers; without, what is compiled is the same
-    code in less time. What an earlier process compiled is loaded from Triton's cache; what another process
+    target None: the current GPU. What an earlier process compiled is loaded from Triton's cache; what another process
     is compiling ahead (`ahead`) is waited for. beside: what else is done with a kernel that was compiled here, while
     its machine code is looked through.
     """
@@ -172,7 +170,7 @@ def built(
                 found = known.find(early, src)
             if found is not None:
                 return found
-            with contextlib.nullcontext() if lines else _without_lines():
+            with _without_lines():
                 done = _compiled(job, where)
     except SyntaxError as err:  # of the text that is rendered here
         said = f"{err.msg}: {(err.text or '').strip()}"
@@ -210,23 +208,35 @@ def _as_triton(job: Job, source: str) -> Any:
 
 @contextlib.contextmanager
 def _without_lines() -> Iterator[None]:
-    """Have Triton compile without lines of the source, unless the environment says whether it should. For a process
-    that does nothing else meanwhile: Triton keeps this in its environment."""
-    with triton.knobs.compilation.scope():
+    """Have Triton compile without lines of the source, which profilers show, unless the environment says whether it
+    should: it is the same code in a twelfth less time. Triton keeps this in the environment of the process: one at a
+    time."""
+    with _alone, triton.knobs.compilation.scope():
         if LINES not in dict(config.triton_settings()):
             triton.knobs.compilation.disable_line_info = True
         yield
 
 
 def _compiled(job: Job, target: Any) -> Any:
-    """Compiled from the form that is read fastest, else from the source as it is."""
-    quick = outlined(job.source)
-    for source in (quick, job.source) if quick != job.source else (quick,):
+    """Compiled from the form that is read fastest, and with the part of CUDA's library that it seems to call; else from
+    the source as it is, with all of it."""
+    quick, part = outlined(job.source), _part_of_library(job, target)
+    ways = [(quick, part), (job.source, {})] if part or quick != job.source else [(quick, {})]
+    for source, library in ways:
         try:
-            return triton.compile(_as_triton(job, source), target=target, options=dict(job.options))
-        except (CompilationError, SyntaxError) as err:
+            return triton.compile(_as_triton(job, source), target=target, options={**job.options, **library})
+        except (CompilationError, SyntaxError, PTXASError, ValueError) as err:
             refused = err
     raise refused
+
+
+def _part_of_library(job: Job, target: Any) -> dict[str, Any]:
+    """The option that has Triton link the usual part of CUDA's library; none where there might be need of more."""
+    if target.backend != "cuda" or not device_library.suffices(job.source, job.types.values()):
+        return {}
+    whole = dict(make_backend(target).parse_options({}).extern_libs)
+    part = device_library.usual(whole["libdevice"]) if set(whole) == {"libdevice"} else None
+    return {} if part is None else {"extern_libs": {"libdevice": part}}
 
 
 def key_of(job: Job, target: Target | None = None) -> str | None:
@@ -292,5 +302,8 @@ def prepare(target: Target) -> None:
         return
     known.stamp(Path(triton.__file__).parent)
     with contextlib.suppress(AttributeError, OSError, RuntimeError):
-        make_backend(_where(target)).hash()
+        backend = make_backend(_where(target))
+        backend.hash()
         cache.triton_key()
+        if target.backend == "cuda":
+            device_library.usual(dict(backend.parse_options({}).extern_libs)["libdevice"])

@@ -49,7 +49,7 @@ def compile_in_child(line: Mapping[str, Any]) -> int:
         def launcher(done: Any) -> None:
             build_own(SimpleNamespace(src=src, metadata=done.metadata))
 
-        built(job, target, lines=False, beside=launcher if target.backend == "cuda" else None)
+        built(job, target, beside=launcher if target.backend == "cuda" else None)
 
     return in_child(work)
 
