@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.block.ir import Loop, walk
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
+from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.steps import GpuStep
 
@@ -32,3 +34,43 @@ def test_few_rows_are_read_in_segments(rows):
 )
 def test_other_products_stay_the_librarys(rows, depth, columns, dtype):
     assert isinstance(steps(rows, depth, columns, dtype)[0], LibraryStep)
+
+
+def computed(x, w):
+    """Of 8-bit weights: a product whose operand is computed is a kernel of ours."""
+    return x @ w.to(x.dtype)
+
+
+def both(x, w):
+    return x.bfloat16() @ w.bfloat16()
+
+
+def over_two(x, w):
+    return torch.einsum("bij,ijn->bn", x, w.to(x.dtype))
+
+
+B, I8 = torch.bfloat16, torch.int8
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "w", "want"),
+    [
+        (computed, ((8, 32768), B), ((32768, 1024), I8), 16),  # 264 blocks fill the H100; columns are 16 tiles of 64
+        (computed, ((130, 32768), B), ((32768, 1000), I8), 4),  # and rows are 3: 5 segments would have ragged ends
+        (computed, ((4, 8, 32768), B), ((4, 32768, 256), I8), 16),  # and batches are 4
+        (computed, ((8, 2048), B), ((2048, 256), I8), 8),  # 256 elements a segment at least
+        (computed, ((8, 2880), B), ((2880, 256), I8), 9),  # of 45 tiles
+        (over_two, ((8, 14, 500), B), ((14, 500, 256), I8), 25),  # of the 28 that all axes give, even ones of the last
+        (computed, ((8, 512), B), ((512, 256), I8), 2),  # saves 2.5 us, more than the second kernel takes
+        (both, ((8, 512), I8), ((512, 256), I8), 1),  # reads less: saves 1.6 us, less than that
+        (both, ((8, 1024), I8), ((1024, 256), I8), 4),  # 4.9 us
+        (computed, ((8, 32768), B), ((32768, 12800), I8), 1),  # 200 tiles of columns leave no room for two
+        (computed, ((8, 32768), B), ((32768, 32768), I8), 1),  # 512 are more than run at once
+    ],
+)
+def test_segments_of_computed_operands_fill_the_machine_and_save_their_second_kernel(fn, x, w, want):
+    torch._dynamo.reset()
+    program = trace(fn, *(torch.empty(s, dtype=d, device="meta") for s, d in (x, w))).program
+    block = fuse_for_gpu(program).kernels[0].block
+    found = [n.dim for n in walk(block.body) if isinstance(n, Loop) and n.single]
+    assert [int(block.sizes[d].value) for d in found] == ([want] if want > 1 else [])
