@@ -1,6 +1,6 @@
 """The fuzzers' long mode: random programs compiled and run, with hostile inputs.
 
-    python -m tests.fuzz.long 1000 [--device cpu|interpreter] [--goal fast|fused] [--seed 0]
+    python -m tests.fuzz.long 100000 [--device cpu|interpreter] [--goal fast|fused] [--seed 0] [--minutes 60]
 
 Each program of `tests.fuzz.programs` runs with inputs in float32, bfloat16 or float16, near zero or far from it,
 contiguous, permuted, or inside larger tensors, and is compared with the reference interpreter in float64. The bound is
@@ -12,7 +12,10 @@ be zero by luck). Failures are printed as programs that can be parsed again.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -102,14 +105,16 @@ def wrong(c: Case, device: str, goal: str) -> str:
     return ""
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("count", type=int)
     ask.add_argument("--device", choices=("cpu", "interpreter"), default="cpu")
     ask.add_argument("--goal", choices=("fast", "fused"), default="fused")
     ask.add_argument("--seed", type=int, default=0)
-    a = ask.parse_args()
+    ask.add_argument("--minutes", type=float, default=math.inf, help="programs after that are left out")
+    a = ask.parse_args(words)
     found: list[str] = []
+    ran, stop = 0, time.monotonic() + 60 * a.minutes
 
     @seed(a.seed)
     @settings(
@@ -121,6 +126,10 @@ def main() -> int:
     )
     @given(cases())
     def every(c: Case) -> None:
+        nonlocal ran
+        if time.monotonic() > stop:
+            return
+        ran += 1
         try:
             why = wrong(c, a.device, a.goal)
         except Exception as err:  # hidden: nothing, every error of a program is printed with it
@@ -130,7 +139,7 @@ def main() -> int:
             print(f"{why}\n{c}", flush=True)
 
     every()
-    print(f"{len(found)} of {a.count} programs are wrong")
+    print(f"{len(found)} of {ran} programs are wrong")
     return bool(found)
 
 

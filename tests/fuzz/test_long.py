@@ -55,3 +55,11 @@ def test_values_are_the_same_however_they_are_stored(how, shape):
 
 def test_a_program_runs_compiled():
     assert wrong(CASE, "cpu", "fused") == ""
+
+
+@pytest.mark.parametrize(("minutes", "ran"), [("0", 0), ("60", 5)])
+def test_programs_are_counted_that_ran(minutes, ran, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(long, "wrong", lambda c, device, goal: seen.append(c) or ("bad" if len(seen) == 2 else ""))
+    assert long.main(["5", "--minutes", minutes]) == bool(ran)
+    assert len(seen) == ran and capsys.readouterr().out.endswith(f"{bool(ran) + 0} of {ran} programs are wrong\n")
