@@ -24,6 +24,7 @@ prefixes = torch.tensor([7, 20])
 #: A page table: which page of eight keys is where.
 pages = torch.tensor([[6, 0, 4, 2, 1, 5, 3], [1, 2, 0, 3, 5, 6, 4]])
 order = torch.randperm(S, generator=torch.Generator().manual_seed(3))
+which = torch.tensor(2)
 scale, temperature = rand(H, seed=1), torch.tensor(0.7)
 token, pair, whole, distance = rand(S, seed=2), rand(L, S), rand(B, H, L, S), rand(H, L + S)
 rotary_q, rotary_k = rand(B, H, L, 4), rand(B, H // 2, S, 4)
@@ -112,6 +113,7 @@ SCORES = {
     "causal distance": lambda s, b, h, q, k: torch.where(q >= k, s + (q - k), LESS),
     "ALiBi": lambda s, b, h, q, k: s + (k - q) * slope(h),
     "trigonometry": lambda s, b, h, q, k: torch.sin(torch.cos(s)) + torch.tan(b.float()),
+    "trigonometry, twice": lambda s, b, h, q, k: torch.cos(s) * torch.sin(s) + torch.tan(b.float()),
     "soft cap": lambda s, b, h, q, k: 5 * torch.tanh(s / 5),
     "soft cap, a gradient of its own": lambda s, b, h, q, k: 5 * Rounded.apply(s / 5),
     "silu": lambda s, b, h, q, k: F.silu(s),
@@ -120,6 +122,7 @@ SCORES = {
     "temperature": lambda s, b, h, q, k: s * temperature,
     "bias of a token": lambda s, b, h, q, k: s + token[k],
     "symmetric bias": lambda s, b, h, q, k: s + token[q] + token[k],
+    "biases of a batch, a head, a query and a key": lambda s, b, h, q, k: s + token[b] + scale[h] + token[q] - token[k],
     "bias of a pair": lambda s, b, h, q, k: s + pair[q, k],
     "bias of all": lambda s, b, h, q, k: s + whole[b, h, q, k],
     "relative bias": lambda s, b, h, q, k: s + distance[h, q - k + S],

@@ -13,7 +13,7 @@ from torch._higher_order_ops.flex_attention import math_attention
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, create_block_mask, or_masks
 
 import tilefold
-from tests.frontend.flex_mods import MASKS, SCORES, B, D, H, L, S, rand
+from tests.frontend.flex_mods import MASKS, SCORES, B, D, H, L, S, order, rand, which
 from tilefold.errors import TilefoldError
 from tilefold.frontend.regions.assemble import compilations
 from tilefold.runtime.steps import KernelStep
@@ -22,8 +22,22 @@ from tilefold.runtime.steps import KernelStep
 CASES = list(itertools.zip_longest(MASKS, list(SCORES)[: len(MASKS)], list(SCORES)[len(MASKS) :]))
 
 
-#: Shapes of biases, and where a score reads them.
-CAPTURED = [((H,), lambda x, b, h, q, k: x[h]), ((H, L + S), lambda x, b, h, q, k: x[h, q - k + S])]
+#: Biases that are learnt, those of the Attention Gym and of torch's tests: their shapes, and what a score is with them.
+LEARNT = {
+    "heads": ((H,), lambda s, x, b, h, q, k: s + x[h]),
+    "gates of heads": ((H,), lambda s, x, b, h, q, k: s * torch.sigmoid(x[h])),
+    "distances": ((H, L + S), lambda s, x, b, h, q, k: s + x[h, q - k + S]),
+    "lengths of distances": ((S,), lambda s, x, b, h, q, k: s + x[torch.abs(q - k)]),
+    "pairs": ((L, S), lambda s, x, b, h, q, k: s + x[q, k]),
+    "pairs the other way": ((S, L), lambda s, x, b, h, q, k: s + x[k, q]),
+    "pairs of heads": ((H, L, S), lambda s, x, b, h, q, k: s + x[h, q, k]),
+    "all": ((B, H, L, S), lambda s, x, b, h, q, k: s + x[b, h, q, k]),
+    "factors of queries": ((L,), lambda s, x, b, h, q, k: s * x[q]),
+    "a window": ((9,), lambda s, x, b, h, q, k: s + x[torch.clamp(q - k + 4, 0, 8)]),
+    "keys": ((S,), lambda s, x, b, h, q, k: s + x[k]),
+    "one of four": ((B, H, 4, L), lambda s, x, b, h, q, k: s + x[b, h, which, q]),
+    "somewhere else": ((S,), lambda s, x, b, h, q, k: s + x[order[q]]),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -112,14 +126,15 @@ def test_training_keeps_nothing_of_the_scores_size():
     assert is_one_kernel(-2)
 
 
-@pytest.mark.parametrize(("shape", "read"), CAPTURED, ids=["heads", "distances"])
-def test_captured_tensors_have_gradients(shape, read):
+@pytest.mark.parametrize("name", LEARNT)
+def test_captured_tensors_have_gradients(name):
+    shape, score = LEARNT[name]
     q, k, v = heads(grad=True)
     bias = rand(*shape, seed=4).requires_grad_()
     wide_bias = bias.detach().double().requires_grad_()
     mask = block_mask(MASKS["two-sided window"])
-    got = tilefold.flex_attention(q, k, v, lambda s, *at: s + read(bias, *at), mask, enable_gqa=True)
-    wide, (out, _, _) = exact(q, k, v, lambda s, *at: s + read(wide_bias, *at), mask)
+    got = tilefold.flex_attention(q, k, v, lambda s, *at: score(s, bias, *at), mask, enable_gqa=True)
+    wide, (out, _, _) = exact(q, k, v, lambda s, *at: score(s, wide_bias, *at), mask)
     by = rand(*got.shape, seed=9)
     found = torch.autograd.grad(got, (q, bias), by)
     for a, b in zip(found, torch.autograd.grad(out, (wide[0], wide_bias), by.double()), strict=True):
