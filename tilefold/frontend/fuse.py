@@ -95,6 +95,8 @@ class Fused(Generic[P, R]):
         except FailOnRecompileLimitHit:  # Dynamo counts what it compiles for one code object
             run = self._compiled[key] = self._compile(True if self.dynamic is None else self.dynamic)
             return cast(R, translated(run, *args, **kwargs))
+        except UnsupportedError as err:
+            raise _of_shards(self.fn, err) from err.__cause__
 
     def gradient(self, call: str, make: Callable[[], Fn]) -> Fn:
         """The compiled gradient of a call, made of the function that `make` gives if there is none."""
@@ -136,6 +138,21 @@ class Fused(Generic[P, R]):
             fullgraph=True,
             dynamic=dynamic,
         )
+
+
+def _of_shards(fn: object, err: UnsupportedError) -> UnsupportedError:
+    """The error itself, or another where parts of a module are sharded: what gathers them is what stood in the way."""
+    module = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not isinstance(module, torch.nn.Module):
+        return err
+    part = next((name for name, m in module.named_modules() if name and isinstance(m, fsdp.FSDPModule)), None)
+    if part is None:
+        return err
+    return UnsupportedError(
+        f"part {part} is sharded by fully_shard, and what gathers its parameters cannot be captured: {err.message}",
+        hint="fuse what is sharded, part by part, or use torch.compile(backend='tilefold')",
+    )
 
 
 def _fused_again(fn: Fn, options: dict[str, Any]) -> Fused[..., Any]:

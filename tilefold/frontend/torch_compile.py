@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch._dynamo.utils import counters as torch_counts
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 from tilefold.frontend.capture import (
@@ -133,6 +134,9 @@ def aot(
     wrap: what is put around a compiled graph. partition: what cuts forward and backward apart (None: Tilefold's).
     eagers: random numbers are eager's. in_place: parts of arguments are written where they lie (`in_place`).
     replacing: so may be whole ones, where nothing is differentiated (`regions.replaced`).
+
+    Inside DistributedDataParallel, Dynamo hands over one graph a bucket of gradients and has the first call of each
+    return fake tensors. By torch's counter it knows that AOTAutograd does so; else that call would be the user's.
     """
     rewrite_attention(gm)
     titles = [readable(n) for n in gm.graph.find_nodes(op="placeholder")]
@@ -157,7 +161,7 @@ def aot(
         return compiled
 
     def made(*, writes: bool) -> Callable[..., object]:
-        return aot_module_simplified(
+        run = aot_module_simplified(
             gm,
             example_inputs,
             fw_compiler=boxed("forward", forward or inference),
@@ -167,6 +171,8 @@ def aot(
             keep_inference_input_mutations=writes,
             partition_fn=partition or partitioner(),
         )
+        torch_counts["aot_autograd"]["total"] += 1
+        return run
 
     with nested.taken_apart():
         try:
