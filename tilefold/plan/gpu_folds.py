@@ -70,15 +70,19 @@ def _of_runs(g: Graph, plan: StagePlan, k: int, machine: Gpu) -> str | None:
     rows = g.points(plan.group.parallel)
     alone = rows == 1  # then indices of the axis are cut again (`segments_of_reads`)
     blocks = {d: g.points(axes[n : n + 2]) if alone else rows * g.extent(d) for n, d in enumerate(axes)}
-    enough = (d for d in axes if d not in few and blocks[d] >= machine.cores)
-    if not alone:
-        return next(enough, None)
+    found = next((d for d in axes if d not in few and blocks[d] >= machine.cores), None)
+    if found is not None or not (alone or column_dim(g, plan) is not None):
+        return found
+    # so they are of columns, of which a block has neighbours, where blocks are too few
+    tall, width = (1, 1) if alone else (_blocks(g, plan, machine), machine.least_columns)
     both = (
         d
         for d, e in itertools.pairwise(axes)
-        if blocks[d] >= machine.cores and LEAST_STEP * held[d] <= machine.read_at_once * g.extent(e)
+        if tall * g.points((d, e)) >= machine.cores
+        and (alone or tall * g.extent(d) < machine.cores * machine.column_blocks)
+        and LEAST_STEP * width * held[d] <= machine.read_at_once * g.extent(e)
     )
-    return next(enough, next(both, min(axes, key=lambda d: held[d])))
+    return next(both, min(axes, key=lambda d: held[d]) if alone else None)
 
 
 def _held(g: Graph, plan: StagePlan, axes: Sequence[str], axis: str) -> float:
