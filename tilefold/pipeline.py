@@ -25,6 +25,7 @@ from tilefold.errors import PlanError
 from tilefold.log import at_step
 from tilefold.plan.aligned import aligned
 from tilefold.plan.attention import AttentionCall, statements
+from tilefold.plan.converted import converted_once
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
@@ -171,6 +172,7 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
     p, added = with_sums_added(p, target.machine)
     p = distributed(stored_operands(target.written_out(plain_operands(p))))
+    p = converted_once(p, target.machine) if goal == "fast" and target.library else p
     p, tails = target.with_tails(p) if goal == "fast" else (p, frozenset[str]())
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())

@@ -1,0 +1,51 @@
+"""Operands that products convert are stored once, where every tile of rows would convert them again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.backends.triton.kernels import meta
+from tilefold.algebra.expr import Cast, walk
+from tilefold.frontend.fuse import trace
+from tilefold.plan import converted
+from tilefold.plan.converted import converted_once
+from tilefold.plan.hardware import H100
+from tilefold.tensor.interp import run
+
+B = torch.bfloat16
+
+
+def product(x, w):
+    return torch.relu(x @ w.to(x.dtype))
+
+
+def converts(p):
+    """Names of the statements of sums that convert."""
+    return [c.name for c in p.body if c.reducer == "sum" and any(isinstance(e, Cast) for e in walk(c.body))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "stored"),
+    [
+        (2000, torch.int64, True),  # 50 MB in each of 16 tiles of rows
+        (64, torch.int64, False),  # read once
+        (2000, torch.int8, False),  # 6 MB
+    ],
+)
+def test_wide_operands_of_many_rows_are_stored_as_the_library_takes_them(rows, dtype, stored):
+    torch._dynamo.reset()
+    p = trace(product, meta(rows, 2048, dtype=B), meta(2048, 3072, dtype=dtype)).program
+    assert converts(p)
+    assert (not converts(converted_once(p, H100))) == stored
+
+
+def test_the_program_is_the_same(monkeypatch):
+    monkeypatch.setattr(converted, "DOUBT", 0.0)
+    torch._dynamo.reset()
+    x, w = torch.randn(20, 16).to(B), torch.randint(-9, 9, (16, 30))
+    p = trace(product, x, w).program
+    after = converted_once(p, H100)
+    inputs = {"x": x, "w": w}
+    assert len(after.body) == len(p.body) + 1
+    assert torch.equal(run(after, inputs)[after.outputs[0]], run(p, inputs)[p.outputs[0]])

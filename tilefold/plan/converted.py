@@ -1,0 +1,75 @@
+"""Operands of products that are converted on their way: stored so once, or read and converted for every tile.
+
+No matrix library converts an operand, so that a product of one is a kernel of ours, which keeps the copy out of memory:
+right for weights of 8 bits, and for few rows. But each tile of rows reads the operand again, as wide as it is stored,
+out of the cache: 2,000 rows times 2,048 x 3,072 integers of 64 bits took 181 us on an H100, in tiles of 128, where a
+kernel stores them in 16 bits in 24 and the library multiplies in 35.
+
+Law: sum over k of a[k] cast(b[k])  is  sum over k of a[k] c[k], c[k] = cast(b[k])
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tilefold.algebra.expr import Cast, Expr, Index, Load, call, dims_used, tensors_read
+from tilefold.names import fresh
+from tilefold.plan.folded import call_seconds, flops
+from tilefold.plan.hardware import Gpu
+from tilefold.tensor.analysis import Graph, is_static
+from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.product import Product, library_product, matrices
+
+#: How many times what a kernel of ours is estimated to take the copy and the call may not take.
+DOUBT = 1.5
+
+
+def converted_once(p: Program, machine: Gpu) -> Program:
+    """The program in which products read copies of what they convert, where that is estimated faster."""
+    g, taken, body = Graph.of(p), set(p.names), list[Compute]()
+    for c in p.body:
+        x = matrices(c, g.extent)
+        made = [] if x is None or not x.whole else _copied(g, c, x, taken)
+        if made and _pays(g, Graph.of(replace(p, body=(*body, *made))), c, made, machine):
+            taken |= {m.name for m in made}
+            body += made
+        else:
+            body.append(c)
+    return replace(p, body=tuple(body)) if len(body) > len(p.body) else p
+
+
+def _copied(g: Graph, c: Compute, x: Product, taken: set[str]) -> list[Compute]:
+    """The one operand that a product of known extents converts, stored, and the product of it, for the library."""
+    if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
+        return []
+    sides: list[Expr] = [x.a, x.b]
+    found = [n for n, e in enumerate(sides) if isinstance(e, Cast) and isinstance(e.arg, Load)]
+    if len(found) != 1:
+        return []
+    (n,) = found
+    e, other = sides[n], sides[1 - n]
+    assert isinstance(e, Cast) and isinstance(e.arg, Load)
+    if not isinstance(other, Load) or g.program.dtype_of(other.tensor) is not e.dtype:
+        return []
+    dims = tuple(dict.fromkeys(d for ix in e.arg.index for d in sorted(dims_used(ix))))
+    name = fresh(f"{e.arg.tensor}_converted", taken)
+    sides[n] = Load(name, tuple(map(Index, dims)))
+    copy = Compute(name, dims, e.dtype, e, loc=c.loc, origin=c.origin)
+    product = replace(c, body=call("mul", *sides))
+    return [copy, product] if library_product(product, g.program.sizes) is not None else []
+
+
+def _pays(g: Graph, after: Graph, c: Compute, made: list[Compute], machine: Gpu) -> bool:
+    """Whether storing the operand and a call take less than a kernel that converts it for every tile of rows, and what
+    follows the product less than it saves: the result passes memory once more."""
+    copy, product = made
+    (tensor,) = tensors_read(copy.body)
+    memory = machine.reached * machine.bandwidth
+    read, kept = g.nbytes([tensor]), after.nbytes([copy.name])
+    stored = machine.second_kernel + (read + kept) / memory
+    passed = machine.second_kernel + 2 * g.nbytes([c.name]) / memory
+    rows = g.points({*c.dims} - {*copy.dims})
+    again = read * math.ceil(rows / (2 * machine.rows)) / (machine.cache_reached * machine.last_cache.bandwidth)
+    own = max(flops(g, c.name) / machine.gemm_rate(copy.dtype, library=False), again)
+    return own > DOUBT * (stored + call_seconds(after, product, machine) + passed)
