@@ -209,3 +209,29 @@ def test_what_a_stream_ends_in_is_multiplied_too():
     target = GpuTarget()
     copies = {o: streams.apart(parse(HANDED_BACK.format(o=o)), pays=target.streams)[1] for o in (4, 256)}
     assert copies[4] and not copies[256]
+
+
+OUTER = """program gradients_of_outer_products()
+  input a: bf16[128, 192, 32]
+  input b: bf16[128, 192, 32]
+  input w: bf16[32, 32, {o}]
+  input g: bf16[192, 192, {o}]
+  dim i = 192
+  dim j = 192
+  dim c = 32
+  dim d = 32
+  dim s = 128
+  dim o = {o}
+  h[i, j, c, d]: f32 = sum[o] g[i, j, o] * w[c, d, o]
+  m[i, j, c, d]: bf16 = h[i, j, c, d] / 128.0
+  da[s, i, c]: bf16 = sum[j, d] b[s, j, d] * m[i, j, c, d]
+  db[s, j, d]: bf16 = sum[i, c] a[s, i, c] * m[i, j, c, d]
+  return da, db
+"""
+
+
+def test_ends_of_axes_of_both_sides_read_their_operands_for_each_index_of_one():
+    """The gradient of a mean of outer products is made once by the library, which contracts it twice."""
+    p = parse(OUTER.format(o=128))
+    assert streams.streams(p)
+    assert not streams.streams(p, GpuTarget().streams)
