@@ -308,3 +308,14 @@ block gate()
 """
     )
     assert "lm" not in default_config(b, {d: int(n.value) for d, n in b.sizes.items()}).tiles
+
+
+def scaled_by_blocks(x):
+    t = x.view(56, 128, 32, 128)
+    return t / t.float().abs().amax((1, 3), keepdim=True)
+
+
+def test_rows_of_several_axes_get_threads_for_all_of_them():
+    """Blocks of 128 x 128 have 16,384 elements, too many for one warp to store."""
+    (k,) = made(scaled_by_blocks, meta(56 * 128, 32 * 128, dtype=torch.bfloat16))
+    assert config(k).warps == 4

@@ -290,9 +290,9 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     rows = any(n > 1 for n in local.values())
     if rows and s.narrow and s.reduces and not s.streamed and not s.products and have >= 8 * FULL:
         # few threads with much to do each; of long rows two blocks a multiprocessor, which take turns at the memory
-        held = max((sizes[d] for d in local), default=0)
+        held = s.area({**dict.fromkeys(s.parallel, 1), **local})  # of one row, whatever its axes
         warps = 1 if held <= 4096 else 4 if held <= 16384 else 8
-        if MASKED < held < 2 * MASKED:
+        if MASKED < max((sizes[d] for d in local), default=0) < 2 * MASKED:
             tiles, warps = {**tiles, **dict.fromkeys(s.parallel, 1)}, 2
     if inner:
         warps = 2
@@ -337,7 +337,8 @@ def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
     one lane is held at a time, of images of 7 x 7 that are stored or summed whole all 64. What is stored for each of
     such indices is held until then: its values are a tile's, though they lie in registers of their own."""
     held = (d for d in sizes if d not in s.parallel and d not in s.streamed)
-    if not any(sizes[d] <= MOST_SINGLES and sizes[d] & (sizes[d] - 1) for d in held):
+    named = any(loads(ix) for n in nodes_of(b.body) for e in exprs_of(n) for ld in loads(e) for ix in ld.index)
+    if not any(1 < n <= MOST_SINGLES and (named or n & (n - 1)) for n in (sizes[d] for d in held)):
         return s
     tiles = {n.dim: 1 if n.single else LEAST_STREAMED for n in nodes_of(b.body) if isinstance(n, Loop)}
     stored = {d for n in nodes_of(b.body) if isinstance(n, Store) for d in n.dims}
