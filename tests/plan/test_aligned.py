@@ -103,3 +103,40 @@ def test_other_types_and_sizes_that_calls_bring_stay():
 def test_the_part_of_a_wide_result_is_not_written_for_its_readers():
     _, p, _ = made(lambda x, w: ((x @ w).float().logsumexp(-1), (x @ w)[:, 0]), (1000, 1023), (1023, 777))
     assert not any(isinstance(c.body, Load) and c.dims == ("i", "j") for c in p.body)
+
+
+def handed_back(s, x, w):
+    """Gradients of a head: what the loss hands back is read by two products, and by a sum."""
+    d = s.float().mul(0.3).to(s.dtype)
+    return d.t() @ x, d @ w, d.float().sum(1)
+
+
+def test_what_several_products_read_is_made_with_its_zeros_once():
+    before, p, products = made(handed_back, (2048, 50257), (2048, 768), (50257, 768))
+    sizes = {c.name: [p.sizes[d].value for d in c.dims] for c in p.body}
+    assert [2048, 50264] in sizes.values() and [2048, 50257] not in sizes.values()
+    assert len(products) == 3 and len(before.body) == 4
+
+
+def of_sequences(s, x, w):
+    d = s.float().mul(0.3).to(s.dtype)
+    return torch.einsum("bsv,bsd->vd", d, x), d @ w, d.float().sum(2)
+
+
+def test_so_it_is_where_sequences_of_a_batch_are_summed():
+    """A tied head of 50257 tokens of bf16 in training: the weight's gradient was of ragged rows."""
+    _, p, products = made(of_sequences, (4, 512, 50257), (4, 512, 768), (50257, 768))
+    sizes = {c.name: [p.sizes[d].value for d in c.dims] for c in p.body}
+    assert [4, 512, 50264] in sizes.values() and [4, 512, 50257] not in sizes.values()
+    assert any(sizes[m] == [50264, 768] for m in products)
+
+
+def test_gradients_of_a_ragged_head_are_the_same(monkeypatch):
+    monkeypatch.setattr("tilefold.plan.aligned.worth", lambda *_, **__: True)
+    shapes = (96, 1001), (96, 512), (1001, 512)
+    _, p, _ = made(handed_back, *shapes)
+    torch.manual_seed(0)
+    xs = [torch.randn(s, dtype=B) for s in shapes]
+    found = run(p, dict(zip("sxw", xs, strict=True)))
+    for name, want in zip(p.outputs, handed_back(*xs), strict=True):
+        torch.testing.assert_close(found[name].to(want.dtype), want, rtol=2e-2, atol=2e-2)

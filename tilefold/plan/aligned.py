@@ -3,8 +3,8 @@
 cuBLAS takes any extents, but where rows of operands or results are no multiple of 16 bytes (50257 columns, 1023
 features) its kernels move them element by element, at a fraction of their rate (`Gpu.ragged`), wherever the rows begin.
 What counts is the axis along which an operand lies in memory: its rows, if it is a transposed one. So operands are
-copied with zeros behind their rows, one kernel each, and the result has columns that nobody reads,
-where that is estimated faster. torch.compile pads such products too, decided by timing them.
+copied with zeros behind their rows, one kernel each, or made so where the program computes them, and the result has
+columns that nobody reads, where that is estimated faster. torch.compile pads such products too, decided by timing them.
 
 Law: sum over k of x[k] y[k]  is  sum over k' of where(k' < K, x[k'], 0) where(k' < K, y[k'], 0), K <= K'
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilefold.algebra.dtypes import DType
@@ -84,12 +84,13 @@ def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, fr
     body: list[Compute] = []
     names = set(products)
     maps, whole, copies = _read_once(p), dict[str, str](), _Copies()
+    shared = {c.name: c for c in p.body if c.reducer is None and c.name not in {*p.outputs, *maps}}
     for c in p.body:
         found = _extents(p, c) if c.name in products else None
         if found is None or not worth(*found[1:5], 2, gpu, found[5], packed=c.name in p.outputs):
             body.append(c)
             continue
-        new = _copied(c, found[0], made, taken, maps, found[-1], copies)
+        new = _copied(c, found[0], made, taken, maps, shared, found[-1], copies)
         maps |= {c.name: new[-1]} if c.name in maps else {}
         product = next(s.name for s in new if s.reducer is not None)
         names = names - {c.name} | {product}
@@ -97,6 +98,7 @@ def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, fr
         body += new
     if len(body) == len(p.body):
         return p, products
+    body = _made_wide(body, shared, copies, whole)
     body = [
         replace(c, body=rename_loads(c.body, lambda x: replace(x, tensor=whole.get(x.tensor, x.tensor)))) for c in body
     ]
@@ -109,6 +111,25 @@ class _Copies:
 
     longer: dict[str, str] = field(default_factory=dict)
     of: dict[Load, str] = field(default_factory=dict)
+
+
+def _made_wide(
+    body: Sequence[Compute], shared: Mapping[str, Compute], copies: _Copies, whole: dict[str, str]
+) -> list[Compute]:
+    """The statements with a copy of a map that others read too in its place, which those read as well: what is written
+    with its zeros is not written without them. whole: what is read instead of what."""
+    wide: dict[str, str] = {}
+    for ld, copy in copies.of.items():
+        if ld.tensor in shared and _is_whole(ld):
+            wide.setdefault(ld.tensor, copy)
+    whole |= wide
+    by_name, moved = {c.name: c for c in body}, {*wide.values()}
+    return [by_name[wide[c.name]] if c.name in wide else c for c in body if c.name not in moved]
+
+
+def _is_whole(ld: Load) -> bool:
+    """Whether all of a tensor is read as it is."""
+    return all(isinstance(ix, Index) for ix in ld.index) and len(dims_used(ld)) == len(ld.index)
 
 
 def _read_once(p: Program) -> dict[str, Compute]:
@@ -129,13 +150,13 @@ def _inlined(e: Expr, maps: Mapping[str, Compute]) -> Expr:
 def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int, Along] | None:
     """A product of plain matrices of 16 bits; batch, rows, depth and columns, which are the last dim of the result."""
     x = library_product(c, p.sizes)
-    if x is None or x.loads is None or c.dtype not in SHORT or len(x.rdims) != 1 or not x.is_matrix():
+    if x is None or x.loads is None or c.dtype not in SHORT or not x.is_matrix():
         return None
     plain = all(isinstance(ix, Index | Const) for ld in x.loads for ix in ld.index)
     if not plain or any(p.dtype_of(ld.tensor) is not c.dtype for ld in x.loads) or c.dims[-1] not in x.of_one_side:
         return None
     sizes = {d: e.value for d in (*c.dims, *c.rdims) if isinstance(e := p.sizes[d], Const)}
-    if len(sizes) < len(c.dims) + 1 or not all(sizes.values()):
+    if len(sizes) < len(c.dims) + len(c.rdims) or not all(sizes.values()):
         return None
     cols, one = c.dims[-1], x.of_one_side
     beside = [d for d in one if d in (x.rows if cols in x.rows else x.cols) and d != cols]
@@ -145,7 +166,9 @@ def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int, Along
     rows = math.prod(n[d] for d in one if d != cols)
     along = Along.of(x, (cols,))
     along = replace(along, rows=along.rows and rounded(rows, 2) != rows)
-    return x, math.prod(n[d] for d in x.batch), rows, n[c.rdims[0]], n[cols], along
+    if len(c.rdims) > 1 and along.depth:  # sequences of a batch are summed whole
+        return None
+    return x, math.prod(n[d] for d in x.batch), rows, math.prod(n[d] for d in c.rdims), n[cols], along
 
 
 def _copied(
@@ -154,6 +177,7 @@ def _copied(
     sizes: dict[str, Expr],
     taken: set[str],
     maps: Mapping[str, Compute],
+    shared: Mapping[str, Compute],
     along: Along,
     copies: _Copies,
 ) -> list[Compute]:
@@ -179,7 +203,9 @@ def _copied(
             return ld
         if at in copies.of:
             return Load(copies.of[at], tuple(map(Index, dims)))
-        e: Expr = Cast(_inlined(at, maps), c.dtype) if ld.tensor in maps else at
+        whole = shared[ld.tensor] if ld.tensor in shared and _is_whole(ld) else None
+        e: Expr = at if whole is None else substitute_map(whole, at)
+        e = Cast(_inlined(e, maps), c.dtype) if whole is not None or ld.tensor in maps else e
         for condition in inside:
             e = call("where", condition, e, Const(0.0, c.dtype.compute))
         made.append(Compute(fresh(f"{ld.tensor}_wide", taken), dims, c.dtype, e, loc=c.loc))
