@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.frontend.check import check, check_backward, compiled, lowered, randn
 from tilefold import fuse
-from tilefold.algebra.expr import Cast, Const, walk
+from tilefold.algebra.expr import Call, Cast, Const, walk
 from tilefold.errors import UnsupportedError
 
 HOSTILE = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 30.0, -30.0, 1e-30, math.inf, -math.inf, math.nan])
@@ -86,6 +86,14 @@ def test_inverse_functions_are_right_to_the_last_places(fn):
         assert ((got - want).abs() <= tol * want.abs()).all()
     if fn not in (torch.acos, torch.acosh):
         assert torch.equal(_evaluated(fn, HOSTILE[:2]).signbit(), torch.tensor([False, True]))
+
+
+@pytest.mark.parametrize("fn", [torch.asin, torch.acos])
+def test_arcs_take_one_root_and_one_quotient(fn):
+    """By way of atan they took two quotients and a third under a root of their own."""
+    body = lowered(fn, torch.linspace(-1, 1, 9)).program.body
+    found = {n for c in body for n in walk(c.body) if isinstance(n, Call)}
+    assert sorted(n.op for n in found if n.op in ("sqrt", "div")) == ["div", "sqrt"]
 
 
 def _evaluated(fn, x):

@@ -2,7 +2,8 @@
 
     atan    of |x| > tan(3 pi / 8), or > 0.66: of -1 / x, or of (x - 1) / (x + 1), beside a constant; the rest is a
             quotient of polynomials (Moshier's Cephes), right to the last places of f64 and so of f32
-    asin, acos, atan2    are of atan: the quotient's zeros and infinities are what the formulas need them to be
+    atan2   is of atan: the quotient's zeros and infinities are what the formula needs them to be
+    asin, acos    of |x| > 1/2: of the root of (1 - |x|) / 2, twice, beside a constant; the rest is such a quotient too
     asinh, acosh, atanh  are logarithms of what is added to 1, which small arguments keep their places in
 
 Signs of zeros are kept, as eager keeps them.
@@ -20,6 +21,23 @@ _TAN_PI_8, _TAN_3_PI_8 = 0.66, 2.41421356237309504880
 #: (atan(x) / x - 1) / x^2 is a quotient of these in x^2, the highest power first.
 _ABOVE = (-0.8750608600031904, -16.15753718733365, -75.00855792314705, -122.88666844901361, -64.85021904942025)
 _BELOW = (1.0, 24.858464901423063, 165.02700983169885, 432.88106049129027, 485.3903996359137, 194.5506571482614)
+#: (asin(x) / x - 1) / x^2 likewise, for |x| <= 1/2.
+_ARC_ABOVE = (
+    4.253011369004428248960e-3,
+    -6.019598008014123785661e-1,
+    5.444622390564711410273,
+    -16.26247967210700244449,
+    19.56261983317594739197,
+    -8.198089802484824371615,
+)
+_ARC_BELOW = (
+    1.0,
+    -14.74091372988853791896,
+    70.49610280856842141659,
+    -147.1791292232726029859,
+    139.5105614657485689735,
+    -49.18853881490881290097,
+)
 #: Squares of larger numbers do not matter beside 1, nor may they overflow.
 _LARGE = 1e8
 
@@ -61,12 +79,25 @@ def atan2(y: Expr, x: Expr) -> Expr:
     return call("where", _negative(y), -whole, whole)
 
 
+def _arc(x: Expr) -> tuple[Expr, Expr]:
+    """Whether |x| > 1/2, and asin of x, or else of the root of (1 - |x|) / 2: one quotient and one root for both."""
+    a = call("abs", x)
+    steep = call("gt", a, 0.5)
+    z = call("where", steep, (lit(1.0) - a) * 0.5, x * x)
+    t = call("where", steep, call("sqrt", z), x)
+    return steep, t + t * (z * _polynomial(z, _ARC_ABOVE) / _polynomial(z, _ARC_BELOW))
+
+
 def asin(x: Expr) -> Expr:
-    return atan(x / call("sqrt", (lit(1.0) - x) * (x + 1.0)))
+    steep, near = _arc(x)
+    far = lit(math.pi / 2) - near * 2.0
+    return call("where", steep, call("where", call("lt", x, 0), -far, far), near)
 
 
 def acos(x: Expr) -> Expr:
-    return atan(call("sqrt", (lit(1.0) - x) / (x + 1.0))) * 2.0
+    steep, near = _arc(x)
+    far = near * 2.0
+    return call("where", steep, call("where", call("lt", x, 0), lit(math.pi) - far, far), lit(math.pi / 2) - near)
 
 
 def asinh(x: Expr) -> Expr:
