@@ -15,6 +15,7 @@ from tilefold.tensor.least_masks import infinite_masks
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.positions import settled_positions
+from tilefold.tensor.powers import powers_apart
 from tilefold.tensor.repeated import drop_repeated
 from tilefold.tensor.repeats import products_of_repeats
 from tilefold.tensor.rewrite import drop_dead, read_as_results
@@ -29,6 +30,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("round where stored", round_where_stored),
     ("absorb copies", absorb_copies),
     ("products of repeats", products_of_repeats),
+    ("powers of two apart", powers_apart),
 )
 #: Applied when operands are in the order that their readers want.
 NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
