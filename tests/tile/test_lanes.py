@@ -270,6 +270,36 @@ kernel lengths()
     torch.testing.assert_close(z, y * (x * x).sum(-1, keepdim=True))
 
 
+@pytest.mark.parametrize(("n", "single"), [(40, True), (16, False)])
+def test_what_a_long_loop_sums_along_a_dim_is_single_indices_though_it_is_stored(n, single):
+    """Forces of pairs in three coordinates: of four lanes one would be idle, and what is computed of a distance
+    repeated in each (470 us on an H100 for 8 x 1000 x 1000 pairs)."""
+    text = f"""
+kernel forces()
+  dim i = 40
+  dim l = {n}
+  dim k = 3
+  in x: f32[40, 3] unit 1
+  in y: f32[{n}, 3] unit 1
+  out f: f32[40, 3] unit 1
+  grid i:8
+    alloc s: f32[i:8, k:3] tile
+    fill s = 0.0
+    for l:8
+      alloc r: f32[i:8, l:8] tile
+      r[i, l] = sum over k: (x[i, k] - y[l, k]) * (x[i, k] - y[l, k])
+      s sum= over l: exp(-r[i, l]) * (x[i, k] - y[l, k])
+    store f[i, k] over i, k = s[i, k]
+"""
+    kernel = verify(parse(text))
+    cut = verify(singles(kernel))
+    assert ("store f[i, k_2 + 2] over i, k_2" in show_kernel(cut)) is single
+    x, y, f = torch.randn(40, 3), torch.randn(n, 3), torch.empty(40, 3)
+    run_kernel(cut, {"x": x, "y": y, "f": f}, {})
+    d = x[:, None] - y[None]
+    torch.testing.assert_close(f, (torch.exp(-(d * d).sum(-1, keepdim=True)) * d).sum(1))
+
+
 def test_what_is_stored_in_lines_of_another_dim_is_single_indices_too():
     """Planes of colours: their largest, where it is, and a matrix of colours times them."""
     text = """

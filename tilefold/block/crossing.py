@@ -27,19 +27,24 @@ class _Value:
     last: int
 
 
-def crossing(b: Block, d: str, lanes: Mapping[str, int], *, whole: bool = True) -> float:
+def crossing(
+    b: Block, d: str, lanes: Mapping[str, int], *, whole: bool = True, apart: Collection[str] = frozenset()
+) -> float:
     """Registers of a thread block for what crosses reductions of d, at the worst of them. lanes: elements of each dim
     that a block has at a time (absent: one). whole: of all of the program, as for rows that are held; else of each loop
-    over d."""
+    over d. apart: dims of which each index is reduced by itself, one after the other: what the last of these
+    reductions reads crosses the first."""
     kinds = {i.name: i.dtype for i in b.inputs}
     bodies = [list(_statements(b.body))] if whole else [list(_statements(x.body)) for x in _loops(b.body, d)]
-    return max((_most(body, d, lanes, kinds) for body in bodies), default=0.0)
+    return max((_most(body, d, lanes, kinds, frozenset(apart)) for body in bodies), default=0.0)
 
 
-def _most(body: Sequence[Node], d: str, lanes: Mapping[str, int], kinds: Mapping[str, DType]) -> float:
+def _most(
+    body: Sequence[Node], d: str, lanes: Mapping[str, int], kinds: Mapping[str, DType], apart: frozenset[str]
+) -> float:
     """See `crossing`."""
     values: dict[object, _Value] = {}
-    ends: list[int] = []
+    ends: dict[int, bool] = {}  # whether it is several
 
     def area(dims: Iterable[str]) -> int:
         return math.prod(lanes.get(x, 1) for x in dims)
@@ -54,8 +59,11 @@ def _most(body: Sequence[Node], d: str, lanes: Mapping[str, int], kinds: Mapping
         if isinstance(n, Let) and d in n.dims and not n.rdims:
             values[n.name] = _Value(area(n.dims), at, at)
         if isinstance(n, Let | Accumulate) and d in n.rdims:
-            ends.append(at)
-    return max((sum(v.registers for v in values.values() if v.first <= at < v.last) for at in ends), default=0.0)
+            ends[at] = not apart.isdisjoint(dims_used(n.expr) - {*n.rdims})
+    crossed = (
+        sum(v.registers for v in values.values() if v.first <= at < v.last + several) for at, several in ends.items()
+    )
+    return max(crossed, default=0.0)
 
 
 def _read(n: Node) -> Iterator[Load]:

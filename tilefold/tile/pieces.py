@@ -23,6 +23,8 @@ MATRIX_UNIT = 16
 MOST = 3
 #: Longest dim that is cut into single indices.
 MOST_SINGLES = 7
+#: Indices of a loop from which what it computes along a dim counts for more than what is stored along it once.
+LONG = 32
 
 
 def power_of_two(n: int) -> int:
@@ -81,8 +83,9 @@ def singles(kernel: ir.Kernel) -> ir.Kernel:
 
     Short dims are those of at most `MOST_SINGLES` indices that no loop runs over, no power of two, or such that rows
     are summed which others name along it (`named_rows`). Loads along one are then as many loads of every n-th element,
-    which share their cache lines. Left whole are dims that are stored beside others (stores would not share the lines),
-    selected from, or reduced together with others (one reduction would become several).
+    which share their cache lines. Left whole are dims that are stored beside others (stores would not share the lines;
+    but for what a long loop computes elements along, as forces of pairs, in three coordinates, that it sums: stored
+    once), selected from, or reduced together with others (one reduction would become several).
     """
     return [kernel, *(k for _, k in _singled(kernel))][-1]
 
@@ -95,7 +98,8 @@ def singled(kernel: ir.Kernel) -> frozenset[str]:
 def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
     """A dim that is cut, and the kernel after it, dim by dim."""
     scalars = frozenset(t.dim for t in kernel.grid if t.tile == 1)
-    left = {t.dim for t in kernel.grid} | _looped(kernel.body) | _together(kernel, kernel.body, scalars)
+    left = {t.dim for t in kernel.grid} | _looped(kernel.body)
+    left |= _together(kernel, kernel.body, scalars, computed_along(kernel, kernel.body))
     named = named_rows(kernel)
     for d, e in kernel.sizes.items():
         n = int(e.value) if isinstance(e, Const) and d not in left else 0
@@ -126,15 +130,30 @@ def _named(e: Expr, d: str) -> bool:
     return any(d in dims_used(x) for ld in loads(e) for ix in ld.index for x in loads(ix))
 
 
-def _together(kernel: ir.Kernel, stmts: Sequence[ir.Stmt], scalars: frozenset[str]) -> set[str]:
-    """Dims that statements need as a whole."""
+def computed_along(kernel: ir.Kernel, stmts: Sequence[ir.Stmt]) -> frozenset[str]:
+    """Dims of the elements that long loops reduce: of what they compute for each of their indices."""
+    found = frozenset[str]()
+    for s in stmts:
+        if isinstance(s, ir.For):
+            extent = kernel.sizes.get(s.dim)
+            every = [dims_used(x.expr) for x in s.body if isinstance(x, ir.Reduce) and s.dim in x.rdims]
+            if isinstance(extent, Const) and extent.value >= LONG:
+                found |= frozenset().union(*every)
+            found |= computed_along(kernel, s.body)
+    return found
+
+
+def _together(
+    kernel: ir.Kernel, stmts: Sequence[ir.Stmt], scalars: frozenset[str], along: frozenset[str] = frozenset()
+) -> set[str]:
+    """Dims that statements need as a whole. along: those that are computed so much along that stores do not count."""
     found: set[str] = set()
     for s in stmts:
         match s:
             case ir.For(body=body):
                 found |= _together(kernel, body, scalars)
             case ir.Store(dims=dims) if len(set(dims) - scalars) > 1:
-                found |= set(dims) if (lines := _lines(kernel, s)) is None else lines
+                found |= set(dims) - along if (lines := _lines(kernel, s)) is None else lines
             case ir.Select(op="topk", rdims=rdims, expr=e):
                 found |= {*rdims, *dims_used(e)}
             case ir.Reduce(rdims=rdims) | ir.Gemm(rdims=rdims) if len(rdims) > 1:

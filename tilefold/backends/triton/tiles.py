@@ -36,7 +36,15 @@ from tilefold.tensor.ir import Input
 from tilefold.tensor.product import divided, product
 from tilefold.tile.layout import UnitAxes
 from tilefold.tile.lower import LowerOptions, lower
-from tilefold.tile.pieces import MOST_SINGLES, is_small, largest_power, power_of_two, singled, summed
+from tilefold.tile.pieces import (
+    MOST_SINGLES,
+    computed_along,
+    is_small,
+    largest_power,
+    power_of_two,
+    singled,
+    summed,
+)
 
 #: Elements of the largest value of a kernel without products, a thread block.
 AREA = 8192
@@ -342,5 +350,6 @@ def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
         return s
     tiles = {n.dim: 1 if n.single else LEAST_STREAMED for n in nodes_of(b.body) if isinstance(n, Loop)}
     stored = {d for n in nodes_of(b.body) if isinstance(n, Store) for d in n.dims}
-    found = singled(summed(lower(b, LowerOptions(tiles=tiles, arranged=False)))) - stored
+    kernel = summed(lower(b, LowerOptions(tiles=tiles, arranged=False)))
+    found = singled(kernel) - (stored - computed_along(kernel, kernel.body))
     return replace(s, singles=found & sizes.keys())  # a result may have a dim that nothing runs over (l * 2 + m)

@@ -200,14 +200,15 @@ def for_crossing(
     covers in all loops that run over it, else in each. Three values may have most of them (two softmaxes and a sum of
     both, in tiles of 16,384: 374 us on an H100 for what half of that takes 495), more of them less, with what is
     computed of them at the same time (a gate's gradient and its sums, four values of 8 x 1,024: 3,768 bytes spilled).
-    Rows that are read again may have more: shorter tiles leave room for blocks whose rows no cache holds.
+    Rows that are read again may have more: shorter tiles leave room for blocks whose rows no cache holds. Of single
+    indices there is a value each (differences of pairs in three coordinates, which forces are summed of).
     """
-    tiles = dict(c.tiles)
-    for d in s.streamed if not s.products else ():
+    tiles, each = dict(c.tiles), {d: sizes[d] for d in s.singles if d in sizes}
+    for d in s.streamed:
         while tiles.get(d, 0) > SHORTEST:
-            lanes = {**local, **tiles}
+            lanes = {**local, **each, **tiles}
             whole = tiles[d] >= sizes[d]
-            found = crossing(b, d, lanes, whole=whole)
+            found = crossing(b, d, lanes, whole=whole, apart=each)
             several = SEVERAL if found > FEW * s.area(lanes) else 3 / 2
             several = several if d not in s.again or whole else 2
             if found <= H100.held_columns * several:
