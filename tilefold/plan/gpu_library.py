@@ -33,6 +33,7 @@ from tilefold.tensor.convolution_tails import Tail
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, matrices, product_of
 from tilefold.tensor.reduction_laws import align_reductions
+from tilefold.tensor.streams import of_few
 
 #: Elements of 16 bits that are 16 bytes; how many times what it costs a tail in a call must save.
 SIXTEEN_BYTES, TAIL_DOUBT = 8, 1.2
@@ -281,7 +282,7 @@ def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:
     of one of them (`_read_torn`).
     """
     made = g.nbytes([c.name])
-    if made > machine.passed * machine.tiers[-1].capacity:
+    if made > machine.passed * machine.tiers[-1].capacity or of_few(g, c):
         return True
     ends = [x for x in g.reached(c.name, g.consumers, is_map) if x.reducer and _multiplies(g, x)]
     longer = _longer(g, c, machine)

@@ -19,6 +19,7 @@ from tilefold.block.twins import Decided, Renaming, Twins
 from tilefold.tensor.analysis import Graph, is_map, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
+from tilefold.tensor.streams import of_few
 
 #: Tensors that a GPU's kernel reads at most after siblings with tensors of their own have joined it. The gradients of
 #: all biases and norms of four layers, 26 sums of 27 tensors, were one kernel: 7 s of Triton's compilation (the time
@@ -93,7 +94,7 @@ def _twins(g: Graph) -> dict[str, Compute]:
     twice = {c for c, n in Counter(what.values()).items() if n > 1}
     found: dict[str, Compute] = {}
     for c in g.program.body:
-        of_one = product_of(c) is not None or any(ld.tensor in found for ld in loads(c.body))
+        of_one = product_of(c) is not None or of_few(g, c) or any(ld.tensor in found for ld in loads(c.body))
         if of_one and what[c.name] in twice:
             found[c.name] = what[c.name]
     return found
@@ -139,7 +140,7 @@ class _Greedy:
         """The union of two groups, or the reason why it is not one kernel."""
         if not self.apart.isdisjoint(a.members) or not self.apart.isdisjoint(b.members):
             return "a library call computes it"
-        if any(self._twins[m] in {self._twins.get(n) for n in b.members} for m in a.members if m in self._twins):
+        if self._twins and self._of_copies(a, b):
             return "each computes a product again that the other has"
         if self._path_outside(a, b):
             return "another kernel stands between them"
@@ -148,6 +149,11 @@ class _Greedy:
             members = tuple(sorted({*a.members, *b.members}, key=self._at.__getitem__))
             found = self._legal[a, b] = self._one_kernel(members, a, b)
         return found
+
+    def _of_copies(self, a: Group, b: Group) -> bool:
+        """Whether two groups have, or read, several copies of one thing: one of them would be in memory."""
+        first, second = ({n for m in x.members for n in (m, *self.g.producers[m]) if n in self._twins} for x in (a, b))
+        return any(m != n and self._twins[m] == self._twins[n] for m in first for n in second)
 
     def _one_kernel(self, members: tuple[str, ...], a: Group, b: Group) -> Group | str:
         """Whether two groups are legal as one, as it was found for twins of theirs."""

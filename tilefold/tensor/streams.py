@@ -11,6 +11,7 @@ sums p and ds over keys for the queries, and over queries for the keys and value
              -> dk[j] = sum[i] ds q                     s', p', ds'       -> dk, dv
              -> dv[j] = sum[i] p do
 
+So do sums of a few numbers for each pair of rows (squared distances in three coordinates), which cost less than a map.
 Reductions that keep the same axes share a copy, for one kernel makes them all. Computing a stream again costs its
 arithmetic; keeping it costs its bytes, written once and read by each, and memory that grows with the square. A product
 over more axes than others, of which a first stage would leave as much as the stream itself, has it in memory.
@@ -26,7 +27,7 @@ from tilefold.algebra.expr import Call, Const, Index, Load, dims_used, loads, re
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, is_static, out_dims, renamed
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import product_of
+from tilefold.tensor.product import FEW, product_of
 from tilefold.tensor.rewrite import drop_dead
 from tilefold.tensor.sizes import estimate
 
@@ -138,9 +139,24 @@ def _made_of_less(g: Graph, c: Compute, wide: Mapping[str, object]) -> bool:
     return all(math.prod(map(estimate, shape)) < g.points(c.dims) for shape in shapes)
 
 
+def of_few(g: Graph, c: Compute) -> bool:
+    """Whether a statement sums a few numbers for each pair of rows (distances in three coordinates): what it reads is
+    so much smaller than its result, and so little is computed for an element, that a map of it would be computed
+    again."""
+    if c.reducer != "sum" or c.index_name is not None or g.points(c.rdims) > FEW:
+        return False
+    read = {ld.tensor: ld for ld in loads(c.body)}
+    if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
+        return False
+    elements = sum(g.points(dims_used(ld)) for ld in read.values())
+    return bool(read) and g.points(c.dims) >= LARGER * elements
+
+
 def _streams(g: Graph, c: Compute) -> bool:
     if "convolution" in c.origin:  # or a gradient of one: the library's, however few channels it has
         return False
+    if of_few(g, c):
+        return True
     x = product_of(c)
     if x is None or not x.is_matrix():
         return False
@@ -271,10 +287,14 @@ def _key(g: Graph, s: Stream, end: str) -> frozenset[str]:
 
 
 def _groups(g: Graph, s: Stream) -> list[tuple[str, ...]]:
-    """The ends that keep the same axes of the stream, in program order."""
-    found: dict[frozenset[str], list[str]] = {}
+    """The ends that keep the same axes of the stream, in program order. Of sums of a few numbers also those that wait
+    for equally many others apart: a kernel of two such folds reads its rows twice, and would have the sums in memory
+    in between."""
+    few, waits = any(of_few(g, g.by_name[m]) for m in s.members), dict[str, int]()
+    found: dict[tuple[frozenset[str], int], list[str]] = {}
     for e in s.ends:
-        found.setdefault(_key(g, s, e), []).append(e)
+        waits[e] = max((1 + waits[x] for x in g.above(e) if x in waits), default=0) if few else 0
+        found.setdefault((_key(g, s, e), waits[e]), []).append(e)
     return [tuple(x) for x in found.values()]
 
 
