@@ -48,7 +48,7 @@ def powers_apart(p: Program) -> Program:
     for c in p.body:
         if c.name in open_to and (within := [ld for ld in loads(c.body) if ld.tensor in scaled]):
             moved[c.name] = math.prod(scaled[ld.tensor][1] for ld in within)
-            plain = {ld: _unscaled(by_name[ld.tensor], ld, scaled) for ld in within}
+            plain: dict[Expr, Expr] = {ld: _unscaled(by_name[ld.tensor], ld, scaled) for ld in within}
             body.append(replace(c, body=substitute(c.body, plain)))
         elif any(ld.tensor in moved for ld in loads(c.body)):
             body.append(replace(c, body=rename_loads(c.body, lambda ld: _with_scale(ld, moved))))

@@ -224,3 +224,20 @@ def of_channel_groups(x):
 def test_a_tile_that_is_all_but_beyond_the_end_is_shorter(places, tile):
     (k,) = made(of_channel_groups, meta(8, places, 128, dtype=F))
     assert widths(k)[places] == tile
+
+
+def test_functions_that_branch_have_few_elements_a_thread():
+    """Distances of places on a sphere: with 32 a thread 116 registers and code of 177 KB, 192 us on an H100."""
+
+    def haversine(a, b):
+        u, v = (torch.sin(a[:, None, n] - b[None, :, n]) for n in (0, 1))
+        return (u * u + torch.cos(a[:, None, 0]) * torch.cos(b[None, :, 0]) * v * v).sqrt()
+
+    def plain(a, b):
+        return ((a[:, None, 0] - b[None, :, 0]) * (a[:, None, 1] - b[None, :, 1])).exp()
+
+    shapes = (meta(4000, 2, dtype=torch.float32), meta(3001, 2, dtype=torch.float32))
+    for fn, most in ((haversine, 8), (plain, 32)):
+        (k,) = made(fn, *shapes)
+        c = variant(k).config
+        assert math.prod(c.tiles.values()) // (32 * c.warps) == most

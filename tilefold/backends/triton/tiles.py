@@ -20,6 +20,7 @@ from tilefold.backends.triton.product import BYTES
 from tilefold.backends.triton.product_tiles import for_depth, with_products
 from tilefold.backends.triton.tilings import (
     cheapest,
+    for_branches,
     for_columns,
     for_crossing,
     for_ends,
@@ -252,6 +253,7 @@ def default_config(
     local = _held_lanes(s, sizes)
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
+    found = for_branches(found, s, b, local)
     return for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
 
 
