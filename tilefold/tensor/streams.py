@@ -145,7 +145,9 @@ def of_few(g: Graph, c: Compute) -> bool:
     again."""
     if c.reducer != "sum" or c.index_name is not None or g.points(c.rdims) > FEW:
         return False
-    read = {ld.tensor: ld for ld in loads(c.body)}
+    x, read = product_of(c), {ld.tensor: ld for ld in loads(c.body)}
+    if x is not None and x.loads is not None:  # of matrices as they are: `_streams` has its own question
+        return False
     if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
         return False
     elements = sum(g.points(dims_used(ld)) for ld in read.values())
