@@ -40,6 +40,19 @@ PLACES = """program places()
   return y
 """
 
+#: Rows of a canvas, as an image of three digits; some of what is added is beyond it.
+IMAGE = """program image()
+  input at: i64[29]
+  input v: f32[29, 5]
+  dim b = 2
+  dim r = 6
+  dim s = 4
+  dim k = 29
+  dim j = 5
+  y[b, j, r, s]: f32 = sum[k] where(at[k] == (b * 6 + r) * 5 + s, v[k, j], 0.0)
+  return y
+"""
+
 
 def picked(total: str = "y[r, j] + u[r, j]", dtype: str = "f32") -> Program:
     """PICKED, whose result is this."""
@@ -47,7 +60,7 @@ def picked(total: str = "y[r, j] + u[r, j]", dtype: str = "f32") -> Program:
 
 
 def arguments(p: Program, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Of either program: the first row is named by half of the indices."""
+    """Of any of these programs: the first row is named by half of the indices."""
     gen = torch.Generator().manual_seed(seed)
 
     def whole(*shape: int, least: int, most: int) -> torch.Tensor:
@@ -60,6 +73,8 @@ def arguments(p: Program, seed: int = 0) -> dict[str, torch.Tensor]:
             "to": whole(29, least=0, most=4),
             "v": torch.randn(3, 29, 5, generator=gen),
         }
+    if p.name == "image":
+        return {"at": whole(29, least=-7, most=70), "v": torch.randn(29, 5, generator=gen)}
     return {
         "at": whole(37, least=-11, most=11),
         "to": whole(20, least=0, most=11),

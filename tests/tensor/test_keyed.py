@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.keyed_programs import PLACES, arguments, picked
+from tests.keyed_programs import IMAGE, PLACES, arguments, picked
 from tilefold.block import interp as block_interp
 from tilefold.block.added import added_block
 from tilefold.block.text import parse as parse_block
@@ -34,10 +34,27 @@ def statement(p: Program, name: str):
     return next(c for c in p.body if c.name == name)
 
 
+def found(p: Program, name: str):
+    return keyed(statement(p, name), p.sizes)
+
+
 def test_keys_are_what_a_sum_compares_its_dims_with():
-    assert set(keyed(statement(picked(), "y")).keys) == {"r"} and keyed(statement(picked(), "u")).dims == ("l", "i")
-    places = keyed(statement(parse(PLACES), "y"))
+    assert set(found(picked(), "y").keys) == {"r"} and found(picked(), "u").dims == ("l", "i")
+    places = found(parse(PLACES), "y")
     assert set(places.keys) == {"r", "s"} and places.dims == ("b", "k", "j")
+
+
+@pytest.mark.parametrize("row", ["(b * 6 + r) * 5 + s", "(b * 6 + r) * 4 + s", "s * 12 + b * 6 + r"])
+def test_rows_in_digits_have_a_key_each(row):
+    p = parse(IMAGE.replace("(b * 6 + r) * 5 + s", row))
+    assert set(found(p, "y").keys) == {"b", "r", "s"}
+    added(p, "y")
+
+
+@pytest.mark.parametrize("row", ["(b * 6 + r) * 3 + s", "(b * 5 + r) * 4 + s", "b * 30 + r * 10 + s * 2", "b + r", "r + 1"])
+def test_rows_that_no_digits_say_have_none(row):
+    p = parse(IMAGE.replace("(b * 6 + r) * 5 + s", row))
+    assert found(p, "y") is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +68,7 @@ def test_keys_are_what_a_sum_compares_its_dims_with():
 )
 def test_others_are_none(sum_):
     text = PLACES.replace("where((r == at[b, k]) & (s == to[k]), v[b, k, j], 0.0)", sum_)
-    assert text != PLACES and keyed(statement(parse(text), "y")) is None
+    assert text != PLACES and found(parse(text), "y") is None
 
 
 def test_sums_compute_their_elements_where_nothing_else_reads_them():
@@ -79,11 +96,15 @@ def test_others_stay(total):
 
 @pytest.mark.parametrize("p", [parse(PLACES), joined(picked(), {"y", "u"})], ids=["places", "joined"])
 def test_kernels_add_what_sums_are(p):
-    total = next(c for c in p.body if keyed(c) is not None)
-    p = with_values(p, {total.name})
-    block = added_block(p, statement(p, total.name))
+    total = next(c for c in p.body if keyed(c, p.sizes) is not None)
+    added(with_values(p, {total.name}), total.name)
+
+
+def added(p: Program, n: str) -> None:
+    """Block programs and kernels that add are what the program is."""
+    block = added_block(p, statement(p, n))
     assert parse_block(show_block(block)) == block
-    given, n = arguments(p), total.name
+    given = arguments(p)
     want = run(p, given)[p.outputs[0]]
     kernel = verify(lower(block))
     assert parse_tile(show_tile(kernel)) == kernel

@@ -16,7 +16,7 @@ from tilefold.tensor.keyed import keyed
 
 def added_block(p: Program, c: Compute) -> Block:
     """The block program of a keyed sum. PlanError: it is none."""
-    found = keyed(c)
+    found = keyed(c, p.sizes)
     if found is None:
         raise PlanError(f"{c.name} is no sum by keys")
     index: tuple[Expr, ...] = tuple(found.keys.get(d, Index(d)) for d in c.dims)

@@ -61,7 +61,7 @@ def _wide(p: Program, sums: frozenset[str]) -> tuple[Program, frozenset[str]]:
 
 
 def _pays(p: Program, c: Compute, machine: Gpu) -> bool:
-    found = keyed(c)
+    found = keyed(c, p.sizes)
     sizes = [p.sizes[d] for d in (*c.dims, *c.rdims)]
     if found is None or not all(isinstance(n, Const) and int(n.value) > 0 for n in sizes):
         return False

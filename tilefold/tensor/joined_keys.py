@@ -82,7 +82,7 @@ def _known(p: Program, g: Graph, c: Compute) -> bool:
 def _alike(p: Program, sums: dict[str, Compute], a: Load, b: Load) -> bool:
     """Whether two sums have the same rows, columns and type."""
     x, y = sums[a.tensor], sums[b.tensor]
-    mine, other = keyed(x), keyed(y)
+    mine, other = keyed(x, p.sizes), keyed(y, p.sizes)
     assert mine is not None and other is not None
     shape = [p.sizes[d] for d in x.dims] == [p.sizes[d] for d in y.dims]
     places = [{c.dims.index(d) for d in k.keys} for c, k in ((x, mine), (y, other))]
@@ -91,7 +91,7 @@ def _alike(p: Program, sums: dict[str, Compute], a: Load, b: Load) -> bool:
 
 def _concatenated(p: Program, x: Compute, y: Compute) -> tuple[Program, Compute]:
     """The sum over the elements of both, under x's name."""
-    mine, other = keyed(x), keyed(y)
+    mine, other = keyed(x, p.sizes), keyed(y, p.sizes)
     assert mine is not None and other is not None
     own, second = (int(p.sizes[c.rdims[0]].value) for c in (x, y))  # type: ignore[attr-defined]
     first = -(-own // PART) * PART

@@ -6,6 +6,10 @@ Keys are data, or follow from an element's place (patches that overlap are put t
 all elements; right, every element is added where it belongs, in any order. Gradients of gathers and embeddings,
 `index_add` and bins are such sums. Other dims of the result (heads, batches) are the element's own:
 `y[b, r] = sum over k of where(key(b, k) == r, v(b, k), 0)`. A key that is no row's adds nothing on either side.
+
+Rows that were cut in digits (a canvas that is seen as an image) have one each:
+
+    r D + s == key, s of D or fewer     is     r == key // D and s == key % D
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used
 from tilefold.tensor.analysis import Graph, expr_flops
+from tilefold.tensor.index_simplify import const, poly
 from tilefold.tensor.inline import checked_inside, converted, too_long
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.rewrite import drop_dead, rename_loads, substitute_map
@@ -33,8 +38,8 @@ class Keyed:
     dims: tuple[str, ...]
 
 
-def keyed(c: Compute) -> Keyed | None:
-    """What a statement sums by which key, if it does."""
+def keyed(c: Compute, sizes: Mapping[str, Expr]) -> Keyed | None:
+    """What a statement of a program with these sizes sums by which key, if it does."""
     if c.reducer != "sum" or c.index_name is not None or not c.dtype.is_float:
         return None
     e = c.body
@@ -42,7 +47,7 @@ def keyed(c: Compute) -> Keyed | None:
         e = e.arg
     match e:
         case Call("where", (condition, value, Const(zero))) if zero == 0:
-            keys = _keys(c, condition)
+            keys = _keys(c, condition, sizes)
         case _:
             return None
     if not keys or dims_used(value) & keys.keys() or any(dims_used(k) & keys.keys() for k in keys.values()):
@@ -53,7 +58,7 @@ def keyed(c: Compute) -> Keyed | None:
     return Keyed(keys, value, (*rest[:before], *c.rdims, *rest[before:]))
 
 
-def _keys(c: Compute, condition: Expr) -> dict[str, Expr]:
+def _keys(c: Compute, condition: Expr, sizes: Mapping[str, Expr]) -> dict[str, Expr]:
     """The dims of the result that a condition compares with what elements say; none where it says something else."""
     found: dict[str, Expr] = {}
     todo = [condition]
@@ -61,13 +66,43 @@ def _keys(c: Compute, condition: Expr) -> dict[str, Expr]:
         match todo.pop():
             case Call("and", (a, b)):
                 todo += (a, b)
-            case Call("eq", (Index(row), key) | (key, Index(row))) if row in c.dims and row not in found:
-                if isinstance(key, Index):
-                    return {}  # the element itself
-                found[row] = key
+            case Call("eq", (a, b)):
+                here = _digits(c, a, b, sizes) or _digits(c, b, a, sizes)
+                if not here or here.keys() & found.keys():
+                    return {}
+                found |= here
             case _:
                 return {}
     return found if set(c.rdims) & frozenset().union(*map(dims_used, found.values())) else {}
+
+
+def _digits(c: Compute, row: Expr, key: Expr, sizes: Mapping[str, Expr]) -> dict[str, Expr]:
+    """What of a key each dim of the result is that `row` is made of; nothing where it is no row, or the key the element
+    itself."""
+    if isinstance(key, Index) or not dims_used(row) or not dims_used(row) <= {*c.dims}:
+        return {}
+    if isinstance(row, Index):
+        return {row.dim: key}
+    steps = dict[str, int]()
+    for mono, step in poly(row, sizes).items():
+        match mono:
+            case (Index(d),):
+                steps[d] = step
+            case _:
+                return {}
+    order = sorted(steps, key=steps.__getitem__)
+    if steps[order[0]] != 1:
+        return {}
+    found = dict[str, Expr]()
+    for d, above in zip(order, [*order[1:], None], strict=True):
+        of = key
+        if above is not None:
+            extent, step = sizes[d], steps[above]
+            if not isinstance(extent, Const) or step < steps[d] * int(extent.value) or step % steps[d]:
+                return {}
+            of = call("mod", key, const(step))
+        found[d] = of if steps[d] == 1 else call("floordiv", of, const(steps[d]))
+    return found
 
 
 def with_values(p: Program, sums: Collection[str]) -> Program:
