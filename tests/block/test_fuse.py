@@ -114,3 +114,18 @@ def test_an_input_of_a_state_s_name_is_not_taken_for_it():
     got, want = run_blocks(fused, x, 1, {"i": 2, "j": 16}, exact=True), tensor_interp.run(p, x, exact=True)
     for out in p.outputs:
         torch.testing.assert_close(got[out], want[out], rtol=1e-9, atol=1e-9)
+
+
+#: What two branches need, read at places of an axis.
+PLACED = """program placed()
+  input f: f32[2, 48]
+  dim i = 48
+  y[i]: f32 = where(f[0, i] < f[1, i], exp({q} * 2.0), where(f[1, i] < 0.0, -exp({q} * 2.0), exp({q} * 2.0) + 1.0))
+  return y
+"""
+
+
+@pytest.mark.parametrize("q, times", [("f[1, i]", 1), ("f[2, i]", 3)], ids=["there", "beyond"])
+def test_what_branches_share_is_computed_once_where_its_elements_exist(q: str, times: int) -> None:
+    (k,) = fuse(parse(PLACED.format(q=q))).kernels
+    assert text.show(k.block).count("exp(") == times

@@ -43,6 +43,26 @@ def test_windows_are_written_by_a_kernel_of_their_own_where_channels_are_summed(
     assert (windows_under_sums(Graph.of(p), H200) == {"y"}) is apart
 
 
+CONTRACTED = """program pooled()
+  input x: bf16[{n}, 57, 57, 128]
+  input w: bf16[256, 128]
+  dim b = {n}
+  dim i = 56
+  dim j = 56
+  dim c = 128
+  dim o = 256
+  y[b, i, j, c]: bf16 = {body}
+  z[b, i, j, o]: bf16 = sum[c] y[b, i, j, c] * w[o, c]
+  return z
+"""
+
+
+@pytest.mark.parametrize("n, body, calls, apart", [(16, WINDOW, (), True), (16, WINDOW, ("z",), False)])
+def test_nor_are_windows_in_front_of_a_product_of_matrices(n, body, calls, apart):
+    g = Graph.of(parse(CONTRACTED.format(n=n, body=body)))
+    assert (windows_under_sums(g, H200, calls) == {"y"}) is apart
+
+
 def test_a_window_of_its_own_is_not_computed_again_where_it_is_summed():
     """Computed again in the sums' kernel it would be what it was kept apart for."""
     text = """program trend()

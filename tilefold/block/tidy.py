@@ -7,7 +7,7 @@
 - drop what nothing reads.
 - contractions: operands that are not plain loads become block values.
 
-None moves a load out of the branch of a `where` that keeps it in range, except plain loads.
+None moves a load out of the branch of a `where` that keeps it in range, except plain loads: of elements that exist.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import (
     Call,
     Cast,
+    Const,
     Expr,
     Index,
     Load,
@@ -119,6 +120,7 @@ class _Tidy:
     def __init__(self, b: Block):
         self.dtypes: dict[str, DType] = {i.name: i.dtype for i in b.inputs} | {r.name: r.dtype for r in b.results}
         self.dims: dict[str, tuple[str, ...]] = {}
+        self.shapes = {i.name: i.shape for i in b.inputs}
         for n in walk(b.body):
             if isinstance(n, Let | Init):
                 self.note(n)
@@ -187,7 +189,7 @@ class _Tidy:
         """What a statement evaluates that is worth a value of its own, and what that reads."""
         if isinstance(n, Loop):
             return []
-        found = (e for e in _movable(n) if expr_flops(e) >= WORTH_SHARING and self._sharable(n, e))
+        found = (e for e in self._movable(n) if expr_flops(e) >= WORTH_SHARING and self._sharable(n, e))
         return [(e, tuple(sorted(tensors_read(e)))) for e in found]
 
     def _sharable(self, n: Node, e: Expr) -> bool:
@@ -227,7 +229,7 @@ class _Tidy:
             have = frozenset(self._dims(n)) - slots
             wanted: dict[Expr, None] = {}
             for e in exprs_of(n) if not isinstance(n, Store) else (n.expr,):
-                wanted |= dict.fromkeys(_parts(e, lambda x: self._hoistable(n, x, have)))  # noqa: B023
+                wanted |= dict.fromkeys(self._parts(e, lambda x: self._hoistable(n, x, have)))  # noqa: B023
             for e in wanted:
                 dims = self._order(e, [n])
                 let = Let(self.fresh(_stem(e)), dims, type_of(e, self.dtypes.__getitem__), e)
@@ -246,6 +248,45 @@ class _Tidy:
     def _slots(self, n: Node) -> tuple[str, ...]:
         topk = (isinstance(n, Let) and n.reducer == "topk") or (isinstance(n, Accumulate) and n.reducer == "topk")
         return self.dims[n.name][-1:] if topk else ()  # type: ignore[union-attr]
+
+    # -- what may move ---------------------------------------------------------------------
+
+    def _movable(self, n: Node) -> Iterator[Expr]:
+        """Sub-expressions of a statement that may be evaluated before it."""
+        for e in exprs_of(n) if not isinstance(n, Store) else (n.expr,):
+            yield from self._safe(e, guarded=False)
+
+    def _safe(self, e: Expr, guarded: bool) -> Iterator[Expr]:
+        """What may move of an expression, parents first: one object at most twice, however often it is read, for that
+        tells what is shared."""
+        todo, met = [(e, guarded)], dict[tuple[int, bool], int]()
+        while todo:
+            n, inside = todo.pop()
+            times = met.get((id(n), inside), 0)
+            if times < TWICE:
+                met[id(n), inside] = times + 1
+                if self._may_move(n, inside):
+                    yield n
+                todo += reversed(list(_below(n, inside)))
+
+    def _may_move(self, e: Expr, guarded: bool) -> bool:
+        """Whether an expression may be evaluated earlier; under a `where` only if its loads are plain."""
+        return isinstance(e, Call | Cast) and (not guarded or all(map(self._plain_load, loads(e))))
+
+    def _plain_load(self, ld: Load) -> bool:
+        """Whether each element exists: of whole axes, or at a place of one that has it."""
+        shape = self.shapes.get(ld.tensor)
+        return all(
+            isinstance(ix, Index) or (shape is not None and _is_place(ix, shape[n])) for n, ix in enumerate(ld.index)
+        )
+
+    def _parts(self, e: Expr, wanted: Callable[[Expr], bool], guarded: bool = False) -> Iterator[Expr]:
+        """Outermost movable sub-expressions for which `wanted` holds."""
+        if self._may_move(e, guarded) and wanted(e):
+            yield e
+            return
+        for child, inside in _below(e, guarded):
+            yield from self._parts(child, wanted, inside)
 
     # -- contractions ---------------------------------------------------------------------
 
@@ -284,29 +325,9 @@ def _stem(e: Expr) -> str:
 _STEMS = {"where": "guard", "mul": "product", "div": "ratio", "sub": "centred", "add": "total", "exp": "expo"}
 
 
-def _movable(n: Node) -> Iterator[Expr]:
-    """Sub-expressions of a statement that may be evaluated before it."""
-    for e in exprs_of(n) if not isinstance(n, Store) else (n.expr,):
-        yield from _safe(e, guarded=False)
-
-
-def _safe(e: Expr, guarded: bool) -> Iterator[Expr]:
-    """What may move of an expression, parents first: one object at most twice, however often it is read, for that tells
-    what is shared."""
-    todo, met = [(e, guarded)], dict[tuple[int, bool], int]()
-    while todo:
-        n, inside = todo.pop()
-        times = met.get((id(n), inside), 0)
-        if times < TWICE:
-            met[id(n), inside] = times + 1
-            if _may_move(n, inside):
-                yield n
-            todo += reversed(list(_below(n, inside)))
-
-
-def _may_move(e: Expr, guarded: bool) -> bool:
-    """Whether an expression may be evaluated earlier; under a `where` only if its loads are plain."""
-    return isinstance(e, Call | Cast) and (not guarded or all(_plain_load(ld) for ld in loads(e)))
+def _is_place(ix: Expr, extent: Expr) -> bool:
+    """Whether an index is the number of an element of an axis."""
+    return isinstance(ix, Const) and isinstance(extent, Const) and 0 <= ix.value < extent.value
 
 
 def _below(e: Expr, guarded: bool) -> Iterator[tuple[Expr, bool]]:
@@ -315,19 +336,6 @@ def _below(e: Expr, guarded: bool) -> Iterator[tuple[Expr, bool]]:
         return
     for k, child in enumerate(children(e)):
         yield child, guarded or (isinstance(e, Call) and e.op == "where" and k > 0)
-
-
-def _plain_load(ld: Load) -> bool:
-    return all(isinstance(ix, Index) for ix in ld.index)
-
-
-def _parts(e: Expr, wanted: Callable[[Expr], bool], guarded: bool = False) -> Iterator[Expr]:
-    """Outermost movable sub-expressions for which `wanted` holds."""
-    if _may_move(e, guarded) and wanted(e):
-        yield e
-        return
-    for child, inside in _below(e, guarded):
-        yield from _parts(child, wanted, inside)
 
 
 def _replace(n: Node, e: Expr, use: Expr) -> Node:

@@ -74,7 +74,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     machine = target.machine
     p = as_memory_lies(align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart))
     g = Graph.of(p)
-    windows = windows_under_sums(g, machine)
+    windows = windows_under_sums(g, machine, apart)
     apart |= feeding_products(g, machine) | windows
     chosen = groups_of(p, target, apart, calls)
     p, alone = split_contractions(p, g, chosen.grouping.groups, machine)
