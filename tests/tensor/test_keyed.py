@@ -51,7 +51,9 @@ def test_rows_in_digits_have_a_key_each(row):
     added(p, "y")
 
 
-@pytest.mark.parametrize("row", ["(b * 6 + r) * 3 + s", "(b * 5 + r) * 4 + s", "b * 30 + r * 10 + s * 2", "b + r", "r + 1"])
+@pytest.mark.parametrize(
+    "row", ["(b * 6 + r) * 3 + s", "(b * 5 + r) * 4 + s", "b * 30 + r * 10 + s * 2", "b + r", "r + 1"]
+)
 def test_rows_that_no_digits_say_have_none(row):
     p = parse(IMAGE.replace("(b * 6 + r) * 5 + s", row))
     assert found(p, "y") is None

@@ -36,13 +36,15 @@ def _summed(g: Graph, c: Compute) -> list[set[str]]:
 
 
 def _contracted(g: Graph, c: Compute, calls: Collection[str]) -> bool:
-    """Whether a product of matrices that is no call has the statement, or maps of it, for an operand, and columns of its own beside it
-    that a thread block would compute it again for, or hold together."""
-    for x in g.reached(c.name, g.consumers, is_map):
-        if x.name not in calls and set(x.rdims) & set(c.dims) and set(x.dims) - set(c.dims):
-            if matrices(x, g.extent) is not None:
-                return True
-    return False
+    """Whether a product of matrices that is no call has the statement, or maps of it, for an operand, and columns of
+    its own beside it: a thread block would compute it again for them, or hold them together."""
+    return any(
+        x.name not in calls
+        and set(x.rdims) & set(c.dims)
+        and set(x.dims) - set(c.dims)
+        and matrices(x, g.extent) is not None
+        for x in g.reached(c.name, g.consumers, is_map)
+    )
 
 
 def _of_channels(dims: tuple[str, ...], summed: set[str]) -> bool:
