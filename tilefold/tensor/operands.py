@@ -32,8 +32,10 @@ VECTOR, LONG = 16, 1024
 def plain_operands(p: Program) -> Program:
     """The program in which results of float32 and maps of integers that products read, and that all their readers round
     to one type of 16 bits, have that type."""
-    reads = Counter(n.tensor for c in p.body for n in walk(c.body) if isinstance(n, Load))
     operands = {x.tensor for c in p.body for x in _operands(c)}
+    if not operands:
+        return p
+    reads = Counter(n.tensor for c in p.body for n in walk(c.body) if isinstance(n, Load))
     rounded: dict[str, Counter[DType]] = {}
     for c in p.body:
         for x in walk(c.body):
