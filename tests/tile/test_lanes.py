@@ -300,6 +300,42 @@ kernel forces()
     torch.testing.assert_close(f, (torch.exp(-(d * d).sum(-1, keepdim=True)) * d).sum(1))
 
 
+PLANES = """
+kernel planes()
+  dim i = 3
+  dim k = 100
+  dim m = 2
+  in x: f32[3, 2, 100] unit {unit}
+  in y: f32[3, 2, 100] unit {unit}
+  out o: f32[3] unit 0
+  grid i:1
+    alloc s: f32[i:1] tile
+    fill s = 0.0
+    for k:32
+      alloc a: f32[i:1, k:32] tile
+      a[i, k] = sum over m: x[i, m, k] * x[i, m, k]
+      alloc b: f32[i:1, k:32] tile
+      b[i, k] = sum over m: y[i, m, k] * y[i, m, k]
+      s sum= over k: abs(log(a[i, k] + 1.0) - log(b[i, k] + 1.0))
+    store o[i] over i = s[i]
+"""
+
+
+@pytest.mark.parametrize("unit", [2, 1])
+def test_what_is_reduced_of_an_element_each_lane_reduces(unit):
+    """Parts of complex numbers, in planes or side by side: sums of them are no reductions across lanes."""
+    kernel = verify(parse(PLANES.format(unit=unit)))
+    after = laned(kernel)
+    text = show_kernel(after)
+    assert ("over m_0" in text) == (unit == 2)  # a vector of two has wide loads where they are side by side
+    assert "over k:" not in turn_of(text) and "over k_lane" not in turn_of(text)
+    x, y = torch.randn(3, 2, 100, dtype=F), torch.randn(3, 2, 100, dtype=F)
+    want = ((x.square().sum(1) + 1).log() - (y.square().sum(1) + 1).log()).abs().sum(1)
+    o = torch.empty(3, dtype=F)
+    run_kernel(after, {"x": x, "y": y, "o": o}, {}, exact=True)
+    torch.testing.assert_close(o, want)
+
+
 def test_what_is_stored_in_lines_of_another_dim_is_single_indices_too():
     """Planes of colours: their largest, where it is, and a matrix of colours times them."""
     text = """

@@ -31,7 +31,7 @@ def singular(body: Sequence[ir.Stmt], states: frozenset[str]) -> bool:
     """Whether what depends on the states of a lane is where an operation may be singular."""
     found = set(states)
     for s in body:
-        if isinstance(s, ir.Map) and found & tensors_read(s.expr):
+        if isinstance(s, ir.Map | ir.Reduce) and found & tensors_read(s.expr):
             found.add(s.buf)
     for s in body:
         for x in walk(s.expr) if isinstance(s, ir.Map | ir.Reduce) else ():
@@ -48,7 +48,7 @@ def stores_states(body: Sequence[ir.Stmt], states: Collection[str]) -> bool:
     """Whether a loop stores what depends on its states, which lanes have parts of."""
     found = set(states)
     for s in body:
-        if isinstance(s, ir.Map) and found & tensors_read(s.expr):
+        if isinstance(s, ir.Map | ir.Reduce) and found & tensors_read(s.expr):
             found.add(s.buf)
     return any(isinstance(s, ir.Store) and bool(found & tensors_read(s.expr)) for s in body)
 

@@ -11,7 +11,8 @@ of each lane after its repair, and elements do not occur,
 What is reduced beside the loop's axis and held whole (images in a loop over a batch) has lanes of its own: a state then
 has these dims too, and they are combined at the end with the others.
 
-What the loop stores of elements alone, each lane stores of its own.
+What the loop stores of elements alone, each lane stores of its own. What it reduces of an element over other dims (the
+parts of a complex number) each lane reduces of its own.
 
 Indices that do not fill a tile are folded afterwards by the loop as it was; where they are known and fill the lanes, or
 the loop only reduces, by the lanes before they are combined, those without an index with the identity of the reduction.
@@ -163,6 +164,8 @@ class _Pass:
                     accumulate and d in rdims and buf in states and buf not in done
                 ):
                     done.add(buf)
+                case ir.Reduce(buf, rdims=rdims) if buf in elements and d not in rdims:
+                    pass
                 case ir.Store(dims=dims) if d in dims:
                     pass
                 case _:
@@ -172,6 +175,8 @@ class _Pass:
         if not states or any(d in self.buffers[n].dims for n in states) or stores_states(body, states.keys()):
             return None
         beside = self.beside(d, body)
+        if any(isinstance(x, ir.Reduce) and x.buf in elements and {*x.rdims} & {*beside} for x in body):
+            return None
         varying = across_lanes(frozenset({d, *beside}), body, elements)
         if not singular(body, varying & states.keys()):
             return _Loop(s, body, states, local, elements, varying & states.keys(), beside=beside)
@@ -186,8 +191,8 @@ class _Pass:
         return _Loop(s, body, states, local, elements, frozenset(states), shared) if additive else None
 
     def beside(self, d: str, body: Sequence[ir.Stmt]) -> tuple[str, ...]:
-        """Fixed dims that all reductions run over beside d."""
-        found = {tuple(x for x in s.rdims if x != d) for s in body if isinstance(s, ir.Reduce)}
+        """Fixed dims that all reductions over d run over beside it."""
+        found = {tuple(x for x in s.rdims if x != d) for s in body if isinstance(s, ir.Reduce) and d in s.rdims}
         dims = found.pop() if len(found) == 1 else ()
         return dims if all(isinstance(self.kernel.sizes[x], Const) for x in dims) else ()
 
@@ -241,7 +246,10 @@ class _Pass:
     def reduces_alone(self, f: _Loop) -> bool:
         """Whether a loop's statements are reductions alone, to floats, whose identities are numbers."""
         return not f.shared and all(
-            isinstance(s, ir.Reduce) and s.op in ("sum", "max", "min") and self.buffers[s.buf].dtype.is_float
+            isinstance(s, ir.Reduce)
+            and s.buf in f.states
+            and s.op in ("sum", "max", "min")
+            and self.buffers[s.buf].dtype.is_float
             for s in f.body
         )
 
@@ -278,6 +286,9 @@ class _Body:
                     self.local(buf, self.at(e, None, {}), self.names)
                 case ir.Map(buf, e):
                     self.out.append(ir.Map(self.names.get(buf, buf), self.at(e, None, {})))
+                case ir.Reduce(buf, expr=e) if buf in self.f.elements:
+                    for names, at in zip(self.elements, places, strict=True):
+                        self.reduced(s, self.at(e, at, names), names)
                 case ir.Reduce(buf, op, rdims, e, _):
                     rest = tuple(x for x in rdims if x != d and x not in self.along)
                     values = [self.at(e, at, names) for names, at in zip(self.elements, places, strict=True)]
@@ -318,7 +329,7 @@ class _Body:
         """The lanes as a tile: a state is the lanes' until it is accumulated, then it is the whole's."""
         for s in self.f.body:
             match s:
-                case ir.Map(buf) if buf in self.f.elements:
+                case ir.Map(buf) | ir.Reduce(buf) if buf in self.f.elements:
                     continue
                 case ir.Store():
                     continue
@@ -334,6 +345,15 @@ class _Body:
 
     def local(self, buf: str, e: Expr, names: dict[str, str]) -> None:
         """A local buffer of the loop, defined anew with a dim of lanes if its value has one."""
+        self.out.append(ir.Map(self.made(buf, e, names), e))
+
+    def reduced(self, s: ir.Reduce, e: Expr, names: dict[str, str]) -> None:
+        """What a reduction over other dims makes of the lanes' elements, or adds to that."""
+        buf = names[s.buf] if s.accumulate else self.made(s.buf, e, names)
+        self.out.append(replace(s, buf=buf, expr=e))
+
+    def made(self, buf: str, e: Expr, names: dict[str, str]) -> str:
+        """A new buffer for a value of a local one, of each lane where it has one."""
         b = self.f.local[buf]
         dims, extents = list(b.dims), list(b.extents)
         if self.f.at.dim in dims:
@@ -346,8 +366,9 @@ class _Body:
         name = self.p.fresh(f"{buf}_lane" if self.lane in dims else buf)
         made = replace(b, name=name, dims=tuple(dims), extents=tuple(extents))
         names[buf] = made.name
-        self.out += [ir.Alloc(made), ir.Map(made.name, e)]
+        self.out.append(ir.Alloc(made))
         self.p.buffers[made.name] = made
+        return made.name
 
     def at(self, e: Expr, place: Expr | None, elements: Mapping[str, str]) -> Expr:
         """`e` for the element at `place`, on the buffers of the lanes."""

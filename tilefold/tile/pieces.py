@@ -16,6 +16,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loa
 from tilefold.names import fresh
 from tilefold.tensor.product import product
 from tilefold.tile import ir
+from tilefold.tile.uses import expressions
 
 #: Least extent of a matrix unit; no piece is shorter.
 MATRIX_UNIT = 16
@@ -81,11 +82,12 @@ def cut(kernel: ir.Kernel, dims: Iterable[str]) -> ir.Kernel:
 def singles(kernel: ir.Kernel) -> ir.Kernel:
     """`kernel` with its short dims cut into single indices: three coordinates are three values, not a vector of four.
 
-    Short dims are those of at most `MOST_SINGLES` indices that no loop runs over, no power of two, or such that rows
-    are summed which others name along it (`named_rows`). Loads along one are then as many loads of every n-th element,
-    which share their cache lines. Left whole are dims that are stored beside others (stores would not share the lines;
-    but for what a long loop computes elements along, as forces of pairs, in three coordinates, that it sums: stored
-    once), selected from, or reduced together with others (one reduction would become several).
+    Short dims are those of at most `MOST_SINGLES` indices that no loop runs over: no power of two, or such that rows
+    are summed which others name along it (`named_rows`), or of elements far from each other that a loop sums (the parts of
+    complex numbers, in planes: as a vector they would be other warps'). Loads along one are then as many loads of every
+    n-th element, which share their cache lines. Left whole are dims that are stored beside others (stores would not
+    share the lines; but for what a long loop computes elements along, as forces of pairs, in three coordinates, that it
+    sums: stored once), selected from, or reduced together with others (one reduction would become several).
     """
     return [kernel, *(k for _, k in _singled(kernel))][-1]
 
@@ -103,11 +105,21 @@ def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
     named = named_rows(kernel)
     for d, e in kernel.sizes.items():
         n = int(e.value) if isinstance(e, Const) and d not in left else 0
-        if 1 < n <= MOST_SINGLES and (n & (n - 1) or d in named):
+        if 1 < n <= MOST_SINGLES and (n & (n - 1) or d in named or _far_apart(kernel, d)):
             done = _Cutter(kernel, d, [1] * n).run()
             if done is not kernel:
                 kernel = done
                 yield d, done
+
+
+def _far_apart(kernel: ir.Kernel, d: str) -> bool:
+    """Whether a loop's body reduces over a dim alone, and no tensor's neighbours lie along it."""
+    tensors = {t.name: t for t in kernel.tensors}
+    read = {ld for e in expressions(kernel.body) for ld in loads(e) if ld.tensor in tensors and d in dims_used(ld)}
+    along = {(ld, axis) for ld in read for axis, e in enumerate(ld.index) if d in dims_used(e)}
+    far = all(axis != tensors[ld.tensor].unit_axis for ld, axis in along)
+    loops = [s for s in kernel.body if isinstance(s, ir.For)]
+    return bool(read) and far and any(d in x.rdims for x in _reduced(loops))
 
 
 def named_rows(kernel: ir.Kernel) -> frozenset[str]:
@@ -118,6 +130,7 @@ def named_rows(kernel: ir.Kernel) -> frozenset[str]:
 
 
 def _reduced(stmts: Sequence[ir.Stmt]) -> Iterator[ir.Reduce]:
+    """Reductions of statements, and in loops among them."""
     for s in stmts:
         if isinstance(s, ir.For):
             yield from _reduced(s.body)

@@ -347,8 +347,7 @@ def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
     one lane is held at a time, of images of 7 x 7 that are stored or summed whole all 64. What is stored for each of
     such indices is held until then: its values are a tile's, though they lie in registers of their own."""
     held = (d for d in sizes if d not in s.parallel and d not in s.streamed)
-    named = any(loads(ix) for n in nodes_of(b.body) for e in exprs_of(n) for ld in loads(e) for ix in ld.index)
-    if not any(1 < n <= MOST_SINGLES and (named or n & (n - 1)) for n in (sizes[d] for d in held)):
+    if not any(1 < sizes[d] <= MOST_SINGLES for d in held):
         return s
     tiles = {n.dim: 1 if n.single else LEAST_STREAMED for n in nodes_of(b.body) if isinstance(n, Loop)}
     stored = {d for n in nodes_of(b.body) if isinstance(n, Store) for d in n.dims}
