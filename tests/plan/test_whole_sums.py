@@ -48,3 +48,16 @@ def test_what_has_a_third_reduction_stays():
     p = parse(text)
     groups = [Group(("z", "y_in", "y", "t"), ("j",))]
     assert whole_sums(p, groups, ANY) == (p, groups)
+
+
+@pytest.mark.parametrize("scaled", ["y_in[j, i] / size(k)", "y_in[j, i] * 0.25", "m[j, i]"])
+def test_means_that_are_added_up_are_one_sum(scaled):
+    text = SPLIT.format(of=scaled, more="")
+    if "m" in scaled:
+        text = text.replace("  y[j]", "  m[j, i]: f32 = y_in[j, i] / size(k)\n  y[j]")
+    p = parse(text)
+    q, (made,) = whole_sums(p, [Group(tuple(c.name for c in p.body), ("j",))], ANY)
+    sums = [c for c in q.body if c.reducer is not None]
+    assert len(sums) == 1 and set(sums[0].rdims) == {"i", "k"} and sums[0].name in made.members and "y" in made.members
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    torch.testing.assert_close(run(p, {"x": x})["y"], run(q, {"x": x})["y"])
