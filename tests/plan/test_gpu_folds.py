@@ -579,3 +579,25 @@ def test_rows_of_as_many_blocks_as_multiprocessors_are_cut():
     for rows, kernels in ((64, 2), (128, 2), (256, 1)):
         p = trace(o.l2_norm, torch.zeros(rows, 131_072, dtype=torch.float16)).program
         assert len(fuse_for_gpu(p).kernels) == kernels, rows
+
+
+def overlap(p, t):
+    (px, py, pw, ph), (tx, ty, tw, th) = p.unbind(-1), t.unbind(-1)
+    both = (torch.minimum(px + pw, tx + tw) - torch.maximum(px, tx)) * (torch.minimum(py + ph, ty + th) - py)
+    return (both / (pw * ph + tw * th - both)).sum()
+
+
+def picked(x):
+    return x[..., 499].exp().sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "least"),
+    [
+        pytest.param(overlap, [(33600, 16, 4)] * 2, 256, id="a few numbers each"),
+        pytest.param(overlap, [(400_000, 4)] * 2, 200, id="of one axis"),
+        pytest.param(picked, [(4, 150, 40, 500)], 16, id="a sector each"),
+    ],
+)
+def test_segments_have_what_a_block_takes_longer_for_than_to_wait(fn, shapes, least):
+    assert segments(fn, *(torch.empty(x, device="meta") for x in shapes)) >= least

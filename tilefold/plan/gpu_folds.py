@@ -136,12 +136,14 @@ def segments_of_reads(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int
     beside = next_axis(g, plan, axis) if alone or column_dim(g, plan) is not None else None
     each = 1 if beside is None else int(g.extent(beside))
     if _column(g, plan) is None and len(axes) == 1 and not plan.inner:
-        most = max(machine.most_segments, extent // machine.long_segment)
+        shares = _alone_seconds(g, plan, machine) / machine.turn
+        most = max(machine.most_segments, extent // machine.long_segment, shares)
         n = int(min(units * machine.blocks_a_unit // tall, extent // machine.least_segment, most))
     else:
         width = machine.columns if column_dim(g, plan) is not None else 1
         read = max(g.points(axes), *_read_along(g, plan, axis).values(), *(n for n, _ in _computed(g, plan)), 0)
-        most = int(min(extent * each, read * width // machine.least_read, machine.most_read_segments))
+        shares = max(read * width // machine.least_read, width * _alone_seconds(g, plan, machine) / machine.turn)
+        most = int(min(extent * each, shares, machine.most_read_segments))
         n = max(1, min(int(units * machine.column_blocks // tall), most))
         if n > extent or (n == extent and beside is not None):  # all indices by themselves, each cut evenly
             n = int(extent) * equal(int(n // extent), lambda k: each % k == 0)
@@ -207,6 +209,26 @@ def _saved(g: Graph, plan: StagePlan, axis: str, n: int, machine: Gpu) -> float:
         return max(together * (1 + idle), each / k / machine.stream_rate, worked)
 
     return seconds(1) - seconds(n)
+
+
+def _alone_seconds(g: Graph, plan: StagePlan, machine: Gpu) -> float:
+    """Seconds in which a thread block by itself reads all of a row, or of a column, and computes what it makes of it:
+    a segment has as much as takes longer than to wait for memory once. Elements of a few numbers each, sectors of which
+    one element is needed, and long expressions are more than their count says."""
+    mine = {r for m in plan.group.members for r in g.by_name[m].results}
+    axes = {d for stage in plan.stages for d in stage.axes}
+    nbytes: dict[str, float] = {}
+    for ld in {ld for m in plan.group.members for ld in loads(g.by_name[m].body)}:
+        if ld.tensor in mine or not ld.index or not axes & dims_used(ld):
+            continue
+        last = ld.index[-1]
+        beside = bool(dims_used(last)) and not loads(last)
+        each = g.program.dtype_of(ld.tensor).nbytes if beside else machine.sector
+        most = math.inf if beside else g.nbytes([ld.tensor])
+        places = g.points(dims_used(ld) - {*plan.group.parallel})
+        nbytes[ld.tensor] = min(nbytes.get(ld.tensor, 0.0) + places * each, most)
+    computed = sum(n * flops for n, flops in _computed(g, plan)) / (machine.vector / machine.cores)
+    return sum(nbytes.values()) / machine.block_rate + computed
 
 
 def _computed(g: Graph, plan: StagePlan) -> list[tuple[float, float]]:
