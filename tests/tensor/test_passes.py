@@ -660,3 +660,23 @@ def test_masks_of_rows_and_columns_are_computed_where_they_are_read(mask: str, i
     for name, want in run(p, args).items():
         if name != "m":
             assert torch.equal(run(q, args)[name], want)
+
+
+def test_a_sum_of_what_a_map_has_is_the_sum_of_the_same_elements_written_out():
+    """A softmax and its logarithm: exponentials that one stores are summed once."""
+    p = parse("""program both()
+      input x: bf16[5, 7]
+      dim i = 5
+      dim j = 7
+      m[i]: f32 = max[j] x[i, j]
+      e[i, j]: f32 = exp(x[i, j] - m[i])
+      s[i]: f32 = sum[j] e[i, j]
+      n[i]: f32 = max[j] x[i, j]
+      t[i]: f32 = sum[j] exp(x[i, j] - n[i])
+      y[i, j]: f32 = e[i, j] / s[i] * (x[i, j] - n[i] - log(t[i]))
+      return y
+    """)
+    q = unchanged(p, drop_repeated(p))
+    assert [c.name for c in q.body] == ["m", "e", "s", "y"]
+    rounded = parse(show(p).replace("e[i, j]: f32", "e[i, j]: bf16"))
+    assert "t" in {c.name for c in drop_repeated(rounded).body}

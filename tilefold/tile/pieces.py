@@ -83,11 +83,11 @@ def singles(kernel: ir.Kernel) -> ir.Kernel:
     """`kernel` with its short dims cut into single indices: three coordinates are three values, not a vector of four.
 
     Short dims are those of at most `MOST_SINGLES` indices that no loop runs over: no power of two, or such that rows
-    are summed which others name along it (`named_rows`), or of elements far from each other that a loop sums (the parts of
-    complex numbers, in planes: as a vector they would be other warps'). Loads along one are then as many loads of every
-    n-th element, which share their cache lines. Left whole are dims that are stored beside others (stores would not
-    share the lines; but for what a long loop computes elements along, as forces of pairs, in three coordinates, that it
-    sums: stored once), selected from, or reduced together with others (one reduction would become several).
+    are summed which others name along it (`named_rows`), or of elements far from each other that a loop sums (the parts
+    of complex numbers, in planes: as a vector they would be other warps'). Loads along one are then as many loads of
+    every n-th element, which share their cache lines. Left whole are dims that are stored beside others (stores would
+    not share the lines; but for what a long loop computes elements along, as forces of pairs, in three coordinates,
+    that it sums: stored once), selected from, or reduced together with others (one reduction would become several).
     """
     return [kernel, *(k for _, k in _singled(kernel))][-1]
 
