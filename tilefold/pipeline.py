@@ -43,7 +43,7 @@ from tilefold.plan.machine import this_machine
 from tilefold.plan.memory_orders import without_copies
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
-from tilefold.plan.short_products import of_few_channels
+from tilefold.plan.short_products import of_few_channels, of_few_sums
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime.calls import library_step
@@ -244,7 +244,7 @@ def _alone_in_library(
     c = g.by_name[members[0]]
     alone = product_of(c) if len(members) == 1 else None
     vectors = alone is not None and alone.batch and not alone.shared and not alone.is_matrix(lambda d: g.extent(d) > 1)
-    own = gpu is not None and (vectors or of_few_rows(g, c, gpu) or of_few_channels(g, c))
+    own = gpu is not None and (vectors or of_few_rows(g, c, gpu) or of_few_channels(g, c) or of_few_sums(g, c))
     return [] if alone is None or alone.left == alone.right or own else _library_step(g, members)
 
 

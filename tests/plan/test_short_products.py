@@ -135,3 +135,13 @@ def test_what_sums_products_of_a_few_channels_is_in_segments(dtype, read):
 def test_sines_behind_short_products_are_kernels_of_their_own(after, ours):
     found = steps(lambda x, w: after(x @ w), (1 << 16, 256), (256, 256))
     assert isinstance(found[0], GpuStep if ours else LibraryStep)
+
+
+def correlations(e, t):
+    return (e[:, :, None] * t[:, None]).sum(-1)
+
+
+@pytest.mark.parametrize(("few", "long", "ours"), [(2, 32000, True), (16, 32000, False), (2, 64, False)])
+def test_a_few_sums_of_long_rows_are_ours(few, long, ours):
+    found = steps(correlations, (8, few, long), (8, few, long), dtype=torch.float32)
+    assert any(isinstance(x, LibraryStep) for x in found) != ours

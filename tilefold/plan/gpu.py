@@ -32,6 +32,7 @@ from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group, ordered
 from tilefold.plan.nearer import nearer
 from tilefold.plan.selected import Calls, Selected, predicted, selected
+from tilefold.plan.short_products import of_few_sums
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.plan.whole_sums import whole_sums
 from tilefold.tensor.analysis import Graph
@@ -75,7 +76,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     p = as_memory_lies(align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart))
     g = Graph.of(p)
     windows = windows_under_sums(g, machine, apart)
-    apart |= feeding_products(g, machine) | windows
+    apart |= feeding_products(g, machine) | frozenset(c.name for c in p.body if of_few_sums(g, c)) | windows
     chosen = groups_of(p, target, apart, calls)
     p, alone = split_contractions(p, g, chosen.grouping.groups, machine)
     if alone:

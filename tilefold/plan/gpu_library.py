@@ -26,7 +26,7 @@ from tilefold.plan.gpu_taps import summed_of_channels
 from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
-from tilefold.plan.short_products import branching, of_few_channels, of_short_rows
+from tilefold.plan.short_products import branching, of_few_channels, of_few_sums, of_short_rows
 from tilefold.tensor.analysis import Graph, is_map, is_static, out_dims
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.convolution_tails import Tail
@@ -90,7 +90,7 @@ def _ours(g: Graph, c: Compute, machine: Gpu) -> bool:
 
 def _ours_alone(g: Graph, c: Compute, machine: Gpu) -> bool:
     """Whether a product takes less time in a kernel of ours with nothing else in it."""
-    return of_few_rows(g, c, machine) or of_few_channels(g, c)
+    return of_few_rows(g, c, machine) or of_few_channels(g, c) or of_few_sums(g, c)
 
 
 def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:

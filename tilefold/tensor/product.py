@@ -22,6 +22,9 @@ from tilefold.tensor.ir import Compute
 #: Elements that are summed, and rows or columns, of the smallest matrices (colours, coordinates): the products that
 #: they have are added one after the other, for no matrix unit has tiles so small.
 FEW = 7
+#: Elements that are summed of the shortest rows that are long: where they are few on both sides, a tile of a library
+#: runs along them alone, all but empty.
+LONG = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,11 @@ class Product:
         return bool((a - b) & kept and (b - a) & kept and over & self.left and over & self.right)
 
     def is_small(self, extent: Callable[[str], float]) -> bool:
-        """Whether one operand is a matrix of a few numbers, or a few of these: see `FEW`."""
-        few = min(prod(map(extent, self.rows)), prod(map(extent, self.cols)))
-        return self.whole and max(few, prod(map(extent, self.rdims))) <= FEW
+        """Whether one operand is a matrix of a few numbers, or a few of these, or the result is, of long rows: see
+        `FEW`, `LONG`."""
+        few, many = sorted((prod(map(extent, self.rows)), prod(map(extent, self.cols))))
+        summed = prod(map(extent, self.rdims))
+        return self.whole and (max(few, summed) <= FEW or (many <= FEW and summed >= LONG))
 
     def packed(self) -> tuple[frozenset[str], frozenset[str]]:
         """`left` and `right` on a tile of heads that share an operand: it is one index of that, and they are rows."""
