@@ -227,6 +227,20 @@ def test_a_step_of_a_loop_has_registers_for_all_that_it_reads(inputs, elements):
 
 
 @pytest.mark.parametrize(("columns", "pieces"), [(72, 0), (80, 4), (96, 4), (88, 0)])
+def both_ways(x, y):
+    d = (x[:, None] - y[:, :, None]).abs()
+    pairs = torch.where(d <= 1, d.square(), d)
+    return pairs.sum(1), pairs.sum(2)
+
+
+def test_loops_side_by_side_have_each_others_dims_whole():
+    """Of pairs that are summed along rows and along columns a step has some of one, and all of the other."""
+    for k in made(both_ways, *(meta(512, 200, dtype=torch.float32) for _ in range(2))):
+        tiles, s = config(k).tiles, Shape.of(k.block)
+        if len(s.streamed) == 2:
+            assert all(256 * tiles[d] <= 8192 for d in s.streamed)
+
+
 def test_no_last_piece_is_too_short_for_a_matrix_unit(columns, pieces):
     """72 = 64 + 8 would be multiplied element by element: all of it is padded. 80 = 64 + 16 is not."""
     (k,) = made(o.attention, *heads(8, 16, 256, 256, columns))

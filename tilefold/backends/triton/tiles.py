@@ -270,7 +270,8 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
     most = AREA if s.products else HELD
     for d in s.streamed:
-        with_d = max((math.prod(local.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
+        beside = {**_whole_beside(s, d, sizes), **local}
+        with_d = max((math.prod(beside.get(x, 1) for x in dims) for dims in s.areas if d in dims), default=1)
         several = 2 if s.products and not inner else 1  # values for every index
         room, whole = max(1, most // with_d // several), power_of_two(sizes[d])
         area = AREA
@@ -286,7 +287,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     for d in () if s.products else s.streamed:  # several tensors are read at every step, and not again
         while d not in s.again and tiles[d] > LEAST_STREAMED and s.held({**local, **tiles}) > at_once:
             tiles[d] //= 2
-    area = s.area({**local, **tiles})
+    area = _area(s, {**local, **tiles}, sizes)
     several = math.prod(power_of_two(sizes[d]) for d in s.singles) if s.reduces else 1  # loads of a row, one by one
     room = max(1, (AREA // 4 if s.reduces else AREA // 8) // area // max(1, several // 2))
     for d in reversed(s.parallel):
@@ -294,7 +295,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
         room //= tiles[d]
     if s.parallel and s.dynamic.isdisjoint(s.parallel):
         _spread(s, sizes, tiles)
-    area = s.area({**local, **tiles})
+    area = _area(s, {**local, **tiles}, sizes)
     warps = 4 if area <= 4096 or s.products else 8 if area <= 8192 else 16 if area <= 16384 else 32
     have = math.prod(-(-sizes[d] // tiles[d]) for d in s.parallel)
     rows = any(n > 1 for n in local.values())
@@ -334,6 +335,17 @@ def _spread(s: Shape, sizes: Mapping[str, int], tiles: dict[str, int]) -> None:
         if tiles[large] <= least[large]:
             return
         tiles[large] //= 2
+
+
+def _area(s: Shape, tiles: Mapping[str, int], sizes: Mapping[str, int]) -> int:
+    """Elements of the largest statement for these tiles, in any of the loops."""
+    return max(s.area(tiles), *(s.area({**tiles, **_whole_beside(s, d, sizes)}) for d in s.streamed), 0)
+
+
+def _whole_beside(s: Shape, d: str, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Lanes of dims that loops of their own run over, and that the loop over d has whole: sums of pairs over rows, and
+    over columns, in one kernel."""
+    return {x: power_of_two(sizes[x]) for x in s.whole if x != d and x in s.streamed and x in sizes}
 
 
 def _held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
