@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilefold.algebra.expr import Call, Const, Index, Load, Size, substitute
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, substitute
 from tilefold.algebra.ops import VALUE_REDUCERS
 from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
@@ -41,7 +41,9 @@ def whole_sums(p: Program, groups: Sequence[Group], limits: Limits) -> tuple[Pro
             total = replace(
                 inner, name=fresh(f"{outer.name}_whole", set(g.program.names)), dims=outer.dims, rdims=rdims
             )
-            of = {Load(inner.name, tuple(map(Index, inner.dims))): Load(total.name, tuple(map(Index, outer.dims)))}
+            of: dict[Expr, Expr] = {
+                Load(inner.name, tuple(map(Index, inner.dims))): Load(total.name, tuple(map(Index, outer.dims)))
+            }
             scaled = replace(outer, reducer=None, rdims=(), body=substitute(outer.body, of))
             instead, renamed = [total, scaled], {inner.name: total.name}
         gone = {inner.name, *between}
@@ -76,15 +78,10 @@ def _pair(g: Graph, x: Group) -> tuple[Compute, Compute, tuple[str, ...]] | None
 def _scaled(g: Graph, outer: Compute, inner: Load) -> bool:
     """Whether a reduction is of just these elements, or a sum of them times a number; of axes that have any index."""
     match outer.body:
-        case (
-            Call("mul", (a, Const() as number))
-            | Call("mul", (Const() as number, a))
-            | Call("div", (a, Const() as number))
-        ):
-            pass
-        case Call("div", (a, Size(d))) if is_static(g.program.sizes[d]) and g.extent(d) > 0:
-            number = None
+        case Call("mul", (a, Const() as c)) | Call("mul", (Const() as c, a)) | Call("div", (a, Const() as c)):
+            finite = math.isfinite(c.value) and c.value != 0
+        case Call("div", (a, Size(d))):
+            finite = is_static(g.program.sizes[d]) and g.extent(d) > 0
         case _:
             return outer.body == inner
-    finite = number is None or math.isfinite(number.value)
     return a == inner and outer.reducer == "sum" and finite and outer.dtype.is_float
