@@ -10,6 +10,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const
+from tilefold.tensor.constant_parts import constant_parts
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored, too_long
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
@@ -680,3 +681,28 @@ def test_a_sum_of_what_a_map_has_is_the_sum_of_the_same_elements_written_out():
     assert [c.name for c in q.body] == ["m", "e", "s", "y"]
     rounded = parse(show(p).replace("e[i, j]: f32", "e[i, j]: bf16"))
     assert "t" in {c.name for c in drop_repeated(rounded).body}
+
+
+CORNERS = """program corners()
+  input x: f32[9, 4]
+  dim i = 9
+  dim j = 4
+  e[i, j]: f32 = exp(x[i, j])
+  k[i, j]: f32 = where(j < 2, e[i, j] - e[i, j + 2] * 0.5, e[i, j - 2] + e[i, j] * 0.5)
+  area[i]: f32 = (k[i, 0 + 2] - k[i, 0]) * (k[i, 1 + 2] - k[i, 1])
+  y[i]: f32 = area[i] / (k[i, 2] + {more})
+  return y{result}
+"""
+
+
+def test_what_is_read_by_its_places_alone_is_a_map_for_each():
+    p = parse(CORNERS.format(more="1.0", result=""))
+    q = unchanged(p, constant_parts(p))
+    assert all(c.dims == ("i",) and "where" not in show(replace(q, body=(c,))) for c in q.body)
+    assert len(q.body) == 4 + 4 + 2
+
+
+@pytest.mark.parametrize(("more", "result"), [("1.0", ", k"), ("k[i, i % 4]", "")])
+def test_what_something_else_reads_is_not_taken_apart(more, result):
+    p = parse(CORNERS.format(more=more, result=result))
+    assert constant_parts(p) is p

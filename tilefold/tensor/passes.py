@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tilefold.tensor.channels_last import channels_last_operands
 from tilefold.tensor.common_factor import common_factors
+from tilefold.tensor.constant_parts import constant_parts
 from tilefold.tensor.constant_tail import shorten_softmax
 from tilefold.tensor.differences import joined_sums
 from tilefold.tensor.inline import absorb_copies, inline, round_where_stored
@@ -25,6 +26,7 @@ from tilefold.tensor.unify import canonical_names, unify
 
 #: Applied after the dims have been split.
 INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
+    ("constant parts", constant_parts),
     ("narrow conditions", narrow),
     ("inline maps", inline),
     ("round where stored", round_where_stored),
