@@ -336,6 +336,11 @@ def test_what_is_reduced_of_an_element_each_lane_reduces(unit):
     torch.testing.assert_close(o, want)
 
 
+def test_long_reductions_of_an_element_are_left_to_the_loop():
+    text = PLANES.format(unit=1).replace("dim m = 2", "dim m = 64").replace("[3, 2, 100]", "[3, 64, 100]")
+    assert not changed(laned(verify(parse(text))))
+
+
 def test_what_is_stored_in_lines_of_another_dim_is_single_indices_too():
     """Planes of colours: their largest, where it is, and a matrix of colours times them."""
     text = """

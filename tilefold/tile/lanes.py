@@ -53,6 +53,8 @@ from tilefold.tile.uses import allocated
 
 #: Most statements that a statement over a tile becomes.
 MOST_STEPS = 16
+#: Most elements that each lane reduces of its own.
+MOST_EACH = 8
 #: Most combinations of outer tiles for which the bounds of a loop are computed.
 MOST_TRIED = 4096
 
@@ -164,7 +166,7 @@ class _Pass:
                     accumulate and d in rdims and buf in states and buf not in done
                 ):
                     done.add(buf)
-                case ir.Reduce(buf, rdims=rdims) if buf in elements and d not in rdims:
+                case ir.Reduce(buf, rdims=rdims) if buf in elements and d not in rdims and self.few(rdims):
                     pass
                 case ir.Store(dims=dims) if d in dims:
                     pass
@@ -189,6 +191,11 @@ class _Pass:
             if x.buf in states.keys() - shared
         )
         return _Loop(s, body, states, local, elements, frozenset(states), shared) if additive else None
+
+    def few(self, dims: Sequence[str]) -> bool:
+        """Whether a lane has room for all that is reduced over these dims: scores of keys have tiles of their own."""
+        sizes = [n.value for x in dims if isinstance(n := self.kernel.sizes[x], Const)]
+        return len(sizes) == len(dims) and math.prod(int(n) for n in sizes) <= MOST_EACH
 
     def beside(self, d: str, body: Sequence[ir.Stmt]) -> tuple[str, ...]:
         """Fixed dims that all reductions over d run over beside it."""
