@@ -92,6 +92,14 @@ def test_what_does_not_go_with_a_scan():
     assert names(carried(gm, scans_of(gm))) - {ATEN.unsqueeze.default} == {ATEN.tanh.default}
 
 
+def test_what_reads_what_a_scan_reads_goes_with_it_at_its_places():
+    gm = graph(lambda x: (y := x.softmax(-1)).cumsum(-1) * y, torch.randn(3, 7))
+    assert names(carried(gm, scans_of(gm))) == {ATEN.mul.Tensor}
+    for elsewhere in (lambda x: x.cumsum(-1).flip(-1).exp(), lambda x: x.cumsum(-1)[:, 1:].exp()):
+        gm = graph(elsewhere, torch.randn(3, 7))
+        assert not {ATEN.exp.default, ATEN.flip.default} & names(carried(gm, scans_of(gm)))
+
+
 def linear(x, a):
     la = torch.nn.functional.logsigmoid(a).cumsum(1)
     return torch.exp(la) * (x * torch.exp(-la)).cumsum(1)

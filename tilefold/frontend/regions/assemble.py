@@ -19,6 +19,7 @@ from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.added_rows import own_additions
+from tilefold.frontend.regions.apart import scans_apart
 from tilefold.frontend.regions.constants import fold_constants
 from tilefold.frontend.regions.devices import constant_elsewhere, device_of, numbers_elsewhere
 from tilefold.frontend.regions.direct import executable, start_building
@@ -162,6 +163,7 @@ def _parted(gm: torch.fx.GraphModule) -> Partition:
     numbers_on_device(gm)
     gather_seeds(gm.graph)
     own_prefixes(gm)
+    scans_apart(gm)
     one_a_row(gm)
     own_additions(gm)
     return partition(gm)

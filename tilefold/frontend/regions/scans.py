@@ -33,6 +33,8 @@ SCANS = frozenset(
 )
 _CASTS = frozenset({_ATEN._to_copy.default, _ATEN.clone.default})
 _FILLS = frozenset({_ATEN.zeros_like.default, _ATEN.ones_like.default, _ATEN.full_like.default})
+#: Views whose elements stand at other places of a row.
+MOVES = frozenset({_ATEN.flip.default, _ATEN.roll.default})
 _JOINS = frozenset({_ATEN.cat.default, _ATEN.constant_pad_nd.default})
 #: Tensors that Inductor joins where they are read (`max_pointwise_cat_inputs`).
 MOST_JOINED = 8
@@ -65,18 +67,22 @@ def fold_scans(gm: torch.fx.GraphModule) -> int:
 
 def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
     """Elementwise nodes that go with scans that are left over: those that only scans use, joined parts among them (an
-    exclusive sum starts with a zero), and those that use nothing but what is left over already and write no more than
-    it.
+    exclusive sum starts with a zero), and those that use nothing but what is left over or read there already, and write
+    no more than it.
+
+    After a scan they are computed at its places: what stands elsewhere in a row (an order backwards, elements of a part
+    of the row) is a kernel of its own to Inductor, and an index of a read to ours.
     """
     found: set[Node] = set()
     for scan in scans:
         stack = list(scan.all_input_nodes)
         while stack:
             n = stack.pop()
-            if n not in found and (_movable(n) or _joins(n)) and all(u in found or u is scan for u in n.users):
+            if n not in found and (movable(n) or _joins(n)) and all(u in found or u is scan for u in n.users):
                 found.add(n)
                 stack += n.all_input_nodes
-    left = set(scans)
+    read = {i for n in (*scans, *found) for i in n.all_input_nodes}
+    left, parts = set(scans), set[Node]()
     for n in gm.graph.nodes:
         inputs = [i for i in n.all_input_nodes if i.op == "call_function"]
         from_left = [i for i in inputs if i in left]
@@ -84,16 +90,20 @@ def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
             left.add(n)
         elif (
             from_left
-            and _movable(n)
-            and all(i in left or i in found or _made(i) for i in inputs)
+            and movable(n)
+            and n.target not in MOVES
+            and not any(i in parts for i in inputs)
+            and all(i in left or i in found or i in read or _made(i) for i in inputs)
             and _nbytes(n) <= max(_nbytes(i) for i in from_left)
         ):
             left.add(n)
             found |= {n, *(i for i in inputs if _made(i))}
+            if n.target in VIEWS and _nbytes(n) < _nbytes(inputs[0]):
+                parts.add(n)
     return found
 
 
-def _movable(n: Node) -> bool:
+def movable(n: Node) -> bool:
     """Elementwise, a view, or made of nothing but a shape."""
     if n.op != "call_function" or not isinstance(n.target, torch._ops.OpOverload):
         return False
