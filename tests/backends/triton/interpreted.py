@@ -29,7 +29,7 @@ from tests.backends.triton.keyed import keyed_sums
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
-from tilefold.backends.triton import added_rows, launch, memory, order, prefixes, scale
+from tilefold.backends.triton import added_rows, launch, memory, order, prefixes, product_gradient, scale
 from tilefold.block import one_axis
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import Fused, trace
@@ -451,6 +451,16 @@ def columns(shape: tuple[int, ...], units: int) -> str:
         [] if torch.equal(prefixes.run(whole, -2 % len(shape), "sum", torch.int64, 1), whole.cumsum(-2)) else ["int"]
     )
     return " ".join(wrong)
+
+
+def factors(shape: tuple[int, ...], dim: int) -> str:
+    """The gradient of a running product, with zeros among its factors, as autograd has it in float64."""
+    x = (rand(*shape, dtype=F) / 4 + 1) * (rand(*shape, dtype=F, seed=1) < 1.3)
+    wide, g = x.double().requires_grad_(), rand(*shape, dtype=F, seed=2)
+    y = wide.cumprod(dim)
+    (want,) = torch.autograd.grad(y, wide, g.double())
+    got = product_gradient.run(g, x, y.detach().float(), dim)
+    return "" if torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4) else f"off by {(got - want).abs().max()}"
 
 
 class Memory:
@@ -884,6 +894,8 @@ CHECKS: dict[str, Check] = {
     "a row times a matrix": lambda: cut(lambda x, w: torch.relu(x @ w), rand(1, 300, dtype=F), rand(300, 70, dtype=F)),
     "running sums of columns": lambda: columns((2, 150, 40), 132),
     "running sums of columns, few blocks": lambda: columns((70, 33), 1),
+    "gradients of running products of rows": lambda: factors((10, 150), 1),
+    "gradients of running products of columns": lambda: factors((2, 23, 40), 1),
     "gradients over logits": lambda: over_logits(24, 1500),
     "rows that do not exist": missing_row,
     "distances of pairs": lambda: "".join(
@@ -917,6 +929,8 @@ CHECKS: dict[str, Check] = {
 
 #: Kernels whose tensors the watch is not told.
 UNWATCHED = (
+    "gradients of running products of rows",
+    "gradients of running products of columns",
     "running sums of columns",
     "running sums of columns, few blocks",
     "scaled in place",

@@ -46,6 +46,7 @@ from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.read_less import narrow_places, signs_of_sources
 from tilefold.frontend.training.reassociate import reassociate
 from tilefold.frontend.training.repeated import drop_repeated
+from tilefold.frontend.training.running_products import one_scan
 from tilefold.frontend.training.scatters import as_gathers
 from tilefold.frontend.training.states import take_apart
 
@@ -112,6 +113,7 @@ def prepared(graph: torch.fx.Graph, results: int, static: Collection[int], budge
     graph = _copy(graph)
     drop_repeated(graph)
     as_gathers(graph)
+    one_scan(graph)
     take_apart(graph)
     drop_repeated(graph)
     reassociate(graph)
