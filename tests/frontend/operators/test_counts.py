@@ -61,6 +61,12 @@ def test_running_sums_of_one_no_and_the_most_places(shape):
     check(lambda x: x.cumsum(-1), numbers(*shape), modes=(False,))
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+def test_running_products_of_integers(dim):
+    check(lambda x: x.cumprod(dim), numbers(3, 5, 4, dtype=torch.int32), modes=(False,))
+    check(lambda x: (x > 0).long().cumprod(dim).sum(dim), numbers(3, 5), modes=(False,))
+
+
 def test_a_running_sum_overflows_as_its_type_does():
     check(lambda x: torch.cumsum(x, 0, dtype=torch.int8), torch.full((5,), 100), modes=(False,))
 

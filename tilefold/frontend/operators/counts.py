@@ -1,13 +1,17 @@
-"""Counting, as routing does it: histograms with a bin for each whole number, and running sums of few integers.
+"""Counting, as routing does it: histograms with a bin for each whole number, and running sums and products of few
+integers (a running product of truths says how many hold from the first on).
 
     histc   out[b] = sum over i of (x[i] == min + b)
     cumsum  out[.., k, ..] = sum over j of x[.., j, ..] where j <= k
+    cumprod the same of products
 
-Both read each element once for every bin or place, so they are reductions only where those are few. Integers add up to
-the same in any order; running sums of floats keep eager's, and are left to others.
+All read each element once for every bin or place, so they are reductions only where those are few. Integers come to
+the same in any order; running sums and products of floats keep eager's, and are left to others.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 
@@ -49,8 +53,13 @@ def _is_whole(x: object) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def cumsum(ctx: Context, node: torch.fx.Node) -> Value:
-    a = attrs(node)
+def running(fold: Literal["sum", "prod"]) -> Lowerer:
+    """Running sums, or products."""
+    return lambda ctx, node: _running(ctx, node, fold)
+
+
+def _running(ctx: Context, node: torch.fx.Node, fold: Literal["sum", "prod"]) -> Value:
+    a, neutral = attrs(node), Const(int(fold == "prod"), DType.I64)
     x, (shape, dtype) = ctx.value(a["self"]), meta_of(node)
     if not shape or dtype.is_float:
         raise UnsupportedError(f"{ctx.origin} of other than integers")  # elements are converted first
@@ -63,10 +72,14 @@ def cumsum(ctx: Context, node: torch.fx.Node) -> Value:
 
     def at(i: Indices, r: Indices) -> Expr:
         before = weave((axis,), (*i[:axis], *i[axis + 1 :]), r)
-        return call("where", call("le", r[0], i[axis]), Cast(x.at(before), DType.I64), Const(0, DType.I64))
+        return call("where", call("le", r[0], i[axis]), Cast(x.at(before), DType.I64), neutral)
 
-    summed = ctx.reduce("sum", shape, (extent,), DType.I64, at, f"{ctx.base}_sum")
-    return ctx.map(shape, dtype, summed.at)
+    folded = ctx.reduce(fold, shape, (extent,), DType.I64, at, f"{ctx.base}_{fold}")
+    return ctx.map(shape, dtype, folded.at)
 
 
-TABLE: dict[torch._ops.OpOverload, Lowerer] = {aten.histc.default: histc, aten.cumsum.default: cumsum}
+TABLE: dict[torch._ops.OpOverload, Lowerer] = {
+    aten.histc.default: histc,
+    aten.cumsum.default: running("sum"),
+    aten.cumprod.default: running("prod"),
+}
