@@ -100,6 +100,16 @@ def test_what_reads_what_a_scan_reads_goes_with_it_at_its_places():
         assert not {ATEN.exp.default, ATEN.flip.default} & names(carried(gm, scans_of(gm)))
 
 
+def test_what_is_written_in_any_case_may_be_wider_than_a_comparison():
+    def chosen(x):
+        return torch.where(x.cumsum(-1) < 1, x, 0.0)
+
+    gm = graph(chosen, torch.randn(3, 7))
+    assert names(carried(gm, scans_of(gm))) >= {ATEN.lt.Scalar, ATEN.where.self}
+    gm = graph(lambda x: chosen(x).sum(-1), torch.randn(3, 7))
+    assert ATEN.where.self not in names(carried(gm, scans_of(gm)))
+
+
 def linear(x, a):
     la = torch.nn.functional.logsigmoid(a).cumsum(1)
     return torch.exp(la) * (x * torch.exp(-la)).cumsum(1)

@@ -68,7 +68,8 @@ def fold_scans(gm: torch.fx.GraphModule) -> int:
 def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
     """Elementwise nodes that go with scans that are left over: those that only scans use, joined parts among them (an
     exclusive sum starts with a zero), and those that use nothing but what is left over or read there already, and write
-    no more than it.
+    no more than it. (A result of the graph, which is written in any case, may be as wide as anything on the way to it:
+    what a comparison chooses.)
 
     After a scan they are computed at its places: what stands elsewhere in a row (an order backwards, elements of a part
     of the row) is a kernel of its own to Inductor, and an index of a read to ours.
@@ -82,21 +83,25 @@ def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
                 found.add(n)
                 stack += n.all_input_nodes
     read = {i for n in (*scans, *found) for i in n.all_input_nodes}
+    results = {*gm.graph.output_node().all_input_nodes}
+    widest = {n: _nbytes(n) for n in scans}
     left, parts = set(scans), set[Node]()
     for n in gm.graph.nodes:
         inputs = [i for i in n.all_input_nodes if i.op == "call_function"]
         from_left = [i for i in inputs if i in left]
         if from_left and _picks(n):
             left.add(n)
+            widest[n] = _nbytes(n)
         elif (
             from_left
             and movable(n)
             and n.target not in MOVES
             and not any(i in parts for i in inputs)
             and all(i in left or i in found or i in read or _made(i) for i in inputs)
-            and _nbytes(n) <= max(_nbytes(i) for i in from_left)
+            and _nbytes(n) <= max((widest[i] if n in results else _nbytes(i)) for i in from_left)
         ):
             left.add(n)
+            widest[n] = max(widest[i] for i in from_left)
             found |= {n, *(i for i in inputs if _made(i))}
             if n.target in VIEWS and _nbytes(n) < _nbytes(inputs[0]):
                 parts.add(n)
