@@ -59,6 +59,38 @@ def test_parts_that_many_cuts_leave_are_looked_at_once(monkeypatch):
     assert 4 < len(seen) == len(set(seen)) <= nearer.MOST_PARTS
 
 
+def test_where_arithmetic_is_most_of_the_time_nothing_is_cut():
+    """Of functions of an element, however far its memory's time is: their parts are not looked at."""
+
+    def asked(fn):
+        seen = set()
+        predict = lambda k: seen.add(k.plan.group.members) or Predicted(3.5e-4, 3e-5)  # noqa: E731
+        fuse_for_gpu(trace(fn, torch.zeros(4096, 4096)).program, GpuTarget(predict=predict))
+        return len(seen)
+
+    def parts(x):
+        return torch.lgamma(x), torch.lgamma(x + 0.5), torch.lgamma(x + 2.5)
+
+    assert asked(lambda x: sum(parts(x)).softmax(-1)) == 1
+    assert asked(lambda x: (x + 1.0).abs().softmax(-1)) > 1
+
+
+def test_a_long_search_ends(monkeypatch):
+    """No cut is enough, and parts of parts are many: each is forecast, which is what a search takes."""
+    monkeypatch.setattr(nearer, "MOST_FORECAST", 3)
+    asked = set()
+
+    def predict(k):
+        asked.add(k.plan.group.members)
+        return Predicted(1e-4 * len(k.plan.group.members), 1e-7)
+
+    fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
+    few = len(asked)
+    monkeypatch.setattr(nearer, "MOST_FORECAST", 200)
+    fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
+    assert few < len(asked)
+
+
 def test_a_cut_passes_no_more_through_memory_than_speed_may_cost():
     predict = lambda k: Predicted(1e-5 * len(k.plan.group.members) ** 3, 1e-5)  # noqa: E731
     target = GpuTarget(replace(H100, passed=0.0), predict=predict)
