@@ -131,7 +131,12 @@ def _output_view(lowered: Lowered, o: OutputBinding) -> _View:
         return copied
     if o.offset is not None:
         first = shape_function([o.offset])
-        return lambda args, results, syms: results[name].as_strided(shape(syms), strides(syms), *first(syms))
+
+        def part(args: Sequence[object], results: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> torch.Tensor:
+            whole = results[name]
+            return whole.as_strided(shape(syms), strides(syms), whole.storage_offset() + first(syms)[0])
+
+        return part
     return lambda args, results, syms: results[name].as_strided(shape(syms), strides(syms))
 
 
