@@ -108,7 +108,7 @@ DOMAIN = {"log": 0.5, "log2": 0.5, "log1p": 0.5, "sqrt": 0.5, "rsqrt": 0.5}
 def test_operations(op):
     above = DOMAIN.get(op, 0.0)
     arguments = {1: "{}", 2: "{}, y[i] + 1.5"}.get(OPS[op].arity, "y[i] < 0.3, {}, y[i]")
-    x = f"abs(x[i]) + {above}" if above or op == "pow" else "x[i]"
+    x = "sigmoid(x[i])" if op == "erfinv" else f"abs(x[i]) + {above}" if above or op == "pow" else "x[i]"
     infix = OPS[op].infix
     called = arguments.format(x)
     body = f"({x}) {infix} (y[i] + 1.5)" if infix else f"-({x})" if op == "neg" else f"{op}({called})"
