@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 from tilefold.algebra.expr import Expr, call, lit
+from tilefold.algebra.polynomial import polynomial
 
 #: What small arguments are moved up by.
 SHIFT = 6
@@ -40,10 +41,7 @@ def digamma(x: Expr) -> Expr:
         moved = moved + lit(1.0) / (y + float(k))
     far = call("where", small, y + float(SHIFT), y)
     z = lit(1.0) / (far * far)
-    series: Expr = lit(_SERIES[0])
-    for factor in _SERIES[1:]:
-        series = series * z + factor
-    value = call("log", far) - lit(0.5) / far - series * z - call("where", small, moved, 0.0)
+    value = call("log", far) - lit(0.5) / far - polynomial(z, _SERIES) * z - call("where", small, moved, 0.0)
     angle = (x - call("round", x)) * math.pi
     mirrored = value - call("cos", angle) / call("sin", angle) * math.pi
     undefined = call("eq", x, call("trunc", x))

@@ -912,6 +912,15 @@ CHECKS: dict[str, Check] = {
         for f in (torch.tanh, torch.expm1, torch.log1p)
         for scale in (1e-9, 1e-4, 0.1)
     ),
+    "functions of statistics": lambda: "".join(
+        right(f, rand(5, 70, dtype=F) * 4)
+        for f in (
+            lambda x: torch.erfinv(x.tanh() * 0.99),
+            lambda x: torch.lgamma(x.abs() + 0.01),
+            lambda x: torch.digamma(x.abs() + 0.01),
+            torch.lgamma,
+        )
+    ),
     "functions of hostile numbers": lambda: "".join(
         right(lambda x, f=f: f(x) * 2, rand(5, 70, dtype=F) * 9, hostile=True) for f in (torch.tanh, torch.log1p)
     ),

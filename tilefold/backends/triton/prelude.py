@@ -123,8 +123,9 @@ def tf_log1p(x):
 
 
 @triton.jit
-def tf_erfinv(x):
-    # from Winitzki's approximation by Halley's method
+def tf_erfinv(given):
+    # from Winitzki's approximation by Halley's method: in float64, for near 1 what is left of erf(y) has few places
+    x = given.to(tl.float64)
     s = tl.log((1.0 - x) * (1.0 + x))
     t = 4.3307467508 + 0.5 * s
     y = tl.sqrt(tl.maximum(tl.sqrt(t * t - s * 6.8027210884) - t, 0.0))
@@ -132,12 +133,13 @@ def tf_erfinv(x):
     for _ in range(3):
         u = (tl.erf(y) - x) * tl.exp(y * y) * 0.8862269255
         y = y - tl.where(tl.abs(x) < 1.0, u / (1.0 + y * u), 0.0)
-    return tl.where(tl.abs(x) < 1.0, y, x / (1.0 - tl.abs(x)) / (tl.abs(x) == 1.0))
+    return tl.where(tl.abs(x) < 1.0, y, x / (1.0 - tl.abs(x)) / (tl.abs(x) == 1.0)).to(given.dtype)
 
 
 @triton.jit
-def tf_lgamma(x):
-    # Stirling's series from 8 on, the recurrence below, the reflection of negative numbers
+def tf_lgamma(given):
+    # Stirling's series from 8 on, the recurrence below, the reflection of negative numbers: in float64, as they cancel
+    x = given.to(tl.float64)
     y = tl.where(x < 0.0, 1.0 - x, x)
     z = tl.where(y < 8.0, y + 8.0, y)
     p = y
@@ -148,7 +150,7 @@ def tf_lgamma(x):
     v = (z - 0.5) * tl.log(z) - z + 0.9189385332 + q / z
     v = tl.where(z == float("inf"), z, v - tl.where(y < 8.0, tl.log(p), 0.0))
     t = x - tl.floor(x)
-    return tl.where(x < 0.0, 1.1447298858 - tl.log(tl.abs(tl.sin(t * 3.1415926536))) - v, v)
+    return tl.where(x < 0.0, 1.1447298858494 - tl.log(tl.abs(tl.sin(t * 3.14159265358979))) - v, v).to(given.dtype)
 
 
 @triton.jit

@@ -12,9 +12,9 @@ Signs of zeros are kept, as eager keeps them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from tilefold.algebra.expr import Expr, call, lit
+from tilefold.algebra.polynomial import polynomial
 
 #: From where atan is of another argument.
 _TAN_PI_8, _TAN_3_PI_8 = 0.66, 2.41421356237309504880
@@ -42,13 +42,6 @@ _ARC_BELOW = (
 _LARGE = 1e8
 
 
-def _polynomial(x: Expr, factors: Sequence[float]) -> Expr:
-    found: Expr = lit(factors[0])
-    for factor in factors[1:]:
-        found = found * x + factor
-    return found
-
-
 def _negative(x: Expr) -> Expr:
     """Whether x < 0, or the zero that is below."""
     return call("or", call("lt", x, 0), call("and", call("eq", x, 0), call("lt", lit(1.0) / x, 0)))
@@ -66,7 +59,7 @@ def atan(x: Expr) -> Expr:
     below = call("where", far, a, call("where", beyond, a + 1.0, 1.0))
     t = above / below
     z = t * t
-    near = t * (z * _polynomial(z, _ABOVE) / _polynomial(z, _BELOW) + 1.0)
+    near = t * (z * polynomial(z, _ABOVE) / polynomial(z, _BELOW) + 1.0)
     return call("where", beyond, near + sign * call("where", far, math.pi / 2, math.pi / 4), near)
 
 
@@ -85,7 +78,7 @@ def _arc(x: Expr) -> tuple[Expr, Expr]:
     steep = call("gt", a, 0.5)
     z = call("where", steep, (lit(1.0) - a) * 0.5, x * x)
     t = call("where", steep, call("sqrt", z), x)
-    return steep, t + t * (z * _polynomial(z, _ARC_ABOVE) / _polynomial(z, _ARC_BELOW))
+    return steep, t + t * (z * polynomial(z, _ARC_ABOVE) / polynomial(z, _ARC_BELOW))
 
 
 def asin(x: Expr) -> Expr:

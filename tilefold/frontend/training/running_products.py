@@ -7,6 +7,8 @@ sum. Compiled by another compiler these are as many kernels, which take it longe
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from tilefold.backends.triton.build import has_gluon
@@ -40,10 +42,7 @@ def _worth(n: Node, dim: int) -> bool:
     made = n.meta["val"]
     if made.device.type != "cuda" or not has_gluon() or not all(isinstance(s, int) for s in made.shape):
         return False
-    inner = 1
-    for s in made.shape[dim + 1 :]:
-        inner *= s
-    return turns(made.shape[dim], inner) <= MOST_TURNS
+    return turns(made.shape[dim], prod(made.shape[dim + 1 :])) <= MOST_TURNS
 
 
 def _gradient(n: Node) -> tuple[Node, Node, Node, int] | None:
