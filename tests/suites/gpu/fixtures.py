@@ -7,7 +7,7 @@ from tilefold.suites.gpu.results import Record, Results
 
 def record(row, contender, us=None, *, suite="redfuser", family="mha", over=None, **more):
     """One contender; `us` is None where it was not timed, `over` its time over Tilefold's."""
-    kind = {"tilefold": "ours", "gemm": "floor"}.get(contender, "peer")
+    kind = {"tilefold": "ours", "tilefold-cg": "own", "gemm": "floor"}.get(contender, "peer")
     times = () if us is None else (us, us * 1.01)
     ratios = () if over is None else (over, over * 1.1)
     fixed = {"shape": "8 x 8", "length": 8, "floor_us": 5.0, "flops": 1e9, "nbytes": 1e6, **more}

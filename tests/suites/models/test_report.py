@@ -14,7 +14,8 @@ FOUND = results(
     rec("llama infer", "tilefold", 2000.0, step_us=2500.0, host_us=500.0),
     rec("llama infer", "compile", 3000.0, over=1.5, step_us=3500.0, host_us=250.0),
     rec("llama infer", "eager", 4000.0, over=2.0),
-    rec("llama infer", "compile-cg", 1000.0, step_us=3100.0, how="plain calls outside the rounds: graphs"),
+    rec("llama infer", "compile-cg", 1000.0, step_us=3100.0, host_us=80.0, how="plain calls outside the rounds"),
+    rec("llama infer", "tilefold-cg", 1000.0, step_us=2100.0, host_us=60.0),
     rec("bert infer", "tilefold", 1000.0, why="wrong: less right than eager"),
     rec("bert infer", "compile", 1000.0, over=1.0),
     rec("bert infer", "eager", 1000.0, over=1.0),
@@ -25,7 +26,7 @@ def test_lines():
     bert, llama = (report.cells(o) for o in report.outcomes(FOUND, "models"))
     assert bert[0] == "bert infer" and bert[-1] == "tilefold: wrong: less right than eager", "timed, but failed"
     assert llama[:8] == (
-        "llama infer", "2.000", "3.000 (1.50x)", "4.000", "2.500", "3.500", "3.100", "0.50 / 0.25"
+        "llama infer", "2.000", "3.000 (1.50x)", "4.000", "2.500 / 3.500", "0.50 / 0.25", "2.100 / 3.100", "0.06 / 0.08"
     )  # fmt: skip
     assert llama[-1] == ""
 

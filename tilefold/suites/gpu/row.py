@@ -130,7 +130,7 @@ def measure_row(
         # a contender with graphs of its own frees the libraries' workspaces, which graphs captured before it would use
         # of a whole model Tilefold comes last, so that a long compilation costs its own figures alone
         def place(pair: tuple[Peer, Record]) -> tuple[bool, bool]:
-            return not pair[0].graphs, case.steps and pair[0].kind == "ours"
+            return not pair[0].graphs, case.steps and pair[0].kind in ("ours", "own")
 
         for peer, blank in sorted(zip(peers, blanks, strict=True), key=place):
             if peer.name in known:
@@ -207,7 +207,7 @@ def _prepare(
         tell(peer.name, "capturing")
         _make_ready(entry, timer, alone, captured=not peer.graphs)
         if case.steps:
-            _settle(entry.call, ours=peer.kind == "ours")
+            _settle(entry.call, ours=peer.kind in ("ours", "own"))
             with alone():
                 step, host = timer.apart(entry.call), timer.host(entry.call)
             peak = timer.peak(entry.call)  # of a step as all later ones: the first ones hold what they may run again

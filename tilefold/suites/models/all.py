@@ -13,7 +13,7 @@ from torch.nn import functional
 from tilefold.errors import UnsupportedError
 from tilefold.suites.case import together
 from tilefold.suites.gpu.case import GpuCase, Suite, whole
-from tilefold.suites.gpu.peers import GRAPHED
+from tilefold.suites.gpu.peers import GRAPHED, OURS_GRAPHED
 from tilefold.suites.models import language
 from tilefold.suites.models.language import LENGTH, SMALL_LENGTH, SMALL_VOCABULARY, VOCABULARY
 from tilefold.suites.programs.program import Draw, bf, ints
@@ -49,7 +49,7 @@ class Model:
             make=together(*(d.draw for d in draws)),
             work=None,
             parts=whole,
-            peers=("eager", "compile", GRAPHED),
+            peers=("eager", "compile", GRAPHED, OURS_GRAPHED),
             planned=True,
             module=lambda: self.make(not small, count),
             exact=self.exact,

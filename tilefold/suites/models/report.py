@@ -11,38 +11,35 @@ from tilefold.suites.models.all import LAYERS, MODES, SUITE
 from tilefold.suites.programs.report import Outcome, notes, outcomes, pair, times, where
 
 _HEADS = (
-    "model", "GPU ms", "Inductor", "eager", "step ms", "Inductor", "with graphs", "host ms", "peak MB", "kernels",
-    "compile s", "error / eager's", "notes",
+    "model", "GPU ms", "Inductor", "eager", "step ms", "host ms", "graphs: step ms", "graphs: host ms", "peak MB",
+    "kernels", "compile s", "error / eager's", "notes",
 )  # fmt: skip
 
 
 def cells(o: Outcome) -> tuple[str, ...]:
     """One line."""
     ours, inductor = o.ours, o.inductor
-    graphed = o.graphed if o.graphed is not None and o.graphed.why else None
+    both = (o.ours_graphed, o.graphed)
+    graphed = [r for r in both if r is not None and r.why]
     return (
         o.any.row,
         _ms(_graph(ours)),
         f"{_ms(_graph(inductor))} ({times(o.speed)})",
         _ms(_graph(o.eager)),
-        _ms(_step(ours)),
-        _ms(_step(inductor)),
-        _ms(_step(o.graphed)),
+        pair(ours, inductor, "step_us", 1e-3, ".3f"),
         pair(ours, inductor, "host_us", 1e-3, ".2f"),
+        pair(*both, "step_us", 1e-3, ".3f"),
+        pair(*both, "host_us", 1e-3, ".2f"),
         pair(ours, inductor, "peak_bytes", 2.0**-20, ".0f"),
         pair(ours, inductor, "kernels", 1.0, ".0f"),
         pair(ours, inductor, "first_cpu", 1.0, ".0f"),
         "-" if ours is None or ours.error != ours.error else f"{ours.error:.1e} / {ours.eager_error:.1e}",
-        notes(o, (ours, inductor, o.eager, graphed)),
+        notes(o, (ours, inductor, o.eager, *graphed)),
     )
 
 
 def _graph(r: Record | None) -> float | None:
     return r.best_us if r is not None and r.microseconds else None
-
-
-def _step(r: Record | None) -> float | None:
-    return r.step_us if r is not None else None
 
 
 def _ms(us: float | None) -> str:
@@ -78,11 +75,11 @@ def markdown(*found: Results) -> str:
         "Written by `tilefold bench models --docs docs/benchmarks.md`; do not edit.",
         "",
         f"Models of transformers with {LAYERS} layers (T5: {LAYERS} and {LAYERS}) and of torchvision, bf16, random",
-        "weights; eager, `torch.compile` (Inductor, `dynamic=False`; *with graphs*: mode `reduce-overhead`), Tilefold;",
-        "in turn. *GPU ms*: the step captured as one CUDA graph, in brackets Inductor's over Tilefold's; *step ms*:",
-        "a plain call; *host ms*: of the processor until it returns; pairs are Tilefold's / Inductor's. Compilation in",
-        "seconds of the processor (one thread, empty caches, compilers that were started before). Errors: largest",
-        "relative ones against float64 (training: of loss and gradients) beside eager's.",
+        "weights; eager, `torch.compile` (Inductor, `dynamic=False`), Tilefold; in turn. *GPU ms*: the step captured",
+        "as one CUDA graph, in brackets Inductor's over Tilefold's; *step ms*: a plain call; *host ms*: of the",
+        "processor until it returns; *graphs*: both in mode `reduce-overhead`; pairs are Tilefold's / Inductor's.",
+        "Compilation in seconds of the processor (one thread, empty caches, compilers that were started before).",
+        "Errors: largest relative ones against float64 (training: of loss and gradients) beside eager's.",
         "",
     ]
     for results in found:

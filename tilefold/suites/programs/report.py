@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilefold.suites.gpu.bars import against, geometric_mean
-from tilefold.suites.gpu.peers import GRAPHED, OURS
+from tilefold.suites.gpu.peers import GRAPHED, OURS, OURS_GRAPHED
 from tilefold.suites.gpu.report import grid
 from tilefold.suites.gpu.results import Record, Results
 from tilefold.suites.programs.all import CLASSES, PROGRAMS
@@ -21,14 +21,15 @@ _HEADS = ("program", "class", "us", "Inductor", "eager", "compile s", "peak MB",
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A program's records: Tilefold's, Inductor's (torch.compile, default mode), eager's, and Inductor's with CUDA
-    graphs; None where unknown.
+    """A program's records: Tilefold's, Inductor's (torch.compile, default mode), eager's, and Inductor's and
+    Tilefold's with CUDA graphs of their own; None where unknown.
     """
 
     ours: Record | None
     inductor: Record | None
     eager: Record | None
     graphed: Record | None = None
+    ours_graphed: Record | None = None
 
     @property
     def any(self) -> Record:
@@ -65,7 +66,7 @@ def outcomes(results: Results, suite: str = SUITE) -> list[Outcome]:
     found = []
     for row in dict.fromkeys(r.row for r in results.records if r.suite == suite):
         by_name = {r.contender: r for r in results.row(suite, row)}
-        found.append(Outcome(*(by_name.get(name) for name in (OURS, "compile", "eager", GRAPHED))))
+        found.append(Outcome(*(by_name.get(name) for name in (OURS, "compile", "eager", GRAPHED, OURS_GRAPHED))))
     return sorted(found, key=lambda o: (not o.failed, math.isnan(o.speed), o.speed if o.speed == o.speed else 0.0))
 
 
