@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.gpu.blocks import close, made, x
+from tilefold.backends.triton.counters import counters_of
 
 pytestmark = pytest.mark.gpu
 
@@ -25,6 +29,22 @@ def test_inference_in_graphs(cuda):
             torch.compiler.cudagraph_mark_step_begin()
             close(run(x(cuda, seed=seed)), m(x(cuda, seed=seed)))
         assert graphs_launched(lambda: run(x(cuda))) == 1
+
+
+def test_kernels_that_draw_their_tiles_in_graphs(cuda, caplog):
+    def attention(q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True).tanh()
+
+    q, k, v = torch.randn(3, 2, 16, 2048, 128, device=cuda, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    counters_of.cache_clear()  # as in a new process, where the call before a capture is the first
+    run = torch.compile(attention, backend="tilefold", mode="reduce-overhead")
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "tilefold"):
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            torch.testing.assert_close(run(q, k, v), attention(q, k, v), atol=2e-2, rtol=2e-2)
+        assert graphs_launched(lambda: run(q, k, v)) == 1
+    assert "without CUDA graphs" not in caplog.text
 
 
 def test_training_in_graphs(cuda):

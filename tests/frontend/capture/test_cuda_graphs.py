@@ -172,9 +172,14 @@ def failing(monkeypatch, captured):
     return words, calls
 
 
-def test_a_capture_that_fails_is_given_up(failing, caplog):
+REFUSED = "CUDA error: operation not permitted when stream is capturing"
+UNTRACKED = "Detected 1 tensor(s) in the cudagraph pool not tracked as outputs. All live allocations must be tracked."
+
+
+@pytest.mark.parametrize("why", [REFUSED, UNTRACKED])
+def test_a_capture_that_fails_is_given_up(failing, caplog, why):
     words, calls = failing
-    words[0] = "CUDA error: operation not permitted when stream is capturing\nmore words"
+    words[0] = f"{why}\nmore words"
     m = Model()
     run = torch.compile(m, backend="tilefold", mode="reduce-overhead")
     with torch.no_grad(), caplog.at_level(logging.WARNING, "tilefold"):
@@ -182,8 +187,21 @@ def test_a_capture_that_fails_is_given_up(failing, caplog):
             torch.testing.assert_close(run(x(rows)), m(x(rows)))
     assert len(calls) == 2  # not tried again
     (said,) = [r.message for r in caplog.records if "CUDA graphs" in r.message]
-    assert "its capture failed: CUDA error: operation not permitted when stream is capturing" in said
+    assert f"its capture failed: {why}" in said
     assert "more words" not in said
+
+
+def test_what_outlives_a_call_is_allocated_before_a_capture(monkeypatch):
+    order = []
+    counters = SimpleNamespace(ready=False, reserve=lambda: order.append("reserved"))
+    monkeypatch.setattr(cuda_graphs, "counters_of", lambda device: counters)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    call = CudaGraphs({})._or_alone(lambda args: order.append("captured"), len, "g", 1)
+    call([])
+    counters.ready = True
+    call([])
+    assert order == ["reserved", "captured", "captured"]
 
 
 def test_other_errors_of_a_captured_graph_are_raised(failing):

@@ -25,9 +25,14 @@ class Counters:
         self._free: list[int] = []
         self._of_stream: dict[int, int] = {}
 
+    @property
+    def ready(self) -> bool:
+        """Whether there are as many as the launches of a capture may need."""
+        return len(self._free) > PIECE // 2
+
     def reserve(self) -> None:
         """Have counters ready, also for launches that are captured. BackendError: a capture has begun before."""
-        if len(self._free) > PIECE // 2:
+        if self.ready:
             return
         if torch.cuda.is_current_stream_capturing():
             if self._free:

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import torch
 from torch._guards import TracingContext
 
+from tilefold.backends.triton.counters import counters_of
+
 log = logging.getLogger("tilefold")
 
 #: The passes of a captured graph.
@@ -26,7 +28,7 @@ Kind = Literal["inference", "forward", "backward"]
 Boxed = Callable[[list[Any]], Any]
 _TREES = "torch._inductor.cudagraph_trees"
 #: What CUDA and torch say of a capture that failed.
-_CAPTURING = ("captur", "cudaErrorStreamCapture")
+_CAPTURING = ("captur", "cudaErrorStreamCapture", "cudagraph pool")
 
 
 @dataclass
@@ -53,7 +55,7 @@ class CudaGraphs:
             device = next(v.device.index for v in _tensors(gm) if v.device.type == "cuda")
             if kind != "backward":
                 self.device = device
-            return self._or_alone(self._captured(kind, gm, run, static, device), run, name)
+            return self._or_alone(self._captured(kind, gm, run, static, device), run, name, device)
 
     def _captured(self, kind: Kind, gm: torch.fx.GraphModule, run: Boxed, static: Sequence[int], device: int) -> Boxed:
         traces = self._module("torch._dynamo.backends.cudagraphs").get_stack_traces(gm)
@@ -69,13 +71,14 @@ class CudaGraphs:
         )
         return captured
 
-    def _or_alone(self, captured: Boxed, run: Boxed, name: str) -> Boxed:
+    def _or_alone(self, captured: Boxed, run: Boxed, name: str, device: int) -> Boxed:
         """`captured`, until a capture fails: from then on the model's passes run as they are, and the log says why."""
 
         def call(args: list[Any]) -> Any:
             if self.reason:
                 return run(args)
             given = list(args)
+            _allocate_what_stays(device)
             try:
                 return captured(args)
             # Hidden: that something in the graph cannot be captured, which only the capture finds out. Nothing has run
@@ -129,6 +132,14 @@ def reset() -> None:
     """Forget all captured graphs, as `torch._dynamo.reset()` does with Inductor's."""
     if _TREES in sys.modules:
         sys.modules[_TREES].reset_cudagraph_trees()
+
+
+def _allocate_what_stays(device: int) -> None:
+    """Memory that outlives a call must not come from the trees' pool, from which they also serve the call before a
+    capture: they look for it there afterwards, and refuse."""
+    counters = counters_of(device)
+    if not counters.ready and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing():
+        counters.reserve()
 
 
 def _emptying(run: Boxed) -> Boxed:
