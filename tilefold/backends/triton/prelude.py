@@ -154,10 +154,29 @@ def tf_lgamma(given):
 
 
 @triton.jit
+def tf_reciprocal(x):
+    # to the last place, of what is no less than the least normal number: a division's seven other instructions scale
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def tf_sigmoid(x):
+    return tf_reciprocal(1.0 + tl.exp2(x * -1.4426950408889634))
+
+
+@triton.jit
 def tf_tanh_by_exp(x):
-    e = 1.0 + tl.exp2(x * 2.8853900817779268)
-    r = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [e], dtype=tl.float32, is_pure=True, pack=1)
-    return 1.0 - 2.0 * r
+    return 1.0 - 2.0 * tf_reciprocal(1.0 + tl.exp2(x * 2.8853900817779268))
+
+
+@triton.jit
+def tf_erf_by_exp(x):
+    # one less 2 to a polynomial (Lawson's fit), off by 2^-21 at most; the sign is put before it
+    t = tl.minimum(tl.abs(x), 3.92, propagate_nan=tl.PropagateNan.ALL)
+    p = (0.00014204092440195382 * t - 0.0036642684135586023) * t + 0.03089616820216179
+    p = ((p * t - 0.14969941973686218) * t - 0.9181654453277588) * t - 1.6279250383377075
+    r = (1.0 - tl.exp2(p * t)).to(tl.int32, bitcast=True)
+    return (r | (x.to(tl.int32, bitcast=True) & -2147483648)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -178,6 +197,14 @@ def tf_log1p_single(x):
     p = (((p * m - 0.166415647) * m + 0.199888676) * m - 0.250001967) * m + 0.333335102
     r = tl.fma(e.to(tl.float32) * 1.1920928955078125e-07, 0.6931471824645996, tl.fma((p * m - 0.5) * m, m, m))
     return tl.where(x < float("inf"), tl.where(x < -1.0, float("nan"), r), x)
+
+
+@triton.jit
+def tf_log1p_unit(x):
+    # of 0 to 1: no power of 2 is taken out (Lawson's fit, relatively right to 2^-27; in float32 to the last place)
+    p = ((-0.00367739237844944 * x + 0.02187510021030903) * x - 0.060920897871255875) * x + 0.11025075614452362
+    p = (((p * x - 0.15569506585597992) * x + 0.19774314761161804) * x - 0.24975097179412842) * x + 0.3333224952220917
+    return tl.fma((p * x - 0.5) * x, x, x)
 
 
 @triton.jit

@@ -130,13 +130,15 @@ class Expressions:
     def _bounded(self, e: Expr) -> bool:
         """Whether the sine of `e` may be one to a few places: less than `MOST_TURNED` from 0, for certain."""
         found = self.leaves.range_of(e)
-        short = self.leaves.narrow and self.leaves.nvidia and not self.leaves.interpreted
-        return short and found.lo > -MOST_TURNED and found.hi < MOST_TURNED
+        return self._approximates() and found.lo > -MOST_TURNED and found.hi < MOST_TURNED
 
     def _whole(self, e: Expr, frame: Sequence[str]) -> bool:
         """Whether log1p of `e`, a whole number, may be a logarithm to a few places."""
-        short = self.leaves.narrow and self.leaves.nvidia and not self.leaves.interpreted
-        return short and self.value(e, frame).kind is DType.I64
+        return self._approximates() and self.value(e, frame).kind is DType.I64
+
+    def _approximates(self) -> bool:
+        """Whether functions may be those to a few places of the machine."""
+        return self.leaves.narrow and self.leaves.nvidia and not self.leaves.interpreted
 
     def _short(self, e: Expr, frame: Sequence[str]) -> Value | None:
         """The whole part of a float that is no larger than a position is, in 32 bits; None of others."""
@@ -186,15 +188,21 @@ class Expressions:
         return found
 
     def _quotient(self, x: Value, s: Value, divisor: Expr, axes: tuple[str, ...], *, to_e4m3: bool) -> str | None:
-        """x / s in float32 where s varies along fewer axes: by an inverse that is computed along these alone.
+        """x / s in float32 by an inverse: where s varies along fewer axes, one that is computed along these alone; of
+        others the machine's, where nothing is rounded coarsely and s is no less than the least normal number.
 
         `tf_even(s)` keeps the inverse finite. The product with it is off by 1.5 units in the last place at most
         (Triton's own division by 2). Where something is rounded coarsely it is corrected by its remainder
         (Markstein), or, on its way to e4m3 (which has no infinity to keep), has an inverse of two parts.
         None: a plain division.
         """
-        if is_number(s.code) or len(s.axes) == len(axes) or self.leaves.interpreted:
+        if is_number(s.code) or self.leaves.interpreted:
             return None
+        if len(s.axes) == len(axes):
+            if self.leaves.exact or not self.leaves.nvidia or self.leaves.range_of(divisor).lo < LEAST_NORMAL:
+                return None
+            inverse = f"tf_reciprocal({fitted(s, axes)})"
+            return inverse if is_number(x.code) and float(x.code) == 1.0 else f"({fitted(x, axes)} * {inverse})"
         if not (self.leaves.inverses or self.leaves.exact):
             return None
 
@@ -286,15 +294,26 @@ class Expressions:
             if not self.leaves.nvidia:
                 return f"tf_tanh({c[0]})"
             return f"tf_tanh_approx({c[0]})" if self.leaves.all_narrow else f"tf_tanh_by_exp({c[0]})"
-        here = op == "log1p" or (op == "tanh" and self.leaves.nvidia and not self.leaves.interpreted)
-        if here and kind is DType.F32:
-            return f"tf_{op}_single({c[0]})"
-        if op in ("sin", "cos") and kind is DType.F32 and self._bounded(args[0]):
-            return f"tf_{op}_approx({c[0]})"
+        if kind is DType.F32 and (found := self._in_float32(op, args[0])):
+            return f"{found}({c[0]})"
         table = IN_INTERPRETER if self.leaves.interpreted and op in IN_INTERPRETER else UNARY
         if op not in table:
             raise BackendError(f"the Triton back end has no operation {op}", hint="use backend cpp, or report it")
         return table[op].format(c[0])
+
+    def _in_float32(self, op: str, arg: Expr) -> str:
+        """A function of ours that takes fewer instructions than the library's; "" where there is none."""
+        on_device = self.leaves.nvidia and not self.leaves.interpreted
+        if op == "log1p":
+            found = self.leaves.range_of(arg)
+            return "tf_log1p_unit" if found.lo >= 0.0 and found.hi <= 1.0 else "tf_log1p_single"
+        if op == "tanh" and on_device:
+            return "tf_tanh_single"
+        if op == "sigmoid" and on_device:
+            return "tf_sigmoid"
+        if op == "erf" and self._approximates():
+            return "tf_erf_by_exp"
+        return f"tf_{op}_approx" if op in ("sin", "cos") and self._bounded(arg) else ""
 
     def _by_number(self, above: str, below: str, kind: DType) -> str:
         """A number's inverse is multiplied by, as torch's kernels for GPUs do: it is off by half a last place. That of
