@@ -67,6 +67,8 @@ extern "C" {
 int64_t asked = 0, computed = 0, alive = 0;
 int alignment[4];
 int refuse = 0;
+float waves[2];  // of partial sums in float32, and rounded
+int rounded = 0;  // products computed by what may round them
 int cublasLtMatmulDescCreate(P* m, int compute, int scale) { ++alive; *m = new Made{}; return compute != 68 || scale; }
 int cublasLtMatmulDescDestroy(P m) { --alive; return drop(m); }
 int cublasLtMatmulDescSetAttribute(P m, int k, const void* v, size_t n) { return put(m, k, v, n); }
@@ -85,12 +87,15 @@ int cublasLtMatmulAlgoGetHeuristic(P, P, P, P, P, P, P w, int, void* found, int*
   for (int k = 0; k < 4; ++k) alignment[k] = get(static_cast<Made*>(w), 5 + k, -1);
   std::memset(found, 0, 96);
   const size_t n = 48;
+  const int ways = get(static_cast<Made*>(w), 3, 0);
+  std::memcpy(found, &ways, 4);
   std::memcpy(static_cast<char*>(found) + 64, &n, 8);
-  *count = wide(static_cast<Made*>(w), 1) == 64 && get(static_cast<Made*>(w), 3, 0) == 2 && !refuse;
+  std::memcpy(static_cast<char*>(found) + 76, &waves[ways != 2], 4);
+  *count = wide(static_cast<Made*>(w), 1) == 64 && (ways == 2 || ways == 7) && !refuse;
   return 0;
 }
 int cublasLtMatmul(P handle, P desc, const void* one, const void* a, P la, const void* b, P lb, const void* zero,
-    const void* c, P lc, void* d, P ld, const void*, void* workspace, size_t size, P stream) {
+    const void* c, P lc, void* d, P ld, const void* how, void* workspace, size_t size, P stream) {
   auto *m = static_cast<Made*>(desc), *A = static_cast<Made*>(la), *B = static_cast<Made*>(lb);
   auto *D = static_cast<Made*>(ld);
   if (handle != space || workspace != space || size != 48 || c != d || lc != ld || stream) return 1;
@@ -111,6 +116,7 @@ int cublasLtMatmul(P handle, P desc, const void* one, const void* a, P la, const
         write(d, n * wide(D, 6) + j * D->lead + i, type, sum);
       }
   ++computed;
+  rounded += *static_cast<const int*>(how) != 2;
   return 0;
 }
 P handle() { return space; }
@@ -131,6 +137,9 @@ class Library:
     def number(self, name, kind=ctypes.c_int64):
         return kind.in_dll(self.c, name)
 
+    def waves(self, *of):
+        (ctypes.c_float * 2).in_dll(self.c, "waves")[:] = of
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
@@ -149,7 +158,9 @@ def products(built):
     assert module is not None, native().reason
     for name in ("asked", "computed"):
         built.number(name).value = 0
-    built.number("refuse", ctypes.c_int).value = 0
+    for name in ("refuse", "rounded"):
+        built.number(name, ctypes.c_int).value = 0
+    built.waves(0.0, 0.0)
     module.products(built.addresses, "cpu")
     yield built
     module.products(cublas.functions() or (0,) * len(built.addresses), "cuda")
@@ -240,6 +251,30 @@ def test_an_operand_at_a_worse_address_goes_to_torch(products):
         close(module.run(region, (x, b))[0], x, b, f=torch.mm)
     assert products.number("computed").value == 2
     assert list((ctypes.c_int * 4).in_dll(products.c, "alignment")) == [16] * 4
+
+
+@pytest.mark.parametrize(
+    "exact, other, allowed, rounded",
+    [
+        (0.01, 0.5, True, True),
+        (0.01, 0.5, False, False),  # the process says that sums are not rounded
+        (0.01, 0.03, True, False),  # hardly fuller
+        (0.5, 4.0, True, False),  # full enough
+        (0.0, 4.0, True, False),  # not known
+    ],
+)
+def test_partial_sums_are_rounded_where_all_else_leaves_the_device_idle(products, exact, other, allowed, rounded):
+    products.waves(exact, other)
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_bf16_reduced_precision_reduction
+    settings.allow_bf16_reduced_precision_reduction = allowed
+    try:
+        a, b = torch.randn(4, 6).bfloat16(), torch.randn(6, 5).bfloat16()
+        close(runs(torch.mm, a, b), a, b, f=torch.mm)
+    finally:
+        settings.allow_bf16_reduced_precision_reduction = before
+    assert bool(products.number("rounded", ctypes.c_int).value) is rounded
+    assert products.number("computed").value == 3
 
 
 def test_nothing_is_left_behind(products):
