@@ -83,7 +83,8 @@ def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeyp
         (nn.Conv2d(8, 16, 3, groups=4), torch.bfloat16, False),  # two channels a group
         (nn.Conv2d(16, 32, 3, groups=2), torch.bfloat16, True),
         (nn.Conv2d(48, 32, 3, groups=2), torch.bfloat16, False),  # 24 channels a group
-        (nn.Conv2d(80, 32, 3, groups=2), torch.bfloat16, True),
+        (nn.Conv2d(96, 32, 3, groups=2), torch.bfloat16, False),  # 48: no tile of the library's
+        (nn.Conv2d(128, 32, 3, groups=2), torch.bfloat16, True),
         (nn.Conv2d(16, 32, 3, groups=2), torch.float32, False),  # the library turns each group around
         (nn.Conv2d(8, 8, 1), torch.bfloat16, False),
         (nn.ConvTranspose2d(8, 8, 3, 2), torch.float32, True),
@@ -124,7 +125,7 @@ class Grouped(nn.Module):
         return self.last(F.relu(self.norm(self.grouped(F.relu(self.norm(self.stem(x)))))))
 
 
-@pytest.mark.parametrize(("channels", "last"), [(24, False), (16, True), (4, True)])
+@pytest.mark.parametrize(("channels", "last"), [(24, False), (48, False), (16, True), (4, True)])
 def test_groups_of_channels_that_are_no_tile_of_the_library_s_are_convolved_in_planes(channels, last, monkeypatch):
     done: list[bool] = []
     monkeypatch.setattr(torch_compile, "channels_last", lambda gm: done.append(channels_last(gm, "cpu")))
@@ -141,7 +142,7 @@ def test_groups_of_channels_that_are_no_tile_of_the_library_s_are_convolved_in_p
     assert [s.last for s in calls] == [True, last, True]
 
 
-@pytest.mark.parametrize(("channels", "planes"), [(24, True), (16, False), (4, True)])
+@pytest.mark.parametrize(("channels", "planes"), [(24, True), (48, True), (16, False), (4, True)])
 def test_gradients_of_such_groups_are_taken_in_planes(channels, planes, monkeypatch):
     """Of few channels a group, too, which are convolved as they come."""
     torch.manual_seed(0)
