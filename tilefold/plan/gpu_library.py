@@ -115,7 +115,9 @@ def _window_wins(g: Graph, c: Compute, machine: Gpu) -> bool:
     memory, written = machine.reached * machine.bandwidth, made * c.dtype.nbytes
     rate = machine.summed_tap_rate if summed_of_channels(g, c) else machine.tap_rate
     own = max((read + written) / memory, taps * made / rate)
-    rate = machine.alone_rate if is_channels_last(c, form) else machine.apart_rate
+    odd = all(g.points((d,)) % 2 for d in c.rdims)
+    last = machine.alone_rate if odd else machine.even_rate
+    rate = last if is_channels_last(c, form) else machine.apart_rate
     library = max((read + written) / memory, taps * made / rate)
     return own <= library + written / memory + machine.call
 

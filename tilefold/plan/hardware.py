@@ -146,7 +146,8 @@ class Gpu(Machine):
 
     Windows: tap_rate: products a second of a sum over windows that is written out; summed_tap_rate: of one whose
     channels' statistics are summed in the same kernel. alone_rate: the same of the library's convolutions with one
-    channel a group, channels last; apart_rate: of others. window: elements of the largest window that is written out.
+    channel a group, channels last, whose windows have odd edges; even_rate: of even ones, for which it has no kernel of
+    that memory; apart_rate: of others. window: elements of the largest window that is written out.
 
     Attention (`plan.pace`): library_pace: of the library's call; usual_pace: of a kernel of ours in its usual form;
     owning_paces: by most columns of a head, where groups of warps own rows. exact_scores: FLOP/s of the library's
@@ -210,6 +211,7 @@ class Gpu(Machine):
     tap_rate: float
     summed_tap_rate: float
     alone_rate: float
+    even_rate: float
     apart_rate: float
     window: int
     library_pace: Pace
@@ -325,6 +327,7 @@ H100 = Gpu(
     tap_rate=2.4e12,
     summed_tap_rate=0.15e12,  # 3 x 3, batch norm in training: 136 us for 32 x 14 x 14 x 384, 295 for 28 x 28 x 144
     alone_rate=5e12,
+    even_rate=0.19e12,  # H100, float32, 2026-11: 4 x 4 of 8 x 128 x 128 x 64 701 us, of which memory takes 25
     apart_rate=1.2e12,
     window=49,
     # H200, bf16, 2026-11: heads, keys, columns, microseconds measured (by the law). cuDNN 9.19: 384, 256, 64 26.7
