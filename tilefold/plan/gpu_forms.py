@@ -116,9 +116,11 @@ def read_at_once(b: Block) -> int:
 
 
 def _multiplied(n: Let | Accumulate) -> bool:
-    """Whether it is a product of two matrices."""
-    found = product(n.reducer, n.expr, (), n.rdims)
-    return found is not None and found.left != found.right
+    """Whether it is a product of two matrices, each with dims of its own that are kept: sums that a row weights (means
+    of positions) are no matrix unit's."""
+    kept = tuple(sorted(dims_used(n.expr) - {*n.rdims}))
+    found = product(n.reducer, n.expr, kept, n.rdims)
+    return found is not None and found.is_matrix()
 
 
 def _has_products(b: Block) -> bool:
