@@ -9,8 +9,8 @@ import torch
 
 from tilefold.algebra.expr import Load
 from tilefold.frontend.fuse import trace
-from tilefold.plan.aligned import aligned
-from tilefold.plan.hardware import H200
+from tilefold.plan.aligned import AT_CALL, aligned, worth
+from tilefold.plan.hardware import H100, H200
 from tilefold.plan.library import library_calls
 from tilefold.tensor.interp import run
 
@@ -69,6 +69,18 @@ def test_what_counts_is_the_axis_along_which_memory_lies():
     assert p is before
     _, p, products = made(lambda x, v, w: (x @ v, x @ w), (4096, 1001), (1001, 2048), (1001, 1024))
     assert len(products) == 2 and sum(c.reducer is None for c in p.body) == 3
+
+
+@pytest.mark.parametrize(
+    "depth, copies, wins",
+    [
+        (757, 1, True),  # elements one by one
+        (756, 1, False),  # two by two: 65 us on an H100, and 28.6 between copies
+        (757, 4 * AT_CALL, False),
+    ],
+)
+def test_what_copies_cost_and_what_they_save(depth, copies, wins):
+    assert worth(32, 512, depth, 512, 2, H100, packed=True, copies=copies) is wins
 
 
 def test_a_bias_of_the_columns_alone_is_added_behind_the_wide_product():

@@ -1,7 +1,8 @@
 """Products of 16-bit operands on a GPU, with columns and contracted elements in multiples of 16 bytes.
 
 cuBLAS takes any extents, but where rows of operands or results are no multiple of 16 bytes (50257 columns, 1023
-features) its kernels move them element by element, at a fraction of their rate (`Gpu.ragged`), wherever the rows begin.
+features) its kernels move them element by element, or two by two, at a fraction of their rate (`Gpu.ragged`,
+`Gpu.ragged_pairs`), wherever the rows begin.
 What counts is the axis along which an operand lies in memory: its rows, if it is a transposed one. So operands are
 copied with zeros behind their rows, one kernel each, or made so where the program computes them, and the result has
 columns that nobody reads, where that is estimated faster. torch.compile pads such products too, decided by timing them.
@@ -25,8 +26,10 @@ from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, library_product
 from tilefold.tensor.rewrite import drop_dead, rename_loads, substitute_map
 
-#: Bytes that rows are a multiple of.
-BYTES = 16
+#: Bytes that rows are a multiple of; of two elements of 16 bits.
+BYTES, PAIR = 16, 4
+#: Times as long as a kernel of ours torch takes for a copy with zeros, at a call (H100: 25 MB of bf16 34 us and 1.5).
+AT_CALL = 2
 SHORT = (DType.F16, DType.BF16)
 
 
@@ -61,19 +64,24 @@ def worth(
     along: Along = Along(),
     *,
     packed: bool,
+    copies: float = 1,
 ) -> bool:
     """Whether a product of these extents is estimated faster with operands copied, and, if it has to be packed, the
-    result too. False where nothing is ragged."""
+    result too. False where nothing is ragged. copies: times as long as kernels of ours they take."""
     tall, deep, wide = (
         counts and rounded(n, itemsize) != n
         for n, counts in ((rows, along.rows), (depth, along.depth), (columns, True))
     )
     sizes = ((rows * depth, tall or deep), (depth * columns, deep or wide), (rows * columns, (tall or wide) and packed))
     moved = sum(
-        gpu.second_kernel + 2 * batch * n * itemsize / (gpu.reached * gpu.bandwidth) for n, moves in sizes if moves
+        gpu.second_kernel + copies * 2 * batch * n * itemsize / (gpu.reached * gpu.bandwidth)
+        for n, moves in sizes
+        if moves
     )
     seconds = 2.0 * batch * rows * depth * columns / gpu.gemm_rate(DType.BF16, library=True)
-    return (tall or deep or wide) and seconds / gpu.ragged > seconds + moved
+    ragged = [n for n, found in ((rows, tall), (depth, deep), (columns, wide)) if found]
+    share = gpu.ragged if any(n * itemsize % PAIR for n in ragged) else gpu.ragged_pairs
+    return bool(ragged) and seconds / share > seconds + moved
 
 
 def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, frozenset[str]]:

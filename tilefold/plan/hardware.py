@@ -108,7 +108,8 @@ class Gpu(Machine):
     result that a thread has: each reads a row and a column of them from shared memory for every element contracted.
     branching_rate: elements a second of a sine in kernels with products, whose few warps wait for each: it branches.
     few_tile: columns of the library's tiles of float32 where rows are few.
-    ragged: share of the library's rate in products of 16-bit types whose rows are not at multiples of 16 bytes.
+    ragged: share of the library's rate in products of 16-bit types with odd rows; ragged_pairs: with rows at multiples
+    of 4 bytes, not of 16.
     second_kernel: what one more kernel costs in a CUDA graph: its start, and partial states through memory. call: from
     one library call in a sequence to the next, beside its work. empty: an empty kernel. dispatch: from the start of one
     thread block to that of the next. turn: of a loop whose loads are not ahead of their use.
@@ -164,6 +165,7 @@ class Gpu(Machine):
     branching_rate: float
     few_tile: int
     ragged: float
+    ragged_pairs: float
     second_kernel: float
     call: float
     empty: float
@@ -275,6 +277,7 @@ H100 = Gpu(
     exact_rate=1.75e12,
     branching_rate=1.9e11,  # H100, 2026-11: three layers of 65,536 x 256 in one kernel, 323 us, of which products 50
     few_tile=64,  # 8 x 12544 times 12544 x 2048 on one H200: 73.6 us in 32 tiles; 8 x 2048 x 100: 53.5; 2026-11
+    ragged_pairs=0.44,  # 32 times 512 x 756 by 756 x 512 of bf16: 65 us on an H100, 28.6 of 760; 2026-11
     ragged=0.2,  # 4096 x 2048 times 2048 x 50257 of bf16, results packed: 135 TFLOP/s on one H200, 2026-11
     second_kernel=2e-6,  # estimate: an empty kernel, and as much again
     call=4e-6,  # between library calls of a sequence, on an H100 and an H200

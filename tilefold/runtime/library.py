@@ -20,7 +20,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
-from tilefold.plan.aligned import Along, worth
+from tilefold.plan.aligned import AT_CALL, Along, worth
 from tilefold.plan.hardware import gpu_here
 from tilefold.plan.library import LibraryCall, Matrices, axis_extent
 from tilefold.plan.scaled import ScaledProduct
@@ -294,7 +294,8 @@ class LibraryStep:
         if found is None:
             along, packed = self._along, not self.apart
             whole = not along.rows or aligned.rounded(rows, 2) == rows  # copies of rows are made before a call alone
-            found = whole and worth(batch, rows, depth, columns, 2, gpu_here(), along, packed=packed)
+            extents = batch, rows, depth, columns
+            found = whole and worth(*extents, 2, gpu_here(), along, packed=packed, copies=AT_CALL)
             self._pads[sides] = found
         return found
 
