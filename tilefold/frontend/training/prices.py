@@ -13,7 +13,9 @@ memory that it holds meanwhile. Computing again:
 | other product, an operator of torch | its arithmetic, what it reads, and its result written and read |
 | drawing a seed, changes in place, operators with effects | is not done |
 
-What streams is said by `tensor.streams`: attention's scores do; logits and hidden layers of features do not.
+What streams is said by `tensor.streams`: attention's scores do; logits and hidden layers of features do not. Of
+float32, which no matrix unit takes unless torch allows tf32, arithmetic costs more than memory (distances of 3,000
+points and as many, of 128 columns: 46 us again on an H100, 12 read); what is many times its operands is a stream still.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from math import prod
 
 import torch
 
+from tilefold.backends.triton.precision import matmul_precision
 from tilefold.frontend.operators import (
     bits,
     contract,
@@ -48,6 +51,10 @@ Node = torch.fx.Node
 
 #: Floating point operations of a matrix unit in the time of a byte from memory (H100: 990e12 / 3.35e12; A100: 156).
 FLOPS_A_BYTE = 256
+#: The same of a GPU's products of float32 that are not rounded (H100: 67e12).
+EXACT_FLOPS_A_BYTE = 20
+#: How many times its operands such a stream is at most, to be kept: attention must not take that memory.
+MOST_KEPT = 16
 #: The same of vector units, which maps run on: a map takes about one instruction an element.
 MAPS_A_BYTE = 16
 #: What holding a byte from the forward to the backward is worth, in bytes moved: less than writing it once.
@@ -168,7 +175,7 @@ class Prices:
         sizes = product(node)
         if sizes is None:
             return 2 * read + 2 * written
-        work = sizes.flops / FLOPS_A_BYTE
+        work = sizes.flops / (EXACT_FLOPS_A_BYTE if _exact(node, sizes) else FLOPS_A_BYTE)
         return work if sizes.streamed == 2 else work + read + written
 
     def _in_memory(self, node: Node) -> bool:
@@ -199,6 +206,14 @@ class Prices:
                 if sizes is not None and sizes.streamed is None:
                     return True
         return False
+
+
+def _exact(node: Node, p: Product) -> bool:
+    """Whether no matrix unit computes a product on a GPU, and its result, if it streams, is not too much to keep."""
+    val = node.meta["val"]
+    if val.dtype is not torch.float32 or val.device.type != "cuda" or matmul_precision() == "tf32":
+        return False
+    return p.streamed != 2 or p.elements[2] <= MOST_KEPT * sum(p.elements[:2])
 
 
 def _is_changed(node: Node) -> bool:

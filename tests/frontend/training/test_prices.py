@@ -1,0 +1,49 @@
+"""What computing products again costs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tilefold.frontend.training import prices
+from tilefold.frontend.training.prices import FLOPS_A_BYTE, Prices, Product
+
+
+def again(monkeypatch, rows, depth, *, dtype=torch.float32, device="cuda", precision="ieee"):
+    """Bytes for computing distances' products of rows with as many again, and for keeping them."""
+    node = SimpleNamespace(op="call_function", target=torch.ops.aten.mm.default, users={}, all_input_nodes=[])
+    val = SimpleNamespace(dtype=dtype, device=torch.device(device), shape=(rows, rows))
+    node.meta, node.graph = {"val": val}, SimpleNamespace(nodes=[node])
+    p = Product((node, node), (rows * depth, rows * depth, rows * rows), (rows, rows, depth), 1)
+    for name, given in {
+        "repeatable": lambda n: True, "is_view": lambda n: False, "widens": lambda n: False, "product": lambda n: p,
+        "_tensors": lambda n: [n], "_results": lambda n: [n], "nbytes": lambda n: rows * rows * dtype.itemsize,
+        "matmul_precision": lambda: precision,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(prices, name, given)
+    found = Prices(*(frozenset[torch.fx.Node]() for _ in range(4))).again(node)
+    assert p.streamed == 2 and found is not None
+    return found, 1.5 * rows * rows * dtype.itemsize
+
+
+def test_products_that_no_matrix_unit_takes_are_kept(monkeypatch):
+    cost, kept = again(monkeypatch, 3000, 128)
+    assert cost > kept
+    cost, kept = again(monkeypatch, 4000, 10)  # little is contracted
+    assert cost < kept
+
+
+@pytest.mark.parametrize(
+    "rows, change",
+    [
+        (3000, {"precision": "tf32"}),
+        (3000, {"dtype": torch.bfloat16}),
+        (3000, {"device": "cpu"}),
+        (32768, {}),  # much more memory than what it is made of
+    ],
+)
+def test_others_are_computed_again(monkeypatch, rows, change):
+    cost, kept = again(monkeypatch, rows, 128, **change)
+    assert cost == 2 * rows * rows * 128 / FLOPS_A_BYTE < kept
