@@ -29,11 +29,26 @@ def test_few_rows_are_read_in_segments(rows):
 
 @pytest.mark.parametrize(
     ("rows", "depth", "columns", "dtype"),
-    [(64, 4096, 1000, torch.float32), (8, 12544, 2048, torch.bfloat16), (8, 128, 2048, torch.float32)],
-    ids=["many rows", "16 bits", "short"],
+    [
+        (64, 4096, 1000, torch.float32),
+        (8, 12544, 2048, torch.bfloat16),
+        (8, 128, 2048, torch.float32),
+        (8, 512, 128, torch.float32),
+    ],
+    ids=["many rows", "16 bits", "short", "four blocks"],
 )
 def test_other_products_stay_the_librarys(rows, depth, columns, dtype):
     assert isinstance(steps(rows, depth, columns, dtype)[0], LibraryStep)
+
+
+@pytest.mark.parametrize(("places", "own"), [((128, 128), True), ((8, 8), False)], ids=["long", "short"])
+def test_few_rows_of_each_image_are_read_in_segments(places, own):
+    """Gradients of weights of the three colours of each image: eight blocks of the library's read all of it."""
+    torch._dynamo.reset()
+    args = (torch.empty((8, n, *places), device="meta") for n in (3, 64))
+    program = trace(lambda x, y: torch.einsum("brhw,blhw->brl", x, y), *args).program
+    steps = compile_program(program, device="interpreter").steps
+    assert all(isinstance(s, GpuStep) for s in steps) is own and len(steps) == 1 + own
 
 
 def computed(x, w):

@@ -20,22 +20,19 @@ def of_few_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
     p = product_of(c)
     if p is None or {g.program.dtype_of(ld.tensor) for ld in loads(c.body)} != {DType.F32}:
         return False
-    if (
-        p.batch
-        or not p.whole
-        or len(p.rdims) > 1
-        or not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims))
-    ):
+    if p.shared or not p.whole or not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
         return False
     few, many = sorted((g.points(p.rows), g.points(p.cols)))
-    if few > MATRIX_UNIT or g.points(p.depth) < 2 * machine.least_step:
+    batch, depth = g.points(p.batch), g.points(p.depth)
+    if few > MATRIX_UNIT or few == many == 1 or depth < 2 * machine.least_step:
         return False
     nbytes = g.nbytes({ld.tensor for ld in loads(c.body)}) + g.nbytes([c.name])
     memory = nbytes / (machine.reached * machine.bandwidth)
-    library = max(memory, nbytes / (-(-many // machine.few_tile) * machine.block_rate))
-    padded = 2.0 * MATRIX_UNIT * many * g.points(p.depth)
-    own = max(memory, padded / machine.gemm_rate(DType.F32, library=False)) + machine.second_kernel
-    return own < library
+    library = max(memory, nbytes / (batch * -(-many // machine.few_tile) * machine.block_rate))
+    blocks = min(machine.cores, batch * -(-many // machine.columns) * (depth // machine.least_step))
+    padded = 2.0 * batch * MATRIX_UNIT * many * depth * machine.cores / blocks
+    own = max(memory, nbytes / (blocks * machine.block_rate), padded / machine.gemm_rate(DType.F32, library=False))
+    return own + machine.second_kernel < library
 
 
 def feeding_products(g: Graph, machine: Gpu) -> frozenset[str]:
