@@ -189,6 +189,18 @@ def test_rows_with_several_places_of_a_small_product_are_fewer(places, most):
     assert c.tiles[row] == most and not c.lanes  # no matrix unit's rows
 
 
+def test_a_product_of_three_coordinates_in_float32_asks_for_no_tiles_of_matrices():
+    """It is summed as it is: rows of 16 neighbours and 64 channels in eight warps, with lanes of a matrix unit, took
+    262 us on an H100 where a kernel of few threads and no idle lane is forecast 26."""
+
+    def positions(p, w, e):
+        return (torch.einsum("nlm,jm->nlj", p, w) * e[..., None]).sum(1)
+
+    f = torch.float32
+    (k,) = made(positions, meta(20000, 16, 3, dtype=f), meta(64, 3, dtype=f), meta(20000, 16, dtype=f))
+    assert not any(m and n for m, n, _ in Shape.of(k.block).products) and config(k).warps < 8
+
+
 def test_a_streamed_dim_is_never_a_single_element():
     x, w = torch.randn(1, 64), torch.randn(64, 40)
     torch._dynamo.reset()

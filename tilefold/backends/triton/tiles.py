@@ -38,6 +38,7 @@ from tilefold.tensor.product import divided, product
 from tilefold.tile.layout import UnitAxes
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import (
+    MATRIX_UNIT,
     MOST_SINGLES,
     computed_along,
     is_small,
@@ -49,6 +50,8 @@ from tilefold.tile.pieces import (
 
 #: Elements of the largest value of a kernel without products, a thread block.
 AREA = 8192
+#: Elements from which a contraction of float32 is padded to those of a matrix unit.
+LEAST_EXACT = MATRIX_UNIT // 2
 #: Longest axis that a thread block holds at once (elements).
 HELD = 1 << 15
 #: Thread blocks that fill once the GPU on which these rules were measured.
@@ -144,6 +147,9 @@ def _shape_of(
                 exact = exact or any(ld.tensor in wide_inputs for ld in loads(n.expr))
                 wide = wide or any(ld.tensor not in of_bytes for ld in loads(n.expr))
     exact = exact and (wide or not products)
+    known = {d: int(e.value) for d, e in sizes if isinstance(e, Const)}
+    if exact:  # of a few coordinates, which are summed as they are
+        products = [x for x in products if math.prod(known.get(d, MATRIX_UNIT) for d in x[2]) >= LEAST_EXACT]
     singles = frozenset(n.dim for n in loops if n.single)
     cut = {n.dim: found for n in loops if n.start is not None and (found := _bounds_dims(n) & singles)}
     streams = [n.dim for n in loops if n.kind == "for"]
