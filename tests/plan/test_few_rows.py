@@ -51,6 +51,14 @@ def test_few_rows_of_each_image_are_read_in_segments(places, own):
     assert all(isinstance(s, GpuStep) for s in steps) is own and len(steps) == 1 + own
 
 
+def test_what_is_summed_over_axes_in_two_orders_stays_the_librarys():
+    """An image with channels behind its places, as a row, times a weight: no one axis to read in segments."""
+    torch._dynamo.reset()
+    args = torch.empty((8, 7, 7, 256), device="meta"), torch.empty((256, 7, 7, 2048), device="meta")
+    program = trace(lambda x, w: torch.einsum("nhwc,chwo->no", x, w), *args).program
+    assert any(isinstance(s, LibraryStep) for s in compile_program(program, device="interpreter").steps)
+
+
 def computed(x, w):
     """Of 8-bit weights: a product whose operand is computed is a kernel of ours."""
     return x @ w.to(x.dtype)

@@ -7,11 +7,11 @@ matrix. Kernels of ours read it in segments (`gpu_forms.segments`), at the memor
 from __future__ import annotations
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import loads
+from tilefold.algebra.expr import Index, loads
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_static
 from tilefold.tensor.ir import Compute
-from tilefold.tensor.product import product_of
+from tilefold.tensor.product import Product, product_of
 from tilefold.tile.pieces import MATRIX_UNIT
 
 
@@ -21,6 +21,8 @@ def of_few_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
     if p is None or {g.program.dtype_of(ld.tensor) for ld in loads(c.body)} != {DType.F32}:
         return False
     if p.shared or not p.whole or not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
+        return False
+    if len(p.rdims) > 1 and not _one_axis(p):
         return False
     few, many = sorted((g.points(p.rows), g.points(p.cols)))
     batch, depth = g.points(p.batch), g.points(p.depth)
@@ -33,6 +35,17 @@ def of_few_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
     padded = 2.0 * batch * MATRIX_UNIT * many * depth * machine.cores / blocks
     own = max(memory, nbytes / (blocks * machine.block_rate), padded / machine.gemm_rate(DType.F32, library=False))
     return own + machine.second_kernel < library
+
+
+def _one_axis(p: Product) -> bool:
+    """Whether both factors have what is summed side by side, in one order: launches make one axis of it."""
+    orders = set()
+    for ld in (*loads(p.a), *loads(p.b)):
+        at = [n for n, ix in enumerate(ld.index) if isinstance(ix, Index) and ix.dim in p.rdims]
+        if len(at) != len(p.rdims) or at[-1] - at[0] + 1 != len(at):
+            return False
+        orders.add(tuple(ld.index[n] for n in at))
+    return len(orders) == 1
 
 
 def feeding_products(g: Graph, machine: Gpu) -> frozenset[str]:
