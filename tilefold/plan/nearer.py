@@ -31,9 +31,9 @@ from tilefold.tensor.product import product_of
 FAR, BEYOND, SHARE = 2.5, 8e-6, 0.8
 #: Times the floor of parts that is good enough: no more cuts are tried.
 NEAR = 1.25
-#: Times what a group reads and writes that a cut may pass through memory: hidden rows of four times their length may,
-#: not scores of every pair.
-PASSED = 4
+#: Times what a group reads and writes that a cut may pass through memory: hidden rows of eight times their length may,
+#: and rows of sixteen neighbours, not scores of every pair.
+PASSED = 8
 #: Cuts that are forecast, the cheapest first; those whose parts are cut again where none is enough.
 MOST_CUTS, HOPES = 16, 4
 #: Parts of a group that are looked at: of those that are cut again, and their cuts, there are thousands in a long chain
