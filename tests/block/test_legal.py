@@ -73,6 +73,12 @@ def test_what_goes_to_memory_keeps_its_blocks_where_registers_hold_values() -> N
     assert "a goes to memory" in str(legal(g, ("a", "b"), GPU))
 
 
+@pytest.mark.parametrize("m, one", [(3, True), (4, True), (5, False)])
+def test_coordinates_are_no_dim_that_a_kernel_loses(m: int, one: bool) -> None:
+    found = legal(graph(OUTER, m=m, results="a, b"), ("a", "b"), GPU)
+    assert isinstance(found, Group) is one and (not one or found.parallel == ("i",))
+
+
 def test_blocks_that_both_had_are_left() -> None:
     g = graph(ROWS_THEN_COLUMNS, n=64, m=64)
     one = Limits(workers=1)

@@ -703,6 +703,40 @@ def test_what_is_read_by_its_places_alone_is_a_map_for_each():
 
 
 @pytest.mark.parametrize(("more", "result"), [("1.0", ", k"), ("k[i, i % 4]", "")])
-def test_what_something_else_reads_is_not_taken_apart(more, result):
+def test_what_something_else_reads_is_kept_beside_cheap_parts(more, result):
     p = parse(CORNERS.format(more=more, result=result))
+    q = unchanged(p, constant_parts(p))
+    assert {"e", "k"} <= {c.name for c in q.body} and "area[i]: f32 = (k_2[i] - k_0[i])" in show(q)
+
+
+def test_what_something_else_reads_and_is_dear_is_not_taken_apart():
+    dear = "where(j < 2, " + "exp(" * 8 + "e[i, j]" + ")" * 8 + ", 0.0)"
+    p = parse(CORNERS.format(more="1.0", result=", k").replace("  area", f"  d[i, j]: f32 = {dear}\n  area", 1))
+    p = parse(show(p).replace("k[i, 0]", "d[i, 0]").replace("return y, k", "return y, k, d"))
+    q = constant_parts(p)
+    assert "d[i, 0]" in show(q) and "k_2[i]" in show(q)
+
+
+SIDES = """program sides()
+  input x: f32[9, 4]
+  input w: f32[4]
+  dim i = 9
+  dim j = {n}
+  e[i, j]: f32 = exp(x[i, j])
+  s[i]: f32 = {reducer}[j] e[i, j] * e[i, j]
+  t[i]: f32 = max[j] x[i, j] - w[j]
+  y[i]: f32 = s[i] / (e[i, 0] * e[i, 1]) + t[i]
+  return y
+"""
+
+
+@pytest.mark.parametrize(("n", "reducer"), [(2, "sum"), (4, "max"), (4, "prod")])
+def test_a_short_reduction_of_what_is_read_by_its_places_is_written_out(n, reducer):
+    p = parse(SIDES.format(n=n, reducer=reducer))
+    q = unchanged(p, constant_parts(p))
+    assert all(c.reducer is None and c.dims == ("i",) for c in q.body)
+
+
+def test_a_reduction_of_what_nobody_reads_by_its_places_is_none():
+    p = parse(SIDES.format(n=2, reducer="sum").replace("(e[i, 0] * e[i, 1])", "2.0"))
     assert constant_parts(p) is p

@@ -12,6 +12,9 @@ from tilefold.block.group import ANY, Group, Limits
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.product import matrices, product_of
 
+#: Elements along dims that are few enough for a thread to have all of them: coordinates, the corners of a box.
+COORDINATES = 4
+
 
 def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> tuple[str, ...] | str:
     """Dims that the kernel of `members` can be parallel over, or why there is no such kernel."""
@@ -74,7 +77,7 @@ def less_parallel(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]
         kept = [m for m in whole.members if g.by_name[m].reducer is None and g.escapes(m, whole.members)]
         kept = [m for m in kept if not _is_state(g, m, whole)]
         gone = frozenset().union(*lost)
-        for m in kept if gone else ():
+        for m in kept if g.points(gone) > COORDINATES else ():
             if any(gone & set(x.parallel) - set(out_dims(g.by_name[m])) for x in parts if m not in x.members):
                 return f"{m} goes to memory, and its kernel would not be parallel over {', '.join(sorted(gone))}"
         for m in (m for m in whole.members if ends_a_chain(g, m, whole.members)):

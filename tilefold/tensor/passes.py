@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tilefold.tensor.channels_last import channels_last_operands
 from tilefold.tensor.common_factor import common_factors
+from tilefold.tensor.components import components_apart
 from tilefold.tensor.constant_parts import constant_parts
 from tilefold.tensor.constant_tail import shorten_softmax
 from tilefold.tensor.differences import joined_sums
@@ -29,6 +30,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("constant parts", constant_parts),
     ("narrow conditions", narrow),
     ("inline maps", inline),
+    ("components apart", components_apart),
     ("round where stored", round_where_stored),
     ("absorb copies", absorb_copies),
     ("products of repeats", products_of_repeats),

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Collection
 from dataclasses import replace
 
+from tilefold.algebra.evaluate import COMBINE
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, loads, rename_dims, substitute
 from tilefold.names import free
 from tilefold.tensor.index_simplify import const, is_integer, simplify
@@ -27,7 +28,7 @@ def windows_written_out(p: Program, names: Collection[str]) -> Program:
     """The program with those sums, over dims of constant extent, written out."""
     if not names:
         return p
-    made = {c.name: _written_out(p, c) for c in p.body if c.name in names}
+    made = {c.name: written_out(p, c) for c in p.body if c.name in names}
     p = replace(p, body=tuple(x for c in p.body for x in made.get(c.name, [c])))
     for c in (x for parts in made.values() for x in reversed(parts)):
         p = _only_what_is_read(p, c.name)
@@ -52,12 +53,12 @@ def _only_what_is_read(p: Program, name: str) -> Program:
     return replace(p, body=tuple(turned if c is made else c for c in p.body))
 
 
-def _written_out(p: Program, c: Compute) -> list[Compute]:
-    """Maps that add a few products each to what the one before has; the last one is the sum."""
-    assert c.reducer == "sum"
+def written_out(p: Program, c: Compute) -> list[Compute]:
+    """Maps that add a few elements each to what the one before has; the last one is the sum (or another reduction)."""
     counts = [int(e.value) for e in map(p.sizes.__getitem__, c.rdims) if isinstance(e, Const)]
     taps = list(itertools.product(*map(range, counts)))
     taken = {i.name for i in p.inputs} | {r for x in p.body for r in x.results} | set(p.sizes) | set(p.syms)
+    joined = COMBINE[c.reducer or ""]
     parts, found = -(-len(taps) // AT_ONCE), list[Compute]()
     for n in range(parts):
         terms: list[Expr] = [Load(found[-1].name, tuple(map(Index, c.dims)))] if found else []
@@ -67,7 +68,7 @@ def _written_out(p: Program, c: Compute) -> list[Compute]:
         last = n == parts - 1
         name = c.name if last else free(f"{c.name}_{n}", taken)
         dtype = c.dtype if last else c.dtype.compute
-        total = functools.reduce(lambda a, b: call("add", a, b), terms)
+        total = functools.reduce(lambda a, b: call(joined, a, b), terms)
         found.append(replace(c, name=name, dtype=dtype, body=total, reducer=None, rdims=()))
     return found
 
