@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tilefold.algebra.expr import loads
 from tilefold.block.ir import Accumulate, Let, exprs_of, walk
 from tilefold.plan.gpu import fuse_for_gpu
-from tilefold.plan.gpu_taps import windows_under_sums
+from tilefold.plan.gpu_taps import parts_pay, windows_under_sums
 from tilefold.plan.hardware import H200
 from tilefold.tensor.analysis import Graph
+from tilefold.tensor.sliding import sliding_by_parts
 from tilefold.tensor.text import parse
 
 TEXT = """program pooled()
@@ -80,3 +83,16 @@ def test_a_window_of_its_own_is_not_computed_again_where_it_is_summed():
         sums = [n for n in walk(k.block.body) if isinstance(n, Accumulate | Let) and n.rdims]
         reads = {ld for n in walk(k.block.body) for e in exprs_of(n) for ld in loads(e) if ld.tensor == "x"}
         assert not sums or len(reads) <= 1
+
+
+@pytest.mark.parametrize("count, made, apart", [(101, 1 << 24, True), (101, 1 << 12, False), (5, 1 << 24, False)])
+def test_windows_that_slide_are_in_parts_where_reading_them_takes_longer_than_a_pass(count, made, apart):
+    p = parse(f"""program line()
+  input x: f32[{made + count - 1}]
+  dim j = {made}
+  dim k = {count}
+  s[j]: f32 = sum[k] x[j + k]
+  return s
+""")
+    q = sliding_by_parts(p, partial(parts_pay, machine=H200))
+    assert (len(q.body) == 2) is apart

@@ -18,6 +18,7 @@ from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_map
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import matrices
+from tilefold.tensor.sliding import Sliding
 
 #: Reads of one tensor that make a window.
 LEAST = 4
@@ -56,6 +57,16 @@ def windows_under_sums(g: Graph, machine: Gpu, calls: Collection[str] = ()) -> f
     """Maps of windows that had better be written by kernels of their own than computed where channels, or all of
     them, are summed, or where a product of matrices contracts them. calls: products of the library."""
     return frozenset(c.name for c in g.program.body if _apart(g, c, machine, calls))
+
+
+def parts_pay(c: Compute, made: float, parts: float, window: Sliding, *, machine: Gpu) -> bool:
+    """Whether a reduction over windows that slide takes longer than one of parts (`tensor.sliding`): it looks at fewer
+    elements, and parts are written and read again."""
+    inner, outer = window.taps
+    passed = 2 * parts * c.dtype.compute.nbytes / (machine.reached * machine.bandwidth) + machine.second_kernel
+    return (
+        parts * inner + made * outer
+    ) / machine.tap_rate + passed < made * window.count * window.others / machine.tap_rate
 
 
 def _apart(g: Graph, c: Compute, machine: Gpu, calls: Collection[str]) -> bool:

@@ -30,12 +30,14 @@ from tilefold.plan.gpu_forms import (
     too_few,
 )
 from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing, streams_pay
+from tilefold.plan.gpu_taps import parts_pay
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.channels_last import taps_in_front
 from tilefold.tensor.convolution_tails import tails_in_calls
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.sliding import sliding_by_parts
 from tilefold.tensor.windows import windows_written_out
 
 
@@ -83,6 +85,7 @@ class GpuTarget:
 
     def written_out(self, p: Program) -> Program:
         """The program with sums over windows written out where that is faster than the library's convolution."""
+        p = sliding_by_parts(p, partial(parts_pay, machine=self.machine))
         names = gpu_windows(p, self.machine)
         return windows_written_out(taps_in_front(p, names), names)
 
