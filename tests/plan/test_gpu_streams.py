@@ -235,3 +235,27 @@ def test_ends_of_axes_of_both_sides_read_their_operands_for_each_index_of_one():
     p = parse(OUTER.format(o=128))
     assert streams.streams(p)
     assert not streams.streams(p, GpuTarget().streams)
+
+
+MARGIN = """program margin()
+  input x: bf16[1024, 192]
+  input w: bf16[17984, 192]
+  input l: f32[1024]
+  dim i = 1024
+  dim j = 17984
+  dim k = 192
+  h[i, j]: bf16 = sum[k] x[i, k] * w[j, k]
+  p[i, j]: f32 = {map}
+  dx[i, k]: f32 = sum[j] bf16(p[i, j]) * w[j, k]
+  dw[j, k]: f32 = sum[i] bf16(p[i, j]) * x[i, k]
+  return dx, dw
+"""
+ONCE = "exp(h[i, j] - l[i])"
+
+
+def test_arithmetic_that_products_do_not_hide_is_not_done_again_for_each():
+    """Gradients of an additive margin: some sixty operations of a logit, of which one kernel of maps makes all."""
+    much = " + ".join(f"sqrt(abs(h[i, j] - {n}.0)) / (h[i, j] * h[i, j] + {n}.0)" for n in range(1, 6))
+    for text, streamed in ((ONCE, True), (f"{ONCE} * ({much})", False)):
+        p = parse(MARGIN.format(map=text))
+        assert bool(streams.streams(p, GpuTarget().streams)) is streamed

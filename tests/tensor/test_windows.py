@@ -95,3 +95,41 @@ def test_windows_under_the_statistics_of_a_batch_are_the_librarys(summed, wins):
     line = f"  m[{kept}]: f32 = sum[{summed}] s[n, c, y, v] * s[n, c, y, v]\n"
     text = text.replace("  return out", line + "  return out, m")
     assert bool(gpu_windows(parse(text))) is wins
+
+
+PIXELS = """program pixels()
+  input m: f32[8, {k}, 64, 55, 128]
+  input u: f32[8, 2, {k}, 55, 128]
+  dim n = 8
+  dim c = 2
+  dim k = {k}
+  dim a = 64
+  dim h = 55
+  dim w = 128
+  s[n, c, a, h, w]: f32 = sum[k] {product}
+  return s
+"""
+
+
+@pytest.mark.parametrize(
+    "k, product, wins",
+    [
+        (9, "m[n, k, a, h, w] * u[n, c, k, h, w]", True),
+        (64, "m[n, k, a, h, w] * u[n, c, k, h, w]", False),  # too long to be unrolled
+    ],
+)
+def test_products_of_pixels_that_the_library_would_copy_are_written_out(k, product, wins):
+    assert bool(gpu_windows(parse(PIXELS.format(k=k, product=product)))) is wins
+
+
+def test_products_that_the_library_takes_as_they_lie_are_its_own():
+    text = PIXELS.format(k=9, product="m[n, k, a, h, w] * u[n, c, k, h, w]").replace(
+        "s[n, c, a, h, w]", "s[n, h, w, c, a]"
+    )
+    text = text.replace("m: f32[8, 9, 64, 55, 128]", "m: f32[8, 55, 128, 9, 64]").replace(
+        "m[n, k, a, h, w]", "m[n, h, w, k, a]"
+    )
+    text = text.replace("u: f32[8, 2, 9, 55, 128]", "u: f32[8, 55, 128, 2, 9]").replace(
+        "u[n, c, k, h, w]", "u[n, h, w, c, k]"
+    )
+    assert not gpu_windows(parse(text))

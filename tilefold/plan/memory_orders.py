@@ -40,6 +40,8 @@ from tilefold.tensor.sizes import estimate
 
 #: Orders of a tensor that are looked at; the share of its bytes that a kernel with another inner axis costs.
 MOST_ORDERS, INNER = factorial(5), 0.5
+#: How many times as long as a kernel of ours the library takes to copy what has another inner axis.
+BY_ELEMENTS = 3
 Shape = Callable[[str], tuple[Expr, ...]]
 
 
@@ -73,6 +75,15 @@ def library_copies(p: Program, c: Compute) -> int:
     a, b = loads_of(c, p.sizes)
     widths = p.dtype_of(a.tensor).nbytes, p.dtype_of(b.tensor).nbytes
     return found.a * widths[0] + found.b * widths[1] + found.out * c.dtype.nbytes
+
+
+def seconds_of_copies(p: Program, c: Compute, gpu: Gpu) -> float:
+    """Seconds that copies for a product take: at the memory's rate where kernels of ours make them, at a third of it
+    where tensors have more axes than are looked at here, and the library copies."""
+    most = max([len(c.dims), *(len(ld.index) for ld in loads(c.body))])
+    slower = 1 if factorial(most) <= MOST_ORDERS else BY_ELEMENTS
+    n = library_copies(p, c)
+    return gpu.second_kernel + 2 * slower * n / (gpu.reached * gpu.bandwidth) if n else 0.0
 
 
 def loads_of(c: Compute, sizes: Mapping[str, Expr]) -> tuple[Load, Load]:
