@@ -373,3 +373,28 @@ kernel colours()
     run_kernel(cut, {"m": m, "x": x, "o": o, "at": at}, {})
     assert torch.equal(at, torch.tensor(x.numpy().argmax(0)))  # of equals the first
     torch.testing.assert_close(o, m @ x * x.amax(0))
+
+
+@pytest.mark.parametrize(("shape", "at", "unit", "apart"), [("4, 40", "j, i", 1, True), ("40, 4", "i, j", 1, False)])
+def test_what_is_stacked_in_lines_of_its_own_is_stored_part_by_part(shape, at, unit, apart):
+    """Directions of a lattice's flow, each a plane; where parts lie side by side, all of an element's."""
+    text = f"""
+kernel stacked()
+  dim i = 40
+  dim j = 4
+  in x: f32[40] unit 0
+  out o: f32[{shape}] unit {unit}
+  grid i:8
+    alloc p: f32[i:8] tile
+    p[i] = exp(x[i])
+    store o[{at}] over j, i = where(j < 1, p[i], where(j < 2, x[i], where(j < 3, p[i] * x[i], -p[i])))
+"""
+    kernel = verify(parse(text))
+    cut = verify(singles(kernel))
+    shown = show_kernel(cut)
+    assert ("where" not in shown) is apart and shown.count("store") == (4 if apart else 1)
+    x, o = torch.randn(40), torch.empty(*map(int, shape.split(",")))
+    run_kernel(cut, {"x": x, "o": o}, {})
+    p = x.exp()
+    want = torch.stack([p, x, p * x, -p], unit if not apart else 0)
+    torch.testing.assert_close(o, want)

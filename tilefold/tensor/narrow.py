@@ -30,7 +30,7 @@ def narrow(p: Program) -> Program:
 
 def _narrow(e: Expr, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) -> Expr:
     if not isinstance(e, Call) or e.op != "where":
-        return _decided(rebuild(e, tuple(_narrow(k, ranges, sizes) for k in children(e))), sizes)
+        return decided(rebuild(e, tuple(_narrow(k, ranges, sizes) for k in children(e))), sizes)
     condition, a, b = e.args
     condition = _narrow(condition, ranges, sizes)
     if isinstance(condition, Const):
@@ -61,13 +61,13 @@ def _within(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range], sizes:
 def resimplified(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
     """Canonical indices of loads, and conditions, after a substitution."""
     if isinstance(e, Load):
-        return Load(e.tensor, tuple(simplify(transform(i, lambda x: _decided(x, sizes)), sizes) for i in e.index))
+        return Load(e.tensor, tuple(simplify(transform(i, lambda x: decided(x, sizes)), sizes) for i in e.index))
     if isinstance(e, Call) and _over_indices(e):
         return simplify(e, sizes)
-    return _decided(rebuild(e, tuple(resimplified(k, sizes) for k in children(e))), sizes)
+    return decided(rebuild(e, tuple(resimplified(k, sizes) for k in children(e))), sizes)
 
 
-def _decided(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
+def decided(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
     """A condition in lowest terms, or its value where that is certain, and what hangs on it."""
     match e:
         case Call("where", (Const(value, _), a, b)):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, transform
 from tilefold.names import fresh
+from tilefold.tensor.narrow import decided
 from tilefold.tensor.product import product
 from tilefold.tile import ir
 from tilefold.tile.uses import expressions
@@ -24,6 +25,8 @@ MATRIX_UNIT = 16
 MOST = 3
 #: Longest dim that is cut into single indices.
 MOST_SINGLES = 7
+#: The same of one along which a store chooses what it writes: what is stacked is stored part by part.
+MOST_STACKED = 16
 #: Indices of a loop from which what it computes along a dim counts for more than what is stored along it once.
 LONG = 32
 
@@ -87,7 +90,8 @@ def singles(kernel: ir.Kernel) -> ir.Kernel:
     of complex numbers, in planes: as a vector they would be other warps'). Loads along one are then as many loads of
     every n-th element, which share their cache lines. Left whole are dims that are stored beside others (stores would
     not share the lines; but for what a long loop computes elements along, as forces of pairs, in three coordinates,
-    that it sums: stored once), selected from, or reduced together with others (one reduction would become several).
+    that it sums: stored once; and for what is stacked in lines of its own), selected from, or reduced together with
+    others (one reduction would become several).
     """
     return [kernel, *(k for _, k in _singled(kernel))][-1]
 
@@ -102,10 +106,11 @@ def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
     scalars = frozenset(t.dim for t in kernel.grid if t.tile == 1)
     left = {t.dim for t in kernel.grid} | _looped(kernel.body)
     left |= _together(kernel, kernel.body, scalars, computed_along(kernel, kernel.body))
-    named = named_rows(kernel)
+    named, along = named_rows(kernel), stacked(kernel, kernel.body)
     for d, e in kernel.sizes.items():
         n = int(e.value) if isinstance(e, Const) and d not in left else 0
-        if 1 < n <= MOST_SINGLES and (n & (n - 1) or d in named or _far_apart(kernel, d)):
+        short = 1 < n <= MOST_SINGLES and (n & (n - 1) or d in named or _far_apart(kernel, d))
+        if short or (1 < n <= MOST_STACKED and d in along):
             done = _Cutter(kernel, d, [1] * n).run()
             if done is not kernel:
                 kernel = done
@@ -166,12 +171,33 @@ def _together(
             case ir.For(body=body):
                 found |= _together(kernel, body, scalars)
             case ir.Store(dims=dims) if len(set(dims) - scalars) > 1:
-                found |= set(dims) - along if (lines := _lines(kernel, s)) is None else lines
+                found |= set(dims) - along - stacked(kernel, [s]) if (lines := _lines(kernel, s)) is None else lines
             case ir.Select(op="topk", rdims=rdims, expr=e):
                 found |= {*rdims, *dims_used(e)}
             case ir.Reduce(rdims=rdims) | ir.Gemm(rdims=rdims) if len(rdims) > 1:
                 found |= set(rdims)
     return found
+
+
+def stacked(kernel: ir.Kernel, stmts: Iterable[ir.Stmt]) -> frozenset[str]:
+    """Dims along which stores choose what they write, and write each choice in lines of its own: nine planes, say."""
+    found, units = set[str](), {t.name: t.unit_axis for t in kernel.tensors}
+    for s in stmts:
+        if isinstance(s, ir.For):
+            found |= stacked(kernel, s.body)
+        axis = units[s.tensor] if isinstance(s, ir.Store) else None
+        if isinstance(s, ir.Store) and axis is not None and dims_used(s.index[axis]):
+            found |= set(s.dims) & chosen_by(s.expr) - dims_used(s.index[axis])
+    return frozenset(found)
+
+
+def chosen_by(e: Expr) -> frozenset[str]:
+    """Dims of the indices that alone decide which of several parts an element is of."""
+    match e:
+        case Call("where", (condition, a, b)):
+            own = frozenset() if loads(condition) else dims_used(condition)
+            return own | chosen_by(a) | chosen_by(b)
+    return frozenset()
 
 
 def _looped(stmts: Sequence[ir.Stmt]) -> set[str]:
@@ -271,7 +297,8 @@ class _Cutter:
                 for p in self.pieces:
                     at = tuple(self.expr(ix, p) for ix in index)
                     own = tuple(p.dim if x == d else x for x in dims)
-                    out.append(replace(s, index=at, dims=own, expr=self.expr(e, p)))
+                    part = transform(self.expr(e, p), lambda x: decided(x, self.sizes))
+                    out.append(replace(s, index=at, dims=own, expr=part))
                 return out
         raise AssertionError(s)
 

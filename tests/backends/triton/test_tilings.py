@@ -254,3 +254,22 @@ def test_a_segment_is_not_half_of_its_tile():
     shape, config = Shape.of(k.block), default_config(k.block, k.sizes({}))
     length = shape.seen(k.sizes({}))
     assert shape.cut and all(-(-length[d] // config.tiles[d]) * config.tiles[d] < 4 / 3 * length[d] for d in shape.cut)
+
+
+def ranks(x):
+    return torch.sigmoid((x[:, None, :] - x[:, :, None]) * 2.0).sum(-1)
+
+
+def discounted(x):
+    return (1.0 / torch.log2(1.5 + ranks(x))).sum(-1)
+
+
+@pytest.mark.parametrize("fn", [ranks, discounted])
+@pytest.mark.parametrize("rows", [256, 1 << 14])
+def test_what_is_computed_of_pairs_has_many_warps_of_few_elements(fn, rows):
+    """Sigmoids of all differences of a row: read is next to nothing, so that large tiles save nothing."""
+    (k,) = made(fn, meta(rows, 240, dtype=torch.float32))
+    c, sizes = variant(k).config, k.sizes({})
+    each = math.prod(c.tiles.get(d, 1) for d in k.block.sizes) * 256 // (32 * c.warps)
+    blocks = math.prod(-(-sizes[d] // c.tiles[d]) for d in Shape.of(k.block).parallel)
+    assert 8 <= each <= 32 and c.warps <= 16 and blocks * c.warps >= 132 * 16

@@ -25,6 +25,7 @@ from tilefold.backends.triton.tilings import (
     for_crossing,
     for_ends,
     for_functions,
+    for_outer,
     for_parts,
     for_windows,
 )
@@ -39,12 +40,13 @@ from tilefold.tile.layout import UnitAxes
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import (
     MATRIX_UNIT,
-    MOST_SINGLES,
+    MOST_STACKED,
     computed_along,
     is_small,
     largest_power,
     power_of_two,
     singled,
+    stacked,
     summed,
 )
 
@@ -259,7 +261,7 @@ def default_config(
     local = _held_lanes(s, sizes)
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
-    found = for_branches(found, s, b, local)
+    found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)
     return for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
 
 
@@ -363,12 +365,13 @@ def _held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
 def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
     """`s` with the dims that kernels with these extents have as single indices (`tile.pieces`): of three coordinates
     one lane is held at a time, of images of 7 x 7 that are stored or summed whole all 64. What is stored for each of
-    such indices is held until then: its values are a tile's, though they lie in registers of their own."""
+    such indices is held until then: its values are a tile's, though they lie in registers of their own; what is stacked
+    is stored one after the other."""
     held = (d for d in sizes if d not in s.parallel and d not in s.streamed)
-    if not any(1 < sizes[d] <= MOST_SINGLES for d in held):
+    if not any(1 < sizes[d] <= MOST_STACKED for d in held):
         return s
     tiles = {n.dim: 1 if n.single else LEAST_STREAMED for n in nodes_of(b.body) if isinstance(n, Loop)}
     stored = {d for n in nodes_of(b.body) if isinstance(n, Store) for d in n.dims}
     kernel = summed(lower(b, LowerOptions(tiles=tiles, arranged=False)))
-    found = singled(kernel) - (stored - computed_along(kernel, kernel.body))
+    found = singled(kernel) - (stored - computed_along(kernel, kernel.body) - stacked(kernel, kernel.body))
     return replace(s, singles=found & sizes.keys())  # a result may have a dim that nothing runs over (l * 2 + m)

@@ -46,6 +46,9 @@ MASKED_MOST, ENDED, LEAST_TILE = 4 / 3, 5 / 4, 8
 EACH = 32
 #: Functions that a thread waits for, and elements for each thread of a map of them.
 WAITING, EACH_WAITING = frozenset({"sin", "cos", "pow"}), 8
+#: How many times as much is computed as read and written of what is bound by arithmetic; warps that a multiprocessor
+#: should have of it.
+OUTER, BUSY = 8, 16
 #: Most contiguous dims that widths are tried for.
 MOST_DIMS = 3
 #: Share of a kernel's bytes that a dim must be contiguous for.
@@ -214,6 +217,35 @@ def for_branches(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) 
     if 2 * most <= area:
         return c
     return replace(c, warps=max(c.warps, min(MOST_WARPS // 2, largest_power(area // (WARP * EACH_WAITING)))))
+
+
+def for_outer(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
+    """Where far more is computed than is read or written (sigmoids of all differences of a row's elements, summed):
+    tiles that few warps hold, for large ones save nothing and leave a thread fewer registers; and more warps where
+    thread blocks are too few for every multiprocessor to have many.
+
+    Gradients of the ranks of 256 x 240 scores, in tiles of 128 x 256 and 32 warps: 64 registers a thread, of which 524
+    bytes spilled, 110 us on an H100; Inductor 27.
+    """
+    if s.products or not s.reduces:
+        return c
+
+    def times(tiles: Mapping[str, int]) -> float:
+        lanes = {**local, **tiles}
+        stored = (math.prod(lanes.get(d, 1) for d in n.dims) for n in nodes_of(b.body) if isinstance(n, Store))
+        return s.area(lanes) / max(s.held(lanes), *stored, 1)
+
+    tiles = dict(c.tiles)
+    if times(tiles) < OUTER:
+        return c
+    for d in s.parallel:
+        while tiles.get(d, 1) > 1 and s.area({**local, **tiles}) > ONCE and times({**tiles, d: tiles[d] // 2}) >= 2:
+            tiles[d] //= 2
+    area = s.area({**local, **tiles})
+    warps = min(c.warps, max(1, area // (WARP * EACH)))
+    while t.blocks(tiles) * warps < BUSY * H100.cores and area >= 2 * EACH_WAITING * WARP * warps:
+        warps *= 2
+    return replace(c, tiles=tiles, warps=min(warps, MOST_WARPS // 2))
 
 
 def for_crossing(
