@@ -424,18 +424,28 @@ def dropped_scores(rows: int, columns: int) -> str:
 
 def missing_row() -> str:
     """Indices that data choose are checked, in lanes of elements: 37 of them leave lanes idle."""
-    w, ids = torch.randn(11, 8), torch.arange(37) % 11
-    run = fuse(lambda w, i: w[i + 3 - 3] * 2.0)
-    found = compare("rows", lambda w, i: w[i] * 2.0, run, (w, ids))
-    for at in (0, 36):
-        for missing in (11, -12, 1 << 40):
+    return missing(lambda w, i: w[i] * 2.0, lambda w, i: w[i + 3 - 3] * 2.0, 37)
+
+
+def missing_in_a_loop() -> str:
+    """The same of rows that a loop sums, in its first turn and in the ragged end: the assertion stands behind it."""
+    return missing(lambda w, i: w[i].sum(0), lambda w, i: w[i + 3 - 3].sum(0), 2999)
+
+
+def missing(eager: Callable[..., torch.Tensor], fn: Callable[..., torch.Tensor], count: int) -> str:
+    """What is wrong with a function of rows and of so many indices into 11 of them, the first or last missing."""
+    w, ids = torch.randn(11, 8), torch.arange(count) % 11
+    run = fuse(fn)
+    found = compare("rows", eager, run, (w, ids))
+    for at in (0, count - 1):
+        for row in (11, -12, 1 << 40):
             try:
-                run(w, torch.where(torch.arange(37) == at, missing, ids))
+                run(w, torch.where(torch.arange(count) == at, row, ids))
             except InterpreterError as err:
                 if "index out of range" not in str(err):
                     return str(err)
             else:
-                return f"{missing} at {at} is no error"
+                return f"{row} at {at} is no error"
     return "" if found.ok else str(found)
 
 
@@ -898,6 +908,7 @@ CHECKS: dict[str, Check] = {
     "gradients of running products of columns": lambda: factors((2, 23, 40), 1),
     "gradients over logits": lambda: over_logits(24, 1500),
     "rows that do not exist": missing_row,
+    "an index that does not exist in a loop": missing_in_a_loop,
     "distances of pairs": lambda: "".join(
         right(lambda x, y, f=f: f(x[:, :, None] - y[:, None]), rand(2, n, d, dtype=F), rand(2, m, d, dtype=F, seed=1))
         for f in (lambda x: (x * x).sum(-1).sqrt(), lambda x: x.abs().amax(-1), lambda x: x.abs().sum(-1).sum(1))

@@ -593,6 +593,22 @@ def test_names_are_given_once():
     assert len(set(names)) == len(names)
 
 
+def test_what_must_hold_in_a_loop_is_asserted_once_behind_it():
+    """An assertion is a call, which spills registers, and a barrier."""
+    s = Scopes()
+    s.open()
+    for n, lanes in enumerate(("True", "ok", "True")):
+        s.checked(f"i{n} < 9", "exists", 1, lanes, (8,))
+    s.close("for k in range(4):", loop=True)
+    s.checked("i9 < 9", "exists", 0, "True", (8,))
+    s.checked("i < 9", "exists", 0, "True", ())
+    lines = s.finished()
+    assert lines[0] == "exist = tl.full([8], True, tl.int1)"
+    assert "    exist = exist & exists & (exists_2 | ~(ok)) & exists_3" in lines
+    assert lines[-2:] == ["tf_exist(exist & exists_4, True)", "tf_exist(exists_5, True)"]
+    assert sum("tf_exist" in x for x in lines) == 2
+
+
 def test_every_line_of_source_is_python():
     for kernel, bins in ((SOFTMAX, {"j": 16}), (TOPK, {"i": 2}), (ROWS.format(rows=5, columns=9), {})):
         r = code(kernel, bins=bins)

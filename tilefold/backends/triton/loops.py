@@ -168,7 +168,7 @@ class Loops:
             step = f"{s.dim}_back"
             self.c.scopes.stack[-1].lines.insert(0, f"{at} = {self._last(s.tile, lo, hi)} - {step}")
         self.body(s.body)
-        self.c.scopes.close(self._header(s, step, lo, hi, stop))
+        self.c.scopes.close(self._header(s, step, lo, hi, stop), loop=not self.c.gluon)
         for n in dict.fromkeys(written(s.body)):
             self.c.scopes.forget(self.c.buffer_names[n])
         self.c.known = before

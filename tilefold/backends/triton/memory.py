@@ -149,10 +149,11 @@ class Memory:
         lanes = self.c.masks(v.axes, v.axes) or "True"
         level = max([v.level, end.level, *(self.c.hold(d).level for d in v.axes)])
         code = f"({v.code} >= 0) & ({v.code} < {end.code})"
-        late = f"tf_exist({{}}, {lanes})"  # an assertion keeps loads after it from being early
-        if self.c.gluon and not v.axes:
-            late = "tf_trap({})"
-        return Value(self.c.scopes.once(code, "exists", level, late), v.axes, DType.BOOL, level)
+        if self.c.gluon:
+            late = f"tf_exist({{}}, {lanes})" if v.axes else "tf_trap({})"
+            return Value(self.c.scopes.once(code, "exists", level, late), v.axes, DType.BOOL, level)
+        shape = tuple(self.c.hold(d).lanes for d in v.axes)
+        return Value(self.c.scopes.checked(code, "exists", level, lanes, shape), v.axes, DType.BOOL, level)
 
     def _again(self, name: str) -> str:
         """What was loaded before the last reduction, kept as it is in memory until here."""

@@ -30,20 +30,47 @@ class Dim:
         return self.lanes > 1
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A condition that must hold, of that shape, in lanes of elements ("True": in all)."""
+
+    name: str
+    lanes: str
+    shape: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Scope:
-    """One nesting level. `names` caches what was computed here: code -> variable. `late`: lines for its end. `branch`:
-    what is needed in it is computed in it, whatever it varies with."""
+    """One nesting level. `names` caches what was computed here: code -> variable. `late`: lines for its end. `checks`:
+    what must hold at its end. `branch`: what is needed in it is computed in it, whatever it varies with."""
 
     depth: int
     branch: bool = False
     lines: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
 
     def nested(self) -> Scope:
         """A scope whose lines are of this one, and that knows no names."""
-        return Scope(0, False, self.lines, self.late)
+        return Scope(0, False, self.lines, self.late, self.checks)
+
+    def together(self) -> dict[tuple[int, ...], tuple[str, str]]:
+        """The conditions of each shape as one, and lanes of elements."""
+        found: dict[tuple[int, ...], tuple[str, str]] = {}
+        for shape in dict.fromkeys(x.shape for x in self.checks):
+            each = list(dict.fromkeys((x.name, x.lanes) for x in self.checks if x.shape == shape))
+            lanes = {n for _, n in each}
+            if len(lanes) == 1:
+                found[shape] = " & ".join(n for n, _ in each), lanes.pop()
+            else:
+                found[shape] = " & ".join(n if some == "True" else f"({n} | ~({some}))" for n, some in each), "True"
+        return found
+
+    def ended(self) -> list[str]:
+        """Its lines, and at the end what must hold: one assertion a shape. Each is a call, around which the assembler
+        keeps what registers have, and a barrier."""
+        return [*self.lines, *self.late, *(f"tf_exist({code}, {lanes})" for code, lanes in self.together().values())]
 
 
 class Scopes:
@@ -68,16 +95,29 @@ class Scopes:
         """A variable that holds `code`, defined at `level` unless it is already known there or further out.
 
         late: a line about the variable, {}, for the end of that level: what must not stand between loads."""
+        name, scope = self._defined(code, stem, level)
+        if scope is not None and late:
+            scope.late.append(late.format(name))
+        return name
+
+    def checked(self, code: str, stem: str, level: int, lanes: str, shape: tuple[int, ...]) -> str:
+        """The same of a condition that must hold in these lanes: where it does not the device stops, behind what is
+        read and computed meanwhile."""
+        name, scope = self._defined(code, stem, level)
+        if scope is not None:
+            scope.checks.append(Check(name, lanes, shape))
+        return name
+
+    def _defined(self, code: str, stem: str, level: int) -> tuple[str, Scope | None]:
+        """A variable that holds `code`, and the scope that it is defined in now."""
         level = max([level, *(n for n, s in enumerate(self.stack) if s.branch)])
         for s in self.stack[: level + 1]:
             if code in s.names:
-                return s.names[code]
+                return s.names[code], None
         name = self.fresh(stem)
         self.stack[level].lines.append(f"{name} = {code}")
         self.stack[level].names[code] = name
-        if late:
-            self.stack[level].late.append(late.format(name))
-        return name
+        return name, self.stack[level]
 
     def forget(self, prefix: str) -> None:
         """Drop cached code that mentions a variable about to change."""
@@ -88,19 +128,29 @@ class Scopes:
     def open(self, *, branch: bool = False) -> None:
         self.stack.append(Scope(self.here + 1, branch))
 
-    def close(self, header: str | None) -> None:
-        """End the innermost scope; its lines go under `header` in the enclosing one (None: inline)."""
+    def close(self, header: str | None, *, loop: bool = False) -> None:
+        """End the innermost scope; its lines go under `header` in the enclosing one (None: inline). loop: what must
+        hold is kept in a variable, and asserted behind the loop."""
         done = self.stack.pop()
         if header is None:
             self.stack[-1].lines += done.lines
             self.stack[-1].late += done.late
+            self.stack[-1].checks += done.checks
             return
+        if loop:
+            for shape, (code, lanes) in done.together().items():
+                name = self.fresh("exist")
+                self.stack[-1].lines.append(f"{name} = tl.full([{', '.join(map(str, shape))}], True, tl.int1)")
+                some = code if lanes == "True" else f"(({code}) | ~({lanes}))"
+                done.lines.append(f"{name} = {name} & {some}")
+                self.stack[-1].checks.append(Check(name, "True", shape))
+            done.checks.clear()
         self.stack[-1].lines.append(header)
-        self.stack[-1].lines += ["    " + line for line in [*done.lines, *done.late] or ["pass"]]
+        self.stack[-1].lines += ["    " + line for line in done.ended() or ["pass"]]
 
     def finished(self) -> list[str]:
         """The outermost scope, all others having been closed."""
-        return [*self.stack[0].lines, *self.stack[0].late]
+        return self.stack[0].ended()
 
 
 @dataclass(slots=True)
