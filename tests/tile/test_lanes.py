@@ -16,12 +16,13 @@ from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.suites.cascades import CASCADES
 from tilefold.suites.case import Case, normal, together
 from tilefold.tile.interp import run_kernel
-from tilefold.tile.ir import Kernel
+from tilefold.tile.ir import Alloc, Buffer, Kernel
 from tilefold.tile.lanes import per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import product_dims, singles, summed
 from tilefold.tile.text import parse
 from tilefold.tile.text import show as show_kernel
+from tilefold.tile.uses import every
 from tilefold.tile.verify import verify
 
 F = torch.float64
@@ -41,6 +42,12 @@ def images(x, w):
     return torch.var_mean(x, (0, 2)), (x * w).sum((0, 2)), x.abs().amax((0, 2))
 
 
+def weighed(x, w):
+    """What both sums read is a value of the loop, which has its axes in the program's order."""
+    y = (x * w).sigmoid()
+    return y.sum((0, 1)), (y * x).sum((0, 1))
+
+
 FOLDS = [
     c
     for c in CASCADES
@@ -50,6 +57,7 @@ CASES = [
     *FOLDS,
     Case("extremes", extremes, together(normal(5, 301)), ""),
     Case("rests", rests, together(normal(5, 301)), ""),
+    Case("weighed", weighed, together(normal(301, 9, 3), normal(3)), ""),
     Case("images", images, together(normal(301, 3, 9), normal(9)), ""),
 ]
 #: Left as they are: index reducers, matrix products, a sum that is rescaled by division.
@@ -110,6 +118,17 @@ def test_lanes_change_no_result(case, segments):
         after = run(program, [(k, names) for _, k, names in pairs], args)
         for n in program.outputs:
             torch.testing.assert_close(after[n], before[n], equal_nan=True, msg=lambda m, at=(name, n): f"{at}: {m}")
+
+
+def test_what_is_kept_of_elements_lies_as_the_states_do():
+    """Else every turn has it change places among threads."""
+    kernel = parse(shown("weighed"))
+    orders = {b.dims for b in allocated_in(kernel) if "j_lane" in b.dims}
+    assert len(orders) == 1
+
+
+def allocated_in(k: Kernel) -> list[Buffer]:
+    return [s.buffer for s in every(k.body) if isinstance(s, Alloc)]
 
 
 @pytest.mark.parametrize("text", [ATTENTION, SOFTMAX, TOPK], ids=["products", "states that are copied", "selection"])

@@ -278,6 +278,8 @@ class _Body:
         self.names: dict[str, str] = {} if f.shared else {n: b.name for n, b in held.items()}
         self.out: list[ir.Stmt] = []
         self.elements: list[dict[str, str]] = []
+        #: Of values made here, the axis that each axis was.
+        self.orders: dict[str, tuple[int, ...]] = {}
 
     def stream(self, places: Sequence[Expr], some: int = 0) -> tuple[ir.Stmt, ...]:
         """One turn: what belongs to elements once a place, accumulation along the lanes' own elements only. some: lanes
@@ -370,12 +372,19 @@ class _Body:
             if x in dims_used(e) and x not in dims:
                 dims.append(x)
                 extents.append(n)
+        order = self.order(dims)
         name = self.p.fresh(f"{buf}_lane" if self.lane in dims else buf)
-        made = replace(b, name=name, dims=tuple(dims), extents=tuple(extents))
+        made = replace(b, name=name, dims=tuple(dims[n] for n in order), extents=tuple(extents[n] for n in order))
+        self.orders[name] = order
         names[buf] = made.name
         self.out.append(ir.Alloc(made))
         self.p.buffers[made.name] = made
         return made.name
+
+    def order(self, dims: Sequence[str]) -> tuple[int, ...]:
+        """Of a value's axes: that of a state over the same dims, to which it is added as it lies in registers."""
+        like = next((b.dims for b in self.held.values() if {*b.dims} == {*dims}), tuple(dims))
+        return tuple(dims.index(d) for d in like)
 
     def at(self, e: Expr, place: Expr | None, elements: Mapping[str, str]) -> Expr:
         """`e` for the element at `place`, on the buffers of the lanes."""
@@ -383,7 +392,8 @@ class _Body:
         def one(n: Expr) -> Expr | None:
             match n:
                 case Load(t, index) if t in elements:
-                    return Load(elements[t], tuple(Index(self.lane) if x == place else x for x in index))
+                    at = tuple(Index(self.lane) if x == place else x for x in index)
+                    return Load(elements[t], tuple(at[k] for k in self.orders[elements[t]]))
                 case Load(t, index) if t in self.names:
                     laned = self.p.buffers[self.names[t]].dims[len(index) :]
                     return Load(self.names[t], (*index, *(Index(x) for x in laned)))
