@@ -24,11 +24,14 @@ from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
 from tilefold.tensor.analysis import Graph, out_dims
 from tilefold.tensor.ir import Compute
+from tilefold.tensor.product import matrices
 from tilefold.tensor.reduction_laws import SHORT
 
 #: Most reductions of a pass that follow from one another: each moves with all before it, and the proofs of all that
 #: take a time of their fourth power.
 FOLLOWING = 8
+#: Most numbers that a sum which is no product keeps over a longer axis.
+KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +96,8 @@ def inner_producers(g: Graph, group: Group) -> frozenset[str]:
     for name in group.members:
         c = g.by_name[name]
         local = set(out_dims(c)) - set(group.parallel)
-        if g.points(local) <= SHORT < g.points(c.rdims):
-            continue  # a few numbers kept over a long axis: a state
+        if _is_state(g, c, local):
+            continue
         if c.reducer is None or not local:
             continue
         todo, seen = list(g.consumers[name]), set()
@@ -108,6 +111,13 @@ def inner_producers(g: Graph, group: Group) -> frozenset[str]:
                 break
             todo += g.consumers[u]
     return frozenset(found)
+
+
+def _is_state(g: Graph, c: Compute, local: set[str]) -> bool:
+    """Whether a reduction's local result is kept over its long axis: a few numbers, or those of no product, which would
+    be a tile of all of the axis with all of them."""
+    kept, over = g.points(local), g.points(c.rdims)
+    return kept <= SHORT < over or (kept <= KEPT < over and matrices(c, lambda d: g.points((d,))) is None)
 
 
 class _Planner:
