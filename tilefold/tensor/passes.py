@@ -22,6 +22,7 @@ from tilefold.tensor.repeated import drop_repeated
 from tilefold.tensor.repeats import products_of_repeats
 from tilefold.tensor.rewrite import drop_dead, read_as_results
 from tilefold.tensor.row_sums import sums_by_rows
+from tilefold.tensor.same_sums import same_sums
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
 
@@ -33,6 +34,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("components apart", components_apart),
     ("round where stored", round_where_stored),
     ("absorb copies", absorb_copies),
+    ("same sums", same_sums),
     ("products of repeats", products_of_repeats),
     ("powers of two apart", powers_apart),
 )

@@ -60,6 +60,40 @@ CASES = {
 }
 
 
+def reduced(reduce, own):
+    return lambda x, at, y: aten.scatter_reduce(x, 1, at, y, reduce, include_self=own)
+
+
+#: A mean counts elements by the same keys.
+REDUCED = {
+    f"{reduce}, {'with' if own else 'without'} what is there": (reduced(reduce, own), CASES["scatter_add"][1])
+    for reduce in ("sum", "mean")
+    for own in (True, False)
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_what_is_reduced_by_keys_is_eagers(name):
+    """No element is put to the last place."""
+    fn, xs = REDUCED[name]
+    gm = traced(fn, xs)
+    assert not partition(gm).fallbacks
+    low = lower(gm)
+    sums = sum(keyed(c, low.program.sizes) is not None for c in low.program.body)
+    assert sums == (1 if name.startswith("sum, with ") else 2)
+    given = {i.name: xs[b.position] for i, b in zip(low.program.inputs, low.inputs, strict=True)}
+    torch.testing.assert_close(run(low.program, given)[low.program.outputs[0]], fn(*xs), rtol=1e-5, atol=1e-5)
+
+
+def test_elements_of_all_channels_are_counted_once():
+    def fn(x, at, y):
+        return aten.scatter_reduce(x, 1, aten.expand(aten.unsqueeze(at, 2), [3, 7, 2]), y, "mean")
+
+    low = lower(traced(fn, (randn(3, 5, 2), whole(3, 7), randn(3, 7, 2))))
+    program, _ = normalise(low.program)
+    assert sorted(len(c.dims) for c in program.body if keyed(c, program.sizes) is not None) == [2, 3]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_added_is_eagers(name):
     fn, xs = CASES[name]
@@ -85,6 +119,8 @@ def put(x, at, y):
         (put, (randn(3, 5).double(), whole(7), randn(3, 7).double()), "cuda"),
         (lambda x, at, y: aten.index_put(x, [None, at], y, False), CASES["second axis"][1], "cuda"),
         (lambda x, at, y: aten.scatter_add(x, 1, at, y), (randn(4, 5), whole(3, 7), randn(3, 7)), "cuda"),
+        (lambda x, at, y: aten.scatter_reduce(x, 1, at, y, "prod"), (randn(3, 5), whole(3, 7), randn(3, 7)), "cuda"),
+        (lambda x, at, y: aten.scatter_reduce(x, 1, at, y, "mean"), (randn(3, 5), whole(3, 7), randn(3, 7)), "cpu"),
     ],
 )
 def test_others_are_left(fn, xs, device):

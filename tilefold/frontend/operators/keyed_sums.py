@@ -3,6 +3,9 @@
     rows_of_sums    y[r, j] = sum over k of where(at[k] == r, rows[k, j], 0)
     index_put       y[i, r] = x[i, r] + sum over k of where(at[k] == r, values[i, k], 0), of any axes, added up
     scatter_add     y[i, r] = x[i, r] + sum over k of where(index[i, k] == r, src[i, k], 0)
+    scatter_reduce  the same of "sum"; of "mean" over 1 + sum over k of where(index[i, k] == r, 1, 0)
+
+Where a mean is without what stands there, it is still of it where no element is put: x and sum are chosen by the count.
 
 On a GPU alone, whose kernels add in any order (`plan.keyed`): elsewhere each row would look at all elements.
 """
@@ -40,10 +43,10 @@ def against_sums(node: torch.fx.Node) -> str | None:
         assert isinstance(given, list | tuple)
         at = {n: x for n, x in enumerate(given) if isinstance(x, torch.fx.Node)}
         axes, places = [*at], torch.broadcast_shapes(*(x.meta["val"].shape for x in at.values()))
-    elif node.target is aten.scatter_add.default:
+    elif node.target is aten.scatter_add.default or node.target is aten.scatter_reduce.two:
         axes = [int(node.args[1])]  # type: ignore[arg-type]
         places = node.args[2].meta["val"].shape[axes[0] :][:1]  # type: ignore[union-attr]
-        if places == (1,):  # a comparison (`scatter`)
+        if places == (1,) and node.target is aten.scatter_add.default:  # a comparison (`scatter`)
             return None
     else:
         return None
@@ -105,8 +108,42 @@ def index_put(ctx: Context, node: torch.fx.Node) -> Value:
 
 def scatter_add(ctx: Context, node: torch.fx.Node) -> Value:
     """Of indices that have an element for each of the others' axes."""
+    return _added_to(ctx, node, ctx.value(attrs(node)["self"]), *_scattered(ctx, node))
+
+
+def scatter_reduce(ctx: Context, node: torch.fx.Node) -> Value:
+    """Sums and means."""
     a = attrs(node)
-    x, index, src = ctx.value(a["self"]), ctx.value(a["index"]), ctx.value(a["src"])
+    x, own = ctx.value(a["self"]), a.get("include_self", True)
+    if a["reduce"] not in ("sum", "mean"):
+        raise UnsupportedError(f"operator {ctx.origin} is not covered")
+    over, one = _scattered(ctx, node)
+    if a["reduce"] == "sum" and own:
+        return _added_to(ctx, node, x, over, one)
+    shape, dtype = meta_of(node)
+    total = ctx.reduce("sum", shape, over, DType.F32, one, f"{ctx.base}_sum")
+    _, each = _scattered(ctx, node, Value((), DType.F32, lambda _: Const(1.0, DType.F32)))
+    count = ctx.reduce("sum", shape, over, DType.F32, each, f"{ctx.base}_count")
+
+    def both(i: Indices) -> Expr:
+        here, added, some = _wide(ctx, x.at(i)), total.at(i), count.at(i)
+        if own:
+            made = call("div", call("add", here, added), call("add", some, 1.0))
+        else:
+            made = call("div", added, some) if a["reduce"] == "mean" else added
+            made = call("where", call("gt", some, 0.0), made, here)
+        return made if dtype is DType.F32 else Cast(made, dtype)
+
+    return ctx.map(shape, dtype, both)
+
+
+def _scattered(
+    ctx: Context, node: torch.fx.Node, instead: Value | None = None
+) -> tuple[tuple[Expr, ...], Callable[[Indices, Indices], Expr]]:
+    """Extents of the elements that a scatter puts to each place of its axis, and what it adds of each: of its source,
+    or of what stands instead."""
+    a = attrs(node)
+    index, src = ctx.value(a["index"]), ctx.value(a["src"]) if instead is None else instead
     shape, _ = meta_of(node)
     axis = normal_axis(int(a["dim"]), len(shape))  # type: ignore[call-overload]
     if node.meta["val"].device.type != "cuda":
@@ -117,9 +154,9 @@ def scatter_add(ctx: Context, node: torch.fx.Node) -> Value:
 
     def one(i: Indices, k: Indices) -> Expr:
         at = (*i[:axis], *k, *i[axis + 1 :])
-        return call("where", call("eq", i[axis], key(at)), _wide(ctx, src.at(at)), 0.0)
+        return call("where", call("eq", i[axis], key(at)), _wide(ctx, broadcast(src, at)), 0.0)
 
-    return _added_to(ctx, node, x, (index.shape[axis],), one)
+    return (index.shape[axis],), one
 
 
 def _added_to(
@@ -160,4 +197,5 @@ def _wide(ctx: Context, e: Expr) -> Expr:
 TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     rows_of_sums_op: rows_of_sums,
     aten.index_put.default: index_put,
+    aten.scatter_reduce.two: scatter_reduce,
 }
