@@ -552,6 +552,16 @@ def concatenated_channels() -> str:
     )
 
 
+def concatenated_twice() -> str:
+    """Parts of a concatenation in another one."""
+
+    def joined(x, a, b, s):
+        both = torch.cat([a, b.exp()], 1)
+        return torch.cat([x, both, both * s, both / (s.abs() + 1)], 1)
+
+    return right(joined, *(rand(37, 64, dtype=F, seed=n) for n in range(3)), rand(37, 1, dtype=F, seed=4))
+
+
 def turned_pairs(x, c, s):
     """Rotary embedding of neighbours; c, s: an angle a pair."""
     a, b = x[..., ::2], x[..., 1::2]
@@ -773,6 +783,7 @@ CHECKS: dict[str, Check] = {
     "powers in quarters": lambda: right(lambda x: (x * x + 1) ** 0.75 + (x.abs() + 2) ** -1.25, rand(7, 40, dtype=F)),
     "windows": windows,
     "many parts": many_parts,
+    "channels that are concatenated twice": concatenated_twice,
     "concatenated channels": concatenated_channels,
     "a wrong program": wrong_program,
     "scheduled by hand": by_hand,

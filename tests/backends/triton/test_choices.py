@@ -117,3 +117,19 @@ def test_channels_that_are_concatenated_in_whole_vectors_are_read_part_by_part()
     body = source[source.rindex("@triton.jit") :]
     assert body.count("else:") == 4 and body.count("tl.store(") == 5
     assert "tl.load(" not in body[: body.index("if ")]
+
+
+def test_a_concatenation_in_another_one_has_parts_of_its_own():
+    """Statistics beside what they are of, and the same scaled: 13 parts, which each thread would compute."""
+    inner = Call("where", (Call("lt", (Call("sub", (Index("j"), lit(96))), lit(64))), part(1), part(2)))
+    e = Call("where", (first(96), part(0), Call("where", (first(224), inner, part(3)))))
+    assert of_parts([e], lambda d: True) == {"j": 32}
+
+    def joined(x, a, b, s):
+        both = torch.cat([a, b.exp()], 1)
+        return torch.cat([x, both, both * s, both / s], 1)
+
+    (k,) = made(joined, *[meta(4096, 64, dtype=F)] * 3, meta(4096, 1, dtype=F))
+    source = variant(k).rendered.source
+    body = source[source.rindex("@triton.jit") :]
+    assert body.count("else:") == 6 and body.count("tl.store(") == 7 and "tl.where(" not in body

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, call, dims_used, loads, walk
 from tilefold.tensor.analysis import expr_flops
 
 #: Parts from which branches are made: of fewer, loads side by side wait for memory together and cost little more.
@@ -59,10 +59,13 @@ def of_parts(exprs: Iterable[Expr], may: Callable[[str], bool]) -> dict[str, int
 
 
 def ends(condition: Expr) -> tuple[str, int] | None:
-    """Dim and number of a condition that holds for the first so many indices."""
+    """Dim and number of a condition that holds for the first so many indices: i < n, or i - c < n - c (of a
+    concatenation in another one)."""
     match condition:
         case Call("lt", (Index(d), Const(int(n)))) if n > 0:
             return d, n
+        case Call("lt", (Call("sub", (i, Const(int(c)))), Const(int(n)))):
+            return ends(call("lt", i, c + n))
     return None
 
 
