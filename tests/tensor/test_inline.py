@@ -76,3 +76,29 @@ def test_padding_checks_indices_of_the_elements_alone_that_a_map_has():
     assert "x[within(where(" in show(q) and ", 5)]" in show(q)
     given = {"x": torch.randn(5), "at": torch.tensor([0, 4, 2, 1])}
     torch.testing.assert_close(run(q, given)["y"], run(p, given)["y"])
+
+
+LOOKED_UP = """program looked_up()
+  input g: f32[64, {rows}, 3]
+  input n: f32[64, {rows}, 3]
+  input w: f32[64, {rows}]
+  input at: i64[{picks}, 2]
+  dim i = 64
+  dim j = {rows}
+  dim k = 3
+  dim l = {picks}
+  m[i, j, k]: f32 = g[i, j, k] / w[i, j] + n[i, j, k]
+  y[i, l, k]: f32 = m[i, within(at[l, 0], {rows}), k] + m[i, within(at[l, 1], {rows}), k]
+  return y
+"""
+
+
+def test_a_map_of_several_tensors_that_data_pick_often_is_written_once():
+    """Else all of them are read at each place, a sector an element."""
+    kept = inline(parse(LOOKED_UP.format(rows=7000, picks=14000)))
+    assert [c.name for c in kept.body] == ["m", "y"]
+
+
+@pytest.mark.parametrize(("rows", "picks"), [(70, 140), (70_000, 1000)], ids=["small", "few of many"])
+def test_one_that_is_picked_seldom_is_computed_where_it_is(rows, picks):
+    assert [c.name for c in inline(parse(LOOKED_UP.format(rows=rows, picks=picks))).body] == ["y"]
