@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Index, Load, loads, transform, type_of
+from tilefold.algebra.expr import Cast, Expr, Index, Load, loads, transform, type_of
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.algebra.ops import INDEX_REDUCERS
+from tilefold.block.as_stored import as_stored
 from tilefold.block.ir import Accumulate, Init, Let, Loop, Node, Store, Update
 from tilefold.block.kept import kept_of
 from tilefold.block.stages import Stage, StagePlan, rounded, value_name
@@ -208,13 +209,21 @@ class Builder:
         varies = scope.dim in c.dims and name not in self.panels
         target = scope if varies else self.outer
         self.need(c.body, target)
-        body = self.localise(rounded(c), target)
+        body = self.localise(rounded(self.g, c), target)
         for r in c.results:
             target.values[r] = self.own_name(r, "_b")
         let = Let(target.values[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc)
         if c.reducer in INDEX_REDUCERS:
             let = replace(let, **self._picked(c, target), payload=self._flat_index(c.rdims))
         target.nodes.append(replace(let, kept=kept_of(self.g, c)))
+        if c.reducer is not None and as_stored(self.g, c):
+            target.values[name] = self._stored(c, target.values[name], target)
+
+    def _stored(self, c: Compute, held: str, scope: Scope) -> str:
+        """A value of a reduction that is held with more digits, as it is stored."""
+        name = fresh(f"{c.name}_r", self.taken)
+        scope.nodes.append(Let(name, c.dims, c.dtype.compute, Cast(Load(held, plain(c.dims)), c.dtype), loc=c.loc))
+        return name
 
     def _picked(self, c: Compute, scope: Scope) -> dict[str, Any]:
         """What a reduction to an index, inside of a stage, calls its value and its index, and the value's type."""
@@ -314,10 +323,12 @@ class Builder:
             value = self.in_fold(stage.fold, e, self.outer)
             if isinstance(value, Load) and value.index == plain(c.dims):
                 self.names[name] = value.tensor
-                continue
-            held = DType.I64 if name != c.name or c.reducer in ("argmax", "argmin") else c.dtype.compute
-            self.names[name] = fresh(f"{name}_f", self.taken)
-            self.outer.nodes.append(Let(self.names[name], c.dims, held, value, loc=c.loc))
+            else:
+                held = DType.I64 if name != c.name or c.reducer in ("argmax", "argmin") else c.dtype.compute
+                self.names[name] = fresh(f"{name}_f", self.taken)
+                self.outer.nodes.append(Let(self.names[name], c.dims, held, value, loc=c.loc))
+            if name == c.name and as_stored(self.g, c):
+                self.names[name] = self._stored(c, self.names[name], self.outer)
 
     # -- results --------------------------------------------------------------------------
 

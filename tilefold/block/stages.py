@@ -20,6 +20,7 @@ from tilefold.algebra.derive import build_fold, derive_fold
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, tensors_read, transform, type_of
 from tilefold.algebra.fold import Fold
+from tilefold.block.as_stored import as_stored
 from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
 from tilefold.tensor.analysis import Graph, out_dims
@@ -297,9 +298,11 @@ def _loads_of(e: Expr, p: Compute) -> list[Load]:
     return found
 
 
-def rounded(c: Compute) -> Expr:
+def rounded(g: Graph, c: Compute) -> Expr:
     """The body of a map with the rounding that storing it in its dtype would do, where that matters."""
-    return Cast(c.body, c.dtype) if c.reducer is None and c.dtype.rounds and c.dtype.is_float else c.body
+    if c.reducer is not None or (isinstance(c.body, Cast) and c.body.dtype is c.dtype):
+        return c.body
+    return Cast(c.body, c.dtype) if (c.dtype.rounds and c.dtype.is_float) or as_stored(g, c) else c.body
 
 
 def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:
@@ -317,7 +320,7 @@ def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:
         if n not in known:
             m = g.by_name[n.tensor]
             table: dict[Expr, Expr] = {Index(d): ix for d, ix in zip(m.dims, n.index, strict=True)}
-            known[n] = transform(substitute(rounded(m), table), one)
+            known[n] = transform(substitute(rounded(g, m), table), one)
         return known[n]
 
     return transform(e, one)
