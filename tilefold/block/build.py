@@ -20,7 +20,7 @@ from tilefold.algebra.ops import INDEX_REDUCERS
 from tilefold.block.as_stored import as_stored
 from tilefold.block.ir import Accumulate, Init, Let, Loop, Node, Store, Update
 from tilefold.block.kept import kept_of
-from tilefold.block.stages import Stage, StagePlan, rounded, value_name
+from tilefold.block.stages import Stage, StagePlan, inline_reads, rounded, value_name
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute
@@ -202,14 +202,30 @@ class Builder:
             if owner is not None and self._streams(owner):
                 self.define(owner, scope)
 
+    def here(self, e: Expr, scope: Scope) -> Expr:
+        """`e` with maps that it reads at other positions of a streamed dim computed there: a block of the loop holds
+        the elements at its own."""
+
+        def elsewhere(ld: Load) -> bool:
+            c = self.g.by_name[ld.tensor]
+            own = zip(c.dims, ld.index, strict=True)
+            return (
+                ld.tensor in self.owner
+                and c.reducer is None
+                and any(d == scope.dim and ix != Index(d) for d, ix in own)
+            )
+
+        return inline_reads(self.g, e, elsewhere) if scope.dim is not None else e
+
     def define(self, name: str, scope: Scope) -> None:
         c = self.g.by_name[name]
         if name in self.outer.values or name in scope.values:
             return
         varies = scope.dim in c.dims and name not in self.panels
         target = scope if varies else self.outer
-        self.need(c.body, target)
-        body = self.localise(rounded(self.g, c), target)
+        body = self.here(rounded(self.g, c), target)
+        self.need(body, target)
+        body = self.localise(body, target)
         for r in c.results:
             target.values[r] = self.own_name(r, "_b")
         let = Let(target.values[name], c.dims, c.dtype.compute, body, c.reducer, c.rdims, loc=c.loc)
@@ -252,6 +268,7 @@ class Builder:
                 name, index = self.state_names(stage.fold, v)
                 self.outer.nodes.append(Init(name, v.dims, v.dtype, v.identity, index))
         for v in stage.fold.state:
+            v = replace(v, element=self.here(v.element, scope))
             self.need(v.element, scope)
             scope.nodes += self.step(stage, v, scope, looped=dim is not None)
         if dim is not None:
@@ -353,8 +370,9 @@ class Builder:
         c = self.g.by_name[name]
         self.to_write.remove(name)
         if c.reducer is None and not any(u in self.members for u in self.g.consumers[name]):
-            self.need(c.body, scope)
-            scope.nodes.append(Store(name, plain(c.dims), c.dims, self.localise(c.body, scope)))
+            body = self.here(c.body, scope)
+            self.need(body, scope)
+            scope.nodes.append(Store(name, plain(c.dims), c.dims, self.localise(body, scope)))
             return
         if self._streams(name):
             self.define(name, scope)

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, dims_used, loads, tensors_read, walk
+from tilefold.block.build import ONE_BLOCK
 from tilefold.block.group import ANY, Group, Limits, Operands
 from tilefold.block.parallel import bytes_read, ends_a_chain, less_parallel, parallel_dims, too_few
-from tilefold.tensor.analysis import Graph, out_dims, plain_axes
+from tilefold.block.stages import inner_producers
+from tilefold.tensor.analysis import Graph, is_map, is_static, out_dims, plain_axes
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import matrices, product_of
 
@@ -40,7 +42,9 @@ def one_kernel(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> Grou
     parallel = parallel_dims(g, members, limits)
     if isinstance(parallel, str):
         return parallel
-    crossing = _crossing(g, members, parallel) or (_moved if limits.in_registers else _looked_up)(g, members)
+    crossing = _crossing(g, members, parallel)
+    if crossing is None:
+        crossing = _moved(g, members) if limits.in_registers else _looked_up(g, members) or _ahead(g, members, parallel)
     if crossing is None and limits.in_registers:
         crossing = _one_of_parts(g, members) or _beside_a_sum(g, members, limits.operands)
     if crossing is None and limits.operands is not None:
@@ -76,6 +80,35 @@ def _moved(g: Graph, members: tuple[str, ...]) -> str | None:
         if c.reducer is not None or kept & set(g.producers[name]) or g.escapes(name, members):
             kept.add(name)
     return None
+
+
+def _ahead(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> str | None:
+    """The reason, if a loop would read what a reduction is at another of its indices than it is at (scores of the key
+    before): maps are computed again there, a reduction is not."""
+    elsewhere: dict[str, set[str]] = {}
+    for name in members:
+        for r in g.producers[name]:
+            if r in members and (along := set(g.by_name[r].dims) - plain_axes(g.by_name[name], g.by_name[r])):
+                elsewhere.setdefault(r, set()).update(along)
+    if not elsewhere:
+        return None
+    streamed = _streamed(g, members, parallel)
+    for name in inner_producers(g, Group(members, parallel)):
+        maps = g.reached(name, g.consumers, lambda c: c.name in members and is_map(c))
+        for r in (name, *(c.name for c in maps if is_map(c))):
+            if elsewhere.get(r, set()) & streamed:
+                return f"{r} is read at a computed position"
+    return None
+
+
+def _streamed(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> set[str]:
+    """Local dims that a loop of a kernel may be over: of what it reduces, and of what it writes."""
+    found: set[str] = set()
+    for c in map(g.by_name.__getitem__, members):
+        axes = set(c.rdims) if c.reducer else set(c.dims) - set(parallel) if g.escapes(c.name, members) else set()
+        if g.points(axes) > ONE_BLOCK or not all(is_static(g.program.sizes[d]) for d in axes):
+            found |= axes
+    return found
 
 
 def _one_of_parts(g: Graph, members: tuple[str, ...]) -> str | None:

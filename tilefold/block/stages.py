@@ -306,7 +306,12 @@ def rounded(g: Graph, c: Compute) -> Expr:
 
 
 def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:
-    """Substitute the bodies of maps for which `wanted(name)` holds, recursively.
+    """Substitute the bodies of maps for which `wanted(name)` holds, recursively."""
+    return inline_reads(g, e, lambda ld: wanted(ld.tensor))
+
+
+def inline_reads(g: Graph, e: Expr, wanted: Callable[[Load], bool]) -> Expr:
+    """Substitute the bodies of maps where `wanted(load)` holds, recursively.
 
     What is read at several places is put in as one object, once: of a recurrence that is unrolled, each state of which
     reads the one before it several times, there are as many expressions as states, and what nodes remember (what they
@@ -315,7 +320,7 @@ def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:
     known: dict[Load, Expr] = {}
 
     def one(n: Expr) -> Expr | None:
-        if not isinstance(n, Load) or n.tensor not in g.by_name or not wanted(n.tensor):
+        if not isinstance(n, Load) or n.tensor not in g.by_name or not wanted(n):
             return None
         if n not in known:
             m = g.by_name[n.tensor]
