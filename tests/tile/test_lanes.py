@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from tests.tile.kernels import ATTENTION, SOFTMAX, TOPK
+from tilefold.algebra.evaluate import Env, Grid, evaluate, reader
 from tilefold.algebra.expr import Const
+from tilefold.algebra.text import Names
+from tilefold.algebra.text import parse as parse_expr
 from tilefold.block.canonical import canonical
 from tilefold.block.ir import Loop, walk
 from tilefold.frontend.fuse import trace
@@ -17,7 +22,7 @@ from tilefold.suites.cascades import CASCADES
 from tilefold.suites.case import Case, normal, together
 from tilefold.tile.interp import run_kernel
 from tilefold.tile.ir import Alloc, Buffer, Kernel
-from tilefold.tile.lanes import per_lane
+from tilefold.tile.lanes import by_tile, per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import product_dims, singles, summed
 from tilefold.tile.text import parse
@@ -417,3 +422,30 @@ kernel stacked()
     p = x.exp()
     want = torch.stack([p, x, p * x, -p], unit if not apart else 0)
     torch.testing.assert_close(o, want)
+
+
+BOUNDS = (
+    "tile_start(s) * 16",
+    "minimum(size(j), (tile_start(s) + 1) * 16)",
+    "minimum(tile_stop(i), 77) + tile_start(s)",
+    "tile_min(s * 2 + 1)",
+)
+
+
+@pytest.mark.parametrize("text", BOUNDS)
+def test_bounds_of_all_tiles_at_once(text):
+    """As they are tile by tile."""
+    e = parse_expr(text, Names(dims={"i", "j", "s"}, tensors=set(), syms=set()))
+    tiles, sizes = {"i": 32, "s": 1}, {"i": 100, "s": 5, "j": 70}
+    env = Env(reader({}), sizes, {})
+    starts = [range(0, sizes[d], tiles[d]) for d in ("i", "s")]
+    grid = Grid({d: (0, len(at)) for d, at in zip(("i", "s"), starts, strict=True)})
+    found = evaluate(by_tile(e, tiles, sizes), grid, env).expand(grid.shape)
+    for (n, i), (m, s) in itertools.product(*map(enumerate, starts)):
+        tile = Grid({"i": (i, min(i + tiles["i"], sizes["i"])), "s": (s, s + 1)})
+        assert int(found[n, m]) == int(evaluate(e, tile, env))
+
+
+def test_extremes_over_tiles_of_several_indices_stay():
+    e = parse_expr("tile_max(i * 2)", Names(dims={"i"}, tensors=set(), syms=set()))
+    assert by_tile(e, {"i": 8}, {"i": 100}) == e

@@ -46,6 +46,7 @@ from tilefold.algebra.expr import (
     transform,
     walk,
 )
+from tilefold.algebra.ops import TILE_EXTREMES
 from tilefold.names import fresh
 from tilefold.tile import ir
 from tilefold.tile.lane_rules import across_lanes, adds, first_fill, plus, position, singular, stores_states
@@ -92,6 +93,23 @@ class _Loop:
     beside: tuple[str, ...] = ()
 
 
+def by_tile(e: Expr, tiles: Mapping[str, int], sizes: Mapping[str, int]) -> Expr:
+    """A loop bound with indices of tiles in place of the first and the last index of each; extremes over tiles of
+    several indices stay."""
+
+    def one(n: Expr) -> Expr | None:
+        match n:
+            case Call("tile_start", (Index(d),)):
+                return call("mul", Index(d), tiles[d])
+            case Call("tile_stop", (Index(d),)):
+                return call("minimum", call("add", call("mul", Index(d), tiles[d]), tiles[d]), sizes[d])
+            case Call(op, (x,)) if op in TILE_EXTREMES and all(tiles[d] == 1 for d in dims_used(x)):
+                return x
+        return None
+
+    return transform(e, one)
+
+
 class _Pass:
     def __init__(self, kernel: ir.Kernel, lanes: Callable[[ir.For], int | None]):
         self.kernel, self.lanes = kernel, lanes
@@ -123,7 +141,8 @@ class _Pass:
         found = self.fold(s, before)
         n = self.lanes(s) if found is not None else None
         start = lit(0) if s.start is None else position(s.start, tiles)
-        lengths = self.lengths(s, tiles)
+        kept = found is None or n is None or start is None
+        lengths = set[int]() if kept else self.lengths(s, tiles)
         if found is None or n is None or start is None or (lengths and max(lengths) < s.tile):
             return [replace(s, body=self.body(s.body, {**tiles, s.dim: s.tile}))]
         return self.laned(found, n, start, next(iter(lengths)) if len(lengths) == 1 else None)
@@ -138,6 +157,11 @@ class _Pass:
         sizes = {d: int(e.value) for d in used if isinstance(e := self.kernel.sizes[d], Const)}
         if set(sizes) != used or math.prod(sizes[d] for d in dims) > MOST_TRIED:
             return set()
+        together = [by_tile(e, tiles, sizes) for e in bounds]
+        if not any(isinstance(n, Call) and n.op in TILE_EXTREMES for e in together for n in walk(e)):
+            grid = Grid({d: (0, -(-sizes[d] // tiles[d])) for d in dims})
+            first, last = (evaluate(e, grid, Env(reader({}), sizes, {})) for e in together)
+            return set((last - first).clamp(min=0).unique().tolist())
         found: set[int] = set()
         for at in itertools.product(*(range(0, sizes[d], tiles[d]) for d in dims)):
             grid = Grid({d: (i, min(i + tiles[d], sizes[d])) for d, i in zip(dims, at, strict=True)})

@@ -3,6 +3,7 @@
 Laws, exact or of one rounding fewer:
 
     where(c, a, b) = a         c certain in this part of a loop (`Facts`)
+    i < n, i + k               numbers, where i is one (a range of one index, where a tile begins)
     round(round(x)) = round(x) to the same type
     (x a) b = x (a b)          a and b constants
 """
@@ -21,19 +22,31 @@ Facts = Mapping[Expr, bool]
 TRUE, FALSE = Const(True, DType.BOOL), Const(False, DType.BOOL)
 
 
-def settle(e: Expr, facts: Facts, sizes: Mapping[str, Expr], scales: Mapping[str, float]) -> Expr:
-    """`e` with known conditions and static sizes put in; loads of a buffer in `scales` times its scale."""
+def settle(
+    e: Expr,
+    facts: Facts,
+    sizes: Mapping[str, Expr],
+    scales: Mapping[str, float],
+    place: Callable[[Expr], int | None] = lambda e: None,
+) -> Expr:
+    """`e` with known conditions and static sizes put in; loads of a buffer in `scales` times its scale. place: the
+    number that an index, or the start of a tile, is; None of others."""
     if e in facts:
         return TRUE if facts[e] else FALSE
+    if (at := place(e)) is not None:
+        return Const(at, DType.I64)
     if isinstance(e, Size):
         known = sizes.get(e.dim)
         return known if isinstance(known, Const) else e
     kids = children(e)
     if kids:
-        e = rebuild(e, tuple([settle(k, facts, sizes, scales) for k in kids]))
+        e = rebuild(e, tuple([settle(k, facts, sizes, scales, place) for k in kids]))
     if isinstance(e, Load):
         return Call("mul", (e, Const(scales[e.tensor], DType.F32))) if e.tensor in scales else e
-    return _fold(e) if kids else e
+    if not kids:
+        return e
+    e = _fold(e)
+    return (TRUE if facts[e] else FALSE) if e in facts else e
 
 
 def _fold(e: Expr) -> Expr:

@@ -840,3 +840,27 @@ def test_a_load_stands_in_its_loop_though_the_index_that_data_chose_stands_befor
     assert "x_at = tl.load(" in before
     assert "p_x + j0" in loop
     assert "j0" not in before
+
+
+ONE_INDEX = """
+kernel one_index()
+  dim i = 4096
+  dim j = 1
+  in x: f32[4096, 3] unit 1
+  in y: f32[4096] unit 0
+  in z: f32[4096] unit 0
+  out o: f32[4096] unit 0
+  grid i:1024
+    alloc s: f32[i:1024] tile
+    fill s = 0.0
+    for j:1
+      s = s[i] + x[i, j + 1] * where(j + 1 < 1, z[i], where(j + 1 < 2, y[i], z[i]))
+    store o[i] over i = s[i]
+"""
+
+
+def test_conditions_on_an_index_that_is_a_number_are_decided():
+    """Triton takes no condition of numbers for a mask, and would compile what such conditions discard."""
+    text = body(code(ONE_INDEX)).split("pid =")[1]
+    assert "tl.where" not in text and "(0 + 1)" not in text
+    assert "p_y" in text and "p_z" not in text

@@ -355,7 +355,19 @@ class Context:
 
     def settled(self, e: Expr) -> Expr:
         """`e` with what is known here put in."""
-        return settle(e, self.known.facts, self.kernel.sizes, self.known.scales)
+        return settle(e, self.known.facts, self.kernel.sizes, self.known.scales, self._place)
+
+    def _place(self, e: Expr) -> int | None:
+        """An index, or where a tile starts, that is one number here. What depends on nothing else is no code: Triton
+        takes a condition of numbers for no mask, and compiles all that such a condition discards."""
+        match e:
+            case Call("tile_start", (Index(d),)):
+                dim = self.dims.get(d)
+            case Index(d) if (dim := self.dims.get(d)) is not None and not dim.vector:
+                pass
+            case _:
+                return None
+        return int(dim.base) if dim is not None and dim.base.isdigit() else None
 
     def stored(self, v: Value, dtype: DType, *, checked: bool = True) -> Value:
         """`v` in the type of memory; unchecked, it is known to be in its range."""

@@ -237,15 +237,20 @@ class Memory:
         """Whether neighbours of another tensor are read along the last axis: a thread has several of these, and what it
         takes of rows of a few elements would come to it through shared memory (weighted points, 48 times a turn of a
         loop: 286 us on an H200, 133 with as many of both a thread)."""
-        for e in expressions(self.c.kernel.body):
-            for ld in loads(e):
-                other = self.c.tensors.get(ld.tensor)
-                if other is None or other.name == t.name or other.unit_axis is None or other.role != "in":
-                    continue
-                at = poly(self.c.settled(ld.index[other.unit_axis]), self.c.kernel.sizes)
+        for name, e in self._read_along:
+            if name != t.name and axes[-1] in dims_used(e):
+                at = poly(self.c.settled(e), self.c.kernel.sizes)
                 if steps_along(at, axes[-1:], self._goes_on) == 1:
                     return True
         return False
+
+    @cached_property
+    def _read_along(self) -> tuple[tuple[str, Expr], ...]:
+        """Positions along the axis of neighbours at which inputs are read, once each."""
+        found = dict.fromkeys(ld for e in expressions(self.c.kernel.body) for ld in loads(e))
+        inputs = {t.name: t.unit_axis for t in self.c.kernel.tensors if t.role == "in"}
+        named = ((ld.tensor, ld.index[a]) for ld in found if (a := inputs.get(ld.tensor)) is not None)
+        return tuple(dict.fromkeys(named))
 
     def _goes_on(self, d: str, n: int) -> bool:
         """Whether what is left of d by n goes on with d through a tile."""
