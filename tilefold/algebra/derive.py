@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from tilefold.algebra.beside import side_by_side
 from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.check import check_fold, reads_other_rows
 from tilefold.algebra.context import Context, Options, identity_const
@@ -47,6 +48,11 @@ def derive_fold(cascade: Cascade, *, ignore_rounding: bool = False) -> Fold:
 
 @lru_cache(maxsize=1024)
 def _derive(cascade: Cascade, ignore_rounding: bool) -> Fold:
+    found = side_by_side(cascade, lambda part: _derive(part, ignore_rounding))
+    return found or _derive_together(cascade, ignore_rounding)
+
+
+def _derive_together(cascade: Cascade, ignore_rounding: bool) -> Fold:
     bodies = _without_rounding(cascade) if ignore_rounding else cascade.reductions
     failed: list[Check] = []
     for extremes in (False, True):
@@ -124,7 +130,8 @@ def _without_rounding(cascade: Cascade) -> tuple[Reduction, ...]:
 @lru_cache(maxsize=1024)
 def build_fold(cascade: Cascade, options: Options) -> Fold:
     """The Fold in one of its forms, unchecked: for printing."""
-    return _fold_of(_derive_all(cascade, options))
+    found = side_by_side(cascade, lambda part: build_fold(part, options))
+    return found or _fold_of(_derive_all(cascade, options))
 
 
 def _derive_all(cascade: Cascade, options: Options, like: Context | None = None) -> Context:
