@@ -7,7 +7,9 @@ import torch
 
 from tilefold.block import interp
 from tilefold.block.text import show
+from tilefold.block.twins import Twins
 from tilefold.plan.greedy import fuse
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.text import parse
 
 PRODUCT = """
@@ -59,6 +61,17 @@ def test_a_variance_is_of_the_row_that_is_stored(kind, n):
     z = found["z"].float()
     torch.testing.assert_close(found["m"], z.mean(1), rtol=1e-6, atol=2e-7)
     torch.testing.assert_close(found["s"], z.var(1, correction=0) * n, rtol=2e-6, atol=0)
+
+
+def test_a_group_whose_result_another_sums_in_float32_has_no_twin_that_is_summed_in_16_bits():
+    text = "program f()\n  input x: bf16[64]\n  dim i = 64\n"
+    for n in range(2):
+        text += f"  {'yz'[n]}[i]: bf16 = x[i] * 2.0\n"
+        text += f"  {'uv'[n]}[i]: f32 = exp({'yz'[n]}[i])\n"
+    text += "  s[]: f32 = sum[i] y[i] * y[i]\n  t[]: bf16 = sum[i] z[i]\n  return y, z, u, v, s, t\n"
+    g = Graph.of(parse(text))
+    twins = Twins(g)
+    assert twins.named(("y", "u")).key != twins.named(("z", "v")).key
 
 
 def test_what_does_not_leave_or_is_summed_in_16_bits_keeps_its_digits():

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, Size, children, rebuild
+from tilefold.block.as_stored import as_stored
 from tilefold.block.group import Group
 from tilefold.block.kept import kept_of
 from tilefold.block.legal import is_folded
@@ -158,12 +159,14 @@ class Twins:
         return named, tuple([number.get(d, d) for d in x.parallel])
 
     def _known(self, m: str, c: Compute) -> tuple[object, ...]:
-        """What decides of a statement beside itself: whether the caller reads it, sums over it, and what they keep."""
+        """What decides of a statement beside itself: whether the caller reads it, sums over it, what they keep, and
+        whether it is read rounded."""
         found = self._facts.get(m)
         if found is None:
             g = self.g
             returned = tuple(r in g.program.outputs for r in c.results)
-            found = returned, is_folded(g, m), kept_of(g, c), kept_of(g, c, delayed=True)
+            kept = kept_of(g, c), kept_of(g, c, delayed=True)
+            found = returned, is_folded(g, m), as_stored(g, c), *kept
             self._facts[m] = found
         return found
 
