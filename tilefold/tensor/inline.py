@@ -54,8 +54,8 @@ SPREAD = 4
 #: Arithmetic that its one reader may repeat because it reads a map at several places (neighbours of a padded image):
 #: what 4 bytes cost to write and read again, on a GPU of 16 adds per 4 bytes as on a CPU.
 NEIGHBOURS = 32
-#: Bytes that a read by itself moves; those that a cache moves while a kernel more begins; and how many times as many as a
-#: map, written and read, may be moved to read what it is made of by themselves.
+#: Bytes that a read by itself moves; those that a cache moves while a kernel more begins; and how many times as many as
+#: a map, written and read, may be moved to read what it is made of by themselves.
 SECTOR, KERNEL, MORE = 32, 1 << 24, 1.5
 #: Most nodes of a body after substitution, and most that are within each other; larger ones stay statements.
 BODY_LIMIT, DEPTH_LIMIT = 400, 100
