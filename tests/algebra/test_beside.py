@@ -29,6 +29,7 @@ SOFTMAX = (("m", "max", "x[l]"), ("s", "sum", "exp(x[l] - m[i])"))
     [
         (("a", "sum", "x[l]"), ("b", "max", "y[l]"), ("c", "sum", "x[l] * y[l]")),
         (("a", "sum", "y[l]"), *SOFTMAX, ("c", "min", "x[l]")),
+        (*SOFTMAX, ("o", "sum", "exp(x[l] - m[i]) * y[l]"), ("c", "min", "x[l]")),
         (SOFTMAX[0], ("a", "sum", "y[l] / size(l)"), SOFTMAX[1]),
     ],
 )
@@ -46,6 +47,16 @@ def test_what_stands_alone_is_derived_once(monkeypatch):
     for n in range(1, len(sums) + 1):
         assert len(derive.derive_fold(cascade(*sums[:n])).state) == n
     assert all(len(c.reductions) == 1 for c in derived)
+
+
+def test_what_depends_on_the_same_is_derived_with_that_alone(monkeypatch):
+    derived = []
+    together = derive._derive_together
+    monkeypatch.setattr(derive, "_derive_together", lambda c, rounds: derived.append(c) or together(c, rounds))
+    sums = [(f"weighted_{n}", "sum", f"exp(x[l] - m[i]) * y[l] * {n}.5") for n in range(5)]
+    fold = derive.derive_fold(cascade(SOFTMAX[0], *sums))
+    assert [v.name for v in fold.state] == ["m", *(name for name, _, _ in sums)]
+    assert all(len(c.reductions) == 2 for c in derived)
 
 
 @pytest.mark.parametrize(

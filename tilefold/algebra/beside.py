@@ -1,9 +1,9 @@
-"""Reductions of a cascade that have nothing to do with each other: their Fold is their Folds, side by side.
+"""A cascade whose last reductions have nothing to do with each other: its Fold is their Folds, side by side.
 
-    (F x G)(tile) = (F(tile), G(tile))
+    (F x G)(tile) = (F(tile), G(tile)), what both have once
 
-A cascade that grows by such reductions one by one (the sums over all shifts of a window) is derived in all its states,
-and each derivation goes through all before it: what one takes is derived once here, whatever stands beside it.
+A cascade grows reduction by reduction (the sums over all shifts of a window), and is derived each time with all that it
+has: what one takes follows from what it depends on alone, and is derived once here, whatever stands beside it.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tilefold.algebra.cascade import Cascade, Reduction
-from tilefold.algebra.expr import tensors_read
-from tilefold.algebra.fold import Fold
+from tilefold.algebra.expr import Expr, tensors_read
+from tilefold.algebra.fold import Fold, StateVar
 from tilefold.errors import NotFusibleError
 
 
 def side_by_side(cascade: Cascade, derive: Callable[[Cascade], Fold]) -> Fold | None:
-    """The Fold made of one for each reduction that stands alone and one for all others; None where no two parts are
-    apart: what derives one needs a variable of its own (a count), which others may share, or fails where it does not
-    in company."""
+    """The Fold made of one for each reduction that no other reads, with all that it depends on; None where there is one
+    such reduction, where what derives one needs a variable of its own (a count), which others may share, or fails where
+    it does not in company, and where two want different variables for what both depend on."""
     parts = _parts(cascade)
     if len(parts) < 2:
         return None
     folds: list[Fold] = []
+    state: dict[str, StateVar] = {}
+    finish: dict[str, Expr] = {}
     for part in parts:
         read = frozenset[str]().union(*(tensors_read(r.body) for r in part))
         given = tuple([x for x in cascade.input_dtypes if x[0] in read])
@@ -33,11 +35,11 @@ def side_by_side(cascade: Cascade, derive: Callable[[Cascade], Fold]) -> Fold | 
         except NotFusibleError:
             return None
         own = {r.name for r in part}
-        if any(v.name not in own for v in fold.state):
+        if any(v.name not in own or state.setdefault(v.name, v) != v for v in fold.state):
+            return None
+        if any(finish.setdefault(n, e) != e for n, e in fold.finish):
             return None
         folds.append(fold)
-    state = {v.name: v for f in folds for v in f.state}
-    finish = dict(e for f in folds for e in f.finish)
     results = [n for r in cascade.reductions for n in (r.name, r.index_name) if n is not None]
     return replace(
         folds[0],
@@ -49,14 +51,13 @@ def side_by_side(cascade: Cascade, derive: Callable[[Cascade], Fold]) -> Fold | 
 
 
 def _parts(cascade: Cascade) -> list[tuple[Reduction, ...]]:
-    """Each reduction that reads no result and whose results none reads, and all others together."""
-    results = {n for r in cascade.reductions for n in (r.name, r.index_name) if n is not None}
-    used = {t for r in cascade.reductions for t in tensors_read(r.body) & results}
-    alone = [
-        r
-        for r in cascade.reductions
-        if r.name not in used and r.index_name not in used and results.isdisjoint(tensors_read(r.body))
-    ]
-    names = {r.name for r in alone}
-    others = tuple(r for r in cascade.reductions if r.name not in names)
-    return [*((r,) for r in alone), *((others,) if others else ())]
+    """Each reduction whose results no other reads, behind all that it depends on."""
+    of = {n: r.name for r in cascade.reductions for n in (r.name, r.index_name) if n is not None}
+    below: dict[str, frozenset[str]] = {}  # results that a reduction depends on, with its own
+    used = set[str]()
+    for r in cascade.reductions:
+        read = {of[t] for t in tensors_read(r.body) if t in of}
+        used |= read
+        below[r.name] = frozenset({r.name}).union(*(below[n] for n in read))
+    last = [below[r.name] for r in cascade.reductions if r.name not in used]
+    return [tuple([r for r in cascade.reductions if r.name in names]) for names in last]
