@@ -141,7 +141,7 @@ def correlations(e, t):
     return (e[:, :, None] * t[:, None]).sum(-1)
 
 
-@pytest.mark.parametrize(("few", "long", "ours"), [(2, 32000, True), (16, 32000, False), (2, 64, False)])
+@pytest.mark.parametrize(("few", "long", "ours"), [(2, 32000, True), (64, 32000, False), (2, 64, False)])
 def test_a_few_sums_of_long_rows_are_ours(few, long, ours):
     found = steps(correlations, (8, few, long), (8, few, long), dtype=torch.float32)
     assert any(isinstance(x, LibraryStep) for x in found) != ours
