@@ -100,6 +100,9 @@ class Kernels:
         self.inputs = {i.name: i for i in p.inputs}
         self.owner = {r: c.name for c in p.body for r in c.results}
         self._conditions = {c.name: _index_conditions(c.body) for c in p.body}
+        self._units: dict[str, float] = {}  # of one element of each statement
+        self._reads: dict[str, dict[str, float]] = {}  # of each statement, bytes of each tensor
+        self._whole: dict[str, float] = {}  # bytes of tensors
         self._templates = {c.name: _template(c) for c in p.body}
         self._groups: dict[Key, tuple[int, ...] | None] = {}
         self._bounds: dict[Key, float | None] = {}
@@ -198,21 +201,31 @@ class Kernels:
                 best = max(self.machine.gemm_rate(dtype, library=x) for x in ((True, False) if alone else (False,)))
                 seconds += 2.0 * points / max(best, self.machine.vector)
             else:
-                seconds += LEAST_SHARE * points * (element_units(c.body) + MOVE) / self.machine.vector
+                if m not in self._units:
+                    self._units[m] = element_units(c.body)
+                seconds += LEAST_SHARE * points * (self._units[m] + MOVE) / self.machine.vector
         return seconds
 
     def traffic(self, members: Sequence[str]) -> dict[str, float]:
         """Bytes of each tensor that a kernel of these members reads from outside, or writes, once."""
+        mine = frozenset(members)
         inside = {r for m in members for r in self.graph.by_name[m].results}
         out: dict[str, float] = {}
         for m in members:
-            c = self.graph.by_name[m]
-            for ld in loads(c.body):
-                if ld.tensor not in inside:
-                    out[ld.tensor] = min(self.whole_bytes(ld.tensor), out.get(ld.tensor, 0.0) + self._touched(ld))
-            if self.graph.escapes(m, members):
-                out |= {r: self.whole_bytes(r) for r in c.results}
+            for tensor, n in self._read(m).items():
+                if tensor not in inside:
+                    out[tensor] = min(self.whole_bytes(tensor), out.get(tensor, 0.0) + n)
+            if self.graph.escapes(m, mine):
+                out |= {r: self.whole_bytes(r) for r in self.graph.by_name[m].results}
         return out
+
+    def _read(self, member: str) -> dict[str, float]:
+        """Bytes of each tensor that a statement reads."""
+        if member not in self._reads:
+            found = self._reads[member] = dict[str, float]()
+            for ld in loads(self.graph.by_name[member].body):
+                found[ld.tensor] = found.get(ld.tensor, 0.0) + self._touched(ld)
+        return self._reads[member]
 
     def _touched(self, ld: Load) -> float:
         dims = frozenset().union(*map(dims_used, ld.index)) if ld.index else frozenset()
@@ -220,6 +233,12 @@ class Kernels:
 
     def whole_bytes(self, tensor: str) -> float:
         """Bytes of a tensor of the program."""
+        found = self._whole.get(tensor)
+        if found is None:
+            found = self._whole[tensor] = self._bytes_of(tensor)
+        return found
+
+    def _bytes_of(self, tensor: str) -> float:
         if tensor in self.inputs:
             shape = [estimate(e, self.syms) for e in self.inputs[tensor].shape]
             return float(prod(shape) * self.inputs[tensor].dtype.nbytes)

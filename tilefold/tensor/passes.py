@@ -23,6 +23,7 @@ from tilefold.tensor.repeats import products_of_repeats
 from tilefold.tensor.rewrite import drop_dead, read_as_results
 from tilefold.tensor.row_sums import sums_by_rows
 from tilefold.tensor.same_sums import same_sums
+from tilefold.tensor.side_by_side import parts_of_rows
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
 
@@ -32,6 +33,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("narrow conditions", narrow),
     ("inline maps", inline),
     ("components apart", components_apart),
+    ("parts of rows", parts_of_rows),
     ("round where stored", round_where_stored),
     ("absorb copies", absorb_copies),
     ("same sums", same_sums),
