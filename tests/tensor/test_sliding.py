@@ -81,6 +81,14 @@ def test_what_another_reduction_over_the_window_reads_stays():
     assert apart(p) is p
 
 
+def test_what_another_reduction_looks_at_anyway_stays():
+    more = """  m[i, j]: f32 = sum[k] x[i, j + k]
+  v[i, j]: f32 = sum[k] (x[i, j + k] - m[i, j]) * (x[i, j + k] - m[i, j])
+  return y, v"""
+    p = parse(show(line(29)).replace("  return y", more))
+    assert apart(p) is p
+
+
 def test_it_is_asked_whether_that_pays():
     asked: list[Sliding] = []
     p = line(101)

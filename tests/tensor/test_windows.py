@@ -133,3 +133,17 @@ def test_products_that_the_library_takes_as_they_lie_are_its_own():
         "u[n, c, k, h, w]", "u[n, h, w, c, k]"
     )
     assert not gpu_windows(parse(text))
+
+
+def test_products_of_vectors_are_folds():
+    """Norms and dot products of quaternions share a kernel with what is made of them."""
+    text = """program norms()
+  input a: f32[65536, 4]
+  input b: f32[65536, 4]
+  dim i = 65536
+  dim j = 4
+  s[i]: f32 = sum[j] a[i, j] * b[i, j]
+  t[i]: f32 = sum[j] a[i, j] * a[i, j]
+  return s, t
+"""
+    assert not gpu_windows(parse(text))

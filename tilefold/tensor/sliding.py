@@ -9,8 +9,9 @@ Laws, for an associative and commutative reducer R, and B that varies with i and
 A mean over 101 neighbours adds 21 numbers an element, in two maps, and one over 11 x 11 of an image 22. Of maxima and
 minima the last part may overlap the one in front of it, so that there is no rest.
 
-Side conditions: the window has a known extent, and no other reduction over windows of that extent reads the result (a
-variance: it looks at all elements anyway). Rounding: another order of the same sums, of fewer in a row.
+Side conditions: the window has a known extent, and no other reduction over windows of that extent reads the result, or
+what is reduced, and does not slide (a variance: it looks at all elements anyway). Rounding: another order of the same
+sums, of fewer in a row.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from types import MappingProxyType
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import COMBINE
-from tilefold.algebra.expr import Const, Expr, Index, Load, call, dims_used, loads, substitute
+from tilefold.algebra.expr import Const, Expr, Index, Load, call, dims_used, loads, substitute, tensors_read
 from tilefold.names import free, fresh
 from tilefold.tensor.analysis import Graph, is_map
 from tilefold.tensor.index_simplify import const, poly, simplify
@@ -77,7 +78,7 @@ def sliding_by_parts(p: Program, pays: Pays) -> Program:
         g = Graph.of(p)
         c = g.by_name[names.pop(0)]
         found = _sliding(p, c)
-        if found is None or _looked_at_again(g, c):
+        if found is None or _looked_at_again(g, c) or any(_looked_at_beside(g, c, x) for x in p.body):
             continue
         made = g.points(c.dims)
         inner = made / max(1, g.extent(found.dim)) * (g.extent(found.dim) * found.stride + found.count)
@@ -130,6 +131,14 @@ def _looked_at_again(g: Graph, c: Compute) -> bool:
     mine = g.points(c.rdims)
     readers = g.reached(c.name, g.consumers, is_map)
     return any(x.reducer is not None and g.points(x.rdims) == mine for x in readers)
+
+
+def _looked_at_beside(g: Graph, c: Compute, x: Compute) -> bool:
+    """Whether another reduction over a window of the same extent reads what this one does, and does not slide."""
+    if x is c or x.reducer is None or g.points(x.rdims) != g.points(c.rdims):
+        return False
+    shared = tensors_read(x.body) & tensors_read(c.body)
+    return bool(shared) and (_sliding(g.program, x) is None or _looked_at_again(g, x))
 
 
 def _taken_apart(p: Program, c: Compute, w: Sliding) -> tuple[Program, str]:
