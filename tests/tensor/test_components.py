@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.tensor import components
 from tilefold.tensor.components import components_apart
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse, show
@@ -45,6 +46,12 @@ def test_long_axes_and_results_stay():
     assert components_apart(box(8)) == box(8)
     kept = components_apart(box(2, result=", b"))
     assert "b[i, j]: f32" in show(kept) and "a[i, j]: f32" not in show(kept)
+
+
+def test_code_that_no_instruction_cache_holds_is_not_written_out(monkeypatch):
+    assert components_apart(box()) is not box()
+    monkeypatch.setattr(components, "MOST_WORK", 19)  # two exponentials, two products, two differences: 20
+    assert components_apart(box()) == box()
 
 
 def test_what_is_read_where_it_is_computed_stays():
