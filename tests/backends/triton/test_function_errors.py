@@ -30,15 +30,26 @@ def fma(a, b, c):
     return tile(np.float64(a) * np.float64(b) + np.float64(c))
 
 
+def approximate(text, constraints, given, dtype, is_pure, pack):
+    assert text.startswith("lg2.approx.f32")
+    return np.log2(given[0])
+
+
+def where(condition, a, b):
+    return tile(np.where(condition, a, b))
+
+
 TL = SimpleNamespace(
+    inline_asm_elementwise=approximate, where=where,
     abs=np.abs, exp2=np.exp2, fma=fma, minimum=lambda a, b, propagate_nan: np.minimum(a, np.float32(b)),
     int32=np.int32, float32=np.float32, PropagateNan=SimpleNamespace(ALL=None),
 )  # fmt: skip
 
 
 def function(name):
-    space = {"tl": TL, "triton": SimpleNamespace(jit=lambda f: f)}
+    space = {"tl": TL, "triton": SimpleNamespace(jit=lambda f: f), "libdevice": SimpleNamespace(mul_rn=np.multiply)}
     exec(needed(FUNCTIONS, code=f"{name}(x)"), space)
+    space["tf_reciprocal"] = np.reciprocal
     return space[name]
 
 
@@ -56,6 +67,25 @@ def test_erf_is_right_to_few_places():
     assert np.signbit(got[-4]) and not np.signbit(got[-5])
 
 
+def test_powers_are_right_to_two_places():
+    rng = np.random.default_rng(0)
+    pow_of = function("tf_pow_of_positive")
+    for low, high, most in ((1e-3, 10, 3), (1e-30, 1e30, 1), (0.5, 2, 100), (0.9, 1.1, 500), (1e-10, 1e10, 3)):
+        x = tile(np.exp(rng.uniform(math.log(low), math.log(high), 100001)))
+        y = tile(rng.uniform(-most, most, x.size))
+        want = np.float64(x) ** np.float64(y)
+        normal = (want > 1e-37) & (want < 3e38)
+        assert (np.abs(pow_of(x, y) - want) / want)[normal].max() < 6 * UNIT
+
+
+def test_powers_of_what_is_not_normal():
+    x = tile([0.0, math.inf, 1e-40, math.nan] * 4)
+    y = tile(np.repeat([2.0, -1.5, 0.0, 0.5], 4))
+    with np.errstate(all="ignore"):
+        got, want = function("tf_pow_of_positive")(x, y), np.float64(x) ** np.float64(y)
+    assert np.allclose(got, want.astype(np.float32), rtol=1e-4, atol=0.0, equal_nan=True)
+
+
 def softplus(x):
     return torch.log1p(torch.exp(-x.abs())) + torch.sigmoid(x) / (1.0 + x * x)
 
@@ -65,6 +95,8 @@ def softplus(x):
     [
         (softplus, torch.float32, {"tf_log1p_unit", "tf_sigmoid", "tf_reciprocal"}),
         (lambda x: torch.log1p(x.abs()) / x, torch.float32, {"tf_log1p_single"}),
+        (lambda x: x.abs() ** 2.4 + x.relu() ** x, torch.float32, {"tf_pow_of_positive"}),
+        (lambda x: x**2.4, torch.float32, set()),
         (torch.nn.functional.gelu, torch.bfloat16, {"tf_erf_by_exp"}),
         (torch.nn.functional.gelu, torch.float32, set()),
     ],
@@ -72,6 +104,6 @@ def softplus(x):
 def test_which_kernels_have_them(fn, dtype, named):
     (kernel,) = made(fn, meta(64, 300, dtype=dtype))
     text = variant(kernel).rendered.source
-    ours = ("tf_log1p_unit", "tf_log1p_single", "tf_sigmoid", "tf_reciprocal", "tf_erf_by_exp")
+    ours = ("tf_log1p_unit", "tf_log1p_single", "tf_sigmoid", "tf_reciprocal", "tf_erf_by_exp", "tf_pow_of_positive")
     body = text[text.rindex("@triton.jit") :]
     assert {n for n in ours if f"{n}(" in body} == named

@@ -165,6 +165,32 @@ def tf_sigmoid(x):
 
 
 @triton.jit
+def tf_pow_of_positive(x, y):
+    # 2^(y log2 x), log2 x in two parts (Tang's quotient: 2^k m, m from 0.7 to 1.4, log m of u = 2 (m - 1) / (m + 1)); a
+    # product that is subtracted must be the rounded one, also to ptxas. Of 0, infinity and what is less than normal the
+    # machine's logarithm has all that there is
+    e = (x.to(tl.int32, bitcast=True) - 0x3F3504F3) & -8388608
+    m = (x.to(tl.int32, bitcast=True) - e).to(tl.float32, bitcast=True)
+    n = e.to(tl.float32) * 1.1920928955078125e-07
+    q = m - 1.0
+    r = tf_reciprocal(m + 1.0)
+    u = libdevice.mul_rn(q + q, r)
+    v = u * u
+    w = u * v * (((v * 4.3402778e-04 + 2.2321429e-03) * v + 0.0125) * v + 0.083333336)
+    hi = u + w
+    lo = r * tl.fma(-u, q, (q - u) + (q - u)) + (w - (hi - u))
+    a = hi * 1.44269502
+    b = tl.fma(lo, 1.44269502, tl.fma(hi, 1.92596299e-08, tl.fma(hi, 1.44269502, -a)))
+    s = n + a
+    p = y * s
+    rest = tl.fma(y, ((n - s) + a) + b, tl.fma(y, s, -p))
+    z = tl.exp2(p)
+    z = tl.where((z > 0.0) & (z < float("inf")), tl.fma(z, rest * 0.693147182, z), z)
+    log = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return tl.where((x >= 1.1754943508222875e-38) & (x < float("inf")), z, tl.exp2(tl.where(y == 0.0, 0.0, y * log)))
+
+
+@triton.jit
 def tf_tanh_by_exp(x):
     return 1.0 - 2.0 * tf_reciprocal(1.0 + tl.exp2(x * 2.8853900817779268))
 

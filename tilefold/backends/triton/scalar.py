@@ -273,7 +273,7 @@ class Expressions:
             if self.leaves.interpreted:
                 return f"tl.exp2({c[1]} * tl.log2({c[0]}))"
             base, exponent = (_of_type(x, kind) for x in c)
-            return f"libdevice.pow({base}, {exponent})"
+            return f"{self._pow(kind, self.leaves.range_of(args[0]).lo)}({base}, {exponent})"
         if op == "and":
             return f"({_bool(vs[0], c[0])} & {_bool(vs[1], c[1])})"
         if op == "or":
@@ -406,7 +406,13 @@ class Expressions:
         v = converted(v, DType.F32) if not v.kind.is_float else v
         if self.leaves.interpreted:
             return Value(f"tl.exp2({n} * tl.log2({v.code}))", v.axes, v.kind, v.level)
-        return Value(f"libdevice.pow({v.code}, {_of_type(str(n), v.kind)})", v.axes, v.kind, v.level)
+        code = f"{self._pow(v.kind, least)}({_of_type(v.code, v.kind)}, {_of_type(str(n), v.kind)})"
+        return Value(code, v.axes, v.kind, v.level)
+
+    def _pow(self, kind: DType, least: float) -> str:
+        """The power of what is no less than `least`: half as many instructions where nothing is negative."""
+        ours = kind is DType.F32 and least >= 0.0 and self.leaves.nvidia
+        return "tf_pow_of_positive" if ours else "libdevice.pow"
 
 
 def narrowed(code: str, kind: DType, dtype: DType, *, checked: bool = True) -> str:
