@@ -77,7 +77,7 @@ def test_where_arithmetic_is_most_of_the_time_nothing_is_cut():
 
 def test_a_long_search_ends(monkeypatch):
     """No cut is enough, and parts of parts are many: each is forecast, which is what a search takes."""
-    monkeypatch.setattr(nearer, "MOST_FORECAST", 3)
+    monkeypatch.setattr(nearer, "MOST_FORECAST", 60)
     asked = set()
 
     def predict(k):
@@ -86,7 +86,7 @@ def test_a_long_search_ends(monkeypatch):
 
     fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
     few = len(asked)
-    monkeypatch.setattr(nearer, "MOST_FORECAST", 200)
+    monkeypatch.setattr(nearer, "MOST_FORECAST", 4000)
     fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
     assert few < len(asked)
 

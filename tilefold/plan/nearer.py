@@ -16,7 +16,7 @@ time nothing is cut (gradients of log gamma: 450 forecasts, in 70 s, of kernels 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tilefold.algebra.expr import Call, Cast, Expr, dims_used, tensors_read
 from tilefold.block.group import Group
@@ -39,8 +39,9 @@ MOST_CUTS, HOPES = 16, 4
 #: Parts of a group that are looked at: of those that are cut again, and their cuts, there are thousands in a long chain
 #: (the gradient of a structural similarity: 4,879, and 20 s; 209 of them differ).
 MOST_PARTS = 40
-#: Parts that are forecast, of which all that follow stay whole: one of thirty statements takes a quarter of a second.
-MOST_FORECAST = 200
+#: Statements of the parts that are forecast, behind which all that follow stay whole, and of a part at least: one of
+#: thirty takes a quarter of a second (the 81 sums of a cost volume: 200 forecasts, in a minute, and nothing was cut).
+MOST_FORECAST, LEAST_FORECAST = 2000, 10
 
 
 def nearer(
@@ -66,7 +67,7 @@ def nearer(
 
     def again(y: Group) -> tuple[list[Group], float]:
         if y not in known:
-            if len(known) >= MOST_PARTS or len(asked) >= MOST_FORECAST:
+            if len(known) >= MOST_PARTS or _statements(asked) >= MOST_FORECAST:
                 return _whole(y, forecast(y))
             known[y] = _nearer(g, y, machine, counted, groups, again)
         return known[y]
@@ -120,6 +121,11 @@ def _nearer(
             if seconds < least:
                 least, made = seconds, cut
     return ([y for part, _ in made for y in part], least) if made else _whole(x, own)
+
+
+def _statements(parts: Iterable[Group]) -> int:
+    """What parts that are forecast count as."""
+    return sum(max(LEAST_FORECAST, len(y.members)) for y in parts)
 
 
 def _whole(x: Group, own: Predicted | None) -> tuple[list[Group], float]:
