@@ -92,6 +92,22 @@ def test_a_graph_break_is_an_error_at_the_users_line():
         fuse(f, runner="interpreter")(randn(3))
 
 
+def test_a_branch_on_an_item_is_an_error_at_the_users_line():
+    def f(x):
+        if x.sum().item() > 0:
+            return x
+        return x * 2
+
+    with pytest.raises(UnsupportedError, match=r"(?s)captured whole: .* only the run knows.*test_fuse\.py.*hint"):
+        fuse(f, runner="interpreter")(randn(3))
+
+
+def test_a_softmax_of_integers_is_refused_as_in_eager_mode():
+    for fn in (torch.softmax, torch.log_softmax):
+        with pytest.raises(UnsupportedError, match=r"(?s)a softmax of i64.*test_fuse\.py"):
+            fuse(lambda x, fn=fn: fn(x, -1), runner="interpreter")(torch.arange(4))
+
+
 def test_a_region_that_does_not_compile_is_an_error():
     f = Fused(lambda x: x * 2)
 

@@ -36,7 +36,7 @@ COMMANDS = {
         "bench:bench",
         "Time Tilefold next to eager, torch.compile and library kernels, the contenders taking turns.",
     ),
-    "tune": ("tune:tune", "Every candidate's results are compared before it is timed; needs a CUDA device."),
+    "tune": ("tune:tune", "Time configurations of a function's GPU kernels and keep the best; needs a CUDA device."),
     "doctor": ("commands:doctor", "What this machine can run, and why not."),
     "cache": ("cache:app", "The compiled kernels kept on disk."),
 }

@@ -31,8 +31,9 @@ def tune(
     effort: Annotated[str, typer.Option(help="quick (some twenty candidates) or full (hundreds)")] = "quick",
     again: Annotated[bool, typer.Option(help="also kernels that the table has already")] = False,
 ) -> None:
-    """Every candidate's results are compared before it is timed; needs a CUDA device.
+    """Time configurations of a function's GPU kernels and keep the best; needs a CUDA device.
 
+    Every candidate's results are compared before it is timed.
     `tilefold tune library` times the device's matrix products and convolutions instead, for the planner.
     """
     if function == LIBRARY:

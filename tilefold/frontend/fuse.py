@@ -19,6 +19,7 @@ from torch._dynamo.exc import (
     InternalTorchDynamoError,
     TorchRuntimeError,
     Unsupported,
+    UserError,
 )
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten
@@ -340,6 +341,12 @@ def translated(run: Fn, *args: object, **kwargs: object) -> object:
         raise UnsupportedError(
             f"the function cannot be captured whole: {why}", loc=_user_line(err), hint=STRICT_HINT
         ) from err
+    except UserError as err:  # as for a branch on `.item()`, of whose value a graph knows nothing
+        unknown = "data-dependent" in str(err)
+        why = "what it does depends on a value that only the run knows" if unknown else _first_line(err)
+        raise UnsupportedError(
+            f"the function cannot be captured whole: {why}", loc=_user_line(err), hint=STRICT_HINT
+        ) from err
     except InternalTorchDynamoError as err:  # as for a function that calls itself without an end
         raise UnsupportedError(f"PyTorch cannot capture the function: {_first_line(err)}") from err
 
@@ -368,7 +375,7 @@ def _first_line(err: Exception) -> str:
     return next((ln.strip() for ln in str(err).splitlines() if ln.strip()), type(err).__name__)
 
 
-def _user_line(err: Unsupported | TorchRuntimeError) -> SourceLoc | None:
+def _user_line(err: Unsupported | TorchRuntimeError | UserError) -> SourceLoc | None:
     """The innermost frame of the user's code at a graph break."""
     frames = [f for f in getattr(err, "real_stack", None) or () if f.filename and "/torch/" not in f.filename]
     if not frames:

@@ -62,7 +62,7 @@ def _running(ctx: Context, node: torch.fx.Node, fold: Literal["sum", "prod"]) ->
     a, neutral = attrs(node), Const(int(fold == "prod"), DType.I64)
     x, (shape, dtype) = ctx.value(a["self"]), meta_of(node)
     if not shape or dtype.is_float:
-        raise UnsupportedError(f"{ctx.origin} of other than integers")  # elements are converted first
+        raise UnsupportedError(f"{ctx.origin} is covered for integers only")  # elements are converted first
     axis = int(a["dim"]) % len(shape)  # type: ignore[call-overload]
     extent = shape[axis]
     if not isinstance(extent, Const) or int(extent.value) > MOST_PLACES:

@@ -8,6 +8,7 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Expr, call
+from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.context import Context, Indices, Value, attrs, keep_axes, meta_of, normal_axis
 from tilefold.frontend.operators.elementwise import Lowerer
 from tilefold.frontend.operators.reduce import centred, mean_value, reduce_value
@@ -69,6 +70,8 @@ def _softmax_args(ctx: Context, node: torch.fx.Node) -> tuple[Value, int, tuple[
     a = attrs(node)
     x = ctx.value(a["self"])
     shape, dtype = meta_of(node)
+    if not dtype.is_float:
+        raise UnsupportedError(f"a softmax of {dtype.value}: PyTorch has none of integers, though it captures one")
     if not shape:
         return Value((const(1),), x.dtype, lambda _: x.at(())), 0, (const(1),), dtype
     return x, normal_axis(int(a["dim"]), len(shape)), shape, dtype  # type: ignore[call-overload]
