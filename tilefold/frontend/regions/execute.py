@@ -126,7 +126,12 @@ def _output_view(lowered: Lowered, o: OutputBinding) -> _View:
             packed = results[name]
             size = shape(syms)
             out = torch.empty_strided(size, strides(syms), dtype=packed.dtype, device=packed.device)
-            return out.copy_(packed.reshape(size))
+            once, given = out, packed.reshape(size)
+            for axis, step in enumerate(out.stride()):
+                if step == 0 and size[axis] > 1:  # an expanded axis is one element in memory
+                    once, given = once.narrow(axis, 0, 1), given.narrow(axis, 0, 1)
+            once.copy_(given)
+            return out
 
         return copied
     if o.offset is not None:
