@@ -307,11 +307,10 @@ def _aliases(gm: torch.fx.GraphModule) -> tuple[Node, ...]:
 
     def is_alias(node: Node) -> bool:
         if node not in chain:
+            source = _tuple_source(node)
             chain[node] = node.op == "placeholder" or (
                 node.op == "call_function"
-                and node.target in VIEWS
-                and not _rearranges(node)
-                and not isinstance(node.meta["val"], tuple | list)
+                and (source is not None or (node.target in VIEWS and not _rearranges(node)))
                 and all(is_alias(n) for n in node.all_input_nodes if not is_scalar(n))
             )
         return chain[node]
