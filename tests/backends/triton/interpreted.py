@@ -928,6 +928,9 @@ CHECKS: dict[str, Check] = {
     "dropout": lambda: dropped_out(64),
     "dropout of ragged rows": lambda: dropped_out(37),
     "dropout of scores": lambda: dropped_scores(21, 37),
+    "conditions that are numbers": lambda: right(
+        lambda x: (x.amax(1, True) * (torch.arange(1) < 1), x.sum(0)), rand(1, 70)
+    ),
     "transposed": lambda: right(lambda x, y: (x.T + y).relu(), rand(300, 70), rand(70, 300, seed=1)),
     "functions of numbers near zero": lambda: "".join(
         right(lambda x, f=f: f(x) * 2, rand(5, 70, dtype=F) * scale)

@@ -106,6 +106,7 @@ def test_conversions():
     assert converted(Value("v", ("i",), DType.F16), DType.F32).code == "v.to(tl.float32)"
     assert converted(Value("v", ("i",), DType.F32), DType.F32).code == "v"
     assert converted(Value("((0 * -1) + 4)", (), DType.I64), DType.F32).code == "4.0"
+    assert converted(Value("True", (), DType.BOOL), DType.F32).code == "tl.where(True, 1.0, 0.0).to(tl.float32)"
     assert converted(Value("(n + 4)", (), DType.I64), DType.F32).code == "((n + 4)).to(tl.float32)"
     assert converted(Value("(x == 3)", (), DType.BOOL), DType.I64).code == "tl.where((x == 3), 1, 0)"
     assert converted(Value("(x == 3)", ("i",), DType.BOOL), DType.I64).code == "((x == 3)).to(tl.int64)"

@@ -86,6 +86,8 @@ def converted(v: Value, kind: DType) -> Value:
         return v
     if kind is DType.I64 and v.kind is DType.BOOL and not v.axes:  # perhaps a constant, which has no method `to`
         return Value(f"tl.where({v.code}, 1, 0)", (), kind, v.level)
+    if kind.is_float and v.kind is DType.BOOL and not v.axes:
+        return Value(f"tl.where({v.code}, 1.0, 0.0).to({TRITON_TYPE[kind]})", (), kind, v.level)
     if is_number(v.code):
         if kind.is_float and not v.kind.is_float:
             return Value(repr(float(v.code)), (), kind, v.level)
