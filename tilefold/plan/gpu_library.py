@@ -107,7 +107,10 @@ def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:
 def _sums_win(g: Graph, c: Compute, machine: Gpu) -> bool:
     """Whether a product of few elements, of which operands or the result lie as the library cannot take them (weights
     of each pixel times what is around it), takes less time written out than copies of those for the library."""
-    if not _of_matrices(g, c) or not all(is_static(g.program.sizes[d]) for d in c.rdims):
+    found = library_product(c, g.program.sizes)
+    if found is None or not found.batch or not _of_matrices(g, c):
+        return False
+    if not all(is_static(g.program.sizes[d]) for d in c.rdims):
         return False
     taps, made = g.points(c.rdims), g.points(c.dims)
     copies = seconds_of_copies(g.program, c, machine) if taps <= machine.window else 0.0

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tilefold.algebra.expr import Const, Expr, Load, dims_used
 from tilefold.tensor.ir import Program
+from tilefold.tensor.product import product_of
 from tilefold.tensor.rewrite import rename_loads
 
 
@@ -20,6 +21,8 @@ def same_sums(p: Program) -> Program:
     kept: dict[str, tuple[int, ...]] = {}
     for c in p.body:
         if c.reducer is None or c.index_name is not None or c.name in p.outputs or c.reducer == "topk":
+            continue
+        if product_of(c) is not None:  # of rows that are repeated: matrix units multiply them as they are given
             continue
         axes = tuple(n for n, d in enumerate(c.dims) if d in dims_used(c.body) or not _some(p, d))
         if len(axes) < len(c.dims):
