@@ -222,11 +222,11 @@ def test_a_product_that_is_cut_from_its_reduction_is_the_library_s(library: bool
 
 MASKED = """
 program masked()
-  input s: f32[2, 4, 512, 512]
-  input t: f32[2, 4, 512, 512]
+  input s: f32[2, 8, 512, 512]
+  input t: f32[2, 8, 512, 512]
   input seen: bool[2, 512]
   dim b = 2
-  dim h = 4
+  dim h = 8
   dim i = 512
   dim j = 512
   dim u = {other}
@@ -240,7 +240,7 @@ program masked()
 
 def test_a_map_that_goes_to_memory_takes_no_parallel_dim_from_its_readers() -> None:
     """The mask has no heads: with it, a thread block would have all heads of a row."""
-    p = parse(MASKED.format(other=4, u="u"))
+    p = parse(MASKED.format(other=8, u="u"))
     of = {m: k.plan.group for k in fuse_for_gpu(p).kernels for m in k.plan.group.members}
     assert of["m"].members == ("m",) and {"b", "h", "i"} <= set(of["a"].parallel) and "x" in of["a"].members
     alone = replace(p, outputs=("a",), body=p.body[:3])  # read once, it is computed where it is read
@@ -276,11 +276,11 @@ def test_a_product_that_no_matrix_unit_takes_is_not_unrolled_by_the_thousand(hea
 #: A map whose result is small, in front of what does not fit as one.
 IN_FRONT = """
 program front()
-  input x: f32[512, 256]
-  input w: f32[256, 256]
-  input s: f32[256]
+  input x: f32[512, 64]
+  input w: f32[64, 256]
+  input s: f32[64]
   dim i = 512
-  dim j = 256
+  dim j = 64
   dim k = 256
   e[j]: f32 = exp(s[j])
   a[i]: f32 = sum[j] x[i, j] * e[j]

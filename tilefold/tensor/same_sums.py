@@ -3,7 +3,7 @@
 Law: y[i, l] = reducer over k of f(i, k)  is  y'[i], which is read wherever y[i, l] is, for every l.
 
 How many elements a mean by keys has at a place is the same for all of its channels, and so is a sum of a row's weights
-that is kept for each of them. Side conditions: the program gives nobody y, and it has an l.
+that is kept for each of them. Side conditions: the program gives nobody y, and it has several l.
 """
 
 from __future__ import annotations
@@ -42,4 +42,4 @@ def same_sums(p: Program) -> Program:
 
 def _some(p: Program, d: str) -> bool:
     n = p.sizes[d]
-    return isinstance(n, Const) and int(n.value) > 0
+    return isinstance(n, Const) and int(n.value) > 1
