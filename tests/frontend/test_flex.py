@@ -93,8 +93,6 @@ def is_one_kernel(graph=-1):
 @pytest.mark.parametrize("case", CASES, ids=lambda c: ", ".join(filter(None, c)))
 def test_documented_functions_are_one_kernel(case):
     mask, score = chosen(*case)
-    if case[:2] == ("nothing", "temperature"):
-        pytest.xfail("a score by a captured number is three kernels on the CPU since 1741fb4: to be found")
     q, k, v = heads()
     got, aux = tilefold.flex_attention(q, k, v, score, mask, enable_gqa=True, return_aux=AuxRequest(lse=True))
     assert is_one_kernel()

@@ -34,3 +34,9 @@ def test_they_are_computed_once_and_mean_the_same():
 def test_what_the_program_gives_is_left():
     p = parse(WEIGHED.replace("return y", "return y, s"))
     assert same_sums(p) is p
+
+
+def test_sums_of_numbers_are_added_again():
+    """A kernel of its own for one number costs more."""
+    p = parse(WEIGHED.replace("sum[k] w[i, k]", "sum[k] 1.0"))
+    assert same_sums(p) is p

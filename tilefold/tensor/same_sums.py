@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilefold.algebra.expr import Const, Expr, Load, dims_used
+from tilefold.algebra.expr import Const, Expr, Load, dims_used, tensors_read
 from tilefold.tensor.ir import Program
 from tilefold.tensor.product import product_of
 from tilefold.tensor.rewrite import rename_loads
@@ -21,6 +21,8 @@ def same_sums(p: Program) -> Program:
     kept: dict[str, tuple[int, ...]] = {}
     for c in p.body:
         if c.reducer is None or c.index_name is not None or c.name in p.outputs or c.reducer == "topk":
+            continue
+        if not tensors_read(c.body):  # numbers alone: a kernel for their sum costs more than to add them again
             continue
         if product_of(c) is not None:  # of rows that are repeated: matrix units multiply them as they are given
             continue
