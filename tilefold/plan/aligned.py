@@ -73,11 +73,7 @@ def worth(
         for n, counts in ((rows, along.rows), (depth, along.depth), (columns, True))
     )
     sizes = ((rows * depth, tall or deep), (depth * columns, deep or wide), (rows * columns, (tall or wide) and packed))
-    moved = sum(
-        gpu.second_kernel + copies * 2 * batch * n * itemsize / (gpu.reached * gpu.bandwidth)
-        for n, moves in sizes
-        if moves
-    )
+    moved = sum(gpu.copied(copies * batch * n * itemsize) for n, moves in sizes if moves)
     seconds = 2.0 * batch * rows * depth * columns / gpu.gemm_rate(DType.BF16, library=True)
     ragged = [n for n, found in ((rows, tall), (depth, deep), (columns, wide)) if found]
     share = gpu.ragged if any(n * itemsize % PAIR for n in ragged) else gpu.ragged_pairs

@@ -65,10 +65,9 @@ def _pays(g: Graph, after: Graph, c: Compute, made: list[Compute], machine: Gpu)
     follows the product less than it saves: the result passes memory once more."""
     copy, product = made
     (tensor,) = tensors_read(copy.body)
-    memory = machine.reached * machine.bandwidth
     read, kept = g.nbytes([tensor]), after.nbytes([copy.name])
-    stored = machine.second_kernel + (read + kept) / memory
-    passed = machine.second_kernel + 2 * g.nbytes([c.name]) / memory
+    stored = machine.second_kernel + (read + kept) / (machine.reached * machine.bandwidth)
+    passed = machine.copied(g.nbytes([c.name]))
     rows = g.points({*c.dims} - {*copy.dims})
     again = read * math.ceil(rows / (2 * machine.rows)) / (machine.cache_reached * machine.last_cache.bandwidth)
     own = max(flops(g, c.name) / machine.gemm_rate(copy.dtype, library=False), again)

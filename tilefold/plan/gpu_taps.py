@@ -63,10 +63,8 @@ def parts_pay(c: Compute, made: float, parts: float, window: Sliding, *, machine
     """Whether a reduction over windows that slide takes longer than one of parts (`tensor.sliding`): it looks at fewer
     elements, and parts are written and read again."""
     inner, outer = window.taps
-    passed = 2 * parts * c.dtype.compute.nbytes / (machine.reached * machine.bandwidth) + machine.second_kernel
-    return (
-        parts * inner + made * outer
-    ) / machine.tap_rate + passed < made * window.count * window.others / machine.tap_rate
+    whole, apart = made * window.count * window.others, parts * inner + made * outer
+    return apart / machine.tap_rate + machine.copied(parts * c.dtype.compute.nbytes) < whole / machine.tap_rate
 
 
 def _apart(g: Graph, c: Compute, machine: Gpu, calls: Collection[str]) -> bool:
@@ -75,5 +73,4 @@ def _apart(g: Graph, c: Compute, machine: Gpu, calls: Collection[str]) -> bool:
     whole = len(c.dims) > 1 and set(c.dims) in _summed(g, c)
     if not products or not (whole or summed_of_channels(g, c) or _contracted(g, c, calls)):
         return False
-    passed = 2 * g.nbytes([c.name]) / (machine.reached * machine.bandwidth)
-    return products / machine.tap_rate + passed + machine.second_kernel < products / machine.summed_tap_rate
+    return products / machine.tap_rate + machine.copied(g.nbytes([c.name])) < products / machine.summed_tap_rate

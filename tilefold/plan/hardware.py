@@ -221,6 +221,10 @@ class Gpu(Machine):
     owning_paces: tuple[tuple[int, Pace], ...]
     exact_scores: float
 
+    def copied(self, nbytes: float) -> float:
+        """Seconds of a kernel more that reads so many bytes and writes as many."""
+        return self.second_kernel + 2 * nbytes / (self.reached * self.bandwidth)
+
     def exact(self, elements: float) -> float:
         """FLOP/s of products of float32 in kernels of ours, each thread of which has so many elements of a result."""
         return min(self.own[DType.F32], self.exact_rate * max(1.0, elements) ** 0.5)

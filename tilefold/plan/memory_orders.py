@@ -83,7 +83,7 @@ def seconds_of_copies(p: Program, c: Compute, gpu: Gpu) -> float:
     most = max([len(c.dims), *(len(ld.index) for ld in loads(c.body))])
     slower = 1 if factorial(most) <= MOST_ORDERS else BY_ELEMENTS
     n = library_copies(p, c)
-    return gpu.second_kernel + 2 * slower * n / (gpu.reached * gpu.bandwidth) if n else 0.0
+    return gpu.copied(slower * n) if n else 0.0
 
 
 def loads_of(c: Compute, sizes: Mapping[str, Expr]) -> tuple[Load, Load]:
@@ -189,7 +189,7 @@ def _seconds(p: Program, around: _Around, order: Sequence[int], gpu: Gpu) -> flo
             return float("inf")
         widths = [p.dtype_of(ld.tensor).nbytes for ld in loads_of(c, p.sizes)]
         for n, width in zip((found.a, found.b, found.out), (*widths, c.dtype.nbytes), strict=True):
-            seconds += gpu.second_kernel + 2 * n * width / memory if n else 0.0
+            seconds += gpu.copied(n * width) if n else 0.0
     return seconds
 
 
@@ -232,7 +232,7 @@ def _least_seconds(p: Program, name: str, gpu: Gpu, kept: Collection[str]) -> fl
     around = (_Around(_of_name(p, t), (c,), 0) for t in _own(p, c) if t not in kept)
     ways = [_seconds(p, x, order, gpu) for x in around for order in _orders(x.made.dims)]
     n = library_copies(p, c)
-    return min([gpu.second_kernel + 2 * n / (gpu.reached * gpu.bandwidth) if n else 0.0, *ways])
+    return min([gpu.copied(n) if n else 0.0, *ways])
 
 
 def _own(p: Program, c: Compute) -> list[str]:

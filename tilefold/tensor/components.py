@@ -18,13 +18,11 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, call, dims_used, loads, substitute
 from tilefold.names import fresh
 from tilefold.tensor.analysis import expr_flops
-from tilefold.tensor.constant_parts import constant_parts
-from tilefold.tensor.convolution import is_windowed
+from tilefold.tensor.constant_parts import constant_parts, operands
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.inline import inline
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.narrow import narrow
-from tilefold.tensor.product import product_of
 from tilefold.tensor.rewrite import prune_dims, rename_loads
 
 #: Numbers along the longest axis that is taken apart.
@@ -47,12 +45,8 @@ def components_apart(p: Program) -> Program:
 
 
 def _apart(p: Program) -> Program:
-    moved, stored = set[str](), set(p.outputs)
-    for c in p.body:
-        found = loads(c.body)
-        if is_windowed(c) or product_of(c) is not None:
-            stored |= {ld.tensor for ld in found}
-        moved |= {ld.tensor for ld in found if _moves(p, ld)}
+    stored = operands(p) | {*p.outputs}
+    moved = {ld.tensor for c in p.body for ld in loads(c.body) if _moves(p, ld)}
     chosen = next((c for c in p.body if c.name in moved - stored and _is_short(p, c)), None)
     if chosen is None:
         return p

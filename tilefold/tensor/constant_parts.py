@@ -26,6 +26,7 @@ from tilefold.names import fresh
 from tilefold.tensor.analysis import expr_flops
 from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import poly
+from tilefold.tensor.inline import NEIGHBOURS
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.product import product_of
@@ -36,8 +37,6 @@ from tilefold.tensor.windows import written_out
 MOST = 8
 #: Elements that the longest reduction has which is written out, for others read what it reads by its places.
 SHORT = 4
-#: Arithmetic (in adds) that is repeated rather than read back: what 4 bytes cost to write and read again.
-AGAIN = 32
 
 
 def constant_parts(p: Program) -> Program:
@@ -80,15 +79,18 @@ def _axes(c: Compute) -> Iterator[tuple[str, int]]:
         yield from ((ld.tensor, n) for n, e in enumerate(ld.index) if dims_used(e) & {*c.rdims})
 
 
+def operands(p: Program) -> set[str]:
+    """Tensors that windows and products of matrices read: they stay in memory as they are."""
+    return {ld.tensor for c in p.body if is_windowed(c) or product_of(c) is not None for ld in loads(c.body)}
+
+
 def _apart(p: Program) -> Program:
     read: dict[str, set[Load]] = {}
-    stored, whole = set[str](), set(p.outputs)
+    stored, whole = operands(p), set(p.outputs)
     for c in p.body:
         found = loads(c.body)
         for ld in found:
             read.setdefault(ld.tensor, set()).add(ld)
-        if is_windowed(c) or product_of(c) is not None:
-            stored |= {ld.tensor for ld in found}
     taken = set(p.names)
     axes: dict[str, int] = {}
     for c in p.body:
@@ -97,7 +99,7 @@ def _apart(p: Program) -> Program:
             continue
         if any(_place(p, ld.index[at]) is None for ld in read[c.name]):
             whole.add(c.name)
-        if c.name not in whole or expr_flops(c.body) <= AGAIN:
+        if c.name not in whole or expr_flops(c.body) <= NEIGHBOURS:
             axes[c.name] = at
     if not axes:
         return p

@@ -19,19 +19,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from math import prod
 from types import MappingProxyType
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import COMBINE
-from tilefold.algebra.expr import Const, Expr, Index, Load, call, dims_used, loads, substitute, tensors_read
+from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads, substitute, tensors_read
 from tilefold.names import free, fresh
 from tilefold.tensor.analysis import Graph, is_map
 from tilefold.tensor.index_simplify import const, poly, simplify
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.narrow import resimplified
 from tilefold.tensor.rewrite import prune_dims
+from tilefold.tensor.windows import joined
 
 #: Elements that one map reduces, at most: more are again reduced in parts.
 AT_ONCE = 27
@@ -192,6 +192,4 @@ def _taken_apart(p: Program, c: Compute, w: Sliding) -> tuple[Program, str]:
 
 def _map(c: Compute, name: str, dims: tuple[str, ...], dtype: DType, terms: list[Expr]) -> Compute:
     """The map that reduces these, one after the other."""
-    op = COMBINE[c.reducer or ""]
-    body = reduce(lambda a, b: call(op, a, b), terms)
-    return replace(c, name=name, dims=dims, dtype=dtype, body=body, reducer=None, rdims=())
+    return replace(c, name=name, dims=dims, dtype=dtype, body=joined(c.reducer or "", terms), reducer=None, rdims=())

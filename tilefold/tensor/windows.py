@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tilefold.algebra.evaluate import COMBINE
@@ -53,12 +53,16 @@ def _only_what_is_read(p: Program, name: str) -> Program:
     return replace(p, body=tuple(turned if c is made else c for c in p.body))
 
 
+def joined(reducer: str, terms: Iterable[Expr]) -> Expr:
+    """What a reduction of these elements is, one after the other."""
+    return functools.reduce(lambda a, b: call(COMBINE[reducer], a, b), terms)
+
+
 def written_out(p: Program, c: Compute) -> list[Compute]:
     """Maps that add a few elements each to what the one before has; the last one is the sum (or another reduction)."""
     counts = [int(e.value) for e in map(p.sizes.__getitem__, c.rdims) if isinstance(e, Const)]
     taps = list(itertools.product(*map(range, counts)))
     taken = {i.name for i in p.inputs} | {r for x in p.body for r in x.results} | set(p.sizes) | set(p.syms)
-    joined = COMBINE[c.reducer or ""]
     parts, found = -(-len(taps) // AT_ONCE), list[Compute]()
     for n in range(parts):
         terms: list[Expr] = [Load(found[-1].name, tuple(map(Index, c.dims)))] if found else []
@@ -68,7 +72,7 @@ def written_out(p: Program, c: Compute) -> list[Compute]:
         last = n == parts - 1
         name = c.name if last else free(f"{c.name}_{n}", taken)
         dtype = c.dtype if last else c.dtype.compute
-        total = functools.reduce(lambda a, b: call(joined, a, b), terms)
+        total = joined(c.reducer or "", terms)
         found.append(replace(c, name=name, dtype=dtype, body=total, reducer=None, rdims=()))
     return found
 

@@ -67,6 +67,11 @@ class Leaves:
     nvidia: bool = True
     positions: Callable[[], bool] = lambda: False
 
+    @property
+    def on_device(self) -> bool:
+        """Whether the machine's own instructions are there."""
+        return self.nvidia and not self.interpreted
+
 
 #: An integer of fewer bits that is kept in 64.
 _WIDENED = re.compile(r"\(?(\w+)\.to\(tl\.int64\)\)?")
@@ -138,7 +143,7 @@ class Expressions:
 
     def _approximates(self) -> bool:
         """Whether functions may be those to a few places of the machine."""
-        return self.leaves.narrow and self.leaves.nvidia and not self.leaves.interpreted
+        return self.leaves.narrow and self.leaves.on_device
 
     def _short(self, e: Expr, frame: Sequence[str]) -> Value | None:
         """The whole part of a float that is no larger than a position is, in 32 bits; None of others."""
@@ -303,13 +308,12 @@ class Expressions:
 
     def _in_float32(self, op: str, arg: Expr) -> str:
         """A function of ours that takes fewer instructions than the library's; "" where there is none."""
-        on_device = self.leaves.nvidia and not self.leaves.interpreted
         if op == "log1p":
             found = self.leaves.range_of(arg)
             return "tf_log1p_unit" if found.lo >= 0.0 and found.hi <= 1.0 else "tf_log1p_single"
-        if op == "tanh" and on_device:
+        if op == "tanh" and self.leaves.on_device:
             return "tf_tanh_single"
-        if op == "sigmoid" and on_device:
+        if op == "sigmoid" and self.leaves.on_device:
             return "tf_sigmoid"
         if op == "erf" and self._approximates():
             return "tf_erf_by_exp"
