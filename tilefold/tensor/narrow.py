@@ -4,6 +4,7 @@ Laws, for 0 <= r < D:   D q + r < D c  <=>  q < c
                         where(c, a, b) = a if c holds for all indices in range, b if it never does
                         within(a, n) = a if 0 <= a < n for all indices in range (a check that cannot fail)
                         where(x < c, a, b): in a, x <= c - 1; in b, x >= c; x is known where one value is left
+                        where(x < c, t[within(i, n)], b) = where(x < c, t[within(where(x < c, i, 0), n)], b)
 
 This is what turns the concatenation of the parts of a fused projection into plain reads once the
 axis has been split into (part, rest).
@@ -15,7 +16,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, children, rebuild, substitute, transform
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Size,
+    Sym,
+    call,
+    children,
+    rebuild,
+    substitute,
+    transform,
+    walk,
+)
 from tilefold.tensor.index_simplify import const, divide, interval, nonnegative, poly, simplify, to_expr, within
 from tilefold.tensor.ir import Program
 
@@ -55,7 +70,24 @@ def _within(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range], sizes:
         moved = substitute(e, {Index(d): offset + low if high > low else const(low)})
         moved = resimplified(moved, {**sizes, offset.dim: const(high - low + 1)})
         e = resimplified(substitute(moved, {offset: Index(d) - low}), {**sizes, d: const(high + 1)})
-    return _narrow(e, {**ranges, d: known}, sizes)
+    return _checked_there(_narrow(e, {**ranges, d: known}, sizes), d, known, ranges)
+
+
+def _checked_there(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range]) -> Expr:
+    """A branch whose indices that data choose are checked where it is taken alone: all lanes compute it."""
+    (low, high), (least, most) = known, ranges[d]
+    bounds = ((call("ge", Index(d), low), low > least), (call("lt", Index(d), high + 1), high < most))
+    there = [c for c, cut in bounds if cut]
+
+    def one(x: Expr) -> Expr | None:
+        if not (isinstance(x, Call) and x.op == "within" and Index(d) in walk(x.args[0])):
+            return None
+        at = x.args[0]
+        for c in there:
+            at = call("where", c, at, 0)
+        return call("within", at, x.args[1])
+
+    return transform(e, one) if there and high >= low else e
 
 
 def resimplified(e: Expr, sizes: Mapping[str, Expr]) -> Expr:

@@ -57,6 +57,19 @@ def test_a_compiled_function_reads_it():
     assert torch.equal(run(x), masked(x)) and torch.equal(run(-x), masked(-x))
 
 
+def pairs(x):
+    i, j = torch.tril_indices(4, 4, -1)
+    return x[:, i, j] * 2.0
+
+
+def test_pairs_below_a_diagonal_are_a_constant():
+    x = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(0))
+    gm = graph(pairs, x)
+    assert fold_constants(gm) >= 1
+    assert not gm.graph.find_nodes(op="call_function", target=ATEN.tril_indices.default)
+    assert torch.equal(gm(x), pairs(x))
+
+
 def returned(x):
     n = parts(x)
     return x + 1, n.view(30)

@@ -1,4 +1,5 @@
-"""What writes to parts of constants makes of them, made once: a constant of the graph, where its readers are.
+"""What writes to parts of constants makes of them, and lists of pairs, made once: a constant of the graph, where its
+readers are.
 
 Windowed attention numbers the parts of an image by a dozen assignments to slices of zeros, and masks scores where two
 numbers differ. Nothing of that is an argument's. What is made of indices alone (causal masks) is left: a kernel
@@ -31,6 +32,8 @@ WRITES = frozenset(
         _ATEN.index_put.default,
     }
 )
+#: Operators of numbers alone that no kernel computes: the pairs below or above a diagonal, one after another.
+PAIRS = frozenset({_ATEN.tril_indices.default, _ATEN.triu_indices.default})
 #: Operators that take no more than a tensor's type and sizes, and what they fill a tensor with.
 _FILLED = {
     _ATEN.new_zeros.default: 0,
@@ -41,8 +44,9 @@ _FILLED = {
 
 
 def fold_constants(gm: torch.fx.GraphModule) -> int:
-    """Put constants in place of what is computed from none of the arguments, of a write at some place, and is read by
-    what is not; gives how many there are. What the graph returns stays: each call returns another tensor."""
+    """Put constants in place of what is computed from none of the arguments, of a write at some place or of `PAIRS`,
+    and is read by what is not; gives how many there are. What the graph returns stays: each call returns another
+    tensor."""
     _numbers_where_they_are(gm)
     written = _written(gm)
     wanted = [n for n, w in written.items() if w and n.target not in VIEWS and _wanted(n, written)]
@@ -87,13 +91,13 @@ def _is_number(gm: torch.fx.GraphModule, n: Node) -> bool:
 
 
 def _written(gm: torch.fx.GraphModule) -> dict[Node, bool]:
-    """The nodes that depend on no argument, and whether a write is among what makes them."""
+    """The nodes that depend on no argument, and whether a write, or one of `PAIRS`, is among what makes them."""
     found: dict[Node, bool] = {}
     for n in gm.graph.nodes:
         if _is_number(gm, n) or (n.target in _FILLED and computable(n)):
             found[n] = False
         elif computable(n) and all(i in found for i in n.all_input_nodes):
-            found[n] = n.target in WRITES or any(found[i] for i in n.all_input_nodes)
+            found[n] = n.target in WRITES or n.target in PAIRS or any(found[i] for i in n.all_input_nodes)
     return found
 
 
