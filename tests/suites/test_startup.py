@@ -1,8 +1,9 @@
-"""First calls on a CPU: what is run, cold and warm in caches of their own, and what the page says of it."""
+"""First calls: what is run, cold and warm in caches of their own, and what the page says of it."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def processes(monkeypatch):
 
 def test_contenders_take_turns_and_the_second_process_has_the_caches_of_the_first(processes):
     report = startup.run(["llama infer"], layers=2, commit="abc")
-    who = [words[-2] for words in processes]
+    who = [words[-3] for words in processes]
     assert who == ["tilefold", "inductor", "tilefold", "inductor"]
     caches = {words[1:4] for words in processes}
     assert len(caches) == 1 and all(v.split("=")[1].startswith("/") for v in next(iter(caches)))
@@ -41,7 +42,7 @@ def test_contenders_take_turns_and_the_second_process_has_the_caches_of_the_firs
     assert (ours.cold.wall, ours.warm.wall, ours.why) == (1.0, 3.0, "")
     assert (theirs.cold.wall, theirs.warm.wall, theirs.why) == (2.0, None, "no compiler")
     assert startup.cells(report) == [
-        (ROW, "1.0 (2.0)", "3.0 (-)", "0.5 (0.5)", "0.5 (-)", "inductor: no compiler")
+        (ROW, "1.0 (2.0)", "3.0 (-)", "0.5 (0.5)", "0.5 (-)", "- (-)", "inductor: no compiler")
     ]  # fmt: skip
 
 
@@ -56,6 +57,22 @@ def test_the_page_and_the_json_say_where_figures_are_from(processes, tmp_path):
     assert data["commit"] == "abc" and [e["contender"] for e in data["entries"]] == list(startup.CONTENDERS)
 
 
+def test_reports_of_devices_stand_beside_each_other(processes, tmp_path):
+    """A file a device, read back as it was; rows are measured at once where that is asked for."""
+    report = startup.run(["llama infer", "bert *"], workers=2, commit="abc")
+    assert [e.row for e in report.entries[::2]] == ["llama infer", "bert infer", "bert train"]
+    gpu = replace(report, kind="cuda", device="some GPU", entries=(with_peak(report.entries[0]), *report.entries[1:]))
+    for name, each in (("a", report), ("b", gpu)):
+        startup.write(each, json_path=tmp_path / f"{name}.json", docs_path=tmp_path / "page.md")
+    assert startup.load_all(tmp_path) == (report, gpu)
+    page = (tmp_path / "page.md").read_text()
+    assert page.index(report.device) < page.index("some GPU") and "| 12 (-) |" in page
+
+
+def with_peak(e):
+    return replace(e, warm=replace(e.warm, peak=12e6))
+
+
 def test_an_unknown_model_is_refused():
     done = invoke(["bench", "startup", "--rows", "nothing"])
     assert done.exit_code == 2 and "no model is called nothing" in done.stderr and "llama infer" in done.stderr
@@ -66,6 +83,6 @@ def test_a_process_says_what_its_first_call_took(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
     real = startup.torch.compile
     monkeypatch.setattr(startup.torch, "compile", lambda f, backend: real(f, backend={"tilefold": "eager"}[backend]))
-    startup.main(["bert train", "tilefold", "1"])
+    startup.main(["bert train", "tilefold", "1", "cpu"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found.keys() == {"wall", "processor"} and min(found.values()) > 0

@@ -49,7 +49,7 @@ _GPU_OPTIONS |= {"small", "workers", "commit"}
 _OPTIONS: dict[str, frozenset[str]] = {
     "cpu": frozenset({"only", "budget", "commit"}),
     "planner": frozenset({"only", "device", "commit"}),
-    startup.PART: frozenset({"rows", "commit"}),
+    startup.PART: frozenset({"rows", "device", "workers", "commit"}),
     curve.PART: frozenset({"peers", "device", "commit"}),
     "page": frozenset(),
     **dict.fromkeys(SUITES, _GPU_OPTIONS | {"study", "plots"}),
@@ -113,7 +113,8 @@ def bench(
         _planner(only, json, docs, device or "cpu", commit)
         return
     if suite == startup.PART:
-        _startup(_names(rows), json, docs, commit)
+        at_once = workers if "workers" in _given(context) else 1
+        _startup(_names(rows), json, docs, device or "cpu", at_once, commit)
         return
     if suite == curve.PART:
         _curve(_names(peers), json, docs, device or "cpu", commit)
@@ -168,9 +169,7 @@ def bench(
 
 def _check_options(context: typer.Context, suite: str) -> None:
     """Say which options a suite does not take: it would run as if they had not been given."""
-    names = {p.name: max(p.opts, key=len).removeprefix("--") for p in context.command.params if p.name is not None}
-    source = context.get_parameter_source
-    given = {names[n].replace("-", "_") for n in names if (s := source(n)) is not None and s.name == "COMMANDLINE"}
+    given = _given(context)
     with friendly():
         if suite not in _OPTIONS:
             raise TilefoldError(f"no benchmarks for {suite!r}", hint=", ".join(_OPTIONS))
@@ -180,6 +179,14 @@ def _check_options(context: typer.Context, suite: str) -> None:
             raise TilefoldError(
                 f"bench {suite} takes no --{vain[0].replace('_', '-')}", hint=f"it takes {', '.join(said)}"
             )
+
+
+def _given(context: typer.Context) -> frozenset[str]:
+    """The options of the command line, by their names there."""
+    names = {p.name: max(p.opts, key=len).removeprefix("--") for p in context.command.params if p.name is not None}
+    source = context.get_parameter_source
+    given = [n for n in names if (s := source(n)) is not None and s.name == "COMMANDLINE"]
+    return frozenset(names[n].replace("-", "_") for n in given)
 
 
 def _check_writable(place: Path | None) -> None:
@@ -230,10 +237,13 @@ def _planner_of_gpu(only: list[str] | None, path: Path | None, device: str) -> N
         console.print(line, highlight=False)
 
 
-def _startup(rows: tuple[str, ...] | None, json: Path | None, docs: Path | None, commit: str | None) -> None:
+def _startup(
+    rows: tuple[str, ...] | None, json: Path | None, docs: Path | None, device: str, workers: int, commit: str | None
+) -> None:
     with friendly():
+        _checked_device(device)
         with console.status("") as status:
-            report_ = startup.run(rows, commit=commit, progress=status.update)
+            report_ = startup.run(rows, device=device, workers=workers, commit=commit, progress=_progress(status))
         startup.write(report_, json_path=json, docs_path=docs)
     console.print(startup.markdown(report_), markup=False, highlight=False, soft_wrap=True)
 
@@ -285,8 +295,9 @@ def _page(json: Path | None, docs: Path | None) -> None:
         makers = {"gpu": report.markdown} | {suite: maker.markdown for suite, (_, maker) in _TEAMS.items()}
         files = {name: load_all(folder if name == "gpu" else folder / name) for name in makers}
         texts = {name: makers[name](*found) for name, found in files.items() if found}
-        if curves := curve.load_all(folder / curve.PART):
-            texts[curve.PART] = curve.markdown(*curves)
+        for part in (curve, startup):
+            if reports := part.load_all(folder / part.PART):
+                texts[part.PART] = part.markdown(*reports)
         if not texts:
             raise TilefoldError(f"there are no results of a GPU in {folder}")
         for name, text in texts.items():

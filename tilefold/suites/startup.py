@@ -1,10 +1,10 @@
-"""`tilefold bench startup`: what the first call of a model costs on this CPU, in a first and in a second process.
+"""`tilefold bench startup`: what the first call of a model costs, in a first and in a second process, and its memory.
 
-Each figure is from a process of its own, `python -m tilefold.suites.startup ROW CONTENDER LAYERS`. The first one of a
-contender finds all caches empty (Tilefold's, Inductor's, Triton's), the second as the first left them. Before a call,
-torch and the compiler are imported, and the model and its arguments exist; it ends with the result, in training with
-the gradients. The contenders take turns. The models are small (`suites.models`): the time of a compilation hardly
-depends on widths. GPUs have `tilefold bench redfuser --study startup`.
+Each figure is from a process of its own, `python -m tilefold.suites.startup ROW CONTENDER LAYERS DEVICE`. The first one
+of a contender finds all caches empty (Tilefold's, Inductor's, Triton's), the second as the first left them. Before a
+call, torch and the compiler are imported, and the model and its arguments exist; it ends with the result, in training
+with the gradients. The contenders take turns. On a CPU models are small (`suites.models`): the time of a compilation
+hardly depends on widths; on a GPU they have their sizes, and a later step's peak of memory is measured as well.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tilefold.errors import TilefoldError
 from tilefold.frontend import torch_compile  # noqa: F401 (imported before a call is timed)
-from tilefold.suites.gpu.environment import commit_here, cpu_name
+from tilefold.suites.gpu.environment import commit_here, device_facts
 from tilefold.suites.gpu.report import grid
 from tilefold.suites.gpu.startup import run_process
 from tilefold.suites.models.all import MODELS, MODES
 from tilefold.suites.page import write_part
 
 PART = "startup"
-ROWS = ("llama infer", "bert infer", "qwen3 infer", "llama train")
+ROWS = tuple(f"{name} {mode}" for name in ("llama", "bert", "qwen3") for mode in MODES)
 CONTENDERS = ("tilefold", "inductor")
 #: Layers of the models, and seconds that one process may take.
 LAYERS, PROCESS_SECONDS = 4, 900.0
@@ -42,10 +44,11 @@ _CACHES = {"TILEFOLD_CACHE_DIR": "tilefold", "TORCHINDUCTOR_CACHE_DIR": "inducto
 @dataclass(frozen=True, slots=True)
 class First:
     """A first call, in seconds: from the call to the result, and of all processors that this took, child processes
-    too; None where it was not measured."""
+    too; bytes that a later call has at most. None where it was not measured."""
 
     wall: float | None
     processor: float | None
+    peak: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Entries, and where they are from."""
+    """Entries, and where they are from: `kind` cpu or cuda, and the device's name."""
 
     entries: tuple[Entry, ...]
     layers: int
     commit: str
-    cpu: str
+    kind: str
+    device: str
     threads: int
     torch: str
     busy: float
@@ -75,23 +79,27 @@ class Report:
 def run(
     rows: Sequence[str] | None = None,
     *,
+    device: str = "cpu",
     layers: int = LAYERS,
+    workers: int = 1,
     seconds: float = PROCESS_SECONDS,
     commit: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Report:
-    """Measure rows (patterns of names, as `llama*`; None: ROWS). TilefoldError where none is meant."""
+    """Measure rows (patterns of names, as `llama*`; None: ROWS), so many at once. TilefoldError where none is meant."""
     names = [f"{m.name} {mode}" for mode in MODES for m in MODELS]
     chosen = [n for n in names if (n in ROWS if rows is None else any(fnmatch(n, r) for r in rows))]
     if not chosen:
         raise TilefoldError(f"no model is called {', '.join(rows or ())}", hint=f"there are: {', '.join(names)}")
-    entries = tuple(e for row in chosen for e in _row(row, layers, seconds, progress))
-    cpu = cpu_name()
+    with ThreadPoolExecutor(workers) as pool:
+        found = pool.map(lambda row: _row(row, device, layers, seconds, progress), chosen)
+        entries = tuple(e for each in found for e in each)
+    name = str(device_facts(device)["name"])
     threads, busy = torch.get_num_threads(), os.getloadavg()[0]
-    return Report(entries, layers, commit or commit_here(), cpu, threads, torch.__version__, round(busy, 1))
+    return Report(entries, layers, commit or commit_here(), device, name, threads, torch.__version__, round(busy, 1))
 
 
-def _row(row: str, layers: int, seconds: float, progress: Callable[[str], None]) -> Iterator[Entry]:
+def _row(row: str, device: str, layers: int, seconds: float, progress: Callable[[str], None]) -> list[Entry]:
     found: dict[str, list[First]] = {c: [] for c in CONTENDERS}
     why = dict.fromkeys(CONTENDERS, "")
     with tempfile.TemporaryDirectory() as folder:
@@ -99,17 +107,15 @@ def _row(row: str, layers: int, seconds: float, progress: Callable[[str], None])
         for part in ("cold", "warm"):
             for contender in CONTENDERS:
                 progress(f"{row}: {contender}, {part}")
-                words = (sys.executable, "-m", "tilefold.suites.startup", row, contender, str(layers))
+                words = (sys.executable, "-m", "tilefold.suites.startup", row, contender, str(layers), device)
                 ran = run_process((*caches, *words), seconds)
-                found[contender].append(First(ran.found.get("wall"), ran.found.get("processor")))
+                found[contender].append(First(*(ran.found.get(n) for n in ("wall", "processor", "peak"))))
                 why[contender] = why[contender] or ran.why
-    for contender in CONTENDERS:
-        cold, warm = found[contender]
-        yield Entry(row, contender, cold, warm, why[contender])
+    return [Entry(row, c, found[c][0], found[c][1], why[c]) for c in CONTENDERS]
 
 
 def cells(report: Report) -> list[tuple[str, ...]]:
-    """A line a row: Tilefold's seconds and, in brackets, Inductor's."""
+    """A line a row: Tilefold's seconds and, in brackets, Inductor's; of a GPU megabytes too."""
     lines = []
     for row in dict.fromkeys(e.row for e in report.entries):
         ours, theirs = (next(e for e in report.entries if (e.row, e.contender) == (row, c)) for c in CONTENDERS)
@@ -118,42 +124,53 @@ def cells(report: Report) -> list[tuple[str, ...]]:
             for what in ("wall", "processor")
             for part in ("cold", "warm")
         ]
+        a, b = (None if e.warm.peak is None else e.warm.peak / 1e6 for e in (ours, theirs))
         whys = (f"{e.contender}: {e.why}" for e in (ours, theirs) if e.why)
-        lines.append((row, *pairs, "; ".join(whys)))
+        lines.append((row, *pairs, _pair(a, b, places=0), "; ".join(whys)))
     return lines
 
 
-def _pair(ours: float | None, theirs: float | None) -> str:
-    a, b = ("-" if x is None else f"{x:.1f}" for x in (ours, theirs))
+def _pair(ours: float | None, theirs: float | None, places: int = 1) -> str:
+    a, b = ("-" if x is None else f"{x:.{places}f}" for x in (ours, theirs))
     return f"{a} ({b})"
 
 
-HEADS = ("model", "cold s", "warm s", "cold, processor s", "warm, processor s", "notes")
+HEADS = ("model", "cold s", "warm s", "cold, processor s", "warm, processor s", "peak MB", "notes")
 
 
-def markdown(report: Report) -> str:
-    """This part of the page."""
-    return "\n".join(
-        [
-            "## First calls on a CPU",
-            "",
-            f"Tilefold's seconds, Inductor's in brackets; {report.layers} layers, small widths, bfloat16; commit "
-            f"{report.commit}, {report.cpu}, torch {report.torch} with {report.threads} threads. *cold*: all caches "
-            "empty; *warm*: a second process. *processor*: of all cores together, compilers that were started among "
-            f"that: on a machine that others use too (load {report.busy} at the end) it says more than the clock.",
-            "",
-            *grid(HEADS, cells(report)),
-        ]
-    )  # fmt: skip
+def markdown(*reports: Report) -> str:
+    """This part of the page: a table a device."""
+    lines = [
+        "## First calls",
+        "",
+        "Tilefold's seconds, Inductor's in brackets; bfloat16. *cold*: all caches empty; *warm*: a second process. "
+        "*processor*: of all cores together, compilers that were started among that: on a machine that others use too "
+        "it says more than the clock. *peak*: of a later step's memory on a GPU.",
+    ]
+    for r in reports:
+        widths = "small widths" if r.kind == "cpu" else "the widths of `tilefold bench models`"
+        where = f"{r.device}, torch {r.torch} with {r.threads} threads, commit {r.commit} (load {r.busy} at the end)"
+        lines += ["", f"{where}: {r.layers} layers, {widths}.", "", *grid(HEADS, cells(r))]
+    return "\n".join(lines)
 
 
 def write(report: Report, *, json_path: Path | None = None, docs_path: Path | None = None) -> None:
-    """Write the JSON and the part of the page where asked."""
+    """Write the JSON and, with those of other devices beside it, the part of the page."""
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
     if docs_path is not None:
-        write_part(docs_path, PART, markdown(report))
+        write_part(docs_path, PART, markdown(*(load_all(json_path.parent) if json_path is not None else (report,))))
+
+
+def load_all(folder: Path) -> tuple[Report, ...]:
+    """The reports of a folder, a file a device."""
+    return tuple(_report(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json")))
+
+
+def _report(data: dict[str, Any]) -> Report:
+    entries = [e | {part: First(**e[part]) for part in ("cold", "warm")} for e in data["entries"]]
+    return Report(**(data | {"entries": tuple(Entry(**e) for e in entries)}))
 
 
 def _processor() -> float:
@@ -164,19 +181,37 @@ def _processor() -> float:
 
 def main(arguments: Sequence[str]) -> None:
     """A process's own part: one first call."""
-    row, contender, layers = arguments
+    row, contender, layers, device = arguments
     name, mode = row.split()
     (model,) = [m for m in MODELS if m.name == name]
-    case = model.case("train" if mode == "train" else "infer", small=True, layers=int(layers)).placed("cpu")
-    args = case.args()
+    case = model.case("train" if mode == "train" else "infer", small=device == "cpu", layers=int(layers))
+    case = case.placed(device)
+    args = case.args(device)
     compiled = torch.compile(case.fn, backend=contender)
-    with torch.set_grad_enabled(case.train):
-        wall, processor = time.perf_counter(), _processor()
+
+    def step() -> None:
         out = compiled(*args)
         if case.train:
+            case.fn.zero_grad()  # type: ignore[attr-defined]
             out.backward()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    with torch.set_grad_enabled(case.train):
+        wall, processor = time.perf_counter(), _processor()
+        step()
         found = {"wall": time.perf_counter() - wall, "processor": _processor() - processor}
+        if device == "cuda":
+            found["peak"] = float(_peak(step))
     print(json.dumps(found), flush=True)
+
+
+def _peak(step: Callable[[], None]) -> int:
+    """Bytes that a step has at most beside what is there before: of training the last gradients, which it replaces."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
 
 
 if __name__ == "__main__":
