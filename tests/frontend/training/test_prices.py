@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.training import prices
 from tilefold.frontend.training.prices import FLOPS_A_BYTE, Prices, Product
@@ -47,3 +48,20 @@ def test_products_that_no_matrix_unit_takes_are_kept(monkeypatch):
 def test_others_are_computed_again(monkeypatch, rows, change):
     cost, kept = again(monkeypatch, rows, 128, **change)
     assert cost == 2 * rows * rows * 128 / FLOPS_A_BYTE < kept
+
+
+def scores(q, k):
+    return (q.float() * 0.3) @ k.float().transpose(-1, -2)
+
+
+@pytest.mark.parametrize("dtypes, exact", [(("bf16", "bf16"), False), (("f16", "f16"), False), (("f32", "bf16"), True)])
+def test_widened_floats_are_no_float32(monkeypatch, dtypes, exact):
+    """Attention's scores are products of what was 16 bits: matrix units take them, and they are not kept."""
+    kinds = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    q, k = (torch.zeros(2, 512, 64, dtype=kinds[name]) for name in dtypes)
+    gm = make_fx(scores, tracing_mode="fake")(q, k)
+    (node,) = (n for n in gm.graph.nodes if n.target is torch.ops.aten.bmm.default)
+    p = prices.product(node)
+    monkeypatch.setattr(prices, "matmul_precision", lambda: "ieee")
+    node.meta["val"] = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"))
+    assert p.streamed == 2 and prices._exact(node, p) is exact

@@ -15,7 +15,8 @@ memory that it holds meanwhile. Computing again:
 
 What streams is said by `tensor.streams`: attention's scores do; logits and hidden layers of features do not. Of
 float32, which no matrix unit takes unless torch allows tf32, arithmetic costs more than memory (distances of 3,000
-points and as many, of 128 columns: 46 us again on an H100, 12 read); what is many times its operands is a stream still.
+points and as many, of 128 columns: 46 us again on an H100, 12 read); what is many times its operands is a stream still,
+and floats of 16 bits in a wider type are no float32 to a matrix unit.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ _PRODUCTS = frozenset(contract.TABLE)
 #: Covered, and computed by a library nevertheless.
 _CALLS = frozenset(convolution_gradients.TABLE)
 _VIEWS = VIEWS - COPIES
+_BY_NUMBERS = frozenset(
+    getattr(getattr(torch.ops.aten, name), of) for name in ("mul", "div") for of in ("Tensor", "Scalar")
+)
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 
@@ -213,7 +217,21 @@ def _exact(node: Node, p: Product) -> bool:
     val = node.meta["val"]
     if val.dtype is not torch.float32 or val.device.type != "cuda" or matmul_precision() == "tf32":
         return False
+    if all(map(_of_16_bits, p.operands)):
+        return False
     return p.streamed != 2 or p.elements[2] <= MOST_KEPT * sum(p.elements[:2])
+
+
+def _of_16_bits(node: Node) -> bool:
+    """Whether a tensor's floats are those of one of 16 bits, but for a number that all are multiplied with: kernels
+    multiply by it afterwards."""
+    while node.meta["val"].dtype.itemsize > 2:
+        tensors = _tensors(node)
+        number = node.target in _BY_NUMBERS and len(tensors) == 1
+        if not (node.target in VIEWS or widens(node) or number) or len(tensors) != 1:
+            return False
+        (node,) = tensors
+    return node.meta["val"].dtype.is_floating_point
 
 
 def _is_changed(node: Node) -> bool:
