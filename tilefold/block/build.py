@@ -131,10 +131,17 @@ class Builder:
         for name in self.members:
             if self._streams(name) and name not in self.to_write:
                 continue
-            at = len(self.plan.stages) if self._streams(name) else self.plan.ready[name]
+            at = self._stored_at(name) if self._streams(name) else self.plan.ready[name]
             for n in self._inner_below(name, below):
                 uses[n].add(at)
         return frozenset(n for n, at in uses.items() if len(at) > 1)
+
+    def _stored_at(self, name: str) -> int:
+        """The stage whose loop writes a member that streams: the first over one of its dims in which it is known; else
+        one behind all."""
+        dims, known = out_dims(self.g.by_name[name]), self.plan.ready[name] + 1
+        later = enumerate(self.loops.stages[known:], known)
+        return next((k for k, d in later if d is not None and d in dims), len(self.plan.stages))
 
     def _inner_below(self, name: str, known: dict[str, frozenset[str]]) -> frozenset[str]:
         """Inner reductions that a member is computed from, by way of what streams. `known`: of members asked before;
