@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
+from tilefold.algebra.expr import Call, Load, dims_used, loads, tensors_read, walk
 from tilefold.block.group import ANY, Group, Limits
 from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import matrices, product_of
 
 #: Elements along dims that are few enough for a thread to have all of them: coordinates, the corners of a box.
 COORDINATES = 4
+#: Elements that are summed from which what they have in common is worth computing once.
+LONG = 32
 
 
 def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> tuple[str, ...] | str:
@@ -25,6 +28,8 @@ def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> t
     chosen: list[str] = []
     for d in order:
         lacking = [m for m in members if d not in outs[m]]
+        if limits.in_registers and _beside_coordinates(g, computes, d):
+            continue
         if not lacking or (d not in reduced and _cheap_to_repeat(g, members, lacking, d, limits)):
             chosen.append(d)
     for c in computes:
@@ -67,6 +72,24 @@ def _cheap_to_repeat(g: Graph, members: Collection[str], lacking: list[str], d: 
     having = [m for m in members if m not in lacking]
     blocks = max(1, g.extent(d) // limits.repeat_block)
     return sum(map(g.flops, lacking)) * blocks <= limits.repeat_share * sum(map(g.flops, having))
+
+
+def _beside_coordinates(g: Graph, computes: Sequence[Compute], d: str) -> bool:
+    """Whether d is three coordinates, of each of which a long sum takes what all have in common (weights of pairs of
+    bodies, in forces): a thread has the sums of all of them, and computes that once. A tile that had d as well would be
+    of one dim more than what is computed, which threads then exchange."""
+    if not 1 < (n := g.extent(d)) <= COORDINATES or n & (n - 1) == 0 or any(matrices(c, g.extent) for c in computes):
+        return False
+    lacking = [c.name for c in computes if d not in out_dims(c)]
+
+    def common(c: Compute) -> bool:
+        parts = (x for x in walk(c.body) if isinstance(x, Call))
+        above = (m for m in lacking if c.name in g.below(m))
+        every = (*map(dims_used, parts), *({*out_dims(g.by_name[m])} for m in above))
+        return any({*c.rdims} <= {*x} and d not in x for x in every)
+
+    sums = (c for c in computes if c.reducer is not None and d in out_dims(c) and g.points(c.rdims) >= LONG)
+    return any(map(common, sums))
 
 
 def less_parallel(g: Graph, whole: Group, limits: Limits, parts: Sequence[Group]) -> str | None:
