@@ -172,7 +172,10 @@ def test_attention_saves_its_arguments_as_they_are_and_states_without_guards(dty
 
 
 def test_what_is_made_again_from_what_it_is_of():
-    """Wider copies and maps of one state are; narrower copies and maps of two values are not."""
+    """Wider copies, in whatever order, and maps of one state are; narrower copies and maps of two values are not.
+
+    Heads that are expanded, or lie apart, are copied for `matmul`: saved in float32, their products had to be of that,
+    160 us of an attention's 427 on an H100."""
 
     def fn(x, w):
         top = x.amax(-1, keepdim=True)
@@ -181,14 +184,16 @@ def test_what_is_made_again_from_what_it_is_of():
             w.float(),
             torch.where(top == -torch.inf, 0.0, top),
             torch.where(top == -torch.inf, x[..., :1], top),
+            w.float().t().clone(memory_format=torch.contiguous_format),
+            w.t().clone(memory_format=torch.contiguous_format),
         )
 
     graph = make_fx(fn, tracing_mode="fake")(torch.randn(4, 8), torch.randn(4, 8).half()).graph
-    narrow, wide, guard, other = graph.output_node().args[0]
-    assert widens(wide) and not widens(narrow)
+    narrow, wide, guard, other, turned, copied = graph.output_node().args[0]
+    assert widens(wide) and widens(turned) and not widens(narrow) and not widens(copied)
     assert state_of(guard).target is torch.ops.aten.amax.default and state_of(other) is None
     prices = Prices(frozenset(), frozenset(), frozenset(), frozenset())
-    assert prices.keep(wide) is None and prices.keep(guard) is None
+    assert prices.keep(wide) is None and prices.keep(turned) is None and prices.keep(guard) is None
     assert prices.keep(narrow) and prices.keep(other)
 
 

@@ -5,7 +5,7 @@ memory that it holds meanwhile. Computing again:
 
 | operator | costs |
 |---|---|
-| view, constant, pick from a tuple, cast to a wider type | nothing: who reads it can read what it is made of |
+| view, constant, pick from a tuple, cast to a wider type or copy of one | nothing: readers can read what it is of |
 | map | its arithmetic; its bytes, written and read, where a library call of the backward needs it in memory |
 | fold | what it reads, once more: its state must be complete before anything of it is used |
 | maximum over windows | what it reads, which a map writes first, and values and places, written and read |
@@ -265,7 +265,10 @@ def is_view(node: Node) -> bool:
 
 
 def widens(node: Node) -> bool:
-    """Whether a node holds floats of another tensor, or integers, in a wider type, all of them exactly."""
+    """Whether a node holds floats of another tensor, or integers, in a wider type, all of them exactly; or copies such
+    a one, in whatever order (what `matmul` reads of heads that are expanded, or lie apart)."""
+    if node.target in COPIES and isinstance(node.args[0], Node):
+        return widens(base(node.args[0]))
     if node.target not in _CASTS or not _tensors(node):
         return False
     before, after = node.args[0].meta["val"].dtype, node.meta["val"].dtype  # type: ignore[union-attr]
