@@ -60,7 +60,7 @@ from tilefold.tensor.analysis import Graph
 from tilefold.tensor.distribute import distributed
 from tilefold.tensor.hulls import bounded
 from tilefold.tensor.ir import Program
-from tilefold.tensor.operands import plain_operands, stored_operands
+from tilefold.tensor.operands import multiplied_alike, plain_operands, stored_operands
 from tilefold.tensor.picks import picked_with_rows
 from tilefold.tensor.product import product_of
 
@@ -187,7 +187,7 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     if goal == "fast":
         apart = {*chain.from_iterable(scaled), *statements(attentions), *gradients, *tails}
         p, rest = without_copies(p, rest, target.machine, apart, statements(attentions))
-    p, products = aligned(p, rest, target.machine)
+    p, products = aligned(multiplied_alike(p, rest), rest, target.machine)
     products |= gradients
     p, products_called = library_calls(
         p,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -63,6 +63,54 @@ def plain_operands(p: Program) -> Program:
 
     body = [replace(c, dtype=stored.get(c.name, c.dtype), body=rounded_once(c)) for c in p.body]
     return replace(p, body=tuple(body)) if stored else p
+
+
+def multiplied_alike(p: Program, products: Collection[str]) -> Program:
+    """The program in which these products, which a matrix library computes, have operands of one type: where the result
+    and one operand have the same 16 bits and the other is of float32 (weights of values, gradients of scores), that one
+    is stored in 16 bits, which a kernel of ours rounds it to for a matrix unit. A library would convert the narrow one,
+    and multiply without such a unit. What others read as it is, or is given, is copied.
+    """
+    wider = {c.name: ld for c in p.body if c.name in products and (ld := _wider(p, c)) is not None}
+    if not wider:
+        return p
+    kinds: dict[str, set[DType | None]] = {ld.tensor: set() for ld in wider.values()}
+    for c in p.body:
+        for ld in loads(c.body):
+            if ld.tensor in kinds:
+                kinds[ld.tensor].add(c.dtype if wider.get(c.name) == ld else None)
+    whole = (c for c in p.body if c.reducer is None or c.name in products)
+    own = {c.name for c in whole if c.name not in p.outputs and len(kinds.get(c.name, ())) == 1} - {
+        t for t, found in kinds.items() if None in found
+    }
+    taken, copies, body = set(p.names), dict[tuple[Load, DType], Load](), list[Compute]()
+    for c in p.body:
+        ld = wider.get(c.name)
+        if ld is None or ld.tensor in own:
+            body.append(replace(c, dtype=next(iter(kinds[c.name])) or c.dtype) if c.name in own else c)
+            continue
+        if (key := (ld, c.dtype)) not in copies:
+            name, dims = fresh(f"{ld.tensor}_short", taken), tuple(d for ix in ld.index for d in sorted(dims_used(ix)))
+            body.append(Compute(name, dims, c.dtype, ld, loc=c.loc, origin=c.origin))
+            copies[key] = Load(name, tuple(map(Index, dims)))
+        body.append(replace(c, body=substitute(c.body, {ld: copies[key]})))
+    return replace(p, body=tuple(body))
+
+
+def _wider(p: Program, c: Compute) -> Load | None:
+    """The operand of float32 of a product whose other one, and result, have 16 bits."""
+    x = product_of(c)
+    if x is None or x.loads is None or c.dtype not in _SHORT or not all(_plain(ld) for ld in x.loads):
+        return None
+    found = [ld for ld in x.loads if p.dtype_of(ld.tensor) is DType.F32]
+    kinds = {p.dtype_of(ld.tensor) for ld in x.loads}
+    return found[0] if len(found) == 1 and kinds == {DType.F32, c.dtype} else None
+
+
+def _plain(ld: Load) -> bool:
+    """Whether each axis is read at a dim of its own, or at one place."""
+    dims = [ix.dim for ix in ld.index if isinstance(ix, Index)]
+    return len(dims) == len(set(dims)) and all(isinstance(ix, Index | Const) for ix in ld.index)
 
 
 def stored_operands(p: Program) -> Program:
