@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, transform
-from tilefold.plan.gpu_library import PASSED
+from tilefold.plan.gpu_streams import PASSED
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.pace import STREAMED, Scores, owned_seconds
 from tilefold.tensor.analysis import Graph

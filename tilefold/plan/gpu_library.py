@@ -9,7 +9,6 @@ estimated, with rates measured on an H100 and an H200.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -22,26 +21,24 @@ from tilefold.plan.beside import Beside, beside_of, made_beside
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.folded import call_rate, flops, folded_faster, holds_much
 from tilefold.plan.gpu_forms import blocks, kept_local, segments
+from tilefold.plan.gpu_streams import multiplies, of_one_side
 from tilefold.plan.gpu_taps import summed_of_channels
 from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
 from tilefold.plan.memory_orders import seconds_of_copies
 from tilefold.plan.short_products import branching, of_few_channels, of_few_sums, of_short_rows
-from tilefold.tensor.analysis import Graph, expr_flops, is_map, is_static, out_dims
+from tilefold.tensor.analysis import Graph, is_map, is_static, out_dims
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.convolution_tails import Tail
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.product import library_product, matrices, product_of
+from tilefold.tensor.product import library_product, product_of
 from tilefold.tensor.reduction_laws import align_reductions
-from tilefold.tensor.streams import of_few
 
 #: Elements of 16 bits that are 16 bytes; how many times what it costs a tail in a call must save.
 SIXTEEN_BYTES, TAIL_DOUBT = 8, 1.2
 #: Products of a fold with a wide state: scores, and what sums values by them.
 CHAINED = 2
-#: Times that scores pass memory between products: written, read, written as weights, read.
-PASSED = 4
 
 
 def gpu_library_products(p: Program, machine: Gpu = H100) -> frozenset[str]:
@@ -162,17 +159,7 @@ def gpu_tail(g: Graph, t: Tail, machine: Gpu = H100) -> bool:
 
 def _of_matrices(g: Graph, c: Compute) -> bool:
     """Whether c is a product of matrices that the library can compute."""
-    return library_product(c, g.program.sizes) is not None and _multiplies(g, c)
-
-
-def _multiplies(g: Graph, c: Compute) -> bool:
-    """Whether c is a product of matrices, heads that share operands (k // 4) included.
-
-    In one of rows with rows, or of a matrix with a vector, each element of an operand is used once: memory is all that
-    counts, and a kernel that also does what follows reads it once.
-    """
-    p = matrices(c, g.extent)
-    return p is not None and bool(loads(p.a) and loads(p.b))
+    return library_product(c, g.program.sizes) is not None and multiplies(g, c)
 
 
 def _of_wide_folds(p: Program, apart: frozenset[str], machine: Gpu) -> frozenset[str]:
@@ -270,85 +257,22 @@ def _inside_fold(g: Graph, name: str, machine: Gpu, calls: Collection[str] = ())
         )
     if _reduced_on_both_sides(g, c):
         return False
-    sides = _of_one_side(c)  # no matrix unit multiplies matrices of which a thread block holds several
-    reduced = {d for x in after if x.reducer and not _multiplies(g, x) for d in set(x.rdims) & sides}
+    sides = of_one_side(c)  # no matrix unit multiplies matrices of which a thread block holds several
+    reduced = {d for x in after if x.reducer and not multiplies(g, x) for d in set(x.rdims) & sides}
     if reduced and (g.points(reduced) <= machine.short_row or not _needed_again(g, name, reduced, calls)):
-        folds = [x for x in after if x.reducer and not _multiplies(g, x) and set(x.rdims) & set(c.dims)]
+        folds = [x for x in after if x.reducer and not multiplies(g, x) and set(x.rdims) & set(c.dims)]
         more = beside_of(g, c, folds, machine)
         return folded_faster(g, [c], reduced, g.nbytes([name]), machine, more)
-    if any(_multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
+    if any(multiplies(g, d) for d in after) or _in_memory_anyway(g, c):
         return False
     made = g.nbytes([ld.tensor for ld in loads(c.body) if ld.tensor in g.by_name])
     return any(
         d.reducer
-        and not _multiplies(g, d)
+        and not multiplies(g, d)
         and set(c.rdims) & set(d.rdims)
         and g.points(set(out_dims(c)) - set(out_dims(d))) <= machine.wide
         for d in before
     ) and folded_faster(g, [c], c.rdims, 2 * made, machine, made_beside(g, c, machine))
-
-
-def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:
-    """Whether what a product makes should never be in memory: it, and the longest product that it ends in, take less
-    longer in one kernel than passing scores and weights through memory does; or there is too much of it.
-
-    Scores of float32, which no matrix unit takes unrounded, of heads of 64 columns take 28 ps each in kernels of ours,
-    12 in the library's; of heads of 16 7, and 8. Of 16 bits they always pay. What a layer of three outputs hands back
-    to 256 features is little to multiply, but not the weight's gradient and the layer in front that it ends in: the
-    sums that a kernel of ours made of it took most of 4.6 ms on an H100. Ends of axes of both of its sides have tiles
-    of one of them (`_read_torn`).
-    """
-    made = g.nbytes([c.name])
-    if made > machine.passed * machine.tiers[-1].capacity or of_few(g, c):
-        return True
-    ends = [x for x in g.reached(c.name, g.consumers, is_map) if x.reducer and _multiplies(g, x)]
-    longer = _longer(g, c, machine)
-    longer += max((_longer(g, x, machine) for x in ends), default=longer)
-    longer += sum(_arithmetic(g, c, x, machine) for x in ends)
-    keys = {frozenset(out_dims(x)) & frozenset(out_dims(c)): x for x in ends}
-    longer += sum(_read_torn(g, c, x, key, machine) for key, x in keys.items())
-    return longer < PASSED * made / (machine.reached * machine.bandwidth)
-
-
-def _read_torn(g: Graph, c: Compute, end: Compute, key: Collection[str], machine: Gpu) -> float:
-    """Seconds of the caches for what a kernel reads that streams product c into another, which keeps the axes of `key`,
-    where these are of both of c's sides: a thread block has a tile of the longest and one index of each other, and
-    reads the operands of both products for it. Two gradients of a mean of outer products, 192 x 192 pairs of 32 x 32,
-    of 128 summed rows, took 193 us each on an H100; the library makes what they stream in 37, and each of them in 33.
-    """
-    p = product_of(c)
-    assert p is not None, c
-    if min(g.points(set(key) & {*side}) for side in (p.rows, p.cols)) <= machine.packed:
-        return 0.0  # of heads that share keys
-    longest, read, made = max(sorted(key), key=g.extent), 0.0, {c.name} | g.below(c.name)
-    for ld in {ld for x in (c, end) for ld in loads(x.body) if ld.tensor not in made}:
-        lacks = set(key) - dims_used(ld)
-        tile = machine.rows if longest in lacks else 1
-        read += g.nbytes([ld.tensor]) * math.ceil(g.points(lacks) / tile)
-    return read / (machine.cache_reached * machine.last_cache.bandwidth)
-
-
-def _arithmetic(g: Graph, c: Compute, end: Compute, machine: Gpu) -> float:
-    """Seconds that the arithmetic of maps between a stream and a product that it ends in takes longer than both
-    products, behind which it is hidden as long as it takes less. Elsewhere memory hides it. Logits of an additive
-    margin, 1,024 x 17,982 of 192 numbers, whose gradient is some sixty operations of each, streamed into two products:
-    374 and 256 us on an H100, where Inductor's three calls and the pass between them take 180."""
-    above = {x.name for x in g.reached(end.name, g.producers, is_map)}
-    maps = {x.name: x for x in g.reached(c.name, g.consumers, is_map) if is_map(x) and x.name in above}
-    units = sum(g.points(x.dims) * expr_flops(x.body) for x in maps.values())
-    multiplied = sum(flops(g, x.name) / machine.fused_rate(_narrowest(g, x)) for x in (c, end))
-    return max(0.0, units / machine.vector - multiplied)
-
-
-def _narrowest(g: Graph, c: Compute) -> DType:
-    """The narrowest type that a statement reads."""
-    return min({g.program.dtype_of(ld.tensor) for ld in loads(c.body)}, key=lambda dtype: dtype.nbytes)
-
-
-def _longer(g: Graph, c: Compute, machine: Gpu) -> float:
-    """Seconds that a product takes longer in a kernel that streams it than in a call of the library."""
-    narrowest = _narrowest(g, c)
-    return flops(g, c.name) * (1 / machine.fused_rate(narrowest) - 1 / call_rate(g, c, narrowest, machine))
 
 
 def _between(g: Graph, first: Compute, second: Compute, machine: Gpu) -> float:
@@ -384,11 +308,11 @@ def _chained(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
 
     Where both operands of the second are made of the first (scores and values of a joint projection), each block would
     need all rows of the first one, and compute them again."""
-    if not (_multiplies(g, first) and _multiplies(g, second)):
+    if not (multiplies(g, first) and multiplies(g, second)):
         return False
     columns = set(out_dims(second)) - set(out_dims(first))
     held = (
-        set(second.rdims) <= _of_one_side(first)
+        set(second.rdims) <= of_one_side(first)
         and g.points(first.rdims) <= machine.contraction
         and g.points(columns) <= machine.wide
     )
@@ -407,7 +331,7 @@ def _stored_between(g: Graph, first: Compute, second: Compute) -> bool:
     """Whether the first product's elements, or what maps make of them on the way to the second one, go to memory for
     something else (a residual): then one kernel saves no more than reading them."""
     above = g.above(second.name) | {second.name}
-    both = _of_one_side(first)
+    both = of_one_side(first)
     way = [first, *(d for d in g.reached(first.name, g.consumers, is_map) if is_map(d) and both <= set(d.dims))]
     return any(not above.issuperset(g.consumers[d.name]) or d.name in g.program.outputs for d in way if d.name in above)
 
@@ -415,7 +339,7 @@ def _stored_between(g: Graph, first: Compute, second: Compute) -> bool:
 def _folded_between(g: Graph, first: Compute, second: Compute) -> bool:
     """Whether a reduction over what the second product sums needs the first one's result too (softmax)."""
     between = g.reached(first.name, g.consumers, is_map)
-    return any(x.reducer and not _multiplies(g, x) and set(x.rdims) & set(second.rdims) for x in between)
+    return any(x.reducer and not multiplies(g, x) and set(x.rdims) & set(second.rdims) for x in between)
 
 
 def _grows(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
@@ -428,15 +352,9 @@ def _grows(g: Graph, first: Compute, second: Compute, machine: Gpu) -> bool:
 
 def _written(g: Graph, c: Compute) -> bool:
     """Whether all that maps make of a product, row by column, is a result of the program."""
-    both = _of_one_side(c)
+    both = of_one_side(c)
     maps = (d for d in g.reached(c.name, g.consumers, is_map) if is_map(d) and both <= set(out_dims(d)))
     return any(r in g.program.outputs for d in maps for r in d.results)
-
-
-def _of_one_side(c: Compute) -> frozenset[str]:
-    """Rows and columns of a product."""
-    p = product_of(c)
-    return frozenset() if p is None else p.of_one_side
 
 
 def _needed_again(g: Graph, name: str, reduced: set[str], calls: Collection[str]) -> bool:
@@ -445,6 +363,6 @@ def _needed_again(g: Graph, name: str, reduced: set[str], calls: Collection[str]
     maps = [name, *(c.name for c in g.reached(name, g.consumers, is_map) if is_map(c) and reduced & set(c.dims))]
     return any(
         any(r in g.program.outputs for r in g.by_name[m].results)
-        or any(u in calls or _multiplies(g, g.by_name[u]) for u in g.consumers[m])
+        or any(u in calls or multiplies(g, g.by_name[u]) for u in g.consumers[m])
         for m in maps
     )

@@ -29,7 +29,8 @@ from tilefold.plan.gpu_forms import (
     segments,
     too_few,
 )
-from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing, streams_pay
+from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing
+from tilefold.plan.gpu_streams import streams_pay
 from tilefold.plan.gpu_taps import parts_pay
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.search import Shape
