@@ -39,7 +39,8 @@ PLACES = """program places()
   y[b, r, s, j]: f32 = sum[k] where((r == at[b, k]) & (s == to[k]), v[b, k, j], 0.0)
   return y
 """
-
+#: Their maxima.
+MAXIMA = PLACES.replace("sum[k]", "max[k]").replace(", 0.0)", ", -inf)")
 #: Rows of a canvas, as an image of three digits; some of what is added is beyond it.
 IMAGE = """program image()
   input at: i64[29]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.keyed_programs import IMAGE, PLACES, arguments, picked
+from tests.keyed_programs import IMAGE, MAXIMA, PLACES, arguments, picked
 from tilefold.block import interp as block_interp
 from tilefold.block.added import added_block
 from tilefold.block.text import parse as parse_block
@@ -14,7 +14,7 @@ from tilefold.errors import PlanError
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
 from tilefold.tensor.joined_keys import joined
-from tilefold.tensor.keyed import keyed, with_values
+from tilefold.tensor.keyed import NOTHING, keyed, with_values
 from tilefold.tensor.text import parse
 from tilefold.tile import interp as tile_interp
 from tilefold.tile.lower import lower
@@ -102,8 +102,19 @@ def test_kernels_add_what_sums_are(p):
     added(with_values(p, {total.name}), total.name)
 
 
+def test_kernels_raise_what_maxima_are():
+    p = parse(MAXIMA)
+    assert set(found(p, "y").keys) == {"r", "s"}
+    added(p, "y")
+
+
+@pytest.mark.parametrize("none", ["0.0", "inf"])
+def test_maxima_of_another_value_elsewhere_are_none(none):
+    assert found(parse(MAXIMA.replace("-inf", none)), "y") is None
+
+
 def added(p: Program, n: str) -> None:
-    """Block programs and kernels that add are what the program is."""
+    """Block programs and kernels that add, or raise, are what the program is."""
     block = added_block(p, statement(p, n))
     assert parse_block(show_block(block)) == block
     given = arguments(p)
@@ -112,7 +123,7 @@ def added(p: Program, n: str) -> None:
     assert parse_tile(show_tile(kernel)) == kernel
     made = block_interp.run(block, {i.name: given[i.name] for i in block.inputs}, {}, block_sizes={"k": 8})
     torch.testing.assert_close(made[n], want)
-    zeros = torch.zeros(want.shape)
+    zeros = torch.full(want.shape, NOTHING[statement(p, n).reducer])
     tensors = {t.name: given[t.name] if t.role == "in" else zeros for t in kernel.tensors}
     tile_interp.run_kernel(kernel, tensors, {})
     torch.testing.assert_close(zeros, want)

@@ -147,6 +147,18 @@ def identity_of(reducer: str, dtype: torch.dtype) -> float | int | bool:
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 
 
+def join_at(target: torch.Tensor, at: Sequence[torch.Tensor], x: torch.Tensor, reducer: str) -> None:
+    """Join values with those of `target` at indices, which may repeat, in place: sums or maxima."""
+    if reducer == "sum":
+        target.index_put_(tuple(at), x, accumulate=True)
+        return
+    flat = torch.zeros_like(at[0])
+    for i, n in zip(at, target.shape, strict=True):
+        flat = flat * n + i
+    made = target.reshape(-1).scatter_reduce(0, flat.reshape(-1), x.reshape(-1), f"a{reducer}")
+    target.copy_(made.view(target.shape))
+
+
 def reduce_values(x: torch.Tensor, reducer: str, axes: Sequence[int]) -> torch.Tensor:
     """Reduce `x` over `axes` (removed) by a value reducer; NaN propagates through max and min."""
     if not axes:

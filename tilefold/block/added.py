@@ -1,6 +1,6 @@
 """The kernel that adds elements to the rows that their keys say (`tensor.keyed`), in any order, to zeros.
 
-forall k, j:  y[key(k), j] += v(k, j)
+forall k, j:  y[key(k), j] += v(k, j),    or y[key(k), j] = maximum(y[key(k), j], v(k, j))
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def added_block(p: Program, c: Compute) -> Block:
     read = frozenset().union(*map(tensors_read, (found.value, *found.keys.values())))
     inputs = [i for i in p.inputs if i.name in read]
     inputs += [Input(r, p.dtype_of(r), p.shape_of(r)) for x in p.body for r in x.results if r in read]
-    nest = in_parallel((Store(c.name, index, found.dims, found.value, added=True),), found.dims)
+    nest = in_parallel((Store(c.name, index, found.dims, found.value, added=c.reducer or ""),), found.dims)
     return polished(Block(c.name, p.syms, p.sizes, tuple(inputs), (Result(c.name, c.dims, c.dtype),), (c.name,), nest))

@@ -15,6 +15,7 @@ from tilefold.algebra.evaluate import (
     apply,
     evaluate,
     identity_of,
+    join_at,
     reader,
     reduce_values,
     select_values,
@@ -50,7 +51,9 @@ class Interpreter:
         self.tensors = dict(inputs)
         for r in block.results:
             dtype = torch.float64 if exact and r.dtype.is_float else r.dtype.torch_dtype
-            self.tensors[r.name] = torch.zeros([self.sizes[d] for d in r.dims], dtype=dtype)
+            how = next((n.added for n in walk(block.body) if isinstance(n, Store) and n.tensor == r.name), "")
+            begin = identity_of(how or "sum", dtype)
+            self.tensors[r.name] = torch.full([self.sizes[d] for d in r.dims], begin, dtype=dtype)
         self.values: dict[str, _Value] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
 
@@ -196,7 +199,7 @@ class Interpreter:
         if n.added:
             known = [(i >= 0) & (i < size) for i, size in zip(at, target.shape, strict=True)]
             exist = torch.stack(known).all(0)
-            target.index_put_([i[exist] for i in at], x[exist].to(target.dtype), accumulate=True)
+            join_at(target, [i[exist] for i in at], x[exist].to(target.dtype), n.added)
             return
         target[at] = x.to(target.dtype)
 

@@ -98,15 +98,16 @@ class Accumulate:
 class Store:
     """`tensor[index] = expr` for all current values of dims.
 
-    added: `tensor[index] += expr` in any order, where the index exists; others may name the same element, and the
-    tensor has its values (zeros) before the kernel.
+    added: how values join those that are there, in any order, where the index exists: "sum" adds them, "max" keeps the
+    larger; "" writes. Others may name the same element, and the tensor has its values (the reducer's identity) before
+    the kernel.
     """
 
     tensor: str
     index: tuple[Expr, ...]
     dims: tuple[str, ...]
     expr: Expr
-    added: bool = False
+    added: str = ""
 
 
 @dataclass(frozen=True, slots=True)

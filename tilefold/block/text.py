@@ -38,7 +38,10 @@ _LOOP = re.compile(r"(forall|for) (\w+)( each)?(?: in (.*) \.\. (.*))?")
 _LET = re.compile(r"(let|init) (\w+)\[([^\]]*)\]: (\w+)(?:, (\w+))? = (.*)")
 _ACCUM = re.compile(r"accum (\w+) = (.*)")
 _UPDATE = re.compile(r"update (\w+) = (.*)")
-_STORE = re.compile(r"(store|add) (\w+)\[(.*)\] over \(([^)]*)\) = (.*)")
+#: How values join those that are there (`Store.added`), and the word for it.
+STORES = {"": "store", "sum": "add", "max": "raise"}
+ADDED = {word: how for how, word in STORES.items()}
+_STORE = re.compile(r"(store|add|raise) (\w+)\[(.*)\] over \(([^)]*)\) = (.*)")
 _REDUCE = re.compile(rf"({'|'.join(REDUCERS)})(?:\.(\w+))?\[([^\]]*)\] (.*)")
 
 
@@ -88,7 +91,7 @@ def show_head(n: Node) -> str:
         case Accumulate(name, reducer, rdims, e, payload, kept):
             return f"accum {name} = {_reduction(reducer, rdims, e, payload, kept)}"
         case Store(tensor, index, dims, e, added):
-            head = f"{'add' if added else 'store'} {tensor}[{', '.join(map(show_e, index))}]"
+            head = f"{STORES[added]} {tensor}[{', '.join(map(show_e, index))}]"
             return f"{head} over ({', '.join(dims)}) = {show_e(e)}"
     raise AssertionError(n)
 
@@ -174,7 +177,7 @@ class _Parser:
         if m := _UPDATE.fullmatch(line):
             return Update(m[1], e(m[2]))
         if m := _STORE.fullmatch(line):
-            return Store(m[2], parse_shape(m[3], self.names), parse_names(m[4]), e(m[5]), m[1] == "add")
+            return Store(m[2], parse_shape(m[3], self.names), parse_names(m[4]), e(m[5]), ADDED[m[1]])
         raise ParseError(f"not a block statement: {line!r}")
 
     def expr(self, text: str) -> Expr:

@@ -4,7 +4,8 @@
     additions  elements / ADDED, the last cache's rate; those of one row wait for each other: a row's / QUEUED;
                zeros are written before, by a launch of its own
 
-The order of additions is another at each call, as of eager's: where torch is to be deterministic all are folds.
+The order of additions is another at each call, as of eager's: where torch is to be deterministic all are folds, but
+maxima, which are the same in any order.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ ADDED, QUEUED = 0.7e12, 3.3e7
 def with_sums_added(p: Program, machine: Gpu) -> tuple[Program, frozenset[str]]:
     """The program, and its sums that additions are faster for: each has the elements of all that are added up, and
     computes them itself."""
-    if torch.are_deterministic_algorithms_enabled():
-        return p, frozenset()
-    found = frozenset(c.name for c in p.body if _pays(p, c, machine))
+    ordered = torch.are_deterministic_algorithms_enabled()
+    found = frozenset(c.name for c in p.body if not (ordered and c.reducer == "sum") and _pays(p, c, machine))
     if not found:
         return p, found
-    p = joined(p, found)
+    p = joined(p, frozenset(c.name for c in p.body if c.name in found and c.reducer == "sum"))
+    found &= {c.name for c in p.body}
     p = with_values(p, found)
     return _wide(p, found)
 

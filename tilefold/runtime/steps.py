@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from tilefold.algebra.evaluate import identity_of
 from tilefold.backends.cpp.launch import CppKernel
 from tilefold.backends.cpp.render import render
 from tilefold.backends.triton.launch import TritonKernel, Variant
@@ -23,7 +24,7 @@ from tilefold.backends.triton.warps import forecast
 from tilefold.block.canonical import canonical, nameless_text
 from tilefold.block.fuse import FusedKernel
 from tilefold.block.interchange import interchanged
-from tilefold.block.ir import Block
+from tilefold.block.ir import Block, Store, walk
 from tilefold.errors import BackendError
 from tilefold.plan.gpu_forms import Given, Predict, Predicted, Refuse, packed
 from tilefold.plan.hardware import Gpu
@@ -279,14 +280,22 @@ class GpuStep(FusedStep):
 
 
 class AddedStep(GpuStep):
-    """A kernel that adds to its result (`block.added`), which is zeros before: `zeroed`, by a step of their own."""
+    """A kernel that adds to its result (`block.added`), which is zeros before (`zeroed`: by a step of their own), or
+    that raises it (maxima), which is -inf before."""
 
     zeroed = False
 
+    def __init__(self, fused: FusedKernel, given: Given | None = None, *, interpreted: bool = False):
+        super().__init__(fused, given, interpreted=interpreted)
+        self.how = next(n.added for n in walk(fused.block.body) if isinstance(n, Store))
+
     def _allocate(self, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         super()._allocate(tensors, syms)
-        for name, _, _ in () if self.zeroed else self.results:
-            tensors[name].zero_()
+        for name, dtype, _ in () if self.zeroed else self.results:
+            if self.how == "sum":
+                tensors[name].zero_()
+            else:
+                tensors[name].fill_(identity_of(self.how, dtype))
 
 
 def _grid(kernel: tile.Kernel) -> str:

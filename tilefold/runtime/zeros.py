@@ -48,7 +48,8 @@ class ZerosStep:
 def zeroed_together(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
     """The steps, with the zeros of small results written once, in front of the first of them. kept: names that callers
     see."""
-    small = [s for s in steps if isinstance(s, AddedStep) and all(_shares(r, kept) for r in s.results)]
+    added = [s for s in steps if isinstance(s, AddedStep) and s.how == "sum"]
+    small = [s for s in added if all(_shares(r, kept) for r in s.results)]
     if len(small) < 2:
         return list(steps)
     for s in small:

@@ -6,6 +6,7 @@ Keys are data, or follow from an element's place (patches that overlap are put t
 all elements; right, every element is added where it belongs, in any order. Gradients of gathers and embeddings,
 `index_add` and bins are such sums. Other dims of the result (heads, batches) are the element's own:
 `y[b, r] = sum over k of where(key(b, k) == r, v(b, k), 0)`. A key that is no row's adds nothing on either side.
+Maxima are the same, of -inf instead of 0; they do not depend on the order.
 
 Rows that were cut in digits (a canvas that is seen as an image) have one each:
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used
 from tilefold.tensor.analysis import Graph, expr_flops
@@ -26,6 +28,8 @@ from tilefold.tensor.rewrite import drop_dead, rename_loads, substitute_map
 
 #: Arithmetic (in adds) of a map that each of several sums computes again: less than to write and read an element.
 AGAIN = 32
+#: What an element of another row is, of the reducers whose parts join in any order.
+NOTHING = {"sum": 0.0, "max": -inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,14 @@ class Keyed:
 
 
 def keyed(c: Compute, sizes: Mapping[str, Expr]) -> Keyed | None:
-    """What a statement of a program with these sizes sums by which key, if it does."""
-    if c.reducer != "sum" or c.index_name is not None or not c.dtype.is_float:
+    """What a statement of a program with these sizes sums (or has the maximum of) by which key, if it does."""
+    if c.reducer not in NOTHING or c.index_name is not None or not c.dtype.is_float:
         return None
     e = c.body
     while isinstance(e, Cast) and e.dtype is c.dtype.compute:
         e = e.arg
     match e:
-        case Call("where", (condition, value, Const(zero))) if zero == 0:
+        case Call("where", (condition, value, Const(none))) if none == NOTHING[c.reducer]:
             keys = _keys(c, condition, sizes)
         case _:
             return None

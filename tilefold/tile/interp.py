@@ -25,6 +25,7 @@ from tilefold.algebra.evaluate import (
     cast,
     compute_type,
     evaluate,
+    join_at,
     reader,
     reduce_values,
     select_values,
@@ -260,7 +261,7 @@ class _Run:
         at = [evaluate(i, grid, self.env(scope)).broadcast_to(grid.shape) for i in s.index]
         if s.added:
             exist = torch.stack([(i >= 0) & (i < n) for i, n in zip(at, target.shape, strict=True)]).all(0)
-            target.index_put_([i[exist] for i in at], x[exist], accumulate=True)
+            join_at(target, [i[exist] for i in at], x[exist], s.added)
             return
         for axis, i in enumerate(at):
             if int(i.min()) < 0 or int(i.max()) >= target.shape[axis]:

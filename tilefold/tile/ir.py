@@ -8,7 +8,7 @@
              | Reduce(buf, op, rdims, expr, accumulate, kept)   buf[dims] (op)= reduction over rdims of expr
              | Gemm(buf, a, b, rdims, accumulate, kept)         buf[dims] (+)= sum over rdims of a * b
              | Select(buf, index_buf, op, rdims, expr, payload, accumulate)   argmax, argmin, topk
-             | Store(tensor, index, dims, expr, added)          tensor[index] = expr for all dims; added: += expr
+             | Store(tensor, index, dims, expr, added)          tensor[index] = expr for all dims; added: see `block.ir`
 
 **Ranges.** At any point every dim has a current range of index values: the tile that the
 innermost enclosing `grid` or `For` entry of that dim is at, else its whole extent [0, size).
@@ -28,7 +28,7 @@ current ranges of its dims. For bounds are over syms, sizes, enclosing ranges an
 
 **Order.** `Reduce` and `Gemm` may sum in any order; `Select` breaks ties to the lowest position.
 Grid iterations are independent: two never store to the same element, but for what is added, in any order, to a tensor
-that has its values before the kernel; where an index does not exist nothing is added.
+that has its values before the kernel (or raises them: "max"); where an index does not exist nothing is added.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Store:
     index: tuple[Expr, ...]
     dims: tuple[str, ...]
     expr: Expr
-    added: bool = False
+    added: str = ""
 
 
 Stmt = Alloc | For | Fill | Map | Reduce | Gemm | Select | Store

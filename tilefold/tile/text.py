@@ -30,6 +30,7 @@ from tilefold.algebra import text as expr_text
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Load
 from tilefold.algebra.text import Names
+from tilefold.block.text import ADDED, STORES
 from tilefold.errors import ParseError
 from tilefold.tile.ir import (
     Alloc,
@@ -108,9 +109,7 @@ def show_stmt(s: Stmt, buffers: Mapping[str, Buffer]) -> str:
             left = f"{dest(buf)}, {dest(index_buf)}"
             return f"{over(left, op, rdims, accumulate)} {e(expr)} -> {e(payload)}"
         case Store(tensor, index, dims, expr, added):
-            return (
-                f"{'add' if added else 'store'} {tensor}[{', '.join(map(e, index))}] over {', '.join(dims)} = {e(expr)}"
-            )
+            return f"{STORES[added]} {tensor}[{', '.join(map(e, index))}] over {', '.join(dims)} = {e(expr)}"
         case _:
             assert_never(s)
 
@@ -122,7 +121,7 @@ _TILED = re.compile(r"(\w+):(\d+)")
 _ALLOC = re.compile(r"alloc (\w+): (\w+)\[(.*)\] (tile|panel)")
 _FOR = re.compile(r"for (\w+):(\d+)(?: in(?: (.+?))? \.\.(?: (.+))?)?")
 _FILL = re.compile(r"fill (\w+) = (.*)")
-_STORE = re.compile(r"(store|add) (\w+)\[(.*)\] over ([\w, ]*?) ?= (.*)")
+_STORE = re.compile(r"(store|add|raise) (\w+)\[(.*)\] over ([\w, ]*?) ?= (.*)")
 _DEST = r"(\w+)(?:\[([\w, ]*)\])?"
 _OVER = re.compile(rf"{_DEST}(?:, {_DEST})? (?:= ([\w.]+)|([\w.]+)=) over ([\w, ]*): (.*)")
 _MAP = re.compile(rf"{_DEST} = (.*)")
@@ -216,7 +215,7 @@ def _statement(r: _Reader, text: str, buffers: Mapping[str, Buffer]) -> Stmt:
     if m := _FILL.fullmatch(text):
         return Fill(m[1], r.expr(m[2]))
     if m := _STORE.fullmatch(text):
-        return Store(m[2], tuple(r.expr(i) for i in _split(m[3])), _words(m[4]), r.expr(m[5]), m[1] == "add")
+        return Store(m[2], tuple(r.expr(i) for i in _split(m[3])), _words(m[4]), r.expr(m[5]), ADDED[m[1]])
     if m := _OVER.fullmatch(text):
         return _over(r, m, text, buffers)
     if m := _MAP.fullmatch(text):

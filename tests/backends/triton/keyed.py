@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torch
 from triton.runtime.errors import InterpreterError
 
-from tests.keyed_programs import PLACES, arguments, picked
+from tests.keyed_programs import MAXIMA, PLACES, arguments, picked
 from tilefold.pipeline import compile_program
 from tilefold.plan import keyed
 from tilefold.runtime.steps import AddedStep
@@ -27,6 +27,22 @@ def together() -> list[str]:
     return [] if right and steps.count("zeros") == 1 and steps[0] == "zeros" else [f"together: {steps}"]
 
 
+def maxima() -> list[str]:
+    """The largest of each place, of either sign; NaN is, whatever its sign; nothing is put to the last place."""
+    p = parse(MAXIMA)
+    with patch.object(keyed, "LOOKED", 1.0):
+        compiled = compile_program(p, device="interpreter")
+    given = arguments(p)
+    given["at"][given["at"] == 5] = 4
+    given["v"][0] -= 9
+    given["v"][1, 3, :2] = torch.tensor([torch.nan, -torch.nan])
+    want = run(p, given)[p.outputs[0]]
+    got = [compiled(given, {})[p.outputs[0]] for _ in range(2)]
+    right = all(torch.allclose(x, want, equal_nan=True) for x in got) and torch.isneginf(want).any()
+    added = [s for s in compiled.steps if isinstance(s, AddedStep)]
+    return [] if right and len(added) == 1 else [f"maxima: {len(added)}"]
+
+
 def keyed_sums() -> str:
     """One index, several, rows of two tensors in one table, 16 bits; rows that half of them name, or that are not."""
     wrong = []
@@ -39,7 +55,7 @@ def keyed_sums() -> str:
             got, want = compiled(given, {})[p.outputs[0]], run(p, given)[p.outputs[0]]
         wrong += [] if len(added) == 1 else [f"{p.name}: {len(added)} sums"]
         wrong += [] if torch.allclose(got, want, rtol=0.02, atol=0.02) else [p.name]
-    wrong += together()
+    wrong += together() + maxima()
     given = arguments(p) | {"at": torch.full((37,), 11)}
     try:
         compiled(given, {})

@@ -64,10 +64,21 @@ def reduced(reduce, own):
     return lambda x, at, y: aten.scatter_reduce(x, 1, at, y, reduce, include_self=own)
 
 
-#: A mean counts elements by the same keys.
+def of_shared_index(reduce, own):
+    return lambda x, at, y: aten.index_reduce(x, 1, at, y, reduce, include_self=own)
+
+
+#: A mean counts elements by the same keys, and so does what is without what is there.
 REDUCED = {
     f"{reduce}, {'with' if own else 'without'} what is there": (reduced(reduce, own), CASES["scatter_add"][1])
-    for reduce in ("sum", "mean")
+    for reduce in ("sum", "mean", "amax", "amin")
+    for own in (True, False)
+} | {
+    f"{reduce}, {'with' if own else 'without'} what is there, of one index": (
+        of_shared_index(reduce, own),
+        (randn(3, 5, 2), whole(7), randn(3, 7, 2)),
+    )
+    for reduce in ("mean", "amax", "amin")
     for own in (True, False)
 }
 
@@ -80,9 +91,21 @@ def test_what_is_reduced_by_keys_is_eagers(name):
     assert not partition(gm).fallbacks
     low = lower(gm)
     sums = sum(keyed(c, low.program.sizes) is not None for c in low.program.body)
-    assert sums == (1 if name.startswith("sum, with ") else 2)
+    assert sums == (1 if " with " in name and not name.startswith("mean") else 2)
     given = {i.name: xs[b.position] for i, b in zip(low.program.inputs, low.inputs, strict=True)}
     torch.testing.assert_close(run(low.program, given)[low.program.outputs[0]], fn(*xs), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+@pytest.mark.parametrize("own", [True, False])
+def test_extremes_of_nan_infinities_and_nothing_are_eagers(reduce, own):
+    fn, (x, at, y) = reduced(reduce, own), CASES["scatter_add"][1]
+    y = y.clone()
+    y[0, 0], y[1], x[2, 4] = torch.nan, torch.inf, -torch.inf
+    y[2] = -torch.inf
+    low = lower(traced(fn, (x, at, y)))
+    given = {i.name: (x, at, y)[b.position] for i, b in zip(low.program.inputs, low.inputs, strict=True)}
+    torch.testing.assert_close(run(low.program, given)[low.program.outputs[0]], fn(x, at, y), equal_nan=True)
 
 
 def test_elements_of_all_channels_are_counted_once():
@@ -133,6 +156,37 @@ def test_nor_where_torch_is_to_be_deterministic():
         assert len(partition(traced(put, CASES["second axis"][1])).fallbacks) == 1
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_but_extremes_which_are_the_same_in_any_order():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not partition(traced(*REDUCED["amax, with what is there"])).fallbacks
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_gradients_of_extremes_are_sums_by_keys():
+    """Shared by all elements that are the extreme."""
+
+    def fn(x, at, y, dz):
+        for t in (x, y):
+            t.requires_grad_()
+        z = torch.scatter_reduce(x, 1, at, y, "amax")
+        return torch.autograd.grad(z, (x, y), dz)
+
+    xs = (*CASES["scatter_add"][1], randn(3, 5, 2))
+    gm = traced(fn, xs, "cpu")
+    with FakeTensorMode():  # a device for gradients is not needed
+        for n in gm.graph.nodes:
+            if (val := n.meta.get("val")) is not None:
+                n.meta["val"] = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="cuda")
+    assert not partition(gm).fallbacks
+    low = lower(gm)
+    given = {i.name: xs[b.position].detach() for i, b in zip(low.program.inputs, low.inputs, strict=True)}
+    made, want = run(low.program, given), fn(*xs)
+    for name, grad in zip(low.program.outputs, want, strict=True):
+        torch.testing.assert_close(made[name], grad, rtol=1e-5, atol=1e-5)
 
 
 def test_one_element_a_row_is_a_comparison_anywhere():

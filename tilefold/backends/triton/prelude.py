@@ -34,6 +34,11 @@ def tf_int_min(a, b):
 
 
 @triton.jit
+def tf_raise(p, x, mask):  # NaN of either sign is above all: bits are compared
+    tl.atomic_max(p, tl.where(x == x, x, float("nan")), mask=mask, sem="relaxed")
+
+
+@triton.jit
 def tf_mul(a, b):
     return a * b
 

@@ -293,6 +293,9 @@ class Renderer:
             masked = f"tl.broadcast_to({masked}, [{shape}])"
         last = ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
         if s.added:
+            if s.added == "max":
+                self.c.scopes.emit(f"tf_raise({pointer}, {code}, {masked})")
+                return
             also = "" if masked is None else f", mask={masked}"
             self.c.scopes.emit(f'tl.atomic_add({pointer}, {code}{also}, sem="relaxed")')
             return

@@ -4,8 +4,11 @@
     index_put       y[i, r] = x[i, r] + sum over k of where(at[k] == r, values[i, k], 0), of any axes, added up
     scatter_add     y[i, r] = x[i, r] + sum over k of where(index[i, k] == r, src[i, k], 0)
     scatter_reduce  the same of "sum"; of "mean" over 1 + sum over k of where(index[i, k] == r, 1, 0)
+                    "amax": maximum(x[i, r], max over k of where(index[i, k] == r, src[i, k], -inf))
+                    "amin": that of negated elements, negated
+    index_reduce    those of an index that all the other axes share
 
-Where a mean is without what stands there, it is still of it where no element is put: x and sum are chosen by the count.
+What is without what stands there is still that where no element is put: x and sum are chosen by the count.
 
 On a GPU alone, whose kernels add in any order (`plan.keyed`): elsewhere each row would look at all elements.
 """
@@ -26,6 +29,7 @@ from tilefold.frontend.operators.context import Context, Indices, Value, attrs, 
 from tilefold.frontend.operators.elementwise import Lowerer
 from tilefold.frontend.operators.index import checker, wrapped
 from tilefold.plan.keyed import CROWDED
+from tilefold.tensor.keyed import NOTHING
 
 aten = torch.ops.aten
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,9 +47,10 @@ def against_sums(node: torch.fx.Node) -> str | None:
         assert isinstance(given, list | tuple)
         at = {n: x for n, x in enumerate(given) if isinstance(x, torch.fx.Node)}
         axes, places = [*at], torch.broadcast_shapes(*(x.meta["val"].shape for x in at.values()))
-    elif node.target is aten.scatter_add.default or node.target is aten.scatter_reduce.two:
+    elif node.target in (aten.scatter_add.default, aten.scatter_reduce.two, aten.index_reduce.default):
         axes = [int(node.args[1])]  # type: ignore[arg-type]
-        places = node.args[2].meta["val"].shape[axes[0] :][:1]  # type: ignore[union-attr]
+        index = node.args[2].meta["val"]  # type: ignore[union-attr]
+        places = index.shape if node.target is aten.index_reduce.default else index.shape[axes[0] :][:1]
         if places == (1,) and node.target is aten.scatter_add.default:  # a comparison (`scatter`)
             return None
     else:
@@ -53,7 +58,8 @@ def against_sums(node: torch.fx.Node) -> str | None:
     val = node.meta["val"]
     if val.device.type != "cuda" or val.dtype not in _FLOATS or not val.dim():
         return f"{node.target} of {val.dtype} on {val.device.type}"
-    if torch.are_deterministic_algorithms_enabled():
+    extreme = attrs(node).get("reduce") in ("amax", "amin")  # the same in any order
+    if torch.are_deterministic_algorithms_enabled() and not extreme:
         return f"{node.target} in an order of its own"
     if not all(isinstance(n, int) and n > 0 for n in (*val.shape, *places)):
         return f"{node.target} of sizes that are not known"
@@ -112,51 +118,64 @@ def scatter_add(ctx: Context, node: torch.fx.Node) -> Value:
 
 
 def scatter_reduce(ctx: Context, node: torch.fx.Node) -> Value:
-    """Sums and means."""
+    """Sums, means, maxima and minima."""
     a = attrs(node)
-    x, own = ctx.value(a["self"]), a.get("include_self", True)
-    if a["reduce"] not in ("sum", "mean"):
+    x, how, own = ctx.value(a["self"]), a["reduce"], a.get("include_self", True)
+    if how not in ("sum", "mean", "amax", "amin"):
         raise UnsupportedError(f"operator {ctx.origin} is not covered")
-    over, one = _scattered(ctx, node)
-    if a["reduce"] == "sum" and own:
-        return _added_to(ctx, node, x, over, one)
     shape, dtype = meta_of(node)
-    total = ctx.reduce("sum", shape, over, DType.F32, one, f"{ctx.base}_sum")
-    _, each = _scattered(ctx, node, Value((), DType.F32, lambda _: Const(1.0, DType.F32)))
-    count = ctx.reduce("sum", shape, over, DType.F32, each, f"{ctx.base}_count")
+    if how == "sum" and own:
+        return _added_to(ctx, node, x, *_scattered(ctx, node))
+    reducer = "sum" if how in ("sum", "mean") else "max"
+    over, one = _scattered(ctx, node, none=NOTHING[reducer], negated=how == "amin")
+    total = ctx.reduce(reducer, shape, over, DType.F32, one, f"{ctx.base}_{reducer}")
+    count = None
+    if how == "mean" or not own:
+        _, each = _scattered(ctx, node, Value((), DType.F32, lambda _: Const(1.0, DType.F32)))
+        count = ctx.reduce("sum", shape, over, DType.F32, each, f"{ctx.base}_count")
 
     def both(i: Indices) -> Expr:
-        here, added, some = _wide(ctx, x.at(i)), total.at(i), count.at(i)
-        if own:
-            made = call("div", call("add", here, added), call("add", some, 1.0))
-        else:
-            made = call("div", added, some) if a["reduce"] == "mean" else added
-            made = call("where", call("gt", some, 0.0), made, here)
+        here, made = _wide(ctx, x.at(i)), total.at(i)
+        made = call("neg", made) if how == "amin" else made
+        if own and count is not None:
+            made = call("div", call("add", here, made), call("add", count.at(i), 1.0))
+        elif own:
+            made = call("maximum" if how == "amax" else "minimum", here, made)
+        elif count is not None:
+            made = call("div", made, count.at(i)) if how == "mean" else made
+            made = call("where", call("gt", count.at(i), 0.0), made, here)
         return made if dtype is DType.F32 else Cast(made, dtype)
 
     return ctx.map(shape, dtype, both)
 
 
 def _scattered(
-    ctx: Context, node: torch.fx.Node, instead: Value | None = None
+    ctx: Context, node: torch.fx.Node, instead: Value | None = None, *, none: float = 0.0, negated: bool = False
 ) -> tuple[tuple[Expr, ...], Callable[[Indices, Indices], Expr]]:
     """Extents of the elements that a scatter puts to each place of its axis, and what it adds of each: of its source,
-    or of what stands instead."""
+    or of what stands instead; `none` elsewhere."""
     a = attrs(node)
-    index, src = ctx.value(a["index"]), ctx.value(a["src"]) if instead is None else instead
+    index, src = ctx.value(a["index"]), ctx.value(a["src" if "src" in a else "source"]) if instead is None else instead
     shape, _ = meta_of(node)
     axis = normal_axis(int(a["dim"]), len(shape))  # type: ignore[call-overload]
     if node.meta["val"].device.type != "cuda":
         raise UnsupportedError("a scatter of more than one element a row")
-    if [n for k, n in enumerate(index.shape) if k != axis] != [n for k, n in enumerate(shape) if k != axis]:
+    shared = node.target is aten.index_reduce.default
+    if not shared and [*_but(index.shape, axis)] != [*_but(shape, axis)]:
         raise UnsupportedError("a scatter to a part of a tensor")
     key = _keys(ctx, index, shape[axis])
 
     def one(i: Indices, k: Indices) -> Expr:
         at = (*i[:axis], *k, *i[axis + 1 :])
-        return call("where", call("eq", i[axis], key(at)), _wide(ctx, broadcast(src, at)), 0.0)
+        value = _wide(ctx, broadcast(src, at))
+        here = call("eq", i[axis], key(k if shared else at))
+        return call("where", here, call("neg", value) if negated else value, none)
 
-    return (index.shape[axis],), one
+    return (index.shape[0 if shared else axis],), one
+
+
+def _but(shape: Indices, axis: int) -> Indices:
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
 def _added_to(
@@ -198,4 +217,5 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     rows_of_sums_op: rows_of_sums,
     aten.index_put.default: index_put,
     aten.scatter_reduce.two: scatter_reduce,
+    aten.index_reduce.default: scatter_reduce,
 }
