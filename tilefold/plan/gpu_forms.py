@@ -26,6 +26,7 @@ from tilefold.block.stages import StagePlan, inner_producers, plan_stages
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, streamed_axis
 from tilefold.plan.hardware import Gpu
+from tilefold.plan.windowed import window
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import divided, library_product, product, product_of
@@ -260,6 +261,8 @@ def segments(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = None
         n = _segments_of_contraction(g, plan, axis, machine)
         return segments_of_reads(g, plan, axis, machine) if n is None else n if n > 1 else None
     n = _segments_of_products(g, plan, axis, machine)
+    if n > 1 and (seen := window(build_kernels(g, plan, gpu_loops(g, plan, machine), None), axis, machine.rows)):
+        n = _segments_of_window(n, seen, g.extent(axis), machine)
     return n if n > 1 else None
 
 
@@ -289,6 +292,13 @@ def _segments_of_products(g: Graph, plan: StagePlan, axis: str, machine: Gpu) ->
     cap = max(machine.most_segments, extent // machine.long_segment)
     n = int(min(units * (1 if wide else machine.blocks_a_unit) // have, most, cap))
     return equal(n, lambda k: extent % (k * machine.one_tile) == 0 or (len(axes) > 1 and extent % k == 0))
+
+
+def _segments_of_window(n: int, seen: int, extent: int, machine: Gpu) -> int:
+    """Of an axis, so that what a block looks at is cut into as many as its rows would want of all of it."""
+    n = min(n, seen // machine.least_segment)
+    most = extent // machine.least_segment
+    return equal(max(1, min(n * extent // seen, most)), lambda k: extent % (k * machine.one_tile) == 0) if n > 1 else 1
 
 
 def _segments_of_contraction(g: Graph, plan: StagePlan, axis: str, machine: Gpu) -> int | None:
@@ -324,29 +334,32 @@ def kept_local(g: Graph, group: Group, inner: frozenset[str], m: str) -> list[st
 
 
 def blocks(g: Graph, members: Group, machine: Gpu, tile: int | None = None) -> int:
-    """Thread blocks that the parallel dims give: rows of products in tiles, heads that share operands packed.
+    """Thread blocks that the parallel dims give: rows of products in tiles, those of several dims
+    (heads that share keys, with their rows) together; heads that share operands packed.
 
     tile: rows of a product that share a block, if others than the machine's.
     """
     shared: dict[str, int] = {}
-    rows: set[str] = set()
+    sides: list[frozenset[str]] = []
     common: set[str] = set()
     for m in members.members:
         shared |= dict(divided(g.by_name[m].body))
         p = product_of(g.by_name[m])
         if p is not None and p.loads is not None and p.left != p.right:
-            rows |= p.left ^ p.right
+            sides += [p.left - p.right, p.right - p.left]
             common |= (p.left & p.right) - set(p.rdims)
-    n = 1
-    packed = all(g.extent(d) < machine.packed for d in members.parallel if d in rows - common and d not in shared)
+    n, rows = 1, set[str]().union(*sides) - common
+    packed = all(g.extent(d) < machine.packed for d in members.parallel if d in rows and d not in shared)
+    tiled = dict[int, int]()
     for d in members.parallel:
         if d in shared and packed:
             n *= max(1, g.extent(d) // shared[d])
-        elif d in rows - common:
-            n *= -(-g.extent(d) // (tile or machine.rows))
+        elif d in rows:
+            side = next(k for k, side in enumerate(sides) if d in side)
+            tiled[side] = tiled.get(side, 1) * g.extent(d)
         else:
             n *= g.extent(d)
-    return n
+    return n * math.prod(-(-m // (tile or machine.rows)) for m in tiled.values())
 
 
 def split_contractions(p: Program, g: Graph, groups: Sequence[Group], machine: Gpu) -> tuple[Program, frozenset[str]]:
