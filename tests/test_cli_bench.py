@@ -39,6 +39,16 @@ def test_programs_run_dry(tmp_path):
     assert MARKS["programs"] in docs.read_text() and "one small tensor | pointwise" in (tmp_path / "r.txt").read_text()
 
 
+@pytest.mark.parametrize(("suite", "rows"), [("programs", "241"), ("models", "20"), ("redfuser", "11")])
+def test_rows_that_are_not_begun_are_counted(suite, rows, tmp_path):
+    words = ["bench", suite, "--device", "cpu", "--small", "--seconds", "0", "--json", str(tmp_path / "r.json")]
+    done = invoke(words)
+    assert done.exit_code == 0, done.output
+    said = re.sub(r"\s+", " ", done.stdout)
+    assert re.search(rf"{rows} of {rows} rows were not begun before --seconds had passed: .* and \d+ more hint: ", said)
+    assert "--resume goes on from here" in said
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

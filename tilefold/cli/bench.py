@@ -55,6 +55,8 @@ _OPTIONS: dict[str, frozenset[str]] = {
     **dict.fromkeys(SUITES, _GPU_OPTIONS | {"study", "plots"}),
     **dict.fromkeys(_TEAMS, _GPU_OPTIONS | {"classes", "modes"}),
 }
+#: Rows not begun that are named.
+MOST_NAMED = 5
 #: A file a device.
 RESULTS = Path("bench/results")
 
@@ -276,6 +278,7 @@ def _programs(job: Job, json: Path | None, docs: Path | None, workers: int, resu
         if docs is not None:
             write_part(docs, job.suite, report_.markdown(*_all(path, results)))
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+    _say_not_begun(job, results)
     console.print(f"written: {path}")
 
 
@@ -328,20 +331,30 @@ def _progress(status: Status) -> Callable[[str], None]:
 
 
 def _show(job: Job, results: Results) -> None:
-    chosen = [c.row for c in job.cases()]
-    left = [name for name in chosen if (job.suite, name) not in results.done]
     if job.study is None:
+        chosen = [c.row for c in job.cases()]
         console.print(report.table(results, job.suite, frozenset(chosen)))
         console.print(report.means_table(results, job.suite))
         console.print(report.bars_table(judge_all(results, [job.suite])))
-        if left:
-            console.print(f"not begun in time: {', '.join(left)}")
+        _say_not_begun(job, results)
     else:
         for found in report.studies(results, job.study):
             console.print(found)
         if job.study == "startup":
             console.print(report.bars_table(judge_startup(results)))
     console.print(f"written: {job.results}")
+
+
+def _say_not_begun(job: Job, results: Results) -> None:
+    """How many rows are missing, the first of them by name: the tables above have not all that was asked for."""
+    left = programs.not_begun(job, results)
+    if not left:
+        return
+    more = "" if len(left) <= MOST_NAMED else f" and {len(left) - MOST_NAMED} more"
+    late = job.deadline is not None and time.time() > job.deadline
+    text = f"{len(left)} of {len(job.cases())} rows were not begun{' before --seconds had passed' if late else ''}: "
+    text += "; ".join(left[:MOST_NAMED]) + more + "\n  hint: the same command with --resume goes on from here"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,56 @@ def test_a_worker_that_dies_costs_what_it_was_doing(tmp_path):
     died = found.row("programs", ROWS[1])
     assert any("signal 6" in r.why for r in died)
     assert not any(r.why for r in found.row("programs", ROWS[0]))
+
+
+def _workers(fails):
+    """Commands of workers, whose work is done here: of those of a share for which `fails`, no row is begun."""
+
+    def words(job):
+        if fails(job.rows[0]):
+            return ("sh", "-c", "echo no memory; exit 1")
+        known = load(Path(job.results))
+        for case in job.cases():
+            known = known.finished((case.suite, case.row), [record(case.row, "tilefold", 2.0, suite="programs")])
+        save(replace(known, device={"name": "a GPU"}), Path(job.results))
+        return ("true",)
+
+    return words
+
+
+def test_a_share_that_cannot_begin_is_tried_once_more(tmp_path):
+    begun, told = [], []
+    words = _workers(lambda row: begun.append(row) or (row == ROWS[1] and begun.count(row) == 1))
+    found = run.run(job(tmp_path), workers=2, share=1, progress=told.append, words=words)
+    assert {r for _, r in found.done} == set(ROWS) and not any(r.why for r in found.records)
+    assert [t for t in told if "1 rows are tried once more: the benchmark cannot begin: " in t and "no memory" in t]
+
+
+def test_rows_that_never_begin_are_recorded_with_the_reason(tmp_path):
+    begun = []
+    words = _workers(lambda row: begun.append(row) or row == ROWS[1])
+    found = run.run(job(tmp_path), workers=2, share=1, words=words)
+    assert {r for _, r in found.done} == set(ROWS) and run.not_begun(job(tmp_path), found) == ()
+    lost = found.row("programs", ROWS[1])
+    assert {r.contender for r in lost} == {"tilefold", "eager"} and not any(r.microseconds for r in lost)
+    assert all("cannot begin" in r.why and "no memory" in r.why for r in lost) and begun.count(ROWS[1]) == 2
+
+
+def test_a_process_that_cannot_be_started_is_no_row_less(tmp_path):
+    good = _workers(lambda row: False)
+    found = run.run(
+        job(tmp_path),
+        workers=1,
+        share=1,
+        words=lambda job: ("/absent/command",) if job.rows[0] == ROWS[1] else good(job),
+    )
+    assert all("No such file" in r.why for r in found.row("programs", ROWS[1])) and len(found.done) == len(ROWS)
+
+
+def test_no_worker_begins_after_the_deadline(tmp_path):
+    late = job(tmp_path, deadline=1.0)
+    found = run.run(late, workers=2, share=1, words=lambda _: pytest.fail("begun in vain"))
+    assert not found.done and run.not_begun(late, found) == ROWS
 
 
 def test_what_is_known_is_kept_only_on_request(tmp_path):

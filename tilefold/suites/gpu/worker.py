@@ -88,7 +88,7 @@ class Status:
     since: float
 
     def __str__(self) -> str:
-        return f"{self.row}: {self.contender}{' ' if self.contender else ''}{self.doing}"
+        return f"{self.row}{': ' if self.row else ''}{self.contender}{' ' if self.contender else ''}{self.doing}"
 
 
 def read_status(path: Path) -> Status | None:

@@ -2,6 +2,7 @@
 
 The programs are dealt out in small shares. Each share is a job of the GPU suites' supervisor with a file of its
 own, whose records go to the run's file when the share is done, so that a run that is killed keeps its rows.
+A share of which no worker can begin is tried once more, after the others; then its rows are recorded with the reason.
 Every worker begins with empty caches and compiles with one thread: what a first call costs is counted in seconds
 of the processor, which neither the other workers nor their turns change.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from tilefold.suites.gpu import supervise
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.gpu.environment import commit_here, shipped_table
 from tilefold.suites.gpu.results import Results, load, save
+from tilefold.suites.gpu.row import blank_record
 from tilefold.suites.gpu.turns import Turns
 from tilefold.suites.gpu.worker import Job
 
@@ -63,8 +66,14 @@ def run(
             shares = shares[1:]
         team.measure(shares, workers)
     if team.failures and not team.grown:
-        raise team.failures[0]
+        raise team.failures[0].why
+    team.record_failures()
     return load(path)
+
+
+def not_begun(job: Job, results: Results) -> tuple[str, ...]:
+    """The job's rows that the results do not have."""
+    return tuple(c.row for c in job.cases() if (c.suite, c.row) not in results.done)
 
 
 def _shares(cases: Sequence[GpuCase], share: int = SHARE) -> list[tuple[str, ...]]:
@@ -77,12 +86,28 @@ def _shares(cases: Sequence[GpuCase], share: int = SHARE) -> list[tuple[str, ...
     return [tuple(names[n::count]) for n in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Rows for one process. `why`: what ended an earlier one before it began a row."""
+
+    rows: tuple[str, ...]
+    why: TilefoldError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Rows that no worker could begin, and why."""
+
+    rows: tuple[str, ...]
+    why: TilefoldError
+
+
 @dataclass(slots=True)
 class _Team:
     """Threads that supervise one worker each, and what they have in common.
 
     `about`: what the results' policy says besides; `grown`: whether a program is done; `failures`: of shares in
-    which no worker could begin.
+    which no worker could begin, twice.
     """
 
     job: Job
@@ -91,7 +116,7 @@ class _Team:
     tell: Callable[[str], None]
     about: dict[str, str]
     grown: bool = False
-    failures: list[TilefoldError] = field(default_factory=list)
+    failures: list[_Failure] = field(default_factory=list)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -100,9 +125,9 @@ class _Team:
         return Turns(self.folder)
 
     def measure(self, shares: Sequence[tuple[str, ...]], workers: int) -> None:
-        waiting: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
-        for share in shares:
-            waiting.put(share)
+        waiting: queue.SimpleQueue[_Share] = queue.SimpleQueue()
+        for rows in shares:
+            waiting.put(_Share(rows))
         threads = [
             threading.Thread(target=self._supervise, args=(f"w{n}", waiting)) for n in range(min(workers, len(shares)))
         ]
@@ -111,29 +136,57 @@ class _Team:
         for thread in threads:
             thread.join()
 
-    def _supervise(self, name: str, waiting: queue.SimpleQueue[tuple[str, ...]]) -> None:
-        """Take shares until there are none."""
-        while True:
+    def record_failures(self) -> None:
+        """Rows that no worker could begin, each with the reason: the results are of all rows, or say of which not."""
+        for failure in self.failures:
+            job = replace(self.job, rows=failure.rows)
+            found = Results()
+            for case in job.cases():
+                blank = [replace(blank_record(case, p), why=failure.why.message) for p in job.peers(case)]
+                found = found.finished((case.suite, case.row), blank)
+            self._keep(found)
+
+    def _supervise(self, name: str, waiting: queue.SimpleQueue[_Share]) -> None:
+        """Take shares until there are none, or no time. One that failed goes to the end of the queue, for whoever is
+        free then.
+        """
+        while self.job.deadline is None or time.time() <= self.job.deadline:
             try:
                 share = waiting.get_nowait()
             except queue.Empty:
                 return
-            self._share(name, share)
+            why = self._share(name, share.rows)
+            if why is None:
+                continue
+            with self.guard:
+                done = load(Path(self.job.results)).done
+            left = tuple(row for row in share.rows if (self.job.suite, row) not in done)
+            if not left:
+                continue
+            if share.why is None:
+                self.tell(f"{name}: {len(left)} rows are tried once more: {why.message}")
+                waiting.put(_Share(left, why))
+            else:
+                self.failures.append(_Failure(left, why))
 
-    def _share(self, name: str, share: tuple[str, ...]) -> None:
+    def _share(self, name: str, rows: tuple[str, ...]) -> TilefoldError | None:
+        """Measure rows; why no worker could begin them, or the rest of them."""
         own = self.folder / f"{name}.json"
         with self.guard:
             known = load(Path(self.job.results))
         save(Results(device=known.device, rates=known.rates) if known.rates else Results(), own)
-        job = replace(self.job, rows=share, results=str(own), turns=str(self.folder), name=name)
+        job = replace(self.job, rows=rows, results=str(own), turns=str(self.folder), name=name)
         try:
             supervise.run(job, resume=True, progress=self._said(name, own), command=self._command, grace=GRACE_SECONDS)
         except TilefoldError as error:
-            self.failures.append(error)
+            return error
+        except OSError as error:  # no process can be started
+            return TilefoldError(f"the benchmark cannot begin: {error}")
         finally:
             self.turns.leave(name)
             self.turns.release()
             self._keep(load(own))
+        return None
 
     def _keep(self, found: Results) -> None:
         """Put a share's records into the run's file."""
