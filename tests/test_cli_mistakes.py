@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli import invoke
 from tilefold.cli import commands
-from tilefold.cli.application import COMMANDS, loaded
+from tilefold.cli.application import COMMANDS, OF_FUNCTIONS, loaded, look_early
 from tilefold.errors import TilefoldError
 
 GOOD = """
@@ -330,6 +330,34 @@ def test_the_help_of_all_is_the_help_of_each(name):
         assert found.__doc__.splitlines()[0] == line
     result = invoke([name, "--help"])
     assert result.exit_code == 0 and line[:40] in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("command", OF_FUNCTIONS)
+@pytest.mark.parametrize(
+    ("word", "message"), [("absent.py:f", "no such file: absent.py"), ("good", "not FILE:FUNCTION")]
+)
+def test_a_mistyped_file_is_said_before_torch_is_loaded(command, word, message):
+    code = "import sys; from tilefold.cli import app; sys.argv = ['tilefold', *sys.argv[1:]]\ntry: app()\n"
+    code += "finally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, command, word], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and message in done.stderr and done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "good.py:softmax"],
+        ["explain", "absent.py:f", "--help"],
+        ["explain", "--html", "absent.html", "good.py:f"],
+        ["tune", "library"],
+        ["verify", "--suite", "cascades"],
+        ["derive", "absent"],
+        ["explain"],
+        [],
+    ],
+)
+def test_other_words_are_looked_at_later(words):
+    look_early(words)
 
 
 def test_help_needs_neither_torch_nor_time():

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from tilefold.cli.friendly import console, guarded
+from tilefold.cli.friendly import console, friendly, guarded
+from tilefold.cli.place import split
 from tilefold.version import version
 
 #: Name -> where its function (or group of commands) is, and the first line of its help.
@@ -40,6 +41,9 @@ COMMANDS = {
     "doctor": ("commands:doctor", "What this machine can run, and why not."),
     "cache": ("cache:app", "The compiled kernels kept on disk."),
 }
+
+#: Commands whose first argument is FILE:FUNCTION, with the words that may stand in its place.
+OF_FUNCTIONS: dict[str, tuple[str, ...]] = {"explain": (), "verify": (), "plan": (), "tune": ("library",)}
 
 
 def application(arguments: Sequence[str]) -> typer.Typer:
@@ -73,7 +77,24 @@ def loaded(place: str) -> Callable[..., None] | typer.Typer:
 
 def app() -> None:
     """The console script."""
-    application(sys.argv[1:])()
+    arguments = sys.argv[1:]
+    try:
+        with friendly():
+            look_early(arguments)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    application(arguments)()
+
+
+def look_early(arguments: Sequence[str]) -> None:
+    """TilefoldError for a function whose file is not there: said at once, not after seconds of imports.
+
+    The word behind a command's name is its first argument where it is no option; other words may be options' values.
+    """
+    match arguments:
+        case [name, word, *rest] if name in OF_FUNCTIONS and not word.startswith("-") and "--help" not in rest:
+            if word not in OF_FUNCTIONS[name]:
+                split(word)
 
 
 def _not_loaded() -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from tilefold.algebra.dtypes import DType
+from tilefold.cli.place import split
 from tilefold.errors import ParseError, SourceLoc, TilefoldError
 from tilefold.frontend.fuse import signature_of
 
@@ -36,12 +37,8 @@ _WORDS: dict[str, object] = {"true": True, "false": False, "none": None}
 
 def load(target: str) -> tuple[Function, ModuleType]:
     """The function that `FILE:FUNCTION` names, and its module; TilefoldError if there is none."""
-    file, colon, name = target.rpartition(":")
-    if not colon or not file or not name.isidentifier():
-        raise TilefoldError(f"not FILE:FUNCTION: {target!r}", hint="for example: model.py:attention")
-    path = Path(file)
-    if not path.is_file():
-        raise TilefoldError(f"no such file: {file}")
+    path, name = split(target)
+    file = str(path)
     spec = importlib.util.spec_from_file_location(f"{path.stem}_target", path)
     if spec is None or spec.loader is None:
         raise TilefoldError(f"not a Python file: {file}")
