@@ -94,3 +94,17 @@ def test_who_hears_of_a_model(before, settings, wanted, monkeypatch):
     code = f"{before}\nfrom tilefold.log import tell\ntell('graph0: 1 region')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600)
     assert done.stderr.endswith(wanted) and done.stderr.count("graph0") == bool(wanted) and done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("setup", "line"),
+    [
+        ("", "tilefold: graph0 runs alone: a reason"),
+        ("logging.basicConfig(); ", "WARNING:tilefold:graph0 runs alone: a reason"),
+        ("logging.getLogger('tilefold').setLevel('ERROR'); ", ""),
+    ],
+)
+def test_warnings_say_whose_they_are(setup, line):
+    code = f"import logging; {setup}from tilefold import log; log.warn('%s runs alone: %s', 'graph0', 'a reason')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == line

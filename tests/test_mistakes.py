@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,48 @@ def test_numbers_are_compared() -> None:
 def test_what_a_function_raises_is_said(fn: Callable[..., Any], x: object, why: str) -> None:
     with pytest.raises(UnsupportedError, match=f"cannot be captured whole: {why}"):
         tilefold.fuse(fn)(x)
+
+
+def printing(x: torch.Tensor) -> torch.Tensor:
+    y = x.softmax(-1)
+    print("now", y)
+    return y + 1
+
+
+def warning(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn("now", stacklevel=1)
+    return x.exp()
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "why", "hint"),
+    [
+        (printing, X, "trace builtin operator `print` with argument types", "take print out of the function, or use"),
+        (warning, X, "Python builtin `_warnings.warn`", "take _warnings.warn out of the function, or use"),
+        (softmax, [1.0, 2.0], "trace method `softmax` of class `list`", "use torch.compile"),
+    ],
+)
+def test_what_breaks_a_graph_has_its_name(fn: Callable[..., Any], x: object, why: str, hint: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"cannot be captured whole: .*{why}.*\n.*\n  hint: {hint}"):
+        tilefold.fuse(fn)(x)
+
+
+@pytest.mark.parametrize("dynamic", ["yes", 3, [], "auto"])
+def test_dynamic_is_yes_no_or_nothing(dynamic: Any) -> None:
+    for call in (
+        lambda: tilefold.fuse(dynamic=dynamic),
+        lambda: tilefold.fuse(softmax, dynamic=dynamic),
+        lambda: tilefold.fuse(torch.nn.ReLU(), dynamic=dynamic),
+        lambda: tilefold.explain(softmax, X, dynamic=dynamic),
+    ):
+        with pytest.raises(TilefoldError, match=r"dynamic is .*\n.*None"):
+            call()
+
+
+def test_goals_are_those_that_there_are() -> None:
+    for call in (lambda: tilefold.fuse(goal="x"), lambda: tilefold.explain(softmax, X, goal="x")):  # type: ignore[call-overload, arg-type]
+        with pytest.raises(TilefoldError, match=r"unknown goal 'x'\n.*fused, fast, greedy"):
+            call()
 
 
 def test_a_function_without_an_end_is_no_defect() -> None:

@@ -11,20 +11,19 @@ Whoever loads artifacts trusts them as the machine code that they are; only name
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from pathlib import Path
 
 from tilefold import config
 from tilefold.files import cache_folder, put, read_trusted
+from tilefold.log import warn
 
 try:
     from torch.compiler._cache import CacheArtifact, CacheArtifactFactory, CacheArtifactManager
 except ImportError:  # a later torch that has moved its registry: nothing is recorded
     CacheArtifactManager = None  # type: ignore[assignment,misc]
 
-log = logging.getLogger("tilefold")
 TYPE = "tilefold"
 #: Files that may be written, below the cache's folder.
 _NAME = re.compile(r"machine\.json|(plans|fused|normal)/[0-9a-f]{32}\.\1|kernels/[0-9a-f]{32}\.(so|json)")
@@ -39,7 +38,7 @@ if CacheArtifactManager is not None:
         def populate_cache(self) -> None:
             """Write the file, unless there is one. Which may be damaged: its reader notices, and makes it again."""
             if not _NAME.fullmatch(self.key):
-                log.warning("an artifact named %r is no file of Tilefold's cache", self.key)
+                warn("an artifact named %r is no file of Tilefold's cache", self.key)
                 return
             folder, _, name = self.key.rpartition("/")
             try:
@@ -47,7 +46,7 @@ if CacheArtifactManager is not None:
                 if not path.exists():
                     put(path, self.content)
             except OSError as err:
-                log.warning("artifacts cannot be written to %s: %s", config.load().cache_dir, err)
+                warn("artifacts cannot be written to %s: %s", config.load().cache_dir, err)
 
         @staticmethod
         def type() -> str:

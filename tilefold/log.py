@@ -37,6 +37,15 @@ def tell(message: str) -> None:
         print(f"tilefold: {message}", file=sys.stderr)
 
 
+def warn(message: str, *values: object) -> None:
+    """A warning, which `TILEFOLD_QUIET` does not turn off. Where no logging is set up, it names us as other lines do:
+    Python's handler of last resort writes the message alone."""
+    if log.hasHandlers():
+        log.warning(message, *values)
+    elif log.isEnabledFor(logging.WARNING):
+        print(f"tilefold: {message % values}", file=sys.stderr)
+
+
 class Progress:
     """What is compiled now, shown on a terminal once it takes longer than `PATIENCE_S`, by a thread of its own."""
 

@@ -8,6 +8,7 @@ import functools
 import inspect
 import re
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, overload
@@ -39,6 +40,8 @@ Fn = Callable[..., Any]
 _LEAVES = (torch.Tensor, torch.nn.Module, type(None), bool, int, float, str)
 #: Modes under which tensors have no values, or operators are written down.
 _TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
+#: Where Python's own modules are.
+_STDLIB = sysconfig.get_path("stdlib")
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
@@ -66,8 +69,8 @@ class Fused(Generic[P, R]):
     ):
         if runner not in RUNNERS:
             raise TilefoldError(f"unknown runner {runner!r}", hint=f"one of {', '.join(RUNNERS)}")
-        if goal not in get_args(Goal):
-            raise TilefoldError(f"unknown goal {goal!r}", hint=f"one of {', '.join(get_args(Goal))}")
+        check_goal(goal)
+        check_dynamic(dynamic)
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.dynamic, self.runner, self.goal, self.given = fn, dynamic, runner, goal, given
         self.graphs: list[CompiledGraph] = []
@@ -268,6 +271,20 @@ def check_function(fn: object, taker: str) -> None:
         raise TilefoldError(f"{taker} takes a function that returns tensors, and {name} is {kind}", hint=hint)
 
 
+def check_goal(goal: object) -> None:
+    """TilefoldError for a goal that there is not."""
+    if goal not in get_args(Goal):
+        raise TilefoldError(f"unknown goal {goal!r}", hint=f"one of {', '.join(get_args(Goal))}")
+
+
+def check_dynamic(dynamic: object) -> None:
+    """TilefoldError where `dynamic` is something else than torch.compile takes: any object would do for True."""
+    if not (dynamic is None or isinstance(dynamic, bool)):
+        raise TilefoldError(
+            f"dynamic is {dynamic!r}", hint="True (all sizes symbolic), False (none), None (those that change)"
+        )
+
+
 def _strict(gm: torch.fx.GraphModule, example_inputs: Sequence[object], *, options: Options) -> Fn:
     return compile_captured(gm, example_inputs, options)
 
@@ -293,7 +310,9 @@ def fuse(fn: Any = None, *, dynamic: bool | None = None, runner: str = "pipeline
     or, as torch.compile has it, products left to the machine's library where they are faster alone ("fast"). A module
     comes back as one of its own class with the same parameters.
     """
+    check_dynamic(dynamic)
     if fn is None:
+        check_goal(goal)
         return functools.partial(fuse, dynamic=dynamic, runner=runner, goal=goal)
     check_function(fn, "fuse")
     fn = plain(fn)
@@ -337,9 +356,11 @@ def translated(run: Fn, *args: object, **kwargs: object) -> object:
         what = got[1] if got else _first_line(err)
         raise TilefoldError(f"the function fails on these arguments: {what}", loc=_user_line(err)) from err
     except Unsupported as err:
-        why = _observed(err) or _first_line(err)
+        why = _observed(err) or _why(err)
+        builtin = re.search(r"Python builtin `([\w.]+)`|builtin operator `(\w+)`", str(err))
+        taken = f"take {builtin[1] or builtin[2]} out of the function, or " if builtin else ""
         raise UnsupportedError(
-            f"the function cannot be captured whole: {why}", loc=_user_line(err), hint=STRICT_HINT
+            f"the function cannot be captured whole: {why}", loc=_user_line(err), hint=taken + STRICT_HINT
         ) from err
     except UserError as err:  # as for a branch on `.item()`, of whose value a graph knows nothing
         unknown = "data-dependent" in str(err)
@@ -362,6 +383,13 @@ def _observed(err: Unsupported) -> str | None:
     return f"it raises {error}: {what}" if what else f"it raises {error}"
 
 
+def _why(err: Unsupported) -> str:
+    """Dynamo's name of what breaks a graph; where only its explanation says what in the function that is, both."""
+    title = _first_line(err)
+    found = re.search(r"^\s*Explanation: (.*?)\.?(?: \(has_kwargs \w+\))?$", str(err), re.MULTILINE)
+    return f"{title}: {found[1]}" if found and "`" in found[1] and "`" not in title else title
+
+
 def _unquoted(text: str) -> str:
     """What a string's `repr` stands for; other text as it is."""
     try:
@@ -376,11 +404,12 @@ def _first_line(err: Exception) -> str:
 
 
 def _user_line(err: Unsupported | TorchRuntimeError | UserError) -> SourceLoc | None:
-    """The innermost frame of the user's code at a graph break."""
+    """The innermost frame of the user's code at a graph break: neither torch's nor Python's own, as of `logging`."""
     frames = [f for f in getattr(err, "real_stack", None) or () if f.filename and "/torch/" not in f.filename]
     if not frames:
         return None
-    last = frames[-1]
+    users = [f for f in frames if not f.filename.startswith(_STDLIB) or "site-packages" in f.filename]
+    last = (users or frames)[-1]
     return SourceLoc(last.filename, last.lineno or 0, last.line or "")
 
 
@@ -404,6 +433,7 @@ def trace(
 
     target = plain(fn)
     check_function(target, "trace")
+    check_dynamic(None if dynamic == "auto" else dynamic)
     check_arguments(target, args, kwargs)
     run = torch.compile(
         own_copy(target), backend=capture, fullgraph=True, dynamic=None if dynamic == "auto" else dynamic

@@ -78,3 +78,35 @@ def test_leftovers_are_compiled_with_inductors_options(monkeypatch):
 def test_what_is_unknown_is_an_error_with_the_way_out(mode, given, match):
     with pytest.raises(TilefoldError, match=match):
         read_options(mode, given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_autotune": "x"}, "the option max_autotune is 'x'\n.*True or False"),
+        ({"max-autotune": 1}, "the option max_autotune is 1\n.*True or False"),
+        ({"triton.cudagraphs": "x"}, "the option triton.cudagraphs is 'x'"),
+        ({"max_fusion_size": "x"}, "the option max_fusion_size is 'x'\n.*a whole number"),
+        ({"max_autotune_gemm_search_space": "all"}, "is 'all'\n.*one of 'DEFAULT', 'EXHAUSTIVE'"),
+        ({"cudagraphs": "no"}, "cudagraphs is 'no'\n.*True or False"),
+        ({"activation_memory_budget": True}, "activation_memory_budget is True\n.*from 0 to 1"),
+        ({"activation_memory_budget": "x"}, "activation_memory_budget is 'x'"),
+        ({"leftover": 3}, "unknown leftover 3\n.*inductor or eager"),
+        ({"runner": None}, "unknown runner None"),
+        ({"partition": ["folds"]}, "unknown partition"),
+        ({"max_autotun": True}, "unknown option 'max_autotun'.*\n.*did you mean max_autotune"),
+        ({3: 4}, "options is .3: 4.\n.*names and values"),
+        ("abc", "options is 'abc'"),
+        ([1], "options is .1."),
+    ],
+)
+def test_values_of_a_wrong_kind_are_errors(options, message):
+    with pytest.raises(TilefoldError, match=message):
+        read_options(None, options)
+
+
+def test_options_that_inductor_takes_are_taken():
+    taken = {"max_autotune": True, "max_autotune_gemm_search_space": "EXHAUSTIVE", "cudagraphs": None}
+    assert read_options(None, {**taken, "profile_bandwidth_regex": "x", "split_reductions": False}).tune
+    for mode in torch._inductor.list_mode_options():
+        read_options(mode, None)

@@ -9,7 +9,6 @@ log says why.
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ import torch
 from torch._guards import TracingContext
 
 from tilefold.backends.triton.counters import counters_of
-
-log = logging.getLogger("tilefold")
+from tilefold.log import warn
 
 #: The passes of a captured graph.
 Kind = Literal["inference", "forward", "backward"]
@@ -48,7 +46,7 @@ class CudaGraphs:
         with self._module("torch._inductor.config").patch(dict(self.settings)):
             why = self._refused(gm)
             if why:
-                log.warning("%s runs without CUDA graphs: %s", name, why)
+                warn("%s runs without CUDA graphs: %s", name, why)
                 self.reason = why
                 return self._alone(run) if kind == "backward" else run
             static = _saved(gm) if kind == "backward" else _static()
@@ -87,7 +85,7 @@ class CudaGraphs:
                 if not any(words in str(err) for words in _CAPTURING):
                     raise
                 self.reason = str(err).splitlines()[0]
-                log.warning("%s runs without CUDA graphs: its capture failed: %s", name, self.reason)
+                warn("%s runs without CUDA graphs: its capture failed: %s", name, self.reason)
             return run(given)
 
         call._boxed_call = True  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args, get_origin
 
 from tilefold.errors import TilefoldError
 from tilefold.frontend.regions.assemble import CompileProgram, Options
@@ -33,23 +33,24 @@ OWN = ("runner", "leftover", "cudagraphs", "partition", "activation_memory_budge
 PARTITIONS = ("folds", "min_cut")
 #: Begins the options of Inductor for CUDA graphs: they hold for whole models, of which it compiles parts.
 _GRAPHS = "triton.cudagraph"
+#: What an option wants, by its type.
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number with a point", str: "a text"}
 
 
 def read_options(mode: str | None, options: Mapping[str, object] | None) -> Options:
     """The options of a compilation. TilefoldError on an unknown mode or option."""
+    if not isinstance(options or {}, Mapping) or not all(isinstance(name, str) for name in options or {}):
+        raise TilefoldError(f"options is {options!r}", hint='names and values, as {"cudagraphs": True}')
     given = dict(options or {})
-    runner, leftover = str(given.pop("runner", "pipeline")), str(given.pop("leftover", "inductor"))
-    if runner not in RUNNERS:
-        raise TilefoldError(f"unknown runner {runner!r}", hint=f"runner: {' or '.join(RUNNERS)}")
-    if leftover not in LEFTOVERS:
-        raise TilefoldError(f"unknown leftover {leftover!r}", hint=f"leftover: {' or '.join(LEFTOVERS)}")
-    partition = str(given.pop("partition", "folds"))
-    if partition not in PARTITIONS:
-        raise TilefoldError(f"unknown partition {partition!r}", hint=f"partition: {' or '.join(PARTITIONS)}")
+    runner = _one_of("runner", tuple(RUNNERS), given.pop("runner", "pipeline"))
+    leftover = _one_of("leftover", LEFTOVERS, given.pop("leftover", "inductor"))
+    partition = _one_of("partition", PARTITIONS, given.pop("partition", "folds"))
     budget = given.pop("activation_memory_budget", None)
-    if budget is not None and not (isinstance(budget, int | float) and 0 <= budget <= 1):
+    if not (budget is None or (isinstance(budget, int | float) and not isinstance(budget, bool) and 0 <= budget <= 1)):
         raise TilefoldError(f"activation_memory_budget is {budget!r}", hint="a number from 0 to 1")
     asked = given.pop("cudagraphs", None)
+    if not (asked is None or isinstance(asked, bool)):
+        raise TilefoldError(f"cudagraphs is {asked!r}", hint="True or False")
     inductor = _inductors(mode, given)
     graphs = {name: v for name, v in inductor.items() if name.startswith(_GRAPHS)}
     graphed = bool(graphs.pop(f"{_GRAPHS}s", False) if asked is None else asked)
@@ -65,6 +66,12 @@ def read_options(mode: str | None, options: Mapping[str, object] | None) -> Opti
         tune=bool(inductor.get("max_autotune", False)),
         memory_budget=None if budget is None else float(budget),
     )
+
+
+def _one_of(name: str, known: Sequence[str], value: object) -> str:
+    if value not in known:
+        raise TilefoldError(f"unknown {name} {value!r}", hint=f"{name}: {' or '.join(known)}")
+    return str(value)
 
 
 def _inductors(mode: str | None, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -84,4 +91,15 @@ def _inductors(mode: str | None, given: Mapping[str, object]) -> Mapping[str, ob
                 f"unknown option {name!r} of the tilefold backend",
                 hint=f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(OWN)}, and Inductor's",
             )
+        _check_type(name, wanted[name])
     return wanted
+
+
+def _check_type(name: str, value: object) -> None:
+    """TilefoldError where Inductor has no use for a value. Types with parameters are not looked into, and of an option
+    that is None by default nothing is known."""
+    kind = importlib.import_module("torch._inductor.config").get_type(name)
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        raise TilefoldError(f"the option {name} is {value!r}", hint=f"one of {', '.join(map(repr, get_args(kind)))}")
+    if isinstance(kind, type) and get_origin(kind) is None and kind is not type(None) and not isinstance(value, kind):
+        raise TilefoldError(f"the option {name} is {value!r}", hint=_KINDS.get(kind, f"a {kind.__name__}"))

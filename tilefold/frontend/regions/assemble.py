@@ -51,7 +51,7 @@ from tilefold.frontend.regions.rows import Loop
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.frontend.regions.spelled import spell_complex
-from tilefold.log import at_part, progress
+from tilefold.log import at_part, progress, warn
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.tuner.program import tune_steps
 from tilefold.tensor.ir import Program
@@ -403,7 +403,7 @@ def tuned(program: CompiledProgram, name: str) -> None:
     try:
         found = tune_steps(program.steps, "quick")
     except (TilefoldError, OSError) as err:
-        log.warning("%s is not tuned: %s", name, err)
+        warn("%s is not tuned: %s", name, err)
     else:
         log.info("%s: %d kernels tuned", name, len(found))
 
