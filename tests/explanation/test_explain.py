@@ -39,9 +39,32 @@ def test_what_is_not_covered_is_listed(tmp_path):
     x = explain(sorted_softmax, torch.randn(6, 40))
     (found,) = [r for r in x.rejections if r.kind == "fallback"]
     assert "sort" in found.subject + found.reason
-    assert len(x.kernels) == 1
+    assert len(x.kernels) == 1 and x.left == 1
+    head = str(x).split("Kernels")[0]
+    assert (
+        "1 more operator left to PyTorch:\n  aten.sort.default: operator aten.sort" in head and "without those" in head
+    )
     x.to_html(tmp_path / "page.html")
-    assert "left to PyTorch" in (tmp_path / "page.html").read_text()
+    assert "1 more is left to PyTorch: aten.sort.default." in (tmp_path / "page.html").read_text()
+
+
+def test_what_breaks_a_graph_is_said_first(capsys):
+    def told(x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x, -1)
+        print("hello")
+        breaking = torch.randn(2).tolist()
+        return y + breaking[0]
+
+    x = explain(told, torch.randn(6, 40))
+    head = " ".join(str(x).split("Kernels")[0].split())
+    assert "left to PyTorch: what lies between its graphs: the function cannot be captured whole: " in head
+    assert x.fallbacks[0].loc.text == 'print("hello")'
+    assert "Left to PyTorch: what lies between its graphs." in html.page(x)
+
+
+def test_what_is_whole_has_nothing_left():
+    x = explain(softmax, torch.randn(6, 40))
+    assert not x.left and "left to PyTorch" not in str(x) + html.page(x).split("<section")[0]
 
 
 def several_results(x: torch.Tensor) -> torch.Tensor:

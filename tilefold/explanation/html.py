@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ROWS = 24
 #: Of more kernels than this, the code is shown when it is asked for.
 AT_ONCE = 4
+#: Operators left to PyTorch that are named in the head.
+MOST_LEFT = 3
 _WHERE = {"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"}
 
 
@@ -83,7 +85,18 @@ def head(x: Explanation) -> str:
         cells.append((f"{v.max_rel_err:.1e}", f"error against float64; eager's own is {v.eager_rel_err:.1e}"))
     tally = "".join(f'<div><div class="big">{a}</div><div class="soft">{b}</div></div>' for a, b in cells)
     what = f"{x.operators} operator{_s(x.operators)} run{'s' if x.operators == 1 else ''} as {n} kernel{_s(n)}."
+    what += _left(x)
     return f'<h1>{escape(x.name)}</h1><p class="lead">{what}{_sizes(x.regions)}</p><div class="tally">{tally}</div>'
+
+
+def _left(x: Explanation) -> str:
+    """What is not among them, by name; why is told below."""
+    if not (x.left or x.fallbacks):
+        return ""
+    names = list(dict.fromkeys(f.subject for f in x.fallbacks))
+    shown = ", ".join(map(escape, names[:MOST_LEFT])) + (", ..." if names[MOST_LEFT:] else "")
+    head = f"{x.left} more {'is' if x.left == 1 else 'are'} left" if x.left else "Left"
+    return f" {head} to PyTorch{': ' if names else ''}{shown}."
 
 
 def _s(n: int) -> str:

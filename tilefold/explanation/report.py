@@ -16,7 +16,16 @@ from tilefold.explanation.gather import region
 from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport, alike
 from tilefold.explanation.timed import bandwidth, run_timed
 from tilefold.explanation.traffic import Traffic
-from tilefold.frontend.fuse import check_arguments, check_function, goal_of, own_copy, plain, translated
+from tilefold.frontend.fuse import (
+    check_arguments,
+    check_dynamic,
+    check_function,
+    check_goal,
+    goal_of,
+    own_copy,
+    plain,
+    translated,
+)
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, Runner
 from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import Goal, compile_program
@@ -34,7 +43,8 @@ class Explanation:
     """Everything about one function or model. Print it, or write it with `to_html`.
 
     `regions`: the programs that were compiled (one, unless parts were left to PyTorch).
-    `fallbacks`: those parts, with reasons. `verification`: shown on the page where given. `code`: printed too.
+    `fallbacks`: those parts, with reasons; `left`: how many operators they are. `verification`: shown on the page where
+    given. `code`: printed too.
     """
 
     name: str
@@ -42,6 +52,7 @@ class Explanation:
     fallbacks: tuple[RejectionReport, ...] = ()
     verification: VerifyReport | None = None
     code: bool = False
+    left: int = 0
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -147,6 +158,9 @@ def explain(
     target = plain(fn)
     check_function(target, "explain")
     check_arguments(target, args, kwargs)
+    check_dynamic(dynamic)
+    if goal is not None:
+        check_goal(goal)
     if device not in (None, "cpu", "cuda"):
         raise TilefoldError(f"no kernels are made for {device!r}", hint="cpu or cuda")
     if measure and device not in (
@@ -156,15 +170,18 @@ def explain(
         raise TilefoldError(f"nothing here runs on {device!r}", hint="measure with arguments on that device")
     name = getattr(target, "__name__", type(target).__name__)
     goal = goal or goal_of(fn) or ("fast" if isinstance(target, torch.nn.Module) else "fused")
+    broken: tuple[RejectionReport, ...] = ()
     try:
         graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=True, measure=measure)
     except UnsupportedError as why:  # a graph break: the parts need each other's values
         graphs = _captured(target, args, kwargs, dynamic, goal, device, whole=False, measure=measure)
         if not graphs:
             raise why from None
+        broken = (RejectionReport("fallback", "what lies between its graphs", why.message, why.loc),)
     if not graphs:
         raise UnsupportedError(f"{name} computes nothing on tensors", hint="it must take and return tensors")
-    return replace(explain_graphs(graphs, name, verification), code=code)
+    found = explain_graphs(graphs, name, verification)
+    return replace(found, fallbacks=(*broken, *found.fallbacks), code=code)
 
 
 def _captured(
@@ -210,6 +227,7 @@ def explain_graphs(graphs: Iterable[CompiledGraph], name: str, verification: Ver
     """
     regions: list[Region] = []
     fallbacks: list[RejectionReport] = []
+    graphs = tuple(graphs)
     for g in graphs:
         for r in g.regions:
             if isinstance(r.runner, _Recorded):
@@ -218,7 +236,8 @@ def explain_graphs(graphs: Iterable[CompiledGraph], name: str, verification: Ver
             elif isinstance(r.runner, CompiledProgram):
                 regions.append(_region(r.runner, None, {}, r.lowered.raw, r.name))
         fallbacks += [RejectionReport("fallback", f.node, f.reason, f.loc) for f in g.fallbacks]
-    return Explanation(name, tuple(regions), tuple(fallbacks), verification)
+    left = sum(g.left + g.called for g in graphs)
+    return Explanation(name, tuple(regions), tuple(fallbacks), verification, left=left)
 
 
 def explain_compiled(

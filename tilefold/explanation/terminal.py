@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WIDTH = 96
 #: Kernels, folds and tensors that are shown in full.
-MOST_KERNELS, MOST_FOLDS, MOST_TENSORS, MOST_REASONS = 16, 2, 10, 8
+MOST_KERNELS, MOST_FOLDS, MOST_TENSORS, MOST_REASONS, MOST_LEFT = 16, 2, 10, 8, 3
 _WHERE = {"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"}
 
 
@@ -25,7 +25,9 @@ def text(x: Explanation, *, code: bool = False) -> str:
     parts = [
         [
             f"{x.name}: {_count(x.operators, 'operator')} -> {_count(n, 'kernel')}",
-            f"memory traffic {human(t.before)} -> {human(t.after)} ({t.change}, counted)",
+            *_left(x),
+            f"memory traffic {human(t.before)} -> {human(t.after)} ({t.change}, counted"
+            f"{' without those' if x.left or x.fallbacks else ''})",
         ],
         _kernels(alike(x.regions)),
         _folds(x.folds),
@@ -38,6 +40,19 @@ def text(x: Explanation, *, code: bool = False) -> str:
         v = x.verification
         parts.append([f"error against float64 {v.max_rel_err:.1e}, eager's own {v.eager_rel_err:.1e}"])
     return "\n\n".join("\n".join(p) for p in parts if p) + "\n"
+
+
+def _left(x: Explanation) -> list[str]:
+    """What the numbers of kernels and bytes are not of, by name."""
+    if not (x.left or x.fallbacks):
+        return []
+    lines = [f"{_count(x.left, 'more operator') + ' ' if x.left else ''}left to PyTorch{':' if x.fallbacks else ''}"]
+    together = same_reason(x.fallbacks, lines=False)
+    for rs in together[:MOST_LEFT]:
+        names = list(dict.fromkeys(r.subject for r in rs))
+        rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines += _wrap(f"{names[0]}{rest}: {rs[0].reason}", "  ", "    ")
+    return [*lines, "  ... (all of them below)"] if len(together) > MOST_LEFT else lines
 
 
 def _count(n: int, what: str) -> str:
