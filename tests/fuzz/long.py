@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -105,6 +106,10 @@ def wrong(c: Case, device: str, goal: str) -> str:
     return ""
 
 
+class _Over(BaseException):
+    """The time is over: Hypothesis lets nothing but exceptions of this kind end it before all programs are drawn."""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("count", type=int)
@@ -128,7 +133,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def every(c: Case) -> None:
         nonlocal ran
         if time.monotonic() > stop:
-            return
+            raise _Over
         ran += 1
         try:
             why = wrong(c, a.device, a.goal)
@@ -138,7 +143,8 @@ def main(words: Sequence[str] | None = None) -> int:
             found.append(why)
             print(f"{why}\n{c}", flush=True)
 
-    every()
+    with suppress(_Over):
+        every()
     print(f"{len(found)} of {ran} programs are wrong")
     return bool(found)
 

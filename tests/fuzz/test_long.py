@@ -7,6 +7,7 @@ import torch
 
 from tests.fuzz import long
 from tests.fuzz.long import Case, stored, wrong
+from tests.fuzz.programs import programs
 from tilefold.algebra.dtypes import DType
 from tilefold.tensor import interp
 from tilefold.tensor.text import parse
@@ -63,3 +64,12 @@ def test_programs_are_counted_that_ran(minutes, ran, monkeypatch, capsys):
     monkeypatch.setattr(long, "wrong", lambda c, device, goal: seen.append(c) or ("bad" if len(seen) == 2 else ""))
     assert long.main(["5", "--minutes", minutes]) == bool(ran)
     assert len(seen) == ran and capsys.readouterr().out.endswith(f"{bool(ran) + 0} of {ran} programs are wrong\n")
+
+
+def test_when_the_time_is_over_no_more_programs_are_drawn(monkeypatch, capsys):
+    """All of them would be drawn, for hours, and none of them run."""
+    drawn = []
+    monkeypatch.setattr(long, "unlucky", lambda: programs().map(lambda p: drawn.append(p) or p))
+    monkeypatch.setattr(long, "programs", long.unlucky)
+    assert long.main(["200", "--minutes", "0"]) == 0
+    assert len(drawn) < 20 and capsys.readouterr().out.endswith("0 of 0 programs are wrong\n")
