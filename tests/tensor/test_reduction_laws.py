@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.algebra.expr import Index, Load
+from tilefold.algebra.text import Names
+from tilefold.algebra.text import parse as expression
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
-from tilefold.tensor.reduction_laws import as_memory_lies, exchange_sums, split_axes
+from tilefold.tensor.reduction_laws import _linear_in, as_memory_lies, exchange_sums, split_axes
 from tilefold.tensor.text import parse
 
 #: A loss over all rows and columns, made of each row's softmax.
@@ -260,3 +263,24 @@ def test_axes_are_in_the_order_of_what_is_read():
     x = {"x": torch.randn(4, 5, 6), "b": torch.randn(6)}
     for name, want in run(p, x).items():
         torch.testing.assert_close(run(ordered, x)[name], want)
+
+
+@pytest.mark.parametrize(
+    ("text", "linear"),
+    [
+        ("x[i]", True),
+        ("x[i] * y[i]", True),
+        ("y[i] * x[i]", True),
+        ("-(x[i] / y[i])", True),
+        ("x[i] * x[i]", False),
+        ("y[i] * y[i]", False),
+        ("x[i] * (y[i] + x[i])", False),
+        ("(y[i] + x[i]) * x[i]", False),
+        ("x[i] / x[i]", False),
+        ("y[i] / x[i]", False),
+        ("x[i] + y[i]", False),
+    ],
+)
+def test_what_is_a_factor_times_a_tensor(text, linear):
+    names = Names(dims={"i"}, open_tensors=True)
+    assert _linear_in(expression(text, names), Load("x", (Index("i"),))) is linear
