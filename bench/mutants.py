@@ -219,6 +219,8 @@ def main() -> int:
     every: list[tuple[Path, str, int, str | None]] = []
     for place in places:
         name, _, function = place.removeprefix("tilefold/").partition(":")
+        if not (package / name).is_file():
+            ask.error(f"no such module under tilefold/: {name}")
         source = (package / name).read_text()
         every += [(Path(name), source, n, function or None) for n in range(count(source, function or None))]
     chosen = [mutant(*x) for x in random.Random(a.seed).sample(every, min(a.sample, len(every)))]

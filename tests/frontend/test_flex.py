@@ -15,6 +15,8 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, and_masks, 
 import tilefold
 from tests.frontend.flex_mods import MASKS, SCORES, B, D, H, L, S, order, rand, which
 from tilefold.errors import TilefoldError
+from tilefold.frontend import flex
+from tilefold.frontend.fuse import Fused
 from tilefold.frontend.regions.assemble import compilations
 from tilefold.runtime.steps import KernelStep
 
@@ -102,9 +104,11 @@ def test_documented_functions_are_one_kernel(case):
 
 
 OWN_GRADIENT = next(c for c in CASES if "soft cap, a gradient of its own" in c)
+#: Pairs whose gradients are compiled.
+COMPILED = [*CASES[2::6], OWN_GRADIENT]
 
 
-@pytest.mark.parametrize("case", [*CASES[2::6], OWN_GRADIENT], ids=lambda c: ", ".join(filter(None, c)))
+@pytest.mark.parametrize("case", COMPILED, ids=lambda c: ", ".join(filter(None, c)))
 def test_documented_functions_have_gradients(case):
     mask, score = chosen(*case)
     q, k, v = heads(grad=True)
@@ -113,6 +117,21 @@ def test_documented_functions_have_gradients(case):
     by = rand(*got.shape, seed=9)
     for a, b in zip(torch.autograd.grad(got, (q, k, v), by), torch.autograd.grad(out, wide, by.double()), strict=True):
         close(a, b)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c not in COMPILED], ids=lambda c: ", ".join(filter(None, c)))
+def test_gradients_of_the_others_are_right_as_defined(case, monkeypatch):
+    """Captured, differentiated and lowered as those above; what runs is the definition, which takes no C++."""
+    monkeypatch.setattr(flex, "_compiled", lambda *_: Fused(flex._attention, runner="interpreter"))
+    mask, score = chosen(*case)
+    q, k, v = heads(grad=True)
+    got = tilefold.flex_attention(q, k, v, score, mask, enable_gqa=True)
+    wide, (out, _, _) = exact(q, k, v, score, mask)
+    close(got, out)
+    by = rand(*got.shape, seed=9)
+    for a, b in zip(torch.autograd.grad(got, (q, k, v), by), torch.autograd.grad(out, wide, by.double()), strict=True):
+        close(a, b)
+    assert not compilations[-1].fallbacks and not compilations[-2].fallbacks
 
 
 def test_training_keeps_nothing_of_the_scores_size():
