@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 
+from tilefold.algebra.threads import one_thread
 from tilefold.block.added import added_block
 from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.group import ANY, Limits
@@ -91,7 +92,8 @@ def compile_program(
     """
     at_step("planning")
     if device != "cpu":
-        return _for_gpu(p, goal, interpreted=device == "interpreter", given=given, search=search)
+        with one_thread():
+            return _for_gpu(p, goal, interpreted=device == "interpreter", given=given, search=search)
     compiled = _for_cpu(p, goal)
     if load:
         at_step("compiling kernels")

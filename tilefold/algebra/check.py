@@ -22,6 +22,7 @@ from tilefold.algebra.expr import Expr, Index, Size, Sym, dims_used, loads, tens
 from tilefold.algebra.fold import Check, Fold
 from tilefold.algebra.nameless import Names
 from tilefold.algebra.run_fold import Runner, State
+from tilefold.algebra.threads import one_thread
 from tilefold.algebra.trials import CASE, CASES, LARGEST, NAMED, WAY, gather, largest
 
 LENGTH, WIDTH = 7, 2
@@ -107,15 +108,17 @@ def _parts(
 def _checks(
     cascade: Cascade, fold: Fold, bodies: tuple[Reduction, ...], unbounded: frozenset[str]
 ) -> tuple[Check, ...]:
-    dims = result_dims(cascade)
-    out = []
-    for n in (LENGTH, 1, 0):
-        problem = Problem(cascade, bodies, n, unbounded)
-        names, runner, state = _ways(fold, problem)
-        got = runner.finish(state, dims)
-        for name, bad in zip(names, problem.differences(got, len(names)), strict=True):
-            out.append(Check(name, "numeric", not bad, ", ".join(bad)))
-    return tuple(out)
+    with one_thread():
+        return tuple(c for n in (LENGTH, 1, 0) for c in _checks_of(Problem(cascade, bodies, n, unbounded), fold))
+
+
+def _checks_of(p: Problem, fold: Fold) -> list[Check]:
+    names, runner, state = _ways(fold, p)
+    got = runner.finish(state, result_dims(p.cascade))
+    return [
+        Check(name, "numeric", not bad, ", ".join(bad))
+        for name, bad in zip(names, p.differences(got, len(names)), strict=True)
+    ]
 
 
 def result_dims(cascade: Cascade) -> dict[str, tuple[str, ...]]:

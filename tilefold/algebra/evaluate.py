@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from tilefold.algebra.dtypes import DType, promote
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, children, dims_used
 from tilefold.algebra.ops import OPS
 
 
@@ -54,7 +54,21 @@ class Env:
 
 
 def evaluate(e: Expr, grid: Grid, env: Env) -> torch.Tensor:
-    """Value of `e` on the grid, shape broadcastable to `grid.shape`, in compute type."""
+    """Value of `e` on the grid, shape broadcastable to `grid.shape`, in compute type. What it has several times is
+    evaluated once."""
+    return _value(e, grid, env, {})
+
+
+def _value(e: Expr, grid: Grid, env: Env, known: dict[Expr, torch.Tensor]) -> torch.Tensor:
+    """See `evaluate`. known: values of operations and loads that it has had."""
+    if not children(e):
+        return _made(e, grid, env, known)
+    if e not in known:
+        known[e] = _made(e, grid, env, known)
+    return known[e]
+
+
+def _made(e: Expr, grid: Grid, env: Env, known: dict[Expr, torch.Tensor]) -> torch.Tensor:
     n = len(grid.ranges)
     match e:
         case Const(value, dtype):
@@ -74,10 +88,10 @@ def evaluate(e: Expr, grid: Grid, env: Env) -> torch.Tensor:
         case Load(tensor, index):
             if env.tile is not None and (whole := env.tile(e, grid)) is not None:
                 return compute_type(whole, env.exact)
-            at = tuple(evaluate(i, grid, env) for i in index)
+            at = tuple(_value(i, grid, env, known) for i in index)
             return compute_type(env.read(tensor, at), env.exact)
         case Cast(arg, dtype):
-            return cast(evaluate(arg, grid, env), dtype, env.exact)
+            return cast(_value(arg, grid, env, known), dtype, env.exact)
         case Call(("tile_start" | "tile_stop") as op, (Index(dim),)):
             start, stop = grid.ranges[dim]
             return torch.full((1,) * n, start if op == "tile_start" else stop)
@@ -86,7 +100,7 @@ def evaluate(e: Expr, grid: Grid, env: Env) -> torch.Tensor:
             values = evaluate(arg, own, env)
             return (values.amin() if op == "tile_min" else values.amax()).reshape((1,) * n)
         case Call(op, args):
-            return apply(op, *(evaluate(a, grid, env) for a in args))
+            return apply(op, *(_value(a, grid, env, known) for a in args))
     raise AssertionError(e)
 
 

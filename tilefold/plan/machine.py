@@ -19,6 +19,7 @@ import torch
 
 from tilefold import artifacts, config
 from tilefold.algebra.dtypes import DType
+from tilefold.algebra.threads import one_thread
 from tilefold.files import cache_folder, put, read_trusted
 from tilefold.plan.hardware import Machine, Tier, TierName
 
@@ -106,21 +107,17 @@ def measure() -> Rates:
     """Time products and copies of at most a millisecond on one thread, and scale: other processes may be running,
     and would slow a team of threads much more than the planner cares to know. Under half a second."""
     cores = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            bf16 = _product(torch.bfloat16, 64, 0.02)
-            return Rates(
-                f32=cores * _product(torch.float32, 256, 0.06),
-                f64=cores * _product(torch.float64, 192, 0.04),
-                # without instructions for it: slow code, seconds at larger sizes
-                bf16=cores * (bf16 if bf16 < 10e9 else _product(torch.bfloat16, 256, 0.05)),
-                near=cores * _copy(192 << 10, 1, 0.03),
-                shared=cores * _copy(1 << 20, 4, 0.03),
-                memory=min(cores, MEMORY_STREAMS) * _copy(1 << 20, 96, 0.08),
-            )
-    finally:
-        torch.set_num_threads(cores)
+    with one_thread(), torch.no_grad():
+        bf16 = _product(torch.bfloat16, 64, 0.02)
+        return Rates(
+            f32=cores * _product(torch.float32, 256, 0.06),
+            f64=cores * _product(torch.float64, 192, 0.04),
+            # without instructions for it: slow code, seconds at larger sizes
+            bf16=cores * (bf16 if bf16 < 10e9 else _product(torch.bfloat16, 256, 0.05)),
+            near=cores * _copy(192 << 10, 1, 0.03),
+            shared=cores * _copy(1 << 20, 4, 0.03),
+            memory=min(cores, MEMORY_STREAMS) * _copy(1 << 20, 96, 0.08),
+        )
 
 
 def _product(dtype: torch.dtype, n: int, seconds: float) -> float:

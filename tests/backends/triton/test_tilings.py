@@ -16,6 +16,7 @@ from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import Shape, default_config
 from tilefold.backends.triton.traffic import Access
 from tilefold.backends.triton.work import room
+from tilefold.block.crossing import crossing
 from tilefold.plan.gpu_forms import packed
 from tilefold.suites.gpu import operators as o
 
@@ -273,3 +274,21 @@ def test_what_is_computed_of_pairs_has_many_warps_of_few_elements(fn, rows):
     each = math.prod(c.tiles.get(d, 1) for d in k.block.sizes) * 256 // (32 * c.warps)
     blocks = math.prod(-(-sizes[d] // c.tiles[d]) for d in Shape.of(k.block).parallel)
     assert 8 <= each <= 32 and c.warps <= 16 and blocks * c.warps >= 132 * 16
+
+
+@pytest.mark.parametrize(("gates", "rows"), [(2, 4), (16, 1)])
+def test_values_that_cross_a_reduction_of_a_held_row_have_registers(gates, rows):
+    """Gates of a row that are stored, though the row is also summed with weights: of many of them 36 KB a thread were
+    spilled, and compiling took 17 s."""
+
+    def summed(w, y, *xs):
+        found = [torch.sigmoid(x) for x in xs]
+        y = y + sum(found)
+        return *found, ((y * w).sum(-1, keepdim=True) * y).bfloat16()
+
+    (k,) = made(summed, meta(512), meta(256, 512, dtype=F), *[meta(256, 512) for _ in range(gates)])
+    c, sizes = variant(k).config, k.sizes({})
+    held = {d: c.tiles.get(d, n) for d, n in sizes.items()}
+    (whole,) = (d for d, n in sizes.items() if n == 512)
+    assert crossing(k.block, whole, held) <= room(32 * c.warps)
+    assert c.tiles[next(d for d, n in sizes.items() if n == 256)] == rows

@@ -27,6 +27,7 @@ from tilefold.backends.triton.tilings import (
     for_functions,
     for_outer,
     for_parts,
+    for_registers,
     for_windows,
 )
 from tilefold.backends.triton.traffic import Traffic, accesses
@@ -254,7 +255,7 @@ def default_config(
         return pairs
     rule = _without(s, sizes)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
-        return rule
+        return for_registers(rule, s, b, _held_lanes(s, sizes))
     grid = tuple(d for d in s.parallel if d not in s.segments)
     at_least = {d: 1 if d in s.segments else max(1, n) for d, n in sizes.items()}
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
@@ -262,7 +263,8 @@ def default_config(
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
     found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)
-    return for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
+    found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
+    return for_registers(found, s, b, local)
 
 
 def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:

@@ -19,7 +19,7 @@ from tilefold.algebra.expr import loads as loads_of
 from tilefold.backends.triton.choices import of_parts
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.traffic import WARP, Traffic
-from tilefold.backends.triton.work import operations
+from tilefold.backends.triton.work import operations, room
 from tilefold.block.crossing import crossing
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.block.ir import walk as nodes_of
@@ -270,6 +270,32 @@ def for_crossing(
                 break
             tiles[d] //= 2
     return c if tiles == c.tiles else replace(c, tiles=tiles)
+
+
+def for_registers(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) -> TritonConfig:
+    """Fewer rows for a thread block, and then more warps, where its registers do not have what crosses reductions of
+    rows that it holds whole.
+
+    Gates and states of eight steps of an LSTM, read again, and 33 results of rows of 512, four rows by two warps: 36 KB
+    a thread spilled, 30,000 lines of PTX, and 17 s to compile them.
+    """
+    whole = [d for d in local if d not in c.tiles]
+    tiles, warps = dict(c.tiles), c.warps
+    if s.streamed or not s.reduces:
+        return c
+
+    def held() -> float:
+        return max((crossing(b, d, {**local, **tiles}) for d in whole), default=0.0)
+
+    while held() > room(WARP * warps):
+        d = next((d for d in s.parallel if tiles.get(d, 1) > 1), None)
+        if d is not None:
+            tiles[d] //= 2
+        elif 2 * warps <= MOST_WARPS // 2:
+            warps *= 2
+        else:
+            return c
+    return c if (tiles, warps) == (c.tiles, c.warps) else replace(c, tiles=tiles, warps=warps)
 
 
 def for_ends(c: TritonConfig, s: Shape, local: Mapping[str, int], sizes: Mapping[str, int]) -> TritonConfig:
