@@ -129,6 +129,30 @@ def test_what_is_made_of_a_copy_stays_with_it():
     assert not any({"i", "j"} <= {*by_name[n].dims} for n in stored & by_name.keys())
 
 
+LONG = """program long()
+  input q: {t}[2, {n}, 64]
+  input k: {t}[2, {n}, 64]
+  input do: {t}[2, {n}, 64]
+  dim b = 2
+  dim i = {n}
+  dim j = {n}
+  dim c = 64
+  s[b, i, j]: {t} = sum[c] q[b, i, c] * k[b, j, c]
+  p[b, i, j]: f32 = {map}
+  dk[b, j, c]: {t} = sum[i] {t}(p[b, i, j]) * q[b, i, c]
+  dv[b, j, c]: {t} = sum[i] {t}(exp(p[b, i, j])) * do[b, i, c]
+  return dk, dv
+"""
+
+
+@pytest.mark.parametrize(("t", "n", "streamed"), [("bf16", 1024, False), ("bf16", 4096, True), ("f32", 4096, False)])
+def test_memory_does_not_grow_with_the_square_of_a_length_however_heavy_a_score_is(t: str, n: int, streamed: bool):
+    """Of what matrix units take; float32 passes memory while that is faster by much and there is room."""
+    much = " + ".join(f"tanh(s[b, i, j] / {k}.0)" for k in range(50, 80))
+    p = parse(LONG.format(t=t, n=n, map=much))
+    assert bool(streams.streams(p, GpuTarget().streams)) is streamed
+
+
 EXACT = """program exact()
   input q: {t}[{b}, 12, 1024, {d}]
   input k: {t}[{b}, 12, 1024, {d}]
@@ -286,10 +310,14 @@ CAPPED = """program capped()
 """
 
 
-@pytest.mark.parametrize(("cap", "streamed"), [("s[b, i, j] / 50.0", {"s", "dp"}), ("tanh(s[b, i, j] / 50.0)", set())])
+TANH = "tanh(s[b, i, j] / 50.0)"
+HEAVY = " + ".join(f"tanh(s[b, i, j] / {n}.0)" for n in range(50, 62))
+
+
+@pytest.mark.parametrize(("cap", "streamed"), [("s[b, i, j] / 50.0", {"s", "dp"}), (TANH, {"s", "dp"}), (HEAVY, set())])
 def test_what_does_not_stream_is_not_read_by_two_kernels_in_which_others_do(cap: str, streamed: set[str]):
-    """Beside scores whose soft cap is too much arithmetic for three gradients, those of weights streamed in two kernels
-    of 222 us on an H100; calls and the pass between them take 75."""
+    """Beside scores whose map is too much arithmetic for each gradient, those of weights streamed in two kernels of
+    222 us on an H100; calls and the pass between them take 75. One hyperbolic tangent is not too much."""
     p = parse(CAPPED.format(cap=cap))
     found = streams.streams(p, GpuTarget().streams)
     assert {m for x in found for m in x.members} & {"s", "dp"} == streamed

@@ -11,12 +11,13 @@ from collections.abc import Collection
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import dims_used, loads
+from tilefold.plan.dataflow import GPU_UNITS, element_units
 from tilefold.plan.folded import call_rate, flops
 from tilefold.plan.hardware import Gpu
-from tilefold.tensor.analysis import Graph, expr_flops, is_map, out_dims
+from tilefold.tensor.analysis import Graph, is_map, out_dims
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import matrices, product_of
-from tilefold.tensor.streams import of_few
+from tilefold.tensor.streams import LONG, of_few
 
 #: Times that scores pass memory between products: written, read, written as weights, read.
 PASSED = 4
@@ -46,13 +47,21 @@ def streams_pay(g: Graph, c: Compute, machine: Gpu) -> bool:
     12 in the library's; of heads of 16 7, and 8. Of 16 bits they pay. What a layer of three outputs hands back
     to 256 features is little to multiply, but not the weight's gradient and the layer in front that it ends in: the
     sums that a kernel of ours made of it took most of 4.6 ms on an H100. Ends of axes of both of its sides have tiles
-    of one of them (`_read_torn`). Of products that the same maps read, what does not stream is read, and those maps of
+    of one of them (`_read_torn`). What is many times its operands, of 16 bits, would take memory by the square of a
+    length (`_is_long`). Of products that the same maps read, what does not stream is read, and those maps of
     it computed, in every kernel (`_beside`).
     """
-    if g.nbytes([c.name]) > machine.passed * machine.tiers[-1].capacity or of_few(g, c):
+    if g.nbytes([c.name]) > machine.passed * machine.tiers[-1].capacity or of_few(g, c) or _is_long(g, c):
         return True
     saved = _saved(g, c, machine)
     return saved > 0 and saved > _beside(g, c, machine)
+
+
+def _is_long(g: Graph, c: Compute) -> bool:
+    """Whether a matrix unit makes what is `LONG` times its operands: scores of 2,048 keys of 64 columns."""
+    operands = {ld.tensor for ld in loads(c.body)}
+    elements = sum(g.nbytes([n]) // g.program.dtype_of(n).nbytes for n in operands)
+    return _narrowest(g, c).nbytes <= 2 and g.points(c.dims) >= LONG * elements
 
 
 def _ends(g: Graph, c: Compute) -> list[Compute]:
@@ -64,9 +73,8 @@ def _saved(g: Graph, c: Compute, machine: Gpu) -> float:
     """Seconds that a product saves which streams, of those that its elements pass memory."""
     ends, longer = _ends(g, c), _longer(g, c, machine)
     longer += max((_longer(g, x, machine) for x in ends), default=longer)
-    longer += sum(_arithmetic(g, c, x, machine) for x in ends)
-    keys = {frozenset(out_dims(x)) & frozenset(out_dims(c)): x for x in ends}
-    longer += sum(_read_torn(g, c, x, key, machine) for key, x in keys.items())
+    keys = {frozenset(out_dims(x)) & frozenset(out_dims(c)): x for x in ends}  # a kernel each
+    longer += sum(_arithmetic(g, c, x, machine) + _read_torn(g, c, x, key, machine) for key, x in keys.items())
     return PASSED * g.nbytes([c.name]) / (machine.reached * machine.bandwidth) - longer
 
 
@@ -120,7 +128,7 @@ def _units(g: Graph, c: Compute, end: Compute) -> float:
     """Arithmetic of the maps between two products."""
     above = {x.name for x in g.reached(end.name, g.producers, is_map)}
     maps = {x.name: x for x in g.reached(c.name, g.consumers, is_map) if is_map(x) and x.name in above}
-    return sum(g.points(x.dims) * expr_flops(x.body) for x in maps.values())
+    return sum(g.points(x.dims) * element_units(x.body, GPU_UNITS) for x in maps.values())
 
 
 def _narrowest(g: Graph, c: Compute) -> DType:

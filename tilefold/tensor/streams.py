@@ -36,6 +36,8 @@ ON_CHIP = 256
 #: How many times larger than the two others together the streamed tensor is: in a batch of products, and in one, where
 #: each block reads all of the others (hidden layers of features are four times as wide as what they are made of).
 LARGER_BATCHED, LARGER = 1, 4
+#: How many times larger it is where it is never kept for speed alone: scores of that many keys would fill a memory.
+LONG = 16
 #: Share of a stream's elements that the first of two stages may leave.
 PART = 0.5
 

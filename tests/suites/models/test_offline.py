@@ -81,3 +81,52 @@ def test_training_of_an_embedding_of_patches(tmp_path):
     found = planned(tmp_path, f"{tmp_path / 'model.py'}:make", "--mode", "train")
     assert not found["refused"] and not any(g["left"] for g in found["graphs"])
     assert [s["kind"] for s in found["steps"] if s["written"] == 256 * 3 * 16 * 16 * 2] == ["LibraryStep"]
+
+
+ATTENTION = """
+import math
+import torch
+from torch import nn
+from torch.nn import functional as f
+
+class Attention(nn.Module):
+    '''Heads with a score of their own, written out, and one of the library.'''
+
+    def __init__(self, score, heads=8, width=512):
+        super().__init__()
+        self.score, self.heads = score, heads
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        n = x.shape[1]
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        if self.score is None:
+            y = f.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            s = self.score((q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1]))
+            later = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)
+            y = s.masked_fill(later, -math.inf).softmax(-1).to(v.dtype) @ v
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+def alibi(s):
+    n = torch.arange(s.shape[-1], device=s.device)
+    slopes = 2.0 ** -torch.arange(1, s.shape[1] + 1, device=s.device)
+    return s + slopes[:, None, None] * (n - n[:, None])
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).float().square().sum()
+
+def make():
+    torch.manual_seed(0)
+    scores = None, lambda s: s, alibi, lambda s: 30 * torch.tanh(s / 30)
+    return Net(*map(Attention, scores)).to(torch.bfloat16), (torch.randn(2, 1024, 512, dtype=torch.bfloat16),)
+"""
+
+
+def test_training_of_attention_stores_no_scores(tmp_path):
+    """Of any score: 2 x 8 x 1,024 x 1,024 of them would be 32 MB in 16 bits; everything else is below 7."""
+    (tmp_path / "model.py").write_text(ATTENTION)
+    found = planned(tmp_path, f"{tmp_path / 'model.py'}:make", "--mode", "train")
+    assert [g["left"] for g in found["graphs"]] == [[], []] and not found["refused"]
+    assert max(s["written"] for s in found["steps"]) < 8e6

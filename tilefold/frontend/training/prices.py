@@ -46,7 +46,7 @@ from tilefold.frontend.operators import (
 from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
 from tilefold.frontend.regions.partition import draws_numbers, extents, nbytes
-from tilefold.tensor.streams import streamed
+from tilefold.tensor.streams import LONG, streamed
 
 Node = torch.fx.Node
 
@@ -54,8 +54,6 @@ Node = torch.fx.Node
 FLOPS_A_BYTE = 256
 #: The same of a GPU's products of float32 that are not rounded (H100: 67e12).
 EXACT_FLOPS_A_BYTE = 20
-#: How many times its operands such a stream is at most, to be kept: attention must not take that memory.
-MOST_KEPT = 16
 #: The same of vector units, which maps run on: a map takes about one instruction an element.
 MAPS_A_BYTE = 16
 #: What holding a byte from the forward to the backward is worth, in bytes moved: less than writing it once.
@@ -219,7 +217,7 @@ def _exact(node: Node, p: Product) -> bool:
         return False
     if all(map(_of_16_bits, p.operands)):
         return False
-    return p.streamed != 2 or p.elements[2] <= MOST_KEPT * sum(p.elements[:2])
+    return p.streamed != 2 or p.elements[2] <= LONG * sum(p.elements[:2])
 
 
 def _of_16_bits(node: Node) -> bool:
