@@ -17,12 +17,12 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Cast, Expr, Index, Load, loads, transform, type_of
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.algebra.ops import INDEX_REDUCERS
-from tilefold.block.as_stored import as_stored
 from tilefold.block.ir import Accumulate, Init, Let, Loop, Node, Store, Update
 from tilefold.block.kept import kept_of
-from tilefold.block.stages import Stage, StagePlan, inline_reads, rounded, value_name
+from tilefold.block.stages import Stage, StagePlan, inline_reads, value_name
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph, is_static, out_dims
+from tilefold.tensor.as_stored import as_stored, rounded
 from tilefold.tensor.ir import Compute
 
 #: An axis of at most this static extent is reduced in one block.

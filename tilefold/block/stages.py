@@ -18,12 +18,12 @@ from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.context import COUNTER, Options
 from tilefold.algebra.derive import build_fold, derive_fold
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Cast, Expr, Index, Load, substitute, tensors_read, transform, type_of
+from tilefold.algebra.expr import Expr, Index, Load, substitute, tensors_read, transform, type_of
 from tilefold.algebra.fold import Fold
-from tilefold.block.as_stored import as_stored
 from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
 from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.as_stored import rounded
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import matrices
 from tilefold.tensor.reduction_laws import SHORT
@@ -296,13 +296,6 @@ def _loads_of(e: Expr, p: Compute) -> list[Load]:
 
     transform(e, note)
     return found
-
-
-def rounded(g: Graph, c: Compute) -> Expr:
-    """The body of a map with the rounding that storing it in its dtype would do, where that matters."""
-    if c.reducer is not None or (isinstance(c.body, Cast) and c.body.dtype is c.dtype):
-        return c.body
-    return Cast(c.body, c.dtype) if (c.dtype.rounds and c.dtype.is_float) or as_stored(g, c) else c.body
 
 
 def inline_maps(g: Graph, e: Expr, wanted: Callable[[str], bool]) -> Expr:

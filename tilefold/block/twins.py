@@ -15,11 +15,11 @@ from typing import Generic, TypeVar
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, Index, Load, Size, children, rebuild
-from tilefold.block.as_stored import as_stored
 from tilefold.block.group import Group
 from tilefold.block.kept import kept_of
 from tilefold.block.legal import is_folded
 from tilefold.tensor.analysis import Graph
+from tilefold.tensor.as_stored import as_stored
 from tilefold.tensor.ir import Compute
 
 T = TypeVar("T")

@@ -1,8 +1,8 @@
 """Map fusion: substitute maps into the statements that read them.
 
 Law: out[i] = f(i) read at e is f(e). A map's result is converted to its dtype, so the substituted
-body keeps a cast where that is more than a precision hint (`DType.rounds`) or changes the
-arithmetic type.
+body keeps a cast where that is more than a precision hint (`DType.rounds`), is read as it is stored
+(`tensor.as_stored`) or changes the arithmetic type.
 
 Kept as statements: outputs; maps with several readers, unless they are next to free, spread smaller tensors
 (a mask that all layers of a model read is computed in each: its kernel then knows what it discards), or each reader
@@ -37,7 +37,8 @@ from tilefold.algebra.expr import (
     type_of,
     walk,
 )
-from tilefold.tensor.analysis import expr_flops
+from tilefold.tensor.analysis import Graph, expr_flops
+from tilefold.tensor.as_stored import rounded
 from tilefold.tensor.channels_last import library_turns
 from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import poly, same, within
@@ -78,7 +79,7 @@ def _inline_once(p: Program) -> Program:
     dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
     readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
     operands, given = _operands(p), {i.name for i in p.inputs}
-    shared = _shared_out(p)
+    shared, g = _shared_out(p), Graph.of(p)
     readers = Counter({t: 1 if t in shared else n for t, n in readers.items()})
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
@@ -86,7 +87,7 @@ def _inline_once(p: Program) -> Program:
         c = _into(c, maps, readers, operands, given, dtypes, p.sizes)
         body.append(c)
         if c.reducer is None and c.name not in p.outputs:
-            maps[c.name] = c
+            maps[c.name] = replace(c, body=rounded(g, c))
     return drop_dead(replace(p, body=tuple(body)))
 
 
