@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -118,3 +120,13 @@ def test_factors() -> None:
     assert show(m.expr()) == "t"
     c, m = factor(body("abs(s)"), SCOPE)
     assert show(m.expr()) == "abs(s)"
+
+
+@pytest.mark.parametrize("text", ["(x[l] * t + y[l] * q) * (x[l] * t + y[l] * q)", "(x[l] * t + y[l] * q) ** 2"])
+def test_few_elements_of_a_sum_that_may_cancel_are_multiplied_themselves(text: str) -> None:
+    assert len(separate(body(text), SCOPE)) > 1
+    few = replace(SCOPE, few=True)
+    with pytest.raises(Inseparable, match="move differently"):
+        separate(body(text), few)
+    assert len(separate(body("(x[l] * t + y[l] * q) * z[l]"), few)) == 2
+    assert len(separate(body("(x[l] - s / size(l)) ** 2"), few)) == 1

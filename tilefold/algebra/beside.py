@@ -31,7 +31,7 @@ def side_by_side(cascade: Cascade, derive: Callable[[Cascade], Fold]) -> Fold | 
         read = frozenset[str]().union(*(tensors_read(r.body) for r in part))
         given = tuple([x for x in cascade.input_dtypes if x[0] in read])
         try:
-            fold = derive(Cascade(cascade.axes, part, given))
+            fold = derive(Cascade(cascade.axes, part, given, cascade.few))
         except NotFusibleError:
             return None
         own = {r.name for r in part}

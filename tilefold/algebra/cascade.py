@@ -34,8 +34,10 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """Reductions over the same axes, in dependency order. dtypes of the inputs matter to the proofs."""
+    """Reductions over the same axes, in dependency order. dtypes of the inputs matter to the proofs. few: elements are
+    so few that a thread has them all, and that reading them again is nothing to save digits for."""
 
     axes: tuple[str, ...]
     reductions: tuple[Reduction, ...]
     input_dtypes: tuple[tuple[str, DType], ...]
+    few: bool = False

@@ -104,7 +104,7 @@ class Context:
 
     @property
     def scope(self) -> Scope:
-        return Scope(self.axes, frozenset(self.infos), self.known, self.options.ignore_rounding)
+        return Scope(self.axes, frozenset(self.infos), self.known, self.options.ignore_rounding, self.cascade.few)
 
     def known(self, load: Load) -> Range:
         """Facts about a load; state variables after a non-empty reduction."""

@@ -60,7 +60,7 @@ class Names:
         """Of the inputs only those that are met: rename last."""
         axes, reductions = self.dims(c.axes), self.reductions(c.reductions)
         dtypes = tuple((self._tensors[t], d) for t, d in c.input_dtypes if t in self._tensors)
-        return Cascade(axes, reductions, tuple(sorted(dtypes, key=lambda x: x[0])))
+        return Cascade(axes, reductions, tuple(sorted(dtypes, key=lambda x: x[0])), c.few)
 
     def fold(self, f: Fold) -> Fold:
         """Without its derivation and checks."""

@@ -4,7 +4,9 @@ D are the values of earlier state variables, x everything that varies along the 
 axes. The result is a list of *groups*; the terms of a group share their scale and differ
 by powers of shifts, as in r * (x - u): one group with the terms r*x and -r*u. A group
 keeps the expression it came from, because the way the user wrote it is the stable way
-to evaluate it: (x - u)**2, never x**2 - 2*x*u + u**2.
+to evaluate it: (x - u)**2, never x**2 - 2*x*u + u**2. Of few elements,
+what moves in several ways is no factor of its own kind: of (x/n + y/m)**2, where x/n is nearly -y/m, sums of x**2,
+x*y and y**2 have nothing left.
 
 Laws used: distributivity; exp(a + b) = exp(a) exp(b); log(a b) = log a + log b and
 (a b)^p = a^p b^p for factors of proved sign; sin and cos of sums; masks `where(c(x), F, 0)`.
@@ -53,9 +55,9 @@ def _groups(e: Expr, scope: Scope) -> list[Group]:
             right = [Group(sm.neg(g.expr), _scaled(g.terms, -1)) for g in _groups(b, scope)]
             return _merge([*_groups(a, scope), *right], e, scope)
         case Call("mul", (a, b)):
-            return _products(_groups(a, scope), _groups(b, scope), e)
+            return _products(_groups(a, scope), _groups(b, scope), e, scope)
         case Call("div", (a, b)):
-            return _products(_groups(a, scope), _single(b, scope, Fraction(-1)), e)
+            return _products(_groups(a, scope), _single(b, scope, Fraction(-1)), e, scope)
         case Call("pow", (a, Const() as c)):
             return _powers(a, Fraction(float(c.value)), e, scope)
         case Call("sqrt", (a,)):
@@ -99,8 +101,19 @@ def _scaled(terms: tuple[Term, ...], c: int) -> tuple[Term, ...]:
     return tuple(Term(t.coef * c, t.x, t.d) for t in terms)
 
 
-def _products(left: list[Group], right: list[Group], whole: Expr) -> list[Group]:
-    """Distributivity; a product of two groups is `whole` itself where there is only one."""
+def _products(left: list[Group], right: list[Group], whole: Expr, scope: Scope) -> list[Group]:
+    """Distributivity; a product of two groups is `whole` itself where there is only one.
+
+    Of two sums, each of parts that move differently, it is none of numbers: what cancels in either to its share d is
+    d**2 in their product, and its parts' errors are of 1, where a product of rounded sums has an error of d. So it is
+    of few elements, three coordinates of two opposite directions, which are had again for nothing; all of a long row
+    seldom cancel, and another pass reads them from memory.
+    """
+    if scope.few and len(left) > 1 and len(right) > 1:
+        raise Inseparable(
+            f"{show(whole)} is a product of two sums whose parts move differently with the earlier results: "
+            "sums of products of the parts lose what is left where these cancel"
+        )
     out = []
     for a in left:
         for b in right:
@@ -132,7 +145,7 @@ def _powers(a: Expr, p: Fraction, e: Expr, scope: Scope) -> list[Group]:
     if p.denominator == 1 and 0 < p <= MAX_POWER:
         out = groups
         for n in range(2, int(p) + 1):
-            out = _merge(_products(out, groups, sm.power(a, Fraction(n))), e, scope)
+            out = _merge(_products(out, groups, sm.power(a, Fraction(n)), scope), e, scope)
         return out
     return [Group(e, _single(a, scope, p)[0].terms)]
 

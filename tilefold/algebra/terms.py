@@ -93,6 +93,7 @@ class Scope:
     state: frozenset[str]
     known: Known
     ignore_rounding: bool = False
+    few: bool = False
 
     def varies(self, e: Expr) -> bool:
         """Whether `e` depends on the reduced axes."""

@@ -22,7 +22,7 @@ from tilefold.algebra.expr import Expr, Index, Load, substitute, tensors_read, t
 from tilefold.algebra.fold import Fold
 from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
-from tilefold.tensor.analysis import Graph, out_dims
+from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.as_stored import rounded
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import matrices
@@ -218,7 +218,8 @@ class _Planner:
         own = (COUNTER, *names)  # what a Fold names its variables after: no input's names
         given = [(t, dtype) for t, dtype in self.dtypes if t in read or t.startswith(own)]
         others = read.difference(names, (r.index_name for r in reductions))
-        return Cascade(axes, reductions, (*given, *self._counted(others)))
+        few = all(is_static(self.g.program.sizes[d]) for d in axes) and self.g.points(axes) <= SHORT
+        return Cascade(axes, reductions, (*given, *self._counted(others)), few)
 
     def _counted(self, read: frozenset[str]) -> Iterator[tuple[str, DType]]:
         """The types of computed integers: sums of them are checked with whole numbers, as those of inputs are."""
