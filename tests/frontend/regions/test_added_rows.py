@@ -29,8 +29,8 @@ def embedded(dy, at, rows=ROWS, padding=-1, scaled=False):
     return aten.embedding_dense_backward(dy, at, rows, padding, scaled)
 
 
-def picked(dy, at):
-    return aten.index_put(dy.new_zeros(ROWS, COLUMNS), [at], dy, True)
+def picked(dy, at, rows=ROWS):
+    return aten.index_put(dy.new_zeros(rows, COLUMNS), [at], dy, True)
 
 
 def graph(fn, *, dtype=torch.bfloat16, device="cuda", count=15, kind=torch.int64):
@@ -106,6 +106,26 @@ def test_many_indices_of_few_rows_are_a_fold_in_any_order(dtype, padding):
     assert (got - want).norm() <= torch.finfo(dtype).eps * want.norm()
     few = graph(lambda dy, at, x, y: embedded(dy, at, 4), count=3 * (4 * EACH // 3))
     assert own_additions(few) == 1 and rows_of_sums_op in targets(few)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_additions_at_indices_from_either_end_that_would_queue_are_a_fold(dtype):
+    def fn(dy, at, x, y):
+        return picked(dy, at, 3)
+
+    count = 3 * CROWDED + 3
+    gm = graph(fn, dtype=dtype, count=count)
+    assert own_additions(gm) == 1 and rows_of_sums_op not in targets(gm)
+    assert all(g.covered for g in partition(gm).groups)
+    gen = torch.Generator().manual_seed(0)
+    dy = torch.rand(3, count // 3, COLUMNS, generator=gen).to(dtype)
+    at = torch.randint(-3, 3, (3, count // 3), generator=gen)
+    on_cpu(gm)
+    got, want = gm(dy, at, None, None), fn(dy.double(), at, None, None)
+    assert got.dtype is dtype and (got - want).norm() <= torch.finfo(dtype).eps * want.norm()
+    at[1, 2] = 3
+    with pytest.raises(IndexError):
+        gm(dy, at, None, None)
 
 
 def pairs(dy, at, x, y):
@@ -193,7 +213,7 @@ def test_rows_at_positions_are_the_gradient_itself(rows):
         (lambda dy, at, x, y: embedded(dy, at), {"dtype": torch.float64}),
         (lambda dy, at, x, y: embedded(dy, at), {"device": "cpu"}),
         (lambda dy, at, x, y: embedded(dy, at, rows=FEW + 1), {"count": 3 * ((FEW + 1) * CROWDED // 3 + 1)}),
-        (lambda dy, at, x, y: picked(dy, at), {"count": 3 * (ROWS * CROWDED // 3 + 1)}),
+        (lambda dy, at, x, y: picked(dy, at, FEW + 1), {"count": 3 * ((FEW + 1) * CROWDED // 3 + 1)}),
         (lambda dy, at, x, y: aten.index_put(dy.new_zeros(ROWS, COLUMNS), [at], dy, False), {}),
         (lambda dy, at, x, y: aten.index_put(dy.new_ones(ROWS, COLUMNS), [at], dy, True), {}),
         (

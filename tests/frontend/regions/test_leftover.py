@@ -53,6 +53,23 @@ def test_many_indices_of_few_rows_are_added_by_eager(indices, other, by_inductor
             torch.testing.assert_close(made, torch.zeros(rows, 4).index_add_(0, at, dy), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(("dtype", "by_inductor"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_what_inductor_rounds_after_every_addition_is_eagers(dtype, by_inductor):
+    g = torch.fx.Graph()
+    x, at, y = (g.placeholder(name) for name in ("x", "at", "y"))
+    put = g.call_function(torch.ops.aten.index_put.default, (x, [at], y, True))
+    made = put, g.call_function(torch.ops.aten.sin.default, (y,)), g.call_function(torch.ops.aten.cos.default, (y,))
+    g.output(made)
+    with FakeTensorMode():
+        for n in (x, put):
+            n.meta["val"] = torch.empty(4, 2, dtype=dtype)
+        for n in (y, *made[1:]):
+            n.meta["val"] = torch.empty(500, 2, dtype=dtype)
+        at.meta["val"] = torch.empty(500, dtype=torch.int64)
+    gm, group = torch.fx.GraphModule({}, g), Group(0, False, made, made)
+    assert (compile_leftover(group, extract(gm, group), Part("left", []), {}) is not None) is by_inductor
+
+
 def test_gradients_of_convolutions_and_copies_for_them_are_the_librarys():
     aten = torch.ops.aten
     g = torch.fx.Graph()

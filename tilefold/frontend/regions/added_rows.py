@@ -146,11 +146,13 @@ def _queue(indices: int, rows: int) -> bool:
 
 
 def _is_few(n: Node, a: _Added) -> bool:
-    """Whether an embedding's rows, none of which is counted from its end, are few for their many indices."""
+    """Whether rows are few for their many indices: an embedding's, none of which is counted from its end, and such
+    whose additions would queue at them."""
     val = n.meta["val"]
     rows = FEW_IN_FLOAT32 if val.dtype is torch.float32 else FEW
-    many = prod(a.shape) >= EACH * val.shape[0]
-    return n.target is aten.embedding_dense_backward.default and val.shape[0] <= rows and many
+    embedding = n.target is aten.embedding_dense_backward.default
+    many = prod(a.shape) >= EACH * val.shape[0] if embedding else _queue(prod(a.shape), val.shape[0])
+    return len(a.at) == 1 and val.shape[0] <= rows and many
 
 
 def _is_small(n: Node, a: _Added) -> bool:
