@@ -47,6 +47,7 @@ from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.short_products import of_few_channels, of_few_sums
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.plan.targets.gpu import GpuTarget
+from tilefold.plan.torn_streams import seconds, torn
 from tilefold.runtime.calls import library_step
 from tilefold.runtime.fused_programs import Part, Settled, fused_for_gpu, products_for_gpu, settled_for_cpu
 from tilefold.runtime.gpu_program import GpuProgram
@@ -172,6 +173,17 @@ class GpuKernels:
 
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
+    made, stored = _gpu_kernels(p, target, goal, scale, target.streams)
+    if not stored:
+        return made
+    other, _ = _gpu_kernels(p, target, goal, scale, lambda g, c: c.name not in stored and target.streams(g, c))
+    return min(made, other, key=lambda x: seconds(x.fused, target, x.every_call))
+
+
+def _gpu_kernels(
+    p: Program, target: GpuTarget, goal: Goal, scale: bool, pays: streams.Pays
+) -> tuple[GpuKernels, frozenset[str]]:
+    """And products that were to stream, and are in memory. pays: which do."""
     p, added = with_sums_added(p, target.machine)
     p = distributed(stored_operands(target.written_out(plain_operands(p))))
     p = converted_once(p, target.machine) if goal == "fast" and target.library else p
@@ -179,7 +191,8 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }
-    p, copies = streams.apart(picked_with_rows(p), pays=target.streams) if goal == "fast" else streams.apart(p)
+    before = picked_with_rows(p) if goal == "fast" else p
+    p, copies = streams.apart(before, pays=pays) if goal == "fast" else streams.apart(p)
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
     products = products_for_gpu(p, target) | tails if goal == "fast" else frozenset()
@@ -199,7 +212,9 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     )
     calls: dict[tuple[str, ...], Called] = {**products_called, **{x.members: x for x in attentions}}
     alone = (*scaled, *calls, *((x,) for x in sorted(added)))
-    return GpuKernels(fused_for_gpu(p, target, calls=alone), calls, scaled, added)
+    fused = fused_for_gpu(p, target, calls=alone)
+    stored = torn(before, copies, fused, pays) if goal == "fast" else frozenset[str]()
+    return GpuKernels(fused, calls, scaled, added), stored
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, search: bool) -> CompiledProgram:
