@@ -18,7 +18,7 @@ NAMES = Names(dims={"l"}, open_tensors=True)
 
 def context(reducer: str, identity: float, known: Range) -> Context:
     """Of a state variable `m`, a reduction of x[l]."""
-    cascade: Any = SimpleNamespace(axes=("l",), input_dtypes=(), inputs=())
+    cascade: Any = SimpleNamespace(axes=("l",), input_dtypes=(), inputs=(), few=False)
     ctx = Context(cascade, Options())
     var: Any = SimpleNamespace(name="m", dims=(), reducer=reducer, identity=SimpleNamespace(value=identity))
     x = parse("x[l]", NAMES)

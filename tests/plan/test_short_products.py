@@ -21,10 +21,10 @@ from tilefold.tensor.text import parse
 BF16 = torch.bfloat16
 
 
-def steps(fn, *shapes, dtype=BF16):
+def steps(fn, *shapes, dtype=BF16, device="interpreter"):
     torch._dynamo.reset()
     args = (torch.empty(s, dtype=dtype, device="meta") for s in shapes)
-    return compile_program(trace(fn, *args).program, device="interpreter").steps
+    return compile_program(trace(fn, *args).program, device=device).steps
 
 
 def layer(x, w, b):
@@ -127,7 +127,7 @@ def test_what_sums_products_of_a_few_channels_is_in_segments(dtype, read):
         y = torch.einsum("kc,bchw->bkhw", m, x)
         return (y.square().mean(), y) if read else y.square().mean()
 
-    found = steps(loss, (3, 3), (16, 3, 256, 256), dtype=dtype)
+    found = steps(loss, (3, 3), (16, 3, 256, 256), dtype=dtype, device="cuda")
     assert len(found) == 2 + read and all(isinstance(s, GpuStep) for s in found)
 
 

@@ -292,3 +292,20 @@ def test_values_that_cross_a_reduction_of_a_held_row_have_registers(gates, rows)
     (whole,) = (d for d, n in sizes.items() if n == 512)
     assert crossing(k.block, whole, held) <= room(32 * c.warps)
     assert c.tiles[next(d for d, n in sizes.items() if n == 256)] == rows
+
+
+def test_tiles_of_three_axes_have_registers_for_their_layouts():
+    """A state's step, stored, a sum of it along its last axis, and a sum of all of these: each reduction has a layout
+    of its own. 64 x 8 x 16 by two warps spilled 700 bytes a thread."""
+
+    def step(s, w, u, c):
+        t = s * torch.exp(-w[..., None] * u) + w[..., None]
+        y = (t * c[:, None]).sum(-1)
+        return t, y, y.square().sum()
+
+    shapes = (64, 4096, 16), (64, 4096), (4096, 16), (64, 16)
+    k = next(k for k in made(step, *(meta(*n, dtype=torch.float32) for n in shapes)) if Shape.of(k.block).streamed)
+    c, sizes = variant(k).config, k.sizes({})
+    lanes = {d: c.tiles.get(d, n) for d, n in sizes.items()}
+    held = max(crossing(k.block, d, lanes) for d, n in lanes.items() if d not in c.tiles)
+    assert sum(n > 1 for n in lanes.values()) > 2 and 0 < 2 * held <= room(32 * c.warps)
