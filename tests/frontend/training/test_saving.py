@@ -71,6 +71,15 @@ def by_hand(q, k, v):
     return torch.softmax(s, -1) @ v
 
 
+def grouped(q, k, v):
+    """Heads that share keys, by einsum: rows of several axes in one product, and axes of one index between."""
+    q, k, v = q.unflatten(1, (1, H)), k[:, :1], v[:, :1]
+    i = torch.arange(q.shape[3])
+    s = torch.einsum("bkgld,bkmd->bkglm", q, k).float() * D**-0.5
+    p = s.masked_fill(i > i[:, None], -torch.inf).softmax(-1).to(v.dtype)
+    return torch.einsum("bkglm,bkmd->bkgld", p, v).flatten(1, 2)
+
+
 def sigmoid(q, k, v):
     return torch.sigmoid(q @ k.mT - 3) @ v
 
@@ -88,7 +97,7 @@ def right(fn, args, gradients):
         assert (g.double() - e).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("fn", [causal, by_hand, sigmoid])
+@pytest.mark.parametrize("fn", [causal, by_hand, grouped, sigmoid])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_attention_saves_nothing_of_queries_times_keys(fn, dynamic):
     args = qkv()
@@ -147,9 +156,10 @@ def test_torchs_own_cut_saves_the_probabilities():
     assert max(torch.Size(shape).numel() for shape, _ in saved(graphs)) == B * H * S * S
 
 
-def test_the_state_of_a_softmax_is_a_number_a_row_and_the_sum_of_its_gradient_is_the_results():
-    _, _, graphs = passes(causal, *qkv())
-    rows = [shape for shape, _ in saved(graphs) if shape == (B, H, S, 1)]
+@pytest.mark.parametrize("fn", [causal, grouped])
+def test_the_state_of_a_softmax_is_a_number_a_row_and_the_sum_of_its_gradient_is_the_results(fn):
+    _, _, graphs = passes(fn, *qkv())
+    rows = [shape for shape, _ in saved(graphs) if shape[-1] == 1 and torch.Size(shape).numel() == B * H * S]
     assert len(rows) == 1
     products = [n for n in graphs["backward"].graph.nodes if n.target is torch.ops.aten.bmm.default]
     sums = [n for n in graphs["backward"].graph.nodes if n.target is torch.ops.aten.sum.dim_IntList]

@@ -77,7 +77,12 @@ def _rewritten(node: Node, made: Mapping[Node, list[Node]], place: Mapping[Node,
                 continue
             if 2 * elements(o) > elements(large) or o.meta["val"].shape != left.meta["val"].shape:
                 continue
-            rest = _without(_without(whole, Factors({large: 1}, 1.0)), factors(x))
+            if large.meta["val"].shape[-1] != summed.meta["val"].shape[-1] or elements(large) != elements(summed):
+                continue
+            held = factors(x)
+            if not all(_alike(n, large) for n in held.powers):
+                continue
+            rest = _without(_without(whole, Factors({large: 1}, 1.0)), held)
             shape = (*summed.meta["val"].shape[:-1], 1)
             if not all(tuple(n.meta["val"].shape) in (shape, ()) for n in rest.powers):
                 continue
@@ -178,7 +183,7 @@ def factors(node: Node) -> Factors:
     """A tensor taken apart along products, quotients, signs and what only renames or rounds elements."""
     a = node.args
     if node.op == "call_function":
-        if node.target in _CASTS or node.target in _SAME or (node.target in _RESHAPES and _keeps_matrices(node)):
+        if node.target in _CASTS or node.target in _SAME or (node.target in _RENAMES and _keeps_order(node)):
             return _operand(a[0])
         if node.target is aten.neg.default:
             return _joined(_operand(a[0]), Factors({}, -1.0), 1)
@@ -205,10 +210,30 @@ def _without(a: Factors, b: Factors) -> Factors:
     return _joined(a, b, -1)
 
 
-def _keeps_matrices(node: Node) -> bool:
-    """Whether a node joins or splits leading axes only, and repeats nothing."""
+def _keeps_order(node: Node) -> bool:
+    """Whether a node's elements, one row after the other, are its operand's: einsum's products have axes of one index
+    between others, and rows of several axes in one."""
     source = node.args[0]
     if not isinstance(source, Node):
         return False
     old, new = source.meta["val"].shape, node.meta["val"].shape
-    return len(old) >= 2 and len(new) >= 2 and old[-2:] == new[-2:] and prod(old) == prod(new)
+    if prod(old) != prod(new):
+        return False
+    if node.target not in (aten.permute.default, aten.transpose.int):
+        return True
+    order = list(range(len(old)))
+    if node.target is aten.permute.default:
+        order = [int(k) % len(old) for k in node.args[1]]  # type: ignore[union-attr, arg-type]
+    else:
+        i, j = (int(k) % len(old) for k in node.args[1:3])  # type: ignore[arg-type]
+        order[i], order[j] = j, i
+    long = [k for k in order if old[k] != 1]
+    return long == sorted(long)
+
+
+def _alike(n: Node, large: Node) -> bool:
+    """Whether a factor is the same one wherever the elements of a product are in its order: it has as many, one a row,
+    or one in all; or its last axes, which may be repeated over leading ones."""
+    own, shape = n.meta["val"].shape, large.meta["val"].shape
+    a_row = bool(own) and own[-1] == 1 and elements(n) * shape[-1] == elements(large)
+    return elements(n) in (1, elements(large)) or a_row or (len(own) >= 2 and own[-2:] == shape[-2:])
