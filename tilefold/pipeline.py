@@ -192,7 +192,7 @@ def _gpu_kernels(
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())
     }
     before = picked_with_rows(p) if goal == "fast" else p
-    p, copies = streams.apart(before, pays=pays) if goal == "fast" else streams.apart(p)
+    p, copies = streams.apart(before, pays=pays if goal == "fast" else None)
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
     products = products_for_gpu(p, target) | tails if goal == "fast" else frozenset()

@@ -41,7 +41,7 @@ _UPDATE = re.compile(r"update (\w+) = (.*)")
 #: How values join those that are there (`Store.added`), and the word for it.
 STORES = {"": "store", "sum": "add", "max": "raise"}
 ADDED = {word: how for how, word in STORES.items()}
-_STORE = re.compile(r"(store|add|raise) (\w+)\[(.*)\] over \(([^)]*)\) = (.*)")
+_STORE = re.compile(rf"({'|'.join(ADDED)}) (\w+)\[(.*)\] over \(([^)]*)\) = (.*)")
 _REDUCE = re.compile(rf"({'|'.join(REDUCERS)})(?:\.(\w+))?\[([^\]]*)\] (.*)")
 
 

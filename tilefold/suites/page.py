@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 TITLE = "# Benchmarks"
 #: What a part begins with, in the order of the page; the CPU's, which has none, is first.
@@ -28,6 +34,22 @@ def write_part(path: Path, name: str, text: str) -> None:
             out += f"\n\n{MARKS[mark]}\n\n{body}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(out + "\n", encoding="utf-8")
+
+
+def write_report(
+    report: DataclassInstance,
+    part: str,
+    json_path: Path | None,
+    docs_path: Path | None,
+    text_of: Callable[[Path | None], str],
+) -> None:
+    """Write a report of one device as JSON, and its part of the page, where asked. text_of: the part, of all reports in
+    a folder; None: of this one alone."""
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    if docs_path is not None:
+        write_part(docs_path, part, text_of(None if json_path is None else json_path.parent))
 
 
 def _parts(path: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ import torch
 from tilefold.errors import TilefoldError
 from tilefold.frontend import torch_compile  # noqa: F401 (imported before a call is timed)
 from tilefold.suites.gpu.environment import commit_here, device_facts
+from tilefold.suites.gpu.measure import CudaTimer
 from tilefold.suites.gpu.report import grid
 from tilefold.suites.gpu.startup import run_process
 from tilefold.suites.models.all import MODELS, MODES
-from tilefold.suites.page import write_part
+from tilefold.suites.page import write_report
 
 PART = "startup"
 ROWS = tuple(f"{name} {mode}" for name in ("llama", "bert", "qwen3") for mode in MODES)
@@ -156,11 +157,9 @@ def markdown(*reports: Report) -> str:
 
 def write(report: Report, *, json_path: Path | None = None, docs_path: Path | None = None) -> None:
     """Write the JSON and, with those of other devices beside it, the part of the page."""
-    if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
-    if docs_path is not None:
-        write_part(docs_path, PART, markdown(*(load_all(json_path.parent) if json_path is not None else (report,))))
+    write_report(
+        report, PART, json_path, docs_path, lambda folder: markdown(*(load_all(folder) if folder else (report,)))
+    )
 
 
 def load_all(folder: Path) -> tuple[Report, ...]:
@@ -202,16 +201,8 @@ def main(arguments: Sequence[str]) -> None:
         step()
         found = {"wall": time.perf_counter() - wall, "processor": _processor() - processor}
         if device == "cuda":
-            found["peak"] = float(_peak(step))
+            found["peak"] = float(CudaTimer().peak(step))
     print(json.dumps(found), flush=True)
-
-
-def _peak(step: Callable[[], None]) -> int:
-    """Bytes that a step has at most beside what is there before: of training the last gradients, which it replaces."""
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    return torch.cuda.max_memory_allocated() - before
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def rounded(g: Graph, c: Compute) -> Expr:
     return Cast(c.body, c.dtype) if (c.dtype.rounds and c.dtype.is_float) or as_stored(g, c) else c.body
 
 
-def copies(r: Compute, c: Compute) -> bool:
+def _copies(r: Compute, c: Compute) -> bool:
     """Whether a statement has the elements of another, in some order, and nothing is computed."""
     match r.body:
         case Load(tensor, index) if r.reducer is None and r.dtype is c.dtype and tensor == c.name:
@@ -48,7 +48,7 @@ def copies(r: Compute, c: Compute) -> bool:
 
 def _leaves(g: Graph, c: Compute) -> bool:
     outputs = g.program.outputs
-    return c.name in outputs or any(u in outputs and copies(g.by_name[u], c) for u in g.consumers[c.name])
+    return c.name in outputs or any(u in outputs and _copies(g.by_name[u], c) for u in g.consumers[c.name])
 
 
 def _keeps_more(r: Compute) -> bool:

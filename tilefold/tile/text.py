@@ -121,7 +121,7 @@ _TILED = re.compile(r"(\w+):(\d+)")
 _ALLOC = re.compile(r"alloc (\w+): (\w+)\[(.*)\] (tile|panel)")
 _FOR = re.compile(r"for (\w+):(\d+)(?: in(?: (.+?))? \.\.(?: (.+))?)?")
 _FILL = re.compile(r"fill (\w+) = (.*)")
-_STORE = re.compile(r"(store|add|raise) (\w+)\[(.*)\] over ([\w, ]*?) ?= (.*)")
+_STORE = re.compile(rf"({'|'.join(ADDED)}) (\w+)\[(.*)\] over ([\w, ]*?) ?= (.*)")
 _DEST = r"(\w+)(?:\[([\w, ]*)\])?"
 _OVER = re.compile(rf"{_DEST}(?:, {_DEST})? (?:= ([\w.]+)|([\w.]+)=) over ([\w, ]*): (.*)")
 _MAP = re.compile(rf"{_DEST} = (.*)")

@@ -170,6 +170,11 @@ def blank_record(case: GpuCase, peer: Peer, floor_us: float = math.nan, bound_by
     )
 
 
+def failed_records(case: GpuCase, peers: Sequence[Peer], why: str) -> list[Record]:
+    """The records of a row that could not be measured."""
+    return [replace(blank_record(case, peer), why=why) for peer in peers]
+
+
 def _prepare(
     peer: Peer,
     blank: Record,

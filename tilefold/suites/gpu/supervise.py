@@ -17,7 +17,7 @@ from typing import Any
 
 from tilefold.errors import TilefoldError
 from tilefold.suites.gpu.results import Results, load, save
-from tilefold.suites.gpu.row import blank_record
+from tilefold.suites.gpu.row import blank_record, failed_records
 from tilefold.suites.gpu.worker import Job, Status, ended, read_status
 
 Command = Callable[[Job], Sequence[str]]
@@ -108,9 +108,7 @@ def _note(job: Job, reason: str) -> None:
         (peer,) = (p for p in peers if p.name == status.contender)
         save(results.failed(replace(blank_record(case, peer), why=reason)), path)
     else:
-        save(
-            results.finished((case.suite, case.row), [replace(blank_record(case, p), why=reason) for p in peers]), path
-        )
+        save(results.finished((case.suite, case.row), failed_records(case, peers, reason)), path)
 
 
 def _note_study(job: Job, status: Status, reason: str) -> None:

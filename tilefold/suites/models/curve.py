@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
@@ -25,7 +25,7 @@ from tilefold.runtime.native.load import native
 from tilefold.suites.gpu.environment import commit_here, device_facts
 from tilefold.suites.gpu.report import grid
 from tilefold.suites.models.decoder import BIG, SMALL, Decoder, Sizes, batches, text
-from tilefold.suites.page import write_part
+from tilefold.suites.page import write_report
 
 PART = "curve"
 STEPS, EAGERS, LIMIT, RATE, MOMENTUM = 200, 3, 2.0, 0.1, 0.9
@@ -168,11 +168,9 @@ in it, which nobody compiles.
 
 def write(report: Report, *, json_path: Path | None = None, docs_path: Path | None = None) -> None:
     """Write the JSON and, with those of other devices beside it, the part of the page."""
-    if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
-    if docs_path is not None:
-        write_part(docs_path, PART, markdown(*(load_all(json_path.parent) if json_path is not None else (report,))))
+    write_report(
+        report, PART, json_path, docs_path, lambda folder: markdown(*(load_all(folder) if folder else (report,)))
+    )
 
 
 def load_all(folder: Path) -> tuple[Report, ...]:

@@ -22,7 +22,7 @@ from tilefold.suites.gpu import supervise
 from tilefold.suites.gpu.case import GpuCase
 from tilefold.suites.gpu.environment import commit_here, shipped_table
 from tilefold.suites.gpu.results import Results, load, save
-from tilefold.suites.gpu.row import blank_record
+from tilefold.suites.gpu.row import failed_records
 from tilefold.suites.gpu.turns import Turns
 from tilefold.suites.gpu.worker import Job
 
@@ -66,7 +66,7 @@ def run(
             shares = shares[1:]
         team.measure(shares, workers)
     if team.failures and not team.grown:
-        raise team.failures[0].why
+        raise next(iter(team.failures.values()))
     team.record_failures()
     return load(path)
 
@@ -94,20 +94,12 @@ class _Share:
     why: TilefoldError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Rows that no worker could begin, and why."""
-
-    rows: tuple[str, ...]
-    why: TilefoldError
-
-
 @dataclass(slots=True)
 class _Team:
     """Threads that supervise one worker each, and what they have in common.
 
-    `about`: what the results' policy says besides; `grown`: whether a program is done; `failures`: of shares in
-    which no worker could begin, twice.
+    `about`: what the results' policy says besides; `grown`: whether a program is done; `failures`: rows of
+    shares in which no worker could begin, twice, and why.
     """
 
     job: Job
@@ -116,7 +108,7 @@ class _Team:
     tell: Callable[[str], None]
     about: dict[str, str]
     grown: bool = False
-    failures: list[_Failure] = field(default_factory=list)
+    failures: dict[tuple[str, ...], TilefoldError] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -138,12 +130,11 @@ class _Team:
 
     def record_failures(self) -> None:
         """Rows that no worker could begin, each with the reason: the results are of all rows, or say of which not."""
-        for failure in self.failures:
-            job = replace(self.job, rows=failure.rows)
+        for rows, why in self.failures.items():
+            job = replace(self.job, rows=rows)
             found = Results()
             for case in job.cases():
-                blank = [replace(blank_record(case, p), why=failure.why.message) for p in job.peers(case)]
-                found = found.finished((case.suite, case.row), blank)
+                found = found.finished((case.suite, case.row), failed_records(case, job.peers(case), why.message))
             self._keep(found)
 
     def _supervise(self, name: str, waiting: queue.SimpleQueue[_Share]) -> None:
@@ -167,7 +158,7 @@ class _Team:
                 self.tell(f"{name}: {len(left)} rows are tried once more: {why.message}")
                 waiting.put(_Share(left, why))
             else:
-                self.failures.append(_Failure(left, why))
+                self.failures[left] = why
 
     def _share(self, name: str, rows: tuple[str, ...]) -> TilefoldError | None:
         """Measure rows; why no worker could begin them, or the rest of them."""
