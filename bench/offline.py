@@ -3,9 +3,10 @@
     python bench/offline.py gpt2 --mode train --layers 1 --steps
     python bench/offline.py model.py:make --assemble 'softmax' --json plan.json
 
-A model is a row of `tilefold bench models`, or FILE:FUNCTION, which gives a module (or function) and its arguments on
-the CPU. Nothing is run: tensors are fake, kernels are planned and rendered as they would be launched (those that cannot
-be are named), and with `--assemble` compiled for Hopper. `--slow` names those that are predicted to take three times as
+A model is a row of `tilefold bench models`, or FILE:NAME: a function or module with NAME_inputs() beside it, as
+`tilefold bench FILE.py` takes them, or else a function that gives a module (or function) and its arguments on the CPU.
+Nothing is run: tensors are fake, kernels are planned and rendered as they would be launched (those that cannot be are
+named), and with `--assemble` compiled for Hopper. `--slow` names those that are predicted to take three times as
 long as what they read and write, once, at the memory's rate (`backends.triton.warps`), and why.
 Bytes are those that steps read and write, each tensor once a step; what a cache saves is not known here.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib.util
 import json
 import re
 import subprocess
@@ -46,22 +46,26 @@ def pretend(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launch of a kernel: what is launched (`launch.Variant`), and its predicted time (`warps.Forecast`)."""
+    """A launch of a kernel (`launch.TritonKernel`): what is launched (`launch.Variant`), and its predicted time
+    (`warps.Forecast`)."""
 
     name: str
     variant: Any
     forecast: Any
+    kernel: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A step of a program: its class and name, and bytes of what it reads and writes."""
+    """A step of a program: its class and name, bytes of what it reads and writes, and predicted microseconds (of
+    kernels)."""
 
     program: int
     kind: str
     name: str
     read: int
     written: int
+    us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ def compile_fake(
             job = k.job(*given)
             if job is not None and launched is not None:
                 v, sizes, seen = k.rendering(*given)
-                launched.append(Launched(k.block.name, v, forecast(v, seen, sizes, given[1], gpu)))
+                launched.append(Launched(k.block.name, v, forecast(v, seen, sizes, given[1], gpu), k))
         except BackendError as err:
             if refused is not None:
                 refused[k.block.name] = err.message
@@ -206,8 +210,9 @@ def _faked(module: Any, fake: Any) -> None:
                 m._buffers[n] = fake(x)
 
 
-def lines(programs: Sequence[Any]) -> list[Line]:
-    """The steps of all programs."""
+def lines(programs: Sequence[Any], launched: Sequence[Launched] = ()) -> list[Line]:
+    """The steps of all programs; kernels with what was predicted of their launches."""
+    found = {id(x.kernel): x.forecast.seconds * 1e6 for x in launched}
     return [
         Line(
             number,
@@ -215,6 +220,7 @@ def lines(programs: Sequence[Any]) -> list[Line]:
             s.name,
             _bytes(made.program, s.reads),
             _bytes(made.program, (r[0] for r in s.results)),
+            found.get(id(getattr(s, "triton", None))),
         )
         for number, made in enumerate(programs)
         for s in made.steps
@@ -287,14 +293,16 @@ def assembled(launched: Sequence[Launched], pattern: str, folder: Path) -> list[
 def model(which: str, *, train: bool, layers: int | None, small: bool) -> tuple[Any, Sequence[Any]]:
     """The module and its arguments on the CPU."""
     if ":" in which:
+        from tilefold.suites import own  # noqa: PLC0415 (after `pretend`)
+        from tilefold.user_file import imported, made  # noqa: PLC0415
+
         path, name = which.rsplit(":", 1)
-        spec = importlib.util.spec_from_file_location("user", path)
-        assert spec is not None
-        assert spec.loader is not None
-        user = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(user)
-        made: tuple[Any, Sequence[Any]] = getattr(user, name)()
-        return made
+        user = imported(Path(path))
+        if not hasattr(user, name + own.INPUTS):
+            found: tuple[Any, Sequence[Any]] = made(user, name)
+            return found
+        case = own.row(user, Path(path).stem, name, train=train).placed("cpu")
+        return case.fn, case.args("cpu")
     import torch  # noqa: PLC0415
 
     from tilefold.suites.models import all as models  # noqa: PLC0415
@@ -327,7 +335,7 @@ def main(words: Sequence[str] | None = None) -> None:
         programs = compile_fake(*made, train=train, name=given.gpu, refused=refused, launched=launched)
         from tilefold.frontend.regions.assemble import compilations  # noqa: PLC0415
 
-        steps = lines(programs)
+        steps = lines(programs, launched)
         for r in compilations:
             print(f"{r.name}: {len(r.regions)} regions, {r.left} operators left, {r.seconds:.1f} s")
             for f in r.fallbacks:
@@ -336,7 +344,8 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"    {kernel} cannot be launched: {why}")
         for x in steps if given.steps else ():
             moved = f"reads {x.read / 1e6:8.2f} MB, writes {x.written / 1e6:8.2f}"
-            print(f"{x.program:3} {x.kind:16} {x.name[:52]:52} {moved}")
+            us = f", {x.us:7.1f} us" if x.us is not None else ""
+            print(f"{x.program:3} {x.kind:16} {x.name[:52]:52} {moved}{us}")
         whole = sum(x.read + x.written for x in steps)
         print(", ".join(f"{n} {kind}" for kind, n in Counter(x.kind for x in steps).items()), f"{whole / 1e9:.3f} GB")
         far = slow(launched) if given.slow else []

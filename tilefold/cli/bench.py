@@ -1,4 +1,4 @@
-"""`tilefold bench`: cpu, planner, startup, curve, programs, or a suite of GPU rows."""
+"""`tilefold bench`: cpu, planner, startup, curve, programs, a suite of GPU rows, or a user's own file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.status import Status
 from tilefold.cli.friendly import console, friendly
 from tilefold.errors import TilefoldError
 from tilefold.plan.hardware import gpu_here
-from tilefold.suites import bench_cpu, bench_planner, bench_planner_gpu, bench_report, planner_report, startup
+from tilefold.suites import bench_cpu, bench_planner, bench_planner_gpu, bench_report, own, planner_report, startup
 from tilefold.suites.gpu import plots, report, supervise
 from tilefold.suites.gpu.bars import judge_all, judge_startup
 from tilefold.suites.gpu.cases import SUITES
@@ -54,6 +54,7 @@ _OPTIONS: dict[str, frozenset[str]] = {
     "page": frozenset(),
     **dict.fromkeys(SUITES, _GPU_OPTIONS | {"study", "plots"}),
     **dict.fromkeys(_TEAMS, _GPU_OPTIONS | {"classes", "modes"}),
+    own.INPUTS: _GPU_OPTIONS - {"small"} | {"modes"},
 }
 #: Rows not begun that are named.
 MOST_NAMED = 5
@@ -67,7 +68,7 @@ def bench(
         str,
         typer.Argument(
             help="cpu, planner, startup, curve, programs, models, redfuser, neptune, neighbours, "
-            "or page: what was measured"
+            "FILE.py: your own, or page: what was measured"
         ),
     ] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="part of a workload's name; may be repeated (cpu)")] = None,
@@ -95,7 +96,7 @@ def bench(
     classes: Annotated[
         str | None, typer.Option(help="as norms,cnns; without it all", rich_help_panel=_PROGRAMS)
     ] = None,
-    modes: Annotated[str | None, typer.Option(help="infer, train (models)", rich_help_panel=_PROGRAMS)] = None,
+    modes: Annotated[str | None, typer.Option(help="infer, train (models; FILE.py)", rich_help_panel=_PROGRAMS)] = None,
     workers: Annotated[
         int, typer.Option(help="processes that compile at once; one core each", min=1, rich_help_panel=_PROGRAMS)
     ] = 4,
@@ -136,6 +137,9 @@ def bench(
         row_seconds=row_seconds,
         deadline=None if seconds is None else time.time() + seconds,
     )
+    if _is_file(suite):
+        job = partial(job, suite=own.SUITE, file=suite, modes=_names(modes) or own.MODES[:1])
+        suite, classes, modes, json = own.SUITE, None, None, json or Path(suite).with_suffix(".bench.json")
     if suite in _TEAMS:
         chosen = job(
             results="",
@@ -173,9 +177,10 @@ def _check_options(context: typer.Context, suite: str) -> None:
     """Say which options a suite does not take: it would run as if they had not been given."""
     given = _given(context)
     with friendly():
-        if suite not in _OPTIONS:
-            raise TilefoldError(f"no benchmarks for {suite!r}", hint=", ".join(_OPTIONS))
-        taken = {"suite", "json", "docs", *_OPTIONS[suite]}
+        known = own.INPUTS if _is_file(suite) else suite
+        if known not in _OPTIONS or suite == own.INPUTS:
+            raise TilefoldError(f"no benchmarks for {suite!r}", hint=", ".join(n for n in _OPTIONS if n != own.INPUTS))
+        taken = {"suite", "json", "docs", *_OPTIONS[known]}
         if vain := sorted(given - taken):
             said = (f"--{n.replace('_', '-')}" for n in sorted(taken - {"suite"}))
             raise TilefoldError(
@@ -189,6 +194,10 @@ def _given(context: typer.Context) -> frozenset[str]:
     source = context.get_parameter_source
     given = [n for n in names if (s := source(n)) is not None and s.name == "COMMANDLINE"]
     return frozenset(names[n].replace("-", "_") for n in given)
+
+
+def _is_file(suite: str) -> bool:
+    return suite.endswith(".py")
 
 
 def _check_writable(place: Path | None) -> None:

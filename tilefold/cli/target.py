@@ -12,14 +12,10 @@ Arguments come from `--args`, or from a function of the same file, `<function>_i
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
-import sys
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -27,8 +23,9 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.cli.place import split
-from tilefold.errors import ParseError, SourceLoc, TilefoldError
+from tilefold.errors import ParseError, TilefoldError
 from tilefold.frontend.fuse import signature_of
+from tilefold.user_file import imported, made
 
 Function = Callable[..., Any]
 _TENSOR = re.compile(r"(\w+)\s*\[([\d\s,]*)\]\s*(?:<\s*(\d+))?")
@@ -38,29 +35,7 @@ _WORDS: dict[str, object] = {"true": True, "false": False, "none": None}
 def load(target: str) -> tuple[Function, ModuleType]:
     """The function that `FILE:FUNCTION` names, and its module; TilefoldError if there is none."""
     path, name = split(target)
-    file = str(path)
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_target", path)
-    if spec is None or spec.loader is None:
-        raise TilefoldError(f"not a Python file: {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` would, for the file's own imports
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as err:
-        where = SourceLoc(str(err.filename or file), err.lineno, (err.text or "").strip()) if err.lineno else None
-        raise TilefoldError(f"{file} is no Python: {err.msg}", loc=where) from None
-    except UnicodeDecodeError:
-        raise TilefoldError(f"{file} is no text") from None
-    except SystemExit:
-        raise TilefoldError(
-            f"{file} ends the program when it is imported", hint="put that under `if __name__ == '__main__':`"
-        ) from None
-    # Hidden: whatever the user's file raises. Its line and message are what helps, not our frames above it.
-    except Exception as err:
-        raise _raised(err, f"{file} cannot be imported", path) from err
-    finally:
-        sys.path.pop(0)
+    file, module = str(path), imported(path)
     fn = getattr(module, name, None)
     if isinstance(fn, type):
         raise TilefoldError(f"{name} is a class", hint=f"name an instance of it, as `model = {name}()` in {file}")
@@ -68,13 +43,6 @@ def load(target: str) -> tuple[Function, ModuleType]:
         known = ", ".join(sorted(n for n, v in vars(module).items() if isinstance(v, FunctionType))) or "none"
         raise TilefoldError(f"{file} has no function {name}", hint=f"its functions: {known}")
     return fn, module
-
-
-def _raised(err: Exception, what: str, path: Path) -> TilefoldError:
-    """An error of the user's file, with the innermost of its lines."""
-    mine = [f for f in traceback.extract_tb(err.__traceback__) if Path(f.filename).resolve() == path.resolve()]
-    loc = SourceLoc(mine[-1].filename, mine[-1].lineno or 0, mine[-1].line or "") if mine else None
-    return TilefoldError(f"{what}: {type(err).__name__}: {err}", loc=loc)
 
 
 def arguments(fn: Function, module: ModuleType, spec: str | None, *, seed: int = 0) -> tuple[Any, ...]:
@@ -87,16 +55,11 @@ def arguments(fn: Function, module: ModuleType, spec: str | None, *, seed: int =
     here = [n for n, v in vars(module).items() if v is fn]  # a lambda's own name is `<lambda>`
     names = [n for n in (own, *here) if n.isidentifier()]
     for convention in (*(f"{n}_inputs" for n in names), "example_inputs"):
-        make = getattr(module, convention, None)
-        if callable(make):
-            try:
-                made = make()
-            # Hidden: whatever the user's function raises, as in `load`.
-            except Exception as err:
-                raise _raised(err, f"{convention}() fails", Path(str(module.__file__))) from err
-            if isinstance(made, Mapping):
-                return _bind(fn, (), dict(made))
-            return _bind(fn, tuple(made) if isinstance(made, (tuple, list)) else (made,), {})
+        if callable(getattr(module, convention, None)):
+            values = made(module, convention)
+            if isinstance(values, Mapping):
+                return _bind(fn, (), dict(values))
+            return _bind(fn, tuple(values) if isinstance(values, (tuple, list)) else (values,), {})
     raise TilefoldError(
         f"no arguments for {names[0]}",
         hint=f'give --args "q=f32[2, 8, 128, 64], ..." or define {names[0]}_inputs() in the file, returning a tuple',

@@ -37,14 +37,20 @@ def select(suite: str, patterns: Sequence[str] | None = None, *, small: bool = F
     known = SMALL if small else SUITES
     if suite not in known:
         raise TilefoldError(f"no suite {suite!r}", hint=f"there is: {', '.join(known)}")
-    wanted = None if patterns is None else [p.lower() for p in patterns]
-    found = tuple(c for c in known[suite] if wanted is None or any(_matches(c, p) for p in wanted))
+    more: tuple[GpuCase, ...] = ()
     if suite == MODELS:  # a network of torchvision may be named that is not in the list
-        unlisted = [p for p in wanted or () if not any(_matches(c, p) for c in found)]
-        found += tuple(c for p in unlisted if (c := other(p, small=small)) is not None)
+        unlisted = [p.lower() for p in patterns or () if not any(_matches(c, p.lower()) for c in known[suite])]
+        more = tuple(c for p in unlisted if (c := other(p, small=small)) is not None)
+    return choose((*known[suite], *more), patterns, suite)
+
+
+def choose(rows: Sequence[GpuCase], patterns: Sequence[str] | None, where: str) -> tuple[GpuCase, ...]:
+    """Those of the rows that match one of the patterns (None: all); TilefoldError where none does."""
+    wanted = None if patterns is None else [p.lower() for p in patterns]
+    found = tuple(c for c in rows if wanted is None or any(_matches(c, p) for p in wanted))
     if not found:
-        families = ", ".join(dict.fromkeys(c.family for c in known[suite]))
-        raise TilefoldError(f"no row of {suite} is called {', '.join(patterns or ())}", hint=f"families: {families}")
+        families = ", ".join(dict.fromkeys(c.family for c in rows))
+        raise TilefoldError(f"no row of {where} is called {', '.join(patterns or ())}", hint=f"families: {families}")
     return found
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tilefold.errors import TilefoldError
+from tilefold.suites import own
 from tilefold.suites.gpu import ablation, numerics, startup
 from tilefold.suites.gpu.case import GpuCase
-from tilefold.suites.gpu.cases import select
+from tilefold.suites.gpu.cases import choose, select
 from tilefold.suites.gpu.environment import device_facts, versions
 from tilefold.suites.gpu.floors import Rates, measure_rates
 from tilefold.suites.gpu.measure import Cache, Timer, timer_for
@@ -38,8 +39,8 @@ class Job:
 
     `rows`: patterns (None: all). `only`: peers (None: all). `seconds` and `rounds`: of a repetition;
     `row_seconds`: of a row, or of one step of it. `deadline`: no row is begun after it (seconds since the epoch).
-    `study`: done instead of the rows. `turns`: a folder that workers of one device share (see `turns`), where
-    this one is called `name`.
+    `study`: done instead of the rows. `file`: the user's, whose programs in these `modes` are the rows. `turns`: a
+    folder that workers of one device share (see `turns`), where this one is called `name`.
     """
 
     suite: str
@@ -58,9 +59,13 @@ class Job:
     study: Study | None = None
     turns: str | None = None
     name: str = ""
+    file: str | None = None
+    modes: tuple[str, ...] = own.MODES[:1]
 
     def cases(self) -> tuple[GpuCase, ...]:
         """The rows, finished ones included."""
+        if self.file is not None:
+            return choose(own.rows(Path(self.file), self.modes), self.rows, self.file)
         return select(self.suite, self.rows, small=self.small)
 
     def peers(self, case: GpuCase) -> tuple[Peer, ...]:
@@ -73,7 +78,7 @@ class Job:
     @staticmethod
     def from_text(text: str) -> Job:
         data = json.loads(text)
-        for name in ("rows", "only"):
+        for name in ("rows", "only", "modes"):
             data[name] = None if data[name] is None else tuple(data[name])
         return Job(**data)
 

@@ -1,0 +1,58 @@
+"""A Python file of a user's, imported as `python FILE` would run it; what goes wrong in it is told by its own line."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tilefold.errors import SourceLoc, TilefoldError
+
+
+def imported(path: Path) -> ModuleType:
+    """The file as a module; TilefoldError with the user's line where it cannot be imported."""
+    file = str(path)
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_target", path)
+    if spec is None or spec.loader is None:
+        raise TilefoldError(f"not a Python file: {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` would, for the file's own imports
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as err:
+        where = SourceLoc(str(err.filename or file), err.lineno, (err.text or "").strip()) if err.lineno else None
+        raise TilefoldError(f"{file} is no Python: {err.msg}", loc=where) from None
+    except UnicodeDecodeError:
+        raise TilefoldError(f"{file} is no text") from None
+    except SystemExit:
+        raise TilefoldError(
+            f"{file} ends the program when it is imported", hint="put that under `if __name__ == '__main__':`"
+        ) from None
+    # Hidden: whatever the user's file raises. Its line and message are what helps, not our frames above it.
+    except Exception as err:
+        raise _raised(err, f"{file} cannot be imported", path) from err
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def made(module: ModuleType, name: str, *given: Any) -> Any:
+    """What the file's function of this name gives; TilefoldError with its line where it raises."""
+    function: Callable[..., Any] = getattr(module, name)
+    try:
+        return function(*given)
+    # Hidden: whatever the user's function raises, as in `imported`.
+    except Exception as err:
+        raise _raised(err, f"{name}() fails", Path(str(module.__file__))) from err
+
+
+def _raised(err: Exception, what: str, path: Path) -> TilefoldError:
+    """An error of the user's file, with the innermost of its lines."""
+    mine = [f for f in traceback.extract_tb(err.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+    loc = SourceLoc(mine[-1].filename, mine[-1].lineno or 0, mine[-1].line or "") if mine else None
+    return TilefoldError(f"{what}: {type(err).__name__}: {err}", loc=loc)
