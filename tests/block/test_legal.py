@@ -163,6 +163,33 @@ def test_a_little_sum_in_front_does_not_leave_images_to_a_block_each():
     assert isinstance(scaled(16, 8), Group)  # few bytes
 
 
+NORMED = """
+program normed()
+  input w: f32[{n}, 1152]
+  input x: f32[{n}, {m}, 1152]
+  dim i = {n}
+  dim j = {m}
+  dim k = 1152
+  mean[i, j]: f32 = sum[k] x[i, j, k] * w[i, k]
+  y[i, j, k]: f32 = x[i, j, k] - mean[i, j]
+  total[i, k]: f32 = sum[j] y[i, j, k] * x[i, j, k]
+  return y, total
+"""
+
+
+def normed(n: int, m: int) -> Group | str:
+    parts = [Group(("mean", "y"), ("i", "j")), Group(("total",), ("i", "k"))]
+    return legal(graph(NORMED, n=n, m=m), ("mean", "y", "total"), STARVED, parts)
+
+
+def test_rows_that_are_folded_and_written_are_not_run_down_in_few_blocks():
+    """The gradient of a norm's rows, and of each image's scale."""
+    found = normed(32, 256)
+    assert isinstance(found, str) and "32 independent blocks would run down rows that more could have" in found
+    assert isinstance(normed(512, 256), Group)  # blocks enough
+    assert isinstance(normed(32, 8), Group)  # few bytes
+
+
 GATED = """
 program gated()
   input x: f32[{n}, 256, {m}]

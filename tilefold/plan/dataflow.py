@@ -396,8 +396,9 @@ def root_of(e: Call) -> str | None:
     return None
 
 
-#: Powers that products, roots and quotients are.
-_ROOTS = {1.0: "mul", 2.0: "mul", 3.0: "mul", 4.0: "mul", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "div"}
+#: Powers that products, roots and quotients are; products of more factors are less right than a power's last places.
+_ROOTS = {**dict.fromkeys((1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0), "mul"), 0.5: "sqrt", -0.5: "rsqrt"}
+_ROOTS |= dict.fromkeys((-1.0, -2.0), "div")
 
 
 def element_units(e: Expr, costs: Mapping[str, float] = CPU_UNITS) -> float:

@@ -141,6 +141,7 @@ class Gpu(Machine):
 
     A multiprocessor: threads, registers, blocks: the most at a time. own_registers, each_element: registers of a thread
     beside its share of the largest value, and for each element of that. sector: bytes that memory and cache deal in;
+    first_cache: bytes of its own cache, beside what kernels of maps have as shared memory.
     request: what a run of neighbours costs beside its sectors, in bytes. lookup: what an element at a place that
     another gives costs, in adds. slot: seconds of all multiprocessors in which the greatest element of a tile's row is
     found, and taken out, of a few elements; slot_width: elements that take as long again.
@@ -206,6 +207,7 @@ class Gpu(Machine):
     own_registers: int
     each_element: int
     sector: int
+    first_cache: int
     request: int
     lookup: float
     slot: float
@@ -325,6 +327,7 @@ H100 = Gpu(
     own_registers=32,
     each_element=2,
     sector=32,
+    first_cache=192 << 10,  # of 256 KB: whoever waits for a sector holds a place for it
     request=32,
     slot=0.3e-9,  # H100, 2026-11: 20 of 1,024 in 8,192 rows, 1.5 to 2.5 ms in tiles of 32, 0.18 in whole rows
     slot_width=512,

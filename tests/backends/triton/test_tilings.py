@@ -309,3 +309,22 @@ def test_tiles_of_three_axes_have_registers_for_their_layouts():
     lanes = {d: c.tiles.get(d, n) for d, n in sizes.items()}
     held = max(crossing(k.block, d, lanes) for d, n in lanes.items() if d not in c.tiles)
     assert sum(n > 1 for n in lanes.values()) > 2 and 0 < 2 * held <= room(32 * c.warps)
+
+
+def walked(z, y):
+    """A path's steps, one after the other, of two rows of numbers."""
+    v, total = torch.zeros_like(z[:, 0]), torch.zeros_like(z[:, 0])
+    for n in range(z.shape[1]):
+        v = v * 0.9 + y[:, n].clamp(min=0)
+        total = total + v.sqrt() * z[:, n]
+    return total
+
+
+@pytest.mark.parametrize(("steps", "each"), [(24, 1), (2, 8)])
+def test_rows_of_a_thread_s_own_fit_the_first_level_cache(steps, each):
+    """Of eight paths a thread, rows of 24 numbers left the cache between two steps: three times the time."""
+    paths = 500_000
+    (k,) = made(walked, meta(paths, steps, dtype=F), meta(paths, steps, dtype=F))
+    c = variant(k).config
+    (tile,) = (n for d, n in c.tiles.items() if k.sizes({})[d] == paths)
+    assert tile == each * 32 * c.warps

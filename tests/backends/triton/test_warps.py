@@ -164,3 +164,33 @@ def test_elements_that_are_read_one_by_one_take_more_instructions_than_vectors()
     x = meta(4096, 4096, dtype=torch.bfloat16)
     vectors, each = (of(lambda x: x + 1, x, tiles=t) for t in ({"i": 1, "j": 1024}, {"i": 1, "j": 128}))
     assert each.stages["elements"] > 2 * vectors.stages["elements"]
+
+
+def test_a_row_s_value_is_computed_by_all_lanes_that_have_it():
+    """What follows a reduction of short rows, in its layout: each of the eight lanes along a row does it."""
+
+    def alone(x):
+        y = x[:, 0]
+        for _ in range(40):
+            y = torch.exp(y - 1)
+        return y
+
+    x = meta(65536, 32, dtype=torch.float32)
+    tiles = {"i": 64}
+    beside = of(lambda x: alone(x) + x.sum(-1), x, tiles=tiles).stages["elements"]
+    apart = of(alone, x, tiles=tiles).stages["elements"]
+    assert 6 < beside / apart < 10
+
+
+def test_what_the_first_level_cache_has_not_kept_is_read_again():
+    """Rows of 24 numbers, read one after the other: 128 of them a block stay, 1,024 do not."""
+
+    def steps(x):
+        total = x[:, 0]
+        for n in range(1, 24):
+            total = total * 0.9 + x[:, n]
+        return total
+
+    x = meta(500_000, 24, dtype=torch.float32)
+    few, many = (of(steps, x, tiles={"i": n}).stages["cache"] for n in (32, 4096))
+    assert many > 3 * few

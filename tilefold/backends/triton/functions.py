@@ -31,6 +31,17 @@ UNARY = {
     "trunc": "libdevice.trunc({})",
     "round": "libdevice.rint({})",
 }
+#: Powers as products, each within the last places that a power has.
+PRODUCTS = {
+    1.0: "{0}",
+    2.0: "tf_square({0})",
+    3.0: "tf_cube({0})",
+    4.0: "tf_square(tf_square({0}))",
+    5.0: "(tf_square(tf_square({0})) * {0})",
+    6.0: "tf_cube(tf_square({0}))",
+    7.0: "(tf_cube(tf_square({0})) * {0})",
+    8.0: "tf_square(tf_square(tf_square({0})))",
+}
 #: Powers of normal numbers as roots.
 ROOTS = {
     0.25: "tl.sqrt(tl.sqrt({0}))",

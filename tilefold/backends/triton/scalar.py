@@ -13,7 +13,7 @@ from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sy
 from tilefold.algebra.facts import Range
 from tilefold.algebra.ops import OPS, RANDOM
 from tilefold.backends.triton.exponents import LOG2E, Term, exponential
-from tilefold.backends.triton.functions import IN_INTERPRETER, INFIX, ROOTS, UNARY
+from tilefold.backends.triton.functions import IN_INTERPRETER, INFIX, PRODUCTS, ROOTS, UNARY
 from tilefold.backends.triton.simplify import pull_scale, terms
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number, number, union
 from tilefold.errors import BackendError
@@ -399,10 +399,13 @@ class Expressions:
     def _power(self, v: Value, n: float, least: float) -> Value:
         """v ** n, where v is known to be `least` or more: powers of a normal number in quarters are roots."""
         v = converted(v, DType.F32) if not v.kind.is_float and n != int(n) else v
-        simple = {1.0: "{}", 2.0: "tf_square({})", 3.0: "tf_cube({})", 4.0: "tf_square(tf_square({}))"}
-        simple |= {0.5: "tl.sqrt({})", -0.5: "tl.rsqrt({})", -1.0: "(1.0 / {})"}
+        simple = {**PRODUCTS, 0.5: "tl.sqrt({0})", -0.5: "tl.rsqrt({0})"}
+        simple |= {-n: f"(1.0 / {PRODUCTS[n]})" for n in (1.0, 2.0)}
         if n in simple:
-            return Value(simple[n].format(v.code), v.axes, v.kind, v.level)
+            x = v.code
+            if n in (5.0, 7.0) and not x.isidentifier():  # read twice
+                x = self.leaves.named(x, "base", v.level)
+            return Value(simple[n].format(x), v.axes, v.kind, v.level)
         if v.kind is DType.F32 and abs(n) in ROOTS and least >= LEAST_NORMAL:
             x = v.code if v.code.isidentifier() else self.leaves.named(v.code, "base", v.level)
             code = ROOTS[abs(n)].format(x)

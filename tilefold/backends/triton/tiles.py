@@ -15,6 +15,7 @@ from functools import lru_cache
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.own_rows import for_rows
 from tilefold.backends.triton.pairwise import for_pairs
 from tilefold.backends.triton.product import BYTES
 from tilefold.backends.triton.product_tiles import for_depth, with_products
@@ -264,6 +265,7 @@ def default_config(
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
     found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)
     found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
+    found = for_rows(found, s, b, local, unit or {})
     return for_registers(found, s, b, local)
 
 

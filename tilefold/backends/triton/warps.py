@@ -28,6 +28,7 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, Index, Load, dims_named, dims_used, loads, tensors_read
 from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.memory import SECTOR
+from tilefold.backends.triton.own_rows import RESIDENT
 from tilefold.backends.triton.product import multiplied
 from tilefold.backends.triton.residency import Body, Resident, exposed, meetings
 from tilefold.backends.triton.touched import Access, Touch, anywhere, touched
@@ -37,7 +38,7 @@ from tilefold.backends.triton.work import MOST, OWN, held, index_units, kind_of,
 from tilefold.plan.hardware import Gpu
 from tilefold.tile import ir
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
-from tilefold.tile.uses import allocated, expressions, written
+from tilefold.tile.uses import allocated, every, expressions, written
 
 if TYPE_CHECKING:
     from tilefold.backends.triton.launch import Variant
@@ -53,6 +54,8 @@ ADDITION, ORDERED = 1.0, 14.0
 #: Units of an access of one element or vector, with its address of 64 bits and its mask. None are counted in kernels
 #: of matrix products, where copies are under way while others are multiplied.
 ACCESS = 2.0
+#: Neighbours that a lane has of a value.
+LANE = 4
 #: Share of the rate of large products that tiles of fewer rows than a group's 64 reach.
 GROUP, SMALL = 64, 0.4
 
@@ -93,6 +96,8 @@ class _Walk:
     near: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
     #: Positions that are computed, in which loops: loads at one of them share it.
     placed: set[tuple[Expr, object]] = field(default_factory=set)
+    #: Dims of what is reduced across lanes: of a value of some of them each lane along the others has a copy.
+    frames: tuple[tuple[str, ...], ...] = ()
     #: Loops around the statement: dim, turns.
     loops: tuple[tuple[str, float], ...] = ()
     units: float = 0.0
@@ -206,10 +211,11 @@ class _Walk:
         )
 
     def computed(self, frame: Sequence[str], e: Expr, more: float = 0.0, share: float = 1.0) -> None:
-        """Element-wise work of a statement, and what it reads. What it does not vary with is computed once."""
+        """Element-wise work of a statement, and what it reads. What it does not vary with is computed once, or by each
+        lane that has a copy."""
         used = frozenset(frame) & dims_used(e)
         area = self.area(used)
-        self.units += self.times * share * (work(e, lambda dims: self.area(used & dims)) + more * area)
+        self.units += self.times * share * (work(e, lambda dims: self.lanes_of(used & dims)) + more * area)
         self.read(frame, e, share)
         asked = (x for x in dict.fromkeys(loads(e)) if x.tensor in self.tensors)
         self.now.read = max(self.now.read, sum(self.part(x.tensor) * self.area(dims_used(x)) for x in asked))
@@ -218,6 +224,18 @@ class _Walk:
         operands = 2 * area + sum(self.area(dims_used(x)) for x in dict.fromkeys(loads(e)))
         beyond = operands - UNDER_WAY * room(WARP * self.warps)
         self.spilled += self.times * share * 2 * SPILLED * max(0.0, beyond)
+
+    def lanes_of(self, dims: frozenset[str]) -> float:
+        """Elements of a value of these dims, with their copies beside a value that is reduced: Triton spreads lanes
+        over the last axis of a frame first, a vector each."""
+        area = self.area(dims)
+        copies = 1.0
+        for f in self.frames if dims and not self.multiplies else ():
+            if dims < frozenset(f):
+                beside = math.prod(self.width(d) for d in f if d not in dims)
+                along = min(WARP * self.warps, max(1, self.width(f[-1]) // LANE)) if f[-1] not in dims else 1
+                copies = max(copies, min(beside, along))
+        return area * copies
 
     def read(self, frame: Sequence[str], e: Expr, share: float = 1.0) -> None:
         for x in loads(e):
@@ -336,10 +354,17 @@ def forecast(
     warps = v.config.groups * 4 + 4 if v.rendered.groups else v.config.warps
     w = _Walk(
         whole, syms, tensors, v.config.lanes, warps, bool(product_dims(k)), '="tf32"' not in v.rendered.source, machine,
-        ranges, {t.dim: t.tile for t in k.grid}, stages=v.config.stages,
+        ranges, {t.dim: t.tile for t in k.grid}, stages=v.config.stages, frames=_frames(k),
     )  # fmt: skip
     w.body(k.body)
     return _summed(w, blocks, warps, machine, apart=bool(v.rendered.groups))
+
+
+def _frames(k: ir.Kernel) -> tuple[tuple[str, ...], ...]:
+    """Dims of the elements of its reductions."""
+    own = {s.buffer.name: s.buffer.dims for s in every(k.body) if isinstance(s, ir.Alloc)}
+    found = ((*own[s.buf], *s.rdims) for s in every(k.body) if isinstance(s, ir.Reduce))
+    return tuple(dict.fromkeys(f for f in found if len(f) > 1))
 
 
 def _const(e: Expr, sizes: Mapping[str, int], syms: Mapping[str, int]) -> int:
@@ -371,6 +396,8 @@ def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu, *, apart: bool) -> 
     if w.resident.elements and not apart:
         resident = w.resident.blocks(threads, machine)
         beside = exposed(warps * min(resident, blocks / units), w.turns)
+    if not w.multiplies:
+        served += _missed(w, touches, min(resident * RESIDENT, blocks / units), machine) * blocks
     at_once = w.spilled / 2 * min(blocks, resident * machine.cores)
     spilled = w.spilled * blocks if at_once > machine.last_cache.capacity else 0.0
     stages = {
@@ -387,6 +414,14 @@ def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu, *, apart: bool) -> 
     seconds = machine.empty + longest + (sum(stages.values()) - longest) * beside
     floor = machine.empty + max(sum(unique.values()) / whole, w.least * blocks)
     return Forecast(seconds, floor, stages, touches, blocks)
+
+
+def _missed(w: _Walk, touches: Sequence[Touch], resident: float, machine: Gpu) -> float:
+    """Bytes of a block that were read before, and that the first-level cache has not kept: it is shared by the blocks
+    of a multiprocessor."""
+    kept = SECTOR * sum(len(n) for (_, stored, _), n in w.near.items() if not stored)
+    missing = 1 - machine.first_cache / max(kept * resident, machine.first_cache)
+    return missing * sum(max(0.0, x.sent - x.sectors) * x.times for x in touches if not x.stored)
 
 
 def _span(x: Seen) -> int:

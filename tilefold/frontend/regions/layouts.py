@@ -5,7 +5,8 @@ that has them otherwise. It is cheaper to convert at the entrance and where the 
 traced, in kernels that are there anyway (`tensor.channels_last`). One channel a group is a reason where windows are
 large: they are written out (`tensor.windows`), and elements of 16 bits are read one by one across a row, but as vectors
 along channels; those of float32 are the library's, which has kernels for that memory (5 x 5 on an H200: 88 us, 234 in
-a kernel of ours that also sums what it makes, across rows). Convolutions of one tap are products in either layout and
+a kernel of ours that also sums what it makes, across rows). Not of fewer channels than a vector has (11 x 11 of three
+colours, forward and both gradients on an H100: 1,650 us, in planes 1,130). Convolutions of one tap are products in either layout and
 alone no reason. Groups of some numbers of channels are faster in planes (`_of_groups`), and are converted to them amid
 channels-last memory. Of one or three axes of space (sound, video) the same holds for 16 bits and whole vectors of
 channels: the library converts them too (H100, bf16, 32 x 128 x 8003: 41 us an operand, beside a convolution of 51; 3 x
@@ -223,7 +224,8 @@ def _form(n: Node, device: str, *, training: bool) -> bool | None:
         return True if groups == 1 and whole and min(x.shape[2:]) > 1 and not transposed else None
     if transposed:  # blocks that touch are a product
         return True if groups == 1 and list(w.shape[2:]) != stride else None
-    if groups == 1 or (w.shape[1] == 1 and w.shape[2:].numel() >= LARGE_WINDOW):
+    vectors = w.shape[0] * x.dtype.itemsize >= VECTOR
+    if groups == 1 or (w.shape[1] == 1 and w.shape[2:].numel() >= LARGE_WINDOW and vectors):
         return True
     if training and w.shape[1] == 1 and w.shape[0] == groups and w.shape[2:].numel() > 1:
         return True if x.dtype.itemsize == 2 and w.shape[0] * x.dtype.itemsize % VECTOR == 0 else None

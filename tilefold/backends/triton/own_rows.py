@@ -1,0 +1,88 @@
+"""Maps whose threads read rows of their own, one place after the other.
+
+What the first place brings to the first-level cache is there for the others if all rows that a multiprocessor is at
+work on fit it: the more elements each thread has, the fewer do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tilefold.algebra.expr import Const, Load, dims_used, loads
+from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.traffic import WARP
+from tilefold.block.ir import Accumulate, Block, Let, Store, Update, exprs_of, walk
+from tilefold.plan.hardware import H100
+from tilefold.tensor.index_simplify import poly
+from tilefold.tile.layout import UnitAxes
+
+if TYPE_CHECKING:
+    from tilefold.backends.triton.tiles import Shape
+
+#: Share of the threads of a multiprocessor that it has of kernels with many values a thread.
+RESIDENT = 1 / 2
+
+
+def for_rows(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int], unit: UnitAxes) -> TritonConfig:
+    """Fewer elements for each thread, down to one, where its rows would not fit the first-level cache.
+
+    Two rows of 24 numbers for each of 500,000 paths, eight paths a thread: 333 us on an H100, where their bytes are 40;
+    Inductor, one a thread, 72.
+    """
+    if s.reduces or s.streamed or s.products:
+        return c
+    rows = rows_of(b, unit)
+    tiles = dict(c.tiles)
+    threads = WARP * c.warps
+
+    def kept() -> float:
+        lanes = {**local, **tiles}
+        of_block = sum(n * math.prod(lanes.get(d, 1) for d in dims) for dims, n in rows.items())
+        return RESIDENT * H100.threads / threads * of_block
+
+    along = [d for d in s.parallel if any(d in dims for dims in rows)]
+    while kept() > H100.first_cache and s.area({**local, **tiles}) >= 2 * threads:
+        d = max(along, key=lambda d: tiles.get(d, 1))
+        if tiles.get(d, 1) == 1:
+            break
+        tiles[d] //= 2
+    return c if tiles == c.tiles else replace(c, tiles=tiles)
+
+
+def rows_of(b: Block, unit: UnitAxes) -> dict[frozenset[str], int]:
+    """Bytes of the sectors that are read more than once of an element's rows, by the dims that choose the rows."""
+    kinds = {i.name: i for i in b.inputs}
+    places: dict[tuple[str, object, frozenset[str]], list[int]] = {}
+    for x in dict.fromkeys(x for n in walk(b.body) if isinstance(n, _COMPUTE) for e in exprs_of(n) for x in loads(e)):
+        if x.tensor in kinds and (found := _place(x, unit, b)) is not None:
+            row, place = found
+            dims = frozenset(d for e in x.index for d in dims_used(e))
+            places.setdefault((x.tensor, row, dims), []).append(place * kinds[x.tensor].dtype.nbytes)
+    rows: dict[frozenset[str], int] = {}
+    for (tensor, _, dims), at in places.items():
+        sectors = {n // H100.sector for n in at}
+        if len(sectors) < len(at):
+            rows[dims] = rows.get(dims, 0) + H100.sector * len(sectors)
+    return rows
+
+
+_COMPUTE = (Let, Accumulate, Update, Store)
+
+
+def _place(x: Load, unit: UnitAxes, b: Block) -> tuple[object, int] | None:
+    """The row, and where in it, if neighbours of the map have rows that share no sector."""
+    shape, nbytes = next((i.shape, i.dtype.nbytes) for i in b.inputs if i.name == x.tensor)
+    axis = unit.get(x.tensor, len(shape) - 1)
+    if axis is None or axis not in range(len(x.index)) or len(x.index) == 1:
+        return None
+    along = poly(x.index[axis], b.sizes)
+    place = along.pop((), 0)
+    match shape[axis]:
+        case Const(int() as n) if n * nbytes <= H100.sector:
+            return None
+    if along:
+        return None
+    return tuple(e for k, e in enumerate(x.index) if k != axis), place
