@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from tests.algebra import cascades as c
@@ -77,7 +79,22 @@ def test_dtypes_reach_the_state() -> None:
         ("m[l] = max[l] x[l]", "keeps l, which it reduces"),
         ("a, b = sum[l] x[l]", "sum has one result"),
         ("s[r] = topk[l] x[l]", "top-k is written"),
-        ("y[l] = x[l] + 1.0\nm = max[l] y[l, l]", "y has 1 dims, not 2"),
+        ("y[l] = x[l] + 1.0\nm = max[l] y[l, l]", "y has 1 dims, not 2: 'm = "),
+        ("t = sum[l] x[l, e]", r"e is neither kept nor reduced: 't = (?s:.*)hint: `t\[e\] = "),
+        ("y = x[l] + 1.0\nm = max[l] y", "l is neither kept nor reduced: 'y = "),
+        ("s[r], i[r] = topk[l; r] x[l, e]", r"e is neither(?s:.*)hint: `s\[e, r\] = "),
+        ("s[r], i[r] = topk[l; r] x[l, r]", "r is neither kept nor reduced"),
+        ("s[r], i = topk[l; r] x[l]", "s and i have other dims: 's"),
+        ("s = topk[l; r] x[l]", "top-k is written"),
+        ("s[r] = topk[l; r, q] x[l]", "top-k is written"),
+        ("t = sum[l] x[l] * x", "x has 1 dims, not 0: 't = "),
+        ("m = max[l] x[l]\ns = sum[l] x[m[l]]", "m has 0 dims, not 1: 's = "),
+        ("m[i] = max[l] x[i, l]\ns = sum[l] y[l] * m", "m has 1 dims, not 0: 's = "),
+        ("m[i] = max[l] x[i, l]\ns[i] = sum[l] x[i, l] * m[0]", "m is a result, and read at no dim that s keeps: 's"),
+        ("m[i] = max[l] x[i, l]\na = argmax[l] m[l]", "m is a result, and read at no dim that a keeps: 'a"),
+        ("m = max[l] x[l] > 0.0", "m is the max of a condition: 'm = (?s:.*)hint: any"),
+        ("m = argmin[l] x[l] == 1.0", "m is the argmin of a condition"),
+        ("y[l] = x[l] > 0.0\ns[r], i[r] = topk[l; r] y[l]", "s is the topk of a condition"),
     ],
 )
 def test_mistakes_in_text(text: str, reason: str) -> None:
@@ -97,3 +114,10 @@ def test_mistakes_in_calls() -> None:
     with pytest.raises(NotFusibleError, match="new function of the inputs"):
         derive("r = sum[l] x[l]\ny = sum[l] exp(x[l] / r)")
     assert derive(c.QUANTISE_GEMM, ignore_rounding=True).fold.finish
+
+
+def test_what_python_warns_of_is_an_error_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ParseError, match="not part of the expression language"):
+            derive("t = sum[l] 1if x[l] else 0")

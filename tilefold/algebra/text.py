@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import warnings
 from dataclasses import dataclass, field
 
 from tilefold.algebra.dtypes import DType
@@ -103,10 +104,17 @@ def parse(text: str, names: Names) -> Expr:
     if (run := _DEEP.search(text)) is not None:
         raise ParseError(f"not an expression: {run[0][:20]!r}... nests more than {DEEPEST} deep")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = syntax(text).body
     except SyntaxError as err:
         raise ParseError(f"not an expression: {text!r}: {err.msg}") from None
     return _Parser(names, text).expr(tree)
+
+
+def syntax(text: str) -> ast.Expression:
+    """Python's own tree; what it warns of (`1if x`) is an error elsewhere. SyntaxError, ValueError, RecursionError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        return ast.parse(text.strip(), mode="eval")
 
 
 _BIN = {

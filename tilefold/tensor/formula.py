@@ -35,13 +35,15 @@ from tilefold.algebra.context import reindex
 from tilefold.algebra.deep import deeply
 from tilefold.algebra.derivation import Derivation, derivation_of
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Expr, Index, Load, Size, call, lit, loads, transform, walk
+from tilefold.algebra.expr import Call, Expr, Index, Load, Size, call, lit, loads, transform, type_of, walk
 from tilefold.algebra.ops import INDEX_REDUCERS, OPS, REDUCERS
-from tilefold.algebra.text import Names, parse
+from tilefold.algebra.text import Names, parse, syntax
 from tilefold.errors import ParseError
 
 #: Operations that a statement may grow to when maps are substituted.
 MOST_NODES = 20_000
+#: Reducers of what has an order, which conditions have not.
+_OF_NUMBERS = ("max", "min", *INDEX_REDUCERS)
 _LEFT = re.compile(r"(\w+)(?:\[([^\]]*)\])?$")
 _RIGHT = re.compile(rf"({'|'.join(REDUCERS)})\s*\[([^\]]*)\]\s*(.*)$")
 
@@ -99,6 +101,7 @@ def cascade_of(lines: list[Line], dtypes: Mapping[str, str]) -> Cascade:
     reductions: list[Reduction] = []
     axes: tuple[str, ...] | None = None
     _check_names(lines)
+    _check_reads(lines)
     sizes: dict[str, int] = {}
     for line in lines:
         nodes = sum(sizes.get(n.tensor, 1) if isinstance(n, Load) else 1 for n in walk(line.body))
@@ -118,6 +121,11 @@ def cascade_of(lines: list[Line], dtypes: Mapping[str, str]) -> Cascade:
         axes = line.axes
         if clash := set(line.dims) & set(axes):
             raise ParseError(f"{line.names[0]} keeps {', '.join(sorted(clash))}, which it reduces")
+        if line.reducer in _OF_NUMBERS and type_of(body, lambda n: _dtype(n, dtypes)) is DType.BOOL:
+            raise ParseError(
+                f"{line.names[0]} is the {line.reducer} of a condition{line.where}",
+                hint="any[l] and all[l] are for conditions; where(condition, 1.0, 0.0) is a number",
+            )
         index = line.names[1] if len(line.names) > 1 else None
         if line.reducer in INDEX_REDUCERS and index is None:
             index = f"{line.names[0]}_index"
@@ -152,6 +160,26 @@ def _check_names(lines: list[Line]) -> None:
         seen |= set(line.names)
 
 
+def _check_reads(lines: list[Line]) -> None:
+    """Indices are of dims that the statement has, a tensor has one number of them, and results are read at dims that
+    it keeps; ParseError with the statement."""
+    ranks: dict[str, int] = {}
+    results: set[str] = set()
+    for line in lines:
+        kept = line.dims[:-1] if line.reducer == "topk" else line.dims  # the last are its slots
+        for n in walk(line.body):
+            if isinstance(n, Index) and n.dim not in (*kept, *line.axes):
+                left = f"{line.names[0]}[{', '.join((*kept, n.dim, *line.dims[len(kept) :]))}]"
+                raise ParseError(f"{n.dim} is neither kept nor reduced{line.where}", hint=f"`{left} = ...` keeps it")
+        for x in loads(line.body):
+            if ranks.setdefault(x.tensor, len(x.index)) != len(x.index):
+                raise ParseError(f"{x.tensor} has {ranks[x.tensor]} dims, not {len(x.index)}{line.where}")
+            if x.tensor in results and not {*x.index} <= {Index(d) for d in line.dims}:
+                raise ParseError(f"{x.tensor} is a result, and read at no dim that {line.names[0]} keeps{line.where}")
+        ranks |= dict.fromkeys(line.names, len(line.dims))
+        results |= set(line.names) if line.reducer is not None else set()
+
+
 def _dtype(name: str, dtypes: Mapping[str, str]) -> DType:
     text = dtypes.get(name, "f32")
     try:
@@ -164,8 +192,6 @@ def _inline(e: Expr, maps: Mapping[str, tuple[tuple[str, ...], Expr]]) -> Expr:
     def one(n: Expr) -> Expr | None:
         if isinstance(n, Load) and n.tensor in maps:
             dims, body = maps[n.tensor]
-            if len(dims) != len(n.index):
-                raise ParseError(f"{n.tensor} has {len(dims)} dims, not {len(n.index)}")
             return reindex(body, dict(zip(dims, n.index, strict=True)))
         return None
 
@@ -208,7 +234,7 @@ def _dims_in(row: str) -> set[str]:
         out |= set(_split(m[2].replace(";", ",")))
         right = m[3]
     try:
-        tree = ast.parse(right.strip(), mode="eval")
+        tree = syntax(right)
     except SyntaxError as err:
         hint = _meant(row)
         if m is not None and "[" not in m[2]:  # the reduction is right
@@ -244,7 +270,9 @@ def _line(row: str, dims: set[str]) -> Line:
     if wrong := [n for n in names if not n.isidentifier() or keyword.iskeyword(n)]:
         what = "a word of Python" if keyword.iskeyword(wrong[0]) else "no name"
         raise ParseError(f"{wrong[0]} is {what}: {row!r}")
-    own = _split((heads[0][2] or "") if heads[0] else "")
+    own, *others = (_split(h[2] or "") for h in heads if h)
+    if any(dims != own for dims in others):
+        raise ParseError(f"{names[0]} and {names[1]} have other dims: {row!r}")
     m = _RIGHT.match(right.strip())
     body = parse(m[3] if m else right, Names(dims=dims, open_tensors=True))
     if m is None:
@@ -254,7 +282,8 @@ def _line(row: str, dims: set[str]) -> Line:
     axes, _, slot = m[2].partition(";")
     if not _split(axes) or not all(a.isidentifier() for a in _split(axes)):
         raise ParseError(f"{m[1]} names the dims that it reduces, as {m[1]}[l]: {row!r}")
-    if (m[1] == "topk") != bool(slot.strip()):
+    slots = _split(slot)
+    if (m[1] == "topk") != (len(slots) == 1) or (slots and own[-1:] != slots):
         raise ParseError(f"top-k is written `s[r], i[r] = topk[l; r] x[l]`: {row!r}")
     if len(names) > 1 + (m[1] in INDEX_REDUCERS):
         raise ParseError(f"{m[1]} has {'two results' if m[1] in INDEX_REDUCERS else 'one result'}: {row!r}")
