@@ -35,6 +35,8 @@ KIN = (frozenset({"NVIDIA H100", "NVIDIA H200", "NVIDIA H800", "NVIDIA GH200"}),
 SHIPPED = Path(__file__).parent.parent / "tables"
 #: Of a thread block.
 _MOST_WARPS = 32
+#: Elements of a tensor of Triton's (its TRITON_MAX_TENSOR_NUMEL), and registers that a thread can name (PTX).
+_MOST_ELEMENTS, _MOST_REGISTERS = 1 << 20, 255
 #: Device -> toolchain -> key -> entry.
 Tables = dict[str, dict[str, dict[str, dict[str, Any]]]]
 
@@ -149,7 +151,10 @@ def from_json(data: Mapping[str, Any]) -> TritonConfig:
         raise TypeError(f"not a configuration: {data}")
     if found.warps & (found.warps - 1) or found.warps > _MOST_WARPS:
         raise TypeError(f"{found.warps} warps are not a power of two up to {_MOST_WARPS}")
-    if {type(found.descriptors), type(found.specialize)} != {bool}:
+    if max(counts) > _MOST_ELEMENTS or (found.registers or 0) > _MOST_REGISTERS or found.groups > _MOST_WARPS // 4:
+        raise TypeError(f"more than there is: {data}")
+    whether = {type(x) for x in (found.descriptors, found.specialize, found.draws)}
+    if whether != {bool} or found.own not in ("columns", "rows"):
         raise TypeError(f"not a configuration: {data}")
     return found
 
