@@ -195,3 +195,12 @@ def test_a_part_of_a_size_divides_an_index() -> None:
     assert derive_fold(Cascade(("l",), (Reduction("t", "sum", (), body, DType.F32),), (("x", DType.F32),))).checks
     found = apply("floordiv", torch.tensor([7, -7, 7]), torch.tensor([0, 0, 2])).tolist()
     assert found == [0, 0, 3] and apply("mod", torch.tensor([7]), torch.tensor([0])).item() == 0
+
+
+def test_a_number_beside_tensors_is_one_for_each_problem() -> None:
+    """The check stacks its problems: each has its own c, however many dims a sum has."""
+    text = "s = sum[l] x[l] * c \n v[e] = sum[l] w[l, e] * c"
+    c = torch.tensor(0.7, dtype=torch.float64)
+    found = folded(text, {"x": X, "w": W, "c": c})
+    close(found["s"], X.sum() * c)
+    close(found["v"], W.sum(0) * c)

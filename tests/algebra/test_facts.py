@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tilefold.algebra import smt
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Load
 from tilefold.algebra.facts import ANY, NONNEG, POSITIVE, UNIT, Range, after_reduction, from_dtype, range_of
@@ -86,3 +87,9 @@ def test_reductions() -> None:
 )
 def test_z3_decides_polynomials(text: str, holds: bool) -> None:
     assert prove_nonneg(parse(text, Names(open_tensors=True)), known) is holds
+
+
+def test_z3_is_not_asked_what_ranges_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smt, "_z3", lambda: pytest.fail("asked"))
+    for text in ("x * y", "exp(x)", "x ** 2", "abs(x * y) / z"):
+        assert not smt.prove_nonneg(parse(text, Names(open_tensors=True)), known)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 
 from tests.algebra import cascades as c
 from tests.algebra.cascades import cascade
@@ -11,7 +14,7 @@ from tilefold.algebra.derivation import Derivation, derivation_of
 from tilefold.algebra.expr import Expr
 from tilefold.algebra.forms import Equation
 from tilefold.algebra.symbolic import is_zero, to_sympy
-from tilefold.algebra.text import Names, parse
+from tilefold.algebra.text import Names, parse, show
 
 SCALAR_ATTENTION = """
     m = max[l] P[l]
@@ -196,3 +199,31 @@ def test_str_has_every_section() -> None:
     for title in ("cascade", "derivation", "identity", "lift", "merge", "update", "finish", "paper's form", "proof"):
         assert f"\n{title}" in f"\n{text}"
     assert "FAILED" not in text and "ok     symbolic" in text
+
+
+def value(e: Expr, names: dict[str, torch.Tensor]) -> torch.Tensor:
+    """An expression of one axis, at values of its tensors."""
+    known = {"maximum": lambda a, b: torch.as_tensor(a).clamp(min=b), "where": torch.where, "abs": abs, "inf": math.inf}
+    return torch.as_tensor(eval(show(e).replace("@new", "").replace("[l]", ""), known, dict(names)))
+
+
+@pytest.mark.parametrize("power", [2, 3, 4, "covariance"])
+def test_what_a_wrong_mean_adds_to_moments_is_taken_out(power: int | str) -> None:
+    """The sums that are kept about means that are off by tenths give the moments about the right ones."""
+    body = "(x[l] - a) * (y[l] - b)" if power == "covariance" else f"(x[l] - a) ** {power}"
+    d = derived(f"a = sum[l] x[l] / size(l) \n b = sum[l] y[l] / size(l) \n q = sum[l] {body}")
+    x, y = torch.randn(2, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    n = torch.tensor(50.0, dtype=torch.float64)
+    names = {"x": x, "y": y, "n": n, "a": x.sum() + 0.3 * n, "b": y.sum() - 0.2 * n}
+    names |= {v.name: value(v.element, names).sum() for v in d.fold.state if v.name.startswith("q")}
+    right = (x - x.mean()) * (y - y.mean()) if power == "covariance" else (x - x.mean()) ** power
+    (finish,) = (e for name, e in d.fold.finish if name == "q")
+    torch.testing.assert_close(value(finish, names), right.sum())
+    assert (names["q"] - right.sum()).abs() > 1
+
+
+@pytest.mark.parametrize("body", ["(x[l] - a) * y[l]", "x[l] - a"])
+def test_sums_without_a_residual_are_what_they_are(body: str) -> None:
+    """Weights of their own keep none, and a residual that is asked for is not taken out of itself."""
+    finish = dict(derived(f"a = sum[l] x[l] / size(l) \n q = sum[l] {body}").fold.finish)
+    assert finish["q"] == written("q")

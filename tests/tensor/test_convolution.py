@@ -56,6 +56,12 @@ def test_a_guard_without_the_factor_of_stride_and_dilation_is_of_the_same_places
     assert odd is not None and odd.space[0].padding == 1 and odd.space[0].extent == const(13)
 
 
+def test_padding_that_only_the_first_window_reaches_needs_no_other_guard():
+    """Windows 5 apart, from -1: the last of 3 reads places 9 to 11 of 13."""
+    v = found(guarded("y * 5 + k - 1", "v + l", "y * 5 + k - 1 >= 0"), y=3, v=13)
+    assert v is not None and (v.space[0].stride, v.space[0].padding, v.space[0].extent) == (5, 1, const(13))
+
+
 @pytest.mark.parametrize(
     "start, end",
     [("y + k - 2 >= 0", "y + k - 1 < 7"), ("y + k - 1 >= 0", "y + k - 1 < 6"), ("y + k >= 0", "y + k < 8")],
@@ -68,6 +74,7 @@ def test_a_guard_of_fewer_or_more_places_is_no_padding(start: str, end: str):
     "body, y, v",
     [
         (guarded("y + k - 1", "v + l - 1", "(y + k - 1 < 13) & (v + l - 1 >= 0) & (v + l - 1 < 15)"), 13, 15),
+        (guarded("y + k - 1", "v + l - 1", "(y + k - 1 >= 0) & (v + l - 1 >= 0) & (v + l - 1 < 15)"), 13, 15),
         (guarded("y + k - 1", "v + l - 1", f"{PADDED} & (c < 4)"), 13, 15),  # a mask that is no padding
         (guarded("y + k - 1", "v + l - 1", PADDED).replace("0.0", "1.0"), 13, 15),  # padding by ones
         ("x[n, c, y * 2 + k, v + l * 3] * w[o, c, k, l]", 5, 9),  # a place less than the library makes

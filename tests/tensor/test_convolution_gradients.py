@@ -144,3 +144,22 @@ def test_the_gradient_of_a_weight_is_a_convolution_with_large_taps_that_was_aske
 )
 def test_what_is_no_gradient_of_a_weight(y, body):
     assert found(WEIGHT, y, body) is None
+
+
+def test_an_axis_of_unknown_or_no_extent_is_none_of_a_gradient():
+    """Of two places of an image, windows of three taps are at no place; and a library wants numbers."""
+    text = WEIGHT.replace("13, 13]", "{n}, 13]").replace("y}, {y}]", "y}, 11]").replace("v = {y}", "v = 11")
+    body = "x[n, c, y + k, v + l]"
+    for size, y in ((2, 0), (13, 11)):
+        p = parse(text.format(n=size, y=y, body=body))
+        of = gradient(replace(p.body[0], origin="aten.convolution_backward.default"), p)
+        assert (of is None) is (y == 0)
+    p = parse(text.replace("program f()", "program f(s)").format(n="s + 2", y="s", body=body))
+    assert gradient(replace(p.body[0], origin="aten.convolution_backward.default"), p) is None
+
+
+def test_a_tap_alone_is_an_axis_of_a_gradient():
+    """Of a convolution of 1 x 3 taps, whose places are 13 and 11."""
+    text = WEIGHT.replace("dim k = 3", "dim k = 1").replace("y}, {y}]", "y}, 11]").replace("v = {y}", "v = 11")
+    of = found(text, 13, "x[n, c, y + k, v + l]")
+    assert of is not None and [w.taps.value for w in of.ways] == [1, 3]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.frontend.check import check, lowered, randn
 from tilefold.algebra.expr import loads
+from tilefold.algebra.text import Names, parse
 from tilefold.frontend.fuse import trace
+from tilefold.tensor import split_dims
 from tilefold.tensor.convolution import convolution
 from tilefold.tensor.convolution_gradients import gradient
+from tilefold.tensor.index_simplify import const
 from tilefold.tensor.passes import normalise
 from tilefold.tensor.product import library_product
 
@@ -99,3 +103,20 @@ def test_the_gradient_of_a_concatenation_stays_one_of_a_convolution():
     p = normalise(lowered(beside, *given).program)[0]
     assert [gradient(c, p).of for c in p.body if gradient(c, p) is not None] == ["image"]
     check(beside, *given, modes=(False,))
+
+
+@pytest.mark.parametrize(
+    ("index", "by"),
+    [
+        ("h * 8 + b", 8),
+        ("h // 3 * 8 + b", 8),  # heads that share keys
+        ("h % 3 * 8 + b", None),
+        ("(h + a) // 3 * 8 + b", None),
+        ("h // a * 8 + b", None),
+        ("h * 7 + b", None),  # digits that overlap
+    ],
+)
+def test_what_stands_before_a_digit_is_a_dim_or_the_head_that_some_share(index, by):
+    sizes = {"h": const(6), "a": const(5), "b": const(8)}
+    found, firm = split_dims._radix(parse(index, Names(dims=set(sizes))), const(48), sizes)
+    assert (found, firm) == ((None, False) if by is None else (const(by), True))
