@@ -282,6 +282,40 @@ def test_in_another_compilers_graph_it_is_torchs():
     close(got, exact(q, k, v)[1][0])
 
 
+def transforms(f, x):
+    """What `vmap`, `grad` and `jvp` make of a function at x."""
+    return torch.vmap(f)(x[None])[0], torch.func.grad(lambda x: f(x).square().sum())(x), *torch.func.jvp(f, (x,), (x,))
+
+
+@pytest.mark.parametrize("of_lists", [False, True])
+def test_transformations_of_functions(of_lists):
+    """torch's operator has no rule for them (a KeyError)."""
+    q, k, v = heads(48, 64)
+    if of_lists:
+        given, dense = lists()
+        mask, score = BlockMask.from_kv_blocks(*given, BLOCK_SIZE=16), None
+    else:
+        dense = torch.arange(64) <= torch.arange(48)[:, None]
+        mask, score = block_mask(MASKS["causal"], 48, 64), SCORES["soft cap"]
+
+    def plain(q):
+        s = q @ k.repeat_interleave(2, 1).mT * D**-0.5
+        s = s if score is None else score(s, 0, 0, 0, 0)
+        return torch.softmax(s.masked_fill(~dense, -math.inf), -1) @ v.repeat_interleave(2, 1)
+
+    got = transforms(lambda q: tilefold.flex_attention(q, k, v, score, mask, enable_gqa=True), q)
+    for a, b in zip(got, transforms(plain, q), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", [tilefold.flex_attention, torchs.flex_attention])
+def test_it_is_verified(attention):
+    """The float64 reference had no rule for the operator."""
+    mask = block_mask(MASKS["causal"])
+    report = tilefold.verify(lambda *x: attention(*x, SCORES["soft cap"], mask, enable_gqa=True), *heads())
+    assert report.ok
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

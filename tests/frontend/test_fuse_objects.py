@@ -16,6 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.frontend.check import randn
 from tilefold.errors import TilefoldError
@@ -36,6 +37,21 @@ class Scaled:
         """softmax(factor x)"""
         return torch.softmax(x * self.factor, -1)
 
+    @fuse(runner="interpreter")
+    @staticmethod
+    def above(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+    @staticmethod
+    @fuse(runner="interpreter")
+    def below(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1)
+
+    @fuse(runner="interpreter")
+    @classmethod
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * len(cls.__name__), -1)
+
 
 def test_methods_are_bound_to_their_object():
     one, two, x = Scaled(1.0), Scaled(2.0), randn(3, 5)
@@ -46,6 +62,42 @@ def test_methods_are_bound_to_their_object():
     close(Scaled.soft(one, x), torch.softmax(x, -1))
     assert explain(one.soft, x).kernels and verify(two.soft, x).ok
     assert list(inspect.signature(Scaled.soft).parameters) == ["self", "x"]
+
+
+def test_functions_of_classes_in_either_order_of_decorators():
+    x = randn(3, 5)
+    for owner in (Scaled, Scaled(2.0)):
+        assert isinstance(owner.above, Fused) and isinstance(owner.below, Fused)
+        close(owner.above(x), torch.softmax(x, -1))
+        close(owner.below(x), torch.softmax(x, -1))
+        close(owner.of_class(x), torch.softmax(x * 6, -1))
+    assert Scaled.above.graphs
+
+
+class Soft(nn.Module):
+    """Its forward is fused where it is defined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(randn(5))
+
+    @fuse(runner="interpreter")
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * self.weight, -1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "eager"}, {"backend": "tilefold", "options": {"runner": "interpreter"}}]
+)
+def test_modules_with_a_fused_forward_are_compiled(options):
+    """Dynamo asks in which file a module's forward is: an AssertionError, where that was no function."""
+    m, x = Soft(), randn(3, 5)
+    f = torch.compile(m, fullgraph=True, **options)
+    f(x)[:, 0].sum().backward()
+    want = torch.func.grad(lambda w: torch.softmax(x * w, -1)[:, 0].sum())(m.weight.detach())
+    close(m.weight.grad, want)
+    assert m.forward == m.forward and m.forward.__self__ is m
+    assert explain(m.forward, x).kernels and verify(m, x).ok
 
 
 def test_a_fused_module_is_a_module_of_its_class():
@@ -305,3 +357,19 @@ def test_tracers_of_operators_see_the_function_itself():
     assert not f.graphs
     traced = make_fx(f)(torch.ones(3, 5))
     close(traced(torch.arange(15.0).view(3, 5)), plain(torch.arange(15.0).view(3, 5)))
+
+
+def test_modes_and_traces_see_the_operators():
+    """Dynamo captures nothing under a mode, and said so at length."""
+    f, x = fuse(lambda x: torch.softmax(x @ x.mT, -1), runner="interpreter"), randn(4, 5)
+    with FlopCounterMode(display=False) as counted:
+        f(x)
+    assert counted.get_total_flops() == 2 * 4 * 4 * 5
+    close(torch.jit.trace(f, (x,))(2 * x), torch.softmax(4 * (x @ x.mT), -1))
+    assert not f.graphs
+
+
+def test_functions_that_call_fused_ones_are_verified():
+    """The float64 reference is a mode, too."""
+    report = verify(lambda x: decorated(x) * Scaled(2.0).soft(x), randn(3, 5))
+    assert report.ok

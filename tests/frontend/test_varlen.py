@@ -106,6 +106,23 @@ def test_in_a_model():
     close(w.grad, torch.autograd.grad(want, wide)[0], 2e-4)
 
 
+def test_transformations_and_float64():
+    q, k, v = packed()
+
+    def attend(q, k=k, v=v):
+        return tilefold.varlen_attention(q, k, v, CU_Q, CU_K, MAX_Q, MAX_K, causal=True, enable_gqa=True)
+
+    def wide(q):
+        return one_by_one(q, k, v, right=0)[0]
+
+    close(torch.vmap(attend)(q[None])[0], wide(q))
+    leaf = q.double().requires_grad_()
+    (want,) = torch.autograd.grad(wide(leaf).square().sum(), leaf)
+    close(torch.func.grad(lambda q: attend(q).square().sum())(q), want, 2e-4)
+    close(torch.func.jvp(attend, (q,), (q,))[0], wide(q))
+    assert tilefold.verify(attend, q, k, v).ok
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -21,8 +21,9 @@ from torch.nn.attention.flex_attention import (
 )
 
 from tilefold.errors import TilefoldError
+from tilefold.frontend.capture.flex import flex_attention as as_operators
 from tilefold.frontend.capture.flex import flex_operator
-from tilefold.frontend.fuse import Fused
+from tilefold.frontend.fuse import Fused, transformed
 
 Mod = Callable[..., torch.Tensor]
 #: Functions of scores and masks whose compiled attention is kept, a few for each combination of dtypes and devices.
@@ -101,13 +102,17 @@ def _attention(
 
 
 def masked(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Mod | None, mask_mod: Mod, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    score_mod: Mod | None,
+    mask_mod: Mod,
+    scale: float,
+    lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention with a mask function alone, and its logarithms, in a function that Dynamo captures."""
     mask = (*_create_empty_block_mask(query, key).as_tuple()[:-1], mask_mod)
-    out, sums, _ = operator(query, key, value, score_mod, mask, scale, True, False)
-    assert sums is not None
-    return out, sums
+    return operator(query, key, value, score_mod, mask, scale, lse, False)[:2]
 
 
 def operator(
@@ -120,18 +125,25 @@ def operator(
     lse: bool,
     largest: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """torch's operator, which gives logarithms and maxima to base 2, with natural ones where they are wanted."""
+    """torch's operator, which gives logarithms and maxima to base 2, with natural ones where they are wanted.
+
+    Under transformations of functions and dispatch modes, of which torch's has no rule, the operators that it means.
+    """
+    if not torch.compiler.is_compiling() and transformed():
+        attend: Callable[..., Any] = as_operators
+    else:
+        attend = flex_operator
     options = {
         "BACKEND": "AUTO",
         "PRESCALE_QK": False,
         "ROWS_GUARANTEED_SAFE": False,
         "BLOCKS_ARE_CONTIGUOUS": False,
         "WRITE_DQ": True,
-        "OUTPUT_LOGSUMEXP": True,
+        "OUTPUT_LOGSUMEXP": lse or (torch.is_grad_enabled() and query.device.type != "cpu"),  # as torch asks for it
         "OUTPUT_MAX": largest,
     }
     mod = _identity if score_mod is None else score_mod
-    out, sums, tops = flex_operator(query, key, value, mod, mask, scale, options)
+    out, sums, tops = attend(query, key, value, mod, mask, scale, options)
     return out, sums * math.log(2) if lse else None, tops * math.log(2) if largest else None
 
 

@@ -23,6 +23,7 @@ from torch._dynamo.exc import (
     UserError,
 )
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import any_torch_dispatch_mode_on_stack
 from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
@@ -52,8 +53,8 @@ class Fused(Generic[P, R]):
 
     `graphs` holds what was compiled. Raises TilefoldError (with the user's line and the way out) where a graph
     break, an operator or a fold stands in the way; the backward pass may leave parts to other compilers. Under
-    `torch.func.vmap`, `grad`, `jvp` and the like, which transform operators one by one, and under `make_fx` and fake
-    tensors, the function itself runs.
+    `torch.func.vmap`, `grad`, `jvp` and the like, which transform operators one by one, and under `make_fx`, fake
+    tensors and other dispatch modes (counters of operations), which want to see operators, the function itself runs.
     `goal`: as `fuse` has it. `given`: what a study decides for the GPU's kernels.
     """
 
@@ -79,6 +80,7 @@ class Fused(Generic[P, R]):
         self._options = Options(compiler, strict=strict, on_compiled=self.graphs.append)
         self._compiled: dict[Hashable, Callable[P, R]] = {}
         self._gradients: dict[str, Fused[..., Any]] = {}
+        self._method: Fn | None = None
         self.name = named(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -116,7 +118,9 @@ class Fused(Generic[P, R]):
             return self
         if torch.compiler.is_compiling():  # Dynamo knows of methods of functions only
             return functools.partial(cast(Fn, self), instance)
-        return types.MethodType(self, instance)
+        if self._method is None:
+            self._method = _method_of(self)
+        return types.MethodType(self._method, instance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fused[P, R]:
         """Functions are their own copies, as in Python; a copied object has other values, so no code is copied."""
@@ -157,6 +161,17 @@ def _of_shards(fn: object, err: UnsupportedError) -> UnsupportedError:
         f"part {part} is sharded by fully_shard, and what gathers its parameters cannot be captured: {err.message}",
         hint="fuse what is sharded, part by part, or use torch.compile(backend='tilefold')",
     )
+
+
+def _method_of(fused: Fused[..., Any]) -> Fn:
+    """A function that calls it: of methods, torch.compile asks in which file their function is."""
+
+    @functools.wraps(fused.fn)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return fused(*args, **kwargs)
+
+    method._fused = fused  # type: ignore[attr-defined]
+    return method
 
 
 def _fused_again(fn: Fn, options: dict[str, Any]) -> Fused[..., Any]:
@@ -214,25 +229,36 @@ def _fused_module(module: M, dynamic: bool | None, runner: str, goal: Goal) -> M
 
 def plain(fn: Any) -> Any:
     """The function or module itself, where it is one that was fused."""
-    if isinstance(fn, FusedModule):
-        fn = fn._fused
-    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Fused):
-        return types.MethodType(fn.__func__.fn, fn.__self__)
-    return fn.fn if isinstance(fn, Fused) else fn
+    fused = fused_in(fn)
+    if fused is None:
+        return fn
+    return types.MethodType(fused.fn, fn.__self__) if isinstance(fn, types.MethodType) else fused.fn
+
+
+def fused_in(fn: object) -> Fused[..., Any] | None:
+    """What a fused function, method or module calls; None where it is not fused."""
+    fn = fn.__func__ if isinstance(fn, types.MethodType) else fn
+    found = fn if isinstance(fn, Fused) else getattr(fn, "_fused", None)
+    return found if isinstance(found, Fused) else None
 
 
 def goal_of(fn: object) -> Goal | None:
     """What a fused function or module was compiled for; None where it is not fused."""
-    fn = getattr(fn, "_fused", fn) if isinstance(fn, FusedModule) else getattr(fn, "__func__", fn)
-    return fn.goal if isinstance(fn, Fused) else None
+    fused = fused_in(fn)
+    return None if fused is None else fused.goal
 
 
 def transformed() -> bool:
-    """Whether a transformation of functions (vmap, grad, jvp ...), forward differentiation or a tracer of operators
-    (`make_fx`, fake tensors, which have no memory) is under way."""
+    """Whether a transformation of functions (vmap, grad, jvp ...), forward differentiation, a tracer of operators
+    (`make_fx`, `torch.jit.trace`, fake tensors, which have no memory) or another mode that Dynamo does not capture
+    under is under way."""
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return True
-    return torch._C._len_torch_dispatch_stack() > 0 and any(torch._C._get_dispatch_mode(k) for k in _TRACERS)
+    if torch._C._get_tracing_state() is not None:
+        return True
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return False
+    return any_torch_dispatch_mode_on_stack() or any(torch._C._get_dispatch_mode(k) for k in _TRACERS)
 
 
 def signature_of(fn: Fn) -> inspect.Signature | None:
@@ -308,12 +334,14 @@ def fuse(fn: Any = None, *, dynamic: bool | None = None, runner: str = "pipeline
     as torch.compile does); all are from the start (True); none ever is (False). runner:
     "pipeline", or "interpreter" for the slow defining semantics. goal: one kernel wherever that is legal ("fused"),
     or, as torch.compile has it, products left to the machine's library where they are faster alone ("fast"). A module
-    comes back as one of its own class with the same parameters.
+    comes back as one of its own class with the same parameters, a staticmethod or classmethod as one.
     """
     check_dynamic(dynamic)
     if fn is None:
         check_goal(goal)
         return functools.partial(fuse, dynamic=dynamic, runner=runner, goal=goal)
+    if isinstance(fn, staticmethod | classmethod):  # `@fuse` above the decorator of a class
+        return type(fn)(fuse(fn.__func__, dynamic=dynamic, runner=runner, goal=goal))
     check_function(fn, "fuse")
     fn = plain(fn)
     if isinstance(fn, torch.nn.Module):

@@ -20,8 +20,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+import torch.nn.attention.flex_attention as torchs_flex
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+
+from tilefold.frontend.capture.flex import flex_attention, flex_operator
 
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -93,10 +96,12 @@ def _scaled_mm(
 
 
 #: operator -> what it computes in float64, where torch's own does not take float64 operands
-_DEFINITIONS: dict[Any, Callable[..., Any]] = {_ATEN._scaled_mm.default: _scaled_mm}
+_DEFINITIONS: dict[Any, Callable[..., Any]] = {_ATEN._scaled_mm.default: _scaled_mm, flex_operator: flex_attention}
 
 
 class _Double(TorchDispatchMode):
+    supports_higher_order_operators = True
+
     def __init__(self, selections: list[Selection]):
         super().__init__()
         self.selections = selections
@@ -116,13 +121,16 @@ class _Double(TorchDispatchMode):
 def double_precision() -> Iterator[list[Selection]]:
     """Run what is inside in float64; gives its selections. The default dtype is restored on leaving."""
     selections: list[Selection] = []
-    before = torch.get_default_dtype()
+    before, debug = torch.get_default_dtype(), "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    compiled = getattr(torchs_flex, debug, False)
     torch.set_default_dtype(torch.float64)
+    setattr(torchs_flex, debug, True)  # what torch compiles in eager mode, Dynamo refuses under a mode
     try:
         with _Double(selections):
             yield selections
     finally:
         torch.set_default_dtype(before)
+        setattr(torchs_flex, debug, compiled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import AuxRequest
 
 from tilefold.errors import TilefoldError
 from tilefold.frontend.flex import KEPT, check_tensors, identities, masked
-from tilefold.frontend.fuse import Fused
+from tilefold.frontend.fuse import Fused, transformed
 
 Mod = Callable[..., torch.Tensor]
 
@@ -95,10 +95,10 @@ def _packed(
         assert cu_k is not None
         used = cu_k[1:] - cu_k[:-1]
     shift = used - long_q
-    q = _Moved.apply(query, cu_q, max_q, True)
+    q = _moved(query, cu_q, max_q, True)
     if table is None:
         assert cu_k is not None
-        k, v = (_Moved.apply(x, cu_k, max_k, True) for x in (key, value))
+        k, v = (_moved(x, cu_k, max_k, True) for x in (key, value))
     else:
         k, v = (_of_pages(x, table, max_k) for x in (key, value))
 
@@ -110,9 +110,9 @@ def _packed(
             live = live & (j >= i + (shift[b] - left))
         return live
 
-    out, sums = masked(q, k, v, score_mod, mask, scale)
+    out, sums = masked(q, k, v, score_mod, mask, scale, lse)
     total = query.shape[0]
-    return _Moved.apply(out, cu_q, total, False), _Moved.apply(sums, cu_q, total, False) if lse else None
+    return _moved(out, cu_q, total, False), None if sums is None else _moved(sums, cu_q, total, False)
 
 
 class _Moved(torch.autograd.Function):
@@ -129,6 +129,13 @@ class _Moved(torch.autograd.Function):
         (starts,) = ctx.saved_tensors
         back = _together if ctx.apart else _apart
         return back(gradient, starts, ctx.before), None, None, None
+
+
+def _moved(x: torch.Tensor, starts: torch.Tensor, extent: int, apart: bool) -> torch.Tensor:
+    """The same; transformations of functions take the operators themselves, and so derive the gradient."""
+    if not torch.compiler.is_compiling() and transformed():
+        return _apart(x, starts, extent) if apart else _together(x, starts, extent)
+    return _Moved.apply(x, starts, extent, apart)
 
 
 def _apart(x: torch.Tensor, starts: torch.Tensor, most: int) -> torch.Tensor:

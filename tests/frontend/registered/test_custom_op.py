@@ -36,6 +36,14 @@ def test_right_and_checked_by_torch(attention, queries, keys):
     assert set(found.values()) == {"SUCCESS"} and len(found) >= 4
 
 
+def test_batches_of_vmap_are_calls_of_their_own(attention):
+    """Without a rule, kernels met tensors that have no memory."""
+    q, k, v = qkv(9, 12)
+    several = torch.stack([q, q * 2], 1)
+    made = torch.vmap(attention, (1, None, None))(several, k, v)
+    torch.testing.assert_close(made, torch.stack([attention(q, k, v), attention(q * 2, k, v)]))
+
+
 def test_fake_results_have_symbolic_sizes(attention):
     seen = []
 

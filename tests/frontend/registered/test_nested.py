@@ -53,6 +53,21 @@ def test_it_has_a_gradient_there_and_dynamic_sizes():
         close(x.grad, want, atol=1e-5, rtol=1e-5)
 
 
+def test_gradients_taken_inside_of_a_graph():
+    """Those of `torch.func` take no operator with a gradient of its own; vmap does."""
+    torch._dynamo.reset()
+    x = randn(3, 5)
+
+    def plain(x):
+        return torch.softmax(x * 2.0, -1).square().sum()
+
+    def call(x):
+        return soft(x, scale=2.0).square().sum()
+
+    made = torch.compile(lambda x: (torch.func.grad(call)(x), torch.vmap(call)(x)), backend="aot_eager", fullgraph=True)
+    close(made(x), (torch.func.grad(plain)(x), torch.vmap(plain)(x)), atol=1e-5, rtol=1e-5)
+
+
 def test_results_of_any_structure():
     x, shift = randn(3, 5), randn(5, seed=1).requires_grad_()
     made, _ = graph_of(lambda x, s: moments(x, shift=s), x, shift)

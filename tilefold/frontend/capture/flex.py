@@ -20,7 +20,7 @@ import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._functorch.autograd_function import autograd_function_apply as own_gradient
 from torch._higher_order_ops.flex_attention import flex_attention as flex_operator
-from torch.nn.attention.flex_attention import _vmap_for_bhqkv
+from torch.nn.attention.flex_attention import _vmap_for_bhqkv, noop_mask
 
 #: Where a block mask's tuple has what is read here (`BlockMask.as_tuple`, the same in torch 2.11 to 2.13).
 _KV_BLOCKS, _KV_INDICES, _FULL_BLOCKS, _FULL_INDICES = 2, 3, 4, 5
@@ -204,10 +204,10 @@ def _by_queries(x: torch.Tensor, block_mask: tuple[Any, ...], indices: Sequence[
 
 
 def _is_noop(mask_mod: Mod) -> bool:
-    """Whether a mask function's graph makes ones of nothing it is given, as torch's `noop_mask`."""
+    """Whether a mask function is torch's `noop_mask`, or its graph makes ones of nothing it is given, as that does."""
     graph = getattr(mask_mod, "graph", None)
     if graph is None:
-        return False
+        return mask_mod is noop_mask
     calls = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
     return [n.target for n in calls] == ["new_ones"]
 

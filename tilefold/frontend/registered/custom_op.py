@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from tilefold.errors import TilefoldError, UnsupportedError
-from tilefold.frontend.fuse import Fn, check_arguments, check_function, own_copy, plain, translated
+from tilefold.frontend.fuse import Fn, check_arguments, check_function, own_copy, plain, transformed, translated
 from tilefold.frontend.operators.bindings import Lowered, SymBinding
 from tilefold.frontend.operators.fx_to_tensor import lower
 from tilefold.frontend.regions.direct import executable
@@ -22,8 +22,8 @@ from tilefold.pipeline import compile_program
 
 class CustomOp:
     """A compiled function of tensors, for inference. Called eagerly it runs at once, with no guards but on
-    dtypes, devices and extents; under torch.compile, torch.export, fake tensors or another dispatch mode it
-    is the operator `op`, whose last arguments are the tensors `held` (parameters, closures).
+    dtypes, devices and extents; under torch.compile, torch.export, torch.vmap, fake tensors or another dispatch
+    mode it is the operator `op`, whose last arguments are the tensors `held` (parameters, closures).
 
     TilefoldError: arguments that it was not made for, or that need gradients.
     """
@@ -44,7 +44,7 @@ class CustomOp:
                 f"{self.name} has no gradient",
                 hint="call it under torch.no_grad(), or train with torch.compile(backend='tilefold')",
             )
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() != 0:
+        if torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack() != 0:
             return self.op(*xs, *self.held)
         args = (*xs, *self.held)
         made = self._run.again(args)

@@ -104,11 +104,18 @@ def in_graph(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _in_graph(name: str, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
     """Flat results."""
     symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
-    if _own.get() or any(isinstance(v, symbolic) for v in (*args, *kwargs.values())):
+    if _own.get() or _differentiated() or any(isinstance(v, symbolic) for v in (*args, *kwargs.values())):
         return tuple(_flat(name, find(name).fn(*args, **kwargs)))  # a size that is computed is no value for JSON
     tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
     call = json.dumps([[_written(v) for v in args], {k: _written(v) for k, v in kwargs.items()}])
     return tuple(fused(name, call, tensors))
+
+
+def _differentiated() -> bool:
+    """Whether a transformation other than `vmap` is under way, which operators with gradients of their own do not
+    take (torch's have no `setup_context`)."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() != torch._C._functorch.TransformType.Vmap for level in stack)
 
 
 @contextmanager
@@ -270,10 +277,21 @@ fused.register_autograd(_backward, setup_context=_setup)
 def _batched(
     info: Any, in_dims: Any, name: str, call: str, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[int]]:
-    """One call for each of the batch: its extent is no part of what was compiled."""
-    dims = in_dims[2]
+    made = one_by_one(info.batch_size, in_dims[2], tensors, lambda one: fused(name, call, one))
+    return made, [0] * len(made)
+
+
+def one_by_one(
+    size: int,
+    dims: Sequence[int | None],
+    tensors: Sequence[torch.Tensor],
+    call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+) -> list[torch.Tensor]:
+    """One call for each of a batch, whose extent is no part of what was compiled; results have it in front.
+
+    dims: where each tensor has it (`torch.vmap`'s `in_dims`); None: the same for all.
+    """
     made = []
-    for n in range(info.batch_size):
-        one = [x if d is None else x.select(d, n) for x, d in zip(tensors, dims, strict=True)]
-        made.append(fused(name, call, one))
-    return [torch.stack(ys) for ys in zip(*made, strict=True)], [0] * len(made[0])
+    for n in range(size):
+        made.append(call([x if d is None else x.select(d, n) for x, d in zip(tensors, dims, strict=True)]))
+    return [torch.stack(ys) for ys in zip(*made, strict=True)]

@@ -25,6 +25,7 @@ from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.alike import Alike
 from tilefold.frontend.regions.direct import Direct
 from tilefold.frontend.regions.execute import Executable
+from tilefold.frontend.registered.nested import one_by_one
 from tilefold.tensor.sizes import extent, shape_function
 from tilefold.tensor.text import show
 
@@ -82,8 +83,19 @@ def register(run: Checked, digest: str) -> Operator:
     library.impl(name, _implementation(run), run.wanted[0][2].upper())
     torch.library.register_fake(f"{NAMESPACE}::{name}", _fake(lowered), lib=library)
     found: Operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", _batched(found, len(lowered.outputs) == 1), lib=library)
     _made[name] = Made(digest, found, run)
     return found
+
+
+def _batched(op: Operator, single: bool) -> Callable[..., Any]:
+    """The rule of an operator for `torch.vmap`."""
+
+    def batched(info: Any, dims: Sequence[int | None], *tensors: torch.Tensor) -> Any:
+        made = one_by_one(info.batch_size, dims, tensors, lambda one: (op(*one),) if single else op(*one))
+        return (made[0], 0) if single else (tuple(made), (0,) * len(made))
+
+    return batched
 
 
 def made() -> Mapping[str, Made]:
