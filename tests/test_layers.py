@@ -13,7 +13,7 @@ PACKAGE = ROOT / "tilefold"
 
 #: Lowest first; a module imports from its own layer or lower ones. `tilefold/__init__.py` is on top.
 LAYERS = (
-    ("errors", "config", "files", "artifacts", "names", "log", "version", "user_file"),
+    ("errors", "config", "files", "artifacts", "names", "log", "garbage", "version", "user_file"),
     ("algebra",),
     ("tensor",),
     ("block",),

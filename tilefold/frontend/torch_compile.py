@@ -30,13 +30,13 @@ from tilefold.frontend.capture.options import read_options
 from tilefold.frontend.capture.random import eagers_numbers
 from tilefold.frontend.capture.written_back import Mixed, WrittenBack, check_not_mixed
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
-from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.layouts import channels_last
 from tilefold.frontend.regions.replaced import PLACES
 from tilefold.frontend.regions.summary import Told
 from tilefold.frontend.registered import nested
 from tilefold.frontend.training.saving import Partitioner, partitioner
+from tilefold.garbage import collecting_later
 from tilefold.log import progress
 
 #: (ATen graph, names for its placeholders) -> a callable with the graph's signature.

@@ -11,9 +11,7 @@ stay alone, and programs too large for the search are grouped greedily (`plan.gr
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -22,6 +20,7 @@ from tilefold.block.fuse import Fused, FusedKernel, prepare
 from tilefold.block.group import Group, Grouping, Refusal
 from tilefold.block.legal import legal
 from tilefold.errors import PlanError
+from tilefold.garbage import collecting_later
 from tilefold.plan.candidates import Kernels, Snapshot, together
 from tilefold.plan.cost import Cost
 from tilefold.plan.forms import Form
@@ -110,21 +109,8 @@ def plan_program(
 
     PlanError where the program is too large for the search.
     """
-    with _no_collections():
+    with collecting_later():
         return _plan(p, target, syms, budget, rivals)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Garbage is not looked for meanwhile: with torch loaded one full collection costs a tenth of a plan, and a search
-    leaves little."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _plan(

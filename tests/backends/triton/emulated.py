@@ -284,7 +284,7 @@ def _gluon(block: threading.local, groups: list[int]) -> types.SimpleNamespace:
             raise failed[0]
         assert not any(t.is_alive() for t in threads), "deadlock"
 
-    gl.allocate_shared_memory, gl.warp_specialize = allocate, specialize
+    gl.allocate_shared_memory, gl.warp_specialize, gl.to_tensor = allocate, specialize, lambda n: n
     return gl
 
 

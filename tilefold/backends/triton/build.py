@@ -23,6 +23,7 @@ from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.backends.triton.outline import outlined
 from tilefold.errors import BackendError
 from tilefold.files import read_trusted
+from tilefold.garbage import collecting_later
 from tilefold.log import progress
 
 try:
@@ -170,7 +171,7 @@ def built(job: Job, target: Target | None = None, *, beside: Callable[[Any], Non
                 found = known.find(early, src)
             if found is not None:
                 return found
-            with _without_lines():
+            with _without_lines(), collecting_later():
                 done = _compiled(job, where)
     except SyntaxError as err:  # of the text that is rendered here
         said = f"{err.msg}: {(err.text or '').strip()}"
@@ -178,7 +179,7 @@ def built(job: Job, target: Target | None = None, *, beside: Callable[[Any], Non
     except (CompilationError, OutOfResources, PTXASError, RuntimeError) as err:
         text = str(err).strip().splitlines()
         raise BackendError(f"Triton does not compile {job.name}: {text[-1] if text else type(err).__name__}") from err
-    with _beside(beside, done):
+    with _beside(beside, done), collecting_later():
         if job.groups and (wrong := strays(disassembled(done.asm["cubin"]))):
             raise BackendError(f"{job.name} is assembled wrongly: {wrong[0]}")
     if key is not None:
@@ -263,10 +264,14 @@ def _digest(job: Job, target: Any) -> str:
 
 def expect_jobs(target: Target | None = None) -> None:
     """Have the processes that compile start meanwhile: a program that was never planned may have kernels that were
-    never compiled. Nothing where Triton sees no device."""
+    never compiled. And have Triton's digest of its own installation worked out, a third of a second of reading, which
+    the first kernel that this process compiles asks for. Nothing where Triton sees no device."""
     where = _seen(target)
     if where is not None:
         ahead.expect([where.backend, where.arch, where.warp_size])
+        with contextlib.suppress(AttributeError):  # other versions of Triton may keep none
+            if not cache.triton_key.cache_info().currsize:
+                threading.Thread(target=cache.triton_key, daemon=True).start()
 
 
 def _seen(target: Target | None) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from tilefold.algebra.dtypes import DType
@@ -18,6 +19,7 @@ from tilefold.backends.triton.gluon_text import WARPS
 from tilefold.backends.triton.prelude import ASSERTING
 from tilefold.backends.triton.render import Rendered
 from tilefold.backends.triton.values import POINTER_TYPE
+from tilefold.backends.triton.words import build_own
 from tilefold.tile.ir import Kernel
 
 try:
@@ -93,9 +95,16 @@ def compiled(
 ) -> Any:
     """The compiled kernel; `divisors[n]`: what argument n is a multiple of. Errors as of `built`.
 
-    target None: the current GPU.
+    target None: the current GPU, for which the C function that launches groups of warps is compiled while their machine
+    code is looked through.
     """
-    return built(job_of(kernel, r, config, divisors, wide=wide), target)
+    beside = _launched_by if target is None and r.groups else None
+    return built(job_of(kernel, r, config, divisors, wide=wide), target, beside=beside)
+
+
+def _launched_by(done: Any) -> None:
+    """Have Triton's cache hold the C function that launches a kernel, which stays as it is."""
+    build_own(SimpleNamespace(src=done.src, metadata=done.metadata))
 
 
 def resources(kernel: Kernel, r: Rendered, config: TritonConfig, target: Target, *, wide: bool = False) -> Resources:

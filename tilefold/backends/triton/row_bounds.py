@@ -1,9 +1,18 @@
-"""Whether every block of rows meets a tile of the stream, by the bounds of the stream's loop (`row_roles`)."""
+"""What the bounds of the stream's loop say for all blocks of rows (`row_roles`): whether each meets a tile, and how
+many turns of a stretch there are at most (`row_folds`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Size
+from tilefold.algebra.evaluate import Env, Grid, evaluate
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, Sym, transform, walk
+from tilefold.algebra.ops import TILE_BOUNDS, TILE_EXTREMES
+from tilefold.backends.triton.parts import ROWS
 from tilefold.tile import ir
 
 
@@ -45,3 +54,62 @@ def _at_least_one(e: Expr, row: str, stream: str) -> bool:
         case Size(d):
             return d == stream
     return False
+
+
+def most_turns(
+    kernel: ir.Kernel, loop: ir.For, row: str, groups: int, starts: Sequence[Expr], stops: Sequence[Expr], *, led: bool
+) -> tuple[int, int, int] | None:
+    """The most tiles that a group of any block has after, in and before what needs no mask, counted as kernels do; None
+    where sizes, or bounds, are known no earlier than there. starts, stops: of what needs none. led: the last tile
+    stands before the loops."""
+    extents = {d: int(e.value) for d in (row, loop.dim) if isinstance(e := kernel.sizes[d], Const)}
+    bounds = (loop.start or Const(0, DType.I64), loop.stop or Size(loop.dim))
+    if len(extents) != len({row, loop.dim}) or not all(_of_places(e, row, extents) for e in (*bounds, *starts, *stops)):
+        return None
+    with _disable_current_modes():  # numbers are looked at: not under a fake mode
+        return _counted(loop, groups, extents, row, (starts, stops), led=led)
+
+
+def _counted(
+    loop: ir.For,
+    groups: int,
+    extents: Mapping[str, int],
+    row: str,
+    clear: tuple[Sequence[Expr], Sequence[Expr]],
+    *,
+    led: bool,
+) -> tuple[int, int, int]:
+    """`most_turns` of known bounds. clear: starts and stops of what needs no mask."""
+    starts, stops = clear
+    bounds = (loop.start or Const(0, DType.I64), loop.stop or Size(loop.dim))
+    block = torch.arange(0, extents[row], ROWS * groups).unsqueeze(1)
+    own = block + ROWS * torch.arange(groups)
+
+    def value(e: Expr, first: torch.Tensor, length: int) -> torch.Tensor:
+        places = {"tile_start": first, "tile_stop": (first + length).clamp(max=extents[row])}
+        at = transform(e, lambda x: Load(x.op, ()) if isinstance(x, Call) and x.op in places else None)
+        env = Env(lambda name, _: places[name], extents, {})
+        return evaluate(at, Grid({"block": (0, len(block)), "group": (0, groups)}), env)
+
+    lo, hi = (value(e, block, ROWS * groups) for e in bounds)
+    most = -(-(hi - lo).clamp(min=0) // loop.tile) - int(led)
+    end, after = hi, torch.full_like(lo, 0)
+    for e in stops:
+        end = torch.minimum(end, value(e, own, ROWS))
+    for e in starts:
+        after = torch.maximum(after, -(-(value(e, own, ROWS) - lo).clamp(min=0) // loop.tile))
+    first = torch.minimum(after, most) if starts else torch.zeros_like(most)
+    last = torch.minimum((end - lo).clamp(min=0) // loop.tile, most)
+    last = torch.maximum(last, first) if starts else last
+    counts = torch.broadcast_tensors(most - last, last - first, first)
+    return tuple(int(n.max()) for n in counts)  # type: ignore[return-value]
+
+
+def _of_places(e: Expr, row: str, extents: Mapping[str, int]) -> bool:
+    """Whether an expression is one of where a block of rows begins and ends, and of numbers."""
+    leaves = [x for x in walk(e) if isinstance(x, Index | Load | Size | Sym)]
+    calls = [x for x in walk(e) if isinstance(x, Call)]
+    ends = [x for x in calls if x.op in TILE_BOUNDS and x.args == (Index(row),)]
+    known = all(isinstance(x, Index) or (isinstance(x, Size) and x.dim in extents) for x in leaves)
+    alone = sum(isinstance(x, Index) for x in leaves) == len(ends)
+    return known and alone and not any(x.op in TILE_EXTREMES for x in calls)

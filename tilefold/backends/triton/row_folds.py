@@ -15,6 +15,7 @@ from tilefold.backends.triton.loops import nested
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS, about
 from tilefold.backends.triton.row_apart import apart
+from tilefold.backends.triton.row_bounds import most_turns
 from tilefold.backends.triton.row_lines import Line, Streamed, by_thread, lines_of
 from tilefold.backends.triton.row_phases import crossing, phases, results, running
 from tilefold.backends.triton.row_roles import Lift
@@ -89,8 +90,11 @@ class Folds(Role):
         parts = self._stretches(found.starts, found.stops, lo, hi, ahead)
         settled, known = dict(found.conditions), c.known
         steps = [(count, last, settled if n == 1 else {}) for n, (count, last) in enumerate(parts)]
-        steps = steps if settled else [(ahead, f"{ahead} - 1", {})]
         led = ahead == "tiles - 1"
+        turns = most_turns(c.kernel, r.loop, r.row, r.groups, found.starts, found.stops, led=led)
+        if turns is not None:  # a stretch that no group has is not compiled
+            steps = [s for s, most in zip(steps, turns, strict=False) if most > 0] or steps
+        steps = steps if settled else [(ahead, f"{ahead} - 1", {})]
         if r.never_empty:
             self._met(lo, None if exact else hi, steps, led=led)
             return

@@ -71,7 +71,8 @@ class _Rows:
         }
         parts = [
             self._function("copies", passed["copies"], copies),
-            self._function("folds", [*passed["folds"], "GROUP: gl.constexpr"], folds),
+            self._function("folds", [*passed["folds"], "GROUP"], folds),
+            *(self._group(n, passed["folds"]) for n in range(self.r.groups)),
             self._entry(args, passed),
         ]
         code = "\n\n\n".join(parts) + "\n"
@@ -101,6 +102,12 @@ class _Rows:
         if role == "folds":
             head += [f"    # {line}" for line in self.kernel.listing.splitlines()]
         return "\n".join(head + ["    " + in_gluon(line) for line in lines])
+
+    def _group(self, n: int, passed: Sequence[str]) -> str:
+        """What group n does. Its number is a value to `folds`, which Triton so reads once for all groups; it is a
+        constant as soon as calls are inlined."""
+        folds, given = f"{self.of.name}_folds", ", ".join(passed)
+        return f"@gluon.jit\ndef {folds}_{n}({given}):\n    {folds}({', '.join([*passed, f'gl.to_tensor({n})'])})"
 
     def _entry(self, args: Sequence[str], passed: Mapping[str, Sequence[str]]) -> str:
         """Memory and barriers, then all roles at once, each with what it uses (`passed`)."""
@@ -132,7 +139,7 @@ class _Rows:
                 lines += [f"mbarrier.init({b}.index({n}), count={readers})" for n in range(2)]
         lines += ["fence_async_shared()", "gl.warp_specialize(["]
         for g in range(groups):
-            lines.append(f"    ({self.of.name}_folds, ({''.join(f'{a}, ' for a in passed['folds'])}{g})),")
+            lines.append(f"    ({self.of.name}_folds_{g}, ({''.join(f'{a}, ' for a in passed['folds'])})),")
         lines += [
             f"    ({self.of.name}_copies, ({''.join(f'{a}, ' for a in passed['copies'])})),",
             f"], {[WARPS] * (groups - 1) + [1]}, {[REGISTERS[groups]] * (groups - 1) + [COPYING]})",

@@ -26,7 +26,6 @@ from tilefold.frontend.regions.direct import executable, start_building
 from tilefold.frontend.regions.early import build_kernels_of
 from tilefold.frontend.regions.execute import Runner
 from tilefold.frontend.regions.extract import Extracted, extract
-from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
 from tilefold.frontend.regions.host_numbers import numbers_on_device
 from tilefold.frontend.regions.leftover import compile_leftover
@@ -51,6 +50,7 @@ from tilefold.frontend.regions.rows import Loop
 from tilefold.frontend.regions.scans import fold_scans
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.frontend.regions.spelled import spell_complex
+from tilefold.garbage import collecting_later
 from tilefold.log import at_part, progress, warn
 from tilefold.runtime.program import CompiledProgram
 from tilefold.runtime.tuner.program import tune_steps

@@ -1,4 +1,4 @@
-"""No garbage collection while a graph is compiled."""
+"""No garbage collection while a graph is planned or compiled, or a kernel is."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tilefold.frontend.regions.assemble import Options
-from tilefold.frontend.regions.garbage import collecting_later
 from tilefold.frontend.torch_compile import compile_captured
+from tilefold.garbage import collecting_later
 from tilefold.pipeline import compile_program
 
 
