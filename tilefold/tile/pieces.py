@@ -25,6 +25,8 @@ MATRIX_UNIT = 16
 MOST = 3
 #: Longest dim that is cut into single indices.
 MOST_SINGLES = 7
+#: The same of one along which rows that others name are summed.
+MOST_NAMED = 16
 #: The same of one along which a store chooses what it writes: what is stacked is stored part by part.
 MOST_STACKED = 16
 #: Indices of a loop from which what it computes along a dim counts for more than what is stored along it once.
@@ -109,8 +111,8 @@ def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
     named, along = named_rows(kernel), stacked(kernel, kernel.body)
     for d, e in kernel.sizes.items():
         n = int(e.value) if isinstance(e, Const) and d not in left else 0
-        short = 1 < n <= MOST_SINGLES and (n & (n - 1) or d in named or _far_apart(kernel, d))
-        if short or (1 < n <= MOST_STACKED and d in along):
+        short = 1 < n <= MOST_SINGLES and (n & (n - 1) or _far_apart(kernel, d))
+        if short or (1 < n <= MOST_NAMED and d in named) or (1 < n <= MOST_STACKED and d in along):
             done = _Cutter(kernel, d, [1] * n).run()
             if done is not kernel:
                 kernel = done

@@ -609,7 +609,7 @@ def on_one_axis_each() -> str:
     b, said = rand(2, dtype=F, seed=1), ""
 
     def some(n: int):
-        def chosen(block, near, seconds):
+        def chosen(block, near, seconds, worth):
             ways = list(one_axis.on_one_axis(block, near))
             looked_at.append(len(ways))
             return ways[min(n, len(ways) - 1)] if ways else (block, ())
@@ -631,7 +631,9 @@ def windows() -> str:
     """Of images whose rows are no multiple of a vector."""
     x, b = rand(2, 5, 9, 13, dtype=F), rand(5, dtype=F, seed=3)
     w, v = rand(5, 1, 3, 3, dtype=F, seed=1), rand(5, 1, 5, 5, dtype=F, seed=2)
-    return right(strided_windows, x) + right(one_channel_each, x, w, v, b)
+    framed = right(lambda x: F_.pad(torch.relu(x) * 2, (1, 1, 2, 0)), x)  # of 0 it is 0, of which these are not
+    framed += right(lambda x: F_.pad(torch.exp(x), (1, 1, 2, 0)), x) + right(lambda x: F_.pad(x + 1, (1, 1)), x)
+    return framed + right(strided_windows, x) + right(one_channel_each, x, w, v, b)
 
 
 def written_by_segments() -> str:

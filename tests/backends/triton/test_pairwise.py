@@ -72,3 +72,15 @@ def test_what_has_all_dims_or_the_dims_of_another_is_no_pair():
     assert not of_pairs(call("sub", x, z), "k", "ij")
     assert not of_pairs(call("mul", x, w), "k", "i")
     assert not of_pairs(call("mul", x, x), "k", "ij")
+
+
+@pytest.mark.parametrize(("pair", "pieces"), [(lambda d: torch.sigmoid(d * 10.0), True), (torch.abs, False)])
+def test_rows_of_long_arithmetic_have_no_idle_lanes(pair, pieces):
+    """Sums of sigmoids of 160 x 160 differences, in 256 lanes: 30 us on an H100 for what takes 11 in 160."""
+
+    def ranks(x, g):
+        return (g / torch.log2(1.5 + pair(x.unsqueeze(-2) - x.unsqueeze(-1)).sum(-1))).sum(-1)
+
+    (k,) = made(ranks, meta(512, 160, dtype=torch.float32), meta(512, 160, dtype=torch.float32))
+    source = variant(k).rendered.source
+    assert ("arange(0, 128)" in source and "arange(0, 256)" not in source) is pieces

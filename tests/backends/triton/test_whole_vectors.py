@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
-from tests.backends.triton.kernels import made, meta
+from tests.backends.triton.kernels import made, meta, variant
 from tilefold.backends.triton.build import Target
 from tilefold.backends.triton.compile import resources
 from tilefold.backends.triton.views import Like, merged
@@ -65,3 +65,19 @@ def test_rows_that_a_block_reduces_have_one():
     """Of 67 rows a block has 64: their vectors lie along them, and Triton refused the products of two bodies."""
     v = launched(lambda x, y: torch.softmax(x, -1) + y, meta(67, 96), meta(67, 96))
     assert "else:" not in v.rendered.source
+
+
+@pytest.mark.parametrize(
+    ("fn", "chosen"),
+    [
+        (lambda x: torch.nn.functional.pad(torch.relu(x), (1, 1, 1, 1)), False),
+        (lambda x: torch.nn.functional.pad(x * 2, (1, 1, 1, 1)), False),
+        (lambda x: torch.nn.functional.pad(torch.exp(x), (1, 1, 1, 1)), True),
+        (lambda x: torch.nn.functional.pad(x + 1, (1, 1, 1, 1)), True),
+        (lambda x: torch.nn.functional.pad(torch.relu(x), (1, 1, 1, 1), value=1.0), True),
+    ],
+)
+def test_padding_is_what_a_load_gives_outside(fn, chosen):
+    """What is computed of an element and is 0 of 0 needs no choice beside the load's own."""
+    (k,) = made(fn, meta(32, 64, 112, 112, dtype=torch.bfloat16))
+    assert ("tl.where(" in variant(k).rendered.source.split("def constant_pad")[-1]) is chosen

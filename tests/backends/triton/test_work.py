@@ -123,3 +123,13 @@ def test_a_power_takes_as_long_as_it_was_measured():
     assert f.seconds == pytest.approx(55.8e-6, rel=0.15)
     assert f.floor * 3 < f.seconds
     assert H200.vector == 16e12
+
+
+def test_a_quotient_of_a_position_is_a_product_and_a_shift_and_computed_once():
+    """114 columns and their neighbours: what a condition on the column computes, the address of the element uses."""
+    row = call("floordiv", Index("j"), Const(114, DType.I64))
+    column = call("mod", Index("j"), Const(114, DType.I64))
+    assert work(call("ge", column, row), area) == 100 * (2 * QUOTIENT + REST + GPU_UNITS["ge"])
+    data = call("floordiv", Load("n", (Index("j"),)), Const(114, DType.I64))
+    assert work(data, area) == 100 * GPU_UNITS["floordiv"]
+    assert index_units(column, {column}) == 0 and index_units(column, {row}) == QUOTIENT + REST

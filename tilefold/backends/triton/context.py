@@ -258,11 +258,13 @@ class Context:
         return self.memory.checked(index, extent, frame)
 
     def guarded(self, e: Expr, frame: Sequence[str]) -> Value | None:
-        """An element of a tensor, or what stands for those outside of it (padding), which the load gives by itself;
-        None for any other choice."""
-        ld, fill = self.memory.padded(e)
+        """An element of a tensor, or what stands for those outside of it (padding), which the load gives by itself, or
+        what is computed of it; None for any other choice."""
+        ld, fill, chosen = self.memory.padded(e)
         if ld is None or ld.tensor in self.buffers or self.matrix:
             return None
+        if chosen != ld:
+            return self.expressions.value(chosen, frame)
         v = self.memory.load(self.tensors[ld.tensor], ld.index, frame, fill)
         return converted(Value(v.code, v.axes, v.kind, v.level), v.kind.compute)
 

@@ -25,7 +25,7 @@ from tilefold.backends.triton.counters import counters_of
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.gluon import render_groups
 from tilefold.backends.triton.launcher import Described, Launcher, Plan, launcher_of
-from tilefold.backends.triton.one_axis import best_axes, loses
+from tilefold.backends.triton.one_axis import best_axes, loses, worth_of
 from tilefold.backends.triton.order import interleaved
 from tilefold.backends.triton.precision import matmul_precision
 from tilefold.backends.triton.prepare import tile_kernel
@@ -344,7 +344,9 @@ class TritonKernel:
         sizes, units = own.sizes(syms), own._units(xs)
         if not loses(block, own._config(sizes, units, tf32=False), sizes, xs):
             return block, ()
-        return best_axes(block, {n: neighbours(x) for n, x in zip(self.tensors, xs, strict=True)}, seconds)
+        made = {r.name for r in block.results}
+        worth = worth_of([x for n, x in zip(self.tensors, xs, strict=True) if n in made])
+        return best_axes(block, {n: neighbours(x) for n, x in zip(self.tensors, xs, strict=True)}, seconds, worth)
 
     def _simpler(self, xs: Sequence[Seen], syms: Mapping[str, int], *, smaller: bool) -> bool:
         """Whether the bin of such tensors has another configuration, with which it then runs: one whose groups of warps

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, loads, transform, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, loads, substitute, transform, walk
+from tilefold.algebra.facts import Range, range_of
 from tilefold.backends.triton.pairs import TWO, Pair, both_exist, pair_of, split
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.tensor.index_simplify import Poly, interval, minus, nonnegative, poly, same, simplify, to_expr, within
@@ -34,24 +35,24 @@ class Memory:
         self.descriptors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.kept: dict[str, tuple[str, int]] = {}
 
-    def padded(self, e: Expr) -> tuple[Load | None, float]:
+    def padded(self, e: Expr) -> tuple[Load | None, float, Expr]:
         """The load of a choice between elements of a tensor and one number, and that number, where the conditions say
-        no more than that its positions lie inside of the tensor."""
+        no more than that its positions lie inside of the tensor; and what is chosen then. That may be computed of the
+        element, if it is that number of 0, which the load gives outside: rectified images between zeros."""
         fill: float | None = None
         conditions: list[Expr] = []
         while isinstance(e, Call) and e.op == "where" and isinstance(e.args[2], Const):
             value = float(e.args[2].value)
             if value not in (0.0, -math.inf) or fill not in (None, value):
-                return None, 0.0
+                return None, 0.0, e
             fill = value
             conditions.append(e.args[0])
             e = e.args[1]
-        t = self.c.tensors.get(e.tensor) if isinstance(e, Load) else None
-        if not isinstance(e, Load) or fill is None or t is None or t.role != "in" or t.dtype.nbytes < 2:
-            return None, 0.0
-        if not t.dtype.is_float:
-            return None, 0.0
-        places = list(zip(e.index, t.shape, strict=True))
+        ld = _only_load(e, fill)
+        t = None if ld is None else self.c.tensors.get(ld.tensor)
+        if ld is None or fill is None or t is None or t.role != "in" or t.dtype.nbytes < 2 or not t.dtype.is_float:
+            return None, 0.0, e
+        places = list(zip(ld.index, t.shape, strict=True))
         while conditions:
             match conditions.pop():
                 case Call("and", (a, b)):
@@ -61,8 +62,8 @@ class Memory:
                 case Call("lt", (at, end)) if any(self._ends(i, n, at, end) for i, n in places):
                     pass
                 case _:
-                    return None, 0.0
-        return e, fill
+                    return None, 0.0, e
+        return ld, fill, e
 
     def _ends(self, i: Expr, n: Expr, at: Expr, end: Expr) -> bool:
         """Whether at < end says i < n, perhaps of whole numbers of m: i // m < n / m."""
@@ -445,6 +446,19 @@ def _dim_left(e: Expr, goes_on: Callable[[str, int], bool]) -> Expr | None:
         case Call("mod", (Index(d) as i, Const(n, DType.I64))) if goes_on(d, int(n)):
             return i
     return None
+
+
+def _only_load(e: Expr, fill: float | None) -> Load | None:
+    """The load that `e` is, or that alone decides it and of whose 0 it is `fill`."""
+    if isinstance(e, Load):
+        return e
+    found = [*dict.fromkeys(loads(e))]
+    if len(found) != 1:
+        return None
+    of_none = substitute(e, {found[0]: Const(0.0, DType.F32)})
+    ranges = [range_of(x, lambda ld: Range()) for x in walk(of_none)]
+    known = all(math.isfinite(r.lo) and math.isfinite(r.hi) for r in ranges)  # and so is no number missing
+    return found[0] if known and ranges[0].lo == ranges[0].hi == fill else None
 
 
 def _unchecked(e: Expr) -> Expr:

@@ -29,14 +29,15 @@ FAR = 1.3
 
 
 def best_axes(
-    b: Block, near: Neighbours, seconds: Callable[[Block, tuple[Merge, ...]], float]
+    b: Block, near: Neighbours, seconds: Callable[[Block, tuple[Merge, ...]], float], worth: float = WORTH
 ) -> tuple[Block, tuple[Merge, ...]]:
-    """`b` with its dims as they are, or some as one axis: what takes the least time, as `seconds` says."""
+    """`b` with its dims as they are, or some as one axis: what takes the least time, as `seconds` says. worth: share of
+    the time as they are that one axis may take (`worth_of`)."""
     best: tuple[Block, tuple[Merge, ...]] = (b, ())
     least = math.inf
     for found in on_one_axis(b, near):
         if least == math.inf:
-            least = WORTH * seconds(b, ())
+            least = worth * seconds(b, ())
         own = seconds(*found)
         if own < least:
             best, least = found, CLEAR * own
@@ -52,6 +53,12 @@ def loses(b: Block, config: TritonConfig, sizes: Mapping[str, int], xs: Sequence
         tile = config.tiles.get(d, 1)
         lanes *= -(-sizes[d] // tile) * power_of_two(tile) / max(1, sizes[d])
     return lanes >= IDLE or any(_between(x) for x in xs)
+
+
+def worth_of(results: Sequence[Seen]) -> float:
+    """Share of the time of dims as they are that one axis may take: all of it where rows of a result begin between two
+    vectors, for then they are stored in parts of sectors, which memory feels and forecasts do not."""
+    return 1.0 if any(map(_between, results)) else WORTH
 
 
 def _between(x: Seen) -> bool:

@@ -34,7 +34,7 @@ from tilefold.backends.triton.residency import Body, Resident, exposed, meetings
 from tilefold.backends.triton.touched import Access, Touch, anywhere, touched
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
-from tilefold.backends.triton.work import MOST, OWN, held, index_units, kind_of, room, work
+from tilefold.backends.triton.work import MOST, OWN, held, index_units, kind_of, quotients, room, work
 from tilefold.plan.hardware import Gpu
 from tilefold.tile import ir
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
@@ -98,6 +98,8 @@ class _Walk:
     placed: set[tuple[Expr, object]] = field(default_factory=set)
     #: Dims of what is reduced across lanes: of a value of some of them each lane along the others has a copy.
     frames: tuple[tuple[str, ...], ...] = ()
+    #: Quotients of positions that statements compute.
+    quotients: set[Expr] = field(default_factory=set)
     #: Loops around the statement: dim, turns.
     loops: tuple[tuple[str, float], ...] = ()
     units: float = 0.0
@@ -216,6 +218,7 @@ class _Walk:
         used = frozenset(frame) & dims_used(e)
         area = self.area(used)
         self.units += self.times * share * (work(e, lambda dims: self.lanes_of(used & dims)) + more * area)
+        self.quotients |= quotients(e)
         self.read(frame, e, share)
         asked = (x for x in dict.fromkeys(loads(e)) if x.tensor in self.tensors)
         self.now.read = max(self.now.read, sum(self.part(x.tensor) * self.area(dims_used(x)) for x in asked))
@@ -319,7 +322,7 @@ class _Walk:
         t, x = self.tensors[tensor]
         tile = touched(self._access(t, x, index, order))
         places = [e for e in index if (e, key[-1]) not in self.placed]
-        positions = sum(self.area(dims_used(e)) * index_units(e) for e in places)
+        positions = sum(self.area(dims_used(e)) * index_units(e, self.quotients) for e in places)
         self.placed |= {(e, key[-1]) for e in places}
         accesses = 0.0 if self.multiplies else ACCESS * self.area(used) / tile.vector
         self.units += times * share * (positions + accesses)

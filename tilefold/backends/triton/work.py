@@ -59,19 +59,42 @@ def work(e: Expr, area: Area) -> float:
 def _own(x: Expr) -> float:
     """Units of an operation, without its operands."""
     assert isinstance(x, Call)
+    if _is_quotient(x):
+        return _quotient(x)
     if x.op == "div" and not dims_used(x.args[1]) and not any(True for _ in loads(x.args[1])):
         return GPU_UNITS["mul"]  # by a number: a product with its inverse
     return operation_units(x, GPU_UNITS)
 
 
-def index_units(e: Expr) -> float:
-    """Units of a position that is computed for each element: what is a sum of dims is one of each dim."""
+def index_units(e: Expr, known: Collection[Expr] = ()) -> float:
+    """Units of a position that is computed for each element: what is a sum of dims is one of each dim. known: quotients
+    that are computed anyway."""
+    if e in known:
+        return 0.0
     match e:
-        case Call("floordiv" | "mod" as op, (x, Const())):
-            return QUOTIENT + (index_units(x) if not isinstance(x, Index) else 0.0) + (REST if op == "mod" else 0.0)
+        case Call("floordiv" | "mod", (x, Const())):
+            return _quotient(e) + (index_units(x, known) if not isinstance(x, Index) else 0.0)
         case Call(op, args) if coefficients(e) is None:
-            return GPU_UNITS.get(op, 0.0) + sum(map(index_units, args))
+            return GPU_UNITS.get(op, 0.0) + sum(index_units(x, known) for x in args)
     return 0.0
+
+
+def _quotient(e: Call) -> float:
+    """Units of a quotient or a remainder of a position, without the position's."""
+    return QUOTIENT + (REST if e.op == "mod" else 0.0)
+
+
+def quotients(e: Expr) -> frozenset[Expr]:
+    """Quotients and remainders of positions by numbers that a statement's expression has."""
+    return frozenset(filter(_is_quotient, operations(e)))
+
+
+def _is_quotient(e: Expr) -> bool:
+    """Whether `e` is a quotient or a remainder of a position, that is of no data, by a number."""
+    match e:
+        case Call("floordiv" | "mod", (x, Const())):
+            return not any(True for _ in loads(x))
+    return False
 
 
 def kind_of(kinds: Collection[DType], read: Collection[DType], kept: DType | None, *, narrow: bool) -> DType:
