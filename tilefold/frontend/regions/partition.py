@@ -32,8 +32,9 @@ from tilefold.frontend.operators.source import location
 from tilefold.frontend.operators.table import COPIES, VIEWS
 from tilefold.frontend.regions.guard import Fallback, Part
 from tilefold.frontend.regions.levels import Unit, earliest, settled
+from tilefold.frontend.regions.remade import remade, unneeded
 from tilefold.frontend.regions.rows import Loop, scaled
-from tilefold.frontend.regions.scans import SCANS, carried
+from tilefold.frontend.regions.scans import SCANS, carried, movable
 
 Node = torch.fx.Node
 #: Levels of uncovered operators before the first region: random numbers, which run op by op, and the rest.
@@ -103,8 +104,10 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
     sizes = {n: at for n, at in levels.items() if is_scalar(n)}
     arguments = {n: nbytes(n) for u in units for n in u.arguments}
     found = settled(units, {u.node: levels[u.node] for u in units}, arguments)
-    owners = {n: found[_unit_of(n)] for n in _operators(gm) if n not in light and n not in given}
-    groups = _groups(gm, owners, sizes, light, aliases)
+    copies = remade(units, found, arguments, {u.node: _elements(u.node) for u in units if _again(u)})
+    gone = unneeded(units, found, copies)
+    owners = {n: found[_unit_of(n)] for n in _operators(gm) if not (n in light or n in given or n in gone)}
+    groups = _groups(gm, owners, sizes, light, aliases, copies)
     return Partition(groups, aliases, tuple((at, n) for n, at in sizes.items()), tuple(fallbacks))
 
 
@@ -178,6 +181,16 @@ def _units(
     return list(units.values()), levels
 
 
+def _again(u: Unit) -> bool:
+    """Whether a later region on a GPU may compute an operator again: a map of known sizes. (A CPU's caches hold what
+    crosses.)"""
+    return u.covered and movable(u.node) and u.node.meta["val"].device.type == "cuda"
+
+
+def _elements(n: Node) -> int:
+    return prod(extents(n.meta["val"]))
+
+
 def _first_level(n: Node, covered: bool, sized: bool) -> int:
     """The lowest level that an operator may have. Sizes read off its results are not there before level 0."""
     if covered or sized:
@@ -220,9 +233,10 @@ def _groups(
     sizes: Mapping[Node, int],
     light: Collection[Node],
     aliases: Collection[Node],
+    copies: Mapping[int, AbstractSet[Node]],
 ) -> tuple[Group, ...]:
     """A group a level, with the light nodes that its own read. `owners`: levels of all that is not light; `sizes`: the
-    levels after which they are known."""
+    levels after which they are known; `copies`: what a level computes again."""
     place = {n: k for k, n in enumerate(gm.graph.nodes)}
     outer = [n for n in gm.graph.nodes if n.op == "output" or is_scalar(n)]
     read = {a for o in outer for a in o.all_input_nodes}
@@ -230,7 +244,8 @@ def _groups(
     inside: dict[int, set[Node]] = {}
     for n, level in owners.items():
         inside.setdefault(level, set()).add(n)
-    for nodes in inside.values():
+    for level, nodes in inside.items():
+        nodes |= copies.get(level, set())
         todo = list(nodes)
         while todo:
             for a in todo.pop().all_input_nodes:
@@ -414,4 +429,4 @@ def halves(gm: torch.fx.GraphModule) -> Partition | None:
 
     best = min(cuts, key=crossing)
     owners = {n: 2 * (at[n] >= best) for n in nodes}
-    return Partition(_groups(gm, owners, {}, light, ()), (), (), ())
+    return Partition(_groups(gm, owners, {}, light, (), {}), (), (), ())

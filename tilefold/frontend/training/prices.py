@@ -46,6 +46,7 @@ from tilefold.frontend.operators import (
 from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
 from tilefold.frontend.regions.partition import draws_numbers, extents, nbytes
+from tilefold.frontend.regions.remade import MAPS_A_BYTE
 from tilefold.tensor.streams import LONG, streamed
 
 Node = torch.fx.Node
@@ -54,8 +55,6 @@ Node = torch.fx.Node
 FLOPS_A_BYTE = 256
 #: The same of a GPU's products of float32 that are not rounded (H100: 67e12).
 EXACT_FLOPS_A_BYTE = 20
-#: The same of vector units, which maps run on: a map takes about one instruction an element.
-MAPS_A_BYTE = 16
 #: What holding a byte from the forward to the backward is worth, in bytes moved: less than writing it once.
 KEEP = 0.5
 #: The same of an argument that the forward changes: more than of anything that is computed of it.
