@@ -30,7 +30,7 @@ from tests.backends.triton.keyed import keyed_sums
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
-from tilefold.backends.triton import added_rows, launch, memory, order, prefixes, product_gradient, scale
+from tilefold.backends.triton import added_rows, launch, memory, order, prefix_gradient, prefixes, scale
 from tilefold.block import one_axis
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import Fused, trace
@@ -464,13 +464,32 @@ def columns(shape: tuple[int, ...], units: int) -> str:
     return " ".join(wrong)
 
 
-def factors(shape: tuple[int, ...], dim: int) -> str:
+def log_sums(shape: tuple[int, ...], units: int) -> str:
+    """Running log-sum-exps of columns, with infinities, as eager's in float64."""
+    x = rand(*shape, dtype=F) * 30
+    x.flatten()[::7] = -torch.inf
+    x[..., -5, ::7] = torch.inf
+    want, got = x.double().logcumsumexp(-2), prefixes.run(x, x.dim() - 2, "logsumexp", F, units)
+    return "" if torch.allclose(got.double(), want, rtol=1e-5, atol=1e-5) else f"off by {(got - want).abs().nanmean()}"
+
+
+def log_shares(shape: tuple[int, ...], dim: int, units: int) -> str:
+    """The gradient of a running log-sum-exp, as autograd has it in float64."""
+    wide, g = (rand(*shape, dtype=F) * 9).double(), rand(*shape, dtype=F, seed=2)
+    wide.select(dim, shape[dim] // 2).fill_(-torch.inf)
+    y = wide.requires_grad_().logcumsumexp(dim)
+    (want,) = torch.autograd.grad(y, wide, g.double())
+    got = prefix_gradient.run(g, wide.detach().float(), y.detach().float(), dim, "logsumexp", units)
+    return "" if torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4) else f"off by {(got - want).abs().max()}"
+
+
+def factors(shape: tuple[int, ...], dim: int, units: int = 1) -> str:
     """The gradient of a running product, with zeros among its factors, as autograd has it in float64."""
     x = (rand(*shape, dtype=F) / 4 + 1) * (rand(*shape, dtype=F, seed=1) < 1.3)
     wide, g = x.double().requires_grad_(), rand(*shape, dtype=F, seed=2)
     y = wide.cumprod(dim)
     (want,) = torch.autograd.grad(y, wide, g.double())
-    got = product_gradient.run(g, x, y.detach().float(), dim)
+    got = prefix_gradient.run(g, x, y.detach().float(), dim, "prod", units)
     return "" if torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4) else f"off by {(got - want).abs().max()}"
 
 
@@ -936,6 +955,10 @@ CHECKS: dict[str, Check] = {
     "running sums of columns, few blocks": lambda: columns((70, 33), 1),
     "gradients of running products of rows": lambda: factors((10, 150), 1),
     "gradients of running products of columns": lambda: factors((2, 23, 40), 1),
+    "gradients of running products of columns, in blocks": lambda: factors((2, 200, 40), 1, 132),
+    "running log-sum-exps of columns": lambda: log_sums((2, 150, 40), 132),
+    "gradients of running log-sum-exps of rows": lambda: log_shares((3, 2100), 1, 132),
+    "gradients of running log-sum-exps of columns, in blocks": lambda: log_shares((2, 200, 40), 1, 132),
     "gradients over logits": lambda: over_logits(24, 1500),
     "rows that do not exist": missing_row,
     "an index that does not exist in a loop": missing_in_a_loop,
@@ -975,6 +998,10 @@ CHECKS: dict[str, Check] = {
 UNWATCHED = (
     "gradients of running products of rows",
     "gradients of running products of columns",
+    "gradients of running products of columns, in blocks",
+    "gradients of running log-sum-exps of rows",
+    "gradients of running log-sum-exps of columns, in blocks",
+    "running log-sum-exps of columns",
     "running sums of columns",
     "running sums of columns, few blocks",
     "scaled in place",

@@ -1,4 +1,5 @@
-"""Prefixes of a fold down an axis that is not the last one in memory: running sums and products of columns.
+"""Prefixes of a fold down an axis that is not the last one in memory: running sums, products and log-sum-exps
+of columns.
 
 The fold's state is one number a column. Columns are lanes, and rows are taken by chunks that a thread holds whole, so
 that a chunk's prefixes are a scan in registers by the fold's merge (Blelloch, "Prefix sums and their applications",
@@ -20,7 +21,11 @@ from tilefold.backends.triton.written import Launch
 from tilefold.errors import BackendError
 
 #: Merge and neutral element of each fold.
-FOLDS: Mapping[str, tuple[str, str]] = {"sum": ("a + b", "0"), "prod": ("a * b", "1")}
+FOLDS: Mapping[str, tuple[str, str]] = {
+    "sum": ("a + b", "0"),
+    "prod": ("a * b", "1"),
+    "logsumexp": ("tl.maximum(a, b) + tl.log(1 + tl.exp(-tl.where(a == b, 0, tl.abs(a - b))))", 'float("-inf")'),
+}
 #: Warps of a block; bytes that a thread loads at once; rows of a chunk and lanes at most, lanes at least.
 _WARPS, _VECTOR, _ROWS, _LANES, _LEAST = 4, 16, 16, 1024, 32
 #: Thread blocks that a multiprocessor should have, and rows of a block of theirs at least.

@@ -1,4 +1,4 @@
-"""`tilefold::prefixes`: running sums and products of columns, with kernels of ours on GPUs."""
+"""`tilefold::prefixes`: running sums, products and log-sum-exps of columns, with kernels of ours on GPUs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ _LIBRARY.define(
 @torch.library.impl(_LIBRARY, "prefixes", "CUDA")
 def _on_gpu(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
     with torch.cuda.device(x.device):
-        return prefixes.run(x.contiguous(), dim, kind, dtype, _units(x))
+        return prefixes.run(x.contiguous(), dim, kind, dtype, units(x))
 
 
 def launches(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> Sequence[Launch]:
     """Of the operator on a GPU's tensor, which may be a fake one."""
-    return prefixes.launches(x.contiguous(), dim, kind, dtype, _units(x))[1]
+    return prefixes.launches(x.contiguous(), dim, kind, dtype, units(x))[1]
 
 
-def _units(x: torch.Tensor) -> int:
+def units(x: torch.Tensor) -> int:
+    """Multiprocessors of a tensor's device."""
     return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
 
 
 @torch.library.impl(_LIBRARY, "prefixes", "CPU")
 def _on_cpu(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
+    if kind == "logsumexp":
+        return torch.logcumsumexp(x.to(dtype), dim)
     return torch.cumsum(x, dim, dtype=dtype) if kind == "sum" else torch.cumprod(x, dim, dtype=dtype)
 
 

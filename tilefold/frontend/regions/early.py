@@ -10,7 +10,7 @@ import torch
 
 from tilefold import config
 from tilefold.backends.triton.written import Launch, build_ahead
-from tilefold.frontend.operators import added_rows, prefix, product_gradient
+from tilefold.frontend.operators import added_rows, prefix, prefix_gradient
 from tilefold.frontend.regions import rows
 
 log = logging.getLogger("tilefold")
@@ -18,7 +18,7 @@ log = logging.getLogger("tilefold")
 #: What operators with kernels that are written by hand launch, given their arguments.
 _LAUNCHES: Mapping[object, Callable[..., Sequence[Launch]]] = {
     prefix.prefixes_op: prefix.launches,
-    product_gradient.product_gradient_op: product_gradient.launches,
+    prefix_gradient.prefix_gradient_op: prefix_gradient.launches,
     added_rows.added_rows_op: added_rows.launches,
     added_rows.rows_of_sums_op: added_rows.launches_on_zeros,
     rows.scaled: rows.launches,

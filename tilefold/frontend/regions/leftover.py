@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.prefix import prefixes_op
-from tilefold.frontend.operators.product_gradient import product_gradient_op
+from tilefold.frontend.operators.prefix_gradient import prefix_gradient_op
 from tilefold.frontend.regions.added_rows import crowded
 from tilefold.frontend.regions.extract import Extracted
 from tilefold.frontend.regions.guard import Guarded, Part
@@ -123,7 +123,7 @@ def _sorts_short_rows(n: torch.fx.Node) -> bool:
 
 def _of_ours(group: Group) -> bool:
     """Whether an operator of Tilefold's is in the group that Inductor does not know."""
-    return any(is_own(n) and n.target not in (prefixes_op, product_gradient_op) for n in group.nodes)
+    return any(is_own(n) and n.target not in (prefixes_op, prefix_gradient_op) for n in group.nodes)
 
 
 def _draws_numbers(group: Group) -> bool:

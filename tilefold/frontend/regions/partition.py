@@ -25,7 +25,7 @@ from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.fx_to_tensor import is_scalar, supports
 from tilefold.frontend.operators.keyed_sums import against_sums, in_a_region
 from tilefold.frontend.operators.prefix import prefixes_op
-from tilefold.frontend.operators.product_gradient import product_gradient_op
+from tilefold.frontend.operators.prefix_gradient import prefix_gradient_op
 from tilefold.frontend.operators.put import put_op, scattered_op
 from tilefold.frontend.operators.random import draws_seeds
 from tilefold.frontend.operators.source import location
@@ -39,7 +39,7 @@ from tilefold.frontend.regions.scans import SCANS, carried, movable
 Node = torch.fx.Node
 #: Levels of uncovered operators before the first region: random numbers, which run op by op, and the rest.
 _DRAWN, _EARLY = -3, -1
-_OWN = (prefixes_op, product_gradient_op, added_rows_op, rows_of_sums_op, scaled, put_op, scattered_op)
+_OWN = (prefixes_op, prefix_gradient_op, added_rows_op, rows_of_sums_op, scaled, put_op, scattered_op)
 #: The same memory as numbers of another kind.
 _RETYPED = (torch.ops.aten.view_as_real.default, torch.ops.aten.view_as_complex.default)
 #: Operators that a library computes whoever calls it.

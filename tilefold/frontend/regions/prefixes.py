@@ -1,4 +1,4 @@
-"""Running sums and products of columns on GPUs: an operator with kernels of ours.
+"""Running sums, products and log-sum-exps of columns on GPUs: an operator with kernels of ours.
 
 A scan along the last axis in memory stays Inductor's, with what is elementwise around it. Down another axis its kernels
 are far from the speed of memory; those of `backends.triton.prefixes` have the columns side by side.
@@ -18,7 +18,7 @@ from tilefold.frontend.regions.partition import extents
 
 aten = torch.ops.aten
 #: Scans that a fold here gives, by its name.
-_KINDS = {aten.cumsum.default: "sum", aten.cumprod.default: "prod"}
+_KINDS = {aten.cumsum.default: "sum", aten.cumprod.default: "prod", aten.logcumsumexp.default: "logsumexp"}
 #: Columns that lie side by side, and rows, from which it is faster (Inductor keeps fewer rows in a thread block whole).
 COLUMNS, ROWS = 32, 256
 

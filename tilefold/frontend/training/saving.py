@@ -42,11 +42,11 @@ from tilefold.frontend.training.chunks import in_chunks
 from tilefold.frontend.training.compared import compared
 from tilefold.frontend.training.laid_out import as_arguments_lie
 from tilefold.frontend.training.log_sums import from_log_sums
+from tilefold.frontend.training.prefix_gradients import one_scan
 from tilefold.frontend.training.prices import KEEP, Prices
 from tilefold.frontend.training.read_less import narrow_places, signs_of_sources
 from tilefold.frontend.training.reassociate import reassociate
 from tilefold.frontend.training.repeated import drop_repeated
-from tilefold.frontend.training.running_products import one_scan
 from tilefold.frontend.training.scatters import as_gathers
 from tilefold.frontend.training.states import take_apart
 
