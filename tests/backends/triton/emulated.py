@@ -351,6 +351,7 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late:
         "tf_erf_by_exp": torch.erf,
         "tf_reciprocal": torch.reciprocal,
         "tf_pow_of_positive": torch.pow,
+        "tf_pow": torch.pow,
         "tf_sigmoid": torch.sigmoid,
         "tf_apart": lambda: 0,
         "tf_put": lambda slot, value: slot.data.fill_(int(value)),

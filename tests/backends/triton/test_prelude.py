@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tilefold.backends.triton.prelude import functions, needed, prelude
 
@@ -44,3 +47,40 @@ def test_the_interpreter_has_its_own_with_what_they_call():
 
 def test_text_that_runs():
     compile(prelude("tf_random(tf_rank(x), 1, 2)") + "\n\n@triton.jit\ndef f(x):\n    pass\n", "kernel", "exec")
+
+
+class Bits(torch.Tensor):
+    def to(self, dtype, bitcast):
+        return self.view(dtype)
+
+
+def test_powers_have_the_signs_of_eager():
+    """Of zeros, infinities, and numbers that are whole, odd or neither; what a power of a positive number is, is not
+    asked here."""
+    tl = SimpleNamespace(floor=torch.floor, abs=torch.abs, int32=torch.int32)
+    tl.where = lambda c, a, b: torch.where(c, torch.as_tensor(a), torch.as_tensor(b))
+    space = {"tl": tl, "tf_pow_of_positive": torch.pow}
+    (text,) = (t for t in functions("tf_pow(x, y)").split("@triton.jit") if "def tf_pow(" in t)
+    exec(text, space)
+    v = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        2.0,
+        -2.0,
+        3.0,
+        -3.0,
+        0.5,
+        -2.5,
+        math.inf,
+        -math.inf,
+        math.nan,
+        -1e-40,
+        16777217.0,
+        -1e30,
+    ]
+    x, y = torch.meshgrid(torch.tensor(v), torch.tensor(v), indexing="ij")
+    got, want = space["tf_pow"](x.contiguous().as_subclass(Bits), y).as_subclass(torch.Tensor), torch.pow(x, y)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(torch.signbit(got)[~want.isnan()], torch.signbit(want)[~want.isnan()])

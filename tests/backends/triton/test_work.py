@@ -11,7 +11,7 @@ from tests.backends.triton.kernels import meta
 from tests.backends.triton.test_warps import of
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used
-from tilefold.backends.triton.work import QUOTIENT, REST, held, index_units, room, work
+from tilefold.backends.triton.work import OF_BASE, QUOTIENT, REST, held, index_units, room, work
 from tilefold.plan.dataflow import GPU_UNITS
 from tilefold.plan.hardware import H200
 from tilefold.tile import ir
@@ -51,6 +51,12 @@ def test_digits_of_a_position_are_computed_for_each_element_and_sums_of_dims_are
     assert index_units(call("add", call("mul", i, n), j)) == 0
     assert index_units(call("floordiv", i, n)) == QUOTIENT
     assert index_units(call("mod", call("floordiv", i, n), n)) == 2 * QUOTIENT + REST
+
+
+def test_the_logarithm_of_a_base_is_taken_once():
+    whole, one = work(call("pow", X, Y), area), work(call("pow", R, X), area)
+    assert whole == 400 * GPU_UNITS["pow"]
+    assert one == 400 * (GPU_UNITS["pow"] - OF_BASE) + area(dims_used(R)) * OF_BASE < whole / 2
 
 
 def test_a_cube_is_no_power():

@@ -196,6 +196,16 @@ def tf_pow_of_positive(x, y):
 
 
 @triton.jit
+def tf_pow(x, y):
+    # of any sign, without branches; what depends on x alone is computed once where x is one number
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) != y * 0.5)
+    z = tl.where(tl.abs(x) == 1.0, 1.0, tf_pow_of_positive(tl.abs(x), y))
+    z = tl.where((x.to(tl.int32, bitcast=True) < 0) & odd, -z, z)
+    return tl.where((x < 0.0) & (x > -float("inf")) & (whole == 0), float("nan"), z)
+
+
+@triton.jit
 def tf_tanh_by_exp(x):
     return 1.0 - 2.0 * tf_reciprocal(1.0 + tl.exp2(x * 2.8853900817779268))
 

@@ -417,9 +417,10 @@ class Expressions:
         return Value(code, v.axes, v.kind, v.level)
 
     def _pow(self, kind: DType, least: float) -> str:
-        """The power of what is no less than `least`: half as many instructions where nothing is negative."""
-        ours = kind is DType.F32 and least >= 0.0 and self.leaves.nvidia
-        return "tf_pow_of_positive" if ours else "libdevice.pow"
+        """The power of what is no less than `least`: the library's has two to four times as many instructions, and
+        branches."""
+        ours = kind is DType.F32 and self.leaves.nvidia
+        return ("tf_pow_of_positive" if least >= 0.0 else "tf_pow") if ours else "libdevice.pow"
 
 
 def narrowed(code: str, kind: DType, dtype: DType, *, checked: bool = True) -> str:
