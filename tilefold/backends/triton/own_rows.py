@@ -62,7 +62,7 @@ def rows_of(b: Block, unit: UnitAxes) -> dict[frozenset[str], int]:
             dims = frozenset(d for e in x.index for d in dims_used(e))
             places.setdefault((x.tensor, row, dims), []).append(place * kinds[x.tensor].dtype.nbytes)
     rows: dict[frozenset[str], int] = {}
-    for (tensor, _, dims), at in places.items():
+    for (_, _, dims), at in places.items():
         sectors = {n // H100.sector for n in at}
         if len(sectors) < len(at):
             rows[dims] = rows.get(dims, 0) + H100.sector * len(sectors)

@@ -380,7 +380,8 @@ class Expressions:
         wide = [(k, x) for k, x in parts if len(dims_used(x)) > 1 or isinstance(x, Call)]
         folds = self.leaves.narrow or any(abs(k) * pull_scale(x, loose=False)[0] != 1.0 for k, x in parts)
         if not folds or not wide or len(parts) > 3:
-            v = converted(self.value(arg, frame), DType.F32) if self._is_int(arg, frame) else self.value(arg, frame)
+            v = self.value(arg, frame)
+            v = v if v.kind.is_float else converted(v, DType.F32)
             return Value(f"tl.exp({v.code})", v.axes, v.kind, v.level)
         kind = DType.F32
         done: list[Term] = []
@@ -392,9 +393,6 @@ class Expressions:
             kind = promote(kind, v.kind)
             done.append(Term(k * more, v, self.leaves.far(x)))
         return exponential(done, kind, frame)
-
-    def _is_int(self, e: Expr, frame: Sequence[str]) -> bool:
-        return not self.value(e, frame).kind.is_float
 
     def _power(self, v: Value, n: float, least: float) -> Value:
         """v ** n, where v is known to be `least` or more: powers of a normal number in quarters are roots."""

@@ -1,20 +1,20 @@
 """Channels-last memory between the convolutions of a GPU's graph: of inference, or a joint one before it is cut.
 
-Matrix units read images with contiguous channels; the library converts every operand and result of a convolution
-that has them otherwise. It is cheaper to convert at the entrance and where the graph's results must be as they were
-traced, in kernels that are there anyway (`tensor.channels_last`). One channel a group is a reason where windows are
-large: they are written out (`tensor.windows`), and elements of 16 bits are read one by one across a row, but as vectors
-along channels; those of float32 are the library's, which has kernels for that memory (5 x 5 on an H200: 88 us, 234 in
-a kernel of ours that also sums what it makes, across rows). Not of fewer channels than a vector has (11 x 11 of three
-colours, forward and both gradients on an H100: 1,650 us, in planes 1,130). Convolutions of one tap are products in either layout and
-alone no reason. Groups of some numbers of channels are faster in planes (`_of_groups`), and are converted to them amid
-channels-last memory. Of one or three axes of space (sound, video) the same holds for 16 bits and whole vectors of
-channels: the library converts them too (H100, bf16, 32 x 128 x 8003: 41 us an operand, beside a convolution of 51; 3 x
-3 x 3 of 16 x 16 x 16 x 32 x 32: 418 us, 77 with contiguous channels; the image's gradient 108 and 74, the weight's 105
-and 70; 1 x 3 x 3 of 4 x 32 x 16 x 56 x 56: 93, 4,393 and 114 us; 48, 56 and 72). In a training step a window of any
-size is a reason, for the gradient of its weight (H100, bf16, 3 x 3, 8 x 128 x 96 x 96: 139 us in planes, 44; the
-image's and the convolution 65, 51). Only metadata change: the strides that each node of the graph would have if images
-came to convolutions in that memory. Kernels and library steps store what the strides say.
+Matrix units read images with contiguous channels; the library converts every operand and result of a convolution that
+has them otherwise. It is cheaper to convert at the entrance and where the graph's results must be as they were traced,
+in kernels that are there anyway (`tensor.channels_last`). One channel a group is a reason where windows are large: they
+are written out (`tensor.windows`), and elements of 16 bits are read one by one across a row, but as vectors along
+channels; those of float32 are the library's, which has kernels for that memory (5 x 5 on an H200: 88 us, 234 in a
+kernel of ours that also sums what it makes, across rows). Not of fewer channels than a vector has (11 x 11 of three
+colours, forward and both gradients on an H100: 1,650 us, in planes 1,130). Convolutions of one tap are products in
+either layout and alone no reason. Groups of some numbers of channels are faster in planes (`_of_groups`), and are
+converted to them amid channels-last memory. Of one or three axes of space (sound, video) the same holds for 16 bits and
+whole vectors of channels: the library converts them too (H100, bf16, 32 x 128 x 8003: 41 us an operand, beside a
+convolution of 51; 3 x 3 x 3 of 16 x 16 x 16 x 32 x 32: 418 us, 77 with contiguous channels; the image's gradient 108
+and 74, the weight's 105 and 70; 1 x 3 x 3 of 4 x 32 x 16 x 56 x 56: 93, 4,393 and 114 us; 48, 56 and 72). In a training
+step a window of any size is a reason, for the gradient of its weight (H100, bf16, 3 x 3, 8 x 128 x 96 x 96: 139 us in
+planes, 44; the image's and the convolution 65, 51). Only metadata change: the strides that each node of the graph would
+have if images came to convolutions in that memory. Kernels and library steps store what the strides say.
 """
 
 from __future__ import annotations
