@@ -21,6 +21,7 @@ from tilefold import config
 from tilefold.backends.triton import ahead, device_library, known
 from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.backends.triton.outline import outlined
+from tilefold.backends.triton.straight import layouts
 from tilefold.errors import BackendError
 from tilefold.files import read_trusted
 from tilefold.garbage import collecting_later
@@ -171,7 +172,8 @@ def built(job: Job, target: Target | None = None, *, beside: Callable[[Any], Non
                 found = known.find(early, src)
             if found is not None:
                 return found
-            with _without_lines(), collecting_later():
+            apart = contextlib.nullcontext() if job.groups else layouts(job.source, job.name)
+            with _without_lines(), collecting_later(), apart:
                 done = _compiled(job, where)
     except SyntaxError as err:  # of the text that is rendered here
         said = f"{err.msg}: {(err.text or '').strip()}"
