@@ -21,12 +21,14 @@ from typing import Any, cast
 
 import torch
 import torch.nn.attention.flex_attention as torchs_flex
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tilefold.frontend.capture.flex import flex_attention, flex_operator
 
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_TO_NARROW = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16})
 
 
 def _widen(x: object) -> object:
@@ -131,6 +133,27 @@ def double_precision() -> Iterator[list[Selection]]:
     finally:
         torch.set_default_dtype(before)
         setattr(torchs_flex, debug, compiled)
+
+
+class _Casts(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        cast_to = torch.Tensor.double if func in _TO_NARROW else func
+        return cast_to(*tree_map(_widen, tuple(args)), **tree_map(_widen, dict(kwargs or {})))
+
+
+@contextmanager
+def double_gradients() -> Iterator[None]:
+    """Run what is inside, of arguments and parameters in float64, and its backward in float64: casts and dtypes that
+    the program itself asks for are made no-ops where it does so (a dispatch mode would not see gradients)."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Casts():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,6 +292,30 @@ def test_the_loss_of_a_training_step_is_drawn_without_a_backward(monkeypatch):
         assert 0 < draws.luck(0, 0)[0] < 0.1 and draws.luck(0, 1) == (0.0, 0.0)
 
 
+def test_training_is_compared_with_float64_whatever_the_program_casts_to():
+    """Softmax's gradient of float32, of which little is left: eager is off by more than its last place."""
+    case = replace(scalar_case(), fn=Narrow(), make=lambda gen: (torch.rand(1, 64, generator=gen),), train=True)
+    with torch.enable_grad():
+        (part,) = exact.references(case, case.args("cpu", 0))
+    loss, gradient = part.exact.result
+    assert loss.dtype == gradient.dtype == torch.float64 != part.eager[1].dtype
+    x = case.fn.weight.detach().double().requires_grad_()
+    own = (torch.softmax(x, -1) * (1 + 1e-3 * case.args("cpu", 0)[0].double())).sum()
+    own.backward()
+    assert torch.allclose(gradient, x.grad, rtol=1e-12, atol=0) and torch.equal(loss, own.detach())
+    assert 1e-5 < own_error(part.eager[1], gradient)[0] < 1e-2
+
+
+class Narrow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 64)[None])
+
+    def forward(self, x):
+        p = self.weight.float().softmax(-1) * (1 + 1e-3 * x.to(torch.float32))
+        return p.sum(dtype=torch.float32)
+
+
 class Mean(torch.nn.Module):
     def forward(self, x):
         return x.float().mean()

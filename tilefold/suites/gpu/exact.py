@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tilefold.frontend.hostile import Args
-from tilefold.frontend.reference import Exact, reference
+from tilefold.frontend.reference import Exact, double_gradients, reference
 from tilefold.frontend.verify import own_error
 from tilefold.suites.gpu.case import GpuCase, Part
 
@@ -75,7 +75,7 @@ class Draws:
     def _errors(self, part: Part) -> list[tuple[float, float]]:
         case, fn = self.case, self.case.fn
         own = tree_leaves(fn(*part.args))
-        exact = tree_leaves(in_float64(case)(*_wide(part.args)) if case.train else _exact(case, part).result)
+        exact = tree_leaves(_trained(in_float64(case), part) if case.train else _exact(case, part).result)
         return [own_error(y, e) if few(y) else (0.0, 0.0) for y, e in zip(own, exact, strict=True)]
 
 
@@ -89,13 +89,19 @@ def _larger(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
 
 
 def _exact(case: GpuCase, part: Part) -> Exact:
-    """The part in float64; training, whose gradients a dispatch mode would not see, by widened parameters alone."""
+    """The part in float64."""
     if not isinstance(case.fn, nn.Module):
         return reference(case.fn, part.args)
     module = in_float64(case)
     if not case.train:
         return reference(module, part.args)
-    return Exact(called(case, module)(*_wide(part.args)), ())
+    return Exact(_trained(called(case, module), part), ())
+
+
+def _trained(fn: Callable[..., Any], part: Part) -> Any:
+    """What a function of parameters in float64 gives for a part: training, or its loss alone."""
+    with double_gradients():
+        return fn(*_wide(part.args))
 
 
 def in_float64(case: GpuCase) -> nn.Module:
