@@ -58,3 +58,38 @@ def test_only_what_is_made_of_less(fn, copied):
 def test_on_a_cpu_nothing_is_computed_twice():
     gm = make_fx(sticks, tracing_mode="fake")(torch.empty(16, 8), torch.empty(8, 16))
     assert scans_apart(gm) == 0
+
+
+def folded(x):
+    """Rows are folded beside their running sums, which are folded as well."""
+    wealth = torch.log1p(x).cumsum(-1)
+    fall = 1 - torch.exp(wealth - wealth.cummax(-1).values)
+    return fall.amax(-1), x.mean(-1) / x.std(-1), x.sort(-1).values.amin(-1)
+
+
+def taken(fn, *shapes, others=()):
+    gm = on_gpu(fn, *shapes)
+    left = [n for n in gm.graph.nodes if n.target in (*SCANS, *others)]
+    return {n.target for n in carried(gm, [n for n in left if n.target in SCANS], left)}
+
+
+def test_reductions_of_the_rows_of_a_scan_go_with_it():
+    sort = ATEN.sort.default
+    assert {ATEN.amax.default, ATEN.mean.dim, ATEN.std.correction, ATEN.div.Tensor} <= taken(
+        folded, (6, 16), others=[sort]
+    )
+    assert ATEN.mean.dim not in taken(folded, (6, 16))  # a region sorts the rows, and reads them in any case
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.cumsum(-1).sum(0),  # other rows
+        lambda x: x.cumsum(-1).sum(),
+        lambda x: x.cumsum(-1)[:, :4].sum(-1),  # parts of rows
+        lambda x: x.cumsum(-1) * x.T.sum(-1),
+    ],
+)
+def test_reductions_of_others_stay(fn):
+    found = taken(fn, (16, 16))
+    assert not {ATEN.sum.default, ATEN.sum.dim_IntList} & found

@@ -84,14 +84,15 @@ def partition(gm: torch.fx.GraphModule, covers: Callable[[Node], str | None] = s
     fallbacks: list[Fallback] = []
     refused: set[Node] = set()
     elsewhere = any(v.device.type != "cpu" for n in gm.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor))
-    scans = {n: _reason(n, covers, fallbacks) for n in _operators(gm) if n.target in SCANS}
-    with_scans = carried(gm, [n for n, reason in scans.items() if reason is not None])
+    reasons = {n: _reason(n, covers, fallbacks) for n in _operators(gm) if _tuple_source(n) is None}
+    left = [n for n, reason in reasons.items() if reason is not None]
+    with_scans = carried(gm, [n for n in left if n.target in SCANS], left)
     for node in _operators(gm):
         source = _tuple_source(node)
         if source is not None:
             reason = None if source not in refused else ""
         else:
-            reason = scans[node] if node in scans else _reason(node, covers, fallbacks)
+            reason = reasons[node]
         if reason is None and (node in with_scans or _only_drawn_with(node) or (elsewhere and is_host_number(node))):
             reason = ""
         if reason is not None:

@@ -17,9 +17,13 @@ import torch
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tilefold.frontend.operators import reduce
+from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.table import VIEWS
 
 Node = torch.fx.Node
+#: Extents of a tensor, and the dim along which its rows lie.
+Row = tuple[tuple[int, ...], int]
 _ATEN = torch.ops.aten
 #: Operators whose results are prefixes of a reduction along a dim.
 SCANS = frozenset(
@@ -31,6 +35,7 @@ SCANS = frozenset(
         _ATEN.cummin.default,
     }
 )
+_FOLDS = frozenset(reduce.TABLE) - {_ATEN.topk.default}
 _CASTS = frozenset({_ATEN._to_copy.default, _ATEN.clone.default})
 _FILLS = frozenset({_ATEN.zeros_like.default, _ATEN.ones_like.default, _ATEN.full_like.default})
 #: Views whose elements stand at other places of a row.
@@ -65,33 +70,31 @@ def fold_scans(gm: torch.fx.GraphModule) -> int:
     return folded
 
 
-def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
-    """Elementwise nodes that go with scans that are left over: those that only scans use, joined parts among them (an
+def carried(gm: torch.fx.GraphModule, scans: Collection[Node], others: Collection[Node] = ()) -> set[Node]:
+    """Nodes that go with scans that are left over: elementwise ones that only scans use, joined parts among them (an
     exclusive sum starts with a zero), and those that use nothing but what is left over or read there already, and write
     no more than it. (A result of the graph, which is written in any case, may be as wide as anything on the way to it:
-    what a comparison chooses.)
+    what a comparison chooses.) On GPUs reductions of the same rows likewise, which read a row where it is: of what is
+    left over, and of what the scans read, where nothing but them and `others` (left over as well) reads it then.
 
     After a scan they are computed at its places: what stands elsewhere in a row (an order backwards, elements of a part
     of the row) is a kernel of its own to Inductor, and an index of a read to ours.
     """
-    found: set[Node] = set()
-    for scan in scans:
-        stack = list(scan.all_input_nodes)
-        while stack:
-            n = stack.pop()
-            if n not in found and (movable(n) or _joins(n)) and all(u in found or u is scan for u in n.users):
-                found.add(n)
-                stack += n.all_input_nodes
+    rows = {row for n in scans if (row := _rows(n, n.args[0])) is not None}
+    found = _before(scans, scans)
+    beside = _beside({i for n in (*scans, *found) for i in n.all_input_nodes}, rows, {*scans, *found, *others})
+    found |= beside | _before(beside, {*scans, *found, *beside})
     read = {i for n in (*scans, *found) for i in n.all_input_nodes}
     results = {*gm.graph.output_node().all_input_nodes}
-    widest = {n: _nbytes(n) for n in scans}
-    left, parts = set(scans), set[Node]()
+    widest = {n: _nbytes(n) for n in (*scans, *beside)}
+    left, parts = {*scans, *beside}, set[Node]()
     for n in gm.graph.nodes:
         inputs = [i for i in n.all_input_nodes if i.op == "call_function"]
         from_left = [i for i in inputs if i in left]
-        if from_left and _picks(n):
+        if from_left and (_picks(n) or _folds(n, rows)):
             left.add(n)
             widest[n] = _nbytes(n)
+            found |= set() if _picks(n) else {n}
         elif (
             from_left
             and movable(n)
@@ -106,6 +109,46 @@ def carried(gm: torch.fx.GraphModule, scans: Collection[Node]) -> set[Node]:
             if n.target in VIEWS and _nbytes(n) < _nbytes(inputs[0]):
                 parts.add(n)
     return found
+
+
+def _before(starts: Collection[Node], readers: Collection[Node]) -> set[Node]:
+    """The elementwise nodes and joined parts before some that nothing but them and `readers` uses."""
+    found = set[Node]()
+    for start in starts:
+        stack = list(start.all_input_nodes)
+        while stack:
+            n = stack.pop()
+            if n not in found and (movable(n) or _joins(n)) and all(u in found or u in readers for u in n.users):
+                found.add(n)
+                stack += n.all_input_nodes
+    return found
+
+
+def _beside(read: Collection[Node], rows: Collection[Row], left: Collection[Node]) -> set[Node]:
+    """The reductions of rows that scans read, where all readers of those rows are such or left over."""
+    found = set[Node]()
+    for n in read:
+        folds = {u for u in n.users if _folds(u, rows)}
+        if all(u in folds or u in left for u in n.users):
+            found |= folds
+    return found
+
+
+def _folds(n: Node, rows: Collection[Row]) -> bool:
+    """Whether a node reduces such rows of one tensor."""
+    return n.target in _FOLDS and len(n.all_input_nodes) == 1 and _rows(n, n.args[0]) in rows
+
+
+def _rows(n: Node, of: object) -> Row | None:
+    """The extents of what a node scans or reduces along one dim, and that dim; None of several dims, on a CPU (whose
+    scans PyTorch itself computes) and where sizes are not known."""
+    x = of.meta.get("val") if isinstance(of, Node) else None
+    dim = attrs(n).get("dim")
+    if isinstance(dim, list | tuple) and len(dim) == 1:
+        (dim,) = dim
+    if not isinstance(x, torch.Tensor) or not isinstance(dim, int) or not x.dim() or x.device.type == "cpu":
+        return None
+    return (tuple(x.shape), dim % x.dim()) if all(isinstance(s, int) for s in x.shape) else None
 
 
 def movable(n: Node) -> bool:
