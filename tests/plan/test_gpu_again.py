@@ -246,3 +246,34 @@ CHOSEN = """program f()
 def test_what_is_chosen_is_computed_for_each_choice(body, times):
     z = parse(CHOSEN.format(body=body)).body[-1]
     assert len(guards(z.body, "m")) == times
+
+
+HALVES = """program halves()
+  input x: bf16[2, 6, 1024, 1024]
+  input m: f32[2, 6, 1024]
+  dim b = 2
+  dim g = 6
+  dim h = 3
+  dim i = 1024
+  dim j = 1024
+  e[b, g, i, j]: f32 = exp(x[b, g, i, j] - m[b, g, i])
+  s[b, g, i]: f32 = sum[j] e[b, g, i, j]
+  d[b, h, i, j]: bf16 = e[b, {first}, i, j] - e[b, {second}, i, j]
+  return s, d
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "stored"),
+    [("h * 2", "h * 2 + 1", False), ("h", "h + 3", False), ("0", "1", False), ("h // 2", "h + 3", True)],
+)
+def test_what_is_read_at_every_second_place_is_computed_there(first, second, stored):
+    p = parse(HALVES.format(first=first, second=second))
+    groups = [one_kernel(Graph.of(p), members, TARGET.limits) for members in (("e", "s"), ("d",))]
+    done, _ = computed_again(p, groups, TARGET.machine, TARGET.limits)
+    d = next(c for c in done.body if c.name == "d")
+    assert ("e" in tensors_read(d.body)) == stored
+    small = {"x": torch.randn(2, 6, 1024, 1)[..., [0] * 1024].bfloat16(), "m": torch.zeros(2, 6, 1024)}
+    if not stored:
+        got, want = interp.run(done, small), interp.run(p, small)
+        torch.testing.assert_close(got["d"], want["d"])

@@ -64,6 +64,7 @@ KEPT = HALVES.replace("return o", "return o, x")
 NOT_NORMALISED = HALVES.replace("p2[b, h, i, j] / t2[b, h, i])\n", "p2[b, h, i, j])\n").replace(" - m2[b, h, i])", ")")
 WIDE = HALVES.replace("f32[2, 3, n, 8]\n  input w", "f32[2, 3, n, 200]\n  input w").replace("dim e = 8", "dim e = 200")
 REVERSED = NEIGHBOURS.replace("y[b, h * 2 + 1, i, j]", "y[b, h * 2 + 1, i, n - 1 - j]")
+SAVED = NEIGHBOURS.replace("return o", "return o, t")
 
 
 def products(p):
@@ -90,8 +91,15 @@ def test_each_part_has_a_product_of_its_own(text):
 
 @pytest.mark.parametrize(
     "text",
-    [SAME, KEPT, NOT_NORMALISED, REVERSED, WIDE],
-    ids=["one normaliser", "needed elsewhere", "nothing rescales a part", "read in another order", "wide states"],
+    [SAME, KEPT, SAVED, NOT_NORMALISED, REVERSED, WIDE],
+    ids=[
+        "one normaliser",
+        "needed elsewhere",
+        "statistics saved",
+        "nothing rescales a part",
+        "read in another order",
+        "wide states",
+    ],
 )
 def test_what_is_left_as_it_is(text):
     p = parse(text)

@@ -102,3 +102,26 @@ def test_a_map_of_several_tensors_that_data_pick_often_is_written_once():
 @pytest.mark.parametrize(("rows", "picks"), [(70, 140), (70_000, 1000)], ids=["small", "few of many"])
 def test_one_that_is_picked_seldom_is_computed_where_it_is(rows, picks):
     assert [c.name for c in inline(parse(LOOKED_UP.format(rows=rows, picks=picks))).body] == ["y"]
+
+
+PAIRED = """program paired()
+  input x: f32[6, 6]
+  input m: f32[6]
+  dim i = 6
+  dim j = 6
+  d[i, j]: f32 = exp(x[i, j]) * m[j] - exp(m[i])
+  s[i]: f32 = sum[j] exp(d[i, j])
+  loss[]: f32 = sum[i] log(s[i]) - d[{at}]
+  return loss
+"""
+
+
+@pytest.mark.parametrize(("at", "kept"), [("i, i", ["s", "loss"]), ("i, j", ["d", "s", "loss"])])
+def test_a_diagonal_is_computed_where_it_is_read(at, kept):
+    """A batch's pairs: nothing as large as all of them is written for these few."""
+    text = PAIRED.format(at=at) if at == "i, i" else PAIRED.format(at=at).replace("sum[i] log", "sum[i, j] log")
+    p = parse(text)
+    q = inline(p)
+    assert [c.name for c in q.body] == kept
+    given = {"x": torch.randn(6, 6), "m": torch.randn(6)}
+    torch.testing.assert_close(run(q, given)["loss"], run(p, given)["loss"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilefold.algebra.expr import Call, Expr, Index, Load, call, children, dims_used, loads, tensors_read
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, children, dims_used, loads, tensors_read
 from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
 from tilefold.block.stages import inline_maps
@@ -77,9 +77,26 @@ def _again(
 
 
 def _plainly_read(g: Graph, name: str, reader: str) -> bool:
-    """Whether a reader has each element of the map for one of its own."""
+    """Whether a reader has each element of the map that it reads for one of its own: at its dims, or fixed steps along
+    them (every second head), each at one place."""
     found = [ld.index for ld in loads(g.by_name[reader].body) if ld.tensor == name]
-    return all(all(isinstance(ix, Index) for ix in index) and len(set(index)) == len(index) for index in found)
+    return all(
+        all(map(_stepped, index)) and sum(len(dims_used(ix)) for ix in index) == len(_at(index)) for index in found
+    )
+
+
+def _stepped(ix: Expr) -> bool:
+    """Whether an index is a dim, a number, or a number of steps along a dim and a number."""
+    match ix:
+        case Index() | Const():
+            return True
+        case Call("add" | "sub" | "mul", (a, Const())):
+            return _stepped(a)
+    return False
+
+
+def _at(index: Sequence[Expr]) -> frozenset[str]:
+    return frozenset[str]().union(*map(dims_used, index))
 
 
 def _multiplies(g: Graph, x: Group) -> bool:
@@ -94,7 +111,7 @@ def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group,
     needed = {ld.tensor: ld for ld in loads(body)}
     mine = {r: m for m in own.members for r in g.by_name[m].results}
     ways = {x: _ways(g, name, x) for x in others}
-    evaluations = {x: _evaluations(g, c.dims, x, machine) for x in others}
+    evaluations = {x: _evaluations(g, name, x, machine) for x in others}
     for t, ld in needed.items():
         if mine.get(t) is not None and not g.escapes(mine[t], own.members):
             saved -= g.nbytes([t])  # a state that is written now
@@ -142,11 +159,17 @@ def _ways(g: Graph, name: str, x: Group) -> list[set[tuple[Expr, ...]]]:
     return [guards(g.by_name[m].body, name) for m in x.members]
 
 
-def _evaluations(g: Graph, dims: Sequence[str], x: Group, machine: Gpu) -> float:
-    """How often a kernel computes a map of these dims: in each thread block, of which those that reduce along it have
-    neighbouring columns, where what they reduce has these side by side."""
-    others = set(x.parallel) - set(dims)
-    along = [g.by_name[m].body for m in x.members if set(dims) & set(g.by_name[m].rdims)]
+def _evaluations(g: Graph, name: str, x: Group, machine: Gpu) -> float:
+    """How often a kernel computes a map at a place where it reads it, the one of most elements."""
+    places = {_at(ld.index) for m in x.members for ld in loads(g.by_name[m].body) if ld.tensor == name}
+    return max(_evaluated(g, dims, x, machine) for dims in places)
+
+
+def _evaluated(g: Graph, dims: frozenset[str], x: Group, machine: Gpu) -> float:
+    """How often a kernel computes what it reads at these dims: in each thread block, of which those that reduce along
+    it have neighbouring columns, where what they reduce has these side by side."""
+    others = set(x.parallel) - dims
+    along = [g.by_name[m].body for m in x.members if dims & set(g.by_name[m].rdims)]
     columns = any(others & set(dims_used(ld.index[-1])) for e in along for ld in loads(e) if ld.index)
     apart = g.points(others)
     return g.points(dims) * (max(1.0, apart / machine.columns) if columns else apart)

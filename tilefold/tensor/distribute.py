@@ -8,8 +8,9 @@ one loop. Parts that are read at computed positions (`p[2 h] - p[2 h + 1]`, neig
 
     s[h, i] = f(h, i) read at s[2 h, i]     is     s'[h, i] = f(2 h, i)
 
-for all that s is computed of along h. Of a stream all positions are read once, so nothing is computed twice. The states
-of all parts have to fit on chip: with two of 256 columns each, one kernel takes 2.7 times as long as four (an H200).
+for all that s is computed of along h. Of a stream all positions are read once, so nothing is computed twice, unless
+others read what it is made of as well (a forward that saves its statistics): then the product stays whole. The states of
+all parts have to fit on chip: with two of 256 columns each, one kernel takes 2.7 times as long as four (an H200).
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ class _Parts:
         return reads(e)
 
     def cone(self, e: Expr, dim: str) -> list[Compute] | None:
-        """What `e` is computed of that varies along `dim`, in program order; None: read there at another position, or
-        an element of several results."""
+        """What `e` is computed of that varies along `dim`, in program order; None: read there at another position, an
+        element of several results, or a reduction that others read too, which would be computed again."""
         found: set[str] = set()
         todo: list[tuple[Expr, bool]] = [(e, False)]
         while todo:
@@ -170,6 +171,9 @@ class _Parts:
                 if c.name not in found:
                     found.add(c.name)
                     todo.append((c.body, True))
+        own = {*found, self.x.name}
+        if any(self.g.by_name[n].reducer is not None and self.g.escapes(n, own) for n in found):
+            return None
         return [c for c in self.g.program.body if c.name in found]
 
 

@@ -69,7 +69,7 @@ def inline(p: Program, rounds: int = MOST_ROUNDS) -> Program:
     when others are substituted themselves (a gate, in what a gradient is concatenated from)."""
     for _ in range(rounds):
         before, p = p, _inline_once(p)
-        if len(p.body) == len(before.body):
+        if p.body == before.body:
             break
     return p
 
@@ -321,8 +321,11 @@ def _looked_up_apart(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[
 
 
 def _takes_few(ld: Load, m: Compute) -> bool:
-    """Whether a load takes one element along a dim of the map, at a place that data give: the label's logarithm."""
-    return any(isinstance(e, Load) for i in ld.index for e in walk(i)) and len(dims_used(ld)) < len(m.dims)
+    """Whether a load takes one element along a dim of the map, at a place that data give, or on a diagonal: the label's
+    logarithm, and that of the pair of a row in a batch."""
+    given = any(isinstance(e, Load) for i in ld.index for e in walk(i))
+    diagonal = len(set(plain := [i for i in ld.index if isinstance(i, Index)])) < len(plain)
+    return (given or diagonal) and len(dims_used(ld)) < len(m.dims)
 
 
 def _spreads(m: Compute) -> bool:

@@ -80,6 +80,7 @@ def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeyp
         (nn.Conv2d(8, 8, 3, groups=8), torch.bfloat16, False),  # written out, in either order
         (nn.Conv2d(8, 8, 5, groups=8), torch.bfloat16, True),  # a large window, of vectors of channels
         (nn.Conv2d(8, 8, 5, groups=8), torch.float32, True),
+        (nn.Conv2d(3, 3, 5, groups=3), torch.float32, False),  # no whole vector of channels
         (nn.Conv2d(8, 16, 3, groups=4), torch.bfloat16, False),  # two channels a group
         (nn.Conv2d(16, 32, 3, groups=2), torch.bfloat16, True),
         (nn.Conv2d(48, 32, 3, groups=2), torch.bfloat16, False),  # 24 channels a group

@@ -224,11 +224,11 @@ def _form(n: Node, device: str, *, training: bool) -> bool | None:
         return True if groups == 1 and whole and min(x.shape[2:]) > 1 and not transposed else None
     if transposed:  # blocks that touch are a product
         return True if groups == 1 and list(w.shape[2:]) != stride else None
-    vectors = w.shape[0] * x.dtype.itemsize >= VECTOR
+    vectors = w.shape[0] * x.dtype.itemsize % VECTOR == 0
     if groups == 1 or (w.shape[1] == 1 and w.shape[2:].numel() >= LARGE_WINDOW and vectors):
         return True
     if training and w.shape[1] == 1 and w.shape[0] == groups and w.shape[2:].numel() > 1:
-        return True if x.dtype.itemsize == 2 and w.shape[0] * x.dtype.itemsize % VECTOR == 0 else None
+        return True if x.dtype.itemsize == 2 and vectors else None
     # of float32 the library turns groups around
     return _of_groups(w.shape[1], gradient=n.target in _GRADIENTS) if x.dtype.itemsize == 2 else None
 

@@ -90,6 +90,9 @@ def _one_hot(c: Compute) -> Pick | None:
 def _pick(e: Expr, k: str) -> Pick | None:
     """The one element of a row that may not be zero."""
     match e:
+        case Cast(arg, dtype) if dtype.is_float:  # zeros stay zeros
+            found = _pick(arg, k)
+            return None if found is None else (found[0], found[1], Cast(found[2], dtype))
         case Call("where", (condition, value, Const(zero, _))) if zero == 0 and k not in dims_used(value):
             pass
         case _:
@@ -145,7 +148,8 @@ def collapse_sums(p: Program) -> Program:
     """The program in which sums over rows that are constant but for single elements are maps: the constant times the
     length, and the elements. Added up one after the other, many small terms beside a large one would be rounded as it
     is (the gradient of a smoothed cross-entropy). Rows of floats with a known length that is not 0."""
-    maps = {c.name: c for c in p.body if c.reducer is None and len(c.results) == 1 and c.dtype is DType.F32}
+    maps = {c.name: c for c in p.body if c.reducer is None and len(c.results) == 1 and c.dtype.compute is DType.F32}
+    dtypes = {i.name: i.dtype for i in p.inputs} | {r: c.dtype for c in p.body for r in c.results}
     named: set[str] = set()
 
     def names(e: Expr) -> bool:
@@ -162,7 +166,10 @@ def collapse_sums(p: Program) -> Program:
         """With the maps that are read along k in their readers' place, as long as that is no longer than bodies are."""
 
         def one(n: Load) -> Expr | None:
-            return substitute_map(maps[n.tensor], n) if n.tensor in maps and k in dims_used(n) else None
+            if n.tensor not in maps or k not in dims_used(n):
+                return None
+            m = maps[n.tensor]
+            return converted(substitute_map(m, n), m.dtype, dtypes)
 
         longer = rename_loads(e, one)
         return e if longer is e or too_long(longer) else written_out(longer, k)
