@@ -9,8 +9,8 @@ one loop. Parts that are read at computed positions (`p[2 h] - p[2 h + 1]`, neig
     s[h, i] = f(h, i) read at s[2 h, i]     is     s'[h, i] = f(2 h, i)
 
 for all that s is computed of along h. Of a stream all positions are read once, so nothing is computed twice, unless
-others read what it is made of as well (a forward that saves its statistics): then the product stays whole. The states of
-all parts have to fit on chip: with two of 256 columns each, one kernel takes 2.7 times as long as four (an H200).
+others read what it is made of as well (a forward that saves its statistics): then the product stays whole. The states
+of all parts have to fit on chip: with two of 256 columns each, one kernel takes 2.7 times as long as four (an H200).
 """
 
 from __future__ import annotations

@@ -39,8 +39,17 @@ _Range = tuple[int, int]
 
 def narrow(p: Program) -> Program:
     """Every body with its index conditions simplified."""
-    ranges = {d: (0, int(e.value) - 1) for d, e in p.sizes.items() if isinstance(e, Const) and e.value > 0}
+    ranges = _ranges(p.sizes)
     return replace(p, body=tuple(replace(c, body=_narrow(c.body, ranges, p.sizes)) for c in p.body))
+
+
+def narrowed(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
+    """An expression over dims of these sizes likewise."""
+    return _narrow(e, _ranges(sizes), sizes)
+
+
+def _ranges(sizes: Mapping[str, Expr]) -> dict[str, _Range]:
+    return {d: (0, int(e.value) - 1) for d, e in sizes.items() if isinstance(e, Const) and e.value > 0}
 
 
 def _narrow(e: Expr, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) -> Expr:

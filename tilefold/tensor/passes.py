@@ -18,6 +18,7 @@ from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.positions import settled_positions
 from tilefold.tensor.powers import powers_apart
+from tilefold.tensor.read_through import read_through
 from tilefold.tensor.repeated import drop_repeated
 from tilefold.tensor.repeats import products_of_repeats
 from tilefold.tensor.rewrite import drop_dead, read_as_results
@@ -31,6 +32,7 @@ from tilefold.tensor.unify import canonical_names, unify
 INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("constant parts", constant_parts),
     ("narrow conditions", narrow),
+    ("read through", read_through),
     ("inline maps", inline),
     ("components apart", components_apart),
     ("parts of rows", parts_of_rows),
