@@ -2,6 +2,7 @@
 
 Laws, for 0 <= r < D:   D q + r < D c  <=>  q < c
                         where(c, a, b) = a if c holds for all indices in range, b if it never does
+                        x - c < n  <=>  x < n + c
                         within(a, n) = a if 0 <= a < n for all indices in range (a check that cannot fail)
                         where(x < c, a, b): in a, x <= c - 1; in b, x >= c; x is known where one value is left
                         where(x < c, t[within(i, n)], b) = where(x < c, t[within(where(x < c, i, 0), n)], b)
@@ -56,7 +57,7 @@ def _narrow(e: Expr, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) ->
     if not isinstance(e, Call) or e.op != "where":
         return decided(rebuild(e, tuple(_narrow(k, ranges, sizes) for k in children(e))), sizes)
     condition, a, b = e.args
-    condition = _narrow(condition, ranges, sizes)
+    condition = _by_dim(_narrow(condition, ranges, sizes))
     if isinstance(condition, Const):
         return _narrow(a if condition.value else b, ranges, sizes)
     match condition:
@@ -66,6 +67,14 @@ def _narrow(e: Expr, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) ->
             outside = _within(b, d, (max(low, int(bound)), high), ranges, sizes)
             return Call("where", (condition, inside, outside))
     return Call("where", (condition, _narrow(a, ranges, sizes), _narrow(b, ranges, sizes)))
+
+
+def _by_dim(e: Expr) -> Expr:
+    """x - c < n as x < n + c: a part of a part of a concatenation."""
+    match e:
+        case Call("lt", (Call("add" | "sub" as op, (Index() as d, Const(c, DType.I64))), Const(bound, DType.I64))):
+            return Call("lt", (d, const(int(bound) - int(c) if op == "add" else int(bound) + int(c))))
+    return e
 
 
 def _within(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) -> Expr:
