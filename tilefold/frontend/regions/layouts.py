@@ -5,7 +5,7 @@ has them otherwise. It is cheaper to convert at the entrance and where the graph
 in kernels that are there anyway (`tensor.channels_last`). One channel a group is a reason where windows are large: they
 are written out (`tensor.windows`), and elements of 16 bits are read one by one across a row, but as vectors along
 channels; those of float32 are the library's, which has kernels for that memory (5 x 5 on an H200: 88 us, 234 in a
-kernel of ours that also sums what it makes, across rows). Not of fewer channels than a vector has (11 x 11 of three
+kernel of ours that also sums what it makes, across rows). Not where channels are no whole vectors (11 x 11 of three
 colours, forward and both gradients on an H100: 1,650 us, in planes 1,130). Convolutions of one tap are products in
 either layout and alone no reason. Groups of some numbers of channels are faster in planes (`_of_groups`), and are
 converted to them amid channels-last memory. Of one or three axes of space (sound, video) the same holds for 16 bits and
