@@ -204,7 +204,8 @@ def _narrowed(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> boo
 
 
 def _run_down(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
-    """Whether a folds rows that b sums columns of, and writes along them, so that no segments of one kernel are made:
+    """Whether a folds rows that b sums columns of (no product of matrices, into which what is folded streams), and
+    writes along them, so that no segments of one kernel are made:
     what it reads and writes takes the blocks that are left longer than a kernel of its own costs (the gradient of a
     norm's rows, beside those of each image's scale: 436 us on an H100, apart 60)."""
     summed = {d for m in b.members for d in g.by_name[m].rdims} & {*a.parallel} - {*whole.parallel}
@@ -212,7 +213,8 @@ def _run_down(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> boo
     written = {m for m in a.members if g.escapes(m, whole.members) and summed & set(out_dims(g.by_name[m]))}
     if limits.operands is None or not summed or not folds or any(summed & {*c.rdims} for c in folds):
         return False
-    if all(_of_elements(g, m, whole.members) for m in written) or any(matrices(c, g.extent) for c in folds):
+    products = any(matrices(g.by_name[m], g.extent) for m in whole.members)
+    if products or all(_of_elements(g, m, whole.members) for m in written):
         return False
     between = {r for m in b.members for r in g.producers[m] if r in a.members}
     between |= {r for m in a.members for r in g.producers[m] if r in b.members}
