@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +23,8 @@ def grouped(cuda, monkeypatch) -> list[str]:
     """Names of the kernels that were rendered for groups, as all that can be are."""
     if not launch.is_hopper(torch.device(cuda)):
         pytest.skip("groups of warps need a GPU of compute capability 9.0")
+    torch._dynamo.reset()
+    gc.collect()  # kernels of other tests' programs, which this one's would share
     names: list[str] = []
     render = launch.render_groups
 
