@@ -133,3 +133,14 @@ def test_a_concatenation_in_another_one_has_parts_of_its_own():
     source = variant(k).rendered.source
     body = source[source.rindex("@triton.jit") :]
     assert body.count("else:") == 6 and body.count("tl.store(") == 7 and "tl.where(" not in body
+
+
+def test_taps_of_a_window_over_a_concatenation_are_no_parts():
+    """Each tap has a condition of its own: their combinations, which branches would be made of, have no end."""
+    taps = part(0)
+    for n in range(30):
+        taps = Call("add", (taps, Call("where", (first(n + 1), part(n), part(n + 1)))))
+    assert choices(taps, lambda d: 1) == ()
+    assert len(choices(stack(30), lambda d: 1)) == 29
+    of_two = Call("mul", (stack(5), stack(5)))  # the same parts of two tensors
+    assert len(choices(of_two, lambda d: 1)) == 4

@@ -91,5 +91,10 @@ def test_reductions_of_the_rows_of_a_scan_go_with_it():
     ],
 )
 def test_reductions_of_others_stay(fn):
-    found = taken(fn, (16, 16))
-    assert not {ATEN.sum.default, ATEN.sum.dim_IntList} & found
+    assert not {ATEN.sum.default, ATEN.sum.dim_IntList} & taken(fn, (16, 16))
+
+
+@pytest.mark.parametrize(("length", "goes"), [(4096, True), (65536, False)])
+def test_reductions_of_rows_that_several_blocks_scan_stay(length, goes):
+    found = taken(lambda x: (x.cumsum(-1), x.sum(-1)), (16, length))
+    assert (ATEN.sum.dim_IntList in found) == goes

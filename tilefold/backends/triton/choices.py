@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, call, dims_used, loads, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, call, dims_used, loads, transform, walk
 from tilefold.tensor.analysis import expr_flops
 
 #: Parts from which branches are made: of fewer, loads side by side wait for memory together and cost little more.
@@ -20,13 +21,18 @@ LEAST_PARTS = 4
 #: Arithmetic of the parts, in additions, from which branches are made of fewer: both would be computed everywhere.
 HEAVY = 16
 
+#: Times as many parts as conditions, and one, of which branches are made.
+TIMES = 2
+
 #: Indices that a thread block has of a dim, from a multiple of their number on; 0: not such.
 Tile = Callable[[str], int]
 
 
 def choices(e: Expr, tile: Tile) -> tuple[Expr, ...]:
-    """Conditions of e, outermost first, that choose between what is read, one way for all indices of a tile."""
-    found = (
+    """Conditions of e, outermost first, that choose between what is read, one way for all indices of a tile. None where
+    they do not choose one part each: the taps of a window over a concatenation, each with conditions of its own, have
+    a power of two of combinations."""
+    every = (
         n.args[0]
         for n in walk(e)
         if isinstance(n, Call)
@@ -36,7 +42,27 @@ def choices(e: Expr, tile: Tile) -> tuple[Expr, ...]:
         and not any(True for _ in loads(n.args[0]))
         and all(_reads(side) for side in n.args[1:])
     )
-    return tuple(dict.fromkeys(found))
+    found = tuple(dict.fromkeys(every))
+    most = TIMES * (len(found) + 1)
+    return found if _leaves(e, frozenset(found), most) <= most else ()
+
+
+def _leaves(e: Expr, found: Collection[Expr], most: int) -> int:
+    """Parts that the conditions choose between, counted as far as `most` and one."""
+    condition = next(
+        (n.args[0] for n in walk(e) if isinstance(n, Call) and n.op == "where" and n.args[0] in found), None
+    )
+    if condition is None:
+        return 1
+    count = 0
+    for side in (1, 2):
+        if count <= most:
+            count += _leaves(transform(e, partial(_side, condition=condition, side=side)), found, most - count)
+    return count
+
+
+def _side(e: Expr, *, condition: Expr, side: int) -> Expr | None:
+    return e.args[side] if isinstance(e, Call) and e.op == "where" and e.args[0] == condition else None
 
 
 def branches(e: Expr, found: Collection[Expr]) -> bool:
