@@ -49,3 +49,14 @@ def test_the_program_is_the_same(monkeypatch):
     inputs = {"x": x, "w": w}
     assert len(after.body) == len(p.body) + 1
     assert torch.equal(run(after, inputs)[after.outputs[0]], run(p, inputs)[p.outputs[0]])
+
+
+def test_rows_that_are_picked_and_converted_are_priced_by_what_is_read():
+    """An embedding's rows, in the type of the weight that they are multiplied with: two tensors are read."""
+
+    def picked(table, i, w):
+        return torch.relu(torch.nn.functional.embedding(i, table).to(w.dtype) @ w)
+
+    torch._dynamo.reset()
+    p = trace(picked, meta(20_000, 256, dtype=torch.float32), meta(512, 10, dtype=torch.int64), meta(256, 256, dtype=B))
+    assert converts(converted_once(p.program, H100))  # once each, as they are read

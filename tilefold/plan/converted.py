@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tilefold.algebra.expr import Cast, Expr, Index, Load, call, dims_used, tensors_read
+from tilefold.algebra.expr import Cast, Expr, Index, Load, call, dims_used, loads
+from tilefold.block.parallel import bytes_read
 from tilefold.names import fresh
 from tilefold.plan.folded import call_seconds, flops
 from tilefold.plan.hardware import Gpu
@@ -64,8 +65,7 @@ def _pays(g: Graph, after: Graph, c: Compute, made: list[Compute], machine: Gpu)
     """Whether storing the operand and a call take less than a kernel that converts it for every tile of rows, and what
     follows the product less than it saves: the result passes memory once more."""
     copy, product = made
-    (tensor,) = tensors_read(copy.body)
-    read, kept = g.nbytes([tensor]), after.nbytes([copy.name])
+    read, kept = bytes_read(g, loads(copy.body)), after.nbytes([copy.name])
     stored = machine.second_kernel + (read + kept) / (machine.reached * machine.bandwidth)
     passed = machine.copied(g.nbytes([c.name]))
     rows = g.points({*c.dims} - {*copy.dims})
