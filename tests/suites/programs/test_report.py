@@ -36,6 +36,13 @@ def test_failures_then_losers_then_the_rest():
     assert [o.lost for o in found] == [False, True, False, False]
 
 
+def test_wrong_results_are_failures_where_eager_was_not_asked():
+    found = report.outcomes(
+        results(rec("norm: wrong", "tilefold", why="wrong: error 1"), rec("norm: wrong", "compile", 5.0))
+    )
+    assert [o.failed for o in found] == [True]
+
+
 def test_means_of_a_class():
     (norms, all_) = report.means(report.outcomes(FOUND))
     assert norms[1:] == all_[1:] == ("4", "1", "1", "1.00x", "0.50x", "2.00x", "0.50x", "0.50x")

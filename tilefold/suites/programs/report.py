@@ -38,8 +38,10 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Tilefold is wrong, raises, or takes too long, where eager does not."""
-        return not _fails(self.eager) and (_fails(self.ours) or self.ours is None or bool(self.ours.why))
+        """Tilefold is wrong, raises, or takes too long, where eager does not, or was not asked."""
+        if self.eager is not None and _fails(self.eager):
+            return False
+        return self.ours is None or _fails(self.ours) or bool(self.ours.why)
 
     @property
     def speed(self) -> float:
