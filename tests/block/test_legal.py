@@ -187,7 +187,7 @@ def test_rows_that_are_folded_and_written_are_not_run_down_in_few_blocks():
     found = normed(32, 256)
     assert isinstance(found, str) and "32 independent blocks would run down rows that more could have" in found
     assert isinstance(normed(512, 256), Group)  # blocks enough
-    assert isinstance(normed(32, 8), Group)  # few bytes
+    assert isinstance(normed(32, 4), Group)  # few bytes
 
 
 GATED = """

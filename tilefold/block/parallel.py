@@ -205,12 +205,14 @@ def _narrowed(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> boo
 
 def _run_down(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
     """Whether a folds rows that b sums columns of (no product of matrices, into which what is folded streams), and
-    writes along them, so that no segments of one kernel are made:
-    what it reads and writes takes the blocks that are left longer than a kernel of its own costs (the gradient of a
-    norm's rows, beside those of each image's scale: 436 us on an H100, apart 60)."""
+    writes maps along them, so that no segments of one kernel are made: what it reads and writes takes the blocks that
+    are left longer than a kernel of its own costs (the gradient of a norm's rows, beside those of each image's scale:
+    436 us on an H100, apart 60)."""
     summed = {d for m in b.members for d in g.by_name[m].rdims} & {*a.parallel} - {*whole.parallel}
     folds = [c for c in map(g.by_name.__getitem__, a.members) if c.reducer is not None]
-    written = {m for m in a.members if g.escapes(m, whole.members) and summed & set(out_dims(g.by_name[m]))}
+    rows = {d for c in folds for d in c.rdims}
+    maps = (m for m in a.members if g.by_name[m].reducer is None and g.escapes(m, whole.members))
+    written = {m for m in maps if summed & (dims := {*out_dims(g.by_name[m])}) and rows & dims}
     if limits.operands is None or not summed or not folds or any(summed & {*c.rdims} for c in folds):
         return False
     products = any(matrices(g.by_name[m], g.extent) for m in whole.members)
