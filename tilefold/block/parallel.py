@@ -179,7 +179,7 @@ def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool
     read = _read(g, a)
     both = set[Load]() if behind else read & _read(g, b)
     left = g.points(whole.parallel) * max(1, g.points(summed) // limits.segment)
-    slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
+    slower = _slower(limits, left, g.points(a.parallel))
     return slower * bytes_read(g, read) > limits.operands.kernel + 2 * g.nbytes(between) + bytes_read(g, both)
 
 
@@ -193,7 +193,7 @@ def _narrowed(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> boo
     last, left = _summed_last(g, whole, whole), g.points(whole.parallel)
     for summed in last if len(last) == 1 else ():
         left *= max(1, g.points(summed) // limits.segment)
-    slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / g.points(a.parallel))
+    slower = _slower(limits, left, g.points(a.parallel))
     read, results = _read(g, a), {r for m in a.members if g.escapes(m, a.members) for r in g.by_name[m].results}
     between = results & {r for m in b.members for r in g.producers[m]}
     between |= {r for m in a.members for r in g.producers[m] if r in b.members}
@@ -221,10 +221,16 @@ def _run_down(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> boo
     between = {r for m in b.members for r in g.producers[m] if r in a.members}
     between |= {r for m in a.members for r in g.producers[m] if r in b.members}
     read = _read(g, a)
-    slower = max(1.0, limits.readers / g.points(whole.parallel)) - max(1.0, limits.readers / g.points(a.parallel))
+    slower = _slower(limits, g.points(whole.parallel), g.points(a.parallel))
     saved = limits.operands.kernel + bytes_read(g, read & _read(g, b))
     saved += sum((1 if g.escapes(m, whole.members) else 2) * g.nbytes([m]) for m in between)
     return slower * (bytes_read(g, read) + g.nbytes(written)) > saved
+
+
+def _slower(limits: Limits, left: float, had: float) -> float:
+    """How many times longer so few blocks as are left read than as many as there were: more than `readers` read at the
+    memory's rate."""
+    return max(1.0, limits.readers / left) - max(1.0, limits.readers / had)
 
 
 def _known_before(g: Graph, a: Group, b: Group, summed: set[str], whole: Group) -> bool:
@@ -264,7 +270,7 @@ def _uncut(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool:
             return False
     left, (summed,) = g.points(whole.parallel), axes
     cut = left * max(1, g.points(summed) // limits.segment)
-    slower = max(1.0, limits.readers / left) - max(1.0, limits.readers / cut)
+    slower = _slower(limits, left, cut)
     return slower * bytes_read(g, _read(g, a)) > 2 * limits.operands.kernel
 
 

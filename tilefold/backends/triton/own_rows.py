@@ -17,6 +17,7 @@ from tilefold.backends.triton.traffic import WARP
 from tilefold.block.ir import Accumulate, Block, Let, Store, Update, exprs_of, walk
 from tilefold.plan.hardware import H100
 from tilefold.tensor.index_simplify import poly
+from tilefold.tensor.ir import Input
 from tilefold.tile.layout import UnitAxes
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def rows_of(b: Block, unit: UnitAxes) -> dict[frozenset[str], int]:
     kinds = {i.name: i for i in b.inputs}
     places: dict[tuple[str, object, frozenset[str]], list[int]] = {}
     for x in dict.fromkeys(x for n in walk(b.body) if isinstance(n, _COMPUTE) for e in exprs_of(n) for x in loads(e)):
-        if x.tensor in kinds and (found := _place(x, unit, b)) is not None:
+        if x.tensor in kinds and (found := _place(x, kinds[x.tensor], unit, b)) is not None:
             row, place = found
             dims = frozenset(d for e in x.index for d in dims_used(e))
             places.setdefault((x.tensor, row, dims), []).append(place * kinds[x.tensor].dtype.nbytes)
@@ -72,16 +73,15 @@ def rows_of(b: Block, unit: UnitAxes) -> dict[frozenset[str], int]:
 _COMPUTE = (Let, Accumulate, Update, Store)
 
 
-def _place(x: Load, unit: UnitAxes, b: Block) -> tuple[object, int] | None:
+def _place(x: Load, i: Input, unit: UnitAxes, b: Block) -> tuple[object, int] | None:
     """The row, and where in it, if neighbours of the map have rows that share no sector."""
-    shape, nbytes = next((i.shape, i.dtype.nbytes) for i in b.inputs if i.name == x.tensor)
-    axis = unit.get(x.tensor, len(shape) - 1)
+    axis = unit.get(x.tensor, len(i.shape) - 1)
     if axis is None or axis not in range(len(x.index)) or len(x.index) == 1:
         return None
     along = poly(x.index[axis], b.sizes)
     place = along.pop((), 0)
-    match shape[axis]:
-        case Const(int() as n) if n * nbytes <= H100.sector:
+    match i.shape[axis]:
+        case Const(int() as n) if n * i.dtype.nbytes <= H100.sector:
             return None
     if along:
         return None
