@@ -32,6 +32,19 @@ def test_a_function():
     assert f.checks and all(c.ok for c in f.checks)
 
 
+def standardised_softmax(x: torch.Tensor) -> torch.Tensor:
+    v, m = torch.var_mean(x, -1, keepdim=True)
+    return torch.softmax((x - m) / torch.sqrt(v + 1e-5), -1)
+
+
+def test_a_fold_that_has_no_other_form_is_shown_as_it_runs(tmp_path):
+    """Its maximum both shifts and scales: kept in the loop it may overflow, so that the papers' form does not exist."""
+    x = explain(standardised_softmax, torch.randn(6, 40))
+    found = next(f for f in x.folds if "softmax_max" in {c.name for c in f.cascade})
+    assert len(found.cascade) == 4 and found.paper is found.delayed
+    x.to_html(tmp_path / "page.html")
+
+
 def test_what_is_not_covered_is_listed(tmp_path):
     def sorted_softmax(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(torch.sort(x).values, -1)

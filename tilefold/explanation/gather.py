@@ -12,6 +12,7 @@ from tilefold.algebra.fold import Fold
 from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.stages import Stage, inline_maps, value_name
 from tilefold.block.text import show_nodes
+from tilefold.errors import NotFusibleError
 from tilefold.explanation import dataflow
 from tilefold.explanation.model import FoldReport, KernelReport, Region, RejectionReport
 from tilefold.explanation.names import signature
@@ -111,17 +112,27 @@ def _folds(p: Program, kernels: Sequence[FusedKernel]) -> tuple[FoldReport, ...]
         for s in k.plan.stages:
             cascade = tuple(_inlined(g, g.by_name[r], s.reductions) for r in s.reductions)
             reading = _cascade(p, s, cascade)
+            delayed = _read(reading, s.fold, delay=True)
             out.append(
                 FoldReport(
                     kernel=k.block.name.removesuffix("_partial"),
                     cascade=cascade,
                     parallel=k.plan.group.parallel,
                     fold=s.fold,
-                    delayed=build_fold(reading, Options(guards=False, residuals=False)),
-                    paper=build_fold(reading, Options(guards=False, residuals=False, delay=False)),
+                    delayed=delayed,
+                    paper=_read(reading, delayed, delay=False),
                 )
             )
     return tuple(out)
+
+
+def _read(reading: Cascade, otherwise: Fold, *, delay: bool) -> Fold:
+    """A fold without guards, for reading. `otherwise`: where only another form exists; a factor that cannot be kept in
+    the loop (it may overflow there) may still be moved to the end."""
+    try:
+        return build_fold(reading, Options(guards=False, residuals=False, delay=delay))
+    except NotFusibleError:
+        return otherwise
 
 
 def _inlined(g: Graph, c: Compute, names: Sequence[str]) -> Compute:

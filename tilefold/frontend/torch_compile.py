@@ -28,6 +28,7 @@ from tilefold.frontend.capture.decompose import decompositions, rewrite_attentio
 from tilefold.frontend.capture.in_place import written_in_place
 from tilefold.frontend.capture.options import read_options
 from tilefold.frontend.capture.random import eagers_numbers
+from tilefold.frontend.capture.result_names import name_results
 from tilefold.frontend.capture.written_back import Mixed, WrittenBack, check_not_mixed
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
 from tilefold.frontend.regions.guard import Part
@@ -129,7 +130,7 @@ def aot(
     replacing: bool = False,
 ) -> Callable[..., object]:
     """Hand a Dynamo graph to AOTAutograd; each ATen graph goes to its compiler, which also gets readable
-    names for the placeholders (None for a backward graph). `forward` and `backward` default to `inference`.
+    names for the placeholders. `forward` and `backward` default to `inference`.
 
     wrap: what is put around a compiled graph. partition: what cuts forward and backward apart (None: Tilefold's).
     eagers: random numbers are eager's. in_place: parts of arguments are written where they lie (`in_place`).
@@ -142,8 +143,6 @@ def aot(
     titles = [readable(n) for n in gm.graph.find_nodes(op="placeholder")]
 
     def boxed(kind: Kind, compiler: GraphCompiler) -> Callable[..., object]:
-        names = None if kind == "backward" else titles
-
         def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
             if kind == "forward":
                 check_not_mixed()
@@ -152,7 +151,8 @@ def aot(
             written = WrittenBack.taken_out(graph)
             if replacing and kind == "inference":
                 graph.meta[PLACES] = written.places
-            run = compiler(graph, names)  # which may change the graph
+            name_results(graph.graph)
+            run = compiler(graph, backward_titles(graph, titles) if kind == "backward" else titles)  # which may change the graph
             # a backward has the only references to what was saved; a forward's arguments live on with the caller
             given_up = getattr(run, "boxed", None) if kind == "backward" else None
             taking = make_boxed_func(run) if given_up is None else _marked_boxed(_function(given_up))
@@ -199,6 +199,19 @@ backend.reset = cuda_graphs.reset  # type: ignore[attr-defined]
 @functools.cache
 def _table(eagers: bool) -> Mapping[torch._ops.OpOverload, Callable[..., object]]:
     return decompositions(eagers_numbers=eagers)
+
+
+def backward_titles(graph: torch.fx.GraphModule, titles: Sequence[str]) -> list[str]:
+    """Names for the placeholders of a backward graph: of arguments (`primals_3`) that of the third one, `titles[2]`; of
+    gradients (`tangents_1`) `grad_1`; of what the forward saves its own."""
+
+    def title(name: str) -> str:
+        kind, _, number = name.rpartition("_")
+        if kind == "primals" and number.isdigit() and int(number) <= len(titles):
+            return titles[int(number) - 1]
+        return f"grad_{number}" if kind == "tangents" else name
+
+    return [title(n.name) for n in graph.graph.find_nodes(op="placeholder")]
 
 
 def readable(node: torch.fx.Node) -> str:

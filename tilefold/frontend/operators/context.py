@@ -261,7 +261,7 @@ class Context:
 
     def emit_output(self, dims: tuple[str, ...], dtype: DType, e: Expr) -> str:
         """Append a map that stores a result of the program; its name."""
-        out = self.fresh(f"{self.base}_out")
+        out = self.fresh(f"{self.base.removesuffix('_out')}_out")
         self.dtypes[out] = dtype
         self.body.append(Compute(out, dims, dtype, e, loc=self.loc, origin=self.origin))
         return out

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from tilefold.frontend.capture.complex_parts import complex_parts
 from tilefold.frontend.capture.random import gather_seeds
+from tilefold.frontend.capture.result_names import name_results
 from tilefold.frontend.operators.fx_to_tensor import is_scalar
 from tilefold.frontend.regions.assemble import CompiledGraph, compilations
 from tilefold.frontend.regions.flow import NEVER, Network
@@ -96,9 +97,10 @@ def partitioner(kind: Literal["folds", "min_cut"] = "folds", budget: float | Non
         made = part.attempt(lambda: prepared(joint.graph, num_fwd_outputs, static, share)) if kind == "folds" else None
         if made is not None:
             joint.graph = made
-            joint.recompile()
         elif part.fallbacks:
             compilations.append(CompiledGraph(part.name, [], part.fallbacks))
+        name_results(joint.graph)  # the backward has those names of what is saved
+        joint.recompile()
         ours = {} if made is None else {"activation_memory_budget": 1.0, "cse": False}  # nothing is there twice
         with functorch.patch({"activation_memory_budget": share} | ours):
             return min_cut_rematerialization_partition(
