@@ -12,7 +12,7 @@ from tests.explanation.fixtures import explained, only
 from tilefold.explanation import html, terminal
 from tilefold.explanation.derivation_html import derivations
 from tilefold.explanation.highlight import base_name, code
-from tilefold.explanation.model import Alike, RejectionReport, alike
+from tilefold.explanation.model import Alike, Dataflow, Edge, Node, RejectionReport, alike
 from tilefold.explanation.notes import explain_law
 from tilefold.explanation.report import Explanation
 from tilefold.explanation.svg import draw
@@ -116,6 +116,27 @@ def test_between_two_kernels_an_edge_goes_through_memory():
     svg = draw(r.after, "after")
     assert edges(svg).count("memory") == 3  # out of one frame, between the frames, into the other
     assert svg.count('class="frame"') == 2
+
+
+def test_texts_of_a_drawing_are_apart_and_within_their_boxes():
+    """Several tensors from one kernel to another, and to one further down, each with its size; a long bold name."""
+    long = "m_model_embed_tokens_weight_gamma_mm"
+    nodes = [Node(long, long, "f32 8", "input"), *(Node(c, c, "y = x", "kernel") for c in "abc")]
+    pairs = [("a", "b"), ("a", "b"), ("b", "c"), ("a", "c"), ("a", "c")]
+    edges = [Edge(a, b, f"t{n}", "memory", 1000 * (n + 1)) for n, (a, b) in enumerate(pairs)]
+    root = ET.fromstring(draw(Dataflow((*nodes,), (Edge(long, "a", long, "boundary", 32), *edges), {}), "after"))
+    labels = [
+        (float(t.get("x", "")), float(t.get("y", "")), t.text or "")
+        for t in root.iter("text")
+        if t.get("class") == "bytes"
+    ]
+    assert len(labels) >= 4 and len({t for *_, t in labels}) == len(labels)
+    for n, (x, y, _) in enumerate(labels):
+        assert all(abs(x - a) > 40 or abs(y - b) >= 11 for a, b, _ in labels[:n])
+    pill = next(g for g in root.iter("g") if g.get("class") == "input")
+    title, text = pill.findall("text")
+    assert float(pill.find("rect").get("width")) >= 8.3 * len(long)  # DejaVu Sans Bold, 12.5 px
+    assert float(text.get("y")) - float(title.get("y")) >= 15  # else an underscore of the name touches it
 
 
 def test_terminal_text_is_narrow_and_says_what_happened():

@@ -1,6 +1,10 @@
 """The fuzzers' long mode: random programs compiled and run, with hostile inputs.
 
-    python -m tests.fuzz.long 100000 [--device cpu|interpreter] [--goal fast|fused] [--seed 0] [--minutes 60]
+    python -m tests.fuzz.long 100 [--device cpu|interpreter] [--goal fast|fused] [--seeds 0-999] [--minutes 60]
+                                  [--record FILE]
+
+So many programs a seed: a seed is a part, the same programs in any process. With `--record` a part that is whole is
+written down, and left out by the next run with that file, so that 100,000 programs may take days.
 
 Each program of `tests.fuzz.programs` runs with inputs in float32, bfloat16 or float16, near zero or far from it,
 contiguous, permuted, or inside larger tensors, and is compared with the reference interpreter in float64. The bound is
@@ -15,9 +19,9 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -112,18 +116,52 @@ class _Over(BaseException):
 
 def main(words: Sequence[str] | None = None) -> int:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("count", type=int)
+    ask.add_argument("count", type=int, help="programs a seed")
     ask.add_argument("--device", choices=("cpu", "interpreter"), default="cpu")
     ask.add_argument("--goal", choices=("fast", "fused"), default="fused")
-    ask.add_argument("--seed", type=int, default=0)
+    ask.add_argument("--seeds", type=_seeds, default=range(1), help="a number, or the first and the last: 0-999")
+    ask.add_argument("--record", type=Path, help="a file of the parts that are done")
     ask.add_argument("--minutes", type=float, default=math.inf, help="programs after that are left out")
     a = ask.parse_args(words)
-    found: list[str] = []
-    ran, stop = 0, time.monotonic() + 60 * a.minutes
+    done = set(a.record.read_text().splitlines()) if a.record and a.record.exists() else set()
+    ran, bad, stop = 0, 0, time.monotonic() + 60 * a.minutes
+    for number in a.seeds:
+        title = f"{a.device} {a.goal} {a.count} programs of seed {number}:"
+        if any(line.startswith(title) for line in done):
+            continue
+        part = _part(a.count, number, lambda c: wrong(c, a.device, a.goal), stop)
+        ran, bad = ran + part.ran, bad + part.wrong
+        if part.cut:
+            break
+        if a.record:
+            with a.record.open("a") as file:
+                file.write(f"{title} {part.wrong} of {part.ran} are wrong\n")
+    print(f"{bad} of {ran} programs are wrong")
+    return bool(bad)
 
-    @seed(a.seed)
+
+def _seeds(text: str) -> range:
+    """`7`, or `0-999`."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+@dataclass(slots=True)
+class _Part:
+    """How many programs of a seed ran, how many of them are wrong; cut: the time was over before the last."""
+
+    ran: int = 0
+    wrong: int = 0
+    cut: bool = False
+
+
+def _part(count: int, number: int, judge: Callable[[Case], str], stop: float) -> _Part:
+    """The programs of one seed. stop: of `time.monotonic`."""
+    part = _Part()
+
+    @seed(number)
     @settings(
-        max_examples=a.count,
+        max_examples=count,
         deadline=None,
         database=None,
         phases=(Phase.generate,),
@@ -131,22 +169,22 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     @given(cases())
     def every(c: Case) -> None:
-        nonlocal ran
         if time.monotonic() > stop:
             raise _Over
-        ran += 1
+        part.ran += 1
         try:
-            why = wrong(c, a.device, a.goal)
+            why = judge(c)
         except Exception as err:  # hidden: nothing, every error of a program is printed with it
             why = f"{type(err).__name__}: {err}"
         if why:
-            found.append(why)
+            part.wrong += 1
             print(f"{why}\n{c}", flush=True)
 
-    with suppress(_Over):
+    try:
         every()
-    print(f"{len(found)} of {ran} programs are wrong")
-    return bool(found)
+    except _Over:
+        part.cut = True
+    return part
 
 
 if __name__ == "__main__":

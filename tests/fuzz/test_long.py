@@ -73,3 +73,19 @@ def test_when_the_time_is_over_no_more_programs_are_drawn(monkeypatch, capsys):
     monkeypatch.setattr(long, "programs", long.unlucky)
     assert long.main(["200", "--minutes", "0"]) == 0
     assert len(drawn) < 20 and capsys.readouterr().out.endswith("0 of 0 programs are wrong\n")
+
+
+def test_parts_that_are_done_are_left_out_by_the_next_run(monkeypatch, capsys, tmp_path):
+    """Each part is the same programs as ever; one that the clock cut is run again."""
+    seen: list[str] = []
+    monkeypatch.setattr(long, "wrong", lambda c, device, goal: seen.append(str(c)) or "")
+    record = ["--record", str(tmp_path / "parts.txt")]
+    assert long.main(["4", "--seeds", "3", *record]) == 0
+    third = seen.copy()
+    assert long.main(["4", "--seeds", "2-4", "--minutes", "0", *record]) == 0
+    assert seen == third and capsys.readouterr().out.endswith("0 of 0 programs are wrong\n")
+    assert long.main(["4", "--seeds", "2-4", *record]) == 0
+    assert len(seen) == 12 and seen[:4] == third and seen[4:8] != third
+    assert len((tmp_path / "parts.txt").read_text().splitlines()) == 3
+    long.main(["4", "--seeds", "3"])
+    assert seen[12:] == third

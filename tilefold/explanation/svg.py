@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -12,8 +12,10 @@ from tilefold.explanation.model import Dataflow, Edge, Node
 from tilefold.explanation.traffic import human
 
 #: Widths of a character (pixels) of the two fonts used, and the height of a line; margins of drawing and frames.
-TITLE, MONO, LINE = 7.4, 6.25, 15.0
+TITLE, MONO, LINE = 8.4, 6.25, 15.0
 PAD, FRAME, CAPTION, EDGE = 10.0, 16.0, 22.0, 2.0
+#: Height of an argument or result; of the text on an edge.
+PILL, SMALL = 38.0, 12.0
 #: Characters of a statement, and statements, shown in a box; the rest is in its tooltip.
 LONGEST, MOST_LINES = 50, 5
 INNER_GAP = 26.0
@@ -46,7 +48,8 @@ def draw(flow: Dataflow, title: str) -> str:
     drawing = place(boxes, links)
     parts = [_edge(e, r) for e, r in zip(outer, drawing.routes, strict=True)]
     if len(flow.edges) <= LABELLED:  # above all lines
-        parts += [_bytes(e, r[0]) for e, r in zip(outer, drawing.routes, strict=True) if e.via == "memory"]
+        memory = [(human(e.bytes), r) for e, r in zip(outer, drawing.routes, strict=True) if e.via == "memory"]
+        parts += _labels(memory)
     for g, f in frames.items():
         parts.append(_draw_frame(f, drawing.at[g], flow, nodes))
     parts += [_draw_node(n, drawing.at[n.name]) for n in flow.nodes if n.group is None]
@@ -131,7 +134,7 @@ def _lines(n: Node) -> list[str]:
 
 def _size(n: Node) -> tuple[float, float]:
     if n.role in ("input", "output"):
-        return max(len(n.title) * TITLE, len(n.text) * MONO) + 22, 34.0
+        return max(len(n.title) * TITLE, len(n.text) * MONO) + 22, PILL
     lines = _lines(n)
     return max(len(n.title) * TITLE, *(len(s) * MONO for s in lines)) + 22, 24 + LINE * len(lines)
 
@@ -140,10 +143,11 @@ def _draw_node(n: Node, at: Point) -> str:
     (x, y), (w, h) = at, _size(n)
     tip = f"<title>{escape(n.text)}</title>"
     if n.role in ("input", "output"):
+        rect = f'<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{PILL / 2:g}"/>'
         return (
-            f'<g class="{n.role}">{tip}<rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="17"/>'
-            f'<text class="title" text-anchor="middle" x="{x + w / 2:.1f}" y="{y + 15:.1f}">{escape(n.title)}</text>'
-            f'<text class="mono" text-anchor="middle" x="{x + w / 2:.1f}" y="{y + 28:.1f}">{escape(n.text)}</text></g>'
+            f'<g class="{n.role}">{tip}{rect}'
+            f'<text class="title" text-anchor="middle" x="{x + w / 2:.1f}" y="{y + 16:.1f}">{escape(n.title)}</text>'
+            f'<text class="mono" text-anchor="middle" x="{x + w / 2:.1f}" y="{y + 31:.1f}">{escape(n.text)}</text></g>'
         )
     rows = "".join(
         f'<text class="mono" x="{x + 11:.1f}" y="{y + 32 + LINE * k:.1f}">{escape(s)}</text>'
@@ -160,9 +164,26 @@ def _edge(e: Edge, points: Sequence[Point]) -> str:
     return f'<path class="edge {e.via}" d="{_curve(points)}">{tip}</path>'
 
 
-def _bytes(e: Edge, at: Point) -> str:
-    x, y = at
-    return f'<text class="bytes" x="{x + 6:.1f}" y="{y + 15:.1f}">{human(e.bytes)}</text>'
+def _labels(found: Sequence[tuple[str, Sequence[Point]]]) -> list[str]:
+    """Texts beside routes, none over another: one that is free nowhere is left out (its edge's tooltip has it)."""
+    taken: list[tuple[float, float, float]] = []  # left end, width, baseline
+    parts = []
+    for text, route in found:
+        width = len(text) * TITLE
+        for x, y in _beside(route, width):
+            if all(x >= a + w or a >= x + width or abs(y - b) >= SMALL for a, w, b in taken):
+                taken.append((x, width, y))
+                parts.append(f'<text class="bytes" x="{x:.1f}" y="{y:.1f}">{text}</text>')
+                break
+    return parts
+
+
+def _beside(route: Sequence[Point], width: float) -> Iterator[Point]:
+    """Where a text of that width may stand: where the route begins, on the side that it does not bend to; then beside
+    the places that it goes through."""
+    (x, y), (following, _) = route[0], route[1]
+    yield (x - 6 - width if following > x + 1 else x + 6), y + 15
+    yield from ((px + 6, py + SMALL / 2) for px, py in route[1:-1])
 
 
 def _curve(points: Sequence[Point]) -> str:
