@@ -1,6 +1,7 @@
-"""Two processes train one model under FSDP2, save it in parts, and go on from what was saved. On CPUs they talk by gloo.
+"""Two processes train one model under FSDP2, save it in parts, and go on from what was saved. CPUs talk by gloo.
 
-`python examples/11_two_processes.py` starts both; `torchrun --nproc-per-node 2 examples/11_two_processes.py` does as well.
+`python examples/11_two_processes.py` starts both, as does
+`torchrun --nproc-per-node 2 examples/11_two_processes.py`.
 """
 
 import os

@@ -288,3 +288,21 @@ def test_what_others_read_is_turned_where_it_is_read():
         gm = make_fx(fn)(x, w)
     assert channels_last(gm, "cpu")
     assert not gm.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_a_weight_is_copied_where_several_convolutions_read_it(readers):
+    """One copy in channels-last memory for all of them; one convolution alone reads it as it lies."""
+
+    def fn(x, w):
+        for _ in range(readers):
+            x = F.conv2d(torch.relu(x), w, padding=1)
+        return x
+
+    with FakeTensorMode():
+        gm = make_fx(fn)(torch.randn(2, 8, 9, 7), torch.randn(8, 8, 3, 3))
+    weight = gm.graph.find_nodes(op="placeholder")[1]
+    assert channels_last(gm, "cpu")
+    copies = [n for n in weight.users if n.target is torch.ops.aten.clone.default]
+    assert len(copies) == (readers > 1)
+    assert len(weight.users) == 1 and all(len(c.users) == readers for c in copies)
