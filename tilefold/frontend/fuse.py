@@ -148,6 +148,10 @@ class Fused(Generic[P, R]):
         )
 
 
+#: Why a branch on a value of a tensor is not captured.
+_UNKNOWN = "what it does depends on a value that only the run knows"
+
+
 def _of_shards(fn: object, err: UnsupportedError) -> UnsupportedError:
     """The error itself, or another where parts of a module are sharded: what gathers them is what stood in the way."""
     module = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
@@ -384,7 +388,9 @@ def translated(run: Fn, *args: object, **kwargs: object) -> object:
         what = got[1] if got else _first_line(err)
         raise TilefoldError(f"the function fails on these arguments: {what}", loc=_user_line(err)) from err
     except Unsupported as err:
-        why = _observed(err) or _why(err)
+        # torch 2.11 says so of a branch on `.item()`, later ones raise the UserError below
+        unknown = "data-dependent expression" in str(err)
+        why = _observed(err) or (_UNKNOWN if unknown else _why(err))
         builtin = re.search(r"Python builtin `([\w.]+)`|builtin operator `(\w+)`", str(err))
         taken = f"take {builtin[1] or builtin[2]} out of the function, or " if builtin else ""
         raise UnsupportedError(
@@ -392,7 +398,7 @@ def translated(run: Fn, *args: object, **kwargs: object) -> object:
         ) from err
     except UserError as err:  # as for a branch on `.item()`, of whose value a graph knows nothing
         unknown = "data-dependent" in str(err)
-        why = "what it does depends on a value that only the run knows" if unknown else _first_line(err)
+        why = _UNKNOWN if unknown else _first_line(err)
         raise UnsupportedError(
             f"the function cannot be captured whole: {why}", loc=_user_line(err), hint=STRICT_HINT
         ) from err
