@@ -351,6 +351,8 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late:
         "tf_erf_by_exp": torch.erf,
         "tf_reciprocal": torch.reciprocal,
         "tf_pow_of_positive": torch.pow,
+        "tf_sqrt": torch.sqrt,
+        "tf_sqrt_of_normal": torch.sqrt,
         "tf_pow": torch.pow,
         "tf_sigmoid": torch.sigmoid,
         "tf_apart": lambda: 0,

@@ -31,8 +31,14 @@ def fma(a, b, c):
 
 
 def approximate(text, constraints, given, dtype, is_pure, pack):
-    assert text.startswith("lg2.approx.f32")
-    return np.log2(given[0])
+    """As right as the machine's: its reciprocal roots are off by 2^-22.9, relatively."""
+    (x,) = given
+    if text.startswith("lg2.approx.f32"):
+        return np.log2(x)
+    assert text.startswith("rsqrt.approx.ftz.f32")
+    off = np.random.default_rng(0).uniform(-(2.0**-22.9), 2.0**-22.9, x.shape)
+    with np.errstate(all="ignore"):
+        return tile((1.0 + off) / np.sqrt(np.float64(np.where(np.abs(x) < 2.0**-126, 0.0, x))))
 
 
 def where(condition, a, b):
@@ -86,6 +92,22 @@ def test_powers_of_what_is_not_normal():
     assert np.allclose(got, want.astype(np.float32), rtol=1e-4, atol=0.0, equal_nan=True)
 
 
+def test_roots_are_rounded_right():
+    """Also where a remainder or the number itself is less than normal."""
+    everywhere = np.exp2(np.random.default_rng(0).uniform(-149.0, 128.0, 1 << 18))
+    x = tile(np.concatenate([np.linspace(1.0, 4.0, 1 << 18), everywhere, [2.0**-149, 2.0**-126, np.finfo("f4").max]]))
+    assert (function("tf_sqrt")(x) == np.sqrt(np.float64(x)).astype(np.float32)).all()
+    normal = tile(x[x >= 2.0**-100])
+    assert (function("tf_sqrt_of_normal")(normal) == np.sqrt(np.float64(normal)).astype(np.float32)).all()
+
+
+def test_roots_of_what_is_no_positive_number():
+    with np.errstate(all="ignore"):
+        got = function("tf_sqrt")(tile([0.0, -0.0, math.inf, -math.inf, -1.0, -1e-40, math.nan]))
+    assert list(got[:3]) == [0.0, 0.0, math.inf] and np.isnan(got[3:]).all()
+    assert not np.signbit(got[0]) and np.signbit(got[1])
+
+
 def softplus(x):
     return torch.log1p(torch.exp(-x.abs())) + torch.sigmoid(x) / (1.0 + x * x)
 
@@ -98,6 +120,8 @@ def softplus(x):
         (lambda x: x.abs() ** 2.4 + x.relu() ** x, torch.float32, {"tf_pow_of_positive"}),
         (lambda x: x**2.4, torch.float32, set()),
         (torch.nn.functional.gelu, torch.bfloat16, {"tf_erf_by_exp"}),
+        (torch.sqrt, torch.float32, {"tf_sqrt"}),
+        (lambda x: torch.sqrt(x * x + 1e-6), torch.float32, {"tf_sqrt_of_normal"}),
         (torch.nn.functional.gelu, torch.float32, set()),
     ],
 )
@@ -105,5 +129,6 @@ def test_which_kernels_have_them(fn, dtype, named):
     (kernel,) = made(fn, meta(64, 300, dtype=dtype))
     text = variant(kernel).rendered.source
     ours = ("tf_log1p_unit", "tf_log1p_single", "tf_sigmoid", "tf_reciprocal", "tf_erf_by_exp", "tf_pow_of_positive")
+    ours += ("tf_sqrt", "tf_sqrt_of_normal")
     body = text[text.rindex("@triton.jit") :]
     assert {n for n in ours if f"{n}(" in body} == named

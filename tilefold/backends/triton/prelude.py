@@ -165,6 +165,23 @@ def tf_reciprocal(x):
 
 
 @triton.jit
+def tf_sqrt_of_normal(x):
+    # of 2^-100 or more, and rounded as CUDA's, whose instructions these are without its branch to what is rare: no load
+    # that stands behind a branch is begun before it
+    r = tl.inline_asm_elementwise("rsqrt.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    q = x * r
+    return tl.where(x < float("inf"), tl.fma(tl.fma(-q, q, x), 0.5 * r, q), x)
+
+
+@triton.jit
+def tf_sqrt(x):
+    # less is taken to where a remainder has its places, by a power of 4
+    low = x < 7.888609052210118e-31
+    q = tf_sqrt_of_normal(tl.where(low, x * 1.2089258196146292e24, x))
+    return tl.where(x == 0.0, x, tl.where(low, q * 9.094947017729282e-13, q))
+
+
+@triton.jit
 def tf_sigmoid(x):
     return tf_reciprocal(1.0 + tl.exp2(x * -1.4426950408889634))
 

@@ -20,6 +20,8 @@ from tilefold.errors import BackendError
 
 #: The inverse of what is no less has no more than 128 as its exponent.
 LEAST_NORMAL = 2.0**-126
+#: Roots of what is no less are found by `tf_sqrt_of_normal`: what a root's square lacks is a normal number.
+ROOTED = 2.0**-100
 #: Divisors between its inverse and this have inverses that are good for all quotients.
 BY_INVERSE = 2.0**100
 #: Angles up to which turns are whole numbers of float32, with room.
@@ -315,6 +317,8 @@ class Expressions:
             return "tf_tanh_single"
         if op == "sigmoid" and self.leaves.on_device:
             return "tf_sigmoid"
+        if op == "sqrt" and self.leaves.on_device:
+            return "tf_sqrt_of_normal" if self.leaves.range_of(arg).lo >= ROOTED else "tf_sqrt"
         if op == "erf" and self._approximates():
             return "tf_erf_by_exp"
         return f"tf_{op}_approx" if op in ("sin", "cos") and self._bounded(arg) else ""

@@ -3,7 +3,7 @@
 What a statement computes twice, the compiler computes once, and what does not vary along a dim once for all of it: each
 distinct operation costs its units (`dataflow.GPU_UNITS`) on the tile of the dims that it varies with.
 
-Powers, sines and roots branch for rare arguments. The assembler moves nothing across a branch, so where one computes a
+Powers and sines branch for rare arguments. The assembler moves nothing across a branch, so where one computes a
 tile, all that is computed before and needed after is in registers for all of the thread's elements. Registers and bytes
 spilled a thread on Hopper: x ** y of 64 elements 145 and 0 of 4 warps, 128 and 188 of 16; (x ** y) log(x) 214 and 0,
 128 and 1,452; of logarithms alone, which do not branch, 64 and 0.
@@ -24,7 +24,7 @@ from tilefold.tile.affine import coefficients
 Area = Callable[[frozenset[str]], float]
 
 #: Operations whose code branches.
-BRANCHING = frozenset({"pow", "sin", "cos", "sqrt", "lgamma", "erfinv"})
+BRANCHING = frozenset({"pow", "sin", "cos", "lgamma", "erfinv"})
 #: Registers of a multiprocessor, most of a thread, and those that addresses and the like take.
 REGISTERS, MOST, OWN = 1 << 16, 255, 16
 #: Threads from which a thread block has all registers of a multiprocessor.
@@ -140,7 +140,7 @@ def held(stmts: Sequence[ir.Stmt], area: Area, part: Callable[[str], float] = la
                 if key not in born:
                     for k in [visit(a) for a in args]:
                         last[k] = len(born)
-                    if op in BRANCHING and root_of(x) in (None, "sqrt"):
+                    if op in BRANCHING and root_of(x) is None:
                         branching.append(len(born))
             case _:
                 return x
