@@ -73,6 +73,22 @@ def squares(x, w):
     return (x.float() - 30.0).square() @ w.float()
 
 
+def own_rows(x):
+    """One step after the other, of the numbers of a row."""
+    v = x[:, 0] * 0.0
+    for n in range(x.shape[1]):
+        v = torch.sqrt(v * v * 0.5 + x[:, n] * x[:, n] + 0.1)
+    return v
+
+
+def in_vectors(*shapes: tuple[int, int], dtype: torch.dtype = F) -> str:
+    said = ""
+    for shape in shapes:
+        with patch.object(memory.Memory, "_part", autospec=True, side_effect=memory.Memory._part) as part:
+            said += right(own_rows, rand(*shape, dtype=dtype)) + ("" if part.called else f"{shape}: no vectors")
+    return said
+
+
 def large_norm(x, g, w):
     """RMSNorm divides at the end of its fold: until then x g is larger than fp16's largest number."""
     r = x.float().square().mean(-1, keepdim=True).sqrt()
@@ -979,6 +995,7 @@ CHECKS: dict[str, Check] = {
         for f in (torch.tanh, torch.expm1, torch.log1p)
         for scale in (1e-9, 1e-4, 0.1)
     ),
+    "rows of a thread's own in vectors": lambda: in_vectors((20011, 24), (4096, 22)) + in_vectors((20011, 32), dtype=B),
     "functions of statistics": lambda: "".join(
         right(f, rand(5, 70, dtype=F) * 4)
         for f in (

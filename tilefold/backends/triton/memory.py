@@ -8,8 +8,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, loads, substitute, transform, walk
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    call,
+    dims_used,
+    lit,
+    loads,
+    substitute,
+    transform,
+    walk,
+)
 from tilefold.algebra.facts import Range, range_of
+from tilefold.backends.triton.own_vectors import OwnVector, own_vectors
 from tilefold.backends.triton.pairs import TWO, Pair, both_exist, pair_of, split
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.tensor.index_simplify import Poly, interval, minus, nonnegative, poly, same, simplify, to_expr, within
@@ -23,8 +37,8 @@ if TYPE_CHECKING:
 
 #: Limits of tensor maps: axes, indices of a box an axis, bytes that everything is a multiple of.
 MOST_AXES, MOST_BOX, DIVISOR = 5, 256, 16
-#: Bytes that memory and caches deal in; of the widest load or store of a thread.
-SECTOR, VECTOR = 32, 16
+#: Bytes that memory and caches deal in.
+SECTOR = 32
 
 
 class Memory:
@@ -77,6 +91,10 @@ class Memory:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once. outside: what stands for
         positions that it does not have."""
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
+        own = self._own_vectors.get((t.name, tuple(index))) if not outside and not self.c.chosen else None
+        if own is not None:
+            assert t.unit_axis is not None
+            index = [lit(own.first) if n == t.unit_axis else e for n, e in enumerate(index)]
         pair = self._pair(t, index, order)
         base, offsets, axes = self._address(t, index, order, pair)
         self.c.check_value(f"a load of {t.name}", axes)
@@ -98,10 +116,15 @@ class Memory:
         hint = hint and f', eviction_policy="evict_{hint}"'
         pointer = base if offsets is None else f"{base} + {offsets}"
         lanes = [self.c.hold(d).lanes for d in axes]
+        if own is not None:
+            pointer = f"({pointer})[:, None] + {self.c.scopes.once(f'tl.arange(0, {own.width})', 'r_own', 0)}[None, :]"
+            masked = None if masked is None else f"({masked})[:, None]"
         code = f"tl.load({pointer}{hint})" if masked is None else f"tl.load({pointer}, mask={masked}{fill}{hint})"
         if masked is not None:
             level = max([level, *(self.c.hold(d).level for d in axes)])
-        if pair is not None:
+        if own is not None:
+            code = self._part(t, own, code, lanes[0], level)
+        elif pair is not None:
             two = self.c.scopes.once(split(code, lanes), f"pair_{self.c.names[t.name][2:]}", level)
             code = f"{two}[{pair.place}]"
         elif offsets is not None and self._one_by_one(t, index, axes):
@@ -115,6 +138,18 @@ class Memory:
         elif self.c.packed and axes:
             name = self._again(name)
         return Value(name, tuple(axes), t.dtype, level)
+
+    @cached_property
+    def _own_vectors(self) -> Mapping[tuple[str, tuple[Expr, ...]], OwnVector]:
+        return own_vectors(self.c.kernel, self.c.config)
+
+    def _part(self, t: ir.TensorParam, own: OwnVector, code: str, lanes: int, level: int) -> str:
+        """One element a lane of vectors that `code` loads."""
+        stem = f"own_{self.c.names[t.name][2:]}"
+        code = self.c.scopes.once(code, stem, level)
+        for split_off, half in own.split(lanes):
+            code = f"{self.c.scopes.once(split_off.format(code), stem, level)}[{half}]"
+        return code
 
     def inside(self, t: ir.TensorParam, index: Sequence[Expr], axes: Sequence[str]) -> tuple[str | None, int]:
         """Which computed positions lie inside of the tensor, and the level of that; None where it is known that all do.

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 #: from which the pass is left out.
 STEP, LONG = 1.2e-8, 4.0
 _ACCESSES = frozenset({"load", "store"})
+#: What takes the neighbours that a lane has apart, or puts them together.
+_OF_LANES = frozenset({"split", "join"})
 _OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Subscript)
 
 
@@ -57,9 +59,10 @@ def _seconds(kernel: ast.FunctionDef) -> float:
 
 
 def _is_plain(kernel: ast.FunctionDef) -> bool:
-    """Whether neighbours lie along the last axis of all accesses, and there is no loop."""
+    """Whether neighbours lie along the last axis of all accesses, for different lanes, and there is no loop."""
     looping = any(isinstance(n, ast.For | ast.While) for n in ast.walk(kernel))
-    return not looping and not any(map(_across, _accesses(kernel)))
+    splits = any(isinstance(n, ast.Attribute) and n.attr in _OF_LANES for n in ast.walk(kernel))
+    return not looping and not splits and not any(map(_across, _accesses(kernel)))
 
 
 def _accesses(kernel: ast.FunctionDef) -> list[ast.expr]:

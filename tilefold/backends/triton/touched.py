@@ -10,14 +10,15 @@ import torch
 
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Expr, dims_used, loads
-from tilefold.backends.triton.memory import SECTOR, VECTOR, lane_step
+from tilefold.backends.triton.memory import SECTOR, lane_step
+from tilefold.backends.triton.own_vectors import VECTOR
 from tilefold.backends.triton.traffic import WARP
 from tilefold.tensor.index_simplify import const
 from tilefold.tile.affine import coefficients
 from tilefold.tile.pieces import power_of_two
 
-#: Bytes of a line of the first-level cache.
-LINE = 128
+#: Bytes of a line of the first-level cache; lines that a multiprocessor looks up a second: one a cycle.
+LINE, CYCLES = 128, 1.7e9
 #: Accesses of warps that are looked at, of a tile's; elements of a tile that are.
 LOOKED_AT, MOST = 256, 1 << 16
 #: Accesses that are remembered: the ways to cut a group have most of theirs in common.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, dims_used, loads
-from tilefold.backends.triton.memory import VECTOR
+from tilefold.backends.triton.own_vectors import VECTOR
 from tilefold.backends.triton.work import FILL, room
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.plan.hardware import H100, Gpu

@@ -29,9 +29,10 @@ from tilefold.algebra.expr import Call, Expr, Index, Load, dims_named, dims_used
 from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.own_rows import RESIDENT
+from tilefold.backends.triton.own_vectors import ELEMENTS, OwnVector, own_vectors
 from tilefold.backends.triton.product import multiplied
 from tilefold.backends.triton.residency import Body, Resident, exposed, meetings
-from tilefold.backends.triton.touched import Access, Touch, anywhere, touched
+from tilefold.backends.triton.touched import CYCLES, Access, Touch, anywhere, touched
 from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
 from tilefold.backends.triton.work import MOST, OWN, held, index_units, kind_of, quotients, room, work
@@ -43,8 +44,6 @@ from tilefold.tile.uses import allocated, every, expressions, written
 if TYPE_CHECKING:
     from tilefold.backends.triton.launch import Variant
 
-#: Lines of the first-level cache that a multiprocessor looks up a second: one a cycle.
-CYCLES = 1.7e9
 #: Operands a register that a thread block may have from which the assembler runs out of them, and bytes that it spills
 #: for each beyond: of four warps 9 taps of 128 places 14.8 KB a thread, of 64 0.2; two products of 512 elements, summed
 #: as they are, 30; of 32 warps a sum of squares of 64 mirrored places a thread, 0.6 (254 us on an H100).
@@ -100,6 +99,8 @@ class _Walk:
     frames: tuple[tuple[str, ...], ...] = ()
     #: Quotients of positions that statements compute.
     quotients: set[Expr] = field(default_factory=set)
+    #: Loads that are parts of vectors.
+    own: Mapping[tuple[str, tuple[Expr, ...]], OwnVector] = field(default_factory=dict)
     #: Loops around the statement: dim, turns.
     loops: tuple[tuple[str, float], ...] = ()
     units: float = 0.0
@@ -312,6 +313,9 @@ class _Walk:
         self, tensor: str, index: tuple[Expr, ...], frame: Sequence[str], *, stored: bool = False, share: float = 1.0
     ) -> None:
         """An access of a tile, once in the innermost loop whose dims it depends on."""
+        t, x = self.tensors[tensor]
+        if not stored and t.unit_axis is not None and (part := self.own.get((tensor, index))) is not None:
+            index = part.index(index, t.unit_axis)
         used = frozenset(d for e in index for d in dims_used(e))
         outer = max((n + 1 for n, (d, _) in enumerate(self.loops) if d in used), default=0)
         times = math.prod(n for _, n in self.loops[:outer]) if not stored else self.times
@@ -319,7 +323,6 @@ class _Walk:
         if key in self.touches:
             return
         order = [d for d in dict.fromkeys((*frame, *sorted(used))) if d in used]
-        t, x = self.tensors[tensor]
         tile = touched(self._access(t, x, index, order))
         places = [e for e in index if (e, key[-1]) not in self.placed]
         positions = sum(self.area(dims_used(e)) * index_units(e, self.quotients) for e in places)
@@ -355,9 +358,10 @@ def forecast(
         at = grid[t.dim] // 2 * t.tile
         ranges[t.dim] = at, min(at + t.tile, whole[t.dim])
     warps = v.config.groups * 4 + 4 if v.rendered.groups else v.config.warps
+    exact = '="tf32"' not in v.rendered.source
     w = _Walk(
-        whole, syms, tensors, v.config.lanes, warps, bool(product_dims(k)), '="tf32"' not in v.rendered.source, machine,
-        ranges, {t.dim: t.tile for t in k.grid}, stages=v.config.stages, frames=_frames(k),
+        {**whole, **ELEMENTS}, syms, tensors, v.config.lanes, warps, bool(product_dims(k)), exact, machine, ranges,
+        {t.dim: t.tile for t in k.grid}, stages=v.config.stages, frames=_frames(k), own=own_vectors(k, v.config),
     )  # fmt: skip
     w.body(k.body)
     return _summed(w, blocks, warps, machine, apart=bool(v.rendered.groups))
