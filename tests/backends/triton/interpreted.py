@@ -31,6 +31,7 @@ from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
 from tilefold.backends.triton import added_rows, launch, memory, order, prefix_gradient, prefixes, scale
+from tilefold.backends.triton.own_vectors import OwnVector
 from tilefold.block import one_axis
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import Fused, trace
@@ -81,11 +82,22 @@ def own_rows(x):
     return v
 
 
+def own_columns(x):
+    """Each step's value at its place, beside the row's last one."""
+    n, v, out = x.shape[1], x[:, 0] * 0.0, 0.0
+    for t in range(n):
+        v = torch.tanh(v + x[:, t])
+        out = out + F_.pad(v[:, None], (t, n - 1 - t))
+    return out + v[:, None] * x
+
+
 def in_vectors(*shapes: tuple[int, int], dtype: torch.dtype = F) -> str:
     said = ""
     for shape in shapes:
         with patch.object(memory.Memory, "_part", autospec=True, side_effect=memory.Memory._part) as part:
             said += right(own_rows, rand(*shape, dtype=dtype)) + ("" if part.called else f"{shape}: no vectors")
+        with patch.object(OwnVector, "joined", autospec=True, side_effect=OwnVector.joined) as joined:
+            said += right(own_columns, rand(*shape, dtype=dtype)) + ("" if joined.called else f"{shape}: not joined")
     return said
 
 

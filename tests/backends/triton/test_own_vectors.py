@@ -51,6 +51,22 @@ def test_a_row_of_each_thread_is_read_in_vectors(columns, dtype, how):
     assert read == {how: columns // width} and made_of.shared == 0
 
 
+def test_columns_of_a_row_are_stored_in_vectors():
+    """Gradients of a recurrence's columns, each put between zeros: one store for four, by the thread that has them."""
+
+    def put_together(x):
+        n, v, out = x.shape[1], x[:, 0] * 0.5, 0
+        for t in range(n):
+            v = torch.tanh(v + x[:, t])
+            out = out + torch.nn.functional.pad(v[:, None], (t, n - 1 - t))
+        return out + v[:, None] * x
+
+    v = variant(made(put_together, meta(ROWS, 24, dtype=F))[-1])
+    made_of = resources(v.kernel, v.rendered, v.config, Target("cuda", 90, 32))
+    moved = Counter(re.findall(r"(ld|st)\.global\.(\S*)", made_of.assembly["ptx"]))
+    assert moved == {("ld", "v4.b32"): 6, ("st", "v4.b32"): 6} and made_of.shared == 0
+
+
 def test_look_ups_are_those_of_vectors():
     """A warp's 32 rows of 96 bytes are in 24 lines, which each of six vectors looks up, not each of 24 places."""
     f = of(recurrence, meta(ROWS, 24, dtype=F))

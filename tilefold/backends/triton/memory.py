@@ -91,7 +91,7 @@ class Memory:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once. outside: what stands for
         positions that it does not have."""
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
-        own = self._own_vectors.get((t.name, tuple(index))) if not outside and not self.c.chosen else None
+        own = self.own_vectors.get((t.name, tuple(index))) if not outside and not self.c.chosen else None
         if own is not None:
             assert t.unit_axis is not None
             index = [lit(own.first) if n == t.unit_axis else e for n, e in enumerate(index)]
@@ -117,7 +117,7 @@ class Memory:
         pointer = base if offsets is None else f"{base} + {offsets}"
         lanes = [self.c.hold(d).lanes for d in axes]
         if own is not None:
-            pointer = f"({pointer})[:, None] + {self.c.scopes.once(f'tl.arange(0, {own.width})', 'r_own', 0)}[None, :]"
+            pointer = self.whole(own, pointer)
             masked = None if masked is None else f"({masked})[:, None]"
         code = f"tl.load({pointer}{hint})" if masked is None else f"tl.load({pointer}, mask={masked}{fill}{hint})"
         if masked is not None:
@@ -140,8 +140,12 @@ class Memory:
         return Value(name, tuple(axes), t.dtype, level)
 
     @cached_property
-    def _own_vectors(self) -> Mapping[tuple[str, tuple[Expr, ...]], OwnVector]:
+    def own_vectors(self) -> Mapping[tuple[str, tuple[Expr, ...]], OwnVector]:
         return own_vectors(self.c.kernel, self.c.config)
+
+    def whole(self, own: OwnVector, pointer: str) -> str:
+        """Addresses of vectors of which `pointer` says where they begin."""
+        return f"({pointer})[:, None] + {self.c.scopes.once(f'tl.arange(0, {own.width})', 'r_own', 0)}[None, :]"
 
     def _part(self, t: ir.TensorParam, own: OwnVector, code: str, lanes: int, level: int) -> str:
         """One element a lane of vectors that `code` loads."""

@@ -19,6 +19,7 @@ from tilefold.backends.triton.context import Context
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.loops import Loops
 from tilefold.backends.triton.names import identifier
+from tilefold.backends.triton.own_vectors import OwnVector
 from tilefold.backends.triton.pairs import TWO, Pair, joined, wide
 from tilefold.backends.triton.prelude import prelude
 from tilefold.backends.triton.product import Products
@@ -179,7 +180,11 @@ class Renderer:
     def body(self, stmts: Sequence[ir.Stmt]) -> None:
         self.c.bounds.forget(written(stmts))
         for n, s in enumerate(stmts):
-            if isinstance(s, ir.For) and not self.multiplies:
+            own = self.c.memory.own_vectors.get((s.tensor, s.index)) if isinstance(s, ir.Store) else None
+            if own is not None:
+                if own.place == 0:
+                    self._store_own(own, [x for x in stmts[n : n + own.width] if isinstance(x, ir.Store)])
+            elif isinstance(s, ir.For) and not self.multiplies:
                 self.loops.loop(s, reuse_of(stmts, n, self.grid_dims))
             else:
                 self.stmt(s)
@@ -300,6 +305,18 @@ class Renderer:
             self.c.scopes.emit(f'tl.atomic_add({pointer}, {code}{also}, sem="relaxed")')
             return
         self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")
+
+    def _store_own(self, own: OwnVector, stores: Sequence[ir.Store]) -> None:
+        """Stores of the elements of vectors, one after the other, as one."""
+        s = stores[0]
+        frame = tuple(d for d in s.dims if self.c.hold(d).vector)
+        values = [self.value_to_store(x, frame) for x in stores]
+        pointer, _ = self.c.memory.address(self.c.tensors[s.tensor], s.index, frame)
+        masked = self.c.masks(frame, frame)
+        more = "" if masked is None else f", mask=({masked})[:, None]"
+        more += ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
+        code = own.joined(values, self.c.hold(frame[0]).lanes)
+        self.c.scopes.emit(f"tl.store({self.c.memory.whole(own, pointer)}, {code}{more})")
 
     def _holds(self, e: Expr, d: str) -> bool:
         """Whether e reads a value that has an axis of a dim."""

@@ -99,7 +99,7 @@ class _Walk:
     frames: tuple[tuple[str, ...], ...] = ()
     #: Quotients of positions that statements compute.
     quotients: set[Expr] = field(default_factory=set)
-    #: Loads that are parts of vectors.
+    #: Loads and stores that are parts of vectors.
     own: Mapping[tuple[str, tuple[Expr, ...]], OwnVector] = field(default_factory=dict)
     #: Loops around the statement: dim, turns.
     loops: tuple[tuple[str, float], ...] = ()
@@ -314,7 +314,7 @@ class _Walk:
     ) -> None:
         """An access of a tile, once in the innermost loop whose dims it depends on."""
         t, x = self.tensors[tensor]
-        if not stored and t.unit_axis is not None and (part := self.own.get((tensor, index))) is not None:
+        if t.unit_axis is not None and (part := self.own.get((tensor, index))) is not None:
             index = part.index(index, t.unit_axis)
         used = frozenset(d for e in index for d in dims_used(e))
         outer = max((n + 1 for n, (d, _) in enumerate(self.loops) if d in used), default=0)

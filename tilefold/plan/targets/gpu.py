@@ -13,6 +13,7 @@ from tilefold.block.group import Group, Limits, Operands
 from tilefold.block.ir import Block, Let, Loop, walk
 from tilefold.block.stages import plan_stages
 from tilefold.plan.attention import AttentionCall, library_attentions
+from tilefold.plan.columns import by_columns
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
 from tilefold.plan.gpu_folds import LEAST_STEP
@@ -129,7 +130,7 @@ class GpuTarget:
             plan = plan_stages(g, with_unit(group), separate(g, plan))
         n = segments(g, plan, self.machine, self.given) if form is None else form.segments or None
         made = build_kernels(g, plan, gpu_loops(g, plan, self.machine, self.given), n)
-        return tuple(replace(k, block=self._one_axis(k.block)) for k in made)
+        return tuple(replace(k, block=by_columns(self._one_axis(k.block))) for k in made)
 
     def _one_axis(self, b: Block) -> Block:
         """A block program with folds over axes of unknown extents as folds over one; and over all axes where a step
