@@ -23,6 +23,8 @@ from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.ops import OPS
 
 Fact = TypeVar("Fact")
+#: Readings of one object that are looked at: more tell no more about what is shared.
+TWICE = 2
 
 
 class Expr:
@@ -202,6 +204,10 @@ def call(op: str, *args: ExprLike) -> Expr:
     return Call(op, tuple(lit(a) for a in args))
 
 
+#: What became of nodes in one rewriting, by identity, with the node itself, so that no other has it meanwhile.
+Rewritten = dict[int, tuple[Expr, Expr]]
+
+
 def children(e: Expr) -> tuple[Expr, ...]:
     kind = type(e)
     if kind is Call:
@@ -223,12 +229,19 @@ def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
 
 
 def walk(e: Expr) -> Iterator[Expr]:
-    """Every node, parents first."""
+    """Every node, parents first: an object at most twice, however many paths lead to it, for that tells what is shared
+    (`places` has it once a path)."""
+    met: dict[int, int] = {}
     todo = [e]
     while todo:
         n = todo.pop()
-        yield n
         kind = type(n)
+        if kind is Call or kind is Cast or kind is Load:
+            times = met.get(id(n), 0)
+            if times == TWICE:
+                continue
+            met[id(n)] = times + 1
+        yield n
         if kind is Call:
             todo += n.args[::-1]  # type: ignore[attr-defined]
         elif kind is Load:
@@ -237,28 +250,81 @@ def walk(e: Expr) -> Iterator[Expr]:
             todo.append(n.arg)  # type: ignore[attr-defined]
 
 
+def places(e: Expr) -> Iterator[Expr]:
+    """Every node, parents first, once a path to it: exponentially many of what is nested."""
+    todo = [e]
+    while todo:
+        n = todo.pop()
+        yield n
+        todo += children(n)[::-1]
+
+
+def times_read(e: Expr) -> dict[str, int]:
+    """How often each tensor is read by an expression as it is written out."""
+    order: dict[int, Expr] = {}
+    todo = [(e, False)]
+    while todo:
+        n, below = todo.pop()
+        if below:
+            order[id(n)] = n
+        elif id(n) not in order and loads(n):
+            todo.append((n, True))
+            todo += [(k, False) for k in children(n)]
+    paths, found = {id(e): 1}, dict[str, int]()
+    for n in reversed(order.values()):
+        for k in children(n):
+            paths[id(k)] = paths.get(id(k), 0) + paths[id(n)]
+        if isinstance(n, Load):
+            found[n.tensor] = found.get(n.tensor, 0) + paths[id(n)]
+    return found
+
+
 def transform(e: Expr, f: Callable[[Expr], Expr | None]) -> Expr:
-    """Bottom-up rewriting: `f` maps a node (children done) to its replacement, None keeps it."""
+    """Bottom-up rewriting: `f` maps a node (children done) to its replacement, None keeps it. Shared nodes stay so."""
+    return _transformed(e, f, {})
+
+
+def _transformed(e: Expr, f: Callable[[Expr], Expr | None], done: Rewritten) -> Expr:
     kids = children(e)
-    if kids:
-        new = tuple([transform(k, f) for k in kids])
-        if any(map(is_not, new, kids)):
-            e = rebuild(e, new)
-    out = f(e)
-    return e if out is None else out
+    if not kids:
+        out = f(e)
+        return e if out is None else out
+    known = done.get(id(e))
+    if known is not None:
+        return known[1]
+    new, made = tuple([_transformed(k, f, done) for k in kids]), e
+    if any(map(is_not, new, kids)):
+        made = rebuild(e, new)
+    out = f(made)
+    made = made if out is None else out
+    done[id(e)] = e, made
+    return made
 
 
 def substitute(e: Expr, table: Mapping[Expr, Expr]) -> Expr:
     """Replace whole sub-expressions, outermost first; replacements are not revisited."""
+    return _substituted(e, table, {})
+
+
+def _substituted(e: Expr, table: Mapping[Expr, Expr], done: Rewritten) -> Expr:
     hit = table.get(e)
     if hit is not None:
         return hit
     kids = children(e)
-    return rebuild(e, tuple([substitute(k, table) for k in kids])) if kids else e
+    if not kids:
+        return e
+    known = done.get(id(e))
+    if known is None:
+        known = done[id(e)] = e, rebuild(e, tuple([_substituted(k, table, done) for k in kids]))
+    return known[1]
 
 
 def rename_dims(e: Expr, names: Mapping[str, str]) -> Expr:
     """Rename dims in `Index` and `Size`."""
+    return _renamed(e, names, {})
+
+
+def _renamed(e: Expr, names: Mapping[str, str], done: Rewritten) -> Expr:
     if dims_named(e).isdisjoint(names):
         return e
     match e:
@@ -266,7 +332,10 @@ def rename_dims(e: Expr, names: Mapping[str, str]) -> Expr:
             return Index(names[d])
         case Size(d):
             return Size(names[d])
-    return rebuild(e, tuple([rename_dims(k, names) for k in children(e)]))
+    known = done.get(id(e))
+    if known is None:
+        known = done[id(e)] = e, rebuild(e, tuple([_renamed(k, names, done) for k in children(e)]))
+    return known[1]
 
 
 def loads(e: Expr) -> tuple[Load, ...]:
@@ -328,6 +397,11 @@ def type_of(e: Expr, tensor_dtype: Callable[[str], DType]) -> DType:
 
     A `Const` of f32 is weak: beside an f64 operand it is exact f64. KeyError: unknown tensor.
     """
+    return _type_of(e, tensor_dtype, {})
+
+
+def _type_of(e: Expr, tensor_dtype: Callable[[str], DType], known: dict[int, DType]) -> DType:
+    """known: of calls by identity."""
     match e:
         case Const(_, dtype):
             return dtype
@@ -343,11 +417,18 @@ def type_of(e: Expr, tensor_dtype: Callable[[str], DType]) -> DType:
                 return DType.BOOL
             if result == "int":
                 return DType.I64
-            kinds = [type_of(a, tensor_dtype) for a in (args[1:] if op == "where" else args)]
-            t = kinds[0]
-            for k in kinds[1:]:
-                t = promote(t, k)
-            if op in ("add", "mul", "sub", "neg") and t is DType.BOOL:
-                return DType.I64
-            return promote(t, DType.F32) if result == "float" else t
+            if id(e) not in known:
+                kinds = [_type_of(a, tensor_dtype, known) for a in (args[1:] if op == "where" else args)]
+                known[id(e)] = _promoted(op, kinds, floats=result == "float")
+            return known[id(e)]
     raise AssertionError(e)
+
+
+def _promoted(op: str, kinds: list[DType], *, floats: bool) -> DType:
+    """Of an operation on such types; floats: it gives no integers."""
+    t = kinds[0]
+    for k in kinds[1:]:
+        t = promote(t, k)
+    if op in ("add", "mul", "sub", "neg") and t is DType.BOOL:
+        return DType.I64
+    return promote(t, DType.F32) if floats else t

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import (
+    TWICE,
     Call,
     Cast,
     Const,
@@ -39,8 +40,6 @@ from tilefold.tensor.analysis import expr_flops
 #: Cheaper expressions are evaluated again instead of being stored.
 WORTH_SHARING = 4
 WORTH_HOISTING = 2
-#: Readings of one object that are looked at: more tell no more about what is shared.
-TWICE = 2
 #: An expression that may be shared, and the tensors that it reads.
 _Shared = tuple[Expr, tuple[str, ...]]
 

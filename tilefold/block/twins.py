@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from typing import Generic, TypeVar
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Index, Load, Size, children, rebuild
+from tilefold.algebra.expr import Expr, Index, Load, Rewritten, Size, children, rebuild
 from tilefold.block.group import Group
 from tilefold.block.kept import kept_of
 from tilefold.block.legal import is_folded
@@ -94,6 +94,8 @@ def _skeleton(c: Compute) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     def dim(d: str) -> int:
         return dims.setdefault(d, len(dims))
 
+    done: Rewritten = {}
+
     def bare(e: Expr) -> Expr:
         match e:
             case Index(d):
@@ -103,7 +105,11 @@ def _skeleton(c: Compute) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
             case Load(t, index):
                 return Load(f"{tensors.setdefault(t, len(tensors))}", tuple(map(bare, index)))
         kids = children(e)
-        return rebuild(e, tuple(map(bare, kids))) if kids else e
+        if not kids:
+            return e
+        if id(e) not in done:
+            done[id(e)] = e, rebuild(e, tuple(map(bare, kids)))
+        return done[id(e)][1]
 
     for r in c.results:
         tensors[r] = len(tensors)

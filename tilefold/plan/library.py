@@ -15,7 +15,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, dims_used, loads, tensors_read, transform, walk
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    dims_used,
+    loads,
+    places,
+    tensors_read,
+    transform,
+    walk,
+)
 from tilefold.names import free
 from tilefold.plan.hardware import Machine
 from tilefold.tensor.analysis import Graph, out_dims
@@ -325,8 +337,8 @@ def _with_bias(p: Program, c: Compute) -> Program:
                 back = {ix: d for d, ix in zip(c.dims, product.index, strict=True) if ix in bias.index}
                 wanted[e] = product
                 axes.add((bias.tensor, tuple(back[ix] for ix in bias.index)))
-        inside = sum(ld.tensor == c.name for e in walk(m.body) for ld in ([e] if isinstance(e, Load) else []))
-        if inside != sum(e in wanted for e in walk(m.body)):
+        inside = sum(ld.tensor == c.name for e in places(m.body) for ld in ([e] if isinstance(e, Load) else []))
+        if inside != sum(e in wanted for e in places(m.body)):
             return p  # it is also read without a bias
     if len(axes) != 1:
         return p

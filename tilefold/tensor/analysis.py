@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import (
     Call,
     Cast,
@@ -18,6 +19,7 @@ from tilefold.algebra.expr import (
     remember,
     tensors_read,
     transform,
+    walk,
 )
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import estimate
@@ -53,6 +55,16 @@ def expr_flops(e: Expr) -> int:
         own = _OP_COST.get(e.op, 1) if isinstance(e, Call) else 0
         found = remember(e, "_flops", own + sum(map(expr_flops, children(e))))
     return found
+
+
+def readings(e: Expr) -> Iterator[tuple[Load, DType | None]]:
+    """Loads, and the type that each is rounded to at once; None: read as it is stored."""
+    if isinstance(e, Load):
+        yield e, None
+    for n in walk(e):
+        for k in children(n):
+            if isinstance(k, Load):
+                yield k, n.dtype if isinstance(n, Cast) else None
 
 
 @dataclass(frozen=True, slots=True)

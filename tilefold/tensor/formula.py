@@ -35,7 +35,7 @@ from tilefold.algebra.context import reindex
 from tilefold.algebra.deep import deeply
 from tilefold.algebra.derivation import Derivation, derivation_of
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Expr, Index, Load, Size, call, lit, loads, transform, type_of, walk
+from tilefold.algebra.expr import Call, Expr, Index, Load, Size, call, lit, loads, places, transform, type_of, walk
 from tilefold.algebra.ops import INDEX_REDUCERS, OPS, REDUCERS
 from tilefold.algebra.text import Names, parse, syntax
 from tilefold.errors import ParseError
@@ -104,7 +104,7 @@ def cascade_of(lines: list[Line], dtypes: Mapping[str, str]) -> Cascade:
     _check_reads(lines)
     sizes: dict[str, int] = {}
     for line in lines:
-        nodes = sum(sizes.get(n.tensor, 1) if isinstance(n, Load) else 1 for n in walk(line.body))
+        nodes = sum(sizes.get(n.tensor, 1) if isinstance(n, Load) else 1 for n in places(line.body))
         if nodes > MOST_NODES:
             raise ParseError(
                 f"{line.names[0]} grows beyond {MOST_NODES} operations once maps are substituted{line.where}"

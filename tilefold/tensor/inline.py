@@ -33,11 +33,12 @@ from tilefold.algebra.expr import (
     dims_used,
     loads,
     tensors_read,
+    times_read,
     transform,
     type_of,
     walk,
 )
-from tilefold.tensor.analysis import Graph, expr_flops
+from tilefold.tensor.analysis import Graph, expr_flops, readings
 from tilefold.tensor.as_stored import rounded
 from tilefold.tensor.channels_last import library_turns
 from tilefold.tensor.convolution import is_windowed
@@ -104,7 +105,7 @@ def _into(
     found = loads(c.body)
     if maps.keys().isdisjoint(tensors_read(c.body)):
         return c
-    count = Counter(n.tensor for n in walk(c.body) if isinstance(n, Load))
+    count = Counter(times_read(c.body))
     wanted = {
         ld.tensor
         for ld in found
@@ -250,12 +251,19 @@ def _worth(
 
 def _of_elements(e: Expr) -> int:
     """Arithmetic with what is loaded: which elements are there (padding) is known by the row and column."""
-    if not loads(e):
+    return _with_elements(e, {})
+
+
+def _with_elements(e: Expr, known: dict[int, int]) -> int:
+    """known: of calls by identity."""
+    if not loads(e) or isinstance(e, Load):
         return 0
-    within = sum(map(_of_elements, children(e))) if not isinstance(e, Load) else 0
-    if not isinstance(e, Call) or e.op in ("where", "within"):
-        return within
-    return within + expr_flops(e) - sum(map(expr_flops, e.args))
+    if id(e) not in known:
+        found = sum([_with_elements(k, known) for k in children(e)])
+        if isinstance(e, Call) and e.op not in ("where", "within"):
+            found += expr_flops(e) - sum(map(expr_flops, e.args))
+        known[id(e)] = found
+    return known[id(e)]
 
 
 def _times(m: Compute, at: Sequence[Load], c: Compute, sizes: Mapping[str, Expr]) -> float:
@@ -353,14 +361,8 @@ def round_where_stored(p: Program) -> Program:
     """
     read: dict[str, set[DType | None]] = {}
     for c in p.body:
-        rounded = [x for x in walk(c.body) if isinstance(x, Cast) and isinstance(x.arg, Load)]
-        plain = Counter(x.tensor for x in walk(c.body) if isinstance(x, Load))
-        plain.subtract(Counter(x.arg.tensor for x in rounded if isinstance(x.arg, Load)))
-        for x in rounded:
-            read.setdefault(x.arg.tensor, set()).add(x.dtype)  # type: ignore[attr-defined]
-        for name, times in plain.items():
-            if times:
-                read.setdefault(name, set()).add(None)
+        for ld, dtype in readings(c.body):
+            read.setdefault(ld.tensor, set()).add(dtype)
     narrow: dict[str, DType] = {}
     for c in p.body:
         types = read.get(c.name, set())

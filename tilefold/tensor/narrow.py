@@ -23,6 +23,7 @@ from tilefold.algebra.expr import (
     Expr,
     Index,
     Load,
+    Rewritten,
     Size,
     Sym,
     call,
@@ -41,32 +42,45 @@ _Range = tuple[int, int]
 def narrow(p: Program) -> Program:
     """Every body with its index conditions simplified."""
     ranges = _ranges(p.sizes)
-    return replace(p, body=tuple(replace(c, body=_narrow(c.body, ranges, p.sizes)) for c in p.body))
+    return replace(p, body=tuple(replace(c, body=_narrow(c.body, ranges, p.sizes, {})) for c in p.body))
 
 
 def narrowed(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
     """An expression over dims of these sizes likewise."""
-    return _narrow(e, _ranges(sizes), sizes)
+    return _narrow(e, _ranges(sizes), sizes, {})
 
 
 def _ranges(sizes: Mapping[str, Expr]) -> dict[str, _Range]:
     return {d: (0, int(e.value) - 1) for d, e in sizes.items() if isinstance(e, Const) and e.value > 0}
 
 
-def _narrow(e: Expr, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr]) -> Expr:
-    if not isinstance(e, Call) or e.op != "where":
-        return decided(rebuild(e, tuple(_narrow(k, ranges, sizes) for k in children(e))), sizes)
+def _narrow(e: Expr, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr], done: Rewritten) -> Expr:
+    """done: with the same ranges."""
+    kids = children(e)
+    if not kids:
+        return decided(e, sizes)
+    if id(e) not in done:
+        if isinstance(e, Call) and e.op == "where":
+            made = _chosen(e, ranges, sizes, done)
+        else:
+            made = decided(rebuild(e, tuple([_narrow(k, ranges, sizes, done) for k in kids])), sizes)
+        done[id(e)] = e, made
+    return done[id(e)][1]
+
+
+def _chosen(e: Call, ranges: Mapping[str, _Range], sizes: Mapping[str, Expr], done: Rewritten) -> Expr:
+    """A `where`, each branch over what its elements are."""
     condition, a, b = e.args
-    condition = _by_dim(_narrow(condition, ranges, sizes))
+    condition = _by_dim(_narrow(condition, ranges, sizes, done))
     if isinstance(condition, Const):
-        return _narrow(a if condition.value else b, ranges, sizes)
+        return _narrow(a if condition.value else b, ranges, sizes, done)
     match condition:
         case Call("lt", (Index(d), Const(bound, DType.I64))) if d in ranges:
             low, high = ranges[d]
             inside = _within(a, d, (low, min(high, int(bound) - 1)), ranges, sizes)
             outside = _within(b, d, (max(low, int(bound)), high), ranges, sizes)
             return Call("where", (condition, inside, outside))
-    return Call("where", (condition, _narrow(a, ranges, sizes), _narrow(b, ranges, sizes)))
+    return Call("where", (condition, _narrow(a, ranges, sizes, done), _narrow(b, ranges, sizes, done)))
 
 
 def _by_dim(e: Expr) -> Expr:
@@ -88,7 +102,7 @@ def _within(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range], sizes:
         moved = substitute(e, {Index(d): offset + low if high > low else const(low)})
         moved = resimplified(moved, {**sizes, offset.dim: const(high - low + 1)})
         e = resimplified(substitute(moved, {offset: Index(d) - low}), {**sizes, d: const(high + 1)})
-    return _checked_there(_narrow(e, {**ranges, d: known}, sizes), d, known, ranges)
+    return _checked_there(_narrow(e, {**ranges, d: known}, sizes, {}), d, known, ranges)
 
 
 def _checked_there(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range]) -> Expr:
@@ -110,11 +124,17 @@ def _checked_there(e: Expr, d: str, known: _Range, ranges: Mapping[str, _Range])
 
 def resimplified(e: Expr, sizes: Mapping[str, Expr]) -> Expr:
     """Canonical indices of loads, and conditions, after a substitution."""
+    return _resimplified(e, sizes, {})
+
+
+def _resimplified(e: Expr, sizes: Mapping[str, Expr], done: Rewritten) -> Expr:
     if isinstance(e, Load):
         return Load(e.tensor, tuple(simplify(transform(i, lambda x: decided(x, sizes)), sizes) for i in e.index))
     if isinstance(e, Call) and _over_indices(e):
         return simplify(e, sizes)
-    return decided(rebuild(e, tuple(resimplified(k, sizes) for k in children(e))), sizes)
+    if id(e) not in done:
+        done[id(e)] = e, decided(rebuild(e, tuple([_resimplified(k, sizes, done) for k in children(e)])), sizes)
+    return done[id(e)][1]
 
 
 def decided(e: Expr, sizes: Mapping[str, Expr]) -> Expr:

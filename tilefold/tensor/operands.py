@@ -8,13 +8,13 @@ a conversion rounds once, wherever it is done.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, transform, walk
 from tilefold.names import fresh
+from tilefold.tensor.analysis import readings
 from tilefold.tensor.convolution import Convolution, convolution
 from tilefold.tensor.convolution_gradients import gradient
 from tilefold.tensor.ir import Compute, Program
@@ -35,20 +35,17 @@ def plain_operands(p: Program) -> Program:
     operands = {x.tensor for c in p.body for x in _operands(c)}
     if not operands:
         return p
-    reads = Counter(n.tensor for c in p.body for n in walk(c.body) if isinstance(n, Load))
-    rounded: dict[str, Counter[DType]] = {}
+    read: dict[str, set[DType | None]] = {}
     for c in p.body:
-        for x in walk(c.body):
-            match x:
-                case Cast(Load(tensor, _), dtype) if tensor in operands and dtype in _SHORT:
-                    rounded.setdefault(tensor, Counter())[dtype] += 1
+        for ld, dtype in readings(c.body):
+            read.setdefault(ld.tensor, set()).add(dtype)
     stored: dict[str, DType] = {}
     for c in p.body:
-        types = rounded.get(c.name, Counter[DType]())
+        types = read.get(c.name, set())
         wider = c.dtype is DType.F32 or (c.dtype is DType.I64 and c.reducer is None)
-        if c.name not in p.outputs and c.index_name is None and wider and len(types) == 1:
-            ((dtype, n),) = types.items()
-            if n == reads[c.name]:
+        if c.name in operands and c.name not in p.outputs and c.index_name is None and wider and len(types) == 1:
+            (dtype,) = types
+            if dtype in _SHORT:
                 stored[c.name] = dtype
 
     def plain(x: Expr) -> Expr | None:

@@ -10,6 +10,7 @@ from tilefold.algebra.expr import (
     Expr,
     Index,
     Load,
+    Rewritten,
     children,
     dims_named,
     loads,
@@ -65,15 +66,24 @@ def rename(p: Program, names: Mapping[str, str]) -> Program:
 
 
 def rename_loads(e: Expr, change: Callable[[Load], Expr | None]) -> Expr:
-    """Rewrite loads, innermost first."""
+    """Rewrite loads, innermost first. What is shared stays so."""
+    return _loads_renamed(e, change, {})
+
+
+def _loads_renamed(e: Expr, change: Callable[[Load], Expr | None], done: Rewritten) -> Expr:
     if not loads(e):
         return e
-    kids = children(e)
-    new = tuple([rename_loads(k, change) for k in kids])
+    known = done.get(id(e))
+    if known is not None:
+        return known[1]
+    kids, made = children(e), e
+    new = tuple([_loads_renamed(k, change, done) for k in kids])
     if any(map(is_not, new, kids)):
-        e = rebuild(e, new)
-    out = change(e) if isinstance(e, Load) else None
-    return e if out is None else out
+        made = rebuild(e, new)
+    out = change(made) if isinstance(made, Load) else None
+    made = made if out is None else out
+    done[id(e)] = e, made
+    return made
 
 
 def read_as_results(p: Program) -> Program:

@@ -166,12 +166,18 @@ def _digits(e: Expr) -> frozenset[tuple[str, Expr]]:
     return frozenset[tuple[str, Expr]]().union(*both)
 
 
-def _with_places(e: Expr, *, indexed: bool = False, place: bool = False) -> Iterator[tuple[Expr, bool]]:
-    """Every node, and whether it is of a load in an index of another load: what gives a place."""
-    place = place or (indexed and isinstance(e, Load))
-    yield e, place
-    for k in children(e):
-        yield from _with_places(k, indexed=indexed or isinstance(e, Load), place=place)
+def _with_places(e: Expr) -> Iterator[tuple[Expr, bool]]:
+    """Every node, once, and whether it is of a load in an index of another load: what gives a place."""
+    todo, met = [(e, False, False)], set[tuple[int, bool, bool]]()
+    while todo:
+        n, indexed, place = todo.pop()
+        if (id(n), indexed, place) in met:
+            continue
+        met.add((id(n), indexed, place))
+        read = isinstance(n, Load)
+        place = place or (indexed and read)
+        yield n, place
+        todo += [(k, indexed or read, place) for k in children(n)]
 
 
 def _value(e: Expr) -> int:

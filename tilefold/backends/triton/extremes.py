@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, call, dims_used, lit, loads, transform, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, call, dims_used, lit, loads, places, transform, walk
 from tilefold.algebra.ops import TILE_EXTREMES
 from tilefold.backends.triton.values import Value
 from tilefold.errors import BackendError
@@ -63,9 +63,9 @@ def _places(c: Context, e: Expr) -> list[Expr] | None:
 
 def _common(e: Expr, d: str, tile: int) -> int | None:
     """Indices of d from a multiple of which on as many have the same value; None: one."""
-    within = [n for n in walk(e) if isinstance(n, Call) and n.op == "floordiv" and n.args[0] == Index(d)]
+    within = [n for n in places(e) if isinstance(n, Call) and n.op == "floordiv" and n.args[0] == Index(d)]
     by = [int(n.args[1].value) for n in within if isinstance(n.args[1], Const)]
-    if len(by) != sum(n == Index(d) for n in walk(e)) or any(n < 1 for n in by):
+    if len(by) != sum(n == Index(d) for n in places(e)) or any(n < 1 for n in by):
         return None
     step = math.gcd(tile, *by)
     return step if step > 1 else None
