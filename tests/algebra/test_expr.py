@@ -11,7 +11,24 @@ from itertools import combinations
 import pytest
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym
+from tilefold.algebra.expr import (
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Load,
+    Size,
+    Sym,
+    places,
+    rename_dims,
+    substitute,
+    times_read,
+    transform,
+    type_of,
+    walk,
+)
+from tilefold.tensor.rewrite import rename_loads
 
 NODES: list[Expr] = [
     *(Const(x, DType.F32) for x in (0.0, -0.0, 1.0, math.nan, math.inf)),
@@ -40,3 +57,29 @@ def test_constructors_are_those_of_dataclasses_and_faster():
             setattr(x, next(iter(given)), 0)
     names = {n for kind in (Const, Index, Size, Load, Call, Cast) for n in kind.__init__.__code__.co_names}
     assert "__setattr__" not in names  # by name it takes twice the time
+
+
+def doubled(levels: int, tensor: str = "x", dim: str = "i") -> Expr:
+    """One load, added to itself again and again: written out, 2^levels of them."""
+    e: Expr = Load(tensor, (Index(dim),))
+    for _ in range(levels):
+        e = e + e
+    return e
+
+
+def test_what_is_shared_is_looked_at_once():
+    e, levels = doubled(90), 90
+    assert e == doubled(levels) and e != doubled(levels, "y") and hash(e) == hash(doubled(levels))
+    assert rename_dims(e, {"i": "j"}) == doubled(levels, dim="j")
+    assert rename_loads(e, lambda ld: Load("y", ld.index)) == doubled(levels, "y")
+    assert substitute(e, {Index("i"): Index("j")}) == doubled(levels, dim="j")
+    assert transform(e, lambda x: Index("j") if x == Index("i") else None) == doubled(levels, dim="j")
+    assert type_of(e, {"x": DType.F32}.__getitem__) is DType.F32
+    assert times_read(e) == {"x": 2**levels}
+    assert len(list(walk(e))) == 1 + 2 * levels + 2
+
+
+def test_paths_are_followed_where_they_are_asked_for():
+    e = doubled(3)
+    assert sum(isinstance(n, Load) for n in places(e)) == 8 == times_read(e)["x"]
+    assert sum(isinstance(n, Load) for n in walk(e)) == 2

@@ -136,6 +136,9 @@ class Load(Expr):
         _load_tensor(self, tensor)
         _load_index(self, index)
 
+    def __eq__(self, o: object) -> bool:
+        return self is o or _alike(self, o, set())
+
     def __hash__(self) -> int:
         known: int | None = getattr(self, "_hash", None)
         return remember(self, "_hash", hash((self.tensor, self.index))) if known is None else known
@@ -151,6 +154,9 @@ class Call(Expr):
     def __init__(self, op: str, args: tuple[Expr, ...]) -> None:
         _call_op(self, op)
         _call_args(self, args)
+
+    def __eq__(self, o: object) -> bool:
+        return self is o or _alike(self, o, set())
 
     def __hash__(self) -> int:
         known: int | None = getattr(self, "_hash", None)
@@ -168,9 +174,40 @@ class Cast(Expr):
         _cast_arg(self, arg)
         _cast_dtype(self, dtype)
 
+    def __eq__(self, o: object) -> bool:
+        return self is o or _alike(self, o, set())
+
     def __hash__(self) -> int:
         known: int | None = getattr(self, "_hash", None)
         return remember(self, "_hash", hash((self.arg, self.dtype))) if known is None else known
+
+
+def _alike(a: Any, b: Any, met: set[tuple[int, int]]) -> bool:
+    """Whether two nodes are equal. met: pairs that were compared, which are looked at once: shared nodes are few,
+    paths to them exponentially many."""
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is Call:
+        if a.op != b.op:
+            return False
+    elif kind is Load:
+        if a.tensor != b.tensor:
+            return False
+    elif kind is not Cast:
+        return bool(a == b)
+    elif a.dtype is not b.dtype:
+        return False
+    if (pair := (id(a), id(b))) in met:
+        return True
+    hashes = getattr(a, "_hash", None), getattr(b, "_hash", None)
+    if hashes[0] != hashes[1] and None not in hashes:
+        return False
+    met.add(pair)
+    ours, others = children(a), children(b)
+    return len(ours) == len(others) and all(_alike(x, y, met) for x, y in zip(ours, others, strict=True))
 
 
 def _setters(kind: type) -> list[Callable[[Any, Any], None]]:

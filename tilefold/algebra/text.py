@@ -19,7 +19,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, call
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, call, children
 from tilefold.algebra.ops import BY_INFIX, OPS
 from tilefold.errors import ParseError
 
@@ -41,9 +41,13 @@ class Names:
     open_tensors: bool = False
 
 
+#: The text of nodes with operands, and its level, by identity.
+_Shown = dict[int, tuple[str, int]]
+
+
 def show(e: Expr) -> str:
     """The text of an expression."""
-    return _show(e)[0]
+    return _show(e, {})[0]
 
 
 def _number(v: float) -> str:
@@ -54,7 +58,16 @@ def _number(v: float) -> str:
     return repr(float(v))
 
 
-def _show(e: Expr) -> tuple[str, int]:
+def _show(e: Expr, done: _Shown) -> tuple[str, int]:
+    if not children(e):
+        return _show_leaf(e)
+    known = done.get(id(e))
+    if known is None:
+        known = done[id(e)] = _show_node(e, done)
+    return known
+
+
+def _show_leaf(e: Expr) -> tuple[str, int]:
     match e:
         case Const(value, dtype):
             if dtype is DType.BOOL:
@@ -71,27 +84,36 @@ def _show(e: Expr) -> tuple[str, int]:
             return name, _ATOM
         case Load(tensor, ()):
             return tensor, _ATOM
+    raise AssertionError(e)
+
+
+def _show_node(e: Expr, done: _Shown) -> tuple[str, int]:
+    match e:
         case Load(tensor, index):
-            return f"{tensor}[{', '.join(map(show, index))}]", _ATOM
+            return f"{tensor}[{_list(index, done)}]", _ATOM
         case Cast(arg, dtype):
-            return f"{dtype.value}({show(arg)})", _ATOM
+            return f"{dtype.value}({_show(arg, done)[0]})", _ATOM
         case Call("neg", (a,)):
-            text, level = _show(a)
+            text, level = _show(a, done)
             return (f"-{text}" if level >= 7 and not isinstance(a, Const) else f"-({text})"), 7
         case Call("not", (a,)):
-            text, level = _show(a)
+            text, level = _show(a, done)
             return (f"~{text}" if level >= 7 else f"~({text})"), 7
         case Call(op, args) if OPS[op].infix:
             mine = _PRECEDENCE[op]
-            left, right = _show(args[0]), _show(args[1])
+            left, right = _show(args[0], done), _show(args[1], done)
             # comparisons do not chain; `**` is right associative and binds its right side loosely
             need_left = mine + (1 if op == "pow" or mine == 1 else 0)
             lhs = left[0] if left[1] >= need_left else f"({left[0]})"
             rhs = right[0] if right[1] > mine else f"({right[0]})"
             return f"{lhs} {OPS[op].infix} {rhs}", mine
         case Call(op, args):
-            return f"{op}({', '.join(map(show, args))})", _ATOM
+            return f"{op}({_list(args, done)})", _ATOM
     raise AssertionError(e)
+
+
+def _list(es: tuple[Expr, ...], done: _Shown) -> str:
+    return ", ".join([_show(e, done)[0] for e in es])
 
 
 #: Signs or parentheses in a row: more are nobody's formula, and Python's own limit depends on who raised it before.

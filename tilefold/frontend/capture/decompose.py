@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-from tilefold.frontend.capture import few_channels, flex, foreach, random, resize
+from tilefold.frontend.capture import few_channels, flex, foreach, random, resize, running_products
 from tilefold.frontend.operators.table import TABLE
 
 _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -203,23 +203,25 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
 
 def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
     """Replace fused attention calls by `attention`, in place, in checkpointed parts too, what Dynamo makes of
-    `addcmul_` by a product and a sum, and resizing by one with another gradient. What is returned puts them back."""
+    `addcmul_` by a product and a sum, and resizing and running products by those with other gradients. What is returned
+    puts them back."""
     parts: dict[object, Callable[..., object]] = dict.fromkeys(_SDPA, attention)
     if hasattr(torch.ops.prims, "fma"):  # Inductor's, which Dynamo loads where it writes one
         parts[torch.ops.prims.fma.default] = _added_product
     parts |= {F.multi_head_attention_forward: multi_head_attention, flex.flex_operator: flex.flex_attention}
-    parts[F.interpolate] = resize.interpolate
+    parts |= {F.interpolate: resize.interpolate, torch.cumprod: running_products.cumprod}
+    parts["cumprod"] = running_products.cumprod  # the method
     graphs = list(_traced(gm))
-    nodes = [n for m in graphs for n in m.graph.nodes]
-    fused = [(n, n.target) for n in nodes if n.op == "call_function" and n.target in parts]
+    calls = [n for m in graphs for n in m.graph.nodes if n.op in ("call_function", "call_method")]
+    fused = [(n, n.op, n.target) for n in calls if n.target in parts]
 
-    def put(targets: Iterable[tuple[torch.fx.Node, Any]]) -> None:
-        for node, target in targets:
-            node.target = target
+    def put(targets: Iterable[tuple[torch.fx.Node, str, Any]]) -> None:
+        for node, op, target in targets:
+            node.op, node.target = op, target
         for m in graphs:
             m.recompile()
 
-    put((n, parts[target]) for n, target in fused)
+    put((n, "call_function", parts[target]) for n, _, target in fused)
 
     def undo() -> None:
         put(fused)
