@@ -23,7 +23,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient(dy, *ctx.saved_tensors, ctx.dim), None
+        x, y = ctx.saved_tensors
+        return gradient(dy, x, y, ctx.dim), None
 
 
 def cumprod(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
