@@ -45,13 +45,21 @@ class Pace:
 @dataclass(frozen=True, slots=True)
 class Scores:
     """heads: of all batches. streamed: indices that a row meets on average; where the stream `ends` with the rows (a
-    causal mask, a window), a block meets half of itself more. columns: of a head."""
+    causal mask, a window), a block meets half of itself more. columns: of a head. planes: bytes that are read for each
+    score (a bias)."""
 
     heads: int
     rows: int
     streamed: float
     ends: bool
     columns: int
+    planes: int = 0
+
+    def served(self, rows: int, rate: float, nbytes: int = 2) -> float:
+        """Seconds in which a cache serves, at `rate` bytes a second, what blocks of so many rows read: both operands
+        along the stream (elements of `nbytes`), and the planes."""
+        blocks = self.heads * -(-self.rows // rows)
+        return blocks * self.streamed * (2 * nbytes * self.columns + rows * self.planes) / rate
 
 
 def owned_seconds(x: Scores, paces: Sequence[tuple[int, Pace]], units: int) -> float:

@@ -34,6 +34,26 @@ def biased(q, k, v, bias):
     return torch.softmax(q @ k.mT * 0.1 + bias, -1) @ v
 
 
+def evoformer(q, k, v, mask, pair, gate):
+    """A bias of a batch's keys, one of queries and keys that all batches share; results are gated."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5 + mask + pair
+    return torch.sigmoid(gate) * (torch.softmax(scores, -1).to(v.dtype) @ v)
+
+
+def windows(q, k, v, table, mask, blind):
+    """A bias a head, one a window, both of queries and keys; some rows see nothing and are 0."""
+    hidden = torch.where(blind.unsqueeze(-1) > 1.0, float("-inf"), table)
+    scores = (q @ k.mT).float() * q.shape[-1] ** -0.5 + mask + hidden
+    return torch.ops.aten._safe_softmax(scores, -1).to(v.dtype) @ v
+
+
+def shifted(q, k, v, table, row):
+    """Causal, with a bias whose columns begin later, and one of rows alone."""
+    i, j = _positions(q, k)
+    scores = (q @ k.mT).float() * 0.1 + table[:, :, 3 : 3 + k.shape[-2]] + row
+    return torch.softmax(torch.where(j <= i, scores, float("-inf")), -1).to(v.dtype) @ v
+
+
 def documents(q, k, v, doc):
     """Tokens see those of their own document."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
@@ -168,6 +188,12 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
     "rows without a key": (o.causal, attention(500, 200, 128)),
     "alibi": (alibi, [*attention(256, 256, 64), ((2,), B)]),
     "bias": (biased, [*attention(300, 333, 128), ((2, 300, 333), B)]),
+    "evoformer": (
+        evoformer,
+        [*(3 * [((3, 2, 203, 32), B)]), ((3, 1, 1, 203), torch.float32), ((1, 2, 203, 203), B), ((3, 2, 203, 32), B)],
+    ),
+    "windows": (windows, [*attention(200, 200, 32, H), ((2, 200, 200), torch.float32), ((200, 200), H), ((200,), H)]),
+    "shifted": (shifted, [*attention(260, 333, 96), ((2, 260, 340), B), ((2, 260, 1), B)]),
     "documents": (documents, [*attention(200, 200, 64), ((200,), torch.int64)]),
     "lengths": (lengths, [*attention(200, 500, 64), ((2,), torch.int64)]),
     "sequences": (sequences, [*attention(333, 500, 64, kv=4, heads=4), *(2 * [((4,), torch.int64)])]),
@@ -194,6 +220,8 @@ FOLDS: dict[str, tuple[Callable[..., object], list[tuple[tuple[int, ...], torch.
 
 #: Streamed indices a tile, where 128 take more registers than there are, or than a page has.
 TILES = {
+    "windows": 64,
+    "shifted": 64,
     "dropout, heads of 256": 64,
     "pages": 64,
     "pages of two tiles": 64,

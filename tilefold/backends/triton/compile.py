@@ -70,7 +70,8 @@ def signature(kernel: Kernel, r: Rendered, *, wide: bool) -> dict[str, str]:
 
 def _swizzled(box: Sequence[int], element: str) -> Any:
     """The layout of a box in shared memory that the matrix unit reads."""
-    return gl.NVMMASharedLayout.get_default_for(list(box), {"fp16": gl.float16, "bf16": gl.bfloat16}[element])
+    kinds = {"fp16": gl.float16, "bf16": gl.bfloat16, "fp32": gl.float32}
+    return gl.NVMMASharedLayout.get_default_for(list(box), kinds[element])
 
 
 def job_of(kernel: Kernel, r: Rendered, config: TritonConfig, divisors: Sequence[int], *, wide: bool) -> Job:

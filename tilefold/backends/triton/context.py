@@ -92,6 +92,7 @@ class Context:
         self.names = python_names([t.name for t in kernel.tensors])
         self.buffer_names: dict[str, str] = {}
         self.held: dict[str, tuple[int, ...]] = {}
+        self.there: dict[Load, Value] = {}  # elements of tensors that were brought otherwise than by pointers
         self.born: dict[str, int] = {}
         self.layouts = Layouts(kernel.body)
         self.raw = read_raw(kernel.body)
@@ -272,6 +273,8 @@ class Context:
         """The element type as stored, no conversion."""
         if ld.tensor in self.buffers:
             return self._buffer(ld)
+        if ld in self.there:
+            return self.there[ld]
         return self.memory.load(self.tensors[ld.tensor], ld.index, frame)
 
     def _buffer(self, ld: Load) -> Value:

@@ -225,7 +225,7 @@ class TritonKernel:
         usual = self._usual.get(key)
         if usual is None:
             usual = self._usual[key] = default_config(self.block, sizes, unit, tf32=tf32)
-        return owning_rows(self.block, sizes, usual) if hopper else usual
+        return owning_rows(self.block, sizes, usual, unit) if hopper else usual
 
     def plan(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> Plan:
         """The launch for such tensors, compiled. ValueError: other than declared, or of several devices. BackendError

@@ -16,11 +16,12 @@ from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import ROWS, about
 from tilefold.backends.triton.row_apart import apart
 from tilefold.backends.triton.row_bounds import most_turns
+from tilefold.backends.triton.row_brought import asked_ahead, brought
 from tilefold.backends.triton.row_lines import Line, Streamed, by_thread, lines_of
 from tilefold.backends.triton.row_phases import crossing, phases, results, running
 from tilefold.backends.triton.row_roles import Lift
 from tilefold.backends.triton.row_states import States, prepare, sum_beside
-from tilefold.backends.triton.row_walk import Role
+from tilefold.backends.triton.row_walk import Role, plane_at
 from tilefold.backends.triton.scalar import narrowed
 from tilefold.backends.triton.scope import Dim, Known
 from tilefold.backends.triton.values import TRITON_TYPE
@@ -213,9 +214,7 @@ class Folds(Role):
             for n, name in enumerate(results(r)):
                 self._waited([self.c.buffer_names[name]], running(r, name) + len(begun))
                 last = n == len(self.phases) - 1
-                if last:
-                    self._release("early", "s")
-                self._phase(n)
+                self._freeing(n, "s")
                 if last and not self._early_repairs():
                     self._on_states(r.repairs)
                 ready = [k for k in range(len(r.merges)) if k not in begun and (last or self._ready(k, n))]
@@ -249,7 +248,7 @@ class Folds(Role):
         for n, name in enumerate(results(r)):
             older = 0 if first or n else len(self.later)
             self._waited([self.c.buffer_names[name]], running(r, name) + len(begun) + older)
-            self._phase(n)
+            self._phase(n, s)
             if older:
                 self._waited(self._states(self.later), running(r, name))
                 self._release("late", "s")
@@ -307,6 +306,8 @@ class Folds(Role):
         first = [x for x in self.r.lifts if x.gemm.buf == results(self.r)[0]] if behind else []
         there = set[str]()
         self.streamed = Streamed(self.of, self.c, self.lines_of_a_tile)  # asked for before copies are waited for
+        if len(self.phases) == 1:
+            asked_ahead(self.c, self.r, self.phases[0])
         for lifts in (first, [x for x in self.r.lifts if x not in first]):
             for x in lifts:
                 which = "late" if x.part in self.r.late else "early"
@@ -316,18 +317,29 @@ class Folds(Role):
                 self._lift(s, x)
             self._merge(behind if lifts is first else ())
 
-    def _phase(self, n: int) -> None:
-        """What can be computed when the n-th result of the lifts is there."""
+    def _phase(self, n: int, s: str) -> None:
+        """What can be computed when the n-th result of the lifts is there, of the tile in stage s."""
         self.streamed.needed(self.phases[n])
+        at, frame = plane_at(self.r, s, "GROUP"), (self.r.row, self.r.loop.dim)
+        for p, buffer in zip(self.r.planes, self.of.planes, strict=True):
+            brought(self.c, p, f"{buffer}.index({at})", frame)
         self.body(self.phases[n])
+        self.c.there.clear()
+
+    def _freeing(self, n: int, s: str) -> None:
+        """The n-th phase; the last frees what lifts alone read, before, or behind it where it reads planes."""
+        last = n == len(self.phases) - 1
+        if last and not self.r.planes:
+            self._release("early", s)
+        self._phase(n, s)
+        if last and self.r.planes:
+            self._release("early", s)
 
     def _compute(self, merges: int) -> None:
         """The elementwise part, each phase as soon as its lift is complete; `merges` started after the lifts."""
         for n, name in enumerate(results(self.r)):
             self._waited([self.c.buffer_names[name]], running(self.r, name) + merges)
-            if n == len(self.phases) - 1:
-                self._release("early", "ahead" if merges else "s")
-            self._phase(n)
+            self._freeing(n, "ahead" if merges else "s")
 
     def _narrow(self) -> list[str]:
         own = allocated((*self.r.before, *self.r.begun))

@@ -39,6 +39,7 @@ from tilefold.backends.triton.row_draws import DRAWS
 from tilefold.backends.triton.row_folds import Folds
 from tilefold.backends.triton.row_roles import RowRoles
 from tilefold.backends.triton.row_room import REGISTERS
+from tilefold.backends.triton.row_scores import scored_once
 from tilefold.backends.triton.row_walk import DRAWN_BY, Copies, Shared
 from tilefold.backends.triton.values import TRITON_TYPE
 from tilefold.tile import ir
@@ -49,7 +50,7 @@ _OF_ROWS, _OF_RING = ("rows_full", "rows_empty"), ("early_full", "early_empty", 
 
 def render_rows(kernel: ir.Kernel, roles: RowRoles, context: Context, place: Place = ALONE) -> Rendered:
     """The Gluon source of a kernel; `context` as for `render`, not yet used. BackendError: not expressible there."""
-    return _Rows(kernel, roles, context, place).render()
+    return _Rows(scored_once(kernel), roles, context, place).render()
 
 
 class _Rows:
@@ -64,7 +65,7 @@ class _Rows:
         for t in self.kernel.tensors:
             args += [self.c.stride(t, a) for a in range(len(t.shape)) if a != t.unit_axis]
         args += [*(f"sym_{s}" for s in self.kernel.syms), *(["counter"] if self.of.draws else []), *self.of.maps]
-        shared = [*self.of.parts, *self.of.rows, *self.of.outs, *_OF_ROWS, *_OF_RING, *DRAWN_BY]
+        shared = [*self.of.parts, *self.of.rows, *self.of.planes, *self.of.outs, *_OF_ROWS, *_OF_RING, *DRAWN_BY]
         passed = {
             role: [a for a in (*args, *shared) if mentions("\n".join(lines), a)]
             for role, lines in (("copies", copies), ("folds", folds))
@@ -122,6 +123,10 @@ class _Rows:
                     shape = [tile, p.lanes]
                     layout = f"gl.NVMMASharedLayout.get_default_for({shape}, {kind})"
                 lines.append(f"{name} = gl.allocate_shared_memory({kind}, {[count, *shape]}, {layout})")
+        for name, plane in zip(self.of.planes, r.planes, strict=True):
+            d, of = self.of.map_of(plane.part, ROWS), in_gluon(TRITON_TYPE[plane.dtype])
+            shape = [self.of.stages * groups, *self.of.maps[d][1]]
+            lines.append(f"{name} = gl.allocate_shared_memory({of}, {shape}, {d}.layout)")
         for name, o in zip(self.of.outs, r.stored, strict=True):
             d = self.of.map_out(o)
             of = in_gluon(TRITON_TYPE[self.c.tensors[o.part.tensor].dtype])

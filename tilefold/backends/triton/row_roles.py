@@ -33,7 +33,9 @@ from tilefold.backends.triton.parts import (
 )
 from tilefold.backends.triton.row_bounds import never_empty
 from tilefold.backends.triton.row_draws import drawn_by_threads, draws_numbers
+from tilefold.backends.triton.row_planes import Plane, planes_of
 from tilefold.backends.triton.row_room import LEAST_COLUMNS, LEAST_STAGES, MOST_COLUMNS, REGISTERS, Room
+from tilefold.backends.triton.row_scores import scored_once
 from tilefold.tile import ir
 from tilefold.tile.gathered import gathered_in_products
 from tilefold.tile.pieces import lengths, power_of_two
@@ -94,8 +96,8 @@ class RowRoles:
     ring of the others; the next is copied while what follows the lifts runs. elementwise: the loop's statements beside
     products and `repairs`. before, after: around the loop, on values a row; begun, finish: the same on states. taken:
     buffers of a value a row that repairs or finish read. parts: what is copied once a tile; `early`: those that lifts
-    need. rows: what is copied once for each group. stored: results that leave by tensor map. kept: sums a row, per
-    thread until the end. never_empty: every block of rows has a tile, for certain.
+    need. rows: what is copied once for each group; planes: once a tile for each. stored: results that leave by tensor
+    map. kept: sums a row, per thread until the end. never_empty: every block of rows has a tile, for certain.
     """
 
     loop: ir.For
@@ -115,6 +117,7 @@ class RowRoles:
     taken: tuple[str, ...]
     parts: tuple[Part, ...]
     rows: tuple[Part, ...]
+    planes: tuple[Plane, ...]
     stored: tuple[Out, ...]
     kept: tuple[str, ...]
     never_empty: bool
@@ -137,6 +140,11 @@ class RowRoles:
         return tuple(dict.fromkeys(m.part for m in self.merges))
 
     @property
+    def with_planes(self) -> str:
+        """Which parts of a tile planes come with, and are free with: those that are read first."""
+        return "early" if self.early else "late"
+
+    @property
     def several(self) -> bool:
         """Whether there are several products in the lift: what else a tile reads is then asked for before they end."""
         return len(self.lifts) > 1
@@ -149,7 +157,7 @@ class RowRoles:
 
 def row_roles_of(kernel: ir.Kernel, config: TritonConfig) -> RowRoles | str:
     """The roles of a kernel in this configuration, or why it has none."""
-    kernel = gathered_in_products(kernel)
+    kernel = scored_once(gathered_in_products(kernel))
     loop = streams(kernel, config.groups)
     if loop is None or config.own != "rows":
         return "groups of rows are not asked for, or there is not one loop"
@@ -231,6 +239,7 @@ class _Finder(Reading):
             prepared, elementwise, repairs,
             tuple(s for s in self.before if s not in begun and about(s) not in computed), begun,
             tuple(s for s in self.after if s not in finish), finish, taken, parts, rows,
+            planes_of(self, elementwise, row) if len({s.buf for s, *_ in lifts}) == 1 else (),
             tuple(o for s in finish if isinstance(s, ir.Store) and (o := self._stored(s, row, columns))),
             self._kept(elementwise, (*repairs, *own)), never_empty(self.kernel, self.loop, row), next(iter(dtypes)),
         )  # fmt: skip
@@ -374,7 +383,8 @@ class _Finder(Reading):
         """The roles as far as there is room: results leave by pointers where shared memory has none for them, parts
         that lifts alone read have one buffer, and merges are not a tile behind where registers do not suffice."""
         rings = (False, True) if r.shares and r.early else (False,)
-        ways = [replace(r, stored=x, single=single) for single in rings for x in (r.stored, ())]
+        given = dict.fromkeys((r.planes, ()))
+        ways = [replace(r, stored=x, single=y, planes=z) for z in given for y in rings for x in (r.stored, ())]
         fit = next((x for x in ways if shared_bytes(x, self.config) <= SHARED), None)
         if fit is None:
             return f"{shared_bytes(ways[-1], self.config)} bytes of shared memory"
@@ -398,6 +408,7 @@ def room(r: RowRoles) -> Room:
         len({m.made for m in r.merges}),
         sum(r.parts[n].lanes for n in r.early),
         draws_numbers(r.elementwise),
+        tuple(p.dtype.nbytes for p in r.planes),
     )
 
 

@@ -36,7 +36,8 @@ RING, LEAST_STAGES, MOST_STAGES = 128 << 10, 2, 6
 class Room:
     """What a thread block holds: columns of each group's rows, of the streamed parts, of the states and of the results
     that leave by tensor map; numbers of results of the lift, of operands of merges. early: of the parts' columns, those
-    that lifts alone read. draws: a tile draws a random number for each element."""
+    that lifts alone read. draws: a tile draws a random number for each element. planes: bytes
+    of an element of what copies bring for each row and streamed index."""
 
     rows: Sequence[int]
     parts: Sequence[int]
@@ -46,6 +47,7 @@ class Room:
     made: int = 1
     early: int = 0
     draws: bool = False
+    planes: Sequence[int] = ()
 
     def registers(self, tile: int, *, behind: bool = True) -> int:
         """Of a thread: states, results of the lifts, operands of the merges, and the rest. behind: as of `RowRoles`;
@@ -59,7 +61,8 @@ class Room:
         """Bytes of a thread block. single: of `RowRoles`."""
         own = (sum(self.rows) + sum(self.stored)) * ROWS * groups
         fewer = self.early * tile * (stages - 1) if single else 0
-        return (own + self.stage(tile) * stages - fewer) * NARROW + BARRIERS
+        beside = sum(self.planes) * ROWS * tile * groups * stages
+        return (own + self.stage(tile) * stages - fewer) * NARROW + beside + BARRIERS
 
     def stage(self, tile: int) -> int:
         """Elements of a tile of all streamed parts."""

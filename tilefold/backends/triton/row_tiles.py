@@ -13,13 +13,15 @@ from dataclasses import replace
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_used, loads
 from tilefold.algebra.expr import walk as parts_of
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.parts import LEAST_PIECE, ROWS, STREAMED, page_of, piece
+from tilefold.backends.triton.parts import LEAST_PIECE, ROWS, STREAMED, offset, page_of, piece
+from tilefold.backends.triton.row_planes import COPIED, copied
 from tilefold.backends.triton.row_room import REGISTERS, Form, longest, of_several, one_of_each, widest
 from tilefold.backends.triton.row_shares import CACHED, DRAWING, unevenness
 from tilefold.backends.triton.tiles import FULL, Shape
 from tilefold.block.ir import Accumulate, Block, Let, Loop, exprs_of, walk
 from tilefold.plan.hardware import H100
 from tilefold.plan.pace import Scores, owned_seconds
+from tilefold.tile.layout import UnitAxes
 from tilefold.tile.pieces import power_of_two
 
 #: Dims that the operands of a product keep, and those that it reduces.
@@ -40,12 +42,14 @@ BUSY = 0.5
 BESIDE = 256
 
 
-def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, every: bool = False) -> TritonConfig:
+def owning_rows(
+    b: Block, sizes: Mapping[str, int], usual: TritonConfig, unit: UnitAxes | None = None, *, every: bool = False
+) -> TritonConfig:
     """The configuration for groups of warps that own rows; the usual one where they would gain nothing.
 
-    sizes: extents of all dims. What is read for each row and streamed index (a bias) comes by pointers, which the
-    scheme does not hide; what a lift multiplies and is computed was not measured either. every: also where the usual
-    form is faster as a rule.
+    sizes: extents of all dims. unit: axes of stride 1, the last where not said. What is read for each row and streamed
+    index (a bias) must be what copies bring (`row_planes`), for pointers the scheme does not hide; what a lift
+    multiplies and is computed was not measured either. every: also where the usual form is faster as a rule.
     """
     s = Shape.of(b)
     sizes = s.seen(sizes)
@@ -65,10 +69,10 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     (row,) = rows
     held = frozenset(d for _, k in lifts for d in k)
     found = _columns(s, row, stream, lifts, merges)
-    if any({row, stream} <= set(dims_used(ld)) for ld in _loads(b)) or not all(_of_arguments(b, k) for _, k in lifts):
+    if not all(_of_arguments(b, k) for _, k in lifts):
         return usual
-    pages = _pages(b, stream)
-    if pages and not alone:
+    pages, planes = _pages(b, stream), _planes(b, row, stream, unit or {})
+    if planes is None or ((pages or planes) and not alone):
         return usual
     if found is None or held & {*s.parallel}:
         return usual
@@ -81,11 +85,12 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
         width, columns = (math.prod(sizes[d] for d in dims) for dims in (held, found))
         narrow = _between(b, stream, row, sizes) <= MASKED
         lengths, counts = ENDS if narrow else (STREAMED, tuple(REGISTERS))
-        shape = widest(one_of_each(width, columns), lengths, counts)
+        of_planes = replace(one_of_each(width, columns), planes=planes)
+        shape = widest(of_planes, [n for n in lengths if all(copied(n, p) for p in planes)], counts)
         if pages and shape is not None:  # groups as of whole streams: short tiles have room for more, and then spill
             shape = widest(one_of_each(width, columns), _of_pages(lengths, pages), (shape.groups,))
-        scores = Scores(blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns))
-        if not narrow and not every and not _pays(scores):
+        scores = Scores(blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns), sum(planes))
+        if not narrow and not every and not _pays(scores, usual.tiles[row], shape):
             return usual
     else:
         table = SEVERAL if not draws or (len(merges) == 1 and not alone) else DRAWN if alone else DRAWN_STATES
@@ -115,11 +120,17 @@ def owning_rows(b: Block, sizes: Mapping[str, int], usual: TritonConfig, *, ever
     return replace(usual, tiles=tiles, stages=stages, groups=groups, own="rows", draws=drawn, descriptors=sums)
 
 
-def _pays(x: Scores) -> bool:
-    """Whether groups are estimated faster than the usual form, of which a multiprocessor has several thread blocks:
-    their blocks start late, and their tiles are fast. Heads wider than was measured have groups."""
-    groups = owned_seconds(x, H100.owning_paces, H100.cores)
-    return math.isinf(groups) or groups < H100.usual_pace.seconds(x)
+def _pays(x: Scores, rows: int, shape: Form | None) -> bool:
+    """Whether groups are estimated faster than the usual form (blocks of so many rows), of which a multiprocessor has
+    several thread blocks: their blocks start late, and their tiles are fast, and as they have more rows they read the
+    stream less often: what a score reads besides can have the caches busier than the matrix unit. Heads wider than was
+    measured have groups."""
+    groups, own = owned_seconds(x, H100.owning_paces, H100.cores), H100.usual_pace.seconds(x)
+    if not x.planes or shape is None:
+        return math.isinf(groups) or groups < own
+    rate = min(H100.cache_reached * H100.last_cache.bandwidth, H100.cores * H100.near_rate)
+    theirs, ours = x.served(ROWS * shape.groups, rate), x.served(rows, rate)
+    return math.isinf(groups) or (max(groups, theirs), groups) < (max(own, ours), own)  # where both wait, the faster
 
 
 def _met(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> tuple[float, bool]:
@@ -192,6 +203,22 @@ def _loads(b: Block) -> Iterator[Load]:
     inputs = {i.name for i in b.inputs}
     for n in walk(b.body):
         yield from (ld for e in exprs_of(n) for ld in loads(e) if ld.tensor in inputs)
+
+
+def _planes(b: Block, row: str, stream: str, unit: UnitAxes) -> tuple[int, ...] | None:
+    """Bytes of an element of each tensor that is read for each row and streamed index; None: copies do not bring it."""
+    inputs, found = {i.name: i for i in b.inputs}, dict[Load, int]()
+    for ld in _loads(b):
+        if {row, stream} <= dims_used(ld):
+            i, last = inputs[ld.tensor], len(ld.index) - 1
+            along = [e for e in ld.index[:-1] if row in dims_used(e)]
+            apart = not any(stream in dims_used(e) for e in ld.index[:-1]) and along == [Index(row)]
+            if not apart or offset(ld.index[-1], stream) is None or unit.get(ld.tensor, last) != last:
+                return None
+            if i.dtype not in COPIED or not isinstance(b.sizes[stream], Const):
+                return None
+            found[ld] = i.dtype.nbytes
+    return tuple(found.values())
 
 
 def _gathered(b: Block) -> Iterator[Let]:

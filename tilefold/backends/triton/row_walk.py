@@ -17,6 +17,7 @@ from tilefold.backends.triton.gluon_text import in_gluon
 from tilefold.backends.triton.names import identifier
 from tilefold.backends.triton.parts import BESIDE, ROWS, Part
 from tilefold.backends.triton.render import Renderer
+from tilefold.backends.triton.row_planes import Plane
 from tilefold.backends.triton.row_roles import Out, RowRoles
 from tilefold.backends.triton.row_shares import CACHED, LAST
 from tilefold.backends.triton.scope import Dim
@@ -45,6 +46,7 @@ class Shared:
         self.parts = [f"tile_{n}" for n in range(len(roles.parts))]
         self.rows = [f"rows_{n}" for n in range(len(roles.rows))]
         self.outs = [f"out_{n}" for n in range(len(roles.stored))]
+        self.planes = [f"plane_{n}" for n in range(len(roles.planes))]
 
     def context(self, matrix: tuple[str, ...]) -> Context:
         """A fresh context; matrix: rows and columns of its layout."""
@@ -237,7 +239,9 @@ class Copies(Role):
 
     def _bring(self, which: str, at: str, s: str, turn: str) -> None:
         numbers = self.r.early if which == "early" else self.r.late
+        planes = self.r.planes if which == self.r.with_planes else ()
         bytes_ = sum(self.r.parts[n].lanes for n in numbers) * self.tile * self.r.dtype.nbytes
+        bytes_ += sum(p.nbytes for p in planes) * self.r.groups
         if not numbers:
             return
         s, turn = self.buffer_of(which, s, turn)
@@ -248,8 +252,21 @@ class Copies(Role):
         )
         for n, where in zip(numbers, places, strict=True):
             self._copy(self.r.parts[n], self.tile, where, f"{which}_full.index({s})", f"{self.of.parts[n]}.index({s})")
+        for n, p in enumerate(planes):
+            self._plane(p, self.of.planes[n], at, s, f"{which}_full.index({s})")
         if turn == "lap":
             self.emit("lap = lap ^ 1")
+
+    def _plane(self, p: Plane, to: str, at: str, s: str, bar: str) -> None:
+        """Copies of a plane's tile, one for each group's rows."""
+        row, d = self.c.hold(self.r.row).base, self.of.map_of(p.part, ROWS)
+        column = f"{at} + {p.part.start}" if p.part.start else at
+        for g in range(self.r.groups):
+            (place,) = self._places(p.part, ROWS, f"{row} + {g * ROWS}" if g else row)
+            position = ", ".join((*place, column))
+            self.emit(
+                f"tma.async_copy_global_to_shared({d}, [{position}], {bar}, {to}.index({plane_at(self.r, s, g)}))"
+            )
 
     def _copy(self, p: Part, tile: int, places: Sequence[Sequence[str]], bar: str, to: str) -> None:
         """Copies of a part, one from each of these places."""
@@ -295,6 +312,11 @@ class Copies(Role):
         exist."""
         code = scalar(self.c, e)
         return f"tf_place({code}, {scalar(self.c, size)})" if along in dims_used(e) else code
+
+
+def plane_at(r: RowRoles, s: str, group: int | str) -> str:
+    """Number of the buffer of a plane's tile in stage s of the ring."""
+    return f"{s} * {r.groups} + {group}"
 
 
 def scalar(c: Context, e: Expr) -> str:
