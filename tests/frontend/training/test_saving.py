@@ -410,3 +410,27 @@ def test_what_is_compared_for_equality_is_not_multiplied_again(dtype):
     _, gradients, graphs = passes(farthest, *args)
     assert (3, 300, 64) in [shape for shape, _ in saved(graphs)]
     right(farthest, args, gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_is_compared_in_16_bits_is_read_as_it_was_stored(dtype, wide):
+    """A map with all its digits is none of the maxima that were rounded: the gradient was divided by their number."""
+
+    def largest(x, y):
+        z = torch.exp(x * y)
+        return (z.float() if wide else z).reshape(8, 200).amax(1)
+
+    gen = torch.Generator().manual_seed(0)
+    args = [torch.rand(8, 10, 20, generator=gen).to(dtype) for _ in range(2)]
+    for a in args:
+        a[:, 4, 7] = a[:, 4, 7] + 1  # one maximum a row, whatever is rounded
+    _, _, graphs = passes(largest, *args)
+    assert saved(graphs).count(((8, 10, 20), dtype)) == 3
+    torch._dynamo.reset()
+    results = []
+    for run in (largest, torch.compile(largest, backend="tilefold")):
+        leaves = [a.clone().requires_grad_() for a in args]
+        run(*leaves).float().sum().backward()
+        results.append([a.grad for a in leaves])
+    torch.testing.assert_close(results[1], results[0], rtol=4 * torch.finfo(dtype).eps, atol=0)

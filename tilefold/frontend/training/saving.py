@@ -199,7 +199,9 @@ def _passes(graph: torch.fx.Graph, results: int) -> _Passes:
             forward.update(n.all_input_nodes)
     read = {a for n in late for a in n.all_input_nodes if a not in late} | {n for n in gradients if n is not None}
     own = frozenset(n for n in given if n is not None)
-    return _Passes(early, tuple(late), frozenset(forward), own, frozenset(read - late.keys()), compared(graph))
+    equal = compared(graph)
+    read |= equal.stored & set(early)
+    return _Passes(early, tuple(late), frozenset(forward), own, frozenset(read - late.keys()), equal.once)
 
 
 def _is_gradient(n: Node) -> bool:
