@@ -292,6 +292,22 @@ def test_the_loss_of_a_training_step_is_drawn_without_a_backward(monkeypatch):
         assert 0 < draws.luck(0, 0)[0] < 0.1 and draws.luck(0, 1) == (0.0, 0.0)
 
 
+def test_parameters_are_drawn_again_where_nothing_else_is():
+    """Of a module with float arguments alone, which in training are parameters: each draw has its own."""
+    asked = []
+
+    def made():
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8, dtype=torch.bfloat16), Mean())
+        asked.append(float(model[0].weight.sum()))
+        return model
+
+    ones = torch.ones(4, 8, dtype=torch.bfloat16)
+    case = replace(scalar_case(), module=made, make=lambda gen: (ones,), train=True)
+    with torch.no_grad():
+        assert exact.Draws(case, "cpu", 0).luck(0, 0)[0] > 0
+    assert len(set(asked)) == len(asked) == exact.DRAWS
+
+
 def test_training_is_compared_with_float64_whatever_the_program_casts_to():
     """Softmax's gradient of float32, of which little is left: eager is off by more than its last place."""
     case = replace(scalar_case(), fn=Narrow(), make=lambda gen: (torch.rand(1, 64, generator=gen),), train=True)

@@ -29,8 +29,8 @@ _EXACT = (aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim)
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What floats that are compared for equality are made of by maps, views and maxima. once: operators that round in an
-    order of their own, and those in `stored`: values of 16 bits, the last ones on the way."""
+    """What floats that are compared for equality are made of by maps, views and maxima. once: operators that round in
+    an order of their own, and those in `stored`: values of 16 bits, the last ones on the way."""
 
     once: frozenset[Node]
     stored: frozenset[Node]

@@ -3,9 +3,9 @@
 The largest error of a result is a statistic of its elements; of one element (the mean loss of a batch) it is a matter
 of luck. Two evaluations of equal quality have independent errors, say normal ones: the second's is more than twice the
 first's in 30 of 100 cases, where a thousand elements leave none. So a result of at most FEW elements that is less right
-than eager is judged again by the largest of eager's errors on several draws of arguments, each against float64: an
-error is more than twice the largest of 1 + DRAWS others in one of 100 cases. Results of more elements are judged by
-their own draw alone.
+than eager is judged again by the largest of eager's errors on several draws of arguments and of a module's random
+parameters (in training often all that is random), each against float64: an error is more than twice the largest of
+1 + DRAWS others in one of 100 cases. Results of more elements are judged by their own draw alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def references(case: GpuCase, args: Args) -> tuple[Reference, ...]:
 
 @dataclass(slots=True)
 class Draws:
-    """Eager's errors on other arguments, found when they are first asked for. `seed`: of the row's own arguments.
+    """Eager's errors on other arguments and parameters, found when they are first asked for. `case`: before it is
+    placed. `seed`: of the row's own arguments.
 
     Of a training step its loss alone, without a backward.
     """
@@ -68,15 +69,17 @@ class Draws:
     def _drawn(self) -> list[list[tuple[float, float]]]:
         found: list[list[tuple[float, float]]] = []
         for seed in range(self.seed + 1, self.seed + 1 + DRAWS):
-            errors = [self._errors(part) for part in self.case.parts(self.case.args(self.device, seed))]
+            case = self.case.placed(self.device, seed)
+            errors = [_own_errors(case, part) for part in case.parts(case.args(self.device, seed))]
             found = [list(map(_larger, *pair)) for pair in zip(found or errors, errors, strict=True)]
         return found
 
-    def _errors(self, part: Part) -> list[tuple[float, float]]:
-        case, fn = self.case, self.case.fn
-        own = tree_leaves(fn(*part.args))
-        exact = tree_leaves(_trained(in_float64(case), part) if case.train else _exact(case, part).result)
-        return [own_error(y, e) if few(y) else (0.0, 0.0) for y, e in zip(own, exact, strict=True)]
+
+def _own_errors(case: GpuCase, part: Part) -> list[tuple[float, float]]:
+    """Eager's, of results of few elements (of a training step, of its loss); of others 0."""
+    own = tree_leaves(case.fn(*part.args))
+    exact = tree_leaves(_trained(in_float64(case), part) if case.train else _exact(case, part).result)
+    return [own_error(y, e) if few(y) else (0.0, 0.0) for y, e in zip(own, exact, strict=True)]
 
 
 def few(y: Any) -> bool:

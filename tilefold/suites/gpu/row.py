@@ -119,9 +119,10 @@ def measure_row(
         tell("", "drawing arguments and computing the reference")
         blanks = [blank_record(case, peer, floor * 1e6, bound_by) for peer in peers]
         try:
+            draws = Draws(case, device, seed)
             case = case.placed(device)
             args = case.args(device, seed)
-            compared = Compared(references(case, args), Draws(case, device, seed))
+            compared = Compared(references(case, args), draws)
         except FAILURES as error:
             _recover(timer)
             return tuple(replace(b, why=f"no reference: {first_line(error)}") for b in blanks)
