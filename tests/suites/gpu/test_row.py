@@ -289,7 +289,31 @@ def test_the_loss_of_a_training_step_is_drawn_without_a_backward(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "backward", lambda self: pytest.fail("backward"))
     with torch.no_grad():
         draws = exact.Draws(loss, "cpu", 0)
-        assert 0 < draws.luck(0, 0)[0] < 0.1 and draws.luck(0, 1) == (0.0, 0.0)
+        assert 0 < draws.luck(0, 0)[0] < 0.1
+
+
+def test_a_gradient_of_few_elements_is_judged_by_several_draws_as_well(monkeypatch):
+    """A bias' gradient that eager happens to have right, and other draws do not; the report names the result."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 1, dtype=torch.bfloat16), torch.nn.Flatten(0), torch.nn.Sigmoid())
+    case = scalar_case()
+    case = replace(case, fn=model.append(Mean()), make=lambda gen: (torch.rand(8, 64, generator=gen).bfloat16(),))
+    case = replace(case, train=True)
+    with torch.no_grad():
+        draws = exact.Draws(case, "cpu", 0)
+        luck, _ = draws.luck(0, 2)
+        assert luck > 2e-4 and draws.luck(0, 1) == (0.0, 0.0)  # the weight has many
+    monkeypatch.setattr(exact.Draws, "luck", lambda self, part, leaf: (0.0, 0.0) if leaf < 2 else (luck, luck))
+
+    def build(by):
+        def step(x):
+            loss = model(x)
+            return loss + (by * (model[0].bias - model[0].bias.detach())).sum()  # the bias' gradient, and it alone
+
+        return Peer(OURS, "ours", lambda case, args: step)
+
+    found = measured(case, build(1.0))[OURS]
+    assert found.why.startswith("wrong: less right than eager (result 3 of 3, error")
+    assert measured(case, build(0.0))[OURS].why == ""
 
 
 def test_parameters_are_drawn_again_where_nothing_else_is():

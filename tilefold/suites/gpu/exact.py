@@ -51,34 +51,35 @@ class Draws:
     """Eager's errors on other arguments and parameters, found when they are first asked for. `case`: before it is
     placed. `seed`: of the row's own arguments.
 
-    Of a training step its loss alone, without a backward.
+    Of a training step the loss is drawn without a backward, and its gradients only where one is asked for.
     """
 
     case: GpuCase
     device: str
     seed: int
-    _found: list[list[tuple[float, float]]] | None = field(default=None)
+    _found: dict[bool, list[list[tuple[float, float]]]] = field(default_factory=dict)
 
     def luck(self, part: int, leaf: int) -> tuple[float, float]:
         """The largest of eager's errors of a result of few elements (largest element's, root mean square; relative)."""
-        if self._found is None:
-            self._found = self._drawn()
-        errors = self._found[part]
-        return errors[leaf] if leaf < len(errors) else (0.0, 0.0)
+        gradients = self.case.train and leaf > 0
+        if gradients not in self._found:
+            self._found[gradients] = self._drawn(gradients)
+        return self._found[gradients][part][leaf]
 
-    def _drawn(self) -> list[list[tuple[float, float]]]:
+    def _drawn(self, gradients: bool) -> list[list[tuple[float, float]]]:
         found: list[list[tuple[float, float]]] = []
         for seed in range(self.seed + 1, self.seed + 1 + DRAWS):
             case = self.case.placed(self.device, seed)
-            errors = [_own_errors(case, part) for part in case.parts(case.args(self.device, seed))]
+            errors = [_own_errors(case, part, gradients) for part in case.parts(case.args(self.device, seed))]
             found = [list(map(_larger, *pair)) for pair in zip(found or errors, errors, strict=True)]
         return found
 
 
-def _own_errors(case: GpuCase, part: Part) -> list[tuple[float, float]]:
-    """Eager's, of results of few elements (of a training step, of its loss); of others 0."""
-    own = tree_leaves(case.fn(*part.args))
-    exact = tree_leaves(_trained(in_float64(case), part) if case.train else _exact(case, part).result)
+def _own_errors(case: GpuCase, part: Part, gradients: bool) -> list[tuple[float, float]]:
+    """Eager's, of results of few elements; of others 0. Without `gradients` of a training step's loss alone."""
+    loss = case.train and not gradients
+    own = tree_leaves((case.fn if loss else called(case, case.fn))(*part.args))
+    exact = tree_leaves(_trained(in_float64(case), part) if loss else _exact(case, part).result)
     return [own_error(y, e) if few(y) else (0.0, 0.0) for y, e in zip(own, exact, strict=True)]
 
 

@@ -204,7 +204,8 @@ def _prepare(
             worst = _checked(peer, compared, results.pop(), hopeless=case.train)
             entry.record = replace(entry.record, error=worst.max_rel_err, eager_error=worst.eager_rel_err)
             if not worst.ok:
-                why = f"wrong: {worst.why} (error {worst.max_rel_err:.1e}, bound {worst.bound:.1e})"
+                told = f"error {worst.max_rel_err:.1e}, bound {worst.bound:.1e}"
+                why = f"wrong: {worst.why} ({', '.join(filter(None, (worst.name, told)))})"
                 entry.record = replace(entry.record, why=why)
                 if not case.steps:
                     return replace(entry, record=_with_left_over(entry.record)) if peer.kind == "ours" else entry
@@ -293,10 +294,11 @@ def _checked(peer: Peer, compared: Compared, result: Any, *, hopeless: bool = Fa
         if len(results) != len(exact):
             return Comparison("", False, math.inf, 0.0, math.inf, 0.0, f"{len(results)} results, not {len(exact)}")
         for leaf, (y, own, e) in enumerate(zip(results, r.eager, exact, strict=True)):
-            comparison = judge(peer.name, y, own, e, factor, r.exact.selections)
+            name = f"result {leaf + 1} of {len(results)}"
+            comparison = judge(name, y, own, e, factor, r.exact.selections)
             if not comparison.ok and few(own):
                 luck = compared.draws.luck(at, leaf)
-                comparison = judge(peer.name, y, own, e, factor, r.exact.selections, luck=luck)
+                comparison = judge(name, y, own, e, factor, r.exact.selections, luck=luck)
             if not (hopeless and comparison.eager_rel_err > HOPELESS):
                 found.append(comparison)
     return max(found, key=lambda c: (not c.ok, c.max_rel_err / c.bound if c.bound else c.max_rel_err))
