@@ -42,6 +42,7 @@ def part(device: str, op: torch._ops.OpOverload, *more: torch._ops.OpOverload) -
         ("cuda", [aten.exp.default], False),
         ("cuda", [aten.ones_like.default, aten.exp.default], True),
         ("cuda", [aten.detach.default, aten.ones_like.default], True),
+        ("cuda", [aten.exp.default, aten.ones_like.default], True),
         ("cuda", [aten.detach.default, aten.exp.default], False),
         ("cpu", [aten.arange.default], False),
     ],

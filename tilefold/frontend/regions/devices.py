@@ -6,7 +6,6 @@ import torch
 
 from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.create import OF_SIZES
-from tilefold.frontend.operators.table import VIEWS
 from tilefold.frontend.regions.extract import Extracted
 from tilefold.frontend.regions.partition import is_host_number
 
@@ -19,13 +18,17 @@ def constant_elsewhere(part: Extracted) -> bool:
 
 
 def _is_read(n: torch.fx.Node) -> bool:
-    """Whether elements of a tensor, or of one of several, are, and not its sizes alone."""
-    val = n.meta.get("val")
-    if isinstance(val, tuple | list):
-        return any(map(_is_read, n.users))
-    if not isinstance(val, torch.Tensor):
-        return False
-    return any(u.target not in OF_SIZES and (u.target not in VIEWS or _is_read(u)) for u in n.users)
+    """Whether a result has elements of it, and not its sizes alone."""
+    todo, seen = [n], {n}
+    while todo:
+        at = todo.pop()
+        if at.op == "output":
+            return True
+        if at.target not in OF_SIZES:
+            new = at.users.keys() - seen
+            todo += new
+            seen |= new
+    return False
 
 
 def numbers_elsewhere(part: Extracted) -> dict[torch.fx.Node, torch.device]:
