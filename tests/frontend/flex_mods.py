@@ -6,6 +6,8 @@ the module's. The last section of `SCORES` is not from there: it asks what `vmap
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -165,4 +167,72 @@ MASKS = {
     "neighbourhood in tiles": neighbours(in_tiles, 6, 8),
     "neighbourhood on a curve": neighbours(on_a_curve, 8, 8),
     "global and local": lambda b, h, q, k: ((q - k).abs() < 4) | (k % 16 == 0) | (q < 2),
+}
+
+#: A dense mask that follows no rule; images and texts among tokens, (kind, first token, length) each.
+dense = rand(L, S, seed=5) > -0.2
+modalities = torch.tensor([[[0, 3, 6], [1, 20, 9], [0, 36, 4]], [[1, 0, 4], [0, 10, 12], [1, 30, 15]]])
+batched = torch.stack([document, document.flip(0)])
+row_bias, column_bias, layered = rand(B, H, L, 7), rand(B, H, L, 8), rand(4, B, H, L)
+
+
+def transfusion(b, h, q, k):
+    """Causal, and within each image everything."""
+    seen = q >= k
+    for _, first, length in modalities[b]:
+        seen = seen | ((q >= first) & (k < first + length))
+    return seen
+
+
+def bucket(distance):
+    """Distances as T5 has them: as they are up to 8, their logarithms beyond."""
+    far = 8 + (torch.log(distance.abs().float().clamp(min=1) / 8) / 1.4 * 8).long()
+    return torch.where(distance.abs() < 8, distance.abs(), far.clamp(max=15))
+
+
+class Window:
+    """A mask that is an object."""
+
+    def __init__(self, width):
+        self.width = width
+
+    def __call__(self, b, h, q, k):
+        return (q >= k) & (q - k < self.width)
+
+
+def near(width, b, h, q, k):
+    return torch.maximum(q, k) - torch.minimum(q, k) < width
+
+
+#: More of both: other functions, and other ways to write them.
+MORE_SCORES = {
+    "biases of rows and columns": lambda s, b, h, q, k: s + row_bias[b, h, q, k // 8] + column_bias[b, h, q, k % 8],
+    "buckets of distances": lambda s, b, h, q, k: s + distance[h, bucket(q - k)],
+    "one of four": lambda s, b, h, q, k: s + layered[which, b, h][q],
+    "a slice": lambda s, b, h, q, k: s + layered[0][b, h, q],
+    "decay": lambda s, b, h, q, k: s * torch.exp2(-0.1 * (q - k).abs()),
+    "logarithm of the distance": lambda s, b, h, q, k: s + torch.log1p((q - k).abs()),
+    "gelu": lambda s, b, h, q, k: F.gelu(s),
+    "softplus": lambda s, b, h, q, k: F.softplus(s),
+    "logarithm of a sigmoid": lambda s, b, h, q, k: F.logsigmoid(s),
+    "elu": lambda s, b, h, q, k: F.elu(s),
+    "bounds": lambda s, b, h, q, k: s.clamp(-1, 1),
+    "root": lambda s, b, h, q, k: torch.sign(s) * torch.sqrt(s.abs() + 1e-3),
+    "steps": lambda s, b, h, q, k: s + torch.floor(q / 8) * 0.1 + torch.div(k, 8, rounding_mode="floor") * 0.1,
+    "half precision": lambda s, b, h, q, k: (s.to(torch.bfloat16) * 2).float(),
+    "filled": lambda s, b, h, q, k: s.masked_fill(q < k, LESS),
+    "a large negative number": lambda s, b, h, q, k: torch.where(q >= k, s, -1e9),
+    "weights that are dropped": lambda s, b, h, q, k: torch.where((q * 110351 + k * 12345) % 7 > 0, s, LESS),
+}
+MORE_MASKS = {
+    "dense": lambda b, h, q, k: dense[q, k],
+    "block diagonal": lambda b, h, q, k: q // 8 == k // 8,
+    "transfusion": transfusion,
+    "documents of a batch": lambda b, h, q, k: (batched[b, q] == batched[b, k]) & (q >= k),
+    "strided": lambda b, h, q, k: (q >= k) & ((q - k < 4) | ((q - k) % 4 == 0)),
+    "an object": Window(9),
+    "a part of a function": functools.partial(near, 7),
+    "ones": lambda b, h, q, k: torch.ones_like(q, dtype=torch.bool),
+    "not": lambda b, h, q, k: ~(q < k),
+    "one or the other": lambda b, h, q, k: (q % 2 == 0) ^ (k % 3 == 0),
 }

@@ -20,6 +20,7 @@ from itertools import pairwise
 from math import prod
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true as known
 
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.writer import Writer
@@ -233,7 +234,14 @@ def _keeps_order(node: Node) -> bool:
 
 def _alike(n: Node, large: Node) -> bool:
     """Whether a factor is the same one wherever the elements of a product are in its order: it has as many, one a row,
-    or one in all; or its last axes, which may be repeated over leading ones."""
+    or one in all; or its last axes, which may be repeated over leading ones.
+    At all sizes: to ask of the one at hand would fix it."""
     own, shape = n.meta["val"].shape, large.meta["val"].shape
-    a_row = bool(own) and own[-1] == 1 and elements(n) * shape[-1] == elements(large)
-    return elements(n) in (1, elements(large)) or a_row or (len(own) >= 2 and own[-2:] == shape[-2:])
+    count, whole = prod(own), prod(shape)
+    a_row = bool(own) and own[-1] == 1 and known(count * shape[-1] == whole)
+    return known(count == 1) or known(count == whole) or a_row or _same_ends(own[-2:], shape[-2:])
+
+
+def _same_ends(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether the last two axes of both are the same at all sizes."""
+    return len(a) == len(b) == 2 and all(known(x == y) for x, y in zip(a, b, strict=True))
