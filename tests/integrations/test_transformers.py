@@ -1,7 +1,7 @@
 """`apply` for each family: what is replaced, that it computes the same, and that nothing else changes.
 
 `uncompiled` puts the functions themselves where their compiled forms would be: then every family is compared, and
-quickly. One model goes through the compiler.
+quickly. Every family is captured and lowered, too, and one is run by kernels.
 """
 
 from __future__ import annotations
@@ -287,8 +287,21 @@ def test_a_module_that_is_none_of_transformers():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_captured_and_lowered(family):
+    """All that a compilation does but its kernels: nothing is refused, forward and backward are right."""
+    torch._dynamo.reset()
+    model, inputs = model_of(family), inputs_of(family)
+    exact, eager = doubled(model, inputs), results(model, inputs)
+    done = apply(model, runner="interpreter")
+    _close(results(model, inputs), eager, exact)
+    assert Counter(r.kind for r in done.rows if r.state == "fused") == PARTS[family], str(done)
+    assert {r.why for r in done.rows if r.state == "left"} <= {"one operator of PyTorch already"}
+
+
+@pytest.mark.slow
 def test_compiled():
-    """One family through the compiler, at two lengths with one compilation: the other tests are of functions alone."""
+    """One family through the compiler, at two lengths with one compilation: the other tests have no kernels."""
     model = model_of("llama")
     done, counts = apply(model), []
     for length, seed in ((10, 0), (13, 1)):
