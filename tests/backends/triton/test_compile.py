@@ -72,6 +72,18 @@ def test_functions_of_elements_have_no_branches():
     assert not re.search(r"\bbra\b", built(variant(k), HOPPER).assembly["ptx"])
 
 
+def test_quotients_are_rounded_before_they_are_subtracted():
+    """One of two in a fused multiply-add would not be: equal ones would differ."""
+
+    def steps(x):
+        shares = x / x.abs().sum(-1, keepdim=True)
+        return shares[:, 1:] - shares[:, :-1]
+
+    *_, k = made(steps, meta(64, 4096, dtype=torch.float32))
+    text = built(variant(k), HOPPER).assembly["ptx"]
+    assert "mul.rn.f32" in text and re.search(r"\bsub(\.rn)?\.f32", text)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_powers_of_and_by_numbers_compile(dtype):
     """A number is a float32 to Triton: of float64 the two types would differ (`torch.logspace` is 2.0 ** x)."""

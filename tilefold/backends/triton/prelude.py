@@ -301,6 +301,12 @@ def tf_again(x):
 
 
 @triton.jit
+def tf_times(x, y):
+    # LLVM takes a library's mul_rn for any product, which it may fuse with a sum
+    return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def tf_even(s):
     # a power of two that takes s to where its inverse does not overflow
     return tl.where(tl.abs(s) < 5.421010862427522e-20, 1.8446744073709552e19, 1.0)

@@ -209,7 +209,7 @@ class Expressions:
             if self.leaves.exact or not self.leaves.nvidia or self.leaves.range_of(divisor).lo < LEAST_NORMAL:
                 return None
             inverse = f"tf_reciprocal({fitted(s, axes)})"
-            return inverse if is_number(x.code) and float(x.code) == 1.0 else f"({fitted(x, axes)} * {inverse})"
+            return inverse if is_number(x.code) and float(x.code) == 1.0 else self._rounded(fitted(x, axes), inverse)
         if not (self.leaves.inverses or self.leaves.exact):
             return None
 
@@ -228,7 +228,12 @@ class Expressions:
             return f"tl.fma({above}, {along(name)}, {above} * {along(f'tf_inverse_rest({code}, {name})', 'rest')})"
         if self.leaves.exact:
             return f"tf_quotient({above}, {along(code)}, {along(name)})"
-        return f"({above} * {along(name)})"
+        return self._rounded(above, along(name))
+
+    def _rounded(self, x: str, y: str) -> str:
+        """x y, never as a part of a fused multiply-add, in which one of two quotients that are subtracted would not be
+        rounded: equal ones would differ, and steps of a row that is divided by its sum not add up to its ends."""
+        return f"tf_times({x}, {y})" if self.leaves.nvidia else f"({x} * {y})"
 
     def _kind(self, op: str, vs: list[Value]) -> DType:
         kinds = [v.kind for v in (vs[1:] if op == "where" else vs)]
