@@ -17,7 +17,7 @@ from tilefold.names import fresh
 from tilefold.tensor.narrow import decided
 from tilefold.tensor.product import product
 from tilefold.tile import ir
-from tilefold.tile.uses import expressions
+from tilefold.tile.uses import every, expressions
 
 #: Least extent of a matrix unit; no piece is shorter.
 MATRIX_UNIT = 16
@@ -89,11 +89,12 @@ def singles(kernel: ir.Kernel) -> ir.Kernel:
 
     Short dims are those of at most `MOST_SINGLES` indices that no loop runs over: no power of two, or such that rows
     are summed which others name along it (`named_rows`), or of elements far from each other that a loop sums (the parts
-    of complex numbers, in planes: as a vector they would be other warps'). Loads along one are then as many loads of
-    every n-th element, which share their cache lines. Left whole are dims that are stored beside others (stores would
-    not share the lines; but for what a long loop computes elements along, as forces of pairs, in three coordinates,
-    that it sums: stored once; and for what is stacked in lines of its own), selected from, or reduced together with
-    others (one reduction would become several).
+    of complex numbers, in planes: as a vector they would be other warps'), or of what a loop computes for pairs and
+    sums (two coordinates of differences, of which nothing is read: a vector of them is exchanged, not loaded). Loads
+    along one are then as many loads of every n-th element, which share their cache lines. Left whole are dims that are
+    stored beside others (stores would not share the lines; but for what a long loop computes elements along, as forces
+    of pairs, in three coordinates, that it sums: stored once; and for what is stacked in lines of its own), selected
+    from, or reduced together with others (one reduction would become several).
     """
     return [kernel, *(k for _, k in _singled(kernel))][-1]
 
@@ -111,7 +112,7 @@ def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
     named, along = named_rows(kernel), stacked(kernel, kernel.body)
     for d, e in kernel.sizes.items():
         n = int(e.value) if isinstance(e, Const) and d not in left else 0
-        short = 1 < n <= MOST_SINGLES and (n & (n - 1) or _far_apart(kernel, d))
+        short = 1 < n <= MOST_SINGLES and (n & (n - 1) or _far_apart(kernel, d) or _along_pairs(kernel, d))
         if short or (1 < n <= MOST_NAMED and d in named) or (1 < n <= MOST_STACKED and d in along):
             done = _Cutter(kernel, d, [1] * n).run()
             if done is not kernel:
@@ -127,6 +128,19 @@ def _far_apart(kernel: ir.Kernel, d: str) -> bool:
     far = all(axis != tensors[ld.tensor].unit_axis for ld, axis in along)
     loops = [s for s in kernel.body if isinstance(s, ir.For)]
     return bool(read) and far and any(d in x.rdims for x in _reduced(loops))
+
+
+def _along_pairs(kernel: ir.Kernel, d: str) -> bool:
+    """Whether a loop's body reduces, over a dim alone, what belongs to pairs of an index of the loop and of others, and
+    no tensor that is read along the dim has both."""
+    tensors = {t.name for t in kernel.tensors}
+    for loop in (s for s in kernel.body if isinstance(s, ir.For)):
+        pairs = [dims_used(x.expr) - {d} for x in _reduced([loop]) if x.rdims == (d,)]
+        read = [dims_used(ld) for e in expressions(loop.body) for ld in loads(e) if ld.tensor in tensors]
+        for pair in pairs:
+            if loop.dim in pair and len(pair) > 1 and not any(d in x and pair <= x for x in read):
+                return True
+    return False
 
 
 def named_rows(kernel: ir.Kernel) -> frozenset[str]:
@@ -225,18 +239,38 @@ def is_small(e: Expr, rdims: tuple[str, ...], sizes: Mapping[str, Expr]) -> bool
     return p is not None and p.is_small(lambda d: known.get(d, math.inf))
 
 
+def is_beside(e: Expr, rdims: tuple[str, ...], sizes: Mapping[str, Expr], areas: Iterable[frozenset[str]]) -> bool:
+    """Whether the sum of e over `rdims` is a product with fewer rows or columns than a matrix unit has, beside
+    statements that compute something for each of its terms. areas: the dims of these.
+
+    Lanes that fill a matrix unit would be lanes of theirs: of neighbours' differences in two coordinates, and
+    velocities summed, one of eight would be of use (1,971 us on an H100 for 2,048 places).
+    """
+    p = product("sum", e, tuple(dims_used(e) - set(rdims)), rdims)
+    known = {d: int(n.value) for d, n in sizes.items() if isinstance(n, Const)}
+    if p is None or not any((p.left | p.right) <= x for x in areas):
+        return False
+    sides = (p.left - p.right, p.right - p.left)
+    return any(x and math.prod(known.get(d, MATRIX_UNIT) for d in x) < MATRIX_UNIT for x in sides)
+
+
 def summed(kernel: ir.Kernel) -> ir.Kernel:
-    """`kernel` with products of a few numbers (`Product.is_small`) as the sums that they are."""
-    return replace(kernel, body=_summed(kernel.body, kernel.sizes))
+    """`kernel` with products of a few numbers (`Product.is_small`, `is_beside`) as the sums that they are."""
+    own = [s.expr for s in every(kernel.body) if isinstance(s, ir.Map | ir.Reduce)]
+    return replace(kernel, body=_summed(kernel.body, kernel.sizes, [frozenset(dims_used(e)) for e in own]))
 
 
-def _summed(stmts: Sequence[ir.Stmt], sizes: Mapping[str, Expr]) -> tuple[ir.Stmt, ...]:
+def _summed(
+    stmts: Sequence[ir.Stmt], sizes: Mapping[str, Expr], areas: Sequence[frozenset[str]]
+) -> tuple[ir.Stmt, ...]:
     out: list[ir.Stmt] = []
     for s in stmts:
         match s:
             case ir.For(body=body):
-                out.append(replace(s, body=_summed(body, sizes)))
-            case ir.Gemm(a=a, b=b) if is_small(e := Call("mul", (a, b)), s.rdims, sizes):
+                out.append(replace(s, body=_summed(body, sizes, areas)))
+            case ir.Gemm(a=a, b=b) if is_small(e := Call("mul", (a, b)), s.rdims, sizes) or is_beside(
+                e, s.rdims, sizes, areas
+            ):
                 out.append(ir.Reduce(s.buf, "sum", s.rdims, e, s.accumulate, s.kept))
             case _:
                 out.append(s)

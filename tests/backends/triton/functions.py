@@ -49,3 +49,21 @@ def narrow_weights(x, w):
 def multiplied_bytes(x, w, scale):
     """Bytes that a program multiplies in float32."""
     return (x.float() @ w.float().mT) * scale
+
+
+def neighbours(pos, vel):
+    """Of each place, sums over those nearby: of their number, their velocities, and differences in two coordinates."""
+    d = pos[:, None] - pos[None]
+    r = d.pow(2).sum(-1)
+    near = ((r < 1.0) & (r > 0)).to(pos.dtype)
+    return (near @ vel + (near[..., None] * d / (r[..., None] + 0.05)).sum(1)) / near.sum(1, keepdim=True).clamp(min=1)
+
+
+def quantile_loss(x, y, w, g):
+    """Sums of what belongs to pairs of a row's elements: two of each element of the row, and one of each of another."""
+    d = x[:, None, :] - y[:, :, None]
+    big = d.abs() > 1.0
+    under = w[:, :, None] - (d < 0).float()
+    e = torch.where(big, d.abs() - 0.5, d * d * 0.5) * under.sign()
+    slope = torch.where(big, d.sign(), d) * under.abs()
+    return (e * g).sum(-1), slope.sum(-1), slope.sum(-2)

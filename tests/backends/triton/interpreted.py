@@ -25,7 +25,15 @@ from triton.runtime.interpreter import _interpreter
 
 from tests.backends.triton import gradients as backward
 from tests.backends.triton.contracted import contracted
-from tests.backends.triton.functions import multiplied_bytes, narrow_weights, of_bytes, of_logits, top_of_groups
+from tests.backends.triton.functions import (
+    multiplied_bytes,
+    narrow_weights,
+    neighbours,
+    of_bytes,
+    of_logits,
+    quantile_loss,
+    top_of_groups,
+)
 from tests.backends.triton.keyed import keyed_sums
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
@@ -962,6 +970,10 @@ CHECKS: dict[str, Check] = {
     "five heads a key": lambda: right(repeated_heads(5, spread=False), *heads(2, 10, 1, 70, 32, kv=2)),
     "three heads a key, several rows": lambda: right(repeated_heads(3, spread=True), *heads(1, 6, 5, 70, 32, kv=2)),
     "folds down columns": lambda: cut(down_columns, rand(300, 70, dtype=F)),
+    "neighbours in two coordinates": lambda: right(neighbours, rand(200, 2, dtype=F), rand(200, 2, dtype=F, seed=1)),
+    "sums of pairs of a row": lambda: right(
+        quantile_loss, *(rand(3, 200, dtype=F, seed=n) for n in range(3)), rand(3, 1, 1, dtype=F, seed=3)
+    ),
     "planes of three colours": lambda: right(colours, rand(3, 3, dtype=F), hostile_colours()),
     "folds down a middle dim": lambda: right(lambda x: (x.amax(1), x.argmax(1)), rand(3, 300, 37, dtype=F)),
     "sums of images": lambda: cut(of_images, rand(9, 5, 13, 24, dtype=F)),

@@ -44,6 +44,7 @@ from tilefold.tile.pieces import (
     MATRIX_UNIT,
     MOST_STACKED,
     computed_along,
+    is_beside,
     is_small,
     largest_power,
     power_of_two,
@@ -141,8 +142,9 @@ def _shape_of(
     common: frozenset[str] = frozenset()
     of_bytes = {i.name for i in inputs if i.dtype in BYTES}
     wide = False
+    beside = [_area_of(n) for n in nodes_of(body) if not isinstance(n, Loop) and not _is_product(n)]
     for n in nodes_of(body):
-        sides = _operands(n, dict(sizes))
+        sides = _operands(n, dict(sizes), beside)
         if sides is not None and isinstance(n, Let | Accumulate):
             left, right, k = *sides, frozenset(n.rdims)
             common |= (left & right) - k
@@ -206,7 +208,22 @@ def _bounds_dims(n: Loop) -> frozenset[str]:
     return frozenset(d for e in (n.start, n.stop) if e is not None for d in dims_used(e))
 
 
-def _operands(n: Node, extents: Mapping[str, Expr]) -> tuple[frozenset[str], frozenset[str]] | None:
+def _is_product(n: Node) -> bool:
+    """Whether a statement sums products of two loads."""
+    if not isinstance(n, Let | Accumulate):
+        return False
+    p = product(n.reducer, n.expr, (), n.rdims)
+    return p is not None and p.loads is not None and p.left != p.right
+
+
+def _area_of(n: Node) -> frozenset[str]:
+    """The dims that a statement's expressions range over."""
+    return frozenset(d for e in exprs_of(n) for d in dims_used(e))
+
+
+def _operands(
+    n: Node, extents: Mapping[str, Expr], beside: Sequence[frozenset[str]]
+) -> tuple[frozenset[str], frozenset[str]] | None:
     """Dims of the two operands, if the statement sums products of two loads that differ in their dims.
 
     Heads that share an operand are in one tile, in which that operand is one index.
@@ -215,6 +232,8 @@ def _operands(n: Node, extents: Mapping[str, Expr]) -> tuple[frozenset[str], fro
         return None
     p = product(n.reducer, n.expr, (), n.rdims)
     if p is None or p.loads is None or p.packed()[0] == p.packed()[1] or is_small(n.expr, p.rdims, extents):
+        return None
+    if is_beside(n.expr, p.rdims, extents, beside):
         return None
     return p.packed()
 
