@@ -14,6 +14,7 @@ from tilefold.backends.triton.build import Target
 from tilefold.backends.triton.compile import resources
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import Shape, default_config
+from tilefold.backends.triton.tilings import UNDER_WAY
 from tilefold.backends.triton.traffic import Access
 from tilefold.backends.triton.work import room
 from tilefold.block.crossing import crossing
@@ -142,6 +143,17 @@ def test_threads_have_registers_for_all_that_is_read_for_an_element():
     (k,) = made(fn, meta(16, 16, 14, 31, 33), meta(16, 1, 14, 31, 33))
     config = default_config(k.block, k.sizes({}))
     assert 12 * math.prod(config.tiles.values()) <= room(32 * config.warps)  # half of them for two channels
+
+
+def test_threads_have_registers_for_few_elements_of_many_tensors():
+    """Seven quotients of columns: 14 loads an element, of tiles that are wide both ways."""
+
+    def fn(*xs):
+        return sum(a / (6.0 + b) for a, b in zip(xs[::2], xs[1::2], strict=True))
+
+    (k,) = made(fn, *(meta(4, 96, 9216, dtype=F).mT for _ in range(14)))
+    config = variant(k).config
+    assert 14 * math.prod(config.tiles.values()) <= UNDER_WAY * 32 * config.warps
 
 
 def test_what_begins_between_two_vectors_has_a_register_an_element():
