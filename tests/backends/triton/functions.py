@@ -59,11 +59,9 @@ def neighbours(pos, vel):
     return (near @ vel + (near[..., None] * d / (r[..., None] + 0.05)).sum(1)) / near.sum(1, keepdim=True).clamp(min=1)
 
 
-def quantile_loss(x, y, w, g):
+def quantile_loss(x, y, w):
     """Sums of what belongs to pairs of a row's elements: two of each element of the row, and one of each of another."""
     d = x[:, None, :] - y[:, :, None]
     big = d.abs() > 1.0
-    under = w[:, :, None] - (d < 0).float()
-    e = torch.where(big, d.abs() - 0.5, d * d * 0.5) * under.sign()
-    slope = torch.where(big, d.sign(), d) * under.abs()
-    return (e * g).sum(-1), slope.sum(-1), slope.sum(-2)
+    e = torch.where(big, d.abs() - 0.5, d * d * 0.5) * (w[:, :, None] - (d < 0).float()).abs()
+    return e.sum(-1), (e * e).sum(-1), e.sum(-2)

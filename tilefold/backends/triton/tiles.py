@@ -142,9 +142,9 @@ def _shape_of(
     common: frozenset[str] = frozenset()
     of_bytes = {i.name for i in inputs if i.dtype in BYTES}
     wide = False
-    beside = [_area_of(n) for n in nodes_of(body) if not isinstance(n, Loop) and not _is_product(n)]
+    ranges = [_area_of(n) for n in nodes_of(body) if not isinstance(n, Loop) and not _is_product(n)]
     for n in nodes_of(body):
-        sides = _operands(n, dict(sizes), beside)
+        sides = _operands(n, dict(sizes), ranges)
         if sides is not None and isinstance(n, Let | Accumulate):
             left, right, k = *sides, frozenset(n.rdims)
             common |= (left & right) - k
