@@ -26,6 +26,7 @@ from tilefold.backends.triton.tilings import (
     for_crossing,
     for_ends,
     for_functions,
+    for_operands,
     for_outer,
     for_parts,
     for_registers,
@@ -282,6 +283,7 @@ def default_config(
     local = _held_lanes(s, sizes)
     found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
+    found = for_operands(found, s, b, local)
     found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)
     found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
     found = for_rows(found, s, b, local, unit or {})

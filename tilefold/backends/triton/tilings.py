@@ -98,7 +98,7 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
     inputs = {i.name: i.dtype.nbytes for i in b.inputs}
     window, loads = window_of(b)
     if window < WINDOW:
-        return for_operands(c, s, b, local)
+        return c
     tiles, warps = dict(c.tiles), c.warps
     contiguous = _contiguous(s, t)
     for d in (d for d in s.parallel if d not in contiguous):  # few blocks: some multiprocessors have one, others two
@@ -138,7 +138,7 @@ def for_operands(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) 
     warps: 32 registers and 6,716 bytes spilled, some 470 us on an H100; by eight warps none.
     """
     kinds = {i.name: i.dtype.nbytes / REGISTER for i in b.inputs}
-    if s.reduces or s.streamed:
+    if s.reduces or s.streamed or window_of(b)[0] >= WINDOW:
         return c
     tiles, warps = dict(c.tiles), c.warps
     asked = (
