@@ -399,6 +399,20 @@ def test_places_of_maxima_are_saved_and_their_windows_not_read_again():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_compared_for_equality_is_rounded_alike(dtype):
+    """A maximum that waits for the backward is rounded: of what is computed again in float32, nothing would be it."""
+
+    def loudest(x, w, b):
+        return (F.gelu(x @ w + b) * 1.7).amax(1)
+
+    gen = torch.Generator().manual_seed(0)
+    args = [torch.randn(s, generator=gen).to(dtype).requires_grad_() for s in ((3, 300, 4), (4, 64), (64,))]
+    found = torch.compile(loudest, backend="tilefold")(*args)
+    found.backward(torch.randn(found.shape, generator=torch.Generator().manual_seed(3)).to(dtype))
+    right(loudest, [a.detach() for a in args], [a.grad for a in args])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_compared_for_equality_is_not_multiplied_again(dtype):
     """Another order of the sums would leave no element that is the maximum, and divide by their number."""
 
