@@ -350,6 +350,7 @@ def run(source: str, name: str, blocks: int, arguments: Mapping[str, Any], late:
         "tf_log1p_unit": torch.log1p,
         "tf_erf_by_exp": torch.erf,
         "tf_reciprocal": torch.reciprocal,
+        "tf_times": torch.mul,
         "tf_pow_of_positive": torch.pow,
         "tf_sqrt": torch.sqrt,
         "tf_sqrt_of_normal": torch.sqrt,
