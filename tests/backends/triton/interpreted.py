@@ -666,6 +666,11 @@ def two_by_two() -> str:
     said += right(lambda x: x[..., ::2] * 2.0, rand(7, 27, dtype=B)) + right(
         lambda x: x[..., 1::2].sum(-1), rand(7, 27)
     )
+    for n in (16, 11):  # of values with an axis for which one of a pair they are
+        x, c, s = rand(3, 8, 2, 5, n, dtype=B), rand(5, n, dtype=F, seed=1), rand(5, n, dtype=F, seed=2)
+        said += right(lambda x: (x - x.mean(1, keepdim=True)).exp().movedim(2, -1).flatten(-2), x)
+        x, c, s = (y.repeat_interleave(2, -1) for y in (x, c, s))
+        said += right(lambda x, c, s: torch.cat((x[:, :, :1], turned_neighbours(x, c, s)[:, :, 1:]), 2), x, c, s)
     return said + right(lambda p: p[:, 0] ** 2 + p[:, 1] ** 2, rand(77, 2, dtype=F))
 
 

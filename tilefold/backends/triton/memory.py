@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,12 +23,12 @@ from tilefold.algebra.expr import (
     walk,
 )
 from tilefold.algebra.facts import Range, range_of
+from tilefold.backends.triton.lane_steps import lane_step, steps_along
 from tilefold.backends.triton.own_vectors import OwnVector, own_vectors
-from tilefold.backends.triton.pairs import TWO, Pair, both_exist, pair_of, split
+from tilefold.backends.triton.pairs import TWO, Pair, both_exist, both_of, pair_of, split
 from tilefold.backends.triton.values import Value, fitted
-from tilefold.tensor.index_simplify import Poly, interval, minus, nonnegative, poly, same, simplify, to_expr, within
+from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, same, simplify, within
 from tilefold.tile import ir
-from tilefold.tile.affine import slope
 from tilefold.tile.uses import expressions
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ class Memory:
         if own is not None:
             assert t.unit_axis is not None
             index = [lit(own.first) if n == t.unit_axis else e for n, e in enumerate(index)]
-        pair = self._pair(t, index, order)
+        pair, which = self._pair(t, index, order), list[str]()
+        if pair is None and (both := self._pairs(t, index, order)) is not None:
+            pair, which, order = both[0], both[1][-1:], both[1][:-1]
         base, offsets, axes = self._address(t, index, order, pair)
         self.c.check_value(f"a load of {t.name}", axes)
         level = self._level
@@ -124,6 +126,8 @@ class Memory:
             level = max([level, *(self.c.hold(d).level for d in axes)])
         if own is not None:
             code = self._part(t, own, code, lanes[0], level)
+        elif which:
+            code = f"tl.reshape({code}, [{', '.join(map(str, lanes))}, {TWO}])"
         elif pair is not None:
             two = self.c.scopes.once(split(code, lanes), f"pair_{self.c.names[t.name][2:]}", level)
             code = f"{two}[{pair.place}]"
@@ -137,7 +141,7 @@ class Memory:
             self.c.scopes.emit(f"{name} = {code}")
         elif self.c.packed and axes:
             name = self._again(name)
-        return Value(name, tuple(axes), t.dtype, level)
+        return Value(name, (*axes, *which), t.dtype, level)
 
     @cached_property
     def own_vectors(self) -> Mapping[tuple[str, tuple[Expr, ...]], OwnVector]:
@@ -326,6 +330,16 @@ class Memory:
         exist = both_exist(at, pair.place, t.shape[t.unit_axis], self.c.kernel.sizes)
         return pair if exist else None
 
+    def _pairs(self, t: ir.TensorParam, index: Sequence[Expr], order: Sequence[str]) -> tuple[Pair, list[str]] | None:
+        """The pairs of neighbours of which a load reads both, and its dims, the last of which says which one."""
+        if self.c.multiplies or self.c.packed or t.role != "in" or t.dtype is DType.BOOL or t.unit_axis is None:
+            return None
+        used = {d for e in index for d in dims_used(e)}
+        dims = [d for d in order if d in used and self.c.hold(d).vector]
+        pair, at = self.joined(t, index, dims), poly(self.c.settled(index[t.unit_axis]), self.c.kernel.sizes)
+        exist = within(at, poly(t.shape[t.unit_axis], self.c.kernel.sizes), self.c.kernel.sizes)
+        return None if pair is None or not exist else (pair, dims)
+
     def _both(self, d: str) -> str:
         """The lanes of both elements of pairs, counted from 0."""
         return self.c.scopes.once(f"tl.arange(0, {TWO * self.c.hold(d).lanes})", f"r_{d}_both", 0)
@@ -346,17 +360,10 @@ class Memory:
         return " & ".join(f"({p})" if len(parts) > 1 else p for p in parts) or None
 
     def joined(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str]) -> Pair | None:
-        """The pairs of neighbours that a store over a frame writes, the last dim of which says which one of a pair."""
-        if self.c.matrix or t.unit_axis is None or len(frame) < TWO:
+        """The pairs of neighbours that an access over a frame runs through (`both_of`)."""
+        if self.c.matrix or t.unit_axis is None:
             return None
-        last = self.c.hold(frame[-1])
-        at = poly(self.c.settled(index[t.unit_axis]), self.c.kernel.sizes)
-        if self.c.kernel.sizes[last.name] != Const(TWO, DType.I64) or at.pop((Index(last.name),), 0) != 1:
-            return None
-        if any(last.name in dims_used(e) for n, e in enumerate(index) if n != t.unit_axis):
-            return None
-        pair = pair_of(at, index, t.unit_axis, frame[:-1])
-        return pair if pair is not None and last.name not in dims_used(pair.rest) else None
+        return both_of([self.c.settled(e) for e in index], t.unit_axis, frame, self.c.kernel.sizes)
 
     def _flat(self, base: str, offsets: str, axes: Sequence[str], masked: str | None, rest: str) -> str:
         """A load through one axis of lanes, which are then neighbours along the last axis."""
@@ -444,47 +451,6 @@ class Memory:
                     vectors.append(Value(_times(f"({v.code})", k, stride), v.axes, DType.I64, v.level))
                 else:
                     scalars.append(_times(v.code, k, stride))
-
-
-def lane_step(
-    unit_axis: int,
-    shape: Sequence[Expr],
-    index: Sequence[Expr],
-    axes: Sequence[str],
-    sizes: Mapping[str, Expr],
-    goes_on: Callable[[str, int], bool],
-) -> float | None:
-    """Elements from one index of the last axis to the next (`steps_along`), also where it chooses rows of a few
-    elements that lie one after the other, all at one place of them: x[i, 3] of seven a row."""
-    step = steps_along(poly(index[unit_axis], sizes), axes, goes_on)
-    if step is not None or unit_axis != len(index) - 1 or dims_used(index[unit_axis]) & set(axes):
-        return step
-    chosen = [n for n, e in enumerate(index) if axes[-1] in dims_used(e)]
-    row = [n.value if isinstance(n, Const) else 0 for n in shape[chosen[0] + 1 :]] if len(chosen) == 1 else [0]
-    each = math.prod(row)
-    rows = steps_along(poly(index[chosen[0]], sizes), axes, goes_on) if each > 1 else None
-    return None if rows is None else rows * each
-
-
-def steps_along(at: Poly, axes: Sequence[str], goes_on: Callable[[str, int], bool]) -> float | None:
-    """Elements from one index of the last axis to the next, at most and on average, of a position that no other axis
-    has a part in; None of others. Exactly 1 of neighbours. goes_on: whether what is left of a dim by a number goes on
-    with it, through a tile."""
-    used = {d for mono in at for e in mono for d in dims_used(e)}
-    if axes[-1] not in used or used & set(axes[:-1]):
-        return None
-    own = to_expr({mono: k for mono, k in at.items() if any(axes[-1] in dims_used(e) for e in mono)})
-    own = transform(own, lambda e: _dim_left(e, goes_on))
-    step = slope(own, axes[-1])
-    return step if step is None or step != 1 or own == Index(axes[-1]) else 1.5
-
-
-def _dim_left(e: Expr, goes_on: Callable[[str, int], bool]) -> Expr | None:
-    """The dim of which e is what a number leaves, if that goes on with it."""
-    match e:
-        case Call("mod", (Index(d) as i, Const(n, DType.I64))) if goes_on(d, int(n)):
-            return i
-    return None
 
 
 def _only_load(e: Expr, fill: float | None) -> Load | None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilefold.algebra.expr import Expr, Index, dims_used
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Const, Expr, Index, dims_used
 from tilefold.tensor.index_simplify import Poly, poly, to_expr, within
 
 TWO = 2
@@ -39,6 +40,18 @@ def pair_of(at: Poly, index: Sequence[Expr], axis: int, lanes: Sequence[str]) ->
     place = rest.get((), 0) % TWO
     rest[()] = rest.get((), 0) - place
     return Pair(d, place, to_expr({mono: k for mono, k in rest.items() if k}))
+
+
+def both_of(index: Sequence[Expr], axis: int, frame: Sequence[str], sizes: Mapping[str, Expr]) -> Pair | None:
+    """The pairs of neighbours along `axis` that an access over a frame runs through, the last dim of which says which
+    one of a pair."""
+    if len(frame) < TWO or sizes[frame[-1]] != Const(TWO, DType.I64):
+        return None
+    at, last = poly(index[axis], sizes), frame[-1]
+    if at.pop((Index(last),), 0) != 1 or any(last in dims_used(e) for n, e in enumerate(index) if n != axis):
+        return None
+    pair = pair_of(at, index, axis, frame[:-1])
+    return pair if pair is not None and last not in dims_used(pair.rest) else None
 
 
 def both_exist(at: Poly, place: int, size: Expr, sizes: Mapping[str, Expr]) -> bool:

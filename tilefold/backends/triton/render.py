@@ -282,7 +282,7 @@ class Renderer:
         t = self.c.tensors[s.tensor]
         frame = tuple(d for d in s.dims if self.c.hold(d).vector)
         pair = None if s.added else self.c.memory.joined(t, s.index, frame)
-        if pair is not None and not self._holds(s.expr, frame[-1]):
+        if pair is not None:
             self._store_pairs(s, pair, frame)
             return
         code = self.value_to_store(s, frame)
@@ -323,18 +323,26 @@ class Renderer:
         return any(ld.tensor in self.c.buffers and d in dims_used(ld) for ld in loads(e))
 
     def _store_pairs(self, s: ir.Store, pair: Pair, frame: tuple[str, ...]) -> None:
-        """A store of pairs of neighbours, the last dim's two indices, as one of twice the lanes of the dim before."""
+        """A store of pairs of neighbours, the last dim's two indices, as one of twice the lanes of the dim before.
+
+        Of an axis of two, Triton 3.6 lays a warp's lanes along the first axis, two elements each: a norm of 64 channels
+        that are stored as pixels, two by two, sent the cache 8 times their bytes.
+        """
         t, (*before, last) = self.c.tensors[s.tensor], frame
         lanes = [self.c.hold(d).lanes for d in before]
-        parts = [substitute(s.expr, {Index(last): lit(n)}) for n in range(TWO)]
-        first, second = (self.value_to_store(replace(s, expr=e), tuple(before)) for e in parts)
+        if self._holds(s.expr, last):
+            code = f"tl.reshape({self.value_to_store(s, frame)}, [{wide(lanes)}])"
+        else:
+            parts = [substitute(s.expr, {Index(last): lit(n)}) for n in range(TWO)]
+            first, second = (self.value_to_store(replace(s, expr=e), tuple(before)) for e in parts)
+            code = joined(first, second, lanes)
         pointer, _ = self.c.memory.address(t, s.index, before, pair)
         masked = self.c.memory.both_masks(pair, before)
         if masked is not None and len(before) > 1:
             masked = f"tl.broadcast_to({masked}, [{wide(lanes)}])"
         more = "" if masked is None else f", mask={masked}"
         more += ', eviction_policy="evict_first"' if self.c.reuse.writes else ""
-        self.c.scopes.emit(f"tl.store({pointer}, {joined(first, second, lanes)}{more})")
+        self.c.scopes.emit(f"tl.store({pointer}, {code}{more})")
 
     def value_to_store(self, s: ir.Store, frame: tuple[str, ...]) -> str:
         """What a store writes, over all of the frame and in the tensor's type."""

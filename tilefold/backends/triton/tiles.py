@@ -272,7 +272,7 @@ def default_config(
     if any(m and n for m, n, _ in s.products):
         return for_depth(with_products(s, sizes), s, sizes)
     pairs = for_pairs(s, b, sizes)
-    if pairs is not None:
+    if pairs is not None and math.prod(-(-sizes[d] // pairs.tiles[d]) for d in s.parallel) >= FULL:
         return pairs
     rule = _without(s, sizes)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
@@ -286,8 +286,11 @@ def default_config(
     found = for_operands(found, s, b, local)
     found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)
     found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
-    found = for_rows(found, s, b, local, unit or {})
-    return for_registers(found, s, b, local)
+    found = for_registers(for_rows(found, s, b, local, unit or {}), s, b, local)
+    if pairs is None:
+        return found
+    # too few blocks for every multiprocessor: nothing hides what each step of a long loop waits for
+    return min(pairs, found, key=lambda c: traffic.seconds(c.tiles, c.warps, s.area({**local, **c.tiles})))
 
 
 def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:

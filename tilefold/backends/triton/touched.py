@@ -10,7 +10,8 @@ import torch
 
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Expr, dims_used, loads
-from tilefold.backends.triton.memory import SECTOR, lane_step
+from tilefold.backends.triton.lane_steps import lane_step
+from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.own_vectors import VECTOR
 from tilefold.backends.triton.traffic import WARP
 from tilefold.tensor.index_simplify import const
@@ -32,7 +33,8 @@ class Access:
     index: one expression a tensor axis. unit_axis: the one of stride 1. nbytes: of an element. declared: extents as the
     kernel has them; shape, strides: as they are, in elements. dims: of the tile in order, each with its start, stop and
     lanes. sizes: extents of these dims, and of those that an index has. threads: of a block. multiplies: whether the
-    kernel has products of matrices.
+    kernel has products of matrices. joined: whether the last two dims are one axis of lanes, pairs of neighbours
+    (`pairs.both_of`).
     """
 
     index: tuple[Expr, ...]
@@ -46,6 +48,7 @@ class Access:
     syms: tuple[tuple[str, int], ...]
     threads: int
     multiplies: bool
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +96,14 @@ def touched(a: Access) -> Tile:
     nbytes = a.nbytes
     place, there = (place * nbytes).broadcast_to(shape), there.broadcast_to(shape)
     along, between = [d for d in order if dims[d][2] > 1], False
-    if along and not a.multiplies and a.unit_axis is not None:
+    if along and not a.multiplies and not a.joined and a.unit_axis is not None:
         extents = {d: const(n) for d, n in a.sizes}
         step = lane_step(a.unit_axis, a.declared, a.index, along, extents, lambda d, n: n % dims[d][2] == 0)
         if step is not None and 0 < step * nbytes < SECTOR:
             firsts = place.movedim(order.index(along[-1]), -1)[..., 0]  # dims of one index may be behind it
             between = step != 1 or bool((firsts % VECTOR != 0).any())
+    if a.joined:
+        place, there, order = place.flatten(-2), there.flatten(-2), order[:-1]
     axis, vector = _laid(place, order, plain, nbytes, a.threads) if not between else (order.index(along[-1]), 1)
     turned = [axis, *(n for n in range(len(order)) if n != axis)] if order else []
     flat = place.permute(turned[::-1]).reshape(-1)

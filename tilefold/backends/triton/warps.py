@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.own_rows import RESIDENT
 from tilefold.backends.triton.own_vectors import ELEMENTS, OwnVector, own_vectors
+from tilefold.backends.triton.pairs import both_of
 from tilefold.backends.triton.product import multiplied
 from tilefold.backends.triton.residency import Body, Resident, exposed, meetings
 from tilefold.backends.triton.touched import CYCLES, Access, Touch, anywhere, touched
@@ -37,6 +38,7 @@ from tilefold.backends.triton.traffic import WARP
 from tilefold.backends.triton.views import Seen
 from tilefold.backends.triton.work import MOST, OWN, held, index_units, kind_of, quotients, room, work
 from tilefold.plan.hardware import Gpu
+from tilefold.tensor.index_simplify import const
 from tilefold.tile import ir
 from tilefold.tile.pieces import MATRIX_UNIT, power_of_two, product_dims
 from tilefold.tile.uses import allocated, every, expressions, written
@@ -323,7 +325,7 @@ class _Walk:
         if key in self.touches:
             return
         order = [d for d in dict.fromkeys((*frame, *sorted(used))) if d in used]
-        tile = touched(self._access(t, x, index, order))
+        tile = touched(replace(self._access(t, x, index, order), joined=self.in_pairs(t, index, order)))
         places = [e for e in index if (e, key[-1]) not in self.placed]
         positions = sum(self.area(dims_used(e)) * index_units(e, self.quotients) for e in places)
         self.placed |= {(e, key[-1]) for e in places}
@@ -333,6 +335,13 @@ class _Walk:
         self.near[known] = both = tile.sectors if before is None else torch.unique(torch.cat((before, tile.sectors)))
         new = float(len(both) - (0 if before is None else len(before))) * SECTOR * tile.cut
         self.touches[key] = Touch(tensor, stored, tile.nbytes, new, tile.lines, tile.sent, times * share)
+
+    def in_pairs(self, t: ir.TensorParam, index: tuple[Expr, ...], order: Sequence[str]) -> bool:
+        """Whether an access runs through pairs of neighbours, as one axis of lanes."""
+        if self.multiplies or t.unit_axis is None or any(self.width(d) == 1 for d in order[-2:]):
+            return False
+        sizes = {d: const(n) for d, n in self.sizes.items()}
+        return both_of(index, t.unit_axis, [d for d in order if self.width(d) > 1], sizes) is not None
 
     def _access(self, t: ir.TensorParam, x: Seen, index: tuple[Expr, ...], order: Sequence[str]) -> Access:
         named = {*order}.union(*map(dims_named, index))
