@@ -58,7 +58,13 @@ def _tails(g: Graph) -> Iterator[Tail]:
                     continue
                 before = _lowered(g, c, d)
                 found = _softmax(g, before[-1] if before else c, d)
-                if found is not None and 0 < int(n) < int(size.value) and _short(g, found[-1], d, int(n)):
+                saved = found is not None and not {found[0].name, found[2].name}.isdisjoint(g.program.outputs)
+                if (
+                    found is not None
+                    and not (before and saved)
+                    and 0 < int(n) < int(size.value)
+                    and _short(g, found[-1], d, int(n))
+                ):
                     yield Tail(c, before, *found, d, int(n), int(size.value) - int(n), row, beside)
 
 
@@ -102,7 +108,7 @@ def _softmax(g: Graph, c: Compute, d: str) -> tuple[Compute, Compute, Compute, C
     if y.reducer is not None or y.dims != c.dims or _bare(y.body) != call("div", here, Load(total.name, rest)):
         return None
     alone = g.consumers[top.name] == (e.name,) and g.consumers[total.name] == (y.name,)
-    inside = {c.name, top.name, e.name, total.name, y.name}
+    inside = {c.name, e.name, y.name}
     return (top, e, total, y) if alone and inside.isdisjoint(g.program.outputs) else None
 
 
@@ -133,7 +139,8 @@ def _without(p: Program, t: Tail) -> Program:
         dims = tuple(d if x == t.dim else x for x in c.dims)
         return replace(c, dims=dims, body=short, rdims=(d,) if reduced else ())
 
-    m = Load(t.maximum.name, per_row)
+    top, total = (fresh(f"{c.name}_row", taken) if c.name in p.outputs else c.name for c in (t.maximum, t.total))
+    m = Load(top, per_row)
     least = Compute(fresh(f"{t.maximum.name}_finite", taken), rest, t.maximum.dtype,
                     call("where", call("eq", m, -math.inf), 0.0, m), loc=t.maximum.loc)  # fmt: skip
     shift = Load(least.name, per_row)
@@ -144,17 +151,32 @@ def _without(p: Program, t: Tail) -> Program:
     if t.count > 1:
         mass = call("mul", float(t.count), mass)
     one = Load(t.exponential.name, tuple(Index(x) for x in t.whole.dims))
-    quotient = call("div", one, call("add", Load(t.total.name, per_row), mass))
+    quotient = call("div", one, call("add", Load(total, per_row), mass))
     result = quotient if not isinstance(t.result.body, Cast) else replace(t.result.body, arg=quotient)
+    highest = call("maximum", m, beside)
+    parts = [call("mul", Load(total, per_row), call("exp", call("sub", m, highest))),
+             call("mul", float(t.count), call("exp", call("sub", beside, highest)))]  # fmt: skip
     made = {
         t.whole.name: (along(t.whole, t.row),),
         **{c.name: () for c in t.before},
-        t.maximum.name: (along(t.maximum, Load(t.whole.name, one.index), reduced=True), least),
+        t.maximum.name: (
+            replace(along(t.maximum, Load(t.whole.name, one.index), reduced=True), name=top),
+            least,
+            *_saved(t.maximum, top, highest),
+        ),
         t.exponential.name: (
             along(t.exponential, call("exp", call("sub", Load(t.whole.name, one.index), shift))),
         ),
-        t.total.name: (along(t.total, t.total.body, reduced=True),),
+        t.total.name: (
+            replace(along(t.total, t.total.body, reduced=True), name=total),
+            *_saved(t.total, total, call("add", *parts)),
+        ),
         t.result.name: (along(t.result, result),),
     }  # fmt: skip
     body = [x for c in p.body for x in made.get(c.name, (c,))]
     return replace(p, body=tuple(body), sizes={**p.sizes, d: Const(t.kept, DType.I64)})
+
+
+def _saved(c: Compute, row: str, body: Expr) -> tuple[Compute, ...]:
+    """The map that gives a result of the program what it is, if the row's stands for it under another name."""
+    return () if row == c.name else (replace(c, reducer=None, rdims=(), body=body),)

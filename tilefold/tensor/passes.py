@@ -24,6 +24,7 @@ from tilefold.tensor.repeats import products_of_repeats
 from tilefold.tensor.rewrite import drop_dead, read_as_results
 from tilefold.tensor.row_sums import sums_by_rows
 from tilefold.tensor.same_sums import same_sums
+from tilefold.tensor.short_maps import short_maps
 from tilefold.tensor.side_by_side import parts_of_rows
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
@@ -45,6 +46,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
 #: Applied when operands are in the order that their readers want.
 NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("shorten softmaxes", shorten_softmax),
+    ("short maps", short_maps),
     ("guard masked sums", guard_masked_sums),
     ("collapse sums", collapse_sums),
     ("collapse products", collapse_products),

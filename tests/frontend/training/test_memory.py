@@ -73,3 +73,21 @@ def test_memory_grows_with_the_length_and_gradients_are_right(fn):
     assert large <= 2.1 * small
     assert largest <= 4 * H * 512 * D  # a tensor like the queries; one of queries times keys has 32 times as much
     assert allocations(fn, long)[1] >= 4 * 512 * 512  # eager has such: the measurement shows it
+
+
+def column(q, k, v, sink):
+    """A sink as a number behind each row of scores, which is cut off after the softmax."""
+    i = torch.arange(q.shape[2])
+    s = torch.where(i <= i[:, None], q @ k.mT * D**-0.5, -torch.inf)
+    return torch.cat((s, sink[:, None, None].expand(*s.shape[:-1], 1)), -1).softmax(-1)[..., :-1] @ v
+
+
+@pytest.mark.parametrize("sink", [0.0, 30.0, -torch.inf])
+def test_a_number_behind_a_row_of_scores_is_no_column_of_them(sink):
+    torch._dynamo.reset()
+    fast = torch.compile(column, backend="tilefold", dynamic=False)
+    args = (*arguments(alibi, 512)[:3], torch.tensor([sink, 0.5]))
+    for g, p, e in zip(step(fast, args), step(column, args), step(column, args, torch.float64), strict=True):
+        allowed = 2 * (p.double() - e).abs().max() + 16 * torch.finfo(g.dtype).eps * e.abs().max()
+        assert (g.double() - e).abs().max() <= allowed
+    assert allocations(fast, args)[1] <= 4 * H * 512 * D

@@ -6,6 +6,9 @@ Both sums are finite, so they may be swapped, and r_i does not depend on k. The 
 product for each i and k; the right side two tensors of the size of A, one of which the forward has computed:
 O = x C. It is taken where both are smaller together than what is summed.
 
+Of a softmax whose first places alone are read (sinks behind a row of scores), dp is 0 in the others, where p is finite
+or, as all of its row, no number: the sum is that over the first places.
+
 Softmax's gradient is such: p (dp - sum[k] dp p) with dp = dO V^T, and O = P V (Dao et al., "FlashAttention", 2022,
 appendix B.4, eq. 4); so are gradients of sinks and of what else divides a whole row. Dropout multiplies both sides by
 the same mask.
@@ -34,6 +37,7 @@ _SAME = (aten.clone.default, aten.alias.default, aten.detach.default)
 _CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 _RENAMES = (*_RESHAPES, *_SAME, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim)
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
+_ZEROS = (aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default)
 #: What reads its operands from memory.
 _STORES = (*_PRODUCTS, aten.addmm.default)
 
@@ -69,6 +73,8 @@ def _rewritten(node: Node, made: Mapping[Node, list[Node]], place: Mapping[Node,
     summed = node.args[0]
     assert isinstance(summed, Node)
     whole = factors(summed)
+    if (part := _of_first(summed)) is not None:
+        whole, summed = part
     write = Writer(node)
     for large, power in whole.powers.items():
         source = _transposed(large.args[1]) if power == 1 and large.target in _PRODUCTS else None
@@ -94,6 +100,37 @@ def _rewritten(node: Node, made: Mapping[Node, list[Node]], place: Mapping[Node,
             total = _times(write, write(aten.view.default, total, rows), rest)
             node.replace_all_uses_with(write(aten.view.default, total, out))
             return
+
+
+def _of_first(n: Node) -> tuple[Factors, Node] | None:
+    """What is multiplied of the first places of a softmax, by a gradient with zeros behind these: factors, and a tensor
+    of that shape, those places."""
+    sides = [x for x in n.args if isinstance(x, Node)] if n.target is aten.mul.Tensor else []
+    for padded, p in zip(sides, reversed(sides), strict=True) if len(sides) == 2 else ():
+        while p.target in _SAME and isinstance(p.args[0], Node):
+            p = p.args[0]
+        zeros, y = padded.args[:2] if padded.target is aten.slice_scatter.default else (None, None)
+        if not isinstance(y, Node) or not isinstance(zeros, Node) or zeros.target not in _ZEROS or not _is_softmax(p):
+            continue
+        for part in p.users:
+            same = part.target is aten.slice.Tensor and part.meta["val"].shape == y.meta["val"].shape
+            if same and _from_start(part, "self") and _from_start(padded, "src"):
+                return _joined(factors(y), Factors({part: 1}, 1.0), 1), part
+    return None
+
+
+def _from_start(n: Node, like: str) -> bool:
+    """Whether a slice is of the first places of the last axis; `like` has all axes."""
+    a, of = attrs(n), attrs(n)[like]
+    last = isinstance(of, Node) and a["dim"] in (-1, of.meta["val"].dim() - 1)
+    return last and a["start"] in (None, 0) and a["step"] == 1
+
+
+def _is_softmax(p: Node) -> bool:
+    """Whether a tensor is numbers over their sum along the last axis."""
+    e, total = p.args[:2] if p.target is aten.div.Tensor else (None, None)
+    summed = isinstance(total, Node) and total.target is aten.sum.dim_IntList and total.args[0] is e
+    return summed and isinstance(e, Node) and e.target is aten.exp.default and _over_last(total)  # type: ignore[arg-type]
 
 
 def _total(write: Writer, a: Node, o: Node, dtype: torch.dtype) -> Node:
