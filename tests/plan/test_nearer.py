@@ -75,20 +75,20 @@ def test_where_arithmetic_is_most_of_the_time_nothing_is_cut():
     assert asked(lambda x: (x + 1.0).abs().softmax(-1)) > 1
 
 
-def test_a_long_search_ends(monkeypatch):
-    """No cut is enough, and parts of parts are many: each is forecast, which is what a search takes."""
-    monkeypatch.setattr(nearer, "MOST_FORECAST", 60)
-    asked = set()
+def test_a_long_search_ends():
+    """No cut is enough, and parts of parts are many: each is forecast, which takes the longer the more its kernel has."""
 
-    def predict(k):
-        asked.add(k.plan.group.members)
-        return Predicted(1e-4 * len(k.plan.group.members), 1e-7)
+    def asked(text):
+        found = set()
 
-    fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
-    few = len(asked)
-    monkeypatch.setattr(nearer, "MOST_FORECAST", 4000)
-    fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
-    assert few < len(asked)
+        def predict(k):
+            found.add(k.plan.group.members)
+            return Predicted(1e-4 * len(k.plan.group.members), 1e-7, text)
+
+        fuse_for_gpu(trace(chain, torch.zeros(64, 4096)).program, GpuTarget(predict=predict))
+        return len(found)
+
+    assert asked(nearer.MOST_FORECAST) < asked(nearer.MOST_FORECAST // 8) < asked(0)
 
 
 def test_a_cut_passes_no_more_through_memory_than_speed_may_cost():

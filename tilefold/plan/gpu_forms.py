@@ -58,10 +58,12 @@ Refuse = Callable[[FusedKernel], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Seconds of a kernel, and those that its memory or its products take at least."""
+    """Seconds of a kernel, and those that its memory or its products take at least. text: characters of its source,
+    which say how long it takes to find that out, and to compile."""
 
     seconds: float
     floor: float
+    text: int = 0
 
 
 #: What a kernel is forecast to take; None where nobody can say.

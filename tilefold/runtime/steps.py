@@ -236,7 +236,7 @@ def predictor(gpu: Gpu) -> Predict:
         except BackendError:
             return None
         found = forecast(v, seen, sizes, syms, gpu)
-        return Predicted(found.seconds, found.floor)
+        return Predicted(found.seconds, found.floor, len(v.rendered.source))
 
     return predict
 

@@ -158,7 +158,8 @@ class GpuTarget:
         if len(known) < len(found):
             return None
         later = self.machine.second_kernel * (len(known) - 1)
-        return Predicted(sum(x.seconds for x in known) + later, sum(x.floor for x in known) + later)
+        seconds, floor, text = (sum(n) for n in zip(*((x.seconds, x.floor, x.text) for x in known), strict=True))
+        return Predicted(seconds + later, floor + later, int(text))
 
     def _too_large(self, k: FusedKernel) -> str | None:
         """What a thread block would hold too much of: for all of its life, or at a step of a loop."""
