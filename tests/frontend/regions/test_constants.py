@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilefold.frontend.operators.bindings import InputBinding
+from tilefold.frontend.regions import constants
 from tilefold.frontend.regions.constants import WRITES, fold_constants
 from tilefold.frontend.regions.execute import _input_reader
 from tilefold.tensor.index_simplify import const
@@ -119,6 +120,58 @@ def test_a_view_of_a_number_is_the_number():
     (number,) = gm.graph.find_nodes(op="get_attr")
     assert {u.target for u in number.users} == {ATEN.where.self}
     assert torch.equal(gm(x), zeroed(x))
+
+
+def spelled(x):
+    levels = torch.tensor([8, 8, 5]).to(x.device, x.dtype)
+    return x * ((levels - 1) / 2) + torch.where(levels % 2 == 0, 0.5, 0.0)
+
+
+def grown(x):
+    slopes = torch.tensor([0.5, 0.25]).to(x.device)
+    return x + slopes[:, None] * torch.arange(3, device=x.device)
+
+
+def sent_and_returned(x):
+    levels = torch.tensor([8.0, 8.0, 5.0]).to(x.device)
+    return x * levels, levels
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A function's folded graph for another device, that runs on the CPU: its constants are kept there."""
+    monkeypatch.setattr(constants, "on_device", lambda x, like: x)
+
+    def made(fn, x):
+        gm = make_fx(torch.func.functionalize(fn), tracing_mode="fake")(torch.empty_like(x, device="meta"))
+        gm.graph.eliminate_dead_code()
+        return gm, fold_constants(gm)
+
+    return made
+
+
+@pytest.mark.parametrize(("fn", "held"), [(spelled, 3), (grown, 2)])
+def test_what_is_spelled_out_is_held_on_the_device_and_what_grows_of_it_is_computed(fn, held, elsewhere):
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    gm, made = elsewhere(fn, x)
+    assert made == (2 if fn is spelled else 1)
+    called = {n.target for n in gm.graph.nodes if n.op == "call_function"}
+    assert not called & {ATEN.lift_fresh_copy.default, ATEN._to_copy.default}
+    assert ATEN.mul.Tensor in called and (ATEN.arange.default in called) == (fn is grown)
+    assert {getattr(gm, n.target).numel() for n in gm.graph.find_nodes(op="get_attr")} == {held}
+    if fn is spelled:  # what is left makes nothing on the other device
+        torch.testing.assert_close(gm(x), fn(x), rtol=0, atol=0)
+
+
+def test_a_spelled_tensor_that_is_returned_is_sent_at_each_call(elsewhere):
+    gm, made = elsewhere(sent_and_returned, torch.randn(2, 3))
+    assert made == 0 and gm.graph.find_nodes(op="call_function", target=ATEN._to_copy.default)
+
+
+def test_a_spelled_tensor_of_the_same_device_stays():
+    x = torch.randn(2, 3)
+    gm = graph(spelled, x)
+    assert fold_constants(gm) == 0 and torch.equal(gm(x), spelled(x))
 
 
 @pytest.mark.parametrize("order", [(), (1, 0)])

@@ -6,7 +6,8 @@ numbers differ. Nothing of that is an argument's. What is made of indices alone 
 computes it where it is needed, and sees its form.
 
 Numbers of the graph on the CPU are read where they are: a copy of one would be copied to a device at each call, which
-CUDA graphs do not capture.
+CUDA graphs do not capture. So would tensors that a function spells out (`torch.tensor([8, 5], device=x.device)`, levels
+of a quantiser, anchors, a colour's mean): they are held on the device, as is what is made of them and no larger.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.fx.node import map_arg
 
 from tilefold.frontend.operators.table import VIEWS
 from tilefold.frontend.regions.real import on_real_tensors
-from tilefold.frontend.regions.scans import computable, erase
+from tilefold.frontend.regions.scans import MOST_ELEMENTS, computable, erase
 from tilefold.names import fresh
 
 Node = torch.fx.Node
@@ -44,8 +45,8 @@ _FILLED = {
 
 
 def fold_constants(gm: torch.fx.GraphModule) -> int:
-    """Put constants in place of what is computed from none of the arguments, of a write at some place or of `PAIRS`,
-    and is read by what is not; gives how many there are. What the graph returns stays: each call returns another
+    """Put constants in place of what is computed from none of the arguments, of a write at some place, of `PAIRS` or of
+    what is copied to a device, and is read by what is not; gives how many there are. What the graph returns stays: each call returns another
     tensor."""
     _numbers_where_they_are(gm)
     written = _written(gm)
@@ -90,21 +91,47 @@ def _is_number(gm: torch.fx.GraphModule, n: Node) -> bool:
     return isinstance(x, torch.Tensor) and x.dim() == 0 and x.device.type == "cpu"
 
 
+def _is_spelled(gm: torch.fx.GraphModule, n: Node) -> bool:
+    """Whether a node is a tensor of the CPU that the graph holds and does nothing with but make copies of it, as
+    tracing leaves `torch.tensor` of numbers: no argument of the function, and nothing else writes to it."""
+    x = getattr(gm, str(n.target), None) if n.op == "get_attr" else None
+    held = isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.numel() <= MOST_ELEMENTS
+    return held and all(u.target is _ATEN.lift_fresh_copy.default for u in n.users)
+
+
+def _is_sent(n: Node) -> bool:
+    """Whether a node copies a tensor of the CPU to a device. (Numbers are read where they are.)"""
+    source = n.all_input_nodes[0].meta.get("val") if n.target is _ATEN._to_copy.default else None
+    if not isinstance(source, torch.Tensor) or not source.dim():
+        return False
+    return bool(source.device.type == "cpu" and n.meta["val"].device.type != "cpu")
+
+
 def _written(gm: torch.fx.GraphModule) -> dict[Node, bool]:
-    """The nodes that depend on no argument, and whether a write, or one of `PAIRS`, is among what makes them."""
+    """The nodes that depend on no argument, and whether a constant of the graph is to hold them: a write, or one of
+    `PAIRS`, is among what makes them, or they are sent to a device, or made of what is and no larger (what grows, as
+    slopes times distances, is a table to hold and read, where a kernel computes it of few numbers)."""
     found: dict[Node, bool] = {}
+    grows = set[Node]()
     for n in gm.graph.nodes:
-        if _is_number(gm, n) or (n.target in _FILLED and computable(n)):
+        if _is_number(gm, n) or _is_spelled(gm, n) or (n.target in _FILLED and computable(n)):
             found[n] = False
         elif computable(n) and all(i in found for i in n.all_input_nodes):
-            found[n] = n.target in WRITES or n.target in PAIRS or any(found[i] for i in n.all_input_nodes)
+            if n.target in WRITES or n.target in PAIRS or any(i in grows for i in n.all_input_nodes):
+                grows.add(n)
+            held = [i for i in n.all_input_nodes if found[i]]
+            found[n] = n in grows or _is_sent(n) or any(_elements(n) <= _elements(i) for i in held)
     return found
 
 
+def _elements(n: Node) -> int:
+    return int(n.meta["val"].numel())
+
+
 def _wanted(n: Node, known: dict[Node, bool]) -> bool:
-    """Whether what is not known reads a node, and nothing returns it or writes to it."""
+    """Whether what no constant holds reads a node, and nothing returns it or writes to it."""
     readers = _readers(n)
-    return any(r not in known for r in readers) and all(map(_only_reads, readers))
+    return any(not known.get(r, False) for r in readers) and all(map(_only_reads, readers))
 
 
 def _readers(n: Node) -> list[Node]:
