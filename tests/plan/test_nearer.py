@@ -76,7 +76,7 @@ def test_where_arithmetic_is_most_of_the_time_nothing_is_cut():
 
 
 def test_a_long_search_ends():
-    """No cut is enough, and parts of parts are many: each is forecast, which takes the longer the more its kernel has."""
+    """No cut is enough, and parts of parts are many: each is forecast, the longer its kernel the longer."""
 
     def asked(text):
         found = set()

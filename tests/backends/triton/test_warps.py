@@ -194,3 +194,17 @@ def test_what_the_first_level_cache_has_not_kept_is_read_again():
     x = meta(500_000, 24, dtype=torch.float32)
     few, many = (of(steps, x, tiles={"i": n}).stages["cache"] for n in (32, 4096))
     assert many > 3 * few
+
+
+def test_rows_picked_at_places_without_order_are_sectors_of_their_own():
+    """A table read at two lists of indices: neither is one place, nor are both the same."""
+
+    def picked(x, p, q):
+        return x[p] + x[q]
+
+    places = [meta(65536, dtype=torch.int64) for _ in range(2)]
+    f = of(picked, meta(100_000, dtype=torch.float32), *places, tiles={"i": 256})
+    rows = [t for t in f.touches if t.nbytes == 256 * 4 and not t.stored]
+    assert len(rows) == 2
+    for t in rows:
+        assert t.sectors > 0.9 * 256 * 32 and t.lines > 0.9 * 256 and t.sent > 0.9 * 256 * 32

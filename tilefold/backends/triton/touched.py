@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from zlib import crc32
 
 import torch
 
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Expr, dims_used, loads
+from tilefold.algebra.expr import Call, Expr, call, dims_used, loads, transform
 from tilefold.backends.triton.lane_steps import lane_step
 from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.own_vectors import VECTOR
@@ -85,8 +86,9 @@ def touched(a: Access) -> Tile:
     elsewhere = frozenset(d for n, e in enumerate(a.index) if n != a.unit_axis for d in dims_used(e))
     plain = frozenset(near or ()) - elsewhere  # other strides are numbers of the call, which Triton does not know
     for e, extent, stride in zip(a.index, a.shape, a.strides, strict=True):
-        at = evaluate(e, grid, env).to(torch.int64)
-        if any(True for _ in loads(e)):
+        loaded = any(True for _ in loads(e))
+        at = evaluate(transform(e, _around) if loaded else e, grid, env).to(torch.int64)
+        if loaded:
             at = at % max(1, extent)
         there = there & (at >= 0) & (at < extent)
         place = place + at * stride
@@ -151,9 +153,15 @@ def _first(place: torch.Tensor) -> int:
     return next((n for n, k in enumerate(place.shape) if k > 1), 0)
 
 
+def _around(e: Expr) -> Expr | None:
+    """A checked index, for what stands for a loaded one: the check would hold most of those numbers at the last place,
+    and a read at places without order would be the read of one."""
+    return call("mod", *e.args) if isinstance(e, Call) and e.op == "within" else None
+
+
 def anywhere(tensor: str, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Stands for what an index is loaded from: numbers without order."""
-    mixed = torch.tensor(12345)
+    """Stands for what an index is loaded from: numbers without order, others for each tensor."""
+    mixed = torch.tensor(12345 + crc32(tensor.encode()) % 104729)
     for n, x in enumerate(at):
         mixed = mixed + x.to(torch.int64) * (7919 + 104729 * n)
     return (mixed * 2654435761 >> 7) & 0xFFFFF

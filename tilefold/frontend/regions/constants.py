@@ -46,8 +46,8 @@ _FILLED = {
 
 def fold_constants(gm: torch.fx.GraphModule) -> int:
     """Put constants in place of what is computed from none of the arguments, of a write at some place, of `PAIRS` or of
-    what is copied to a device, and is read by what is not; gives how many there are. What the graph returns stays: each call returns another
-    tensor."""
+    what is copied to a device, and is read by what is not; gives how many there are. What the graph returns stays: each
+    call returns another tensor."""
     _numbers_where_they_are(gm)
     written = _written(gm)
     wanted = [n for n, w in written.items() if w and n.target not in VIEWS and _wanted(n, written)]
