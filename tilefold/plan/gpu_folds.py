@@ -218,7 +218,7 @@ def _alone_seconds(g: Graph, plan: StagePlan, machine: Gpu) -> float:
     mine = {r for m in plan.group.members for r in g.by_name[m].results}
     axes = {d for stage in plan.stages for d in stage.axes}
     nbytes: dict[str, float] = {}
-    for ld in {ld for m in plan.group.members for ld in loads(g.by_name[m].body)}:
+    for ld in dict.fromkeys(ld for m in plan.group.members for ld in loads(g.by_name[m].body)):
         if ld.tensor in mine or not ld.index or not axes & dims_used(ld):
             continue
         last = ld.index[-1]
@@ -246,7 +246,7 @@ def _read_along(g: Graph, plan: StagePlan, axis: str) -> dict[str, float]:
     members = plan.group.members
     mine = {r for m in members for r in g.by_name[m].results}
     found: dict[str, float] = {}
-    for ld in {ld for m in members for ld in loads(g.by_name[m].body)}:
+    for ld in dict.fromkeys(ld for m in members for ld in loads(g.by_name[m].body)):
         dims = dims_used(ld)
         if ld.tensor not in mine and axis in dims:
             elements = math.prod(g.extent(d) for d in dims if d not in plan.group.parallel)

@@ -220,7 +220,7 @@ def gpu_loops(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = Non
 def _rows_fit(g: Graph, plan: StagePlan, loops: Loops, machine: Gpu) -> bool:
     """Whether a thread block has registers for rows that it keeps: for all that crosses a reduction of them."""
     kept = {d for loop, s in zip(loops.stages, plan.stages, strict=True) if loop is None for d in s.axes}
-    longest = max(kept, key=g.extent, default=None)
+    longest = max(filter(kept.__contains__, g.program.sizes), key=g.extent, default=None)
     if longest is None or g.points(kept) * LEAST_CROSSING <= machine.held_columns:
         return True
     (made,) = build_kernels(g, plan, loops, None)

@@ -108,7 +108,7 @@ def _read_torn(g: Graph, c: Compute, end: Compute, key: Collection[str], machine
     if min(g.points(set(key) & {*side}) for side in (p.rows, p.cols)) <= machine.packed:
         return 0.0  # of heads that share keys
     longest, read, made = max(sorted(key), key=g.extent), 0.0, {c.name} | g.below(c.name)
-    for ld in {ld for x in (c, end) for ld in loads(x.body) if ld.tensor not in made}:
+    for ld in dict.fromkeys(ld for x in (c, end) for ld in loads(x.body) if ld.tensor not in made):
         lacks = set(key) - dims_used(ld)
         tile = machine.rows if longest in lacks else 1
         read += g.nbytes([ld.tensor]) * math.ceil(g.points(lacks) / tile)
@@ -133,7 +133,7 @@ def _units(g: Graph, c: Compute, end: Compute) -> float:
 
 def _narrowest(g: Graph, c: Compute) -> DType:
     """The narrowest type that a statement reads."""
-    return min({g.program.dtype_of(ld.tensor) for ld in loads(c.body)}, key=lambda dtype: dtype.nbytes)
+    return min((g.program.dtype_of(ld.tensor) for ld in loads(c.body)), key=lambda dtype: dtype.nbytes)
 
 
 def _longer(g: Graph, c: Compute, machine: Gpu) -> float:

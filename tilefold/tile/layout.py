@@ -169,9 +169,9 @@ class _Arranger:
             if isinstance(n, Let | Accumulate | Update) and n.name == name and not _is_topk(n):
                 for ld in loads(n.expr):
                     v, near = self.contiguous_dim(ld), self._near_dims(ld)
-                    for d in near & strided.keys():
+                    for d in filter(near.__contains__, strided):
                         votes[d] = votes.get(d, 0) + (d == v)
-                    for d in (dims_used(ld) - near) & strided.keys() if near else ():
+                    for d in filter((dims_used(ld) - near).__contains__, strided) if near else ():
                         strided[d] += 1
         votes = {d: n for d, n in votes.items() if not self.short(d)} or votes
         if votes and all(map(self.short, votes)):

@@ -69,7 +69,7 @@ class _Verifier:
     def kernel_rules(self) -> None:
         k = self.kernel
         self.names((k.name, *k.syms, *k.sizes, *(t.name for t in k.tensors)))
-        for n in set(k.syms) & set(k.sizes):
+        for n in filter(k.sizes.__contains__, k.syms):
             self.fail(None, None, f"{n} is both a dim and a symbol")
         for d, e in k.sizes.items():
             self.integer_over(None, None, e, f"the size of {d}", sizes=False, tiles=False)

@@ -305,7 +305,8 @@ class _Finder(Reading):
         """Operands of lifts that are computed before the loop, each element of one of a tensor's: scaled queries."""
         found = {}
         others = [s for s in (*self.before, *self.loop.body, *self.after) if s not in products]
-        for name in {x.tensor for s in products for x in (s.a, s.b)} & allocated(self.before):
+        own = allocated(self.before)
+        for name in dict.fromkeys(x.tensor for s in products for x in (s.a, s.b) if x.tensor in own):
             made = [s for s in self.before if writes(s) == name]
             read = {t for e in expressions(others) for t in tensors_read(e)}
             of = set(loads(made[0].expr)) if len(made) == 1 and isinstance(made[0], ir.Map) else set()

@@ -150,34 +150,34 @@ def _units(
 ) -> tuple[list[Unit], dict[Node, int]]:
     """The operators that have a level, and the first levels of them and of sizes. What a light node reads is read by
     its readers."""
-    behind: dict[Node, frozenset[Node]] = {}
+    behind: dict[Node, tuple[Node, ...]] = {}
     units: dict[Node, Unit] = {}
     levels: dict[Node, int] = {}
     returned, sized = set(gm.graph.output_node().all_input_nodes), _sized(gm, light)
     for n in gm.graph.nodes:
         if n.op in ("placeholder", "get_attr") or n in given:
-            behind[n] = frozenset({n} if isinstance(n.meta.get("val"), torch.Tensor) else ())
+            behind[n] = (n,) if isinstance(n.meta.get("val"), torch.Tensor) else ()
         if n in behind or n.op == "output":
             continue
-        reads = frozenset[Node]().union(*(behind.get(a, frozenset()) for a in n.all_input_nodes))
+        reads = tuple(dict.fromkeys(r for a in n.all_input_nodes for r in behind.get(a, ())))
         computed = tuple(a for a in reads if a in units)
         arguments = tuple(a for a in reads if a not in levels)
         source = _tuple_source(n)
         if is_scalar(n):
             levels[n] = max((levels[a] for a in reads if a in levels), default=-1)
-            behind[n] = frozenset({n})
+            behind[n] = (n,)
         elif n in light:
             behind[n] = reads
         elif source is not None and source in units:
             u = units[source]
-            behind[n] = frozenset({source})
+            behind[n] = (source,)
             units[source] = replace(u, nbytes=u.nbytes + nbytes(n), returned=u.returned or n in returned)
         else:
             after = max((levels[a] for a in reads if a in levels and a not in units), default=-1)
             size = 0 if isinstance(n.meta.get("val"), tuple | list) else nbytes(n)
             first = _first_level(n, n not in refused, n in sized)
             unit = Unit(n, n not in refused, computed, arguments, after, first, size, n in sized, n in returned)
-            units[n], behind[n] = unit, frozenset({n})
+            units[n], behind[n] = unit, (n,)
             levels[n] = earliest(unit, levels)
     return list(units.values()), levels
 
