@@ -255,7 +255,7 @@ def strip(e: Expr, atoms: frozenset[Expr], ctx: Context) -> Expr:
 
 
 def _strip_logs(e: Expr, atoms: frozenset[Expr]) -> Expr:
-    for a in atoms:
+    for a in sorted(atoms, key=repr):
         e = sm.replace(e, call("log", a), sm.ZERO)
     return e
 

@@ -133,7 +133,7 @@ def _divisors(e: Expr) -> list[Expr]:
 def _is_zero(parts: list[Expr], ctx: Context) -> bool:
     """Identity test at random points (Schwartz-Zippel; the expressions are rational in the loads)."""
     rng = random.Random(0)
-    names = {n.tensor for p in parts for n in loads(p)}
+    names = dict.fromkeys(n.tensor for p in parts for n in loads(p))
     for _ in range(4):
         state = {n: rng.uniform(1.5, 3.5) for n in names}
         values = [ctx.probe(p, state) for p in parts]

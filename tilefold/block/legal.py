@@ -93,7 +93,7 @@ def _ahead(g: Graph, members: tuple[str, ...], parallel: tuple[str, ...]) -> str
     if not elsewhere:
         return None
     streamed = _streamed(g, members, parallel)
-    for name in inner_producers(g, Group(members, parallel)):
+    for name in filter(inner_producers(g, Group(members, parallel)).__contains__, members):
         maps = g.reached(name, g.consumers, lambda c: c.name in members and is_map(c))
         for r in (name, *(c.name for c in maps if is_map(c))):
             if elsewhere.get(r, set()) & streamed:

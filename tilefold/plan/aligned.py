@@ -187,7 +187,9 @@ def _copied(
 ) -> list[Compute]:
     """Copies of operands, their product, and the part of it that is `c`."""
     longer: dict[str, str] = {}
-    last = [d for ld in x.loads or () for d in dims_used(ld.index[-1]) if d in x.of_one_side - {c.dims[-1]}]
+    every = (*c.dims, *c.rdims)
+    own = x.of_one_side - {c.dims[-1]}
+    last = [d for ld in x.loads or () for d in every if d in own & dims_used(ld.index[-1])]
     for d in (*(last if along.rows else ()), *(c.rdims if along.depth else ()), c.dims[-1]):
         have = sizes[d]
         assert isinstance(have, Const)
@@ -198,7 +200,7 @@ def _copied(
 
     def copy(ld: Expr) -> Load:
         assert isinstance(ld, Load)
-        dims = tuple(longer.get(d, d) for ix in ld.index for d in dims_used(ix))
+        dims = tuple(longer.get(d, d) for ix in ld.index for d in every if d in dims_used(ix))
         at = Load(
             ld.tensor, tuple(Index(longer.get(ix.dim, ix.dim)) if isinstance(ix, Index) else ix for ix in ld.index)
         )

@@ -47,7 +47,7 @@ def folded_faster(
     for c in products:
         operands = {ld.tensor for ld in loads(c.body)}
         read, made = g.nbytes(operands), g.nbytes([c.name])
-        narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
+        narrowest = min((g.program.dtype_of(t) for t in sorted(operands)), key=lambda dtype: dtype.nbytes)
         sides = (g.points(p.rows), g.points(p.cols)) if (p := product_of(c)) is not None else (1.0, 1.0)
         # probabilities are rounded to the type of values
         rate = min(machine.folded_rate(narrowest, *sides), machine.wide_rate if wide else math.inf)

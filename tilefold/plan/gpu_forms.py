@@ -141,7 +141,7 @@ def too_few(b: Block, machine: Gpu) -> str | None:
         return None
     parallel = {n.dim for n in walk_block(b.body) if isinstance(n, Loop) and n.kind == "forall"}
     kinds = {i.name: i.dtype.nbytes for i in b.inputs}
-    read = {ld for n in walk_block(b.body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in kinds}
+    read = [ld for n in walk_block(b.body) for e in exprs_of(n) for ld in loads(e) if ld.tensor in kinds]
     most_of = {t: max((dims_used(ld) for ld in read if ld.tensor == t), key=len, default=()) for t in kinds}
     shapes = [(kinds[t], tuple(b.sizes[d] for d in used)) for t, used in most_of.items()]  # of a pick, its rows alone
     shapes += [(r.dtype.nbytes, tuple(b.sizes[d] for d in r.dims)) for r in b.results]
@@ -398,7 +398,7 @@ def _wanted(g: Graph, group: Group, machine: Gpu) -> dict[str, int]:
     if len(group.members) == 1 or 2 * have >= units:
         return {}
     found: dict[str, int] = {}
-    for m in inner_producers(g, with_unit(group)):
+    for m in filter(inner_producers(g, with_unit(group)).__contains__, group.members):
         c = g.by_name[m]
         p = product_of(c)
         if p is None or p.loads is None or len(c.rdims) != 1:

@@ -123,7 +123,7 @@ def solve(p: Program, found: Sequence[Choice], cost: Callable[[Choice], float]) 
         low.append(1.0)
         high.append(1.0)
     for n, v in enumerate(found):
-        for t in v.reads & owner.keys():
+        for t in filter(v.reads.__contains__, owner):
             row = np.array([float(owner[t] in u.written) for u in found])
             row[n] -= 1.0
             rows.append(row)

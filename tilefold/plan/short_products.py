@@ -39,7 +39,7 @@ def of_short_rows(g: Graph, c: Compute, machine: Gpu) -> bool:
     memory = machine.reached * machine.bandwidth
     read, made = g.nbytes(operands), g.nbytes([c.name])
     flops = 2.0 * g.points({*c.dims, *c.rdims})
-    narrowest = min((g.program.dtype_of(t) for t in operands), key=lambda dtype: dtype.nbytes)
+    narrowest = min((g.program.dtype_of(t) for t in sorted(operands)), key=lambda dtype: dtype.nbytes)
     multiplied = flops / machine.folded_rate(narrowest, g.points(p.rows), g.points(p.cols))
     bound = (read + made) / memory
     saved = made / memory * (1 if c.name in g.program.outputs else 2) - branching(g, after, machine)

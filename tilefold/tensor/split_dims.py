@@ -150,7 +150,7 @@ def _self_demands(c: Compute, sizes: Mapping[str, Expr]) -> Iterator[tuple[str, 
     """Dims used through both `n // D` and `n % D`; the largest D first."""
     own = dims_of(c)
     both = [(d, by) for d, by in _digits(c.body) if d in own and _divides(by, sizes[d])]
-    yield from sorted(both, key=lambda pair: (not isinstance(pair[1], Const), -_value(pair[1]), pair[0]))
+    yield from sorted(both, key=lambda pair: (not isinstance(pair[1], Const), -_value(pair[1]), pair[0], repr(pair[1])))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -234,7 +234,7 @@ def _lines(kernel: ir.Kernel, s: ir.Store) -> set[str] | None:
 
 def is_small(e: Expr, rdims: tuple[str, ...], sizes: Mapping[str, Expr]) -> bool:
     """Whether the sum of e over `rdims` is a product of a few numbers (`Product.is_small`)."""
-    p = product("sum", e, tuple(dims_used(e) - set(rdims)), rdims)
+    p = product("sum", e, tuple(sorted(dims_used(e) - set(rdims))), rdims)
     known = {d: int(n.value) for d, n in sizes.items() if isinstance(n, Const)}
     return p is not None and p.is_small(lambda d: known.get(d, math.inf))
 
@@ -246,7 +246,7 @@ def is_beside(e: Expr, rdims: tuple[str, ...], sizes: Mapping[str, Expr], areas:
     Lanes that fill a matrix unit would be lanes of theirs: of neighbours' differences in two coordinates, and
     velocities summed, one of eight would be of use (1,971 us on an H100 for 2,048 places).
     """
-    p = product("sum", e, tuple(dims_used(e) - set(rdims)), rdims)
+    p = product("sum", e, tuple(sorted(dims_used(e) - set(rdims))), rdims)
     known = {d: int(n.value) for d, n in sizes.items() if isinstance(n, Const)}
     if p is None or not any((p.left | p.right) <= x for x in areas):
         return False

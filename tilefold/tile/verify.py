@@ -140,7 +140,7 @@ class _Verifier:
                 assert scope is not None and stmt is not None
                 if any(isinstance(n, Load) and n.tensor not in self.tensors for n in walk(arg)):
                     self.fail(scope, stmt, f"{what}: {op} of what is no argument of the kernel")
-                self.value(stmt, scope, arg, tuple(dims_used(arg)))
+                self.value(stmt, scope, arg, tuple(sorted(dims_used(arg))))
                 if self.type(scope, arg) is not DType.I64:
                     self.fail(scope, stmt, f"{what}: {op} of what is no integer")
                 return Const(0, DType.I64)

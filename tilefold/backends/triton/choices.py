@@ -79,7 +79,7 @@ def of_parts(exprs: Iterable[Expr], may: Callable[[str], bool]) -> dict[str, int
     longest: dict[str, int] = {}
     for e in conditions:
         end = ends(e)
-        for d in dims_used(e):
+        for d in sorted(dims_used(e)):
             longest[d] = math.gcd(longest.get(d, 0), 1 if end is None else end[1])
     return {d: n & -n for d, n in longest.items()}
 

@@ -36,7 +36,7 @@ def of_pairs(e: Expr, over: Collection[str], out: Collection[str]) -> tuple[froz
     """The dims of `out` that each operand of a reduction of e over dims has, if it reduces something of pairs: no
     operand has all of them, and none those of all others. None otherwise."""
     whole = frozenset(out)
-    sides = {frozenset(dims_used(ld)) & whole for ld in loads(e) if not dims_used(ld).isdisjoint(over)}
+    sides = dict.fromkeys(frozenset(dims_used(ld)) & whole for ld in loads(e) if not dims_used(ld).isdisjoint(over))
     most = tuple(x for x in sides if not any(x < y for y in sides))
     return most if len(most) > 1 and whole not in most and frozenset().union(*most) == whole else ()
 

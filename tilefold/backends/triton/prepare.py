@@ -56,7 +56,7 @@ def tile_kernel(
 
     bins: dynamic dim -> most indices; one that no tile is shorter than is held whole, not streamed.
     """
-    loops = {n.dim for n in walk(block.body) if isinstance(n, Loop)}
+    loops = dict.fromkeys(n.dim for n in walk(block.body) if isinstance(n, Loop))
     tiles = {d: config.tiles.get(d, 1) for d in loops}
     kernel = verify(summed(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False))))
     over = ranged(block)

@@ -143,7 +143,7 @@ def _exact(s: Shape, c: TritonConfig, rows: Sequence[str], sizes: Mapping[str, i
     most = max(MATRIX_UNIT, min(64, power_of_two(EXACT // wide)))
     tiles = {**c.tiles, **{d: min(c.tiles[d], most) for d in rows}}
     tiles |= {d: min(tiles[d], 32 if wide <= 128 else MATRIX_UNIT) for d in s.streamed}
-    tiles |= dict.fromkeys(chunked, MATRIX_UNIT)
+    tiles |= dict.fromkeys(filter(chunked.__contains__, sizes), MATRIX_UNIT)
     few = any(math.prod(sizes[d] for d in side) <= MATRIX_UNIT for m, n, _ in s.products for side in (m, n))
     if few and s.segments and len(s.products) == 1 and s.cut.keys() >= set(s.streamed):
         return replace(c, tiles=tiles | dict.fromkeys(s.streamed, CHUNK), warps=4, stages=4)

@@ -354,7 +354,7 @@ class Folds(Role):
         base = c.scopes.fresh(f"{stream}0")
         self.emit(f"{base} = {start.removeprefix('0 + ')}")
         c.dims[stream] = Dim(stream, base, self.tile, self.tile, c.scopes.here, stop)
-        for name in allocated(self.r.loop.body):
+        for name in sorted(allocated(self.r.loop.body)):
             c.buffer_names[name] = c.scopes.fresh(identifier("v_" + name))
         yield
         c.known = known

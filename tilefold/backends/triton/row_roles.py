@@ -362,7 +362,7 @@ class _Finder(Reading):
     def _stored(self, s: ir.Store, row: str, columns: set[str]) -> Out | None:
         """A result that a tensor map describes; None: it is not stored so."""
         t = self.tensors[s.tensor]
-        column = next(c for c in columns if c in s.dims)
+        column = next(d for d in s.dims if d in columns)
         size = self.kernel.sizes[column]
         turned = s.index[-1] == Index(row) and self.config.descriptors
         start = 0 if turned else offset(s.index[-1], column)

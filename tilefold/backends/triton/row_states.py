@@ -54,7 +54,7 @@ class States(Renderer):
                 self.c.scopes.emit(f"{here} = gl.convert_layout({outer.buffer_names[name]}, {of})")
                 self.c.buffer_names[name] = here
         self.body(self.stmts)
-        for name in inside & r.wide:
+        for name in sorted(inside & r.wide):
             outer.buffers[name] = self.c.buffers[name]
             outer.buffer_names[name] = self.c.buffer_names[name]
 

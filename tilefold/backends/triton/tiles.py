@@ -381,7 +381,7 @@ def _area(s: Shape, tiles: Mapping[str, int], sizes: Mapping[str, int]) -> int:
 def _whole_beside(s: Shape, d: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """Lanes of dims that loops of their own run over, and that the loop over d has whole: sums of pairs over rows, and
     over columns, in one kernel."""
-    return {x: power_of_two(sizes[x]) for x in s.whole if x != d and x in s.streamed and x in sizes}
+    return {x: power_of_two(n) for x, n in sizes.items() if x != d and x in s.streamed and x in s.whole}
 
 
 def _held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -290,7 +290,7 @@ def for_crossing(
     Rows that are read again may have more: shorter tiles leave room for blocks whose rows no cache holds. Of single
     indices there is a value each (differences of pairs in three coordinates, which forces are summed of).
     """
-    tiles, each = dict(c.tiles), {d: sizes[d] for d in s.singles if d in sizes}
+    tiles, each = dict(c.tiles), {d: n for d, n in sizes.items() if d in s.singles}
     for d in s.streamed:
         while tiles.get(d, 0) > SHORTEST:
             lanes = {**local, **each, **tiles}

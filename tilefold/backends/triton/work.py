@@ -114,7 +114,7 @@ def kind_of(kinds: Collection[DType], read: Collection[DType], kept: DType | Non
     if not all(t.is_float for t in kinds):
         return in_float(kinds)
     if kept is DType.BF16:
-        return next(iter({*kinds} - {DType.F32}), DType.F16 if narrow else DType.F32)
+        return next((t for t in DType if t in kinds and t is not DType.F32), DType.F16 if narrow else DType.F32)
     if DType.F32 in read or (kept is not None and DType.F32 in kinds):
         return DType.F32
     found = min(kinds, key=lambda t: t.nbytes)

@@ -62,7 +62,7 @@ def part_around(graph: torch.fx.Graph, seed: Node) -> Part | None:
         near = set(n.users) if n.target is NLL or _wide(n, rows, least) else set()
         near |= {a for a in n.all_input_nodes if a.op == "call_function" and _made_inside(n, a, rows, least)}
         near |= _between(members | near, place)
-        todo += near - members
+        todo += sorted(near - members, key=place.__getitem__)
         members |= near
     order = tuple(sorted(members, key=place.__getitem__))
     inputs = tuple(dict.fromkeys(a for n in order for a in n.all_input_nodes if a not in members))

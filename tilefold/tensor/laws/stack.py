@@ -220,14 +220,14 @@ def _chain(e: Expr) -> list[Expr]:
     return [e]
 
 
-def _added(e: Expr, wanted: set[str]) -> set[tuple[Load, ...]]:
+def _added(e: Expr, wanted: set[str]) -> dict[tuple[Load, ...], None]:
     """Groups of loads that are terms of one sum, at the same indices."""
-    out: set[tuple[Load, ...]] = set()
+    out: dict[tuple[Load, ...], None] = {}
     for n in walk(e):
         if isinstance(n, Call) and n.op == "add":
             found = sorted({t for t in _chain(n) if isinstance(t, Load) and t.tensor in wanted}, key=repr)
             for size in range(2, MOST + 1):
-                out |= {g for g in combinations(found, size) if len({t.index for t in g}) == 1}
+                out |= {g: None for g in combinations(found, size) if len({t.index for t in g}) == 1}
     return out
 
 
