@@ -39,10 +39,8 @@ SEEDS = ("0", "1", "5")
 
 def test_kernels_do_not_follow_the_seed_of_hashes():
     command = [sys.executable, "-c", PLANNED]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True)
-        for seed in SEEDS
-    ]
+    seeded = [{**os.environ, "PYTHONHASHSEED": seed} for seed in SEEDS]
+    started = [subprocess.Popen(command, cwd=ROOT, env=e, stdout=subprocess.PIPE, text=True) for e in seeded]
     first, *others = [p.communicate(timeout=120)[0] for p in started]
     assert all(p.returncode == 0 for p in started) and "c[" in first
     assert all(found == first for found in others)

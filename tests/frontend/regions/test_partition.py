@@ -13,7 +13,7 @@ from tests.frontend.check import randn
 from tilefold.frontend.capture.random import gather_seeds
 from tilefold.frontend.operators.table import VIEWS
 from tilefold.frontend.regions.extract import extract
-from tilefold.frontend.regions.partition import Partition, halves, is_trivial, partition
+from tilefold.frontend.regions.partition import Partition, _units, halves, is_trivial, partition
 from tilefold.frontend.torch_compile import aot
 
 
@@ -257,3 +257,12 @@ def test_views_of_what_another_runs_are_no_copies():
     (eager,) = [g for g in parts.groups if not g.covered]
     assert [str(n.target) for n in eager.nodes] == ["aten.embedding_dense_backward.default", "aten.t.default"]
     assert not any("aten.t.default" in str(n.target) for g in parts.groups if g.covered for n in g.nodes)
+
+
+def test_what_operators_read_is_in_the_order_of_their_operands():
+    gm = graph_of(lambda *xs: torch.cat([x for n in xs for x in (n, n.sin())]), *(randn(3) for _ in range(12)))
+    (stacked,) = [n for n in gm.graph.nodes if n.target is torch.ops.aten.cat.default]
+    units, _ = _units(gm, (), [n for n in gm.graph.nodes if n.target in VIEWS], ())
+    (found,) = [u for u in units if u.node is stacked]
+    assert found.reads == tuple(n for n in gm.graph.nodes if n.target is torch.ops.aten.sin.default)
+    assert found.arguments == tuple(gm.graph.find_nodes(op="placeholder"))
