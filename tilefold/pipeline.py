@@ -41,7 +41,6 @@ from tilefold.plan.library import (
     library_gradients,
 )
 from tilefold.plan.machine import this_machine
-from tilefold.plan.memory_orders import without_copies
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.short_products import of_few_channels, of_few_sums
@@ -49,7 +48,14 @@ from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.plan.torn_streams import seconds, torn
 from tilefold.runtime.calls import library_step
-from tilefold.runtime.fused_programs import Part, Settled, fused_for_gpu, products_for_gpu, settled_for_cpu
+from tilefold.runtime.fused_programs import (
+    Part,
+    Settled,
+    fused_for_gpu,
+    products_for_gpu,
+    settled_for_cpu,
+    turned_for_gpu,
+)
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import ScaledStep
 from tilefold.runtime.program import CompiledProgram
@@ -201,7 +207,7 @@ def _gpu_kernels(
     rest = products - {*chain.from_iterable(scaled)} - statements(attentions) - gradients
     if goal == "fast":
         apart = {*chain.from_iterable(scaled), *statements(attentions), *gradients, *tails}
-        p, rest = without_copies(p, rest, target.machine, apart, statements(attentions))
+        p, rest = turned_for_gpu(p, rest, target.machine, apart, statements(attentions))
     p, products = aligned(multiplied_alike(p, rest), rest, target.machine)
     products |= gradients
     p, products_called = library_calls(

@@ -18,6 +18,7 @@ from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.runtime import fused_programs as cache
 from tilefold.runtime import kept
 from tilefold.suites.gpu import operators as o
+from tilefold.tensor.product import product_of
 
 
 @pytest.fixture
@@ -159,6 +160,25 @@ def test_library_products_are_chosen_once(asked, tmp_path, monkeypatch):
         text = file.read_bytes()[kept.DIGEST :]
         with_text(file, text.replace(p.body[0].name.encode(), b"nowhere"))
     assert cache.products_for_gpu(p, GpuTarget()) == first and len(chosen) == 4
+
+
+def test_orders_of_products_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
+    asked, own = [], cache.without_copies
+    monkeypatch.setattr(cache, "without_copies", lambda *given: asked.append(given) or own(*given))
+    p = trace(lambda x, w: (x.relu().transpose(0, 1) @ w.relu(),), torch.zeros(256, 64), torch.zeros(256, 32)).program
+    (product,) = products = frozenset(c.name for c in p.body if product_of(c) is not None)
+    machine = gpu_named("", 132)
+    first = cache.turned_for_gpu(p, products, machine, (), ())
+    assert cache.turned_for_gpu(dataclasses.replace(p, name="another"), products, machine, (), ())[0].name == "another"
+    assert cache.turned_for_gpu(p, products, machine, (), ()) == first and len(asked) == 1
+    cache.turned_for_gpu(p, products, machine, {product}, ())
+    cache.turned_for_gpu(p, products, gpu_named("", 60), (), ())
+    assert len(asked) == 3
+    for file in (tmp_path / "fused").iterdir():
+        before, _, behind = file.read_bytes()[kept.DIGEST :].rpartition(product.encode())
+        with_text(file, before + b"nowhere" + behind)
+    assert cache.turned_for_gpu(p, products, machine, (), ()) == first and len(asked) == 4
 
 
 def test_errors_are_not_kept_and_a_full_disk_is_no_error(asked, tmp_path, monkeypatch):

@@ -25,6 +25,8 @@ from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Result, Store,
 from tilefold.block.stages import Rejection, Stage, StagePlan
 from tilefold.block.verify import verify
 from tilefold.errors import SourceLoc
+from tilefold.plan.hardware import Gpu
+from tilefold.plan.memory_orders import without_copies
 from tilefold.runtime.kept import Shelf, lines_of
 from tilefold.tensor.ir import Compute, Input, Program
 
@@ -60,9 +62,17 @@ class Chosen:
     names: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A program whose library products take operands as they lie, and those products."""
+
+    program: Program
+    products: frozenset[str]
+
+
 #: All that a file may hold.
 _CLASSES = (
-    *(Settled, Part, Fused, FusedKernel, Grouping, Group, Refusal, StagePlan, Stage, Rejection, SourceLoc),
+    *(Settled, Part, Turned, Fused, FusedKernel, Grouping, Group, Refusal, StagePlan, Stage, Rejection, SourceLoc),
     *(Program, Input, Compute, Cascade, Reduction, Fold, StateVar, Step, Check),
     *(Block, Loop, Let, Init, Update, Accumulate, Store, Result),
     *(Const, Index, Size, Sym, Load, Call, Cast, DType),
@@ -110,6 +120,23 @@ def products_for_gpu(p: Program, target: plan.GpuTarget) -> frozenset[str]:
         found = Chosen(target.products(p))
         FUSED.write(path, found)
     return found.names
+
+
+def turned_for_gpu(
+    p: Program, products: frozenset[str], gpu: Gpu, fixed: Collection[str], given: Collection[str]
+) -> tuple[Program, frozenset[str]]:
+    """`plan.memory_orders.without_copies`, remembered: it prices orders by the hundred."""
+
+    def sound(found: Turned) -> None:
+        if not found.products <= {c.name for c in found.program.body}:
+            raise ValueError("no such statements")
+
+    path = _path(FUSED, p, ("turned", *(str(sorted(names)) for names in (products, fixed, given)), f"{gpu}"))
+    found = FUSED.read(path, Turned, _CLASSES, sound)
+    if found is None:
+        found = Turned(*without_copies(p, products, gpu, fixed, given))
+        FUSED.write(path, found)
+    return replace(found.program, name=p.name), found.products
 
 
 def settled_for_cpu(p: Program, asked: Collection[str], settle: Callable[[Program], Settled]) -> Settled:
