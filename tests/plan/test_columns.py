@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tilefold.algebra.expr import Const
+from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import Call, Const, Load, transform
+from tilefold.algebra.expr import walk as nodes
 from tilefold.block import interp
 from tilefold.block.ir import Block, Let, Store, walk
 from tilefold.block.text import parse, show
@@ -92,3 +94,14 @@ def test_what_stays_as_it_is(fn, n, monkeypatch):
     """Something else has the columns; most are alike; fewer than a sector's, or more than code is held for."""
     for b in kernels(fn, monkeypatch, n):
         assert columns.by_columns(b) is b
+
+
+def test_zeros_of_a_long_sum_are_looked_for_once(monkeypatch):
+    """A term that is a sum itself has been looked at: not again for each sum that it is in."""
+    asked, own = [], columns._without_zeros
+    monkeypatch.setattr(columns, "_without_zeros", lambda e: asked.append(e) or own(e))
+    zero, long = Const(0.0, DType.F32), Load("x", ())
+    for n in range(16):
+        long = Call("add", (long, zero if n % 2 else Load(f"y{n}", ())))
+    left = transform(long, columns._without_zeros)
+    assert len(asked) < 64 and not any(x == zero for x in nodes(left))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute, transform
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, dims_used, loads, substitute, transform
 from tilefold.algebra.expr import walk as nodes
 from tilefold.block.fuse import polished
 from tilefold.block.ir import Block, Let, Loop, Node, Store, dims_of, exprs_of, walk
@@ -128,9 +128,9 @@ def _early(body: tuple[Node, ...], kinds: Mapping[str, DType]) -> tuple[Node, ..
 
 
 def _without_zeros(e: Expr) -> Expr | None:
+    """A sum whose terms have been looked at."""
     match e:
-        case Call("add", (a, b)):
-            x, y = (transform(k, _without_zeros) for k in (a, b))
+        case Call("add", (x, y)):
             zeros = [isinstance(k, Const) and k.dtype.is_float and k.value == 0.0 for k in (x, y)]
-            return y if zeros[0] else x if zeros[1] else call("add", x, y)
+            return y if zeros[0] else x if zeros[1] else None
     return None
