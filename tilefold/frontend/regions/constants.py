@@ -101,7 +101,8 @@ def _is_spelled(gm: torch.fx.GraphModule, n: Node) -> bool:
 
 def _is_sent(n: Node) -> bool:
     """Whether a node copies a tensor of the CPU to a device. (Numbers are read where they are.)"""
-    source = n.all_input_nodes[0].meta.get("val") if n.target is _ATEN._to_copy.default else None
+    source = n.args[0] if n.target is _ATEN._to_copy.default else None
+    source = source.meta.get("val") if isinstance(source, Node) else None
     if not isinstance(source, torch.Tensor) or not source.dim():
         return False
     return bool(source.device.type == "cpu" and n.meta["val"].device.type != "cpu")
