@@ -306,7 +306,7 @@ class Folds(Role):
         first = [x for x in self.r.lifts if x.gemm.buf == results(self.r)[0]] if behind else []
         there = set[str]()
         self.streamed = Streamed(self.of, self.c, self.lines_of_a_tile)  # asked for before copies are waited for
-        if len(self.phases) == 1:
+        if self.r.planes and len(self.phases) == 1:  # without planes it spills more than it hides
             asked_ahead(self.c, self.r, self.phases[0])
         for lifts in (first, [x for x in self.r.lifts if x not in first]):
             for x in lifts:
