@@ -172,7 +172,8 @@ def test_orders_of_products_are_remembered(tmp_path, monkeypatch):
     first = cache.turned_for_gpu(p, products, machine, (), ())
     assert cache.turned_for_gpu(dataclasses.replace(p, name="another"), products, machine, (), ())[0].name == "another"
     assert cache.turned_for_gpu(p, products, machine, (), ()) == first and len(asked) == 1
-    cache.turned_for_gpu(p, products, machine, {product}, ())
+    cache.turned_for_gpu(p, products, machine, {p.body[0].name} - products, ())
+    assert cache.turned_for_gpu(p, products, machine, products, ()) == (p, products)  # nothing to turn, nothing asked
     cache.turned_for_gpu(p, products, gpu_named("", 60), (), ())
     assert len(asked) == 3
     for file in (tmp_path / "fused").iterdir():

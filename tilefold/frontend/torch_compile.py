@@ -152,9 +152,8 @@ def aot(
             if replacing and kind == "inference":
                 graph.meta[PLACES] = written.places
             name_results(graph.graph)
-            run = compiler(
-                graph, backward_titles(graph, titles) if kind == "backward" else titles
-            )  # which may change the graph
+            names = backward_titles(graph, titles) if kind == "backward" else titles
+            run = compiler(graph, names)  # which may change the graph
             # a backward has the only references to what was saved; a forward's arguments live on with the caller
             given_up = getattr(run, "boxed", None) if kind == "backward" else None
             taking = make_boxed_func(run) if given_up is None else _marked_boxed(_function(given_up))

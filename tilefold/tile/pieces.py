@@ -232,30 +232,26 @@ def _lines(kernel: ir.Kernel, s: ir.Store) -> set[str] | None:
     return dims if dims and dims <= {t.dim for t in kernel.grid if t.tile > 1} else None
 
 
-def is_small(e: Expr, rdims: tuple[str, ...], sizes: Mapping[str, Expr]) -> bool:
-    """Whether the sum of e over `rdims` is a product of a few numbers (`Product.is_small`)."""
-    p = product("sum", e, tuple(sorted(dims_used(e) - set(rdims))), rdims)
-    known = {d: int(n.value) for d, n in sizes.items() if isinstance(n, Const)}
-    return p is not None and p.is_small(lambda d: known.get(d, math.inf))
-
-
-def is_beside(e: Expr, rdims: tuple[str, ...], sizes: Mapping[str, Expr], areas: Iterable[frozenset[str]]) -> bool:
-    """Whether the sum of e over `rdims` is a product with fewer rows or columns than a matrix unit has, beside
-    statements that compute something for each of its terms. areas: the dims of these.
+def is_plain_sum(e: Expr, rdims: tuple[str, ...], sizes: Mapping[str, Expr], areas: Iterable[frozenset[str]]) -> bool:
+    """Whether the sum of e over `rdims` is a product of a few numbers (`Product.is_small`); or one with fewer rows or
+    columns than a matrix unit has, beside statements that compute something for each of its terms. areas: the dims of
+    these.
 
     Lanes that fill a matrix unit would be lanes of theirs: of neighbours' differences in two coordinates, and
     velocities summed, one of eight would be of use (1,971 us on an H100 for 2,048 places).
     """
     p = product("sum", e, tuple(sorted(dims_used(e) - set(rdims))), rdims)
     known = {d: int(n.value) for d, n in sizes.items() if isinstance(n, Const)}
-    if p is None or not any((p.left | p.right) <= x for x in areas):
+    if p is None or p.is_small(lambda d: known.get(d, math.inf)):
+        return p is not None
+    if not any((p.left | p.right) <= x for x in areas):
         return False
     sides = (p.left - p.right, p.right - p.left)
     return any(x and math.prod(known.get(d, MATRIX_UNIT) for d in x) < MATRIX_UNIT for x in sides)
 
 
 def summed(kernel: ir.Kernel) -> ir.Kernel:
-    """`kernel` with products of a few numbers (`Product.is_small`, `is_beside`) as the sums that they are."""
+    """`kernel` with products that no matrix unit is for (`is_plain_sum`) as the sums that they are."""
     own = [s.expr for s in every(kernel.body) if isinstance(s, ir.Map | ir.Reduce)]
     return replace(kernel, body=_summed(kernel.body, kernel.sizes, [frozenset(dims_used(e)) for e in own]))
 
@@ -268,9 +264,7 @@ def _summed(
         match s:
             case ir.For(body=body):
                 out.append(replace(s, body=_summed(body, sizes, areas)))
-            case ir.Gemm(a=a, b=b) if is_small(e := Call("mul", (a, b)), s.rdims, sizes) or is_beside(
-                e, s.rdims, sizes, areas
-            ):
+            case ir.Gemm(a=a, b=b) if is_plain_sum(e := Call("mul", (a, b)), s.rdims, sizes, areas):
                 out.append(ir.Reduce(s.buf, "sum", s.rdims, e, s.accumulate, s.kept))
             case _:
                 out.append(s)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.own_vectors import VECTOR
+from tilefold.backends.triton.traffic import VECTOR
 from tilefold.backends.triton.views import Seen
 from tilefold.block.collapse import Merge, Neighbours
 from tilefold.block.ir import Block, Loop, walk

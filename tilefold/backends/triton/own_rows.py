@@ -7,7 +7,7 @@ work on fit it: the more elements each thread has, the fewer do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,8 @@ def for_rows(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int], unit
     """
     if s.reduces or s.streamed or s.products:
         return c
-    rows = rows_of(b, unit)
+    places = _places(b, unit)
+    rows = _rows_of(places)
     tiles = dict(c.tiles)
     threads = WARP * c.warps
 
@@ -49,7 +50,7 @@ def for_rows(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int], unit
         return RESIDENT * H100.threads / threads * of_block
 
     along = [d for d in s.parallel if any(d in dims for dims in rows)]
-    crowded = _crowded(b, unit)
+    crowded = _crowded(places, unit)
     while (crowded or kept() > H100.first_cache) and s.area({**local, **tiles}) >= 2 * threads:
         d = max(along, key=lambda d: tiles.get(d, 1))
         if tiles.get(d, 1) == 1:
@@ -58,19 +59,23 @@ def for_rows(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int], unit
     return c if tiles == c.tiles else replace(c, tiles=tiles)
 
 
-def rows_of(b: Block, unit: UnitAxes) -> dict[frozenset[str], int]:
+#: Dims that choose rows of an input, the input, and the different places of such a row that are read.
+_Places = tuple[frozenset[str], Input, list[int]]
+
+
+def _rows_of(found: Sequence[_Places]) -> dict[frozenset[str], int]:
     """Bytes of the sectors that are read more than once of an element's rows, by the dims that choose the rows."""
     rows: dict[frozenset[str], int] = {}
-    for dims, i, places in _places(b, unit):
+    for dims, i, places in found:
         sectors = {n * i.dtype.nbytes // H100.sector for n in places}
         if len(sectors) < len(places):
             rows[dims] = rows.get(dims, 0) + H100.sector * len(sectors)
     return rows
 
 
-def _crowded(b: Block, unit: UnitAxes) -> bool:
+def _crowded(found: Sequence[_Places], unit: UnitAxes) -> bool:
     """Whether vectors are there for places of rows, which would be looked up for longer than memory brings them."""
-    for _, i, places in _places(b, unit):
+    for _, i, places in found:
         extent = i.shape[unit.get(i.name, len(i.shape) - 1) or 0]
         sectors = H100.sector * len({n * i.dtype.nbytes // H100.sector for n in places})
         lines = len(places) * min(sectors, LINE) / LINE
@@ -79,8 +84,8 @@ def _crowded(b: Block, unit: UnitAxes) -> bool:
     return False
 
 
-def _places(b: Block, unit: UnitAxes) -> list[tuple[frozenset[str], Input, list[int]]]:
-    """Dims that choose rows of an input, the input, and the different places of such a row that are read."""
+def _places(b: Block, unit: UnitAxes) -> list[_Places]:
+    """Of the rows of all inputs."""
     kinds = {i.name: i for i in b.inputs}
     places: dict[tuple[str, object, frozenset[str]], list[int]] = {}
     for x in dict.fromkeys(x for n in walk(b.body) if isinstance(n, _COMPUTE) for e in exprs_of(n) for x in loads(e)):

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, call, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.traffic import VECTOR, WARP
 from tilefold.tile import ir
 from tilefold.tile.pieces import power_of_two, product_dims
 from tilefold.tile.uses import every, expressions
-
-#: Bytes of the widest access of a thread. Threads of a warp.
-VECTOR, WARP = 16, 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,10 @@ from tilefold.algebra.evaluate import identity_of
 from tilefold.algebra.expr import Cast, Expr, Load, dims_used, loads
 from tilefold.backends.triton.coarse import is_truth
 from tilefold.backends.triton.context import Context
-from tilefold.backends.triton.own_vectors import VECTOR
 from tilefold.backends.triton.pairwise import in_threads
 from tilefold.backends.triton.product import Products
 from tilefold.backends.triton.simplify import pull_scale
-from tilefold.backends.triton.traffic import WARP
+from tilefold.backends.triton.traffic import VECTOR, WARP
 from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, number
 from tilefold.errors import BackendError
 from tilefold.tile import ir

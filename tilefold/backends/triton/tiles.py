@@ -45,8 +45,7 @@ from tilefold.tile.pieces import (
     MATRIX_UNIT,
     MOST_STACKED,
     computed_along,
-    is_beside,
-    is_small,
+    is_plain_sum,
     largest_power,
     power_of_two,
     singled,
@@ -232,11 +231,9 @@ def _operands(
     if not isinstance(n, Let | Accumulate):
         return None
     p = product(n.reducer, n.expr, (), n.rdims)
-    if p is None or p.loads is None or p.packed()[0] == p.packed()[1] or is_small(n.expr, p.rdims, extents):
+    if p is None or p.loads is None or p.packed()[0] == p.packed()[1]:
         return None
-    if is_beside(n.expr, p.rdims, extents, beside):
-        return None
-    return p.packed()
+    return None if is_plain_sum(n.expr, p.rdims, extents, beside) else p.packed()
 
 
 def apart(b: Block) -> Callable[[str, str], bool]:

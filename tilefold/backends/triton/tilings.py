@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -112,14 +112,7 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
     for d in contiguous if narrow and weighted else ():  # lanes beyond the last channel compute as much as others
         widths = [n for n in _widths(t.sizes[d]) if min(4 * VECTOR, tiles[d]) <= n <= tiles[d]] or [tiles[d]]
         tiles[d] = min(reversed(widths), key=lambda n: -(-t.sizes[d] // n) * n)
-    while loads * s.area({**local, **tiles}) > most * warps:
-        free = [d for d in s.parallel if tiles.get(d, 1) > 1]
-        if warps < MOST_FOR_WINDOWS:
-            warps *= 2
-        elif free:
-            tiles[free[0]] //= 2
-        else:
-            break
+    warps = _with_room(s, tiles, warps, lambda warps: loads * s.area({**local, **tiles}) <= most * warps)
     for d in reversed([d for d in s.parallel if d not in contiguous]) if weighted else ():
         while (
             tiles.get(d, 1) < t.sizes[d]
@@ -151,7 +144,13 @@ def for_operands(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) 
         lanes = {**local, **tiles}
         return max((sum(k * math.prod(lanes.get(d, 1) for d in dims) for k, dims in xs) for xs in dear), default=0.0)
 
-    while most() > UNDER_WAY * WARP * warps:
+    warps = _with_room(s, tiles, warps, lambda warps: most() <= UNDER_WAY * WARP * warps)
+    return c if (tiles, warps) == (c.tiles, c.warps) else replace(c, tiles=tiles, warps=warps)
+
+
+def _with_room(s: Shape, tiles: dict[str, int], warps: int, fits: Callable[[int], bool]) -> int:
+    """Warps of a thread block, more of them and then shorter tiles (in place) until what it has under way fits."""
+    while not fits(warps):
         free = [d for d in s.parallel if tiles.get(d, 1) > 1]
         if warps < MOST_FOR_WINDOWS:
             warps *= 2
@@ -159,7 +158,7 @@ def for_operands(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) 
             tiles[free[0]] //= 2
         else:
             break
-    return c if (tiles, warps) == (c.tiles, c.warps) else replace(c, tiles=tiles, warps=warps)
+    return warps
 
 
 def window_of(b: Block) -> tuple[int, int]:

@@ -13,8 +13,7 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, call, dims_used, loads, transform
 from tilefold.backends.triton.lane_steps import lane_step
 from tilefold.backends.triton.memory import SECTOR
-from tilefold.backends.triton.own_vectors import VECTOR
-from tilefold.backends.triton.traffic import WARP
+from tilefold.backends.triton.traffic import VECTOR, WARP
 from tilefold.tensor.index_simplify import const
 from tilefold.tile.affine import coefficients
 from tilefold.tile.pieces import power_of_two

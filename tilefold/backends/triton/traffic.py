@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr, dims_used, loads
-from tilefold.backends.triton.own_vectors import VECTOR
 from tilefold.backends.triton.work import FILL, room
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.plan.hardware import H100, Gpu
@@ -24,7 +23,8 @@ from tilefold.tile.affine import coefficients
 from tilefold.tile.layout import UnitAxes
 from tilefold.tile.pieces import power_of_two
 
-WARP = 32
+#: Threads of a warp; bytes of the widest load or store of a thread.
+WARP, VECTOR = 32, 16
 #: Bytes of a register.
 REGISTER = 4
 

@@ -10,7 +10,7 @@ bf16: eight loads of 2 bytes and eight stores a thread (63 us on an H100) where 
 from __future__ import annotations
 
 from tilefold.algebra.expr import Call, Load, walk
-from tilefold.backends.triton.own_vectors import VECTOR
+from tilefold.backends.triton.traffic import VECTOR
 from tilefold.tile import ir
 from tilefold.tile.uses import expressions
 
