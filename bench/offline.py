@@ -357,9 +357,10 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"{len(launched)} launches, {own[0] * 1e6:.0f} us predicted, floor {own[1] * 1e6:.0f}")
         kernels = assembled(launched, given.assemble, Path(folder)) if given.assemble is not None else []
         for k in kernels:
-            print(
-                f"{k.name[:52]:52} {k.why or f'{k.registers} registers, {k.spilled} bytes spilled, {k.shared} shared'}"
+            what = (
+                f"{k.registers} registers, {k.spilled} bytes spilled, {k.shared} shared, compiled in {k.seconds:.1f} s"
             )
+            print(f"{k.name[:52]:52} {k.why or what}")
     if given.json is not None:
         graphs = [
             {"name": r.name, "regions": len(r.regions), "left": [str(f) for f in r.fallbacks]} for r in compilations

@@ -11,6 +11,7 @@ now 128 of 170 instructions are arithmetic, for eight elements and eight numbers
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Rows and columns of a tile of pairs, indices that are reduced at a time, and fewest.
 ROWS, COLUMNS, STEP, LEAST_STEP = 16, 64, 16, 4
+#: Indices of all steps, over those that are reduced, of steps that do not end where these do.
+MOST_BEYOND = 9 / 8
 #: Warps of a thread block.
 WARPS = 4
 
@@ -67,9 +70,17 @@ def for_pairs(s: Shape, b: Block, sizes: Mapping[str, int]) -> TritonConfig | No
         tile //= 2
     if not WARPS * WARP <= tile * width <= ROWS * COLUMNS:
         return None
-    step = min(STEP, max(LEAST_STEP, sizes[over] & -sizes[over]))
+    # smaller tiles take longer steps: each waits for the memory once
+    most = min(STEP * ROWS * COLUMNS // (tile * width), max(LEAST_STEP, power_of_two(sizes[over])))
+    steps = [n for n in _powers(most) if -(-sizes[over] // n) * n <= MOST_BEYOND * sizes[over]]
+    step = max(steps, default=max(LEAST_STEP, sizes[over] & -sizes[over]))
     tiles = dict.fromkeys(looped, 1) | {rows: tile, over: step} | ({columns: width} if columns in looped else {})
     return TritonConfig(tiles, {}, warps=WARPS, stages=1)
+
+
+def _powers(most: int) -> Iterator[int]:
+    """Powers of two, from the least step on."""
+    return itertools.takewhile(lambda n: n <= most, (LEAST_STEP << n for n in itertools.count()))
 
 
 def _pairs(s: Shape, b: Block) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
