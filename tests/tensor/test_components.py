@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from tilefold.frontend.fuse import trace
 from tilefold.tensor import components
 from tilefold.tensor.components import components_apart
 from tilefold.tensor.interp import run
@@ -52,6 +54,21 @@ def test_code_that_no_instruction_cache_holds_is_not_written_out(monkeypatch):
     assert components_apart(box()) is not box()
     monkeypatch.setattr(components, "MOST_WORK", 19)  # two exponentials, two products, two differences: 20
     assert components_apart(box()) == box()
+
+
+def test_choices_of_readers_are_written_out_too(monkeypatch):
+    monkeypatch.setattr(components, "MOST_WORK", 20)  # parts alone
+    assert components_apart(box()) == box()
+    monkeypatch.setattr(components, "MOST_WORK", 40)
+    assert components_apart(box()) is not box()
+
+
+def test_patches_of_a_small_image_are_soon_left_whole(monkeypatch):
+    rounds = []
+    monkeypatch.setattr(components, "_apart", lambda p, apart=components._apart: rounds.append(p) or apart(p))
+    how = {"kernel_size": 3, "padding": 1, "stride": 2}
+    trace(lambda x: F.fold(F.unfold(x, **how) * 2, (8, 6), **how), torch.randn(2, 3, 8, 6))
+    assert 1 < len(rounds) < 8
 
 
 def test_what_is_read_where_it_is_computed_stays():

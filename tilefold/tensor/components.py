@@ -22,13 +22,14 @@ from tilefold.tensor.constant_parts import constant_parts, operands
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.inline import inline
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.narrow import narrow
+from tilefold.tensor.narrow import narrow, narrowed
 from tilefold.tensor.rewrite import prune_dims, rename_loads
 
 #: Numbers along the longest axis that is taken apart.
 MOST = 4
-#: Units of arithmetic (`expr_flops`) of all that is written out: a kernel's code has to fit the instruction cache. 60
-#: sines and cosines of three coordinates, 10,096 instructions, took 2.5 ms on an H100; 20 of a tile 52 us.
+#: Units of arithmetic (`expr_flops`) of all that is written out, and of what readers choose by: a kernel's code has to
+#: fit the instruction cache. 60 sines and cosines of three coordinates, 10,096 instructions, took 2.5 ms on an H100; 20
+#: of a tile 52 us.
 MOST_WORK = 512
 
 
@@ -36,8 +37,8 @@ def components_apart(p: Program) -> Program:
     """The program in which such maps are taken apart, with what is then read by its places alone, and inlined."""
     taken_apart, work = p, 0
     while (found := _apart(taken_apart)) is not taken_apart:
-        known = taken_apart.names
-        work += sum(expr_flops(c.body) for c in found.body if c.name not in known)
+        known = {c.name: expr_flops(c.body) for c in taken_apart.body}
+        work += sum(expr_flops(c.body) - known.get(c.name, 0) for c in found.body)
         if work > MOST_WORK:
             return p
         taken_apart = found
@@ -72,8 +73,10 @@ def _apart(p: Program) -> Program:
 
     body: list[Compute] = []
     for c in p.body:
-        body += parts if c is chosen else [replace(c, body=rename_loads(c.body, one))]
-    return narrow(replace(p, body=tuple(body)))
+        reads = any(ld.tensor == chosen.name for ld in loads(c.body))
+        made = parts if c is chosen else [replace(c, body=rename_loads(c.body, one))] if reads else [c]
+        body += made if made[0] is c else [replace(m, body=narrowed(m.body, p.sizes)) for m in made]
+    return replace(p, body=tuple(body))
 
 
 def _moves(p: Program, ld: Load) -> bool:
