@@ -453,3 +453,12 @@ def test_what_is_compared_in_16_bits_is_read_as_it_was_stored(dtype, wide):
         run(*leaves).float().sum().backward()
         results.append([a.grad for a in leaves])
     torch.testing.assert_close(results[1], results[0], rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_what_is_compared_may_be_viewed_by_a_size_that_is_not_known():
+    def highest(x):
+        return (x * 2).unfold(1, 3, 1).amax(2)  # windows by a position of each, of a size that is an argument
+
+    args = [torch.randn(3, 8, generator=torch.Generator().manual_seed(0))]
+    _, gradients, _ = passes(highest, *args, dynamic=True)
+    right(highest, args, gradients)

@@ -43,7 +43,7 @@ def compared(graph: torch.fx.Graph) -> Compared:
     seen, once, stored = set(todo), set[Node](), set[Node]()
     while todo:
         n = todo.pop()
-        if n.op != "call_function":
+        if n.op != "call_function" or isinstance(n.meta["val"], torch.SymInt):  # a number: an argument of a view
             continue
         if not (is_view(n) or n.target in _EXACT):
             short = n.meta["val"].dtype in _SHORT
