@@ -184,6 +184,33 @@ def test_graph_breaks_and_python_side_effects_are_fine():
     torch.testing.assert_close(compiled(f)(x), f(x))
 
 
+def test_the_compiler_of_a_backward_is_not_compiled_itself(monkeypatch):
+    """A gradient inside a compiled function is asked for while Dynamo is on."""
+
+    def force(x, w):
+        x = x.detach().requires_grad_()
+        (g,) = torch.autograd.grad((x @ w).square().sum(), x, create_graph=True)
+        return -g
+
+    traces, compile_graph = [], torch_compile.compile_graph
+
+    def watched(graph, *args, **kwargs):
+        traces.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+        made = compile_graph(graph, *args, **kwargs)
+
+        def run(*given):
+            traces.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+            return made(*given)
+
+        return run
+
+    monkeypatch.setattr(torch_compile, "compile_graph", watched)
+    x, w = torch.randn(3, 4), torch.randn(4, 5, requires_grad=True)
+    torch.testing.assert_close(compiled(force)(x, w), force(x, w))
+    assert len(traces) > 4
+    assert not any(map(callable, traces))
+
+
 def test_aliases_mutations_and_repeated_results():
     def f(x):
         y = x + 1

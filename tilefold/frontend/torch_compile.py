@@ -13,6 +13,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters as torch_counts
@@ -22,6 +23,7 @@ from tilefold.frontend.capture import (
     cuda_graphs,
     first_use,  # noqa: F401 (for what it imports)
 )
+from tilefold.frontend.capture.as_stored import stored_otherwise, with_stored
 from tilefold.frontend.capture.counters import Counters
 from tilefold.frontend.capture.cuda_graphs import Boxed, CudaGraphs, Kind
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
@@ -146,10 +148,11 @@ def aot(
         def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
             if kind == "forward":
                 check_not_mixed()
-            if in_place:
+            otherwise = stored_otherwise(graph.graph, gradients=kind == "backward")
+            if in_place and not otherwise:
                 written_in_place(graph)
             written = WrittenBack.taken_out(graph)
-            if replacing and kind == "inference":
+            if replacing and kind == "inference" and not otherwise:
                 graph.meta[PLACES] = written.places
             name_results(graph.graph)
             names = backward_titles(graph, titles) if kind == "backward" else titles
@@ -157,9 +160,9 @@ def aot(
             # a backward has the only references to what was saved; a forward's arguments live on with the caller
             given_up = getattr(run, "boxed", None) if kind == "backward" else None
             taking = make_boxed_func(run) if given_up is None else _marked_boxed(_function(given_up))
-            return _marked_boxed(written.around(wrap(kind, graph, taking)))
+            return _marked_boxed(written.around(with_stored(wrap(kind, graph, taking), otherwise)))
 
-        return compiled
+        return _untraced(compiled) if kind == "backward" else compiled
 
     def made(*, writes: bool) -> Callable[..., object]:
         run = aot_module_simplified(
@@ -180,6 +183,17 @@ def aot(
             return made(writes=True)
         except Mixed:
             return made(writes=False)
+
+
+def _untraced(compiler: Callable[..., Boxed]) -> Callable[..., Boxed]:
+    """A compiler of backwards that Dynamo does not look into, nor into what it makes: a compiled function may ask for
+    gradients itself (`torch.autograd.grad`), while Dynamo is on. torch's own back ends do the same."""
+
+    def compiled(*args: Any) -> Boxed:
+        return _marked_boxed(torch._dynamo.disable(compiler(*args), reason="it is compiled"))
+
+    made: Callable[..., Boxed] = torch._dynamo.disable(compiled, reason="it is the compiler")
+    return made
 
 
 def _function(run: Boxed) -> Boxed:

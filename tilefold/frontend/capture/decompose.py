@@ -61,6 +61,8 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten.index_add.default: functools.partial(_index_added, table[torch.ops.aten.index_add.default]),
         torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten._trilinear.default: _trilinear,
+        torch.ops.aten._neg_view.default: torch.neg,
+        torch.ops.aten._efficientzerotensor.default: torch.zeros,
         torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward,
     }
     return {**table, **drawn, **own, **dict(foreach.decompositions())}

@@ -87,8 +87,12 @@ def _ends(n: Node) -> bool:
 
 def _copied(to: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
     alike: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    apart: list[tuple[torch.Tensor, torch.Tensor]] = []
     for x, y in zip(to, new, strict=True):
         if y.is_set_to(x):
+            continue
+        if any(t.is_conj() or t.is_neg() for t in (x, y)):  # torch copies no lists of those
+            apart.append((x, y))
             continue
         written, read = alike.setdefault((x.device, x.dtype, y.device, y.dtype), ([], []))
         written.append(x)
@@ -96,3 +100,5 @@ def _copied(to: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
     with torch.no_grad():
         for written, read in alike.values():
             torch._foreach_copy_(written, read)
+        for x, y in apart:
+            x.copy_(y)
