@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
+
 import pytest
 import torch
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import tensors_read
+from tilefold.algebra.expr import call, tensors_read
 from tilefold.block.legal import one_kernel
 from tilefold.frontend.fuse import trace
 from tilefold.plan.gpu import fuse_for_gpu
@@ -245,7 +248,7 @@ CHOSEN = """program f()
 )
 def test_what_is_chosen_is_computed_for_each_choice(body, times):
     z = parse(CHOSEN.format(body=body)).body[-1]
-    assert len(guards(z.body, "m")) == times
+    assert len(list(guards(z.body, "m"))) == times
 
 
 HALVES = """program halves()
@@ -277,3 +280,16 @@ def test_what_is_read_at_every_second_place_is_computed_there(first, second, sto
     if not stored:
         got, want = interp.run(done, small), interp.run(p, small)
         torch.testing.assert_close(got["d"], want["d"])
+
+
+def test_choices_of_a_recurrence_are_counted_up_to_a_limit():
+    """Each step reads the one before it under either choice: there are 2^40 ways to the first."""
+    p = parse(CHOSEN.format(body="where(x[i, j] > m[j], m[j], 1.0)"))
+    state = p.body[-1].body
+    for _ in range(40):
+        state = call("where", call("gt", state, 0.0), state, call("neg", state))
+    assert len(list(islice(guards(state, "m"), 9))) == 9
+    deep = replace(p, body=(*p.body[:-1], replace(p.body[-1], body=state)))
+    parts = [one_kernel(Graph.of(deep), (m,), TARGET.limits) for m in ("m", "n", "z")]
+    done, _ = computed_again(deep, parts, TARGET.machine, TARGET.limits)
+    assert "m" in tensors_read(done.body[-1].body)

@@ -10,8 +10,10 @@ stay in memory, for copies bring those to the matrix unit, and so does what is r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, children, dims_used, loads, tensors_read
 from tilefold.block.group import Group, Limits
@@ -26,6 +28,8 @@ from tilefold.tensor.rewrite import drop_dead
 
 #: Maps of a program that are looked at, the last first.
 MOST_LOOKED_AT = 256
+#: Choices under which a kernel reads a map at most: computed for each, it takes longer than what is read.
+MOST_WAYS = 64
 
 
 def computed_again(
@@ -111,6 +115,8 @@ def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group,
     needed = {ld.tensor: ld for ld in loads(body)}
     mine = {r: m for m in own.members for r in g.by_name[m].results}
     ways = {x: _ways(g, name, x) for x in others}
+    if any(len(found) > MOST_WAYS for of in ways.values() for found in of):
+        return -math.inf
     evaluations = {x: _evaluations(g, name, x, machine) for x in others}
     for t, ld in needed.items():
         if mine.get(t) is not None and not g.escapes(mine[t], own.members):
@@ -155,8 +161,8 @@ def _places(g: Graph, name: str, x: Group) -> int:
 
 
 def _ways(g: Graph, name: str, x: Group) -> list[set[tuple[Expr, ...]]]:
-    """The choices under which each member of a kernel reads a map."""
-    return [guards(g.by_name[m].body, name) for m in x.members]
+    """The choices under which each member of a kernel reads a map: one more than `MOST_WAYS` where there are more."""
+    return [set(islice(guards(g.by_name[m].body, name), MOST_WAYS + 1)) for m in x.members]
 
 
 def _evaluations(g: Graph, name: str, x: Group, machine: Gpu) -> float:
@@ -175,17 +181,26 @@ def _evaluated(g: Graph, dims: frozenset[str], x: Group, machine: Gpu) -> float:
     return g.points(dims) * (max(1.0, apart / machine.columns) if columns else apart)
 
 
-def guards(e: Expr, name: str, under: tuple[Expr, ...] = ()) -> set[tuple[Expr, ...]]:
-    """The choices under which a map is read: what it is made of is loaded and computed for each by itself."""
-    if name not in tensors_read(e):
-        return set()
-    match e:
-        case Load(tensor) if tensor == name:
-            return {under}
-        case Call("where", (asked, kept, other)):
-            ways = (asked, under), (kept, (*under, asked)), (other, (*under, call("not", asked)))
-            return {found for way, above in ways for found in guards(way, name, above)}
-    return {found for k in children(e) for found in guards(k, name, under)}
+def guards(e: Expr, name: str) -> Iterator[tuple[Expr, ...]]:
+    """The choices under which a map is read, each once: what it is made of is loaded and computed for each by itself.
+    Of states of a recurrence that are chosen from the one before (a maximum's exponent), there are twice as many each
+    step: who asks takes as many as it has use for."""
+    todo: list[tuple[Expr, tuple[Expr, ...]]] = [(e, ())]
+    seen, found = set[tuple[int, tuple[Expr, ...]]](), set[tuple[Expr, ...]]()
+    while todo:
+        n, under = todo.pop()
+        if name not in tensors_read(n) or (id(n), under) in seen:
+            continue
+        seen.add((id(n), under))
+        match n:
+            case Load(tensor) if tensor == name:
+                if under not in found:
+                    found.add(under)
+                    yield under
+            case Call("where", (asked, kept, other)):
+                todo += [(asked, under), (kept, (*under, asked)), (other, (*under, call("not", asked)))]
+            case _:
+                todo += [(k, under) for k in children(n)]
 
 
 def _settled(
