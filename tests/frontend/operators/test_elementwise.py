@@ -123,7 +123,7 @@ def test_alpha_and_scaled_products():
     check(lambda a, b, c: torch.addcmul(a, b, c, value=0.3), x, y, z)
     check(lambda a, b, c: torch.addcdiv(a, b, c.abs() + 1), x, y, z)
     check(lambda a, b, c: torch.lerp(a, b, c), x, y, z)
-    check(lambda a, b: torch.lerp(a, b, 0.8), x, y)
+    check(lambda a, b: (torch.lerp(a, b, 0.2), torch.lerp(a, b, 0.8)), x, y)
 
 
 def test_clamp_and_selection():

@@ -215,8 +215,10 @@ def truth(formula: Formula) -> Lowerer:
 def lerp(x: Expr, y: Expr, w: Expr) -> Expr:
     """torch's two-sided form: start + w (end - start), or end - (end - start)(1 - w) for |w| >= 0.5."""
     d = y - x
-    near = call("lt", call("abs", w), 0.5)
-    return call("where", near, x + w * d, y - d * (lit(1.0) - w))
+    below, above = x + w * d, y - d * (lit(1.0) - w)
+    if isinstance(w, Const):  # one form alone: both read their operands once more, in a kernel under masks
+        return below if abs(w.value) < 0.5 else above
+    return call("where", call("lt", call("abs", w), 0.5), below, above)
 
 
 def addc(op: str) -> Lowerer:
