@@ -21,6 +21,7 @@ class Reduction:
 
     topk: `dims` ends with the slot dim; `index_name` names the index result of topk, and of
     argmax / argmin (whose `name` is then the best value, which the state carries anyway).
+    exact: a maximum is one of its elements to the last bit, for it is compared with them.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Reduction:
     dtype: DType
     index_name: str | None = None
     loc: SourceLoc | None = field(default=None, compare=False)
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Names:
         return tuple(
             Reduction(
                 self.tensor(r.name), r.reducer, self.dims(r.dims), self.expr(r.body), r.dtype,
-                self.optional(r.index_name),
+                self.optional(r.index_name), exact=r.exact,
             )
             for r in rs
         )  # fmt: skip

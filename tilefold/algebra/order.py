@@ -5,6 +5,9 @@ with the best key, whatever D is. The state holds the key; `finish` maps it thro
 decreasing F swaps max and min. Where the key could overflow (a growing exponential), the
 state holds F itself and is repaired by a factor proved non-negative (Neptune 4.4), or by
 a shift. Signs are proved (`facts`, then z3), never assumed.
+
+F of the best key is the best element to the last bit, for both are the same operations on the same numbers. Where F
+has to be put in another order to have a key, it is not: (|x| r) |w| as r (|x| |w|). What is `exact` refuses that.
 """
 
 from __future__ import annotations
@@ -44,8 +47,12 @@ def derive_order(r: Reduction, body: Expr, ctx: Context) -> Value:
     if not ctx.scope.depends(body):
         load = _add(r, r.reducer, body, None, body, ctx)
         return Value(load, load)
-    found = _monotone_key(body, ctx) if ctx.options.delay else None
-    if found is not None:
+    found = _monotone_key(body, ctx) if ctx.options.delay or r.exact else None
+    if r.exact and found is None:
+        raise Inseparable(
+            f"{r.name} is compared with its elements, which {show(body)} has in one order of factors only"
+        )
+    if found is not None and ctx.options.delay:
         key, sign = found
         ctx.law("monotone repair", f"{r.name}: {show(body)} is {'in' if sign > 0 else 'de'}creasing in {show(key)}")
         return _by_key(r, body, key, sign, ctx)

@@ -24,6 +24,7 @@ from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
 from tilefold.tensor.analysis import Graph, is_static, out_dims
 from tilefold.tensor.as_stored import rounded
+from tilefold.tensor.extremes import is_exact
 from tilefold.tensor.ir import Compute
 from tilefold.tensor.product import matrices
 from tilefold.tensor.reduction_laws import SHORT
@@ -235,7 +236,8 @@ class _Planner:
         if c.reducer in ("argmax", "argmin"):
             held = type_of(body, self.g.program.dtype_of)
             return Reduction(value_name(c), c.reducer, c.dims, body, held, c.name, c.loc)
-        return Reduction(c.name, str(c.reducer), c.dims, body, c.dtype, c.index_name, c.loc)
+        exact = is_exact(self.g, c)
+        return Reduction(c.name, str(c.reducer), c.dims, body, c.dtype, c.index_name, c.loc, exact)
 
     def _depends(self, m: str, names: set[str]) -> bool:
         """Whether a map uses, through maps only, one of the reductions."""

@@ -20,6 +20,7 @@ from tilefold.block.kept import kept_of
 from tilefold.block.legal import is_folded
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.as_stored import as_stored
+from tilefold.tensor.extremes import is_exact
 from tilefold.tensor.ir import Compute
 
 T = TypeVar("T")
@@ -166,13 +167,13 @@ class Twins:
 
     def _known(self, m: str, c: Compute) -> tuple[object, ...]:
         """What decides of a statement beside itself: whether the caller reads it, sums over it, what they keep, and
-        whether it is read rounded."""
+        whether it is read rounded, or compared with its elements."""
         found = self._facts.get(m)
         if found is None:
             g = self.g
             returned = tuple(r in g.program.outputs for r in c.results)
             kept = kept_of(g, c), kept_of(g, c, delayed=True)
-            found = returned, is_folded(g, m), as_stored(g, c), *kept
+            found = returned, is_folded(g, m), as_stored(g, c), is_exact(g, c), *kept
             self._facts[m] = found
         return found
 

@@ -20,6 +20,7 @@ from tilefold.explanation.rules import rules_of
 from tilefold.explanation.traffic import Sizes, block_access, compare, operator_access, operators
 from tilefold.runtime.step import Code
 from tilefold.tensor.analysis import Graph
+from tilefold.tensor.extremes import is_exact
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sizes import TYPICAL_EXTENT
 from tilefold.tensor.text import show as show_program
@@ -155,7 +156,8 @@ def _cascade(p: Program, s: Stage, cascade: Sequence[Compute]) -> Cascade:
             held = type_of(c.body, p.dtype_of)
             reductions.append(Reduction(value_name(c), c.reducer, c.dims, c.body, held, c.name, c.loc))
         else:
-            reductions.append(Reduction(c.name, str(c.reducer), c.dims, c.body, c.dtype, c.index_name, c.loc))
+            exact = is_exact(Graph.of(p), c)
+            reductions.append(Reduction(c.name, str(c.reducer), c.dims, c.body, c.dtype, c.index_name, c.loc, exact))
     return Cascade(s.axes, tuple(reductions), tuple((i.name, i.dtype) for i in p.inputs))
 
 

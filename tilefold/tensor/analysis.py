@@ -78,6 +78,7 @@ class Graph:
     results: tuple[str, ...]
     _above: dict[str, frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
     _below: dict[str, frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[str, frozenset[str]] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def of(p: Program) -> Graph:
@@ -132,6 +133,12 @@ class Graph:
                 found = self.by_name[u]
                 yield found
                 todo += step[u] if through(found) else ()
+
+    def once(self, fact: str, find: Callable[[Graph], frozenset[str]]) -> frozenset[str]:
+        """The Computes of which a fact holds, found when it is first asked for."""
+        if fact not in self._known:
+            self._known[fact] = find(self)
+        return self._known[fact]
 
     def above(self, name: str) -> frozenset[str]:
         """All that a Compute depends on, by name."""

@@ -5,7 +5,8 @@
 A sum in another order is another number: where the backward multiplied once more for x, in kernels of its own, no
 element would be the maximum that the forward found, and the gradient would be divided by none of them. So the products
 and folds that such an x follows from by maps stay the forward's. Maxima round nothing: of the same elements they are
-the same, and what they are of is asked instead.
+the same (a Fold that takes a factor out of one leaves it alone where it is returned, `tensor.extremes`), and what they
+are of is asked instead.
 
 In 16 bits a map is enough: maxima are rounded where they are saved, and what a kernel computes once more beside has all
 its digits (`tensor.as_stored`): (x * y).amax(1) had no finite gradient. So of such an x the first value of 16 bits is

@@ -23,6 +23,8 @@ from tilefold.algebra.expr import Const, Expr, Index, Load, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
 from tilefold.algebra.ops import VALUE_REDUCERS
 from tilefold.errors import NotFusibleError
+from tilefold.tensor.analysis import Graph
+from tilefold.tensor.extremes import is_exact
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.laws.law import Law, Match
@@ -199,9 +201,12 @@ def _folded(p: Program, members: list[Compute], tile: str, inside: str) -> Progr
     names = {c.name for c in members}
     axes = members[0].rdims
     reductions = tuple(
-        Reduction(c.name, str(c.reducer), c.dims, _through_maps(p, c.body, names), c.dtype.compute, loc=c.loc)
+        Reduction(
+            c.name, str(c.reducer), c.dims, _through_maps(p, c.body, names), c.dtype.compute, loc=c.loc,
+            exact=is_exact(Graph.of(p), c),
+        )
         for c in members
-    )
+    )  # fmt: skip
     fold = derive_fold(Cascade(axes, reductions, tuple((i.name, i.dtype) for i in p.inputs)))
     parts: dict[str, str] = {}
     wholes: dict[str, str] = {}
