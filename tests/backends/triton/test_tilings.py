@@ -323,6 +323,20 @@ def test_tiles_of_three_axes_have_registers_for_their_layouts():
     assert sum(n > 1 for n in lanes.values()) > 2 and 0 < 2 * held <= room(32 * c.warps)
 
 
+def test_segments_of_which_a_block_has_one_index_take_no_registers():
+    """Sums of channels over images, rows and columns, cut by rows: all 64 rows were counted, and a block had one
+    channel, a 32nd of each line that it read."""
+
+    def channels(x, y, mean, rstd):
+        n = (y - mean) * rstd
+        return (x * n).sum((0, 1, 2)), x.sum((0, 1, 2)), y.square().sum((0, 1, 2))
+
+    wide, narrow = meta(2, 56, 56, 96, dtype=torch.float32), meta(2, 56, 56, 1, dtype=torch.float32)
+    k = next(k for k in made(channels, wide, wide, narrow, narrow) if Shape.of(k.block).segments)
+    c, sizes = variant(k).config, k.sizes({})
+    assert c.tiles[next(d for d, n in sizes.items() if n == 96)] >= 8
+
+
 def walked(z, y):
     """A path's steps, one after the other, of two rows of numbers."""
     v, total = torch.zeros_like(z[:, 0]), torch.zeros_like(z[:, 0])

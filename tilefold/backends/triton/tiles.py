@@ -382,9 +382,9 @@ def _whole_beside(s: Shape, d: str, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Lanes of the dims that no loop runs over."""
+    """Lanes of the dims that no loop runs over tile by tile."""
     held = (d for d in sizes if d not in s.parallel and d not in s.streamed)
-    return {d: 1 if d in s.singles else power_of_two(sizes[d]) for d in held}
+    return {d: 1 if d in s.singles or d in s.segments else power_of_two(sizes[d]) for d in held}
 
 
 def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
