@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilefold.explanation.layout import GAP_X, Box, Link, crossings, place, rows, spread
+from tilefold.explanation.layout import CORNER, GAP_X, Box, Link, apart, crossings, place, rows, spread
 
 
 def test_a_chain_goes_straight_down():
@@ -56,6 +57,22 @@ def test_spread_keeps_order_and_distance(items):
     for k in range(1, len(x)):
         assert x[k] - x[k - 1] >= (widths[k] + widths[k - 1]) / 2 + GAP_X - 1e-6
     assert sum(x) == pytest.approx(sum(wanted), abs=1e-3)  # blocks sit at the mean of what they want
+
+
+@given(st.lists(st.floats(-500, 500), min_size=2, max_size=6), st.floats(1, 300))
+def test_ends_of_one_side_stand_apart_within_it(wanted, limit):
+    x = apart(sorted(wanted), limit)
+    assert min(b - a for a, b in pairwise(x)) >= min(58, 2 * limit / (len(x) - 1)) - 1e-6
+    assert -limit - 1e-6 <= x[0] and x[-1] <= limit + 1e-6
+
+
+def test_links_of_one_box_leave_it_apart_and_do_not_cross():
+    boxes = [Box("a", 200, 20), *(Box(n, 60, 20) for n in "bcd")]
+    d = place(boxes, [Link("a", n) for n in "bcd"])
+    starts = {n: route[0][0] for n, route in zip("bcd", d.routes, strict=True)}
+    assert sorted(starts, key=starts.get) == sorted("bcd", key=lambda n: d.at[n][0])
+    assert min(b - a for a, b in pairwise(sorted(starts.values()))) > 50
+    assert d.at["a"][0] + CORNER <= min(starts.values()) and max(starts.values()) <= d.at["a"][0] + 200 - CORNER
 
 
 def test_boxes_of_a_random_graph_do_not_overlap():

@@ -9,9 +9,9 @@ import pytest
 from tests.block.programs import SOFTMAX
 from tilefold.algebra.text import Names
 from tilefold.errors import SourceLoc
-from tilefold.explanation.dataflow import choose
+from tilefold.explanation.dataflow import LONG, Piece, choose
 from tilefold.explanation.model import RejectionReport, same_reason
-from tilefold.explanation.names import cascade_signature, repeat, short_symbols, signature
+from tilefold.explanation.names import cascade_signature, repeats, short_symbols, signature
 from tilefold.plan.greedy import fuse
 from tilefold.tensor.text import parse, parse_compute
 
@@ -38,20 +38,34 @@ def test_kernels_that_differ_in_more_do_not(old, new):
     assert signature(block(SOFTMAX))[0] != signature(block(changed))[0]
 
 
-def test_repeat_finds_the_longest_repetition():
-    assert repeat(list("xabcabcabcy")) == (1, 3, 3)
-    assert repeat(list("aaaa")) == (0, 1, 4)
-    assert repeat(list("abcd")) is None
-    assert repeat([]) is None
+def test_the_repetition_that_covers_most_is_first():
+    assert repeats(list("xabcabcabcy"))[0] == (1, 3, 3)
+    assert repeats(list("aaaa"))[0] == (0, 1, 4)
+    assert repeats(list("aabcbcbc"))[0] == (2, 2, 3)
+    assert repeats(list("abcd")) == repeats([]) == []
+
+
+def pieces(letters: str, reads=lambda k: {f"t{k - 1}"}) -> list[Piece]:
+    """A piece a letter, by default a chain."""
+    return [Piece(c, (f"t{k}",), frozenset(reads(k))) for k, c in enumerate(letters)]
 
 
 def test_only_long_programs_are_shortened():
-    assert choose(["a"] * 4, [{}] * 4).kernels == (0, 1, 2, 3)
-    names = [{f"t{k}": "#0"} for k in range(14)]
-    shown = choose([*"pq", *"ab" * 5, *"rs"], names)
-    assert shown.kernels == (0, 1, 2, 3, 12, 13)
+    assert choose(pieces("a" * LONG)).kept == tuple(range(LONG))
+    shown = choose(pieces("pq" + "ab" * 5 + "rs"))
+    assert shown.kept == (0, 1, 2, 3, 12, 13)
     assert shown.alias["t4"] == "t2" and shown.alias["t11"] == "t3" and "t2" not in shown.alias
-    assert "×5" in shown.omitted
+    assert (shown.repeated, shown.rounds) == (range(2, 4), 5)
+
+
+def test_two_equal_layers_are_drawn_once():
+    shown = choose(pieces("p" + "abc" * 2 + "q"))
+    assert (shown.kept, shown.rounds) == ((0, 1, 2, 3, 7), 2)
+
+
+def test_equal_branches_beside_each_other_are_not_layers():
+    aside = choose(pieces("p" + "abc" * 2 + "q", lambda k: {"t0"} if k in (1, 4) else {f"t{k - 1}"}))
+    assert aside.kept == tuple(range(8)) and not aside.repeated
 
 
 def test_symbols_are_short_distinct_and_leave_short_names_alone():

@@ -118,11 +118,18 @@ def test_between_two_kernels_an_edge_goes_through_memory():
     assert svg.count('class="frame"') == 2
 
 
+def test_what_goes_between_two_boxes_is_one_line():
+    nodes = [Node(n, n, "y = x", "kernel") for n in "ab"]
+    edges_ = [Edge("a", "b", t, "memory", size) for t, size in (("s", 1000), ("t", 2000))]
+    svg = draw(Dataflow((*nodes,), (*edges_,), {}), "after")
+    assert edges(svg) == ["memory"] and "<title>s, t: 3.0 kB</title>" in svg
+
+
 def test_texts_of_a_drawing_are_apart_and_within_their_boxes():
-    """Several tensors from one kernel to another, and to one further down, each with its size; a long bold name."""
+    """Tensors from one kernel to four others, and to one further down, each with its size; a long bold name."""
     long = "m_model_embed_tokens_weight_gamma_mm"
-    nodes = [Node(long, long, "f32 8", "input"), *(Node(c, c, "y = x", "kernel") for c in "abc")]
-    pairs = [("a", "b"), ("a", "b"), ("b", "c"), ("a", "c"), ("a", "c")]
+    nodes = [Node(long, long, "f32 8", "input"), *(Node(c, c, "y = x", "kernel") for c in "abcdef")]
+    pairs = [*("a" + c for c in "bcdef"), *(c + "f" for c in "bcde")]
     edges = [Edge(a, b, f"t{n}", "memory", 1000 * (n + 1)) for n, (a, b) in enumerate(pairs)]
     root = ET.fromstring(draw(Dataflow((*nodes,), (Edge(long, "a", long, "boundary", 32), *edges), {}), "after"))
     labels = [
@@ -130,9 +137,12 @@ def test_texts_of_a_drawing_are_apart_and_within_their_boxes():
         for t in root.iter("text")
         if t.get("class") == "bytes"
     ]
-    assert len(labels) >= 4 and len({t for *_, t in labels}) == len(labels)
-    for n, (x, y, _) in enumerate(labels):
+    assert len({t for *_, t in labels}) == len(labels) == len(pairs)
+    boxes = [[float(g.find("rect").get(k)) for k in ("x", "y", "width", "height")] for g in root.iter("g")]
+    for n, (x, y, text) in enumerate(labels):
         assert all(abs(x - a) > 40 or abs(y - b) >= 11 for a, b, _ in labels[:n])
+        for left, top, width, height in boxes:
+            assert x + 7 * len(text) < left or x > left + width or y <= top or y - 9 >= top + height
     pill = next(g for g in root.iter("g") if g.get("class") == "input")
     title, text = pill.findall("text")
     assert float(pill.find("rect").get("width")) >= 8.3 * len(long)  # DejaVu Sans Bold, 12.5 px

@@ -2,7 +2,8 @@
 
 Before, every operator is a box and every tensor between two operators goes through memory. After,
 every statement is a box, kernels are frames, and only tensors between frames go through memory
-(Blockbuster's buffered and unbuffered edges). Of a repeated sequence of kernels one is drawn.
+(Blockbuster's buffered and unbuffered edges). Of equal layers one is drawn: each drawing is searched for a sequence
+of boxes that repeats itself, each round reading what the one before it made.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from tilefold.algebra import text as expr_text
 from tilefold.algebra.expr import Load, tensors_read, walk
 from tilefold.block.fuse import FusedKernel
 from tilefold.explanation.model import Dataflow, Edge, Node
-from tilefold.explanation.names import repeat
-from tilefold.explanation.traffic import Sizes, operators
+from tilefold.explanation.names import cascade_signature, repeats
+from tilefold.explanation.traffic import Operator, Sizes, operators
 from tilefold.tensor.ir import Compute, Program
 
 _TIGHT = re.compile(r", (?=[^\[\]]*\])")
-#: Programs of more kernels than this are searched for a repeated sequence.
-LONG = 10
+#: Drawings of more kernels, or operators, than this are searched for a repeated sequence.
+LONG = 6
+#: The group of the boxes of a repeated sequence; no tensor has this name.
+REPEATED = "×"
 #: Of programs of more statements than this, kernels are drawn as boxes, not as frames.
 MANY = 24
 #: Of more arguments than this, those that a single box reads are not drawn.
@@ -35,72 +39,102 @@ Boxed = tuple[str, str, tuple[Compute, ...], str | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A kernel or an operator. `signature`: equal for pieces that differ in names only; `results` of such pieces
+    correspond in order."""
+
+    signature: str
+    results: tuple[str, ...]
+    reads: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
-    """Which kernels are drawn. `alias`: tensor of a kernel left out -> its counterpart in a drawn one."""
+    """Which pieces are drawn. `alias`: tensor of a piece left out -> its counterpart in a drawn one. `rounds`: how
+    often the drawn pieces `repeated` follow each other."""
 
-    kernels: tuple[int, ...]
+    kept: tuple[int, ...]
     alias: Mapping[str, str]
-    omitted: str = ""
+    repeated: range = range(0)
+    rounds: int = 1
 
 
-def choose(signatures: Sequence[str], renamings: Sequence[Mapping[str, str]]) -> Shown:
-    """All kernels, or where a long program repeats itself, one period and what is around it."""
-    everything = Shown(tuple(range(len(signatures))), {})
-    found = repeat(list(signatures)) if len(signatures) > LONG else None
-    if found is None:
-        return everything
-    start, period, times = found
-    alias: dict[str, str] = {}
-    for k in range(start + period, start + times * period):
-        twin = start + (k - start) % period
-        back = {v: n for n, v in renamings[twin].items()}
-        alias |= {n: back[v] for n, v in renamings[k].items() if v in back}
-    kept = tuple(k for k in range(len(signatures)) if not start + period <= k < start + times * period)
-    return Shown(kept, alias, f"kernels {start + 1} to {start + period} are repeated ×{times}, drawn once")
+def choose(pieces: Sequence[Piece]) -> Shown:
+    """All pieces, or of many that repeat themselves one round and what is around it."""
+    found = repeats([p.signature for p in pieces]) if len(pieces) > LONG else []
+    for start, period, times in found:
+        rounds = [pieces[k : k + period] for k in range(start, start + times * period, period)]
+        if all(_feeds(a, b) for a, b in pairwise(rounds)):
+            break
+    else:
+        return Shown(tuple(range(len(pieces))), {})
+    alias = {
+        mine: first
+        for later in rounds[1:]
+        for p, twin in zip(later, rounds[0], strict=True)
+        for mine, first in zip(p.results, twin.results, strict=True)
+    }
+    one = range(start, start + period)
+    kept = (*range(one.stop), *range(start + times * period, len(pieces)))
+    return Shown(kept, alias, one, times)
+
+
+def _feeds(one: Sequence[Piece], following: Sequence[Piece]) -> bool:
+    """Whether a round reads what the one before it made: layers do, equal branches beside each other do not."""
+    made = {r for p in one for r in p.results}
+    return any(made & p.reads for p in following)
+
+
+def kernel_pieces(kernels: Sequence[FusedKernel], signed: Sequence[tuple[str, Mapping[str, str]]]) -> list[Piece]:
+    """The kernels, with what `names.signature` says of each."""
+    out = []
+    for k, (text, names) in zip(kernels, signed, strict=True):
+        results = sorted((r.name for r in k.block.results), key=lambda n: int(names[n][1:]))
+        out.append(Piece(text, tuple(results), frozenset(i.name for i in k.block.inputs)))
+    return out
+
+
+def operator_piece(op: Operator, sizes: Sizes) -> Piece:
+    """An operator; equal ones have equal statements and shapes."""
+    shapes = ", ".join(_shape(sizes, r) for r in op.results)
+    return Piece(f"{op.title} {shapes} {cascade_signature(op.members)}", op.results, frozenset(_read(op.members)))
 
 
 def after(p: Program, kernels: Sequence[FusedKernel], sizes: Sizes, shown: Shown) -> Dataflow:
-    """Statements in frames, a frame for each kernel (one for both kernels of a split fold)."""
+    """Statements in frames, a frame for each kernel (one for both kernels of a split fold); of many statements a box
+    for each kernel."""
     groups: dict[str, str] = {}
     of: dict[str, str] = {}
-    for k in shown.kernels:
+    again = set[str]()
+    for k in shown.kept:
         members = kernels[k].plan.group.members
         group = members[-1]
         groups[group] = kernels[k].block.name if group not in groups else f"{groups[group]} + {kernels[k].block.name}"
         of.update(dict.fromkeys(members, group))
+        again |= {group} if k in shown.repeated else set()
     drawn = [c for c in p.body if c.name in of]
     if len(drawn) > MANY:
-        whole = [(g, caption, tuple(c for c in drawn if of[c.name] == g), None) for g, caption in groups.items()]
-        return _flow(p, whole, {}, sizes, shown, "kernel")
-    return _flow(p, [(c.name, c.reducer or "map", (c,), of[c.name]) for c in drawn], groups, sizes, shown)
+        whole = [
+            (g, caption, tuple(c for c in drawn if of[c.name] == g), REPEATED if g in again else None)
+            for g, caption in groups.items()
+        ]
+        return _flow(p, whole, _caption(shown), sizes, shown, "kernel", "kernels")
+    boxes = [(c.name, c.reducer or "map", (c,), of[c.name]) for c in drawn]
+    return _flow(p, boxes, groups, sizes, shown, what="kernels")
 
 
-def before(p: Program, simple: Program, kernels: Sequence[FusedKernel], sizes: Sizes, shown: Shown) -> Dataflow:
-    """The operators that the drawn kernels compute, one box each."""
-    keep = _wanted(p, simple, kernels, shown)
-    chosen = [op for op in operators(p) if any(c.name in keep for c in op.members)]
-    boxes = [(op.name, op.title, op.members, None) for op in chosen]
-    return _flow(p, boxes, {}, sizes, shown)
+def before(p: Program, sizes: Sizes) -> Dataflow:
+    """The operators of the program as it was given, one box each."""
+    found = operators(p)
+    shown = choose([operator_piece(op, sizes) for op in found])
+    boxes = [
+        (found[k].name, found[k].title, found[k].members, REPEATED if k in shown.repeated else None) for k in shown.kept
+    ]
+    return _flow(p, boxes, _caption(shown), sizes, shown)
 
 
-def _wanted(p: Program, simple: Program, kernels: Sequence[FusedKernel], shown: Shown) -> set[str]:
-    """Statements of the given program that end up in a drawn kernel, or in no kernel by themselves."""
-    alive = {c.name for c in simple.body}
-    drawn = {m for k in shown.kernels for m in kernels[k].plan.group.members}
-    readers: dict[str, list[str]] = {}
-    for c in p.body:
-        for t in tensors_read(c.body):
-            readers.setdefault(t, []).append(c.name)
-    keep: set[str] = set()
-    for c in reversed(p.body):
-        if c.name in alive:
-            wanted = c.name in drawn
-        else:
-            uses = [u for r in c.results for u in readers.get(r, ())]
-            wanted = any(u in keep for u in uses) or not (uses or shown.alias)
-        if wanted:
-            keep.add(c.name)
-    return keep
+def _caption(shown: Shown) -> dict[str, str]:
+    return {REPEATED: f"×{shown.rounds}"} if shown.repeated else {}
 
 
 def _flow(
@@ -110,13 +144,14 @@ def _flow(
     sizes: Sizes,
     shown: Shown,
     role: Literal["op", "kernel"] = "op",
+    what: str = "operators",
 ) -> Dataflow:
     owner = {r: name for name, _, members, _ in boxes for c in members for r in c.results}
     group = {name: g for name, _, _, g in boxes}
     inputs = {i.name for i in p.inputs}
     hidden = _private(inputs, boxes)
     nodes = [
-        Node(name, title, _text(p, members, role == "kernel" or g is not None, sizes), role, g)
+        Node(name, title, _text(p, members, role == "kernel" or g not in (None, REPEATED), sizes), role, g)
         for name, title, members, g in boxes
     ]
     used: dict[str, None] = {}
@@ -132,7 +167,7 @@ def _flow(
                     f"in {source}", name, source, "boundary", sizes.nbytes(source)
                 )
             elif source in owner and owner[source] != name:
-                inside = g is not None and group[owner[source]] == g
+                inside = g not in (None, REPEATED) and group[owner[source]] == g
                 key = (owner[source], name, source)
                 edges[key] = Edge(*key, "chip" if inside else "memory", sizes.nbytes(source))
     nodes = [Node(f"in {i}", i, _shape(sizes, i), "input") for i in used] + nodes
@@ -142,7 +177,10 @@ def _flow(
             edges[(owner[t], f"out {t}", t)] = Edge(owner[t], f"out {t}", t, "boundary", sizes.nbytes(t))
     kept = _acyclic([n.name for n in nodes], list(edges.values()))
     count = f"{len(hidden)} arguments that a single box reads are not drawn" if hidden else ""
-    return Dataflow(tuple(nodes), kept, dict(groups), "; ".join(x for x in (shown.omitted, count) if x))
+    one = shown.repeated
+    folded = f"{what} {one.start + 1} to {one.stop} are repeated ×{shown.rounds}, drawn once" if one else ""
+    omitted = "; ".join(x for x in (folded, count) if x)
+    return Dataflow(tuple(nodes), kept, dict(groups), omitted, REPEATED if REPEATED in groups else "")
 
 
 def _private(inputs: set[str], boxes: Sequence[Boxed]) -> set[str]:

@@ -48,7 +48,7 @@ def region(
     sizes.shape = given.shape | sizes.shape
     sizes.dtype = given.dtype | sizes.dtype
     moved = [block_access(b, sizes) for b in blocks]
-    shown = dataflow.choose([s for s, _ in signed], [n for _, n in signed])
+    shown = dataflow.choose(dataflow.kernel_pieces(fused.kernels, signed))
     measured: Sequence[float | None] = seconds or [None] * len(code)
     kernels = tuple(
         KernelReport(
@@ -78,7 +78,7 @@ def region(
         folds=_folds(simple, [k for k, skip in zip(fused.kernels, library, strict=True) if not skip]),
         rejections=_rejections(fused),
         traffic=compare(program, [operator_access(o, program, given) for o in ops], moved, sizes),
-        before=dataflow.before(program, simple, fused.kernels, given, shown),
+        before=dataflow.before(program, given),
         after=dataflow.after(simple, fused.kernels, sizes, shown),
         syms=values,
         rules=rules_of(simple),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilefold.explanation.derivation_html import derivations
 from tilefold.explanation.highlight import code
-from tilefold.explanation.model import Alike, Region, RejectionReport, alike, same_reason
+from tilefold.explanation.model import Alike, Dataflow, Region, RejectionReport, alike, same_reason
 from tilefold.explanation.names import words
 from tilefold.explanation.rules import section
 from tilefold.explanation.svg import draw
@@ -125,18 +125,22 @@ def flows(r: Region, named: bool) -> str:
         f'<span><svg width="26" height="8"><path class="edge {c}" d="M0 4H26"/></svg>{t}</span>' for c, t in kinds
     )
     figures = "".join(
-        f'<figure><figcaption>{caption}</figcaption><div class="canvas">{draw(flow, caption)}</div></figure>'
+        f'<figure><figcaption>{caption}</figcaption><div class="canvas">{draw(flow, caption)}</div>'
+        f"{_note(flow)}</figure>"
         for flow, caption in (
             (r.before, f"Before: {r.operators} operator{_s(r.operators)}, each reading and writing memory"),
             (r.after, f"After: {len(r.kernels)} kernel{_s(len(r.kernels))}"),
         )
     )
     title = f"<h3>{escape(r.name)}</h3>" if named else ""
-    note = f'<p class="soft">{escape(r.after.omitted)}</p>' if r.after.omitted else ""
     text = (
         f"<details class='plain'><summary>the program in index notation</summary><pre>{code(r.program)}</pre></details>"
     )
-    return f'{title}<div class="legend">{legend}</div>{note}<div class="flows">{figures}</div>{text}'
+    return f'{title}<div class="legend">{legend}</div><div class="flows">{figures}</div>{text}'
+
+
+def _note(flow: Dataflow) -> str:
+    return f'<p class="soft">{escape(flow.omitted)}</p>' if flow.omitted else ""
 
 
 def kernels(found: tuple[Alike, ...]) -> str:

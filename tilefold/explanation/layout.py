@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 GAP_X, GAP_Y, LANE = 26.0, 44.0, 14.0
+#: Ends of links on one side of a box stand this far apart, or as far as its width without CORNER at both ends allows.
+FAN, CORNER = 58.0, 10.0
 SWEEPS = 12
 
 
@@ -26,12 +28,13 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An edge; `source_dx`, `target_dx` shift its ends from the middle of the boxes."""
+    """An edge; `source_dx`, `target_dx` shift its ends from the middle of the boxes. None: wherever the layout sets
+    them."""
 
     source: str
     target: str
-    source_dx: float = 0.0
-    target_dx: float = 0.0
+    source_dx: float | None = None
+    target_dx: float | None = None
 
 
 Point = tuple[float, float]
@@ -74,13 +77,13 @@ def place(
             size[name] = (LANE, 0.0)
             grid[row_of[chain[0]] + k].append(name)
     pairs = [
-        (a, b, links[n].source_dx if k == 0 else 0.0, links[n].target_dx if k == len(chain) - 2 else 0.0)
+        (a, b, (links[n].source_dx or 0.0) if k == 0 else 0.0, (links[n].target_dx or 0.0) if b == chain[-1] else 0.0)
         for n, chain in enumerate(chains)
         for k, (a, b) in enumerate(pairwise(chain))
     ]
     grid = order(grid, [(a, b) for a, b, *_ in pairs])
     middle = _columns(grid, pairs, {n: w for n, (w, _) in size.items()})
-    return _drawing(grid, chains, links, size, middle, gap_y)
+    return _drawing(grid, chains, _set_apart(links, chains, size, middle), size, middle, gap_y)
 
 
 def rows(names: set[str], edges: Sequence[tuple[str, str]], given: Sequence[str]) -> dict[str, int]:
@@ -170,11 +173,50 @@ def _columns(
     return x
 
 
-def spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
-    """Middles as near to `wanted` as possible (least squares), in order, boxes GAP_X apart."""
+def _set_apart(
+    links: Sequence[Link],
+    chains: Sequence[Sequence[str]],
+    size: Mapping[str, tuple[float, float]],
+    middle: Mapping[str, float],
+) -> list[Link]:
+    """The links with both shifts: the free ends on one side of a box apart, in the order of what is at the other end of
+    their first piece (so that they do not cross there), and as near to straight as that allows."""
+    shifts: dict[tuple[int, bool], float] = {}
+    for outgoing in (True, False):
+        ends: dict[str, list[tuple[float, int]]] = {}
+        for n, (e, chain) in enumerate(zip(links, chains, strict=True)):
+            box, following, given = (
+                (e.source, chain[1], e.source_dx) if outgoing else (e.target, chain[-2], e.target_dx)
+            )
+            if given is None:
+                ends.setdefault(box, []).append((middle[following], n))
+        for box, found in ends.items():
+            found.sort()
+            at = apart([x - middle[box] for x, _ in found], size[box][0] / 2 - CORNER)
+            shifts |= {(n, outgoing): x for (_, n), x in zip(found, at, strict=True)}
+    return [
+        Link(e.source, e.target, shifts.get((n, True), e.source_dx), shifts.get((n, False), e.target_dx))
+        for n, e in enumerate(links)
+    ]
+
+
+def apart(wanted: Sequence[float], limit: float) -> list[float]:
+    """Places near `wanted` (in order) within -limit .. limit, FAN apart or as far as there is room; a lone one is 0."""
+    if len(wanted) == 1:
+        return [0.0]
+    gap = min(FAN, 2 * limit / (len(wanted) - 1))
+    last = len(wanted) - 1
+    return [
+        min(max(x, gap * k - limit), limit - gap * (last - k))
+        for k, x in enumerate(spread(wanted, [0.0] * len(wanted), gap))
+    ]
+
+
+def spread(wanted: Sequence[float], widths: Sequence[float], gap: float = GAP_X) -> list[float]:
+    """Middles as near to `wanted` as possible (least squares), in order, boxes `gap` apart."""
     offset, at = [], 0.0
     for k, w in enumerate(widths):
-        at += w / 2 + (GAP_X + widths[k - 1] / 2 if k else 0.0)
+        at += w / 2 + (gap + widths[k - 1] / 2 if k else 0.0)
         offset.append(at)
     blocks: list[list[float]] = []  # [sum, count] of wanted - offset; pooled while they decrease
     for w, o in zip(wanted, offset, strict=True):
@@ -209,10 +251,10 @@ def _drawing(
         y += tall + gap_y
     routes = []
     for e, chain in zip(links, chains, strict=True):
-        points = [(middle[chain[0]] - left + e.source_dx, span[chain[0]][1])]
+        points = [(middle[chain[0]] - left + (e.source_dx or 0.0), span[chain[0]][1])]
         for n in chain[1:-1]:
             x = middle[n] - left
             points += [(x, span[n][0]), (x, span[n][1])]
-        points.append((middle[chain[-1]] - left + e.target_dx, span[chain[-1]][0]))
+        points.append((middle[chain[-1]] - left + (e.target_dx or 0.0), span[chain[-1]][0]))
         routes.append(tuple(points))
     return Drawing({n: p for n, p in at.items() if "|" not in n}, tuple(routes), right - left, y - gap_y)

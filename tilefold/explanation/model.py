@@ -86,7 +86,7 @@ class RejectionReport:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A box of a dataflow: an operator or statement. `group`: the kernel around it, if any."""
+    """A box of a dataflow: an operator or statement. `group`: the kernel or the repeated sequence around it, if any."""
 
     name: str
     title: str
@@ -108,12 +108,14 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """Boxes and edges of a drawing; `groups`: caption by group. `omitted` says what is not drawn."""
+    """Boxes and edges of a drawing; `groups`: caption by group. `omitted` says what is not drawn. `repeated`: the group
+    that is no kernel but a sequence of boxes that stands for several equal ones."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     groups: Mapping[str, str]
     omitted: str = ""
+    repeated: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,17 +78,17 @@ def words(text: str) -> frozenset[str]:
     return frozenset([*defined, *re.findall(r"(\w+)\[", text)])
 
 
-def repeat(seq: list[str]) -> tuple[int, int, int] | None:
-    """(start, period, times) of the stretch of `seq` whose repetition covers most; None if none is worth it."""
-    best: tuple[int, tuple[int, int, int]] | None = None
+def repeats(seq: Sequence[str]) -> list[tuple[int, int, int]]:
+    """(start, period, times) of the stretches of `seq` that are one sequence over and over, those whose repetition
+    covers most first."""
+    found = []
     for period in range(1, len(seq) // 2 + 1):
-        start = 0
-        while start + 2 * period <= len(seq):
-            times = 1
-            while seq[start : start + period] == seq[start + times * period : start + (times + 1) * period]:
-                times += 1
-            covered = period * (times - 1)
-            if times > 1 and (best is None or covered > best[0]):
-                best = covered, (start, period, times)
-            start += max(1, period * (times - 1))
-    return best[1] if best else None
+        run = 0  # elements before `end` that are equal to those a period later
+        for end in range(len(seq) - period + 1):
+            if end < len(seq) - period and seq[end] == seq[end + period]:
+                run += 1
+                continue
+            if run >= period:
+                found.append((end - run, period, run // period + 1))
+            run = 0
+    return sorted(found, key=lambda f: f[1] * (1 - f[2]))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
-from itertools import pairwise
 
-from tilefold.explanation.layout import GAP_Y, Box, Drawing, Link, Point, place
+from tilefold.explanation.layout import Box, Drawing, Link, Point, place
 from tilefold.explanation.model import Dataflow, Edge, Node
+from tilefold.explanation.routes import Area, curve, labels
 from tilefold.explanation.traffic import human
 
 #: Widths of a character (pixels) of the two fonts used, and the height of a line; margins of drawing and frames.
 TITLE, MONO, LINE = 8.4, 6.25, 15.0
 PAD, FRAME, CAPTION, EDGE = 10.0, 16.0, 22.0, 2.0
-#: Height of an argument or result; of the text on an edge.
-PILL, SMALL = 38.0, 12.0
+#: Height of an argument or result.
+PILL = 38.0
 #: Characters of a statement, and statements, shown in a box; the rest is in its tooltip.
 LONGEST, MOST_LINES = 50, 5
 INNER_GAP = 26.0
@@ -39,24 +39,53 @@ class Frame:
 
 def draw(flow: Dataflow, title: str) -> str:
     """The <svg> element. `title` is its description for screen readers."""
+    flow = replace(flow, edges=_joined(flow.edges))
     nodes = {n.name: n for n in flow.nodes}
     frames = {g: _frame(flow, g, c, nodes) for g, c in flow.groups.items()}
     boxes = [Box(g, f.width, f.height) for g, f in frames.items()]
     boxes += [Box(n.name, *_size(n)) for n in flow.nodes if n.group is None]
     outer = [e for e in flow.edges if _home(nodes[e.source]) != _home(nodes[e.target])]
-    links = [_link(e, nodes, frames) for e in outer]
-    drawing = place(boxes, links)
-    parts = [_edge(e, r) for e, r in zip(outer, drawing.routes, strict=True)]
-    if len(flow.edges) <= LABELLED:  # above all lines
-        memory = [(human(e.bytes), r) for e, r in zip(outer, drawing.routes, strict=True) if e.via == "memory"]
-        parts += _labels(memory)
+    drawing = place(boxes, [_link(e, nodes, frames) for e in outer])
+    placed = {n.name: drawing.at[n.name] for n in flow.nodes if n.group is None}
+    lines = list(zip(outer, drawing.routes, strict=True))
+    parts = []
+    inner: list[tuple[Edge, Sequence[Point]]] = []
     for g, f in frames.items():
-        parts.append(_draw_frame(f, drawing.at[g], flow, nodes))
-    parts += [_draw_node(n, drawing.at[n.name]) for n in flow.nodes if n.group is None]
+        parts.append(_draw_frame(f, drawing.at[g], g == flow.repeated))
+        dx, dy = drawing.at[g][0] + (f.width - f.drawing.width) / 2, drawing.at[g][1] + CAPTION + EDGE
+        placed |= {n.name: _moved(f.drawing.at[n.name], dx, dy) for n in flow.nodes if n.group == g}
+        inner += _inside(f, drawing.at[g], flow, nodes)
+    parts += [_edge(e, r) for e, r in [*lines, *inner]]
+    parts += [_draw_node(n, placed[n.name]) for n in flow.nodes]
+    if len(flow.edges) <= LABELLED:  # above all lines
+        within = [(e, r) for e, r in inner if nodes[e.source].group == nodes[e.target].group]
+        memory = [(human(e.bytes), r) for e, r in [*lines, *within] if e.via == "memory"]
+        every = [r for _, r in [*lines, *inner]]
+        parts.append(labels(memory, [_area(n, placed[n.name]) for n in flow.nodes], every))
     w, h = drawing.width + 2 * PAD + 60, drawing.height + 2 * PAD
     frame = f'viewBox="{-PAD:g} {-PAD:g} {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}"'
     start = f'<svg class="flow" {frame} style="min-width:{SMALLEST * w:.0f}px" role="img"'
     return f'{start} aria-label="{escape(title)}">{"".join(parts)}</svg>'
+
+
+def _joined(edges: Iterable[Edge]) -> tuple[Edge, ...]:
+    """All that goes from one box to another as one line."""
+    together: dict[tuple[str, str], list[Edge]] = {}
+    for e in edges:
+        together.setdefault((e.source, e.target), []).append(e)
+    return tuple(
+        Edge(a, b, ", ".join(e.tensor for e in es), es[0].via, sum(e.bytes for e in es))
+        for (a, b), es in together.items()
+    )
+
+
+def _moved(p: Point, dx: float, dy: float) -> Point:
+    return p[0] + dx, p[1] + dy
+
+
+def _area(n: Node, at: Point) -> Area:
+    w, h = _size(n)
+    return at[0], at[1], at[0] + w, at[1] + h
 
 
 def _home(n: Node) -> str:
@@ -69,8 +98,8 @@ def _key(e: Edge) -> tuple[str, str, str]:
 
 def _link(e: Edge, nodes: Mapping[str, Node], frames: Mapping[str, Frame]) -> Link:
     a, b = nodes[e.source], nodes[e.target]
-    da = frames[a.group].ports[_key(e)] if a.group else 0.0
-    db = frames[b.group].ports[_key(e)] if b.group else 0.0
+    da = frames[a.group].ports[_key(e)] if a.group else None
+    db = frames[b.group].ports[_key(e)] if b.group else None
     return Link(_home(a), _home(b), da, db)
 
 
@@ -99,30 +128,30 @@ def _frame(flow: Dataflow, group: str, caption: str, nodes: Mapping[str, Node]) 
     return Frame(group, caption, inner, width, height, ports)
 
 
-def _draw_frame(f: Frame, at: Point, flow: Dataflow, nodes: Mapping[str, Node]) -> str:
+def _draw_frame(f: Frame, at: Point, repeated: bool) -> str:
+    x, y = at
+    kind = "frame repeated" if repeated else "frame"
+    return (
+        f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{f.width:.1f}" height="{f.height:.1f}" rx="10"/>'
+        f'<text class="caption" x="{x + 12:.1f}" y="{y + 17:.1f}">{escape(f.caption)}</text>'
+    )
+
+
+def _inside(f: Frame, at: Point, flow: Dataflow, nodes: Mapping[str, Node]) -> Iterator[tuple[Edge, Sequence[Point]]]:
+    """The lines within a frame; those that enter or leave it as far as its border."""
     x, y = at
     dx, dy = x + (f.width - f.drawing.width) / 2, y + CAPTION + EDGE
-    top, bottom = y, y + f.height
-    parts = [
-        f'<rect class="frame" x="{x:.1f}" y="{y:.1f}" width="{f.width:.1f}" height="{f.height:.1f}" rx="10"/>',
-        f'<text class="caption" x="{x + 12:.1f}" y="{y + 17:.1f}">{escape(f.caption)}</text>',
-    ]
     routes = iter(f.drawing.routes)
     for e in flow.edges:
         enters, leaves = nodes[e.target].group == f.group, nodes[e.source].group == f.group
         if not (enters or leaves):
             continue
-        points = [(px + dx, py + dy) for px, py in next(routes)]
+        points = [_moved(p, dx, dy) for p in next(routes)]
         if not leaves:
-            points = [(points[0][0], top), *points]
+            points = [(points[0][0], y), *points]
         if not enters:
-            points = [*points, (points[-1][0], bottom)]
-        parts.append(_edge(e, points))
-    for n in flow.nodes:
-        if n.group == f.group:
-            px, py = f.drawing.at[n.name]
-            parts.append(_draw_node(n, (px + dx, py + dy)))
-    return "".join(parts)
+            points = [*points, (points[-1][0], y + f.height)]
+        yield e, points
 
 
 def _lines(n: Node) -> list[str]:
@@ -161,35 +190,4 @@ def _draw_node(n: Node, at: Point) -> str:
 
 def _edge(e: Edge, points: Sequence[Point]) -> str:
     tip = f"<title>{escape(e.tensor)}: {human(e.bytes)}</title>"
-    return f'<path class="edge {e.via}" d="{_curve(points)}">{tip}</path>'
-
-
-def _labels(found: Sequence[tuple[str, Sequence[Point]]]) -> list[str]:
-    """Texts beside routes, none over another: one that is free nowhere is left out (its edge's tooltip has it)."""
-    taken: list[tuple[float, float, float]] = []  # left end, width, baseline
-    parts = []
-    for text, route in found:
-        width = len(text) * TITLE
-        for x, y in _beside(route, width):
-            if all(x >= a + w or a >= x + width or abs(y - b) >= SMALL for a, w, b in taken):
-                taken.append((x, width, y))
-                parts.append(f'<text class="bytes" x="{x:.1f}" y="{y:.1f}">{text}</text>')
-                break
-    return parts
-
-
-def _beside(route: Sequence[Point], width: float) -> Iterator[Point]:
-    """Where a text of that width may stand: where the route begins, on the side that it does not bend to; then beside
-    the places that it goes through."""
-    (x, y), (following, _) = route[0], route[1]
-    yield (x - 6 - width if following > x + 1 else x + 6), y + 15
-    yield from ((px + 6, py + SMALL / 2) for px, py in route[1:-1])
-
-
-def _curve(points: Sequence[Point]) -> str:
-    """Vertical where it starts and ends, straight down within a row, bent between rows."""
-    out = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
-    for (xa, ya), (xb, yb) in pairwise(points):
-        bend = min((yb - ya) / 2, GAP_Y)
-        out.append(f"C{xa:.1f} {ya + bend:.1f} {xb:.1f} {yb - bend:.1f} {xb:.1f} {yb:.1f}")
-    return "".join(out)
+    return f'<path class="edge {e.via}" d="{curve(points)}">{tip}</path>'
