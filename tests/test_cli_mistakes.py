@@ -67,6 +67,27 @@ def leaving(x):
 def leaving_inputs():
     return torch.randn(3)
 
+def complex_numbers(x):
+    return torch.softmax(x, -1)
+
+def complex_numbers_inputs():
+    return torch.randn(3, 5, dtype=torch.complex64)
+
+def too_large(x):
+    return x[:, None] * torch.ones(10**9, 10**6)
+
+def too_large_inputs():
+    return torch.randn(10**9)
+
+class Odd(BaseException):
+    pass
+
+def odd(x):
+    raise Odd("done")
+
+def odd_inputs():
+    return torch.randn(3)
+
 anonymous = lambda x: x.exp()
 anonymous_inputs = lambda: torch.randn(3)
 other = lambda x: x.exp()
@@ -88,6 +109,8 @@ FILES = {
     "imports.py": "import no_such_package_at_all\ndef f(x):\n    return x\n",
     "raises.py": "def g():\n    return 1 / 0\ng()\n",
     "leaves.py": "raise SystemExit(3)\n",
+    "odd.py": "class E(BaseException): pass\nraise E('done')\n",
+    "folder.py/inside": "",
     "control.py": "def f(x):\n    return x + \x1b[31mred\x07\n",
     "says.py": "raise ValueError('\\x1b[31mred')\n",
     "empty.py": "",
@@ -103,6 +126,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
+        Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return tmp_path
 
@@ -121,7 +145,7 @@ def refused(words, message, status=2):
         (":softmax", "not FILE:FUNCTION"),
         ("good.py:not a name", "not FILE:FUNCTION"),
         ("absent.py:f", "no such file"),
-        (".:f", "no such file"),
+        (".:f", "not a file"),
         ("good.py:absent", "has no function absent .*its functions: .*softmax"),
         ("good.py:constant", "has no function constant"),
         ("good.py:Model", "Model is a class"),
@@ -138,6 +162,8 @@ def refused(words, message, status=2):
         ("says.py:f", r"says.py cannot be imported: ValueError: \\x1b\[31mred"),
         ("imports.py:f", "cannot be imported: ModuleNotFoundError: .*no_such_package_at_all.* at .*imports.py:1"),
         ("raises.py:f", "cannot be imported: ZeroDivisionError: .* at .*raises.py:2: return 1 / 0"),
+        ("odd.py:f", "cannot be imported: E: done +at .*odd.py:2: raise E"),
+        ("folder.py:f", "error: not a file: folder.py"),
         ("leaves.py:f", "ends the program when it is imported"),
         ("good.py:raising", r"raising_inputs\(\) fails: .* at .*good.py:\d+: return torch.randn"),
         ("good.py:product", "fails on these arguments: RuntimeError.*reduction dim.* at .*good.py:11"),
@@ -148,6 +174,12 @@ def refused(words, message, status=2):
             "good.py:sparse",
             r"cannot be captured whole: Attempted to wrap sparse Tensor +at .*good.py:\d+: return x @ x",
         ),
+        (
+            "good.py:complex_numbers",
+            r"^error: the function fails on these arguments: NotImplementedError: .* 'ComplexFloat' +at .*good.py:\d+",
+        ),
+        ("good.py:too_large", "^error: .*fails on these arguments: RuntimeError: .*(allocate|storage)"),
+        ("good.py:odd", r"Odd: done.* at .*good.py:\d+: raise Odd"),
         ("good.py:leaving", r"the user's code ends the program +at .*good.py:\d+: raise SystemExit"),
         ("good.py:other", r"no arguments for other +hint.*define other_inputs\(\)"),
     ],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,8 +34,10 @@ def imported(path: Path) -> ModuleType:
         raise TilefoldError(
             f"{file} ends the program when it is imported", hint="put that under `if __name__ == '__main__':`"
         ) from None
+    except KeyboardInterrupt:
+        raise
     # Hidden: whatever the user's file raises. Its line and message are what helps, not our frames above it.
-    except Exception as err:
+    except BaseException as err:
         raise _raised(err, f"{file} cannot be imported", path) from err
     finally:
         sys.path.pop(0)
@@ -51,7 +54,24 @@ def made(module: ModuleType, name: str, *given: Any) -> Any:
         raise _raised(err, f"{name}() fails", Path(str(module.__file__))) from err
 
 
-def _raised(err: Exception, what: str, path: Path) -> TilefoldError:
+@contextmanager
+def checked(fn: Callable[..., Any], given: Sequence[Any], module: ModuleType) -> Iterator[None]:
+    """Around what is done with a function of the file: where that fails and the function alone fails too, without any
+    of ours, that is the error (TilefoldError), as for a dtype that an operator of PyTorch does not take."""
+    try:
+        yield
+    except TilefoldError:
+        raise
+    except Exception:
+        try:
+            fn(*given)
+        # Hidden: whatever the user's function raises, as in `imported`.
+        except Exception as err:
+            raise _raised(err, "the function fails on these arguments", Path(str(module.__file__))) from err
+        raise
+
+
+def _raised(err: BaseException, what: str, path: Path) -> TilefoldError:
     """An error of the user's file, with the innermost of its lines."""
     mine = [f for f in traceback.extract_tb(err.__traceback__) if Path(f.filename).resolve() == path.resolve()]
     loc = SourceLoc(mine[-1].filename, mine[-1].lineno or 0, mine[-1].line or "") if mine else None

@@ -18,6 +18,7 @@ from tilefold.frontend.verify import verify as verify_function
 from tilefold.suites import verify_suite
 from tilefold.suites.blocks import run as blocks_suite
 from tilefold.tensor import formula
+from tilefold.user_file import checked
 
 Target = Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function in a Python file")]
 Args = Annotated[
@@ -52,7 +53,9 @@ def explain(
     """What is fused in a function, why, and what it saves."""
     with friendly("compiling"):
         fn, module = target.load(function)
-        page = explain_function(fn, *target.arguments(fn, module, args, seed=seed), device=device, measure=measure)
+        given = target.arguments(fn, module, args, seed=seed)
+        with checked(fn, given, module):
+            page = explain_function(fn, *given, device=device, measure=measure)
         if html is not None:
             page.to_html(html)
     console.print(page.text(code=code), markup=False, highlight=False, soft_wrap=True)
@@ -101,7 +104,9 @@ def _verify_suite(suite: str) -> bool:
 def _verify_function(function: str, args: str | None, seed: int) -> bool:
     with console.status("compiling and comparing"):
         fn, module = target.load(function)
-        result = verify_function(fn, *target.arguments(fn, module, args, seed=seed))
+        given = target.arguments(fn, module, args, seed=seed)
+        with checked(fn, given, module):
+            result = verify_function(fn, *given)
     console.print(str(result), markup=False, highlight=False, soft_wrap=True)
     return result.ok
 

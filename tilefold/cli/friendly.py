@@ -48,7 +48,7 @@ def friendly(doing: str | None = None) -> Iterator[None]:
         else:
             with console.status(doing):
                 yield
-    except (typer.Exit, typer.Abort):
+    except (typer.Exit, typer.Abort, KeyboardInterrupt, GeneratorExit):
         raise
     except TilefoldError as err:
         _end("error", str(err))
@@ -61,7 +61,7 @@ def friendly(doing: str | None = None) -> Iterator[None]:
         if loc is None:
             raise
         _end("error", f"the user's code ends the program\n  at {loc}")
-    except Exception as err:  # whatever it is, the user sees whose it is instead of a traceback
+    except BaseException as err:  # whatever it is, the user sees whose it is instead of a traceback
         loc = user_line(err)
         if loc is None:
             _end("internal error", _report(err), status=3)

@@ -14,5 +14,5 @@ def split(target: str) -> tuple[Path, str]:
         raise TilefoldError(f"not FILE:FUNCTION: {target!r}", hint="for example: model.py:attention")
     path = Path(file)
     if not path.is_file():
-        raise TilefoldError(f"no such file: {file}")
+        raise TilefoldError(f"not a file: {file}" if path.exists() else f"no such file: {file}")
     return path, name

@@ -30,6 +30,7 @@ from tilefold.plan.selected import priced
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor.ir import Program
+from tilefold.user_file import checked
 
 
 def plan(
@@ -46,7 +47,9 @@ def plan(
     with friendly("planning"):
         chosen = _machine(machine, device)
         fn, module = target.load(function)
-        program = trace(fn, *target.arguments(fn, module, args, seed=seed)).program
+        given = target.arguments(fn, module, args, seed=seed)
+        with checked(fn, given, module):
+            program = trace(fn, *given).program
         if isinstance(chosen, Gpu):
             shown: list[Table | str] = [*_gpu_tables(program, chosen)]
         else:

@@ -18,6 +18,7 @@ from tilefold.runtime.tuner.program import TunedKernel
 from tilefold.runtime.tuner.table import user_file
 from tilefold.suites.gpu.measure import CudaTimer
 from tilefold.suites.library_rates import measured
+from tilefold.user_file import checked
 
 #: In place of a function.
 LIBRARY = "library"
@@ -44,7 +45,7 @@ def tune(
             raise TilefoldError(f"no effort {effort!r}", hint=" or ".join(_EFFORTS))
         fn, module = target.load(function)
         given = target.arguments(fn, module, args, seed=seed)
-        with console.status("tuning") as status:
+        with console.status("tuning") as status, checked(fn, given, module):
             found = tune_function(
                 fn,
                 *given,
