@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -74,10 +75,10 @@ def complex_numbers_inputs():
     return torch.randn(3, 5, dtype=torch.complex64)
 
 def too_large(x):
-    return x[:, None] * torch.ones(10**9, 10**6)
+    return x * torch.ones(()).expand(10**8, 10**6)
 
 def too_large_inputs():
-    return torch.randn(10**9)
+    return torch.randn(10**6)
 
 class Odd(BaseException):
     pass
@@ -341,6 +342,20 @@ def test_a_defect_of_ours_says_so_and_where_its_traceback_is(monkeypatch):
     text = report.read_text()
     report.unlink()
     assert "Traceback" in text and f"tilefold {metadata.version('tilefold')}" in text
+
+
+def test_a_file_that_closes_the_output_is_no_defect(monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+
+    def fails(text):
+        closed.write(text)
+
+    monkeypatch.setattr(commands.formula, "derive", fails)
+    monkeypatch.setattr("tilefold.cli.friendly.user_line", lambda err: None)
+    monkeypatch.setattr(sys, "__stdout__", closed)
+    result = invoke(["derive", "s = sum[l] x[l]"])
+    assert result.exit_code == 2 and "closed the standard output" in result.stderr
 
 
 @pytest.mark.parametrize("words", [["derive"], ["explain"], ["melt"], ["cache", "melt"], ["explain", "a:b", "--melt"]])

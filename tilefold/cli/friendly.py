@@ -63,6 +63,8 @@ def friendly(doing: str | None = None) -> Iterator[None]:
         _end("error", f"the user's code ends the program\n  at {loc}")
     except BaseException as err:  # whatever it is, the user sees whose it is instead of a traceback
         loc = user_line(err)
+        if loc is None and sys.__stdout__ is not None and sys.__stdout__.closed:
+            _end("error", "something, as the file that was imported, has closed the standard output")
         if loc is None:
             _end("internal error", _report(err), status=3)
         _end("error", f"the user's code raises {_named(err)}\n  at {loc}")
