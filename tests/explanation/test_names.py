@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from tests.block.programs import SOFTMAX
 from tilefold.algebra.text import Names
@@ -12,6 +13,7 @@ from tilefold.errors import SourceLoc
 from tilefold.explanation.dataflow import LONG, Piece, choose
 from tilefold.explanation.model import RejectionReport, same_reason
 from tilefold.explanation.names import cascade_signature, repeats, short_symbols, signature
+from tilefold.explanation.report import explain
 from tilefold.plan.greedy import fuse
 from tilefold.tensor.text import parse, parse_compute
 
@@ -99,3 +101,20 @@ def test_reasons_of_equal_layers_are_one():
     named = ["".join(r.subject for r in rs) for rs in same_reason(found, lines=True)]
     assert named == ["ab", "c", "d", "e"]
     assert ["".join(r.subject for r in rs) for rs in same_reason(found, lines=False)] == ["abc", "d", "e"]
+
+
+def test_a_layer_that_is_drawn_once_is_drawn_as_its_operators():
+    """Within the frame an edge goes through memory, an operator is told by what it leaves there."""
+
+    def layers(x, w):
+        for _ in range(4):
+            x = torch.tanh(torch.softmax(x @ w, -1))
+        return x + 1
+
+    x = explain(layers, torch.randn(8, 16), torch.randn(16, 16))
+    drawn = x.regions[0].before
+    framed = [n for n in drawn.nodes if n.group == drawn.repeated]
+    assert drawn.groups == {drawn.repeated: "×4"} and [n.title for n in framed] == ["mm", "softmax", "tanh"]
+    assert all(n.text.endswith(": f32 8×16") for n in framed)
+    assert [e.via for e in drawn.edges].count("memory") == 3  # two within, one out of it
+    assert "operators 1 to 3 are repeated ×4, drawn once" in drawn.omitted
