@@ -26,13 +26,14 @@ kernel sums(R, K, C)
     alloc n: f32[i:2] tile
     here = at[k] == i
     s = sum over k: where(here[i, k], v[k, j], 0.0)
+    fill n = 2.0
     {then}
     store y[i, j] over i, j = s[i, j]
     store z[i] over i = n[i]
 """
 
 
-def sums(then: str = "fill n = 2.0") -> ir.Kernel:
+def sums(then: str = "fill n = 3.0") -> ir.Kernel:
     return verify(parse(SUMS.format(then=then)))
 
 
@@ -52,7 +53,7 @@ def test_what_is_computed_for_a_sum_alone_is_computed_tile_by_tile(n):
     want = torch.zeros(5, 9, dtype=torch.float64).index_add(0, at, v)
     y, z = run(k, at, v)
     torch.testing.assert_close(y, want, rtol=1e-12, atol=1e-12)
-    assert (z == 2).all()
+    assert (z == 3).all()
 
 
 def test_what_others_read_or_change_is_held_and_its_sum_whole():

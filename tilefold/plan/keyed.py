@@ -25,8 +25,8 @@ from tilefold.tensor.keyed import keyed, with_values
 #: Indices a row from which on atomic additions queue at few addresses, and eager's sort is faster: 1,048,576 indices of
 #: 32 rows of 8 columns (T5's relative biases) took 16 ms on an H200, where all of a step of four layers took eager 14.
 CROWDED = 2048
-#: Elements a second that are compared with a row and summed, of all multiprocessors: 33 million in 19 us forecast for an
-#: H100 where pairs of rows share what is read, in 41 where not.
+#: Elements a second that are compared with a row and summed, of all multiprocessors: 33 million in 19 us forecast for
+#: an H100 where pairs of rows share what is read, in 41 where not.
 LOOKED = 1.5e12
 #: Elements a second that are added at places of their own, and at one place (H100: 15.4 million in 24 us with what they
 #: are computed from; 30 ns each for a row that all indices name).
