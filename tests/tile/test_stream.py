@@ -17,13 +17,13 @@ kernel sums(R, K, C)
   dim k = K
   dim j = C
   in at: i64[K]
-  in v: f32[K, C]
-  out y: f32[R, C]
-  out z: f32[R]
+  in v: f64[K, C]
+  out y: f64[R, C]
+  out z: f64[R]
   grid i:2
     alloc here: bool[i:2, k:K] tile
-    alloc s: f32[i:2, j:C] tile
-    alloc n: f32[i:2] tile
+    alloc s: f64[i:2, j:C] tile
+    alloc n: f64[i:2] tile
     here = at[k] == i
     s = sum over k: where(here[i, k], v[k, j], 0.0)
     fill n = 2.0
