@@ -1,4 +1,4 @@
-"""Scatters of one element a row are maps; others are left. Gradients that are such scatters."""
+"""Scatters of few elements a row are maps; others are left. Gradients that are such scatters."""
 
 from __future__ import annotations
 
@@ -27,9 +27,30 @@ def test_a_place_that_does_not_exist_is_an_error():
         check(lambda x, i: x.scatter(1, i, 2.5), randn(3, 6), PLACES + 4, modes=(False,))
 
 
-@pytest.mark.parametrize("index", [torch.tensor([[1, 1]] * 3), torch.tensor([[1]])])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_few_elements_a_row(count):
+    """Of those at the same place the last stands; an index of one row of places says them for itself."""
+    places = torch.randint(0, 9, (4, count))
+    x, y = randn(4, 9), randn(4, count)
+    check(lambda x, i, y: x.scatter(1, i, y) * 2, x, places, y, modes=(False,))
+    check(lambda x, i: x.scatter(1, i, -torch.inf).softmax(1), x, places, modes=(False,))
+    check(lambda x, i, y: x.scatter(0, i, y), randn(9, 4), places.mT, y.mT, modes=(False,))
+    check(lambda x, i: torch.zeros_like(x).scatter(1, i, 1) * x, x.bfloat16(), places, modes=(False,))
+    (alone,) = lowered(lambda x, i, y: x.scatter(1, i, y) * 2, x, places, y).program.body
+    assert alone.reducer is None
+
+
+def test_the_best_few_of_a_row_are_marked_in_training():
+    def routed(x):
+        p = x.softmax(-1)
+        return p * torch.zeros_like(p).scatter(1, p.topk(2).indices, 1.0)
+
+    check_backward(routed, randn(6, 5))
+
+
+@pytest.mark.parametrize("index", [torch.randint(0, 6, (3, 9)), torch.tensor([[1]])])
 def test_others_are_left(index):
-    with pytest.raises(UnsupportedError, match="more than one element a row"):
+    with pytest.raises(UnsupportedError, match=r"many elements a row|a part of a tensor"):
         lowered(lambda x, i: x.scatter(1, i, 2.5), randn(3, 6), index)
 
 

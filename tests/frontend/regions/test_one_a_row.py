@@ -1,4 +1,4 @@
-"""Elements written one a row as comparisons: which writes are, and that they make what eager's make."""
+"""Writes at indices as comparisons: which writes are, and that they make what eager's make."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def given():
         lambda x, w, at, v, u: aten.index_put(x, [each(N), at], v.sum()),
         lambda x, w, at, v, u: aten.index_put(x.narrow(1, 0, N), [each(N), each(N)], v),  # a diagonal
         lambda x, w, at, v, u: aten.index_put(x, [each(N), at], x[torch.arange(N), at] - 0.35).softmax(1),
+        lambda x, w, at, v, u: aten.index_put(x.t(), [at, each(N)], v.sum()),
+        lambda x, w, at, v, u: aten.index_put(w, [None, at[2:3]], u.unsqueeze(1)),  # at one place
+        lambda x, w, at, v, u: aten.index_put(w, [None, at[4]], u, True),
+        lambda x, w, at, v, u: aten.index_put(w, [None, at[1:2], at[3:4] % C], v.unsqueeze(1)),
+        lambda x, w, at, v, u: aten.index_put(w, [at[0]], u[0]),
+        lambda x, w, at, v, u: aten.index_put(x, [None, at], v.sum()),  # one number
+        lambda x, w, at, v, u: aten.index_put(x, [None, at], v.sum().expand(N, N)),
+        lambda x, w, at, v, u: aten.index_put(w, [None, at.reshape(1, N)], v.sum()).softmax(1),
     ],
 )
 def test_they_are_maps(fn):
@@ -59,6 +67,9 @@ def test_they_are_maps(fn):
         lambda x, w, at, v, u: aten.index_put(x, [None, at], v.unsqueeze(1)),
         lambda x, w, at, v, u: aten.index_put(w, [each(N), at, at % C], v),
         lambda x, w, at, v, u: aten.index_put(x, [each(N).unsqueeze(1), at.unsqueeze(0)], v),  # all pairs
+        lambda x, w, at, v, u: aten.index_put(w, [at[:1], None, at[:1] % C], v[:1].expand(1, M)),  # axes apart
+        lambda x, w, at, v, u: aten.index_put(x, [None, at.repeat(2)], v.sum()),  # more comparisons than elements
+        lambda x, w, at, v, u: aten.index_put(x, [None, at], v.sum(), True),  # added as often as it is named
     ],
 )
 def test_others_are_not(fn):
