@@ -40,6 +40,10 @@ LARGER_BATCHED, LARGER = 1, 4
 LONG = 16
 #: Share of a stream's elements that the first of two stages may leave.
 PART = 0.5
+#: Statements of all copies, over those of a stream, of a stream that is copied: of a recurrence whose steps each end in
+#: a reduction, and wait for the one before, the copies grow with the square of its length (points picked one after the
+#: other, each the farthest from those before: 64 kernels of 1 to 64 steps, planned for a minute).
+MOST_AGAIN = 8
 
 
 def streamed(elements: Sequence[int], lacks: Sequence[int], batch: int) -> int | None:
@@ -240,7 +244,7 @@ def _held(p: Program, s: Stream, room: Room) -> bool:
 def _copied(p: Program, s: Stream) -> tuple[Program, list[frozenset[str]]]:
     g = Graph.of(p)
     groups = _groups(g, s)
-    if len(groups) < 2:
+    if len(groups) < 2 or sum(len(_needed(g, s, ends)) for ends in groups) > MOST_AGAIN * len(s.members):
         return p, []
     taken = set(p.names)
     more: dict[str, list[Compute]] = {}

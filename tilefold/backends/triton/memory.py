@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,12 @@ from tilefold.algebra.expr import (
     Index,
     Load,
     call,
+    children,
     dims_used,
     lit,
     loads,
+    rebuild,
     substitute,
-    transform,
     walk,
 )
 from tilefold.algebra.facts import Range, range_of
@@ -90,6 +91,13 @@ class Memory:
     def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], outside: float = 0.0) -> Value:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once. outside: what stands for
         positions that it does not have."""
+        known = self.c.scopes.stack[-1].loaded
+        key = (t.name, tuple(index), tuple(frame), outside, self.c.chosen)
+        if key not in known:  # what is read at a place that is read at a place .. is asked for several times by each
+            known[key] = self._loaded(t, index, frame, outside)
+        return known[key]
+
+    def _loaded(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], outside: float) -> Value:
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
         own = self.own_vectors.get((t.name, tuple(index))) if not outside and not self.c.chosen else None
         if own is not None:
@@ -167,7 +175,7 @@ class Memory:
         sizes, level = self.c.kernel.sizes, 0
         parts: list[str] = []
         for e, size in zip(map(self.c.settled, index), t.shape, strict=True):
-            for i, n in (x.args for x in walk(e) if isinstance(x, Call) and x.op == "within"):
+            for i, n in _asked(e):  # those of what is read in the index were asked for with it
                 v = self.checked(i, n, axes)
                 parts.append(fitted(v, axes))
                 level = max(level, v.level)
@@ -466,9 +474,24 @@ def _only_load(e: Expr, fill: float | None) -> Load | None:
     return found[0] if known and ranges[0].lo == ranges[0].hi == fill else None
 
 
+def _asked(e: Expr) -> Iterator[tuple[Expr, ...]]:
+    """Positions in an index that must exist, and their extents, but of what it loads."""
+    todo = [e]
+    while todo:
+        n = todo.pop()
+        if isinstance(n, Call) and n.op == "within":
+            yield n.args
+        if not isinstance(n, Load):
+            todo += children(n)[::-1]
+
+
 def _unchecked(e: Expr) -> Expr:
-    """An index without the checks, which its load has made (`Memory._inside`)."""
-    return transform(e, lambda x: _unchecked(x.args[0]) if isinstance(x, Call) and x.op == "within" else None)
+    """An index without the checks, which its load has made (`Memory.inside`); what it reads itself has its own."""
+    if isinstance(e, Load):
+        return e
+    if isinstance(e, Call) and e.op == "within":
+        return _unchecked(e.args[0])
+    return rebuild(e, tuple(map(_unchecked, children(e))))
 
 
 def _times(code: str, k: int, stride: str) -> str:
