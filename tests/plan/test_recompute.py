@@ -106,6 +106,20 @@ def test_nothing_stored_for_others_gives_no_choice() -> None:
     assert [v.again for v in found] == [()]
 
 
+def test_too_many_variants_are_not_counted() -> None:
+    """A recurrence whose steps another kernel reads: of 40 stored maps 2^40 were."""
+    maps = "".join(f"  m{n + 1}[i]: f32 = m{n}[i] * 0.5 + x[i]\n" for n in range(40))
+    reads = " + ".join(f"m{n}[i]" for n in range(1, 41))
+    text = (
+        f"program p()\n  input x: f32[8]\n  dim i = 8\n  m0[i]: f32 = x[i] + 1.0\n{maps}  r[]: f32 = sum[i] {reads}\n"
+    )
+    p = parse(text + "  return r\n")
+    kernels = [tuple(f"m{n}" for n in range(41)), ("r",)]
+    assert choices(p, kernels, most=96) == []
+    few = choices(p, [*((f"m{n}",) for n in range(41)), ("r",)], most=10_000)
+    assert 41 < len(few) < 10_000
+
+
 def test_a_sum_of_everything_has_a_kernel_beside_copies() -> None:
     """Its kernel is parallel over a dim that no statement has, which goes with no dead statement."""
     text = SHARED.replace("  return r, c", "  t[]: f32 = sum[i, j] h[i, j] * x[i, j]\n  return r, c, t")

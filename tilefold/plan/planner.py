@@ -160,8 +160,8 @@ def _recomputed(made: Kernels, found: Selection) -> Program | None:
     kernels = [made.dag.members(k.members) for k in found.kernels]
     if len(kernels) > MOST_RECOMPUTED:
         return None
-    ways = choices(made.program, kernels, made.apart)
-    if not any(w.again for w in ways) or len(ways) > MOST_WAYS:
+    ways = choices(made.program, kernels, made.apart, MOST_WAYS)
+    if not any(w.again for w in ways):
         return None
 
     def cost(w: Choice) -> float:

@@ -13,7 +13,8 @@ are made in the program, which is then planned again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 
@@ -44,8 +45,11 @@ class Choice:
         return frozenset() if self.program is None else frozenset(i.name for i in self.program.inputs)
 
 
-def choices(p: Program, kernels: Sequence[tuple[str, ...]], apart: frozenset[str] = frozenset()) -> list[Choice]:
-    """All variants of all kernels (members in program order, kernels in the order they run). `apart`: library calls."""
+def choices(
+    p: Program, kernels: Sequence[tuple[str, ...]], apart: frozenset[str] = frozenset(), most: float = math.inf
+) -> list[Choice]:
+    """All variants of all kernels (members in program order, kernels in the order they run); none where there are more
+    than `most` (a kernel of n stored maps has 2^n). `apart`: library calls."""
     g = Graph.of(p)
     owner = {m: k for k, members in enumerate(kernels) for m in members}
     stored = {
@@ -53,7 +57,7 @@ def choices(p: Program, kernels: Sequence[tuple[str, ...]], apart: frozenset[str
         for m in owner
         if g.by_name[m].reducer is None and m not in {*p.outputs, *apart} and g.escapes(m, kernels[owner[m]])
     }
-    out: list[Choice] = []
+    out: dict[Choice, None] = {}
     for k, members in enumerate(kernels):
         near = [m for m in sorted(_maps_above(g, members, stored)) if owner[m] != k]
         needed = [m for m in members if g.escapes(m, members)]
@@ -61,8 +65,10 @@ def choices(p: Program, kernels: Sequence[tuple[str, ...]], apart: frozenset[str
         for again in _subsets(near[: 2 * MOST], MOST):
             for kept in _subsets(optional, len(optional)):
                 written = frozenset(m for m in needed if m not in optional or m in kept)
-                out.append(_choice(p, g, k, members, again, written))
-    return list(dict.fromkeys(out))
+                out[_choice(p, g, k, members, again, written)] = None
+                if len(out) > most:
+                    return []
+    return list(out)
 
 
 def _choice(
@@ -105,8 +111,8 @@ def _maps_above(g: Graph, members: tuple[str, ...], stored: set[str]) -> set[str
     return found
 
 
-def _subsets(items: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    return list(chain.from_iterable(combinations(items, n) for n in range(min(most, len(items)) + 1)))
+def _subsets(items: Sequence[str], most: int) -> Iterator[tuple[str, ...]]:
+    return chain.from_iterable(combinations(items, n) for n in range(min(most, len(items)) + 1))
 
 
 def solve(p: Program, found: Sequence[Choice], cost: Callable[[Choice], float]) -> list[Choice]:
