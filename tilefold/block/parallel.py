@@ -168,8 +168,10 @@ def _starved(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> bool
     """Whether a reads all it reads in so few blocks, because b sums over dims that a is parallel over, that a kernel of
     its own costs less: behind a (maxima over channels of means of images), or in front of it, where both may read the
     same (a mean over channels of what is known of each, with which all of an image is scaled and written)."""
+    if limits.operands is None:
+        return False
     summed = {d for m in b.members for d in g.by_name[m].rdims} & {*a.parallel} - {*whole.parallel}
-    if limits.operands is None or not summed:
+    if not summed:
         return False
     behind = _little_between(g, a, b, 1.0)
     producers, readers = (a, b) if behind else (b, a)
@@ -187,8 +189,9 @@ def _narrowed(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> boo
     """Whether a loses dims that b lacks, and what it reads and writes takes the blocks that are left longer than a
     kernel of its own costs (parts of an image put together, beside the sum of a vector that one of them is scaled
     with)."""
-    reduced = {d for m in whole.members for d in g.by_name[m].rdims}
-    if limits.operands is None or not {*a.parallel} - {*whole.parallel} - reduced:
+    if limits.operands is None:
+        return False
+    if not {*a.parallel} - {*whole.parallel} - {d for m in whole.members for d in g.by_name[m].rdims}:
         return False
     last, left = _summed_last(g, whole, whole), g.points(whole.parallel)
     for summed in last if len(last) == 1 else ():
@@ -208,12 +211,14 @@ def _run_down(g: Graph, a: Group, b: Group, whole: Group, limits: Limits) -> boo
     writes maps along them, so that no segments of one kernel are made: what it reads and writes takes the blocks that
     are left longer than a kernel of its own costs (the gradient of a norm's rows, beside those of each image's scale:
     436 us on an H100, apart 60)."""
+    if limits.operands is None:
+        return False
     summed = {d for m in b.members for d in g.by_name[m].rdims} & {*a.parallel} - {*whole.parallel}
     folds = [c for c in map(g.by_name.__getitem__, a.members) if c.reducer is not None]
     rows = {d for c in folds for d in c.rdims}
     maps = (m for m in a.members if g.by_name[m].reducer is None and g.escapes(m, whole.members))
     written = {m for m in maps if summed & (dims := {*out_dims(g.by_name[m])}) and rows & dims}
-    if limits.operands is None or not summed or not folds or any(summed & {*c.rdims} for c in folds):
+    if not summed or not folds or any(summed & {*c.rdims} for c in folds):
         return False
     products = any(matrices(g.by_name[m], g.extent) for m in whole.members)
     if products or all(_of_elements(g, m, whole.members) for m in written):
