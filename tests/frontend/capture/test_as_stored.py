@@ -80,3 +80,7 @@ def test_what_memory_holds_stays():
         n.meta["val"] = x
     assert stored_otherwise(graph, gradients=False) == []
     assert stored_otherwise(graph, gradients=True) == [0]
+
+
+def test_a_gradient_that_there_is_not():
+    assert as_stored(None) is None

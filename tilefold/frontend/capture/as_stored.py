@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 
-def as_stored(x: torch.Tensor) -> torch.Tensor:
-    """x, or a tensor of its values."""
+def as_stored(x: torch.Tensor | None) -> torch.Tensor | None:
+    """x, or a tensor of its values; a gradient that there is not is None."""
+    if x is None:
+        return None
     if x._is_zerotensor():
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     return x.resolve_conj().resolve_neg()
