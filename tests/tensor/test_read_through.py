@@ -25,9 +25,10 @@ CHAIN = """program chain()
 """
 
 
+@pytest.mark.parametrize("read", ["1", "0 + 1"], ids=["of a tensor", "of a slice"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_a_row_that_is_not_written_yet_is_the_first_tensor_s(dtype):
-    p = parse(CHAIN.format(dtype=dtype, read="1"))
+def test_a_row_that_is_not_written_yet_is_the_first_tensor_s(dtype, read):
+    p = parse(CHAIN.format(dtype=dtype, read=read))
     q = read_through(p)
     readers = {ld.tensor for c in q.body if c.name in "bd" for ld in walk(c.body) if isinstance(ld, Load)}
     assert readers == {"x", "v"}

@@ -32,8 +32,9 @@ def parallel_dims(g: Graph, members: tuple[str, ...], limits: Limits = ANY) -> t
             continue
         if not lacking or (d not in reduced and _cheap_to_repeat(g, members, lacking, d, limits)):
             chosen.append(d)
+    within = {*members}
     for c in computes:
-        if c.reducer is None and not g.escapes(c.name, members):
+        if c.reducer is None and not g.escapes(c.name, within):
             continue  # maps are recomputed block by block
         kept = [d for d in out_dims(c) if d not in chosen and d not in reduced]
         size = g.points(kept)
@@ -67,9 +68,10 @@ def _of_elements(g: Graph, m: str, members: Sequence[str]) -> bool:
 
 def _cheap_to_repeat(g: Graph, members: Collection[str], lacking: list[str], d: str, limits: Limits) -> bool:
     """Whether the members without dim d may run again in every block of d."""
-    if any(g.escapes(m, members) for m in lacking):
+    within, without = {*members}, {*lacking}
+    if any(g.escapes(m, within) for m in lacking):
         return False
-    having = [m for m in members if m not in lacking]
+    having = [m for m in members if m not in without]
     blocks = max(1, g.extent(d) // limits.repeat_block)
     return sum(map(g.flops, lacking)) * blocks <= limits.repeat_share * sum(map(g.flops, having))
 

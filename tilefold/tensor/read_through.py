@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, loads
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, loads
+from tilefold.tensor.index_simplify import simplify
 from tilefold.tensor.inline import converted
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.narrow import narrowed
@@ -30,10 +31,10 @@ def read_through(p: Program) -> Program:
     body: list[Compute] = []
 
     def one(ld: Load) -> Expr | None:
-        return _behind(p, maps, dtypes, ld)
+        return _behind(p, maps, dtypes, _settled(ld, p.sizes)) if ld.tensor in maps else None
 
     for c in p.body:
-        if any(ld.tensor in maps and _numbered(ld) for ld in loads(c.body)):
+        if any(ld.tensor in maps and _numbered(_settled(ld, p.sizes)) for ld in loads(c.body)):
             c = replace(c, body=rename_loads(c.body, one))
         body.append(c)
         if c.reducer is None and isinstance(c.body, Call) and c.body.op == "where":
@@ -54,6 +55,13 @@ def _behind(p: Program, maps: Mapping[str, Compute], dtypes: dict[str, DType], l
         return None
     further = _behind(p, maps, dtypes, bare) if found is bare and isinstance(bare, Load) else None
     return converted(found if further is None else further, m.dtype, dtypes)
+
+
+def _settled(ld: Load, sizes: Mapping[str, Expr]) -> Load:
+    """The load, at numbers that are not sums of numbers (an element of a slice)."""
+    if all(isinstance(ix, Index | Const) for ix in ld.index):
+        return ld
+    return Load(ld.tensor, tuple(ix if loads(ix) else simplify(ix, sizes) for ix in ld.index))
 
 
 def _numbered(ld: Load) -> bool:
