@@ -49,6 +49,7 @@ class Memory:
         self.c = c
         self.descriptors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.kept: dict[str, tuple[str, int]] = {}
+        self._chain: dict[object, Value] | None = None  # loads within the one that is rendered, for its index
 
     def padded(self, e: Expr) -> tuple[Load | None, float, Expr]:
         """The load of a choice between elements of a tensor and one number, and that number, where the conditions say
@@ -91,11 +92,19 @@ class Memory:
     def load(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], outside: float = 0.0) -> Value:
         """Elements of a tensor, axes in frame order; each distinct access is loaded once. outside: what stands for
         positions that it does not have."""
-        known = self.c.scopes.stack[-1].loaded
-        key = (t.name, tuple(index), tuple(frame), outside, self.c.chosen)
-        if key not in known:  # what is read at a place that is read at a place .. is asked for several times by each
-            known[key] = self._loaded(t, index, frame, outside)
-        return known[key]
+        if not any(map(loads, index)):
+            return self._loaded(t, index, frame, outside)
+        # what is read at a place that is read at a place .. is asked for several times by each
+        key, outermost = (t.name, tuple(index), tuple(frame), outside, self.c.chosen), self._chain is None
+        if self._chain is None:
+            self._chain = {}
+        try:
+            if key not in self._chain:
+                self._chain[key] = self._loaded(t, index, frame, outside)
+            return self._chain[key]
+        finally:
+            if outermost:
+                self._chain = None
 
     def _loaded(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], outside: float) -> Value:
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]

@@ -190,7 +190,6 @@ class Renderer:
                 self.stmt(s)
 
     def stmt(self, s: ir.Stmt) -> None:
-        self.c.scopes.stack[-1].loaded.clear()
         match s:
             case ir.Alloc(buffer):
                 self.c.buffers[buffer.name] = buffer

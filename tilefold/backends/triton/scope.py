@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilefold.algebra.expr import Expr
-from tilefold.backends.triton.values import Value
 from tilefold.names import fresh
 
 
@@ -43,8 +42,7 @@ class Check:
 @dataclass(slots=True)
 class Scope:
     """One nesting level. `names` caches what was computed here: code -> variable. `late`: lines for its end. `checks`:
-    what must hold at its end. `branch`: what is needed in it is computed in it, whatever it varies with. `loaded`: what
-    accesses of the statement that is rendered became."""
+    what must hold at its end. `branch`: what is needed in it is computed in it, whatever it varies with."""
 
     depth: int
     branch: bool = False
@@ -52,7 +50,6 @@ class Scope:
     late: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
-    loaded: dict[object, Value] = field(default_factory=dict)
 
     def nested(self) -> Scope:
         """A scope whose lines are of this one, and that knows no names."""
@@ -125,7 +122,6 @@ class Scopes:
     def forget(self, prefix: str) -> None:
         """Drop cached code that mentions a variable about to change."""
         for s in self.stack:
-            s.loaded.clear()
             for code in [c for c in s.names if prefix in c]:
                 del s.names[code]
 
