@@ -135,7 +135,7 @@ def test_assignments_to_parts_and_by_masks_are_no_operators_of_others():
 def test_a_mask_after_integers_overwrites_what_they_wrote():
     def f(x, i, m):
         y = x.clone()
-        y[i] = 0
+        y[i] = x[:2] * 2
         y[m] = 7
         return y
 
