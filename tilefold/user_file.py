@@ -62,7 +62,7 @@ def checked(fn: Callable[..., Any], given: Sequence[Any], module: ModuleType) ->
         yield
     except TilefoldError:
         raise
-    except Exception:
+    except Exception:  # not hidden: raised again, unless the function fails by itself
         try:
             fn(*given)
         # Hidden: whatever the user's function raises, as in `imported`.

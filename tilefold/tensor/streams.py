@@ -244,15 +244,15 @@ def _held(p: Program, s: Stream, room: Room) -> bool:
 def _copied(p: Program, s: Stream) -> tuple[Program, list[frozenset[str]]]:
     g = Graph.of(p)
     groups = _groups(g, s)
-    if len(groups) < 2 or sum(len(_needed(g, s, ends)) for ends in groups) > MOST_AGAIN * len(s.members):
+    needed = [_needed(g, s, ends) for ends in groups]
+    if len(groups) < 2 or sum(map(len, needed)) > MOST_AGAIN * len(s.members):
         return p, []
     taken = set(p.names)
     more: dict[str, list[Compute]] = {}
     new: dict[str, Compute] = {}
-    made = [frozenset((*_needed(g, s, groups[0]), *groups[0]))]
-    for ends in groups[1:]:
-        needed = _needed(g, s, ends)
-        names = {m: fresh(f"{m}_again", taken) for m in s.members if m in needed}
+    made = [frozenset((*needed[0], *groups[0]))]
+    for ends, own in zip(groups[1:], needed[1:], strict=True):
+        names = {m: fresh(f"{m}_again", taken) for m in s.members if m in own}
         for m, name in names.items():
             more.setdefault(m, []).append(replace(g.by_name[m], name=name, body=renamed(g.by_name[m].body, names)))
         new.update((e, replace(g.by_name[e], body=renamed(g.by_name[e].body, names))) for e in ends)

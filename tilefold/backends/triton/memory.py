@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,15 +15,14 @@ from tilefold.algebra.expr import (
     Index,
     Load,
     call,
-    children,
     dims_used,
     lit,
     loads,
-    rebuild,
     substitute,
     walk,
 )
 from tilefold.algebra.facts import Range, range_of
+from tilefold.backends.triton.existing import asked, unchecked
 from tilefold.backends.triton.lane_steps import lane_step, steps_along
 from tilefold.backends.triton.own_vectors import OwnVector, own_vectors
 from tilefold.backends.triton.pairs import TWO, Pair, both_exist, both_of, pair_of, split
@@ -95,16 +94,16 @@ class Memory:
         if not any(map(loads, index)):
             return self._loaded(t, index, frame, outside)
         # what is read at a place that is read at a place .. is asked for several times by each
-        key, outermost = (t.name, tuple(index), tuple(frame), outside, self.c.chosen), self._chain is None
         if self._chain is None:
             self._chain = {}
-        try:
-            if key not in self._chain:
-                self._chain[key] = self._loaded(t, index, frame, outside)
-            return self._chain[key]
-        finally:
-            if outermost:
+            try:
+                return self._loaded(t, index, frame, outside)
+            finally:
                 self._chain = None
+        key = (t.name, tuple(index), tuple(frame), outside, self.c.chosen)
+        if key not in self._chain:
+            self._chain[key] = self._loaded(t, index, frame, outside)
+        return self._chain[key]
 
     def _loaded(self, t: ir.TensorParam, index: Sequence[Expr], frame: Sequence[str], outside: float) -> Value:
         order = [*frame, *sorted({d for e in index for d in dims_used(e)} - set(frame))]
@@ -184,7 +183,7 @@ class Memory:
         sizes, level = self.c.kernel.sizes, 0
         parts: list[str] = []
         for e, size in zip(map(self.c.settled, index), t.shape, strict=True):
-            for i, n in _asked(e):  # those of what is read in the index were asked for with it
+            for i, n in asked(e):  # those of what is read in the index were asked for with it
                 v = self.checked(i, n, axes)
                 parts.append(fitted(v, axes))
                 level = max(level, v.level)
@@ -194,7 +193,7 @@ class Memory:
             if (isinstance(e, Index) and poly(sizes[e.dim], sizes) == end) or within(at, end, sizes):
                 continue
             known = interval(at, sizes)
-            v = self.c.expressions.value(_unchecked(e), axes)
+            v = self.c.expressions.value(unchecked(e), axes)
             limit = self.c.expressions.value(size, ())
             level = max(level, v.level, limit.level)
             if known is None or not nonnegative(known[0]):
@@ -460,7 +459,7 @@ class Memory:
                 vectors.append(Value(_times(self.c.arange(d), k, stride), (d,), DType.I64))
             case _:
                 known = self._level  # an index that is loaded has an address of its own
-                v = self.c.expressions.value(_unchecked(e), frame)
+                v = self.c.expressions.value(unchecked(e), frame)
                 self._level = max(known, v.level)
                 if v.code == "0":
                     return
@@ -481,26 +480,6 @@ def _only_load(e: Expr, fill: float | None) -> Load | None:
     ranges = [range_of(x, lambda ld: Range()) for x in walk(of_none)]
     known = all(math.isfinite(r.lo) and math.isfinite(r.hi) for r in ranges)  # and so is no number missing
     return found[0] if known and ranges[0].lo == ranges[0].hi == fill else None
-
-
-def _asked(e: Expr) -> Iterator[tuple[Expr, ...]]:
-    """Positions in an index that must exist, and their extents, but of what it loads."""
-    todo = [e]
-    while todo:
-        n = todo.pop()
-        if isinstance(n, Call) and n.op == "within":
-            yield n.args
-        if not isinstance(n, Load):
-            todo += children(n)[::-1]
-
-
-def _unchecked(e: Expr) -> Expr:
-    """An index without the checks, which its load has made (`Memory.inside`); what it reads itself has its own."""
-    if isinstance(e, Load):
-        return e
-    if isinstance(e, Call) and e.op == "within":
-        return _unchecked(e.args[0])
-    return rebuild(e, tuple(map(_unchecked, children(e))))
 
 
 def _times(code: str, k: int, stride: str) -> str:

@@ -11,7 +11,6 @@ now 128 of 170 instructions are arithmetic, for eight elements and eight numbers
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -72,15 +71,11 @@ def for_pairs(s: Shape, b: Block, sizes: Mapping[str, int]) -> TritonConfig | No
         return None
     # smaller tiles take longer steps: each waits for the memory once
     most = min(STEP * ROWS * COLUMNS // (tile * width), max(LEAST_STEP, power_of_two(sizes[over])))
-    steps = [n for n in _powers(most) if -(-sizes[over] // n) * n <= MOST_BEYOND * sizes[over]]
+    powers = (LEAST_STEP << k for k in range((most // LEAST_STEP).bit_length()))
+    steps = [n for n in powers if -(-sizes[over] // n) * n <= MOST_BEYOND * sizes[over]]
     step = max(steps, default=max(LEAST_STEP, sizes[over] & -sizes[over]))
     tiles = dict.fromkeys(looped, 1) | {rows: tile, over: step} | ({columns: width} if columns in looped else {})
     return TritonConfig(tiles, {}, warps=WARPS, stages=1)
-
-
-def _powers(most: int) -> Iterator[int]:
-    """Powers of two, from the least step on."""
-    return itertools.takewhile(lambda n: n <= most, (LEAST_STEP << n for n in itertools.count()))
 
 
 def _pairs(s: Shape, b: Block) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
