@@ -32,6 +32,12 @@ def product(a, b):
 def product_inputs():
     return torch.randn(3, 4), torch.randn(3, 4)
 
+def misspelt(x):
+    return torch.sotfmax(x, -1)
+
+def misspelt_inputs():
+    return (torch.randn(3, 4),)
+
 def broken(x):
     raise ValueError("not today")
 
@@ -197,6 +203,11 @@ def test_a_function_without_a_name_has_that_of_the_file():
 @pytest.mark.parametrize("target", ["good.py:broken", "good.py:product", "syntax.py:f", "good.py:raising"])
 def test_other_commands_say_so_as_well(command, target):
     refused([command, target], "error: .*(good|syntax).py")
+
+
+@pytest.mark.parametrize("command", ["explain", "verify", "plan"])
+def test_what_the_function_itself_gets_wrong_is_said_by_every_command(command):
+    refused([command, "good.py:misspelt"], r"fails on these arguments: AttributeError: module 'torch' has no .*sotfmax")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilefold.errors import SourceLoc, TilefoldError
+from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 
 
 def imported(path: Path) -> ModuleType:
@@ -57,12 +57,13 @@ def made(module: ModuleType, name: str, *given: Any) -> Any:
 @contextmanager
 def checked(fn: Callable[..., Any], given: Sequence[Any], module: ModuleType) -> Iterator[None]:
     """Around what is done with a function of the file: where that fails and the function alone fails too, without any
-    of ours, that is the error (TilefoldError), as for a dtype that an operator of PyTorch does not take."""
+    of ours, that is the error (TilefoldError), as for a dtype that an operator of PyTorch does not take, or a name that
+    torch does not have, of which Dynamo says only that it cannot capture it."""
     try:
         yield
-    except TilefoldError:
-        raise
-    except Exception:  # not hidden: raised again, unless the function fails by itself
+    except Exception as found:  # not hidden: raised again, unless the function fails by itself
+        if isinstance(found, TilefoldError) and not isinstance(found, UnsupportedError):
+            raise
         try:
             fn(*given)
         # Hidden: whatever the user's function raises, as in `imported`.
