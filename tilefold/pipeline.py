@@ -59,6 +59,7 @@ from tilefold.runtime.fused_programs import (
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import ScaledStep
 from tilefold.runtime.program import CompiledProgram
+from tilefold.runtime.sequence import of_least_memory
 from tilefold.runtime.spans import titles
 from tilefold.runtime.step import Step
 from tilefold.runtime.steps import AddedStep, GpuStep, KernelStep, load_all, predictor, refuser
@@ -123,7 +124,7 @@ def _for_cpu(p: Program, goal: Goal) -> CompiledProgram:
         else:
             tiles = None if part.tiles is None else dict(part.tiles)
             steps.append(KernelStep(fused.kernels[part.kernel], tiles, part.order))
-    return CompiledProgram(fused.program, fused, tuple(steps), settled.planned)
+    return CompiledProgram(fused.program, fused, tuple(_in_order(g, steps)), settled.planned)
 
 
 def _planned(p: Program, target: CpuTarget) -> Settled | None:
@@ -247,7 +248,7 @@ def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, 
         called |= {members} if found else set()
         steps += found or [GpuStep(k, given, interpreted=interpreted)]
     del rendered  # kernels that were looked at and not taken
-    steps = zeroed_together(steps, fused.program.outputs)
+    steps = zeroed_together(_in_order(g, steps), fused.program.outputs)
     return CompiledProgram(fused.program, fused, tuple(steps), whole=_whole(fused.program, steps))
 
 
@@ -274,6 +275,12 @@ def _alone_in_library(
 def _library_step(g: Graph, members: Sequence[str]) -> list[Step]:
     found = library_step(g, members)
     return [] if found is None else [found]
+
+
+def _in_order(g: Graph, steps: Sequence[Step]) -> list[Step]:
+    """The steps as they run. What is none of the program's, as parts of a fold in segments, is small."""
+    named = {n for s in steps for n in (*s.reads, *(r[0] for r in s.results))} & g.program.names
+    return of_least_memory(steps, {n: int(g.nbytes([n])) for n in named}, g.program.outputs)
 
 
 def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:
