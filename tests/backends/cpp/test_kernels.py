@@ -286,6 +286,15 @@ def test_reducers_along_both_axes(dtype, shape):
     compare(reducers(dtype), {"x": x, "y": y, "z": z}, {"R": shape[0], "C": shape[1]})
 
 
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 128, 200, 4096])
+def test_long_sums_down_columns_are_added_up_in_runs(rows):
+    """One after the other, 4096 elements lose 3e-6 and more."""
+    x = torch.rand(rows, 8) + 1
+    y, z = torch.zeros(6, rows), torch.zeros(6, 8)
+    compiled(reducers("f32"))({"x": x, "y": y, "z": z}, {"R": rows, "C": 8})
+    torch.testing.assert_close(z[0].double(), x.double().sum(0), rtol=3e-7, atol=0)
+
+
 def test_reductions_of_hostile_values():
     x = hostile(30, 41, huge=2.0, tiny=0.5)  # sums and products of huge ones depend on their order
     compare(reducers("f32"), {"x": x, "y": torch.zeros(6, 30), "z": torch.zeros(6, 41)}, {"R": 30, "C": 41})

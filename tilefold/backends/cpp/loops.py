@@ -16,6 +16,8 @@ from tilefold.backends.cpp.values import Values
 
 _COMBINE = {"sum": "({} + {})", "prod": "({} * {})", "max": "tf::maximum({}, {})", "min": "tf::minimum({}, {})"}
 _COMBINE_BOOL = {"any": "({} | {})", "all": "({} & {})", "max": "({} | {})", "min": "({} & {})"}
+#: Elements that are added up one after the other.
+RUN = 64
 _LANES = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all"}
 
 
@@ -104,8 +106,9 @@ class NestWriter:
             v.lanes = self.lanes(strip, steps)
         accs = [self.start(s, across) for s in steps if s.rdims]
         inner = [d for d in rdims if d != strip]
-        for d in inner:
+        for d in inner[:-1]:
             self.loop(d)
+        runs = self.in_runs(inner[-1], accs, across) if inner else {}
         v.written = frozenset(s.target for s in steps if not s.rdims) if rdims or rest else frozenset()
         if own is not None and (across or not rdims):
             for piece in self.pieces(own, steps):
@@ -116,8 +119,10 @@ class NestWriter:
         else:
             self.elements(steps, accs, across)
         v.written = frozenset()
-        for _ in inner:
+        for n in range(len(inner)):
             self.close()
+            if n == 0:
+                self.end_runs(runs, accs)
         if across:
             v.strip = None
         for a in accs:
@@ -209,6 +214,37 @@ class NestWriter:
         form = (_COMBINE_BOOL if a.ctype == "bool" else _COMBINE)[a.step.op]
         new = form.format(a.var, text)
         v.line(f"{a.var} = tf::keep(w, {new}, {a.var});" if across else f"{a.var} = {new};")
+
+    def in_runs(self, dim: str, accs: list[_Acc], across: bool) -> dict[str, str]:
+        """Open the loop over `dim`; where it is long, in runs, each of which sums on its own: the error grows with a
+        run + runs. What a run is added to, by the variable of a run."""
+        extent = self.facts.static.get(dim)
+        sums = [a for a in accs if a.ctype in ("float", "double") and a.step.op == "sum"]
+        if not sums or (extent is not None and extent <= 2 * RUN):
+            self.loop(dim)
+            return {}
+        v, (lo, hi) = self.values, self.facts.ranges[dim]
+        at, stop = self.facts.name(f"{dim}_run"), self.facts.name(f"{dim}_stop")
+        self.open(f"for (int64_t {at} = {lo}; {at} < {hi}; {at} += {RUN}) {{", at)
+        v.line(f"const int64_t {stop} = tf::min64({at} + {RUN}, {hi});")
+        found, vec = {a.var: self.facts.name(f"{a.step.target}_run") for a in sums}, across or v.strip is not None
+        for a in sums:
+            start = literal(identity_of(a.step.op, self.facts.dtype(a.step.target).compute.torch_dtype), a.ctype)
+            v.line(f"auto {found[a.var]} = {v.convert(Value(start, a.ctype, False), a.ctype, vec)};")
+            a.var = found[a.var]
+        self.open(f"for (int64_t {dim} = {at}; {dim} < {stop}; ++{dim}) {{", dim)
+        return {run: whole for whole, run in found.items()}
+
+    def end_runs(self, runs: dict[str, str], accs: list[_Acc]) -> None:
+        """Add what the runs summed, and close their loop."""
+        if not runs:
+            return
+        for a in accs:
+            if a.var in runs:
+                whole = runs[a.var]
+                self.values.line(f"{whole} = {_COMBINE[a.step.op].format(whole, a.var)};")
+                a.var = whole
+        self.close()
 
     def finish(self, a: _Acc, across: bool) -> None:
         v, s = self.values, a.step
