@@ -8,13 +8,14 @@ axis gets a kernel of its own, and what no kernel can hold is cut.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Const
+from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.block.fuse import UNIT, Fused, FusedKernel
-from tilefold.block.group import Group, Grouping, Refusal
+from tilefold.block.group import Group, Grouping, Limits, Refusal
 from tilefold.block.legal import one_kernel
 from tilefold.block.twins import Decided, Named, Renaming, Twins
 from tilefold.errors import PlanError, TilefoldError
@@ -37,12 +38,15 @@ from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.plan.whole_sums import whole_sums
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Program
+from tilefold.tensor.product import product_of
 from tilefold.tensor.reduction_laws import align_reductions, as_memory_lies
 
 #: Cuts of a group that does not fit whose parts are tried, the cheapest first.
 MOST_CUTS = 24
 #: Members of a group that does not fit from which a small part that does not fit either is looked for first.
 MANY = 16
+#: Of the time of two kernels that one of both takes at most, to be taken for them.
+LESS = 0.9
 log = logging.getLogger("tilefold")
 
 #: How groups are chosen: of a program for a target, with operators that stay alone and library calls.
@@ -92,20 +96,28 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         p, groups = states_apart(p, groups, machine, target.limits, frozenset(calls))
     refusals = list(chosen.grouping.refusals)
 
-    def fit(p: Program, groups: Sequence[Group]) -> tuple[Program, _Fitting, list[Group]]:
+    def fit(p: Program, groups: Sequence[Group], *, near: bool = True) -> tuple[Program, _Fitting, list[Group]]:
         fitting = _Fitting(Graph.of(p), target, frozenset(calls), chosen.forms)
-        return p, fitting, [x for members in groups for x in fitting.parts(members, refusals)]
+        parts = [x for members in groups for x in fitting.parts(members, refusals)]
+        return p, fitting, [y for x in parts for y in fitting.near(x)] if near else parts
 
-    p, fitting, fitted = fit(p, groups)
-    if target.given is None and len(fitted) > len(groups):  # parts are groups too
-        fits = fitting
+    def again(p: Program, groups: list[Group], *, near: bool) -> tuple[Program, list[Group]]:
+        """Parts that do not fit whole are groups too: what they write along a reduced axis apart."""
+        _, fits, fitted = fit(p, groups, near=near)
+        if len(fitted) == len(groups):
+            return p, groups
         other, parts = separated(p, fits.g, fitted, machine, frozenset(calls), lambda x: fits.refusal(x) is None)
-        if len(parts) > len(fitted):
-            p, fitting, fitted = fit(other, parts)
+        return (other, parts) if len(parts) > len(fitted) else (p, groups)
+
+    if target.given is None:
+        p, groups = again(p, groups, near=False)  # behind a product that is cut off, say
+        p, groups = again(p, groups, near=True)
+    p, fitting, fitted = fit(p, groups)
     if target.given is None:
         other, parts = lookups_apart(p, fitted, machine, target.limits, frozenset(calls))
         if len(parts) > len(fitted):
             p, fitting, fitted = fit(other, parts)
+    fitted = fitting.joined(fitted)
     kernels = tuple(k for x in fitted for k in fitting.kernels(x))
     return Fused(p, kernels, Grouping(tuple(fitted), tuple(refusals)))
 
@@ -138,6 +150,7 @@ class _Fitting:
         self._against: Decided[str | None] = Decided(lambda found, names: found and names.text(found))
         self._forecasts: Decided[Predicted | None] = Decided(lambda found, names: found)
         self._parts: Decided[_Parts] = Decided(self._of_twin)
+        self._near: Decided[_Parts] = Decided(self._of_twin)
 
     def kernels(self, x: Group) -> tuple[FusedKernel, ...]:
         """Of a group that fits."""
@@ -167,7 +180,7 @@ class _Fitting:
     def _cut(self, x: Group) -> _Parts:
         why = self.refusal(x)
         if why is None:
-            return _Parts(tuple(self._nearer(x)), ())
+            return _Parts((x,), ())
         ways = cuts(self.g, x.members)
         if len(x.members) > MANY:
             self._halve(x, ways)
@@ -179,8 +192,7 @@ class _Fitting:
         if not found:
             found = [y for part in (first, second) for z in self._legal(part) for y in self.parts(z, refusals)]
             found = self._put_back(found)
-        near = (w for y in found for z in self._product_alone(y) for w in self._nearer(z))
-        return _Parts(tuple(near), tuple(refusals))
+        return _Parts(tuple(z for y in found for z in self._product_alone(y)), tuple(refusals))
 
     def _halve(self, x: Group, ways: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> None:
         """Find out which members of a group do not fit, half by half: cuts that leave them together are not tried then
@@ -193,11 +205,46 @@ class _Fitting:
                 return
             ways = cuts(self.g, unfit.members)
 
-    def _nearer(self, x: Group) -> list[Group]:
-        """The group, or parts that are forecast to take less time."""
+    def near(self, x: Group) -> tuple[Group, ...]:
+        """A group that fits, or parts that are forecast to take less time."""
         if self.target.predict is None or self.target.given is not None or x.members in self.calls:
-            return [x]
-        return nearer(self.g, x, self.target.machine, self._forecast, self._legal_parts)[0]
+            return (x,)
+
+        def cut() -> _Parts:
+            return _Parts(tuple(nearer(self.g, x, self.target.machine, self._forecast, self._legal_parts)[0]), ())
+
+        return self._near.of(*self._known_by(x), cut).groups
+
+    def joined(self, parts: list[Group]) -> list[Group]:
+        """The groups, with a map that is written in the kernel that sums it where that is forecast to take less: it is
+        not read again (the gradient in front of a batch norm, which a residual passes on). The test of legality has
+        a price for it that is right for most (`block.legal`): so it asks that of no group."""
+        if self.target.predict is None or self.target.given is not None:
+            return parts
+        g = self.g
+        for y in parts:
+            reads = {r for m in y.members if g.by_name[m].reducer for r in self._along(m)} - {*y.members}
+            for x in (z for z in parts if not reads.isdisjoint(z.members) and z.members not in self.calls):
+                if any(g.by_name[m].reducer for m in x.members) or self._between(x, y, parts):
+                    continue
+                whole = one_kernel(g, self._in_order(x, y), Limits(in_registers=True))
+                if isinstance(whole, Group) and self._seconds(whole) < LESS * (self._seconds(x) + self._seconds(y)):
+                    made = [whole if z is y else z for z in parts if z is not x]
+                    return self.joined(list(ordered(g, made, {m: z for z in made for m in z.members})))
+        return parts
+
+    def _seconds(self, x: Group) -> float:
+        """What a group is forecast to take; not a number, and so no less than any, where that is not known."""
+        found = self._forecast(x)
+        return math.nan if found is None else found.seconds
+
+    def _along(self, name: str) -> set[str]:
+        """What a sum reads along what it sums; of a matrix product nothing."""
+        c = self.g.by_name[name]
+        of = product_of(c)
+        if of is not None and of.is_matrix():
+            return set()
+        return {ld.tensor for ld in loads(c.body) if {*c.rdims} & {*dims_used(ld)}}
 
     def _forecast(self, x: Group) -> Predicted | None:
         """What the kernels of a group are forecast to take, if it fits; asked again of the parts of a cut."""

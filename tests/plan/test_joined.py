@@ -1,0 +1,44 @@
+"""Maps that are written where they are summed, if that is forecast to take less than reading them again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tilefold.frontend.fuse import trace
+from tilefold.plan.gpu import fuse_for_gpu
+from tilefold.plan.gpu_forms import Predicted
+from tilefold.plan.targets.gpu import GpuTarget
+
+
+def gradient(a, r, x):
+    """Of an activation, which goes on to a layer, and of the bias in front of it."""
+    g = torch.where(r <= 0, 0.0, a) * x
+    return g, g.sum(0)
+
+
+def kernels(predict):
+    """What the kernels of the program compute."""
+    p = trace(gradient, *(torch.empty(8192, 1024, device="meta") for _ in range(3))).program
+    made = fuse_for_gpu(p, GpuTarget(predict=predict)).kernels
+    return {frozenset(m.removesuffix("_out") for m in k.plan.group.members) for k in made}
+
+
+def forecast(both):
+    """A map and a sum take 10 us each, one kernel of both this."""
+    return lambda k: Predicted(both if len(k.plan.group.members) > 1 else 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(("both", "one"), [(1.5e-5, True), (1.9e-5, False), (5e-5, False)])
+def test_forecasts_decide(both, one):
+    found = kernels(forecast(both))
+    assert (frozenset({"mul", "sum_1"}) in found) == one
+    assert (frozenset({"mul"}) in found) != one
+
+
+def test_where_nothing_is_forecast_they_stay_apart():
+    assert frozenset({"mul"}) in kernels(None)
+
+
+def test_what_has_no_forecast_is_not_joined():
+    assert frozenset({"mul"}) in kernels(lambda k: None if len(k.plan.group.members) > 1 else Predicted(1e-5, 1e-5))
