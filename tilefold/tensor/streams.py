@@ -85,10 +85,12 @@ def streams(p: Program, pays: Pays | None = None) -> list[Stream]:
         ends = {u for n in members for u in g.consumers[n]} - members
         kept = any(r in p.outputs for n in members for r in g.by_name[n].results)
         kept = kept or any(_taken_at_places(g.by_name[e], members) for e in ends)
-        kept = kept or _staged_for_nothing(g, members, ends)
-        if not kept and all(g.by_name[e].reducer is not None for e in ends):
-            order = [c.name for c in p.body]
-            found.append(Stream(tuple(filter(members.__contains__, order)), tuple(filter(ends.__contains__, order))))
+        if kept or not all(g.by_name[e].reducer is not None for e in ends):
+            continue
+        order = [c.name for c in p.body]
+        s = Stream(tuple(filter(members.__contains__, order)), tuple(filter(ends.__contains__, order)))
+        if not _staged_for_nothing(Graph.of(_aligned(p, s)), s.members, s.ends):
+            found.append(s)
     return found
 
 

@@ -38,7 +38,16 @@ from tests.backends.triton.keyed import keyed_sums
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
-from tilefold.backends.triton import added_rows, launch, memory, order, prefix_gradient, prefixes, scale
+from tilefold.backends.triton import (
+    added_rows,
+    launch,
+    memory,
+    order,
+    prefix_gradient,
+    prefixes,
+    product_tiles,
+    scale,
+)
 from tilefold.backends.triton.own_vectors import OwnVector
 from tilefold.block import one_axis
 from tilefold.errors import TilefoldError
@@ -80,6 +89,21 @@ def right(fn, *args, compiled=None, hostile: bool = False) -> str:
 def squares(x, w):
     """Elements of up to 1e9, which fp16 does not hold and bf16 rounds."""
     return (x.float() - 30.0).square() @ w.float()
+
+
+def lines_of_windows(pixels: int) -> str:
+    """Blocks have several lines of a window, each of pixels that fill no tile."""
+
+    def attend(q, k, v, up, across):
+        b, x, y, d = q.shape
+        s = (q.reshape(b, x * y, d) @ k.reshape(b, x * y, d).mT).reshape(b, x, y, x, y).float()
+        s = s + up[:, :, :, :, None] + across[:, :, :, None, :]
+        return torch.softmax(s.reshape(b, x * y, x * y), -1).to(v.dtype) @ v.reshape(b, x * y, d)
+
+    n = pixels
+    args = [rand(2, n, n, 32, seed=i) for i in range(3)] + [rand(2, n, n, n, seed=i) for i in (3, 4)]
+    with patch.object(product_tiles, "ENOUGH", 0):
+        return right(attend, *args)
 
 
 def own_rows(x):
@@ -1044,6 +1068,7 @@ CHECKS: dict[str, Check] = {
             torch.lgamma,
         )
     ),
+    "lines of windows": lambda: lines_of_windows(9) + lines_of_windows(14),
     "functions of hostile numbers": lambda: "".join(
         right(lambda x, f=f: f(x) * 2, rand(5, 70, dtype=F) * 9, hostile=True) for f in (torch.tanh, torch.log1p)
     ),

@@ -738,6 +738,27 @@ def test_a_number_that_divides_is_multiplied_by_as_its_inverse(by, made):
     assert f"(x_x {made})" in body(code(NINTHS.format(by=by)))
 
 
+ROUNDED = """
+kernel rounded()
+  dim i = 8
+  dim j = 64
+  in x: f32[8, 64] unit 1
+  out y: f32[8, 64] unit 1
+  out z: f32[8]
+  grid i:1
+    alloc m: f32[i:1] tile
+    m[i] = max over j: abs(x[i, j])
+    store z[i] over i = m[i] / 127.0
+    store y[i, j] over i, j = round(x[i, j] / (m[i] / 127.0))
+"""
+
+
+def test_a_number_divides_where_something_is_rounded_as_it_does_in_eager():
+    """x / (max |x| / 127) is half of a whole number where x is half of the maximum: the scale's last place decides."""
+    text = body(code(ROUNDED))
+    assert "tf_times(v_m, 0.007874015718698502)" in text and ", 127.0" not in text
+
+
 PLANES = """
 kernel planes()
   dim i = 6

@@ -304,6 +304,22 @@ def test_rows_beside_what_is_read_at_half_their_index_are_rows():
     assert max(n for d, n in c.tiles.items() if sizes[d] == 100) >= 64
 
 
+def in_windows(q, k, v, up, across):
+    """Attention in windows, with a bias for each line of keys and one for each column."""
+    b, x, y, d = q.shape
+    s = (q.reshape(b, x * y, d) @ k.reshape(b, x * y, d).mT).reshape(b, x, y, x, y).float()
+    s = s + up[:, :, :, :, None] + across[:, :, :, None, :]
+    return torch.softmax(s.reshape(b, x * y, x * y), -1).to(v.dtype) @ v.reshape(b, x * y, d)
+
+
+@pytest.mark.parametrize(("windows", "lines"), [(600, 4), (40, 1)])
+def test_lines_of_a_window_fill_a_tile_of_rows(windows, lines):
+    """Keys and values were read for each 14 rows; of few windows a block for each line is not too many."""
+    (k,) = made(in_windows, *[meta(windows, 14, 14, 64)] * 3, *[meta(windows, 14, 14, 14)] * 2)
+    tiles = [config(k).tiles[d] for d in Shape.of(k.block).parallel]
+    assert tiles == [1, lines, 16]
+
+
 def test_a_few_tensors_of_odd_widths_have_a_power_of_two_of_warps():
     """Masses and three coordinates of 512 bodies in a step are 2,048 elements and more: ten warps are none."""
     kernels = made(o.inertia, meta(1, 32768, dtype=torch.float32), meta(1, 32768, 3, dtype=torch.float32))

@@ -330,13 +330,16 @@ class Expressions:
 
     def _by_number(self, above: str, below: str, kind: DType) -> str:
         """A number's inverse is multiplied by, as torch's kernels for GPUs do: it is off by half a last place. That of
-        Triton's own division is approximate, and all elements of a tensor are off by the same factor."""
+        Triton's own division is approximate, and all elements of a tensor are off by the same factor.
+
+        Also where something is rounded coarsely: scales that rows are divided by, a maximum by 127, decide there which
+        of two whole numbers a tie becomes, and those of the true quotient are other ones than eager's."""
         if self.leaves.interpreted or kind is not DType.F32 or is_number(above):
             return f"({above} / {below})"
         if not is_number(below) or not 1 / BY_INVERSE < abs(float(below)) < BY_INVERSE:
             return f"tl.div_rn({above}, {below})" if self.leaves.exact else f"({above} / {below})"
-        inverse = _float32(1 / float(below))
-        return f"tf_quotient({above}, {below}, {inverse})" if self.leaves.exact else f"({above} * {inverse})"
+        inverse = str(_float32(1 / _float32(float(below))))
+        return self._rounded(above, inverse) if self.leaves.exact else f"({above} * {inverse})"
 
     def _truncates(self, args: Sequence[Expr]) -> bool:
         """Whether a quotient of whole numbers is rounded as the machine's, which cuts it off: none is below 0."""
