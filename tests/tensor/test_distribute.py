@@ -89,6 +89,18 @@ def test_each_part_has_a_product_of_its_own(text):
     same(p, done)
 
 
+def test_a_projection_is_read_at_the_positions_of_each_part():
+    """One product of all heads, which a library computes; two of every other head's columns were kernels of their own,
+    or none: 201 us of kernels for 68 with it, by forecast, of a layer of 8 heads and 1,024 tokens on an H100."""
+    projected = "  q[b, g, i, d]: f32 = sum[c] z[b, i, c] * u[g, d, c]\n"
+    text = NEIGHBOURS.replace("  input q: f32[2, 6, n, 8]\n", "  input z: f32[2, n, 64]\n  input u: f32[6, 8, 64]\n")
+    text = text.replace("  dim e = 8\n", "  dim e = 8\n  dim c = 64\n" + projected)
+    p = parse(text)
+    done = distributed(p)
+    assert products(done) == 2 and [c.name for c in done.body if "c" in c.rdims] == ["q"]
+    same(p, done)
+
+
 @pytest.mark.parametrize(
     "text",
     [SAME, KEPT, SAVED, NOT_NORMALISED, REVERSED, WIDE],

@@ -15,7 +15,7 @@ of all parts have to fit on chip: with two of 256 columns each, one kernel takes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 
 from tilefold.algebra.dtypes import DType
@@ -37,7 +37,7 @@ def distributed(p: Program) -> Program:
     wide = streaming(g)
     for c in p.body:
         for x in _sums(g, c):
-            if any(r in wide for r in (x.name, *g.producers[x.name])) and (made := _Parts(g, c, x).run()) is not None:
+            if any(r in wide for r in (x.name, *g.producers[x.name])) and (made := _Parts(g, c, x, wide).run()) is not None:
                 return distributed(made)
     return p
 
@@ -61,6 +61,7 @@ class _Parts:
     g: Graph
     c: Compute
     x: Compute
+    wide: Container[str]
     taken: set[str] = field(default_factory=set)
     made: list[Compute] = field(default_factory=list)
 
@@ -164,7 +165,7 @@ class _Parts:
             body, inner = todo.pop()
             for ld in loads(body):
                 c = self.g.by_name.get(ld.tensor)
-                if c is None or dim not in c.dims:
+                if c is None or dim not in c.dims or self.in_memory(c):
                     continue
                 if (inner and ld.index[c.dims.index(dim)] != Index(dim)) or c.index_name is not None:
                     return None
@@ -175,6 +176,11 @@ class _Parts:
         if any(self.g.by_name[n].reducer is not None and self.g.escapes(n, own) for n in found):
             return None
         return [c for c in self.g.program.body if c.name in found]
+
+    def in_memory(self, c: Compute) -> bool:
+        """Whether `c` is a product that does not stream (a projection of queries): what it makes is read there, at any
+        position, where two products of every other head's columns would be none that a library takes whole."""
+        return product_of(c) is not None and c.name not in self.wide
 
 
 def _terms(e: Expr, sign: int) -> Iterator[tuple[int, Expr]]:
