@@ -60,3 +60,21 @@ def test_rows_that_are_picked_and_converted_are_priced_by_what_is_read():
     torch._dynamo.reset()
     p = trace(picked, meta(20_000, 256, dtype=torch.float32), meta(512, 10, dtype=torch.int64), meta(256, 256, dtype=B))
     assert converts(converted_once(p.program, H100))  # once each, as they are read
+
+
+def weights(s, dp, do, readers):
+    """Probabilities in float32, as their own gradient reads them, and in 16 bits for the values' gradient."""
+    p = torch.exp(s.float())
+    ds = (p * (dp - (p * dp).sum(-1, keepdim=True))).to(B)
+    dv = p.to(B).mT @ do
+    return (ds, dv, p) if readers else (ds, dv)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_its_maker_reads_wide_is_stored_as_the_product_takes_it(kept):
+    """But where it is a result in float32 itself: the product reads that one."""
+    torch._dynamo.reset()
+    scores = meta(32, 1024, 1024, dtype=B)
+    p = trace(lambda *x: weights(*x, kept), scores, scores, meta(32, 1024, 128, dtype=B)).program
+    assert converts(p)
+    assert bool(converts(converted_once(p, H100))) == kept
