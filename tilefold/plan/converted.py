@@ -5,7 +5,8 @@ right for weights of 8 bits, and for few rows. But each tile of rows reads the o
 out of the cache: 2,000 rows times 2,048 x 3,072 integers of 64 bits took 181 us on an H100, in tiles of 128, where a
 kernel stores them in 16 bits in 24 and the library multiplies in 35.
 
-What a kernel here makes in a wide type, for itself and for a product that converts it, it stores as the product reads it.
+What a kernel here makes in a wide type, for itself and for a product that converts it, it stores as the product reads
+it.
 
 Law: sum over k of a[k] cast(b[k])  is  sum over k of a[k] c[k], c[k] = cast(b[k])
 """

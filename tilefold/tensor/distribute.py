@@ -37,7 +37,10 @@ def distributed(p: Program) -> Program:
     wide = streaming(g)
     for c in p.body:
         for x in _sums(g, c):
-            if any(r in wide for r in (x.name, *g.producers[x.name])) and (made := _Parts(g, c, x, wide).run()) is not None:
+            if (
+                any(r in wide for r in (x.name, *g.producers[x.name]))
+                and (made := _Parts(g, c, x, wide).run()) is not None
+            ):
                 return distributed(made)
     return p
 

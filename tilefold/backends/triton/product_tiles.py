@@ -180,8 +180,8 @@ def _wider(
     s: Shape, rows: Sequence[str], others: Sequence[str], sizes: Mapping[str, int], lanes: Mapping[str, int]
 ) -> dict[str, int]:
     """Tiles of dims beside short rows (lines of a window beside the pixels of one), which fill a tile with them: what a
-    thread block reads of the other operands serves all of its rows. Attention in 600 windows of 14 x 14 pixels, keys and
-    values read by 8,400 blocks of 14 rows each: 176 us of an H100 by forecast; by 2,400 of 56, 85."""
+    thread block reads of the other operands serves all of its rows. Attention in 600 windows of 14 x 14 pixels, keys
+    and values read by 8,400 blocks of 14 rows each: 176 us of an H100 by forecast; by 2,400 of 56, 85."""
     found: dict[str, int] = {}
     blocks = math.prod(-(-sizes[d] // lanes[d]) for d in s.parallel)
     for d in reversed(others):
