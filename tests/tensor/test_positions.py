@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as f
 
-from tilefold.algebra.expr import Call, Cast, loads, walk
+from tilefold.algebra.expr import Call, Cast, Index, loads, walk
 from tilefold.frontend.fuse import trace
 from tilefold.tensor.interp import run
 from tilefold.tensor.positions import settled_positions
@@ -93,3 +93,20 @@ def test_windows_in_a_row_are_read_where_they_are():
     torch._dynamo.reset()
     p = trace(lambda x: f.unfold(x, 3, padding=1), torch.empty(2, 3, 8, 12)).program
     assert not any(isinstance(x, Call) and x.op in ("floordiv", "mod") for ix in positions(p) for x in walk(ix))
+
+
+def looked_up(x, at):
+    n, c, h, w = x.shape
+    place = (at.floor() * w).long()
+    return x.flatten(2).gather(2, place.view(n, 1, -1).expand(-1, c, -1)).view(n, c, h, w)
+
+
+def test_places_that_give_positions_are_read_at_their_own_dims():
+    """at[(w j + k) // w, (w j + k) % w] is at[j, k]: what makes the places had been a kernel of its own."""
+    torch._dynamo.reset()
+    x, at = torch.randn(2, 3, 8, 12), 8 * torch.rand(2, 8, 12)
+    p = trace(looked_up, x, at).program
+    inner = {i for e in positions(p) for ld in loads(e) for i in ld.index}
+    assert inner and all(isinstance(i, Index) for i in inner)
+    made = run(p, dict(zip([i.name for i in p.inputs], (x, at), strict=True)))[p.outputs[0]]
+    assert torch.equal(made.reshape(2, 3, 8, 12), looked_up(x, at))

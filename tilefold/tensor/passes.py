@@ -16,7 +16,7 @@ from tilefold.tensor.laws.one_hot import collapse_products, collapse_sums
 from tilefold.tensor.least_masks import infinite_masks
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
-from tilefold.tensor.positions import settled_positions
+from tilefold.tensor.positions import plain_places, settled_positions
 from tilefold.tensor.powers import powers_apart
 from tilefold.tensor.read_through import read_through
 from tilefold.tensor.repeated import drop_repeated
@@ -35,6 +35,7 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("narrow conditions", narrow),
     ("read through", read_through),
     ("inline maps", inline),
+    ("plain places", plain_places),
     ("components apart", components_apart),
     ("parts of rows", parts_of_rows),
     ("round where stored", round_where_stored),
@@ -68,7 +69,9 @@ def normalise(p: Program, contiguous: Mapping[str, int] | None = None) -> tuple[
     contiguous: axes of inputs along which neighbours lie side by side in memory (default: the last), where operands of
     channels-last convolutions are converted by statements; None where the library converts them.
     """
-    p, layouts = split_dims(settled_positions(inline(drop_dead(p), rounds=1)))  # the rest where dims are what they are
+    p, layouts = split_dims(
+        plain_places(settled_positions(inline(drop_dead(p), rounds=1)))
+    )  # the rest where dims are what they are
     for _, run in INLINED:
         p = run(p)
     if contiguous is not None:

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, children, dims_used, loads, rebuild, walk
-from tilefold.tensor.index_simplify import const
+from tilefold.tensor.index_simplify import const, is_integer, simplify
 from tilefold.tensor.ir import Program
 from tilefold.tensor.rewrite import rename_loads
 
@@ -56,6 +56,23 @@ def settled_positions(p: Program) -> Program:
     return replace(p, body=tuple(replace(c, body=rename_loads(c.body, read)) for c in p.body))
 
 
+def plain_places(p: Program) -> Program:
+    """The program with places of what gives a position in canonical form: at[(448 j + k) // 448, (448 j + k) % 448], of
+    the view of a view, is at[j, k], which one kernel computes and reads."""
+
+    def plain(ld: Load) -> Expr | None:
+        return Load(ld.tensor, tuple(simplify(e, p.sizes) for e in ld.index)) if _is_part(ld) else None
+
+    def read(ld: Load) -> Expr | None:
+        return (
+            Load(ld.tensor, tuple(rename_loads(e, plain) for e in ld.index))
+            if any(map(_is_part, loads(ld)[1:]))
+            else None
+        )
+
+    return replace(p, body=tuple(replace(c, body=rename_loads(c.body, read)) for c in p.body))
+
+
 def _settled(p: Program, e: Expr, extent: Expr) -> Expr:
     values = _known(p, e)
     if values is None or values.dtype.is_floating_point or not isinstance(extent, Const):
@@ -69,6 +86,12 @@ def _settled(p: Program, e: Expr, extent: Expr) -> Expr:
         if found is not None and torch.equal(found.to(values.dtype), values):
             return form
     return e
+
+
+def _is_part(ld: Load) -> bool:
+    """Whether an element is read at quotients of dims, or at what is left of them."""
+    apart = any(isinstance(e, Call) and e.op in ("floordiv", "mod") for e in ld.index)
+    return apart and all(map(is_integer, ld.index))
 
 
 def _is_guard(e: Expr) -> bool:

@@ -65,3 +65,15 @@ def quantile_loss(x, y, w):
     big = d.abs() > 1.0
     e = torch.where(big, d.abs() - 0.5, d * d * 0.5) * (w[:, :, None] - (d < 0).float()).abs()
     return e.sum(-1), (e * e).sum(-1), e.sum(-2)
+
+
+def warped(image, flow):
+    """Of each channel, two elements a place of a flow's choosing, weighed by how near they are."""
+    n, c, h, w = image.shape
+    x = torch.arange(w, device=image.device) + flow
+    made = 0
+    for d in (0, 1):
+        at = (x.floor() + d).clamp(0, w - 1).long() + torch.arange(h, device=image.device)[:, None] * w
+        near = image.flatten(2).gather(2, at.view(n, 1, -1).expand(-1, c, -1)).view(n, c, h, w)
+        made = made + near * (1 - (x - x.floor() - d).abs())[:, None]
+    return made

@@ -33,6 +33,7 @@ from tests.backends.triton.functions import (
     of_logits,
     quantile_loss,
     top_of_groups,
+    warped,
 )
 from tests.backends.triton.keyed import keyed_sums
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
@@ -995,6 +996,7 @@ CHECKS: dict[str, Check] = {
     "a layer and its gradients": lambda: whole_layer(64),
     "a wide layer and its gradients": lambda: whole_layer(768),
     "a gather": lambda: right(lambda w, i: w[i] * 2.0, rand(11, 8, dtype=F), torch.tensor([3, 0, 10, 10, 7])),
+    "an image at places of a flow": lambda: right(warped, rand(2, 5, 7, 21, dtype=F), rand(2, 7, 21, dtype=F) * 9),
     "reads outside of memory": unmasked,
     "five heads a key": lambda: right(repeated_heads(5, spread=False), *heads(2, 10, 1, 70, 32, kv=2)),
     "three heads a key, several rows": lambda: right(repeated_heads(3, spread=True), *heads(1, 6, 5, 70, 32, kv=2)),

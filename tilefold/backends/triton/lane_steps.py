@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, transform
+from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads, transform
 from tilefold.tensor.index_simplify import Poly, poly, to_expr
 from tilefold.tile.affine import slope
 
@@ -29,6 +29,13 @@ def lane_step(
     each = math.prod(row)
     rows = steps_along(poly(index[chosen[0]], sizes), axes, goes_on) if each > 1 else None
     return None if rows is None else rows * each
+
+
+def looked_up(unit_axis: int, index: Sequence[Expr], axes: Sequence[str]) -> bool:
+    """Whether data say where in a line of memory each element along the last of several axes is (an image that is read
+    at places of a flow's, for each channel): whatever they say, elements along the others are lines apart."""
+    at = index[unit_axis]
+    return len(axes) > 1 and not dims_used(at).isdisjoint(axes[-1:]) and any(True for _ in loads(at))
 
 
 def steps_along(at: Poly, axes: Sequence[str], goes_on: Callable[[str, int], bool]) -> float | None:

@@ -23,7 +23,7 @@ from tilefold.algebra.expr import (
 )
 from tilefold.algebra.facts import Range, range_of
 from tilefold.backends.triton.existing import asked, unchecked
-from tilefold.backends.triton.lane_steps import lane_step, steps_along
+from tilefold.backends.triton.lane_steps import lane_step, looked_up, steps_along
 from tilefold.backends.triton.own_vectors import OwnVector, own_vectors
 from tilefold.backends.triton.pairs import TWO, Pair, both_exist, both_of, pair_of, split
 from tilefold.backends.triton.values import Value, fitted
@@ -277,8 +277,8 @@ class Memory:
 
     def _one_by_one(self, t: ir.TensorParam, index: Sequence[Expr], axes: Sequence[str]) -> bool:
         """Whether a load reads neighbours along its last axis, but every second, each twice (images made larger), in
-        both directions (reflection), one of each row of a few (`lane_step`), or from between two vectors of 16 bytes on
-        (windows, slices), so that each element is a load of its own.
+        both directions (reflection), one of each row of a few (`lane_step`), from between two vectors of 16 bytes on
+        (windows, slices), or at places that data give (`looked_up`), so that each element is a load of its own.
 
         Triton 3.6 then lays the lanes of a warp along the first axis, or gives each lane as many neighbours as a store
         of the same shape has: a warp's load touches 4 to 32 lines of the cache where it could touch one.
@@ -286,6 +286,8 @@ class Memory:
         if self.c.matrix or self.c.multiplies or t.unit_axis is None:
             return False
         settled = [self.c.settled(e) for e in index]
+        if looked_up(t.unit_axis, settled, [d for d in axes if self.c.hold(d).vector]):
+            return True
         step = lane_step(t.unit_axis, t.shape, settled, axes, self.c.kernel.sizes, self._goes_on)
         if step is None or not 0 < step * t.dtype.nbytes < SECTOR:
             return False

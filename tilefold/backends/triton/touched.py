@@ -11,7 +11,7 @@ import torch
 
 from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, call, dims_used, loads, transform
-from tilefold.backends.triton.lane_steps import lane_step
+from tilefold.backends.triton.lane_steps import lane_step, looked_up
 from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.traffic import VECTOR, WARP
 from tilefold.tensor.index_simplify import const
@@ -100,7 +100,9 @@ def touched(a: Access) -> Tile:
     if along and not a.multiplies and not a.joined and a.unit_axis is not None:
         extents = {d: const(n) for d, n in a.sizes}
         step = lane_step(a.unit_axis, a.declared, a.index, along, extents, lambda d, n: n % dims[d][2] == 0)
-        if step is not None and 0 < step * nbytes < SECTOR:
+        if looked_up(a.unit_axis, a.index, along):
+            between = True
+        elif step is not None and 0 < step * nbytes < SECTOR:
             firsts = place.movedim(order.index(along[-1]), -1)[..., 0]  # dims of one index may be behind it
             between = step != 1 or bool((firsts % VECTOR != 0).any())
     if a.joined:

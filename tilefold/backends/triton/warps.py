@@ -25,7 +25,19 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Call, Expr, Index, Load, dims_named, dims_used, loads, tensors_read
+from tilefold.algebra.expr import (
+    Call,
+    Expr,
+    Index,
+    Load,
+    call,
+    dims_named,
+    dims_used,
+    loads,
+    substitute,
+    tensors_read,
+    transform,
+)
 from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.memory import SECTOR
 from tilefold.backends.triton.own_rows import RESIDENT
@@ -57,6 +69,8 @@ ADDITION, ORDERED = 1.0, 14.0
 ACCESS = 2.0
 #: Neighbours that a lane has of a value.
 LANE = 4
+#: Maps within each other that a place is seen through; what stands for the unit of numbers that are read as floats.
+SEEN_THROUGH, FLOATS = 6, 1 << 20
 #: Share of the rate of large products that tiles of fewer rows than a group's 64 reach.
 GROUP, SMALL = 64, 0.4
 
@@ -99,6 +113,8 @@ class _Walk:
     placed: set[tuple[Expr, object]] = field(default_factory=set)
     #: Dims of what is reduced across lanes: of a value of some of them each lane along the others has a copy.
     frames: tuple[tuple[str, ...], ...] = ()
+    #: What buffers are made of by maps, with their dims: where that gives places, neighbours may be near one another.
+    made: dict[str, tuple[tuple[str, ...], Expr]] = field(default_factory=dict)
     #: Quotients of positions that statements compute.
     quotients: set[Expr] = field(default_factory=set)
     #: Loads and stores that are parts of vectors.
@@ -151,6 +167,7 @@ class _Walk:
                 case ir.Fill():
                     pass
                 case ir.Map(buf, e):
+                    self.made[buf] = self.buffers[buf].dims, e
                     self.computed(self.buffers[buf].dims, e)
                 case ir.Reduce(buf, "sum", rdims, Call("mul", (Load() as a, Load() as b))):
                     self.product(ir.Gemm(buf, a, b, rdims, s.accumulate, s.kept))
@@ -325,7 +342,7 @@ class _Walk:
         if key in self.touches:
             return
         order = [d for d in dict.fromkeys((*frame, *sorted(used))) if d in used]
-        tile = touched(replace(self._access(t, x, index, order), joined=self.in_pairs(t, index, order)))
+        tile = touched(replace(self._access(t, x, self.seen(index), order), joined=self.in_pairs(t, index, order)))
         places = [e for e in index if (e, key[-1]) not in self.placed]
         positions = sum(self.area(dims_used(e)) * index_units(e, self.quotients) for e in places)
         self.placed |= {(e, key[-1]) for e in places}
@@ -335,6 +352,31 @@ class _Walk:
         self.near[known] = both = tile.sectors if before is None else torch.unique(torch.cat((before, tile.sectors)))
         new = float(len(both) - (0 if before is None else len(before))) * SECTOR * tile.cut
         self.touches[key] = Touch(tensor, stored, tile.nbytes, new, tile.lines, tile.sent, times * share)
+
+    def seen(self, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Places with what maps of the kernel compute for them, and floats from 0 to 1: what a flow of an image
+        displaces stays near, what such a number is a share of an axis for is anywhere."""
+        return tuple(self.through(e, SEEN_THROUGH, {}) if any(True for _ in loads(e)) else e for e in index)
+
+    def through(self, e: Expr, depth: int, known: dict[tuple[Expr, int], Expr]) -> Expr:
+        def one(x: Expr) -> Expr | None:
+            if not isinstance(x, Load):
+                return None
+            if (x, depth) not in known:
+                known[x, depth] = self.element(x, depth, known)
+            return known[x, depth]
+
+        return transform(e, one)
+
+    def element(self, x: Load, depth: int, known: dict[tuple[Expr, int], Expr]) -> Expr:
+        """What stands for an element that gives a place."""
+        if x.tensor in self.tensors:
+            return call("div", x, float(FLOATS)) if self.tensors[x.tensor][0].dtype.is_float else x
+        if x.tensor not in self.made or not depth:
+            return x
+        dims, e = self.made[x.tensor]
+        at = {Index(d): i for d, i in zip(dims, x.index, strict=True) if i != Index(d)}
+        return self.through(substitute(e, at) if at else e, depth - 1, known)
 
     def in_pairs(self, t: ir.TensorParam, index: tuple[Expr, ...], order: Sequence[str]) -> bool:
         """Whether an access runs through pairs of neighbours, as one axis of lanes."""
