@@ -100,6 +100,43 @@ def test_what_reads_what_a_scan_reads_goes_with_it_at_its_places():
         assert not {ATEN.exp.default, ATEN.flip.default} & names(carried(gm, scans_of(gm)))
 
 
+def smoothed(x):
+    """Exponential smoothing in closed form."""
+    decay = 0.9 ** torch.arange(7)
+    return (x / decay[None, :]).cumsum(-1) * decay[None, :]
+
+
+def test_what_shapes_give_is_read_by_no_kernel_of_its_own():
+    """The decay's second view had kept the product after the scan apart: one kernel more, and what it reads."""
+    gm = graph(smoothed, torch.randn(3, 7))
+    operators = {n for n in gm.graph.nodes if n.op == "call_function"}
+    assert carried(gm, scans_of(gm)) == operators - {*scans_of(gm)}
+    gm = graph(lambda x: (smoothed(x), 0.9 ** torch.arange(7)), torch.randn(3, 7))  # powers apart: still those of it
+    assert ATEN.mul.Tensor in names(carried(gm, scans_of(gm)))
+
+    def read_elsewhere(x):
+        decay = 0.9 ** torch.arange(7)
+        return (x @ x.t()).cumsum(-1) * decay[:3], decay * x.sum()
+
+    gm = graph(read_elsewhere, torch.randn(3, 7))
+    assert ATEN.mul.Tensor not in names(carried(gm, scans_of(gm)))
+
+
+def fallen(x):
+    wealth = x.exp()
+    return (wealth / wealth.cummax(-1).values - 1).amin(-1)
+
+
+def test_what_a_scan_and_those_after_it_read_is_not_written_for_them():
+    gm = graph(fallen, torch.randn(3, 7))
+    assert ATEN.exp.default in names(carried(gm, scans_of(gm)))
+    gm = graph(
+        lambda x: fallen(x) + x.exp().amax(-1) + (y := x.exp()).cumsum(-1).sum(-1) + (y @ y.t()).sum(-1),
+        torch.randn(3, 7),
+    )
+    assert sum(n.target == ATEN.exp.default for n in carried(gm, scans_of(gm))) == 1
+
+
 def test_what_is_written_in_any_case_may_be_wider_than_a_comparison():
     def chosen(x):
         return torch.where(x.cumsum(-1) < 1, x, 0.0)
@@ -125,6 +162,8 @@ def linear(x, a):
         (lambda x: x.logcumsumexp(-1) @ x.t(), ((4, 6),)),
         (lambda x: x + packed(x), ((3, 7),)),
         (exclusive, ((3, 7),)),
+        (smoothed, ((3, 7),)),
+        (fallen, ((3, 7),)),
     ],
 )
 def test_compiled_programs_are_right(fn, shapes):

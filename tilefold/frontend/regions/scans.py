@@ -80,6 +80,10 @@ def carried(gm: torch.fx.GraphModule, scans: Collection[Node], others: Collectio
     what a comparison chooses.) On GPUs reductions of the same rows likewise, which read a row where it is: of what is
     left over, and of what the scans read, where nothing but them and `others` (left over as well) reads it then.
 
+    What nothing but shapes gives (powers of a decay, one a step) is no tensor that is read where such nodes alone use
+    it. What scans and those after them read, and nothing else, goes with them: a tensor that would be written for both
+    (an exponential, in front of a running maximum and beside it).
+
     After a scan they are computed at its places: what stands elsewhere in a row (an order backwards, elements of a part
     of the row) is a kernel of its own to Inductor, and an index of a read to ours.
     """
@@ -94,6 +98,7 @@ def carried(gm: torch.fx.GraphModule, scans: Collection[Node], others: Collectio
     for n in gm.graph.nodes:
         inputs = [i for i in n.all_input_nodes if i.op == "call_function"]
         from_left = [i for i in inputs if i in left]
+        own = {i: chain for i in inputs if from_left and (chain := _of_shapes(i, {n, *left, *found}))}
         if from_left and (_picks(n) or _folds(n, rows)):
             left.add(n)
             widest[n] = _nbytes(n)
@@ -103,15 +108,15 @@ def carried(gm: torch.fx.GraphModule, scans: Collection[Node], others: Collectio
             and movable(n)
             and n.target not in MOVES
             and not any(i in parts for i in inputs)
-            and all(i in left or i in found or i in read or _made(i) for i in inputs)
+            and all(i in left or i in found or i in read or _made(i) or i in own for i in inputs)
             and _nbytes(n) <= max((widest[i] if n in results else _nbytes(i)) for i in from_left)
         ):
             left.add(n)
             widest[n] = max(widest[i] for i in from_left)
-            found |= {n, *(i for i in inputs if _made(i))}
+            found |= {n, *(i for i in inputs if _made(i)), *(x for chain in own.values() for x in chain)}
             if n.target in VIEWS and _nbytes(n) < _nbytes(inputs[0]):
                 parts.add(n)
-    return found
+    return found | {n for n in _before({*scans, *found}, {*scans, *found}) if not _joins(n)}
 
 
 def _before(starts: Collection[Node], readers: Collection[Node]) -> set[Node]:
@@ -170,6 +175,21 @@ def _joins(n: Node) -> bool:
 
 def _made(n: Node) -> bool:
     return n.op == "call_function" and not n.all_input_nodes
+
+
+def _of_shapes(n: Node, readers: Collection[Node]) -> set[Node]:
+    """A node and what it is computed from, where that is no tensor, and small, and nothing else reads any of it."""
+    found = set[Node]()
+    todo = [n]
+    while todo:
+        x = todo.pop()
+        if x in found:
+            continue
+        if not computable(x) or not movable(x) or len(found) == MOST_NODES:
+            return set()
+        found.add(x)
+        todo += x.all_input_nodes
+    return found if all(u in readers or u in found for x in found for u in x.users) else set()
 
 
 def _picks(n: Node) -> bool:
