@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from tilefold.algebra.evaluate import COMBINE
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, loads, rename_dims, substitute
+from tilefold.algebra.expr import (
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Load,
+    call,
+    dims_used,
+    loads,
+    rename_dims,
+    substitute,
+)
 from tilefold.names import free
 from tilefold.tensor.index_simplify import const, is_integer, simplify
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.narrow import narrow
 from tilefold.tensor.rewrite import prune_dims
 
-#: Products that one map adds: what it reads is under way at once, in registers.
+#: Products that one map adds, each of elements of its own: what it reads is under way at once, in registers.
 AT_ONCE = 9
+#: Terms beyond which as many beside each other are added first: expressions are no deeper.
+LONG, BESIDE = 32, 16
 
 
 def windows_written_out(p: Program, names: Collection[str]) -> Program:
@@ -63,18 +77,27 @@ def written_out(p: Program, c: Compute) -> list[Compute]:
     counts = [int(e.value) for e in map(p.sizes.__getitem__, c.rdims) if isinstance(e, Const)]
     taps = list(itertools.product(*map(range, counts)))
     taken = {i.name for i in p.inputs} | {r for x in p.body for r in x.results} | set(p.sizes) | set(p.syms)
-    parts, found = -(-len(taps) // AT_ONCE), list[Compute]()
+    here = [_settled(substitute(c.body, _at(c, at)), p) for at in taps]
+    read = [ld for ld in loads(c.body) if not dims_used(ld).isdisjoint(c.rdims)]
+    others = {ld for ld in loads(c.body) if ld not in read}
+    different = len({ld for e in here for ld in loads(e)} - others)
+    parts, found = max(1, -(-different // (max(1, len(read)) * AT_ONCE))), list[Compute]()
     for n in range(parts):
         terms: list[Expr] = [Load(found[-1].name, tuple(map(Index, c.dims)))] if found else []
-        for at in taps[n * len(taps) // parts : (n + 1) * len(taps) // parts]:
-            here: dict[Expr, Expr] = {Index(d): const(k) for d, k in zip(c.rdims, at, strict=True)}
-            terms.append(_settled(substitute(c.body, here), p))
+        terms += here[n * len(taps) // parts : (n + 1) * len(taps) // parts]
         last = n == parts - 1
         name = c.name if last else free(f"{c.name}_{n}", taken)
         dtype = c.dtype if last else c.dtype.compute
+        if len(terms) > LONG:
+            terms = [joined(c.reducer or "", terms[k : k + BESIDE]) for k in range(0, len(terms), BESIDE)]
         total = joined(c.reducer or "", terms)
         found.append(replace(c, name=name, dtype=dtype, body=total, reducer=None, rdims=()))
     return found
+
+
+def _at(c: Compute, at: Sequence[int]) -> dict[Expr, Expr]:
+    """What stands for the dims of a reduction at one of its elements."""
+    return {Index(d): const(k) for d, k in zip(c.rdims, at, strict=True)}
 
 
 def _settled(e: Expr, p: Program) -> Expr:

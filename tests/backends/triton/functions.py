@@ -77,3 +77,15 @@ def warped(image, flow):
         near = image.flatten(2).gather(2, at.view(n, 1, -1).expand(-1, c, -1)).view(n, c, h, w)
         made = made + near * (1 - (x - x.floor() - d).abs())[:, None]
     return made
+
+
+def contrast(x):
+    """Of each pixel, by the mean and the variance of 5 x 5 around it."""
+    n, c, h, w = x.shape
+    u = torch.nn.functional.unfold(x, 5, padding=2).view(n, c, 25, h, w)
+    return (x - u.mean(2)) / (u.var(2) + 0.01).sqrt()
+
+
+def spread(x):
+    """Differences of the members of an ensemble, in pairs."""
+    return (x[:, None] - x[:, :, None]).abs().sum((1, 2)) / x.shape[1]

@@ -26,12 +26,14 @@ from triton.runtime.interpreter import _interpreter
 from tests.backends.triton import gradients as backward
 from tests.backends.triton.contracted import contracted
 from tests.backends.triton.functions import (
+    contrast,
     multiplied_bytes,
     narrow_weights,
     neighbours,
     of_bytes,
     of_logits,
     quantile_loss,
+    spread,
     top_of_groups,
     warped,
 )
@@ -57,6 +59,7 @@ from tilefold.frontend.operators.random import LIMIT, random16_op, random_op, se
 from tilefold.frontend.regions.assemble import compilations
 from tilefold.frontend.verify import compare, verify
 from tilefold.pipeline import compile_program
+from tilefold.plan import near_sums
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.hardware import H100
 from tilefold.suites.gpu import operators as o
@@ -846,6 +849,12 @@ def gradients_of_padding() -> str:
     return "".join(f"{a:.1e} (eager {b:.1e}) " for a, b in off if not a <= 2 * b + 1e-6)
 
 
+def near(fn, x) -> str:
+    """With sums of what neighbours share written out, as they are where there are many places."""
+    with patch.object(near_sums, "PLACES", 0):
+        return right(fn, x)
+
+
 def scaled_in_place() -> str:
     """Several steps of a thread block, the last of them ragged."""
     wrong = []
@@ -997,6 +1006,8 @@ CHECKS: dict[str, Check] = {
     "a wide layer and its gradients": lambda: whole_layer(768),
     "a gather": lambda: right(lambda w, i: w[i] * 2.0, rand(11, 8, dtype=F), torch.tensor([3, 0, 10, 10, 7])),
     "an image at places of a flow": lambda: right(warped, rand(2, 5, 7, 21, dtype=F), rand(2, 7, 21, dtype=F) * 9),
+    "what is around each pixel": lambda: near(contrast, rand(1, 1, 9, 64, dtype=F)),
+    "pairs of an ensemble": lambda: near(spread, rand(2, 9, 301, dtype=F)),
     "reads outside of memory": unmasked,
     "five heads a key": lambda: right(repeated_heads(5, spread=False), *heads(2, 10, 1, 70, 32, kv=2)),
     "three heads a key, several rows": lambda: right(repeated_heads(3, spread=True), *heads(1, 6, 5, 70, 32, kv=2)),

@@ -34,6 +34,7 @@ from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_window
 from tilefold.plan.gpu_streams import streams_pay
 from tilefold.plan.gpu_taps import parts_pay
 from tilefold.plan.hardware import H100, Gpu
+from tilefold.plan.near_sums import near_sums_written_out
 from tilefold.plan.search import Shape
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.channels_last import taps_in_front
@@ -86,10 +87,11 @@ class GpuTarget:
         """Blocks of threads take streams in tiles."""
 
     def written_out(self, p: Program) -> Program:
-        """The program with sums over windows written out where that is faster than the library's convolution."""
+        """The program with sums over windows written out where that is faster than the library's convolution, or than
+        lanes along them."""
         p = sliding_by_parts(p, partial(parts_pay, machine=self.machine))
         names = gpu_windows(p, self.machine)
-        return windows_written_out(taps_in_front(p, names), names)
+        return near_sums_written_out(windows_written_out(taps_in_front(p, names), names), self.machine)
 
     def with_tails(self, p: Program) -> tuple[Program, frozenset[str]]:
         """The program with tails of convolutions as a library's call has them, where that takes less time; which."""
