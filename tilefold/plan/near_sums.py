@@ -16,19 +16,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import COMBINE
-from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, children, dims_used, loads
+from tilefold.algebra.expr import Call, Cast, Expr, Index, Load, children, dims_used, loads, type_of
 from tilefold.block.stages import inline_reads
 from tilefold.plan.hardware import Gpu
-from tilefold.tensor.analysis import Graph, is_static
+from tilefold.tensor.analysis import Graph, expr_flops, is_static
 from tilefold.tensor.convolution import is_windowed
 from tilefold.tensor.index_simplify import is_integer, poly
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import matrices
 from tilefold.tensor.windows import windows_written_out
 
-#: Terms that are written out, for their code; places of a multiprocessor, so that each thread has one.
-MOST, PLACES = 256, 512
+#: Terms that are written out, and their arithmetic, for their code; places of a multiprocessor: each thread has one.
+MOST, ADDS, PLACES = 256, 2048, 512
 #: Places side by side in memory: a warp's.
 ALONG = 32
 
@@ -60,7 +61,9 @@ def _near(g: Graph, c: Compute, machine: Gpu) -> Expr | None:
     near = [ld for ld in loads(e) if not dims_used(ld).isdisjoint(over)]
     elements = sum(g.points(dims_used(ld) & over) for ld in near)
     long = {d for d in c.dims if g.extent(d) >= ALONG}
-    if not near or elements > machine.window:
+    if not near or elements > machine.window or taps * expr_flops(e) > ADDS:
+        return None
+    if type_of(e, g.program.dtype_of) is DType.BOOL:  # sums of them count, in integers
         return None
     if not all(all(map(is_integer, ld.index)) and dims_used(ld.index[-1]) & long for ld in near):
         return None

@@ -375,7 +375,7 @@ class _Walk:
         if x.tensor not in self.made or not depth:
             return x
         dims, e = self.made[x.tensor]
-        at = {Index(d): i for d, i in zip(dims, x.index, strict=True) if i != Index(d)}
+        at: dict[Expr, Expr] = {Index(d): i for d, i in zip(dims, x.index, strict=True) if i != Index(d)}
         return self.through(substitute(e, at) if at else e, depth - 1, known)
 
     def in_pairs(self, t: ir.TensorParam, index: tuple[Expr, ...], order: Sequence[str]) -> bool:
