@@ -21,6 +21,7 @@ from tilefold.block.legal import one_kernel
 from tilefold.block.stages import inline_maps
 from tilefold.plan.dataflow import GPU_UNITS, MOVE, root_of
 from tilefold.plan.hardware import Gpu
+from tilefold.plan.parts import of_elements, of_parts, repeated
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import matrices
@@ -28,8 +29,14 @@ from tilefold.tensor.rewrite import drop_dead
 
 #: Maps of a program that are looked at, the last first.
 MOST_LOOKED_AT = 256
+#: Members of a kernel of maps all of which are tried together.
+MOST_TOGETHER = 16
 #: Choices under which a kernel reads a map at most: computed for each, it takes longer than what is read.
 MOST_WAYS = 64
+#: Elements that a kernel reads for each of its own, beyond which none are read because a map is computed again: of ten
+#: levels of a fast transform, each of which reads two elements for each of its own, a kernel of seven is 1.4 million
+#: characters.
+MOST_ELEMENTS = 64
 
 
 def computed_again(
@@ -51,7 +58,12 @@ def computed_again(
         if name not in of or not g.escapes(name, of[name].members) or tried == MOST_LOOKED_AT:
             continue
         tried += 1
-        found = _again(g, made, of, name, machine, limits, calls)
+        own = of[name]
+        found = _again(g, made, of, (name,), machine, limits, calls)
+        if found is None and own.members[-1] == name and len(own.members) <= MOST_TOGETHER:
+            every = tuple(m for m in own.members if g.escapes(m, own.members))
+            if len(every) > 1 and not fixed & {*every} and all(g.by_name[m].reducer is None for m in own.members):
+                found = _again(g, made, of, every, machine, limits, calls)
         if found is not None:
             p, made = found
             g, of = Graph.of(p), {m: x for x in made for m in x.members}
@@ -62,22 +74,35 @@ def _again(
     g: Graph,
     groups: list[Group],
     of: Mapping[str, Group],
-    name: str,
+    names: Sequence[str],
     machine: Gpu,
     limits: Limits,
     calls: Collection[tuple[str, ...]],
 ) -> tuple[Program, list[Group]] | None:
-    own, readers = of[name], [u for u in g.consumers[name] if of[u] is not of[name]]
+    """With these maps of a kernel put in where others read them; several are all that it writes."""
+    own = of[names[0]]
+    readers = list(dict.fromkeys(u for name in names for u in g.consumers[name] if of[u] is not own))
     others = list(dict.fromkeys(of[u] for u in readers))
     if own.members in calls or any(x.members in calls or _multiplies(g, x) for x in others):
         return None
-    if not all(_plainly_read(g, name, u) for u in readers):
+    if not all(_plainly_read(g, name, u) for u in readers for name in names):
         return None
-    within = {m for m in own.members if g.by_name[m].reducer is None and not g.escapes(m, own.members)} | {name}
-    if _saved(g, name, inline_maps(g, g.by_name[name].body, within.__contains__), others, own, machine) <= 0:
+    within = {m for m in own.members if g.by_name[m].reducer is None and not g.escapes(m, own.members)} | {*names}
+    if _saved(g, names, within, others, own, machine) <= 0:
         return None
     changed = {u: replace(g.by_name[u], body=inline_maps(g, g.by_name[u].body, within.__contains__)) for u in readers}
+    for x in others:
+        before, after = (_elements(g, x, bodies) for bodies in ({}, changed))
+        if after > max(before, MOST_ELEMENTS):
+            return None
     return _settled(g.program, groups, changed, {own, *others}, limits)
+
+
+def _elements(g: Graph, x: Group, changed: Mapping[str, Compute]) -> int:
+    """Elements that a kernel reads for each of its own, of all tensors in memory."""
+    found = {ld for m in x.members for ld in loads(changed.get(m, g.by_name[m]).body)}
+    made = {r for m in x.members for r in g.by_name[m].results}
+    return sum(ld.tensor not in made for ld in found)
 
 
 def _plainly_read(g: Graph, name: str, reader: str) -> bool:
@@ -109,38 +134,57 @@ def _multiplies(g: Graph, x: Group) -> bool:
     return any(f is not None and f.left != f.right for f in found)
 
 
-def _saved(g: Graph, name: str, body: Expr, others: Sequence[Group], own: Group, machine: Gpu) -> float:
-    """Bytes that are not moved if a map is computed again; kernels that go count as bytes, arithmetic too."""
-    c, saved = g.by_name[name], g.nbytes([name]) * (1 + len(others))
-    needed = {ld.tensor: ld for ld in loads(body)}
-    mine = {r: m for m in own.members for r in g.by_name[m].results}
-    ways = {x: _ways(g, name, x) for x in others}
-    if any(len(found) > MOST_WAYS for of in ways.values() for found in of):
-        return -math.inf
-    evaluations = {x: _evaluations(g, name, x, machine) for x in others}
-    for t, ld in needed.items():
-        if mine.get(t) is not None and not g.escapes(mine[t], own.members):
-            saved -= g.nbytes([t])  # a state that is written now
-        for x in others:
-            has = {read for m in x.members for read in loads(g.by_name[m].body) if read.tensor == t}
-            elsewhere = ld not in has and any(map(any, ways[x]))  # under each choice by itself, in every thread block
-            if not has or elsewhere:
-                times = evaluations[x] / max(1, g.points(c.dims)) if elsewhere else 1
-                saved -= g.points(dims_used(ld)) * g.program.dtype_of(t).nbytes * times
-    each, kept = _units(body, c.dims, g), any(u in own.members for u in g.consumers[name])
-    work = sum(evaluations[x] * max(_places(g, name, x), *map(len, ways[x])) for x in others) * each
-    saved -= (work if kept else work - g.points(c.dims) * each) / machine.vector * machine.bandwidth
-    if own.members == (name,):
+def _saved(
+    g: Graph, names: Sequence[str], within: Collection[str], others: Sequence[Group], own: Group, machine: Gpu
+) -> float:
+    """Bytes that are not moved if maps are computed again; kernels that go count as bytes, arithmetic too."""
+    saved, mine = 0.0, {r: m for m in own.members for r in g.by_name[m].results}
+    needed, had = dict[str, dict[Load, None]](), dict[tuple[Group, str], frozenset[Load]]()
+    for name in names:
+        c, body = g.by_name[name], inline_maps(g, g.by_name[name].body, within.__contains__)
+        read_by = [x for x in others if any(name in g.producers[m] for m in x.members)]
+        saved += g.nbytes([name]) * (1 + len(read_by))
+        ways = {x: _ways(g, name, x) for x in read_by}
+        parts = of_parts(body)
+        if parts is None or any(len(found) > MOST_WAYS for of in ways.values() for found in of):
+            return -math.inf
+        evaluations = {x: _evaluations(g, name, x, machine) for x in read_by}
+        every = dict[str, list[Load]]()
+        for ld in loads(body):
+            every.setdefault(ld.tensor, []).append(ld)
+        for t, found in every.items():
+            if t not in needed and mine.get(t) is not None and not g.escapes(mine[t], own.members):
+                saved -= g.nbytes([t])  # a state that is written now
+            needed.setdefault(t, {})
+            for x in read_by:
+                has = had.get((x, t)) or frozenset(
+                    read for m in x.members for read in loads(g.by_name[m].body) if read.tensor == t
+                )
+                chosen = any(map(any, ways[x]))  # under each choice by itself, in every thread block
+                apart = [ld for ld in found if chosen and ld not in has]
+                times = evaluations[x] / max(1, g.points(c.dims))
+                saved -= of_elements(g, apart) * times
+                saved -= max(0.0, of_elements(g, {*found, *has} - {*apart}) - of_elements(g, has))
+                had[x, t] = has | {*found}
+        repeats = repeated(g, parts, machine)
+        saved -= sum(repeats * max(1, *map(len, ways[x])) for x in read_by)
+        each, kept = _units(body, c.dims, g, parts), any(u in own.members for u in g.consumers[name])
+        work = sum(evaluations[x] * max(_places(g, name, x), *map(len, ways[x])) for x in read_by) * each
+        saved -= (work if kept else work - g.points(c.dims) * each) / machine.vector * machine.bandwidth
+    if all(m in within for m in own.members):
         saved += machine.second_kernel * machine.bandwidth
     return saved
 
 
-def _units(body: Expr, dims: Sequence[str], g: Graph) -> float:
+def _units(body: Expr, dims: Sequence[str], g: Graph, parts: Sequence[tuple[Expr, int]] = ()) -> float:
     """Arithmetic of an element of a map, each expression in it once, and a move. What fewer of its dims choose is
-    computed once for several elements."""
+    computed once for several elements, but for each of several parts."""
     every = {d for d in dims if g.extent(d) > 1}
-    found = {n for n in _arithmetic(body) if isinstance(n, Call) and dims_used(n) >= every}
-    return MOVE + sum(GPU_UNITS.get(root_of(n) or n.op, 1.0) for n in found)
+    found = {n: 1.0 for n in _arithmetic(body) if isinstance(n, Call) and dims_used(n) >= every}
+    for n, times in parts:
+        if isinstance(n, Call) and n not in found and times > 1:
+            found[n] = times * g.points(dims_used(n)) / max(1, g.points(dims))
+    return MOVE + sum(times * GPU_UNITS.get(root_of(n) or n.op, 1.0) for n, times in found.items())
 
 
 def _arithmetic(e: Expr) -> Iterator[Expr]:

@@ -24,6 +24,7 @@ from tilefold.block.split import column_dim, next_axis
 from tilefold.block.stages import StagePlan, inline_maps, plan_stages
 from tilefold.block.twins import Decided, Renaming, Twins
 from tilefold.plan.hardware import Gpu
+from tilefold.plan.parts import of_elements, of_parts, repeated
 from tilefold.tensor.analysis import Graph, expr_flops, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tile.pieces import power_of_two
@@ -306,7 +307,7 @@ def _alone(g: Graph, c: Compute, again: frozenset[str]) -> Compute:
     return replace(c, body=inline_maps(g, c.body, lambda m: m in again and g.by_name[m].reducer is None))
 
 
-def _read_later(g: Graph, x: Group, first: Sequence[str], late: Sequence[str]) -> set[str]:
+def _read_later(g: Graph, x: Group, first: Sequence[str], late: Sequence[str], machine: Gpu) -> set[str]:
     """Maps that the first kernel computes for its fold, and that the late maps had better read than compute again: less
     is read and written so. (What is written anyway costs no writing.)"""
     plan = plan_stages(g, with_unit(x))
@@ -315,10 +316,12 @@ def _read_later(g: Graph, x: Group, first: Sequence[str], late: Sequence[str]) -
     dims = {d for m in late for d in out_dims(g.by_name[m])}
 
     def moved(kept: set[str]) -> float:
-        found = {ld for m in late for ld in loads(_alone(g, g.by_name[m], frozenset(first) - kept).body)}
-        read = {t: max(g.points(dims_used(ld)) for ld in found if ld.tensor == t) for t in {ld.tensor for ld in found}}
-        own = sum(g.nbytes([m]) for m in kept if not g.escapes(m, x.members))
-        return own + sum(n * g.program.dtype_of(t).nbytes for t, n in read.items())
+        bodies = [_alone(g, g.by_name[m], frozenset(first) - kept).body for m in late]
+        found = {ld for e in bodies for ld in loads(e)}
+        read = sum(of_elements(g, [ld for ld in found if ld.tensor == t]) for t in {ld.tensor for ld in found})
+        parts = [of_parts(e) for e in bodies]
+        again = sum(math.inf if x is None else repeated(g, x, machine) for x in parts)
+        return read + again + sum(g.nbytes([m]) for m in kept if not g.escapes(m, x.members))
 
     kept: set[str] = set()
     for m in reversed(first):
@@ -348,7 +351,7 @@ def _later(g: Graph, x: Group, machine: Gpu, fits: Callable[[Group], bool]) -> _
     staged = _later_stage(g, x, machine)
     late = staged or _late(g, x, machine, fits)
     first = [m for m in x.members if m not in late]
-    read = _read_later(g, x, first, late) if late else ()
+    read = _read_later(g, x, first, late, machine) if late else ()
     return _Later(tuple(staged), tuple(late), tuple(m for m in first if m in read))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from tilefold.algebra.expr import Load, dims_used, loads, tensors_read
+from tilefold.algebra.expr import Call, Expr, Load, dims_used, loads, tensors_read, walk
 from tilefold.block.fuse import Fused, fuse_group, prepare
 from tilefold.block.group import ANY, Group, Grouping, Limits, Refusal
 from tilefold.block.legal import legal
@@ -237,9 +237,16 @@ class _Greedy:
             ld
             for c in computes
             for ld in loads(c.body)
-            if ld.tensor not in mine and dims_used(ld).issuperset(group.parallel)
+            if ld.tensor not in mine and dims_used(ld).issuperset(set(group.parallel) - _choosing(c.body))
         )
         return found
+
+
+def _choosing(e: Expr) -> frozenset[str]:
+    """Dims that choose between parts of what is loaded and are in no load's index: of what is stacked, say."""
+    found = loads(e)
+    asked = [n.args[0] for n in walk(e) if isinstance(n, Call) and n.op == "where" and not loads(n.args[0])]
+    return frozenset[str]().union(*map(dims_used, asked)).difference(*map(dims_used, found))
 
 
 def _reachable(g: Graph, at: Mapping[str, int], of: Mapping[str, Group]) -> tuple[dict[Group, int], dict[Group, int]]:

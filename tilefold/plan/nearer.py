@@ -16,11 +16,12 @@ time nothing is cut (gradients of log gamma: 450 forecasts, in 70 s, of kernels 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tilefold.algebra.expr import Call, Cast, Expr, dims_used, tensors_read
 from tilefold.block.group import Group
-from tilefold.plan.cut import added_bytes, cuts
+from tilefold.plan.cut import Members, added_bytes, cuts
 from tilefold.plan.dataflow import GPU_UNITS, operation_units
 from tilefold.plan.gpu_forms import Predicted
 from tilefold.plan.hardware import Gpu
@@ -28,7 +29,7 @@ from tilefold.tensor.analysis import Graph
 from tilefold.tensor.product import product_of
 
 #: Times its floor, and seconds beyond it, from which a kernel is far; share of its time that parts may take.
-FAR, BEYOND, SHARE = 2.5, 8e-6, 0.8
+FAR, BEYOND, SHARE = 2.4, 8e-6, 0.8
 #: Times the floor of parts that is good enough: no more cuts are tried.
 NEAR = 1.25
 #: Times what a group reads and writes that a cut may pass through memory: hidden rows of eight times their length may,
@@ -36,6 +37,8 @@ NEAR = 1.25
 PASSED = 8
 #: Cuts that are forecast, the cheapest first; those whose parts are cut again where none is enough.
 MOST_CUTS, HOPES = 16, 4
+#: Of those that differ only in maps which one or the other kernel computes.
+ALIKE = 4
 #: Parts of a group that are looked at: of those that are cut again, and their cuts, there are thousands in a long chain
 #: (the gradient of a structural similarity: 4,879, and 20 s; 209 of them differ).
 MOST_PARTS = 40
@@ -98,7 +101,7 @@ def _nearer(
     slow: list[tuple[frozenset[str], float]] = []
     names = frozenset[str]().union(*(tensors_read(g.by_name[m].body) for m in x.members)).difference(x.members)
     most = min(machine.passed * machine.tiers[-1].capacity, PASSED * (g.nbytes(names) + _written(g, x)))
-    for first, second in cuts(g, x.members)[:MOST_CUTS]:
+    for first, second in _tried(g, x.members):
         added = added_bytes(g, first, second)
         if added > most or NEAR * (floor + added / machine.bandwidth) >= least or ended():
             break  # the others add more
@@ -127,6 +130,19 @@ def _nearer(
             if seconds < least:
                 least, made = seconds, cut
     return ([y for part, _ in made for y in part], least) if made else _whole(x, own)
+
+
+def _tried(g: Graph, members: Sequence[str]) -> list[tuple[Members, Members]]:
+    """The cheapest cuts, of those that have the same reductions and results in their first kernel no more than `ALIKE`:
+    between the steps of a recurrence there are as many as steps, each cheap, and what is slow is behind them."""
+    ends = frozenset(m for m in members if g.by_name[m].reducer is not None or g.escapes(m, members))
+    found, alike = list[tuple[Members, Members]](), Counter[frozenset[str]]()
+    for first, second in cuts(g, tuple(members)):
+        kind = ends & {*first}
+        alike[kind] += 1
+        if alike[kind] <= ALIKE:
+            found.append((first, second))
+    return found[:MOST_CUTS]
 
 
 def _whole(x: Group, own: Predicted | None) -> tuple[list[Group], float]:

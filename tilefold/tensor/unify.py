@@ -4,9 +4,11 @@ Law: dims are bound names, so renaming one in a statement changes nothing. If st
 axis n of tensor T with the plain index d, then d and T's dim n run over the same elements, and
 one name for both makes the sharing visible to fusion.
 
+So do dims of two statements that read an axis in as many steps (the sums and differences of every two elements).
+
 Side conditions: equal extents; no statement gets one name for two of its dims. Where two links
 contradict (x[i, d] * x[j, d]), the nearer one wins: links to results used once first, then to
-other results, later ones first, then to program inputs.
+other results, later ones first, then to program inputs, then between readers of every n-th element.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tilefold.algebra.expr import Expr, Index, Load, loads, tensors_read
+from tilefold.algebra.expr import Const, Expr, Index, Load, loads, tensors_read
 from tilefold.tensor.index_simplify import poly
 from tilefold.tensor.ir import Program
 from tilefold.tensor.rewrite import dims_of, prune_dims, rename
@@ -36,9 +38,14 @@ def _links(p: Program) -> Iterator[tuple[str, str]]:
     dims = {r: c.dims for c in p.body for r in c.results}
     users = Counter(t for c in p.body for t in tensors_read(c.body))
     found: list[tuple[tuple[int, int], str, str]] = []
+    strided: dict[tuple[str, int, int, Expr], str] = {}
     for n, c in enumerate(p.body):
         for ld in loads(c.body):
             for axis, i in enumerate(ld.index):
+                if (at := _steps(i)) is not None:
+                    d, step = at
+                    first = strided.setdefault((ld.tensor, axis, step, p.sizes[d]), d)
+                    found.append(((3, n), d, first))
                 if not isinstance(i, Index):
                     continue
                 if ld.tensor in dims:
@@ -48,6 +55,14 @@ def _links(p: Program) -> Iterator[tuple[str, str]]:
                     found.append(((2, n), i.dim, input_axis(ld, axis)))
     found.sort(key=lambda f: f[0])
     return ((a, b) for _, a, b in found)
+
+
+def _steps(i: Expr) -> tuple[str, int] | None:
+    """The dim of an index of several steps along it, and a number beyond, and how many steps; None of others."""
+    terms = {} if isinstance(i, Index | Const) else poly(i, {})
+    (*others, (of, step)) = [(of, n) for of, n in terms.items() if of] or [((), 0)]
+    one = not others and len(of) == 1 and isinstance(of[0], Index) and step > 1
+    return (of[0].dim, step) if one and isinstance(of[0], Index) else None
 
 
 def input_axis(ld: Load, axis: int) -> str:
