@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tilefold.algebra.expr import Load
 from tilefold.tile.interp import run_kernel
 from tilefold.tile.ir import Alloc, Map, Reduce
 from tilefold.tile.reads_first import reads_first
@@ -72,3 +73,31 @@ def test_kernels_with_loops_are_left():
     text = COMBINE.format(dtype="f32").replace("    store y", "    for j:2\n      c sum= over j: n[j]\n    store y")
     kernel = verify(parse(text))
     assert reads_first(kernel, lanes, 100) == kernel
+
+
+STEPS = """
+kernel steps(R)
+  dim i = R
+  dim j = 7
+  in a: f32[2, R] unit 1
+  in b: f32[2, 7] unit 1
+  out y: f32[2, R] unit 1
+  grid i:4
+    alloc s: f32[i:4, j:7] tile
+    s[i, j] = a[0, i] * b[0, j]
+    alloc t: f32[i:4] tile
+    t[i] = sum over j: s[i, j]
+    store y[0, i] over i = t[i]
+    alloc u: f32[i:4, j:7] tile
+    u[i, j] = s[i, j] * a[1, i] + b[1, j]
+    alloc v: f32[i:4] tile
+    v[i] = sum over j: u[i, j]
+    store y[1, i] over i = v[i]
+"""
+
+
+def test_what_the_next_state_reads_stands_in_front_of_the_first_sum():
+    after = verify(reads_first(verify(parse(STEPS)), lanes, 100))
+    first = next(n for n, s in enumerate(after.body) if isinstance(s, Reduce))
+    read = [s.expr.tensor for s in after.body[:first] if isinstance(s, Map) and isinstance(s.expr, Load)]
+    assert read == ["a", "b"]

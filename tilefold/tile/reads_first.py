@@ -4,6 +4,9 @@ A reduction whose lanes are several warps' has barriers, and no compiler moves a
 the parts of three sums, each of which needs the one before it, waits for memory three times, and so does one of sums
 that need nothing of each other. With their loads in front of the first it waits once.
 
+So does a recurrence that is written out, each state of which is summed: what the maps between its sums read is read in
+front as well.
+
 Only kernels without loops, whose reductions have all they run over, and only float32: what parts are. The loads stay
 in registers until they are used.
 """
@@ -14,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Load, Size, dims_used, loads, transform
+from tilefold.algebra.expr import Const, Expr, Index, Load, Size, dims_used, loads, transform
 from tilefold.block.build import plain
 from tilefold.names import fresh
 from tilefold.tile.ir import Alloc, Buffer, Fill, For, Gemm, Kernel, Map, Reduce, Select, Stmt, Store
@@ -37,7 +40,7 @@ def reads_first(kernel: Kernel, lanes: Callable[[str], int], room: int) -> Kerne
     before = {ld for s in body[: at[0] + 1] for e in _exprs(s) for ld in loads(e)}
     taken = {*kernel.syms, *kernel.sizes, *(t.name for t in kernel.tensors), *allocated(body)}
     held: dict[Load, Buffer] = {}
-    for s in reductions[1:]:
+    for s in (s for s in body[at[0] + 1 : at[-1] + 1] if isinstance(s, Map | Reduce)):
         for ld in loads(s.expr):
             dims = tuple(d for d in extents if d in dims_used(ld))
             size = 1
@@ -45,7 +48,9 @@ def reads_first(kernel: Kernel, lanes: Callable[[str], int], room: int) -> Kerne
                 size *= lanes(d)
             new = ld.tensor in given and ld not in before and ld not in held
             alone = set(dims) == set(dims_used(ld)) and not any(loads(ix) for ix in ld.index)
-            if new and alone and set(dims) & set(s.rdims) and size <= room:
+            reduced = isinstance(s, Reduce) and bool(set(dims) & set(s.rdims))
+            stepped = isinstance(s, Map) and bool(dims) and all(isinstance(ix, Index | Const) for ix in ld.index)
+            if new and alone and (reduced or stepped) and size <= room:
                 room -= size
                 name = fresh(f"{ld.tensor}_read", taken)
                 held[ld] = Buffer(name, dims, tuple(extents[d] for d in dims), DType.F32)
