@@ -29,7 +29,7 @@ from tilefold.tensor.analysis import Graph
 from tilefold.tensor.product import product_of
 
 #: Times its floor, and seconds beyond it, from which a kernel is far; share of its time that parts may take.
-FAR, BEYOND, SHARE = 2.4, 8e-6, 0.8
+FAR, BEYOND, SHARE = 2.5, 8e-6, 0.8
 #: Times the floor of parts that is good enough: no more cuts are tried.
 NEAR = 1.25
 #: Times what a group reads and writes that a cut may pass through memory: hidden rows of eight times their length may,
