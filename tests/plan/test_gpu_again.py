@@ -53,6 +53,23 @@ def test_what_is_normalised_is_computed_by_rows_and_by_columns():
     assert len([k for k in fused.kernels if "x" in {i.name for i in k.block.inputs}]) == 2
 
 
+def adafactor(p, g, row, col):
+    """An update over the roots of its rows' and columns' moving means, no longer than one."""
+    s = g.square() + 1e-30
+    row, col = 0.99 * row + 0.01 * s.mean(1), 0.99 * col + 0.01 * s.mean(0)
+    u = g * (row / row.mean()).rsqrt()[:, None] * col.rsqrt()
+    return p - u / u.square().mean().sqrt().clamp(min=1.0), row, col
+
+
+def test_sums_along_two_axes_that_a_map_held_together_are_kernels_of_their_own_without_it():
+    """The map, in memory, was written once and read twice: 197 us of an H100, Inductor's 148."""
+    p = trace(
+        adafactor, *(torch.empty(*s, device="meta") for s in ((4096, 3001), (4096, 3001), (4096,), (3001,)))
+    ).program
+    wide = [r.name for k in fuse_for_gpu(p).kernels for r in k.block.results if {"i", "j"} <= set(r.dims)]
+    assert wide == ["sub_out"]
+
+
 def again(text: str, calls: tuple[tuple[str, ...], ...] = ()) -> Program:
     p = parse(text)
     groups = group(p, frozenset(m for call in calls for m in call), TARGET.limits, calls=calls).groups

@@ -19,6 +19,7 @@ from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, children
 from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
 from tilefold.block.stages import inline_maps
+from tilefold.plan.cut import components
 from tilefold.plan.dataflow import GPU_UNITS, MOVE, root_of
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.parts import of_elements, of_parts, repeated
@@ -88,14 +89,17 @@ def _again(
     if not all(_plainly_read(g, name, u) for u in readers for name in names):
         return None
     within = {m for m in own.members if g.by_name[m].reducer is None and not g.escapes(m, own.members)} | {*names}
-    if _saved(g, names, within, others, own, machine) <= 0:
+    saved = _saved(g, names, within, others, own, machine)
+    if saved <= 0:
         return None
     changed = {u: replace(g.by_name[u], body=inline_maps(g, g.by_name[u].body, within.__contains__)) for u in readers}
     for x in others:
         before, after = (_elements(g, x, bodies) for bodies in ({}, changed))
         if after > max(before, MOST_ELEMENTS):
             return None
-    return _settled(g.program, groups, changed, {own, *others}, limits)
+    found = _settled(g.program, groups, changed, {own, *others}, limits)
+    more = 0 if found is None else len(found[1]) - len(groups)  # kernels that nothing holds together any more
+    return found if saved > more * machine.second_kernel * machine.bandwidth else None
 
 
 def _elements(g: Graph, x: Group, changed: Mapping[str, Compute]) -> int:
@@ -257,9 +261,13 @@ def _settled(
     made: list[Group] = []
     for x in groups:
         left = tuple(m for m in x.members if m in g.by_name)
-        found = one_kernel(g, left, limits) if left and (x in touched or left != x.members) else x
-        if isinstance(found, str):
+        if not left or (x not in touched and left == x.members):
+            made += [x] if left else []
+            continue
+        found = [one_kernel(g, left, limits)]
+        if isinstance(found[0], str):  # a map that is computed again held sums along its two axes together
+            found = [one_kernel(g, part, limits) for part in components(g, left)]
+        if not all(isinstance(part, Group) for part in found):
             return None
-        if left:
-            made.append(found)
+        made += [part for part in found if isinstance(part, Group)]
     return after, made
