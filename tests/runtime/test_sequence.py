@@ -67,6 +67,12 @@ def test_no_move_is_taken_that_takes_more_where_arguments_stay():
     assert ordered(*steps, outputs=("d",), a=1, b=60, big=100, c=1, small=50, d=1) == steps
 
 
+def test_what_may_be_written_over_an_argument_stays_its_last_reader():
+    steps = ["p -> double", "p g -> next"]
+    assert ordered(*steps, outputs=("double", "next"), p=8, g=8, double=8, next=8) == steps
+    assert ordered(*steps, outputs=("double", "next"), p=8, g=8, double=4, next=4) != steps
+
+
 def test_checks_stay_where_they_stand():
     steps = ["a ->", "a -> b", "b -> c", "a c -> d"]
     assert ordered(*steps, outputs=("d",), a=90, b=9, c=9, d=1)[0] == "a ->"

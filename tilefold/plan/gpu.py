@@ -94,29 +94,30 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: whole.refusal(x) is None)
         p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls), windows)
         p, groups = states_apart(p, groups, machine, target.limits, frozenset(calls))
-    refusals = list(chosen.grouping.refusals)
+    refusals: list[Refusal] = []
 
-    def fit(p: Program, groups: Sequence[Group], *, near: bool = True) -> tuple[Program, _Fitting, list[Group]]:
-        fitting = _Fitting(Graph.of(p), target, frozenset(calls), chosen.forms)
+    def fitting_of(p: Program) -> _Fitting:
+        return _Fitting(Graph.of(p), target, frozenset(calls), chosen.forms)
+
+    def fit(fitting: _Fitting, groups: Sequence[Group], *, near: bool = True) -> list[Group]:
+        refusals[:] = chosen.grouping.refusals
         parts = [x for members in groups for x in fitting.parts(members, refusals)]
-        return p, fitting, [y for x in parts for y in fitting.near(x)] if near else parts
+        return [y for x in parts for y in fitting.near(x)] if near else parts
 
-    def again(p: Program, groups: list[Group], *, near: bool) -> tuple[Program, list[Group]]:
-        """Parts that do not fit whole are groups too: what they write along a reduced axis apart."""
-        _, fits, fitted = fit(p, groups, near=near)
-        if len(fitted) == len(groups):
-            return p, groups
-        other, parts = separated(p, fits.g, fitted, machine, frozenset(calls), lambda x: fits.refusal(x) is None)
-        return (other, parts) if len(parts) > len(fitted) else (p, groups)
-
-    if target.given is None:
-        p, groups = again(p, groups, near=False)  # behind a product that is cut off, say
-        p, groups = again(p, groups, near=True)
-    p, fitting, fitted = fit(p, groups)
-    if target.given is None:
+    fitting, usual = fitting_of(p), target.given is None
+    for near in (False, True) if usual else ():
+        fitted = fit(fitting, groups, near=near)
+        if len(fitted) > len(groups):
+            # parts are groups too, those behind a product that is cut off before they are asked how long they take
+            other, parts = separated(p, fitting.g, fitted, machine, frozenset(calls), fitting.fits)
+            if len(parts) > len(fitted):
+                p, groups, fitting = other, parts, fitting_of(other)
+    fitted = fit(fitting, groups)
+    if usual:
         other, parts = lookups_apart(p, fitted, machine, target.limits, frozenset(calls))
         if len(parts) > len(fitted):
-            p, fitting, fitted = fit(other, parts)
+            p, fitting = other, fitting_of(other)
+            fitted = fit(fitting, parts)
     fitted = fitting.joined(fitted)
     kernels = tuple(k for x in fitted for k in fitting.kernels(x))
     return Fused(p, kernels, Grouping(tuple(fitted), tuple(refusals)))
@@ -164,6 +165,10 @@ class _Fitting:
         found = self._parts.of(*self._known_by(x), lambda: self._cut(x))
         refusals += found.refusals
         return found.groups
+
+    def fits(self, x: Group) -> bool:
+        """Whether kernels can be made of a group."""
+        return self.refusal(x) is None
 
     def _known_by(self, x: Group) -> tuple[Named, Hashable]:
         """What decides about a group, without names."""

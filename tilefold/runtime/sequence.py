@@ -6,7 +6,8 @@ results wait there to be read goes to where they are first read, one that reads 
 comes before it.
 
 What is known of sizes is their estimates. Arguments may be the caller's to keep or, as a backward's are, the
-program's to let go: a move is taken only if it is less where they go and no more where they stay.
+program's to let go: a move is taken only if it is less where they go and no more where they stay. The step that reads
+an argument last, and makes as large a value, may write over it (`runtime.reuse`): it stays the last.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ WORTH = 1 / 256
 def of_least_memory(steps: Sequence[Step], sizes: Mapping[str, int], outputs: Collection[str]) -> list[Step]:
     """The steps in such an order. sizes: bytes of values, by name; of those without, nothing is known. outputs: values
     that are kept to the end."""
-    found, least = list(steps), _alive(steps, sizes, outputs)
+    found, least, over = list(steps), _alive(steps, sizes, outputs), _written_over(steps, sizes)
     for _ in range(MOST):
-        tried = ((_alive(order, sizes, outputs), order) for order in _moved(found, sizes, outputs))
+        orders = (order for order in _moved(found, sizes, outputs) if over.items() <= _last(order).items())
+        tried = ((_alive(order, sizes, outputs), order) for order in orders)
         worth = least[0] * (1 - WORTH)
         better = [(alive, order) for alive, order in tried if alive[0] <= worth and alive[1] <= least[1]]
         if not better:
@@ -58,6 +60,21 @@ def _moved(steps: list[Step], sizes: Mapping[str, int], outputs: Collection[str]
             first = max((made[n] + 1 for n in s.reads if n in made), default=0)
             if first <= worst:
                 yield [*steps[:worst], s, *steps[worst:at], *steps[at + 1 :]]
+
+
+def _last(steps: Sequence[Step]) -> dict[str, Step]:
+    """The step that reads each value last."""
+    return {n: s for s in steps for n in s.reads}
+
+
+def _written_over(steps: Sequence[Step], sizes: Mapping[str, int]) -> dict[str, Step]:
+    """Arguments that the step which reads them last may write over."""
+    made = {n for s in steps for n, _, _ in s.results}
+    return {
+        n: s
+        for n, s in _last(steps).items()
+        if n not in made and n in sizes and any(sizes.get(r) == sizes[n] for r, _, _ in s.results)
+    }
 
 
 def _alive(steps: Sequence[Step], sizes: Mapping[str, int], outputs: Collection[str]) -> tuple[int, int]:
