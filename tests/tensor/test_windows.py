@@ -147,3 +147,18 @@ def test_products_of_vectors_are_folds():
   return s, t
 """
     assert not gpu_windows(parse(text))
+
+
+def test_parts_of_several_sums_have_names_of_their_own():
+    """A part of s is s_1, or s_1_2 beside another sum of that name, of which a part is s_1_2 too."""
+    text = TEXT.format(h=18, k=13, y=6, u=6, dtype="f32")
+    (line,) = [x for x in text.splitlines() if x.lstrip().startswith("s[")]
+    text = text.replace(line, line + "\n" + line.replace("  s[", "  s_1[")).replace(
+        "s[n, c, u, v]", "s[n, c, u, v] * s_1[n, c, u, v]"
+    )
+    p = parse(text)
+    q = windows_written_out(p, ["s", "s_1"])
+    names = [c.name for c in q.body]
+    assert len(names) == len(set(names)) > 8
+    x, w = torch.randn(2, 4, 18, 9, dtype=torch.float64), torch.randn(4, 13, 3, dtype=torch.float64)
+    torch.testing.assert_close(run(q, {"x": x, "w": w})["out"], run(p, {"x": x, "w": w})["out"])

@@ -58,9 +58,9 @@ def _without_short_reductions(p: Program) -> Program:
     short = [c for c in p.body if _is_short(p, c) and any(x in read for x in _axes(c))]
     if not short:
         return p
-    return narrow(
-        prune_dims(replace(p, body=tuple(x for c in p.body for x in (written_out(p, c) if c in short else [c]))))
-    )
+    taken = set(p.names)
+    body = tuple(x for c in p.body for x in (written_out(p, c, taken) if c in short else [c]))
+    return narrow(prune_dims(replace(p, body=body)))
 
 
 def _is_short(p: Program, c: Compute) -> bool:

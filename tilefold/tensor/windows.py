@@ -26,7 +26,7 @@ from tilefold.algebra.expr import (
     rename_dims,
     substitute,
 )
-from tilefold.names import free
+from tilefold.names import fresh
 from tilefold.tensor.index_simplify import const, is_integer, simplify
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.narrow import narrow
@@ -42,7 +42,8 @@ def windows_written_out(p: Program, names: Collection[str]) -> Program:
     """The program with those sums, over dims of constant extent, written out."""
     if not names:
         return p
-    made = {c.name: written_out(p, c) for c in p.body if c.name in names}
+    taken = set(p.names)
+    made = {c.name: written_out(p, c, taken) for c in p.body if c.name in names}
     p = replace(p, body=tuple(x for c in p.body for x in made.get(c.name, [c])))
     for c in (x for parts in made.values() for x in reversed(parts)):
         p = _only_what_is_read(p, c.name)
@@ -72,11 +73,11 @@ def joined(reducer: str, terms: Iterable[Expr]) -> Expr:
     return functools.reduce(lambda a, b: call(COMBINE[reducer], a, b), terms)
 
 
-def written_out(p: Program, c: Compute) -> list[Compute]:
-    """Maps that add a few elements each to what the one before has; the last one is the sum (or another reduction)."""
+def written_out(p: Program, c: Compute, taken: set[str]) -> list[Compute]:
+    """Maps that add a few elements each to what the one before has; the last one is the sum (or another reduction).
+    taken: names of the program, and of maps for other sums of it, to which these are added."""
     counts = [int(e.value) for e in map(p.sizes.__getitem__, c.rdims) if isinstance(e, Const)]
     taps = list(itertools.product(*map(range, counts)))
-    taken = {i.name for i in p.inputs} | {r for x in p.body for r in x.results} | set(p.sizes) | set(p.syms)
     here = [_settled(substitute(c.body, _at(c, at)), p) for at in taps]
     read = [ld for ld in loads(c.body) if not dims_used(ld).isdisjoint(c.rdims)]
     others = {ld for ld in loads(c.body) if ld not in read}
@@ -86,7 +87,7 @@ def written_out(p: Program, c: Compute) -> list[Compute]:
         terms: list[Expr] = [Load(found[-1].name, tuple(map(Index, c.dims)))] if found else []
         terms += here[n * len(taps) // parts : (n + 1) * len(taps) // parts]
         last = n == parts - 1
-        name = c.name if last else free(f"{c.name}_{n}", taken)
+        name = c.name if last else fresh(f"{c.name}_{n}", taken)
         dtype = c.dtype if last else c.dtype.compute
         if len(terms) > LONG:
             terms = [joined(c.reducer or "", terms[k : k + BESIDE]) for k in range(0, len(terms), BESIDE)]
