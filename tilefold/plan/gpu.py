@@ -91,7 +91,7 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
         p, groups = whole_sums(p, groups, target.limits)
         g = Graph.of(p)
         whole = _Fitting(g, target, frozenset(calls), chosen.forms)
-        p, groups = separated(p, g, groups, machine, frozenset(calls), lambda x: whole.refusal(x) is None)
+        p, groups = separated(p, g, groups, machine, frozenset(calls), whole.fits)
         p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls), windows)
         p, groups = states_apart(p, groups, machine, target.limits, frozenset(calls))
     refusals: list[Refusal] = []
@@ -262,7 +262,7 @@ class _Fitting:
 
     def _fits(self, x: Group) -> bool:
         """Whether kernels can be made of a group; if not, it is known, and no group that has its members is tried."""
-        fits = self.refusal(x) is None
+        fits = self.fits(x)
         if not fits and (members := frozenset(x.members)) not in self._unfit:
             self._unfit.append(members)
         return fits

@@ -69,9 +69,8 @@ def normalise(p: Program, contiguous: Mapping[str, int] | None = None) -> tuple[
     contiguous: axes of inputs along which neighbours lie side by side in memory (default: the last), where operands of
     channels-last convolutions are converted by statements; None where the library converts them.
     """
-    p, layouts = split_dims(
-        plain_places(settled_positions(inline(drop_dead(p), rounds=1)))
-    )  # the rest where dims are what they are
+    p = plain_places(settled_positions(inline(drop_dead(p), rounds=1)))
+    p, layouts = split_dims(p)  # the rest where dims are what they are
     for _, run in INLINED:
         p = run(p)
     if contiguous is not None:

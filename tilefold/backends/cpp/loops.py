@@ -16,9 +16,9 @@ from tilefold.backends.cpp.values import Values
 
 _COMBINE = {"sum": "({} + {})", "prod": "({} * {})", "max": "tf::maximum({}, {})", "min": "tf::minimum({}, {})"}
 _COMBINE_BOOL = {"any": "({} | {})", "all": "({} & {})", "max": "({} | {})", "min": "({} & {})"}
+_LANES = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all"}
 #: Elements that are added up one after the other.
 RUN = 64
-_LANES = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all"}
 
 
 @dataclass(slots=True)
@@ -119,10 +119,11 @@ class NestWriter:
         else:
             self.elements(steps, accs, across)
         v.written = frozenset()
-        for n in range(len(inner)):
+        if inner:
             self.close()
-            if n == 0:
-                self.end_runs(runs, accs)
+            self.end_runs(runs, accs)
+        for _ in inner[:-1]:
+            self.close()
         if across:
             v.strip = None
         for a in accs:
@@ -199,14 +200,17 @@ class NestWriter:
         v, ctype = self.values, self.reduction_type(s)
         var = self.facts.name(f"{s.target}_acc")
         vec = across or v.strip is not None
-        memory = self.facts.dtype(s.target)
         if s.accumulate and not _apart(s, across):
             text = v.convert(v.value(Load(s.target, s.index)), ctype, vec)
         else:
-            start = identity_of(s.op, memory.compute.torch_dtype)
-            text = v.convert(Value(literal(start, ctype), ctype, False), ctype, vec)
+            text = self.nothing(s, ctype, vec)
         v.line(f"auto {var} = {text};")
         return _Acc(s, var, ctype)
+
+    def nothing(self, s: Step, ctype: CType, vec: bool) -> str:
+        """The reduction of no elements, in all lanes if in any."""
+        start = identity_of(s.op, self.facts.dtype(s.target).compute.torch_dtype)
+        return self.values.convert(Value(literal(start, ctype), ctype, False), ctype, vec)
 
     def combine(self, a: _Acc, across: bool) -> None:
         v = self.values
@@ -229,8 +233,7 @@ class NestWriter:
         v.line(f"const int64_t {stop} = tf::min64({at} + {RUN}, {hi});")
         found, vec = {a.var: self.facts.name(f"{a.step.target}_run") for a in sums}, across or v.strip is not None
         for a in sums:
-            start = literal(identity_of(a.step.op, self.facts.dtype(a.step.target).compute.torch_dtype), a.ctype)
-            v.line(f"auto {found[a.var]} = {v.convert(Value(start, a.ctype, False), a.ctype, vec)};")
+            v.line(f"auto {found[a.var]} = {self.nothing(a.step, a.ctype, vec)};")
             a.var = found[a.var]
         self.open(f"for (int64_t {dim} = {at}; {dim} < {stop}; ++{dim}) {{", dim)
         return {run: whole for whole, run in found.items()}

@@ -35,7 +35,7 @@ def looked_up(unit_axis: int, index: Sequence[Expr], axes: Sequence[str]) -> boo
     """Whether data say where in a line of memory each element along the last of several axes is (an image that is read
     at places of a flow's, for each channel): whatever they say, elements along the others are lines apart."""
     at = index[unit_axis]
-    return len(axes) > 1 and not dims_used(at).isdisjoint(axes[-1:]) and any(True for _ in loads(at))
+    return len(axes) > 1 and not dims_used(at).isdisjoint(axes[-1:]) and bool(loads(at))
 
 
 def steps_along(at: Poly, axes: Sequence[str], goes_on: Callable[[str, int], bool]) -> float | None:

@@ -356,7 +356,7 @@ class _Walk:
     def seen(self, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Places with what maps of the kernel compute for them, and floats from 0 to 1: what a flow of an image
         displaces stays near, what such a number is a share of an axis for is anywhere."""
-        return tuple(self.through(e, SEEN_THROUGH, {}) if any(True for _ in loads(e)) else e for e in index)
+        return tuple(self.through(e, SEEN_THROUGH, {}) if loads(e) else e for e in index)
 
     def through(self, e: Expr, depth: int, known: dict[tuple[Expr, int], Expr]) -> Expr:
         def one(x: Expr) -> Expr | None:
