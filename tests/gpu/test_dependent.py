@@ -9,6 +9,7 @@ import torch
 
 from tilefold import fuse
 from tilefold.runtime import gpu_program
+from tilefold.runtime.steps import GpuStep
 from tilefold.suites.gpu import operators as o
 
 pytestmark = pytest.mark.gpu
@@ -182,3 +183,50 @@ def test_two_streams_at_once(cuda, seen, monkeypatch):
                 got.append((n, run(*args[n])))
     torch.cuda.synchronize()
     assert all(torch.equal(y, want[n]) for n, y in got)
+
+
+class Block(torch.nn.Module):
+    """Products of the library, and between them kernels in a row: statistics down columns in segments, a map."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(256, 512, bias=False), torch.nn.Linear(512, 256, bias=False)
+
+    def forward(self, x):
+        z = self.up(x)
+        z = (z - z.mean(0)) * torch.rsqrt(z.var(0) + 1e-5)
+        return x + self.down(torch.nn.functional.silu(z))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_kernels_between_calls_of_the_library(graphs, cuda, seen, monkeypatch):
+    """A program with both, forward and backward, on a stream that is busy: the same bits as plain launches."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(Block(), Block()).to(cuda)
+    xs = [torch.randn(4096, 256, device=cuda) for _ in range(SETS)]
+    options = {"cudagraphs": True} if graphs else {}
+
+    def results(run):
+        found = []
+        torch.cuda._sleep(BUSY)
+        for n in range(4 * SETS):
+            torch.compiler.cudagraph_mark_step_begin()
+            y = run(xs[n % SETS])
+            y.square().sum().backward()
+            found += [y.detach().clone(), *(p.grad.clone() for p in net.parameters())]
+            net.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        return found
+
+    monkeypatch.setenv("TILEFOLD_PDL", "0")
+    torch._dynamo.reset()
+    want = results(torch.compile(net, backend="tilefold", dynamic=False, options=options))
+    monkeypatch.delenv("TILEFOLD_PDL")
+    torch._dynamo.reset()
+    asked = []
+    place = GpuStep._place
+    monkeypatch.setattr(GpuStep, "_place", lambda s, xs: asked.append(place(s, xs)) or asked[-1])
+    got = results(torch.compile(net, backend="tilefold", dynamic=False, options=options))
+    assert any(p.follows for p in asked)
+    wrong = [n for n, (a, b) in enumerate(zip(got, want, strict=True)) if not torch.equal(a, b)]
+    assert not wrong, f"{len(wrong)} of {len(got)} differ, first {wrong[:5]}"

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from tilefold.backends.triton.dependent import places
 from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
 from tilefold.errors import PlanError
@@ -20,7 +21,7 @@ from tilefold.runtime.recorder import Recorder
 from tilefold.runtime.reuse import replaceable
 from tilefold.runtime.spans import profiled, span, titles
 from tilefold.runtime.step import Step
-from tilefold.runtime.steps import FusedStep, GpuStep, KernelStep
+from tilefold.runtime.steps import AddedStep, FusedStep, GpuStep, KernelStep
 from tilefold.runtime.writing import writing
 from tilefold.tensor.ir import Program
 
@@ -54,6 +55,8 @@ class CompiledProgram:
             self._last_use.pop(name, None)
         _rows_apart(self.steps, (*self.program.outputs, *(i.name for i in self.program.inputs)))
         _as_read(self.steps, self.program.outputs)
+        if not self.program.syms:
+            _one_after_the_other(self.steps)
         for at, s in enumerate(self.steps):
             pairs = [(new, old) for new, old in s.over if new not in s.orders] if isinstance(s, GpuStep) else ()
             self._over[at] = [(new, old) for new, old in pairs if self._last_use.get(old) == at]
@@ -199,6 +202,23 @@ def _as_read(steps: Sequence[Step], kept: Collection[str]) -> None:
             if wanted is not None and all(isinstance(r, LibraryStep | FusedStep | AttentionStep) for r in mine):
                 assert isinstance(s, FusedStep)
                 s.orders[name] = wanted
+
+
+def _one_after_the_other(steps: Sequence[Step]) -> None:
+    """Tell kernels of ours with nothing between them that they are (`backends.triton.dependent`): each run of them is
+    to others what a call is. Sizes are known, so that all are launched that have something to write."""
+    runs: list[list[GpuStep]] = [[]]
+    for s in steps:
+        if not isinstance(s, GpuStep):
+            runs.append([])
+        elif isinstance(s, AddedStep) and not s.zeroed:  # what it adds to is filled in front of it
+            runs.append([s])
+        else:
+            runs[-1].append(s)
+    for run in runs:
+        launched = [any(0 not in shape({}) for _, _, shape in s.results) for s in run]
+        for s, place in zip(run, places(launched), strict=True):
+            s.place = place
 
 
 def _made(s: Step, name: str, like: Like, syms: Mapping[str, int]) -> Like:

@@ -17,6 +17,7 @@ import torch
 from tilefold.algebra.evaluate import identity_of
 from tilefold.backends.cpp.launch import CppKernel
 from tilefold.backends.cpp.render import render
+from tilefold.backends.triton.dependent import ALONE, Place, enabled
 from tilefold.backends.triton.launch import TritonKernel, Variant
 from tilefold.backends.triton.refusals import refusal
 from tilefold.backends.triton.views import Like
@@ -249,6 +250,8 @@ class GpuStep(FusedStep):
         #: (result, what it may be written over): `runtime.program` knows what is needed no more.
         self.over = overwritable(fused.block)
         self.triton = triton_kernel(self.canonical.block, given, interpreted=interpreted)
+        #: Among kernels that are launched one after the other (`runtime.program` knows them), where a device has that.
+        self.place = ALONE
 
     def launch(self) -> Launch:
         """The kernel with the program's names of its tensors."""
@@ -256,18 +259,22 @@ class GpuStep(FusedStep):
         return Launch(self.triton, tuple(old for _, old in self._tensors), syms, self.results)
 
     def _start(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int]) -> None:
-        self.triton.launch([tensors[old] for _, old in self._tensors], {new: syms[old] for new, old in self._syms})
+        xs = [tensors[old] for _, old in self._tensors]
+        self.triton.launch(xs, {new: syms[old] for new, old in self._syms}, self._place(xs))
 
     def _started(self, tensors: Mapping[str, torch.Tensor], syms: Mapping[str, int], recorder: Recorder) -> None:
         xs = [tensors[old] for _, old in self._tensors]
         own = {new: syms[old] for new, old in self._syms}
-        plan = self.triton.planned(xs, own, pointers := [x.data_ptr() for x in xs])
+        plan = self.triton.planned(xs, own, pointers := [x.data_ptr() for x in xs], self._place(xs))
         recorder.add(launch_of(plan, recorder.slots(xs), pointers, *recorder.at))
 
     def start_building(self, tensors: Mapping[str, Like], syms: Mapping[str, int]) -> None:
         """Have compiled meanwhile, by another process, what `run` needs for such tensors, its results among them."""
-        own = {new: syms[old] for new, old in self._syms}
-        self.triton.start_building([tensors[old] for _, old in self._tensors], own)
+        own, xs = {new: syms[old] for new, old in self._syms}, [tensors[old] for _, old in self._tensors]
+        self.triton.start_building(xs, own, self._place(xs))
+
+    def _place(self, xs: Sequence[torch.Tensor | Like]) -> Place:
+        return self.place if self.place != ALONE and enabled(xs[0].device) else ALONE
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """The tile kernel and its Triton, for typical values of symbols; why there is none where it is refused."""

@@ -13,7 +13,8 @@ ended or given leave (`griddepcontrol.launch_dependents`, at its start). Before 
 - Between two kernels of a call nothing of ours is launched. A launch that another thread puts between them on the same
   stream is waited for as the kernel ahead; it has itself waited for that one, or, with the attribute, must.
 
-Steps that are not planned as one call (library products between kernels) are launched plainly.
+In a program with calls of the library in between each run of kernels is such a call (`runtime.program`); where sizes
+vary, so that a kernel may have no thread blocks, its kernels are launched plainly.
 """
 
 from __future__ import annotations

@@ -111,11 +111,11 @@ class TritonKernel:
         xs = [tensors[n] for n in self.tensors]
         self.launch(xs, syms)
 
-    def launch(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int]) -> None:
-        """The same, tensors in the order of `self.tensors`."""
+    def launch(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], place: Place = ALONE) -> None:
+        """The same, tensors in the order of `self.tensors`. place: among kernels that follow one another."""
         pointers = [x.data_ptr() for x in xs]
         device = xs[0].device.index
-        plan = self.planned(xs, syms, pointers)
+        plan = self.planned(xs, syms, pointers, place)
         if device is None:
             plan.start(0, pointers)
         elif device == torch._C._cuda_getDevice():
@@ -124,15 +124,16 @@ class TritonKernel:
             with torch.cuda.device(device):
                 plan.start(torch._C._cuda_getCurrentRawStream(device), pointers)
 
-    def planned(self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], pointers: Sequence[int]) -> Plan:
+    def planned(
+        self, xs: Sequence[torch.Tensor], syms: Mapping[str, int], pointers: Sequence[int], place: Place = ALONE
+    ) -> Plan:
         """The launch for such tensors at such addresses, planned once."""
         device = xs[0].device.index
-        key = (device, *[(p % DIVISOR, x.shape, x.stride(), x.dtype) for p, x in zip(pointers, xs, strict=True)])
-        if syms:
-            key += tuple(syms.values())
+        key = (device, place, *[(p % DIVISOR, x.shape, x.stride(), x.dtype) for p, x in zip(pointers, xs, strict=True)])
+        key += tuple(syms.values())
         plan = self._plans.get(key)
         if plan is None:
-            plan = self.plan(xs, syms)
+            plan = self.plan(xs, syms, place)
             if len(self._plans) >= PLANS:
                 self._plans.clear()
             self._plans[key] = plan
