@@ -205,14 +205,15 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
 
 def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
     """Replace fused attention calls by `attention`, in place, in checkpointed parts too, what Dynamo makes of
-    `addcmul_` by a product and a sum, and resizing and running products by those with other gradients. What is returned
-    puts them back."""
+    `addcmul_` by a product and a sum, and resizing and products along rows by those with other gradients. What is
+    returned puts them back."""
     parts: dict[object, Callable[..., object]] = dict.fromkeys(_SDPA, attention)
     if hasattr(torch.ops.prims, "fma"):  # Inductor's, which Dynamo loads where it writes one
         parts[torch.ops.prims.fma.default] = _added_product
     parts |= {F.multi_head_attention_forward: multi_head_attention, flex.flex_operator: flex.flex_attention}
-    parts |= {F.interpolate: resize.interpolate, torch.cumprod: running_products.cumprod}
-    parts["cumprod"] = running_products.cumprod  # the method
+    parts |= {F.interpolate: resize.interpolate}
+    products = {"cumprod": running_products.cumprod, "prod": running_products.prod}
+    parts |= products | {getattr(torch, name): made for name, made in products.items()}  # methods, and functions
     graphs = list(_traced(gm))
     calls = [n for m in graphs for n in m.graph.nodes if n.op in ("call_function", "call_method")]
     fused = [(n, n.op, n.target) for n in calls if n.target in parts]
