@@ -195,6 +195,7 @@ def test_a_diagonal_that_is_filled_and_sums_with_a_factor_are_covered():
 
 def resized(x, size=(9, 12)):
     y = F.interpolate(x.sin(), scale_factor=2, mode="bilinear")
+    y = F.interpolate(y, scale_factor=1.5, mode="bicubic")
     return F.interpolate(F.interpolate(y, size=size), scale_factor=1.5, mode="bilinear", align_corners=True)
 
 

@@ -11,8 +11,9 @@ from tilefold.algebra.expr import loads
 from tilefold.errors import UnsupportedError
 
 aten = torch.ops.aten
-LINEAR, NEAREST, EXACT = (
+LINEAR, CUBIC, NEAREST, EXACT = (
     aten.upsample_bilinear2d_backward,
+    aten.upsample_bicubic2d_backward,
     aten.upsample_nearest2d_backward,
     aten._upsample_nearest_exact2d_backward,
 )
@@ -23,6 +24,7 @@ def gradient(op, made, extents, *settings):
     return lambda dy: op(dy, list(made), [2, 3, *extents], *settings)
 
 
+@pytest.mark.parametrize("op", [LINEAR, CUBIC])
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize(
     ("extents", "made", "scales"),
@@ -36,8 +38,9 @@ def gradient(op, made, extents, *settings):
         ((3, 4), (120, 36), (None, None)),
     ],
 )
-def test_linear(corners, extents, made, scales):
-    check(gradient(LINEAR, made, extents, corners, *scales), randn(2, 3, *made), modes=(False,), tol=2e-5)
+def test_weighted(op, corners, extents, made, scales):
+    tol = 2e-5 if op is LINEAR else 1e-4
+    check(gradient(op, made, extents, corners, *scales), randn(2, 3, *made), modes=(False,), tol=tol)
 
 
 @pytest.mark.parametrize("op", [NEAREST, EXACT])
@@ -73,9 +76,10 @@ def test_other_numbers_of_axes():
         check(f, dy, modes=(False,))
 
 
+@pytest.mark.parametrize("op", [LINEAR, CUBIC])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_types_and_memory_formats(dtype):
-    f = gradient(LINEAR, (14, 13), (7, 5), False, None, None)
+def test_types_and_memory_formats(op, dtype):
+    f = gradient(op, (14, 13), (7, 5), False, None, None)
     dy = randn(2, 3, 14, 13, dtype=dtype).to(memory_format=torch.channels_last)
     got, eager, exact = compiled(f, False, [])(dy), f(dy), f(dy.double())
     assert got.dtype is dtype and got.stride() == eager.stride()

@@ -18,6 +18,7 @@ _BACKWARD = {
     ("linear", 1): aten.upsample_linear1d_backward.default,
     ("bilinear", 2): aten.upsample_bilinear2d_backward.default,
     ("trilinear", 3): aten.upsample_trilinear3d_backward.default,
+    ("bicubic", 2): aten.upsample_bicubic2d_backward.default,
     ("nearest", 1): aten.upsample_nearest1d_backward.default,
     ("nearest", 2): aten.upsample_nearest2d_backward.default,
     ("nearest", 3): aten.upsample_nearest3d_backward.default,
@@ -55,7 +56,7 @@ def interpolate(
     others = antialias or bool(recompute_scale_factor)
     if others or not _covered(input, mode, size, scale_factor):
         return F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    corners = bool(align_corners) if "linear" in mode else align_corners
+    corners = None if "nearest" in mode else bool(align_corners)
     made: torch.Tensor = _Resized.apply(input, size, scale_factor, mode, corners)
     return made
 

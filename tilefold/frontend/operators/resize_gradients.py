@@ -4,6 +4,7 @@
 
     w(y, h) = max(1 - |s(y) - h|, 0)      s(y) = min(max((y + 1/2) r - 1/2, 0), H - 1)       linear
                                           s(y) = y r                                         linear, by corners
+    w(y, h) = sum of K(s(y) - k) over k that are h once they are kept inside             cubic: s(y) is not
     w(y, h) = 1 if i(y) = h else 0        i(y) = int((y + o) r)                              nearest
                                           i(y) = min(max(y - p, 0), H - 1)                   edges
 
@@ -32,6 +33,8 @@ aten = torch.ops.aten
 #: Taps along one axis that are written out. Along the one that is contiguous in memory fewer: neighbours, which are
 #: lanes of a GPU, would read places far apart, and the elements of a reduction read next to each other.
 FAR, NEAR = 32, 8
+#: Of the cubic kernel, as torch has it.
+CUBIC = -0.75
 #: Of a result's index y and a place h: an expression.
 Of = Callable[[Expr, Expr], Expr]
 
@@ -166,27 +169,79 @@ def _along(ctx: Context, dy: Value, axis: int, shape: tuple[Expr, ...], dtype: D
     return ctx.map(shape, dtype, lambda i: _added([element(i, const(n)) for n in range(w.count)]), name)
 
 
-def _linear(extent: int, made: int, corners: bool, scale: float | None, dtype: DType) -> _Axis:
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """s(y) of an axis that is made of another's places, in a type; `all` of them, or an expression."""
+
+    ratio: float
+    corners: bool
+    wide: DType
+
+    def all(self, made: int) -> torch.Tensor:
+        y = torch.arange(made).to(self.wide.torch_dtype)
+        return self.ratio * y if self.corners else self.ratio * (y + 0.5) - 0.5
+
+    def at(self, y: Expr) -> Expr:
+        at, ratio, half = Cast(y, self.wide), self.number(self.ratio), self.number(0.5)
+        return at * ratio if self.corners else (at + half) * ratio - half
+
+    def number(self, x: float) -> Const:
+        return Const(x, self.wide)
+
+
+def _positions(extent: int, made: int, corners: bool, scale: float | None, dtype: DType) -> _Positions:
     if corners:
         ratio = (extent - 1.0) / (made - 1.0) if made > 1 else 0.0
     else:
         ratio = 1.0 / scale if scale is not None and scale > 0 else extent / made
-    wide, t = dtype.compute, dtype.compute.torch_dtype
-    y = torch.arange(made).to(t)
-    s = (ratio * y if corners else ratio * (y + 0.5) - 0.5).clamp(0.0, extent - 1.0)
-    low = s.to(torch.int64)
-    high = (low + (s > low)).clamp(max=extent - 1)  # the last that has a weight
+    return _Positions(ratio, corners, dtype.compute)
+
+
+def _weighted(extent: int, low: torch.Tensor, high: torch.Tensor, weight: Of) -> _Axis:
+    """An axis whose y-th element is made of places `low[y]` to `high[y]`, neither of which ever falls."""
     places = torch.arange(extent)
     first, last = torch.searchsorted(high, places), torch.searchsorted(low, places, right=True) - 1
+    return _Axis(extent, len(low), first.tolist(), last.tolist(), weight)
+
+
+def _linear(extent: int, made: int, p: _Positions) -> _Axis:
+    s = p.all(made).clamp(0.0, extent - 1.0)
+    low = s.to(torch.int64)
+    high = (low + (s > low)).clamp(max=extent - 1)  # the last that has a weight
 
     def weight(y: Expr, h: Expr) -> Expr:
-        at = Cast(y, wide)
-        s = at * Const(ratio, wide) if corners else (at + Const(0.5, wide)) * Const(ratio, wide) - Const(0.5, wide)
-        s = call("minimum", call("maximum", s, Const(0.0, wide)), Const(extent - 1.0, wide))
-        away = call("abs", s - Cast(h, wide))
-        return call("maximum", Const(1.0, wide) - away, Const(0.0, wide))
+        s = call("minimum", call("maximum", p.at(y), p.number(0.0)), p.number(extent - 1.0))
+        away = call("abs", s - Cast(h, p.wide))
+        return call("maximum", p.number(1.0) - away, p.number(0.0))
 
-    return _Axis(extent, made, first.tolist(), last.tolist(), weight)
+    return _weighted(extent, low, high, weight)
+
+
+def _cubic(extent: int, made: int, p: _Positions) -> _Axis:
+    """Four places around s(y); the first and the last stand for those outside."""
+    low = p.all(made).floor().to(torch.int64) - 1
+    high = low + 3
+    outside = [(0, k) for k in range(int(low.min()), 0)]
+    outside += [(extent - 1, k) for k in range(extent, int(high.max()) + 1)]
+
+    def weight(y: Expr, h: Expr) -> Expr:
+        s = p.at(y)
+        found = _kernel(s - Cast(h, p.wide), p)
+        for edge, k in outside:
+            own = _kernel(s - p.number(k), p)
+            found = found + call("where", call("eq", h, const(edge)), own, p.number(0.0))
+        return found
+
+    return _weighted(extent, low.clamp(0, extent - 1), high.clamp(0, extent - 1), weight)
+
+
+def _kernel(away: Expr, p: _Positions) -> Expr:
+    """K: (a + 2) d^3 - (a + 3) d^2 + 1 up to 1, a (d^3 - 5 d^2 + 8 d - 4) up to 2."""
+    d = call("abs", away)
+    near = (p.number(CUBIC + 2) * d - p.number(CUBIC + 3)) * d * d + p.number(1.0)
+    far = ((d - p.number(5.0)) * d + p.number(8.0)) * d - p.number(4.0)
+    outer = call("where", call("lt", d, p.number(2.0)), p.number(CUBIC) * far, p.number(0.0))
+    return call("where", call("le", d, p.number(1.0)), near, outer)
 
 
 def _by_place(extent: int, at: torch.Tensor, counts: Of, *, shift: bool = False) -> _Axis:
@@ -230,13 +285,15 @@ def _scales(a: object, rank: int) -> list[float | None]:
     return [get("scales")] if rank == 1 else [get(f"scales_{n}") for n in "dhw"[-rank:]]
 
 
-def linear_backward(ctx: Context, node: torch.fx.Node) -> Value:
-    """Of linear, bilinear and trilinear interpolation."""
+def weighted_backward(ctx: Context, node: torch.fx.Node) -> Value:
+    """Of linear, bilinear, trilinear and bicubic interpolation."""
     a, rank = attrs(node), axes_of(node)
+    axis = _cubic if "cubic" in str(node.target) else _linear
     dy, corners = ctx.value(a["grad_output"]), bool(a["align_corners"])
     extents = _extents(ctx, node, dy, rank)
     with _disable_current_modes():  # positions are looked at: not under AOT's fake mode
-        axes = [_linear(*e, corners, s, dy.dtype) for e, s in zip(extents, _scales(a, rank), strict=True)]
+        given = zip(extents, _scales(a, rank), strict=True)
+        axes = [axis(*e, _positions(*e, corners, s, dy.dtype)) for e, s in given]
     return _gathered(ctx, node, dy, axes)
 
 
@@ -263,9 +320,10 @@ def replication_pad_backward(ctx: Context, node: torch.fx.Node) -> Value:
 
 
 TABLE: dict[torch._ops.OpOverload, Lowerer] = {
-    aten.upsample_linear1d_backward.default: linear_backward,
-    aten.upsample_bilinear2d_backward.default: linear_backward,
-    aten.upsample_trilinear3d_backward.default: linear_backward,
+    aten.upsample_linear1d_backward.default: weighted_backward,
+    aten.upsample_bilinear2d_backward.default: weighted_backward,
+    aten.upsample_trilinear3d_backward.default: weighted_backward,
+    aten.upsample_bicubic2d_backward.default: weighted_backward,
     aten.upsample_nearest1d_backward.default: nearest_backward,
     aten.upsample_nearest2d_backward.default: nearest_backward,
     aten.upsample_nearest3d_backward.default: nearest_backward,
