@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
 from tilefold.frontend.capture import few_channels, flex, foreach, random, resize, running_products
+from tilefold.frontend.operators import classes
 from tilefold.frontend.operators.table import TABLE
 
 _SDPA = (F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
@@ -211,7 +212,7 @@ def rewrite_attention(gm: torch.fx.GraphModule) -> Callable[[], None]:
     if hasattr(torch.ops.prims, "fma"):  # Inductor's, which Dynamo loads where it writes one
         parts[torch.ops.prims.fma.default] = _added_product
     parts |= {F.multi_head_attention_forward: multi_head_attention, flex.flex_operator: flex.flex_attention}
-    parts |= {F.interpolate: resize.interpolate}
+    parts |= {F.interpolate: resize.interpolate, F.one_hot: classes.one_hot}
     products = {"cumprod": running_products.cumprod, "prod": running_products.prod}
     parts |= products | {getattr(torch, name): made for name, made in products.items()}  # methods, and functions
     graphs = list(_traced(gm))

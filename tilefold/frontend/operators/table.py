@@ -6,6 +6,7 @@ import torch
 
 from tilefold.frontend.operators import (
     bits,
+    classes,
     contract,
     convolution_gradients,
     counts,
@@ -32,6 +33,7 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **view.TABLE,
     **reduce.TABLE,
     **counts.TABLE,
+    **classes.TABLE,
     **contract.TABLE,
     **convolution_gradients.TABLE,
     **norm.TABLE,
