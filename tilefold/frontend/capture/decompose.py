@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-from tilefold.frontend.capture import few_channels, flex, foreach, random, resize, running_products
+from tilefold.frontend.capture import distances, few_channels, flex, foreach, random, resize, running_products
 from tilefold.frontend.operators import classes
 from tilefold.frontend.operators.table import TABLE
 
@@ -62,6 +62,8 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten.index_add.default: functools.partial(_index_added, table[torch.ops.aten.index_add.default]),
         torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
         torch.ops.aten._trilinear.default: _trilinear,
+        torch.ops.aten._cdist_forward.default: distances.distances,
+        torch.ops.aten._cdist_backward.default: distances.gradient,
         torch.ops.aten._neg_view.default: torch.neg,
         torch.ops.aten._efficientzerotensor.default: torch.zeros,
         torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward,
