@@ -32,6 +32,7 @@ from tilefold.errors import (
     VerifyError,
 )
 from tilefold.version import version as _version
+from tilefold.with_torch import register as _register
 
 if TYPE_CHECKING:
     from tilefold.explanation.report import Explanation, explain
@@ -101,6 +102,8 @@ __all__ = [
     "varlen_attention",
     "verify",
 ]
+
+_register()
 
 
 def __getattr__(name: str) -> object:

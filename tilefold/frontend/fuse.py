@@ -31,7 +31,8 @@ from tilefold.frontend.capture.options import RUNNERS
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.assemble import STRICT_HINT, CompiledGraph, Options
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
-from tilefold.frontend.registered.nested import alone, in_graph, named, simple
+from tilefold.frontend.registered.fused import named
+from tilefold.frontend.registered.nested import alone, in_graph, simple
 from tilefold.frontend.torch_compile import aot, compile_captured
 from tilefold.pipeline import Goal, compile_program
 from tilefold.plan.gpu_forms import Given

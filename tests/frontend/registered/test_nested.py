@@ -13,7 +13,7 @@ from tests.frontend.fused_functions import moments, soft
 from tilefold.errors import TilefoldError
 from tilefold.frontend.fuse import fuse
 from tilefold.frontend.packages.operators import keep_operators
-from tilefold.frontend.registered import nested
+from tilefold.frontend.registered import fused
 
 close = torch.testing.assert_close
 
@@ -80,45 +80,120 @@ def test_results_of_any_structure():
 def test_the_operator_keeps_torchs_rules():
     call = '[[{"tensor": null}, 2.0], {}]'
     for x in (randn(3, 5), randn(3, 5).requires_grad_(), randn(5, 3).t()):
-        torch.library.opcheck(nested.fused, (soft.name, call, [x]))
+        torch.library.opcheck(fused.fused, (soft.name, call, [x]))
     close(
-        torch.vmap(lambda x: nested.fused(soft.name, call, [x])[0])(randn(4, 3, 5)),
+        torch.vmap(lambda x: fused.fused(soft.name, call, [x])[0])(randn(4, 3, 5)),
         torch.softmax(randn(4, 3, 5) * 2, -1),
     )
 
 
-def test_an_exported_program_keeps_it_for_another_process(tmp_path):
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            return soft(x, scale=2.0) + 1
-
-    x = randn(3, 5)
-    program = torch.export.export(Model(), (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
-    assert "tilefold.fused.default" in [str(t) for t in targets(program.graph_module)]
-    torch.export.save(program, tmp_path / "model.pt2")
-    torch.save((x, program.module()(x)), tmp_path / "values.pt")
-    code = """
-import sys, tilefold, torch
-program, (x, want) = tilefold.load_pt2(sys.argv[1]), torch.load(sys.argv[2])
-torch.testing.assert_close(program(x), want)
-assert program(torch.cat([x, x])).shape == (6, 5)
-torch.export.load(sys.argv[1])
+LOADERS = {
+    "load_pt2": "import tilefold, torch; load = tilefold.load_pt2",
+    "torch after tilefold": "import tilefold, torch; load = lambda path: torch.export.load(path).module()",
+    "torch before tilefold": "import torch, tilefold; load = lambda path: torch.export.load(path).module()",
+    "AOTInductor": "import tilefold, torch; from torch._inductor import aoti_load_package as load",
+}
+CASE = """
+import sys
+x, want = torch.load(sys.argv[2])
+run = load(sys.argv[1])
+torch.testing.assert_close(run(x), want)
+assert run(torch.cat([x, x])).shape == (6, 5)
 print("same")
 """
+
+
+def elsewhere(code, *words):
+    """What another process prints."""
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class Soft(torch.nn.Module):
+    def forward(self, x):
+        return soft(x, scale=2.0) + 1
+
+
+def exported(model, x):
+    return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_an_exported_program_keeps_it_for_another_process(loader, tmp_path):
+    x, path = randn(3, 5), tmp_path / "model.pt2"
+    program = exported(Soft(), x)
+    assert "tilefold.fused.default" in [str(t) for t in targets(program.graph_module)]
+    if loader == "AOTInductor":
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    else:
+        torch.export.save(program, path)
+    torch.save((x, Soft()(x)), tmp_path / "values.pt")
     with pytest.raises(TilefoldError, match=r"no operator that tilefold.custom_op has made(.|\n)*: tilefold.load_pt2"):
-        keep_operators(tmp_path / "model.pt2")
-    words = [sys.executable, "-c", code, str(tmp_path / "model.pt2"), str(tmp_path / "values.pt")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "same", done.stderr
+        keep_operators(path)
+    assert elsewhere(LOADERS[loader] + CASE, path, tmp_path / "values.pt") == "same"
+
+
+def test_tilefold_waits_for_torch_and_leaves_its_import_as_it_was():
+    code = """
+import sys
+before = list(sys.meta_path)
+import tilefold
+import tilefold.errors
+assert "torch" not in sys.modules and len(sys.meta_path) == len(before) + 1
+import torch
+assert sys.meta_path == before and "torch._dynamo" not in sys.modules
+print(torch.ops.tilefold.fused.default, torch.ops.tilefold.fused_gradient.default)
+"""
+    assert elsewhere(code) == "tilefold.fused.default tilefold.fused_gradient.default"
+
+
+def test_a_torch_that_does_not_load_is_the_users_error(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')")
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import tilefold
+for _ in range(2):
+    try:
+        import torch
+    except ImportError as err:
+        print(err)
+(tilefold.errors, tilefold.TilefoldError)
+sys.path[0] = sys.argv[2]
+sys.path_importer_cache.clear()
+import torch
+print(torch.ops.tilefold.fused.default)
+"""
+    said = elsewhere(code, tmp_path, tmp_path / "none")
+    assert said == "libcudart is missing\nlibcudart is missing\ntilefold.fused.default"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_no_other_process_finds_is_exported_in_parts_and_said_once(strict, tmp_path, caplog):
+    local, x = fuse(lambda x: torch.softmax(x * 2.0, -1), runner="interpreter"), randn(3, 5)
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return local(x) + local(x * 2)
+
+    program = torch.export.export(Model(), (x,), strict=strict)
+    assert "aten.softmax.int" in [str(t) for t in targets(program.graph_module)]
+    assert caplog.text.count("other processes could not import it\n  hint: define it at the top of a module") == 1
+    torch.export.save(program, path := tmp_path / "model.pt2")
+    torch.save((x, Model()(x)), tmp_path / "values.pt")
+    code = "import sys, torch\nx, y = torch.load(sys.argv[2])\n"
+    code += "torch.testing.assert_close(torch.export.load(sys.argv[1]).module()(x), y)"
+    assert elsewhere(code, path, tmp_path / "values.pt") == ""
 
 
 def test_what_is_no_module_s_is_not_found_elsewhere():
+    with pytest.raises(TilefoldError, match=r"not to be found: .* has no attribute 'absent'"):
+        fused.find("tests.frontend.fused_functions:absent")
     with pytest.raises(TilefoldError, match="not to be found"):
-        nested.find("tests.frontend.fused_functions:absent")
-    with pytest.raises(TilefoldError, match="not to be found"):
-        nested.find("no_such_module:f")
+        fused.find("no_such_module:f")
     with pytest.raises(TilefoldError, match="is not fused"):
-        nested.find("tests.frontend.fused_functions:fuse")
+        fused.find("tests.frontend.fused_functions:fuse")
 
 
 def test_tilefolds_own_graphs_fuse_what_is_in_it():

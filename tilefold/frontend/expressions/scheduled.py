@@ -19,7 +19,7 @@ from tilefold.frontend.expressions.te_run import Device, Differentiated, Tensors
 from tilefold.frontend.fuse import Fn, Fused, check_arguments, check_function, plain
 from tilefold.frontend.regions.execute import Executable
 from tilefold.frontend.registered.custom_op import Captured, capture, distinct, identifier
-from tilefold.frontend.registered.nested import pullback_of
+from tilefold.frontend.registered.fused import pullback_of
 from tilefold.frontend.registered.operator import Checked
 from tilefold.tensor.text import show
 

@@ -19,7 +19,7 @@ from tilefold.frontend.packages.archive import Reader, Writer, torch_dtype
 from tilefold.frontend.packages.form import Argument, Operators, Relation, StoredOperator
 from tilefold.frontend.packages.load import check_here, folder_of_libraries, region_of
 from tilefold.frontend.packages.package import region, requires
-from tilefold.frontend.registered.nested import fused, fused_gradient
+from tilefold.frontend.registered.fused import fused, fused_gradient
 from tilefold.frontend.registered.operator import NAMESPACE, Checked, Guard, Made, made, register
 
 #: Where a `.pt2` holds the operators, below the folder named after the archive (`extra` is for text).
@@ -56,7 +56,7 @@ def keep_operators(path: str | Path) -> tuple[str, ...]:
 def load_pt2(path: str | Path) -> Any:
     """A `.pt2` with the operators that it calls, as a callable: `torch.export.load(path).module()`, or the model of
     AOTInductor. Of operators of `tilefold.custom_op` nothing is compiled; functions of `tilefold.fuse` are found by
-    their module, and compile on their first call.
+    their module, and compile on their first call; torch's own loaders find them too.
 
     TilefoldError: no operators were kept in it, or it is for another machine, torch or Tilefold.
     """

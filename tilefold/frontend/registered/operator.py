@@ -25,7 +25,7 @@ from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.alike import Alike
 from tilefold.frontend.regions.direct import Direct
 from tilefold.frontend.regions.execute import Executable
-from tilefold.frontend.registered.nested import one_by_one
+from tilefold.frontend.registered.fused import one_by_one
 from tilefold.tensor.sizes import extent, shape_function
 from tilefold.tensor.text import show
 
