@@ -49,8 +49,8 @@ def test_the_papers_two_methods_are_held_against_the_form_without_delay(monkeypa
     assert [(o.guards, o.delay, o.ignore_rounding) for o in seen] == [(False, False, False)]
 
 
-@pytest.mark.parametrize("text", [c.VARIANCE, c.INERTIA])
-def test_linear_repair_has_no_second_method(text, monkeypatch):
+@pytest.mark.parametrize("text", [c.VARIANCE, c.INERTIA, c.DERIVABLE["softmax"], c.DERIVABLE["RMSNorm + max"]])
+def test_linear_repair_and_what_delays_nothing_have_no_second_method(text, monkeypatch):
     monkeypatch.setattr(derive, "prove_methods", lambda ctx: (WRONG,))
     assert all(k.ok for k in derive.derive_fold(cascade(text)).checks)
 

@@ -14,8 +14,8 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const
 from tilefold.algebra.text import Names
 from tilefold.algebra.text import parse as parse_expr
-from tilefold.block.bounds import _settled, of_positions
-from tilefold.block.ir import Loop, walk
+from tilefold.block.bounds import _dead, _settled, of_positions
+from tilefold.block.ir import Accumulate, Loop, walk
 from tilefold.plan.greedy import fuse
 from tilefold.tensor import interp as tensor_interp
 from tilefold.tensor.text import parse
@@ -125,6 +125,7 @@ NONE = Const(-math.inf, DType.F32)
         ("where(j <= i, x[i, j], -inf) * 2.0", "x[i, j] * 2.0", "-inf"),
         ("where(j <= i, x[i, j], -inf) * 0.5", "x[i, j] * 0.5", "-inf"),
         ("where(j <= i, x[i, j], -inf) * -2.0", "x[i, j] * -2.0", "-inf * -2.0"),
+        ("where(j <= i, x[i, j], -inf) * 0.0", "0.0", "-inf * 0.0"),
         ("where(j <= i, x[i, j], -inf) / 2.0", "x[i, j] / 2.0", "-inf"),
         ("where(j <= i, x[i, j], -inf) / 0.5", "x[i, j] / 0.5", "-inf"),
         ("where(j <= i, x[i, j], -inf) / -2.0", "x[i, j] / -2.0", "-inf / -2.0"),
@@ -144,6 +145,14 @@ NONE = Const(-math.inf, DType.F32)
 def test_what_an_element_is_where_the_mask_is_known(text, inside, outside):
     for truth, want in ((True, inside), (False, outside)):
         assert _settled(parsed(text), MASK, truth, {}) == parsed(want)
+
+
+def test_a_body_that_does_more_than_accumulate_is_never_dead():
+    fused = fuse(parse(ATTENTION))
+    (loop,) = [n for n in walk(fused.kernels[0].block.body) if isinstance(n, Loop) and n.kind == "for"]
+    assert _dead(loop.body, MASK, False) and not _dead(loop.body, MASK, True)
+    assert not _dead((*loop.body, loop), MASK, False) and not _dead((loop, *loop.body), MASK, False)
+    assert not _dead(tuple(n for n in loop.body if not isinstance(n, Accumulate)), MASK, False)
 
 
 def test_values_settled_before_are_used():

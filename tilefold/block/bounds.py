@@ -156,7 +156,7 @@ def _settled(e: Expr, mask: Expr, value: bool, known: Mapping[str, Const]) -> Ex
     match e:
         case Call("where", (Const(v, _), a, b)):
             return a if v else b
-        case Call("mul", (a, b)) if _ZERO in (a, b):
+        case Call("mul", (a, b)) if _ZERO in (a, b) and _NEG_INF not in (a, b):
             return _ZERO
         case Call("mul", (a, Const(v, _))) if a == _NEG_INF and v > 0:
             return _NEG_INF

@@ -85,6 +85,7 @@ i, n = Index("i"), Sym("n")
         (call("abs", n), (0, 3)),
         (call("maximum", i, const(-2)), (-2, 3)),
         (call("sign", i), (-1, 3)),
+        (call("sign", const(0)), (-1, 1)),
         (call("floordiv", i, const(5)), (-5, 5)),
         (call("lt", i, n), (0, 1)),
         (call("within", n, const(2)), (0, 1)),
@@ -98,6 +99,8 @@ i, n = Index("i"), Sym("n")
         (Cast(n, DType.BOOL), (0, 1)),
         (const(INT64[1]) + i, INT64),
         (const(INT64[0]) - i, INT64),
+        (const(INT64[1] - 3) + i, (INT64[1] - 3, INT64[1])),
+        (const(INT64[0] + 3) - i, (INT64[0], INT64[0] + 3)),
         (call("exp", i), INT64),
     ],
 )
@@ -119,6 +122,7 @@ def test_what_is_not_known_is_not_in_range() -> None:
     assert not in_range(Sym("n"), const(100), SIZES) and not in_range(const(0), Sym("n"), SIZES)
     moved = {"i": Sym("n"), "j": const(4)}
     assert in_range(Index("i"), Sym("n"), moved) and not in_range(Index("i") + 1, Sym("n"), moved)
+    assert not in_range(Index("i"), Sym("m"), moved) and not in_range(Index("i"), Sym("n") + Sym("m"), moved)
     assert in_range(Index("i") + 1, Sym("n") + 1, moved) and not in_range(Index("i") - 1, Sym("n"), moved)
 
 

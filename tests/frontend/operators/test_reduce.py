@@ -157,6 +157,7 @@ def test_the_corrected_count_is_not_negative(known, correction):
     for n in sizes:
         at = evaluate(e, Grid({}), Env(lambda *_: torch.tensor(0), {}, {"n": n}, exact=True))
         assert float(at) == max(0, n - correction)
+    assert any(isinstance(x, Const) and x.dtype.is_float for x in walk(e)) == (correction % 1 != 0)
     clamped = any(isinstance(x, Call) and x.op == "maximum" for x in walk(e))
     assert clamped == (correction != 0 and (known is None or math.prod(known) <= correction))
 
