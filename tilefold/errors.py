@@ -103,6 +103,10 @@ class BackendError(TilefoldError):
     """A back end cannot compile or run a kernel (no compiler, compile failure, ...)."""
 
 
+class NoRoomError(BackendError):
+    """No folder takes the files of a compilation: a full or read-only disk, or a limit on the size of files."""
+
+
 class CacheError(TilefoldError):
     """The on-disk cache cannot be used."""
 

@@ -24,7 +24,7 @@ from tilefold.tile.text import parse
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_fallback", [])
+    monkeypatch.setattr(cache, "_apart", {})
     monkeypatch.setattr(files, "_warned", set())
     return tmp_path / "cache"
 

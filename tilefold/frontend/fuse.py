@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import any_torch_dispatch_mode_on_stack
 from torch.utils._pytree import tree_flatten
 
-from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
+from tilefold.errors import NoRoomError, SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.capture.options import RUNNERS
 from tilefold.frontend.operators.bindings import Lowered
 from tilefold.frontend.regions.assemble import STRICT_HINT, CompiledGraph, Options
@@ -34,6 +34,7 @@ from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.frontend.registered.fused import named
 from tilefold.frontend.registered.nested import alone, in_graph, simple
 from tilefold.frontend.torch_compile import aot, compile_captured
+from tilefold.log import warn
 from tilefold.pipeline import Goal, compile_program
 from tilefold.plan.gpu_forms import Given
 
@@ -42,6 +43,8 @@ Fn = Callable[..., Any]
 _LEAVES = (torch.Tensor, torch.nn.Module, type(None), bool, int, float, str)
 #: Modes under which tensors have no values, or operators are written down.
 _TRACERS = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
+#: Reasons for running a function as it is that were given.
+_told: set[str] = set()
 #: Where Python's own modules are.
 _STDLIB = sysconfig.get_path("stdlib")
 P = ParamSpec("P")
@@ -104,6 +107,12 @@ class Fused(Generic[P, R]):
             return cast(R, translated(run, *args, **kwargs))
         except UnsupportedError as err:
             raise _of_shards(self.fn, err) from err.__cause__
+        except NoRoomError as err:  # the disk's fault, not the function's
+            if err.message not in _told:
+                _told.add(err.message)
+                warn("%s runs operator by operator: %s", self.name, err)
+            self._compiled[key] = self.fn
+            return self.fn(*args, **kwargs)
 
     def gradient(self, call: str, make: Callable[[], Fn]) -> Fn:
         """The compiled gradient of a call, made of the function that `make` gives if there is none."""

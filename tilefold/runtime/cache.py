@@ -5,7 +5,7 @@ library's checksum. The key is a digest of everything that decides the machine c
 compiler, flags, CPU, headers, Tilefold's version. Files appear by renaming, writers of one key take
 turns by a lock, and an entry whose checksum is wrong, or that others can have written, is built
 again (`files`). Where the directory cannot be written, or the disk is full, entries go to a temporary
-directory of the process, with one warning.
+directory of the process, or to memory, with one warning.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tilefold import artifacts, config
-from tilefold.errors import CacheError
+from tilefold.errors import CacheError, NoRoomError
 from tilefold.files import cache_folder, put, read_trusted, warn_unusable
 from tilefold.version import version
 
 LOCK_TIMEOUT_S = 600
+ROOM = "name a folder with room in TMPDIR"
 #: Format of entries; part of every key.
 FORMAT = "1"
 FOLDER = "kernels"
 
-_fallback: list[tempfile.TemporaryDirectory[str]] = []
+#: Where a process has its own files: among its temporary ones, or where those have no room, in memory.
+PLACES = (None, "/dev/shm")
+#: Folders for the kernels of this process alone, by their place.
+_apart: dict[str | None, tempfile.TemporaryDirectory[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def _found_or_built(name: str, parts: Mapping[str, str], build: Callable[[Path],
             hint=f"remove {where / f'{key}.lock'} if no such process is alive",
         ) from None
     except OSError as err:
-        return _stored(_without_cache(err), *_built(key, name, parts, build))
+        return _stored_apart(err, *_built(key, name, parts, build))
     try:
         found = _sound(where, key)  # another process may have built it meanwhile
         if found is not None:
@@ -91,21 +95,29 @@ def _found_or_built(name: str, parts: Mapping[str, str], build: Callable[[Path],
         try:
             return _stored(where, *done)
         except OSError as err:
-            return _stored(_without_cache(err), *done)
+            return _stored_apart(err, *done)
     finally:
         lock.release()
 
 
 def find(parts: Mapping[str, str]) -> Path | None:
     """The library of `parts` if there is a sound entry."""
-    places = (folder(), *(Path(t.name) for t in _fallback))
+    places = (folder(), *(Path(t.name) for t in _apart.values()))
     return next((p for where in places if (p := _sound(where, key_of(parts))) is not None), None)
 
 
 def _built(key: str, name: str, parts: Mapping[str, str], build: Callable[[Path], None]) -> tuple[Entry, bytes]:
-    with tempfile.TemporaryDirectory(prefix="tilefold-") as place:
-        build(Path(place) / "kernel.so")
-        data = (Path(place) / "kernel.so").read_bytes()
+    why: Exception | None = None
+    for place in PLACES:
+        try:
+            with tempfile.TemporaryDirectory(prefix="tilefold-", dir=place) as made:
+                build(Path(made) / "kernel.so")
+                data = (Path(made) / "kernel.so").read_bytes()
+            break
+        except (OSError, NoRoomError) as err:
+            why = why or err
+    else:
+        raise why if isinstance(why, NoRoomError) else NoRoomError(f"nothing can be compiled: {why}", hint=ROOM)
     short = {k: v if "\n" not in v else hashlib.sha256(v.encode()).hexdigest() for k, v in parts.items()}
     return Entry(key, name, time.time(), len(data), hashlib.sha256(data).hexdigest(), short), data
 
@@ -145,12 +157,17 @@ def _sound(where: Path, key: str) -> Path | None:
     return library if entry is not None and hashlib.sha256(data).hexdigest() == entry.sha256 else None
 
 
-def _without_cache(why: OSError) -> Path:
-    """A folder for the kernels of this process alone."""
+def _stored_apart(why: OSError, entry: Entry, data: bytes) -> Path:
+    """An entry for this process alone. NoRoomError: no place takes it."""
     warn_unusable(folder(), why, "kernels of this process are compiled into a temporary directory")
-    if not _fallback:
-        _fallback.append(tempfile.TemporaryDirectory(prefix="tilefold-cache-"))
-    return Path(_fallback[0].name)
+    for place in PLACES:
+        try:
+            if place not in _apart:
+                _apart[place] = tempfile.TemporaryDirectory(prefix="tilefold-cache-", dir=place)
+            return _stored(Path(_apart[place].name), entry, data)
+        except OSError as err:
+            why = err
+    raise NoRoomError(f"a compiled kernel cannot be kept: {why}", hint=ROOM)
 
 
 def list_entries() -> tuple[Entry, ...]:

@@ -70,7 +70,7 @@ def test_a_compiler_behind_another_program(program, monkeypatch, tmp_path):
         tmp_path / "x.so",
         tools,
     )
-    assert ctypes.CDLL(str(tmp_path / "x.so")).answer() == 42 and "kernel.cpp" in seen.read_text()
+    assert ctypes.CDLL(str(tmp_path / "x.so")).answer() == 42 and "x.cpp" in seen.read_text()
 
 
 def test_a_compiler_whose_path_has_a_space(monkeypatch, tmp_path):

@@ -6,12 +6,15 @@ a * b + c to a fused multiply-add are given up.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +22,7 @@ from pathlib import Path
 import torch
 
 from tilefold import config
-from tilefold.errors import BackendError
+from tilefold.errors import BackendError, NoRoomError
 
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = (
@@ -145,18 +148,53 @@ def _command(name: str) -> tuple[str, ...]:
     return () if path is None else (path, *words[1:])
 
 
+#: Numbers of errors of a system that takes no file, and what compilers say of them, also of programs that they call.
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS)
+_LIMITS = ("File size limit exceeded", os.strerror(errno.EFBIG))
+_NO_ROOM = (*_LIMITS, *map(os.strerror, NO_ROOM))
+
+
 def build(source: str, out: Path, tools: Toolchain) -> None:
-    """Compile `source` into the shared library `out`. BackendError with the compiler's words."""
-    with tempfile.TemporaryDirectory(prefix="tilefold-") as folder:
-        cpp = Path(folder) / "kernel.cpp"
+    """Compile `source` into the shared library `out`. BackendError with the compiler's words; NoRoomError where it
+    cannot write."""
+    cpp = out.with_suffix(".cpp")
+    command = [*tools.command, *tools.flags, str(cpp), "-o", str(out), tools.runtime, "-lm"]
+    try:
         cpp.write_text(source)
-        command = [*tools.command, *tools.flags, str(cpp), "-o", str(out), tools.runtime, "-lm"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise BackendError(f"the C++ compiler took more than {TIMEOUT_S} s", hint=" ".join(command)) from None
-        except OSError as err:
-            raise BackendError(f"the C++ compiler does not run: {err}", hint="set TILEFOLD_CXX") from None
-    if done.returncode != 0:
-        words = "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000] or done.stderr[:2000]
-        raise BackendError(f"the C++ compiler failed ({done.returncode}):\n{words}", hint=" ".join(command))
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, env=around(out), check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BackendError(f"the C++ compiler took more than {TIMEOUT_S} s", hint=" ".join(command)) from None
+    except OSError as err:
+        if err.errno in NO_ROOM:
+            raise no_room(out.parent, err.strerror or str(err)) from None
+        raise BackendError(f"the C++ compiler does not run: {err}", hint="set TILEFOLD_CXX") from None
+    finally:
+        cpp.unlink(missing_ok=True)
+    check(done.returncode, done.stderr, command, out)
+
+
+def around(out: Path) -> dict[str, str]:
+    """The environment in which a compiler makes `out`: its own files lie beside it, and its words are English."""
+    return {**os.environ, "TMPDIR": str(out.parent), "LC_ALL": "C"}
+
+
+def check(status: int, words: str, command: Sequence[str], out: Path) -> None:
+    """BackendError where a compiler that was to make `out` ended with such a status: with what it said of errors."""
+    if status == 0:
+        return
+    said = "\n".join(line for line in words.splitlines() if "error" in line)[:2000] or words[:2000]
+    why = next((w for w in _NO_ROOM if w in words), None)
+    if why is None and status == -signal.SIGXFSZ:
+        why = _LIMITS[0]
+    if why is not None:
+        raise no_room(out.parent, why)
+    how = f"failed ({status})" if status > 0 else f"was stopped by {signal.Signals(-status).name}"
+    raise BackendError(f"the C++ compiler {how}:\n{said}", hint=" ".join(command))
+
+
+def no_room(folder: Path, why: str) -> NoRoomError:
+    """Of a compiler that could not write into a folder."""
+    hint = "raise the limit on the size of files (ulimit -f)" if why in _LIMITS else "name a folder with room in TMPDIR"
+    return NoRoomError(f"the C++ compiler cannot write to {folder.parent}: {why}", hint=hint)

@@ -25,7 +25,7 @@ from types import ModuleType
 
 import torch
 
-from tilefold.backends.cpp.compile import toolchain
+from tilefold.backends.cpp.compile import around, check, toolchain
 from tilefold.backends.triton.driver import functions
 from tilefold.errors import BackendError, TilefoldError
 from tilefold.runtime import cublas
@@ -93,14 +93,13 @@ class Native:
         command = [*recipe.command, "-o", str(out), *recipe.libraries]
         if (nice := shutil.which("nice")) is not None:
             command = [nice, *command]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=around(out))
         try:
             _, words = self._process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise BackendError(f"the C++ compiler took more than {TIMEOUT_S} s", hint=" ".join(command)) from None
-        if self._process.returncode != 0:
-            raise BackendError(f"the C++ compiler failed:\n{words[:2000]}", hint=" ".join(command))
+        check(self._process.returncode, words, command, out)
 
     def _stop(self) -> None:
         """A process that ends does not leave its compiler behind."""
