@@ -68,6 +68,11 @@ def sparse(x):
 def sparse_inputs():
     return torch.eye(3).to_sparse()
 
+def sparse_exp(x):
+    return x.exp()
+
+sparse_exp_inputs = sparse_inputs
+
 def leaving(x):
     raise SystemExit(4)
 
@@ -195,6 +200,13 @@ def test_functions_that_cannot_be_explained(target, message):
     refused(["explain", target], message)
 
 
+def test_torchs_table_of_kernels_is_left_out():
+    """A page of "registered at ...", behind what the error says."""
+    result = invoke(["explain", "good.py:sparse_exp"])
+    assert "arguments from the 'SparseCPU' backend." in result.output and "registered" not in result.output
+    assert len(result.output) < 700
+
+
 def test_a_function_without_a_name_has_that_of_the_file():
     assert invoke(["explain", "good.py:anonymous"]).exit_code == 0
 
@@ -255,6 +267,8 @@ def test_seeds_are_numbers(seed):
         (["plan", "good.py:softmax", "--machine", "h100", "--device", "cpu"], "no machine 'h100' with --device cpu"),
         (["tune", "good.py:softmax", "--effort", "all"], "no effort 'all'|no CUDA device|none .torch.cuda"),
         (["run", "image.bin"], "image.bin is not UTF-8 text"),
+        (["bench", "absent.py"], "no such file: absent.py"),
+        (["bench", "folder.py"], "not a file: folder.py"),
     ],
 )
 def test_options_that_do_not_fit(words, message):

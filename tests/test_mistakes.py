@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -150,6 +151,26 @@ def test_the_users_own_error_is_said_in_its_words() -> None:
 def test_attention_of_what_is_none(given: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TilefoldError, match=message):
         tilefold.flex_attention(*given)
+
+
+def test_what_goes_wrong_in_attention_is_told_at_the_users_line() -> None:
+    x = torch.randn(1, 1, 4, 8)
+    with pytest.raises(UnsupportedError, match=r"at .*test_mistakes.py:\d+: tilefold.flex_attention\(x, x, x, lambda"):
+        tilefold.flex_attention(x, x, x, lambda score: score)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fn", [lambda x: torch.softmax(x, 7), functools.partial(torch.softmax, dim=7)])
+def test_an_axis_that_there_is_not(fn: Callable[..., Any]) -> None:
+    """PyTorch's fake softmax takes any."""
+    with pytest.raises(UnsupportedError, match=r"^a tensor of 2 axes has no axis 7\n") as error:
+        tilefold.fuse(fn)(torch.randn(4, 8))
+    assert "fuse.py" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a b", "", "1st", "größe", 3])
+def test_names_that_no_operator_has(name: Any) -> None:
+    with pytest.raises(TilefoldError, match=r"^an operator cannot be called .*\n  hint: letters, digits and _"):
+        tilefold.custom_op(lambda x: torch.softmax(x, -1), torch.randn(4, 8), name=name)
 
 
 def test_packed_attention_of_what_is_none() -> None:

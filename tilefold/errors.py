@@ -21,9 +21,9 @@ class SourceLoc:
 
     @staticmethod
     def of_caller(*skip: str) -> SourceLoc | None:
-        """The line that is running, in the innermost frame outside of the files `skip` and of this one."""
+        """The line that is running, in the innermost frame outside of this file and of paths that start so."""
         frame: FrameType | None = sys._getframe()
-        while frame is not None and frame.f_code.co_filename in (__file__, *skip):
+        while frame is not None and frame.f_code.co_filename.startswith((__file__, *skip)):
             frame = frame.f_back
         if frame is None:
             return None

@@ -13,6 +13,9 @@ from typing import Any
 
 from tilefold.errors import SourceLoc, TilefoldError, UnsupportedError
 
+#: Characters of an error's words that are shown.
+MOST = 400
+
 
 def imported(path: Path) -> ModuleType:
     """The file as a module; TilefoldError with the user's line where it cannot be imported."""
@@ -76,4 +79,12 @@ def _raised(err: BaseException, what: str, path: Path) -> TilefoldError:
     """An error of the user's file, with the innermost of its lines."""
     mine = [f for f in traceback.extract_tb(err.__traceback__) if Path(f.filename).resolve() == path.resolve()]
     loc = SourceLoc(mine[-1].filename, mine[-1].lineno or 0, mine[-1].line or "") if mine else None
-    return TilefoldError(f"{what}: {type(err).__name__}: {err}", loc=loc)
+    return TilefoldError(f"{what}: {type(err).__name__}: {_told(str(err))}", loc=loc)
+
+
+def _told(words: str) -> str:
+    """An error's words without the tables behind them: torch's dispatcher names all kernels that it has."""
+    if len(words) <= MOST:
+        return words
+    start = words.partition("\n\n")[0][:MOST]
+    return start[: start.rfind(". ") + 1] or f"{start}..."

@@ -177,6 +177,8 @@ def _check_options(context: typer.Context, suite: str) -> None:
     """Say which options a suite does not take: it would run as if they had not been given."""
     given = _given(context)
     with friendly():
+        if _is_file(suite) and not Path(suite).is_file():
+            raise TilefoldError(f"not a file: {suite}" if Path(suite).exists() else f"no such file: {suite}")
         known = own.INPUTS if _is_file(suite) else suite
         if known not in _OPTIONS or suite == own.INPUTS:
             raise TilefoldError(f"no benchmarks for {suite!r}", hint=", ".join(n for n in _OPTIONS if n != own.INPUTS))

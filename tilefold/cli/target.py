@@ -40,7 +40,8 @@ def load(target: str) -> tuple[Function, ModuleType]:
     if isinstance(fn, type):
         raise TilefoldError(f"{name} is a class", hint=f"name an instance of it, as `model = {name}()` in {file}")
     if not callable(fn):
-        known = ", ".join(sorted(n for n, v in vars(module).items() if isinstance(v, FunctionType))) or "none"
+        functions = (n for n, v in vars(module).items() if isinstance(v, FunctionType) and not n.endswith("_inputs"))
+        known = ", ".join(sorted(functions)) or "none"
         raise TilefoldError(f"{file} has no function {name}", hint=f"its functions: {known}")
     return fn, module
 

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten
 from tilefold.errors import NoRoomError, SourceLoc, TilefoldError, UnsupportedError
 from tilefold.frontend.capture.options import RUNNERS
 from tilefold.frontend.operators.bindings import Lowered
+from tilefold.frontend.operators.source import FRONTEND, TORCH
 from tilefold.frontend.regions.assemble import STRICT_HINT, CompiledGraph, Options
 from tilefold.frontend.regions.specialise import Sizes, lower_specialised
 from tilefold.frontend.registered.fused import named
@@ -449,9 +450,10 @@ def _first_line(err: Exception) -> str:
 
 def _user_line(err: Unsupported | TorchRuntimeError | UserError) -> SourceLoc | None:
     """The innermost frame of the user's code at a graph break: neither torch's nor Python's own, as of `logging`."""
-    frames = [f for f in getattr(err, "real_stack", None) or () if f.filename and "/torch/" not in f.filename]
-    if not frames:
-        return None
+    stack = getattr(err, "real_stack", None) or ()
+    frames = [f for f in stack if f.filename and "/torch/" not in f.filename and not f.filename.startswith(FRONTEND)]
+    if not frames:  # of functions that we compile: attention
+        return SourceLoc.of_caller(FRONTEND, TORCH)
     users = [f for f in frames if not f.filename.startswith(_STDLIB) or "site-packages" in f.filename]
     last = (users or frames)[-1]
     return SourceLoc(last.filename, last.lineno or 0, last.line or "")

@@ -409,7 +409,9 @@ def meta_of(node: torch.fx.Node, part: int | None = None) -> tuple[tuple[Expr, .
 
 
 def normal_axis(axis: int, rank: int) -> int:
-    """A non-negative axis number."""
+    """A non-negative axis number. UnsupportedError: there is no such axis, which some fake operators do not notice."""
+    if not -max(rank, 1) <= axis < max(rank, 1):
+        raise UnsupportedError(f"a tensor of {rank} axes has no axis {axis}", hint="count from 0, or back from -1")
     return axis + rank if axis < 0 else axis
 
 

@@ -12,11 +12,13 @@ import torch
 from tilefold.errors import SourceLoc
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH = os.path.dirname(torch.__file__) + os.sep
+#: What runs users' functions: attention, functions that have no code of their own.
+FRONTEND = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def location(node: torch.fx.Node) -> SourceLoc | None:
-    """The innermost frame of the node's stack trace outside of torch; None without a trace."""
+    """The innermost frame of the node's stack trace outside of torch and of the front end; None without one."""
     return _innermost(node.meta.get("stack_trace") or "")
 
 
@@ -24,8 +26,8 @@ def location(node: torch.fx.Node) -> SourceLoc | None:
 def _innermost(trace: str) -> SourceLoc | None:
     """Operators of one line share their trace, and each is asked for it several times."""
     frames = [(m[1], int(m[2])) for m in _FRAME.finditer(trace)]
-    users = [f for f in frames if not f[0].startswith(_TORCH)]
-    if not frames:
+    users = [f for f in frames if not f[0].startswith((TORCH, FRONTEND))]
+    if not users:
         return None
-    file, line = (users or frames)[-1]
+    file, line = users[-1]
     return SourceLoc(file, line, linecache.getline(file, line).strip())

@@ -64,6 +64,8 @@ def custom_op(fn: Fn, *examples: torch.Tensor, name: str | None = None, dynamic:
     """
     if not examples or not all(isinstance(x, torch.Tensor) for x in examples):
         raise TilefoldError("an operator takes tensors", hint="bind other arguments: functools.partial(fn, scale=0.5)")
+    if name is not None and not (isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)):
+        raise TilefoldError(f"an operator cannot be called {name!r}", hint="letters, digits and _: my_softmax")
     fn = plain(fn)
     check_function(fn, "custom_op")
     check_arguments(fn, examples, {})
