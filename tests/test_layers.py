@@ -29,6 +29,7 @@ LAYERS = (
     ("integrations",),
     ("demo",),
     ("cli",),
+    ("with_torch",),
 )
 #: Packages that may be missing, or are slow to load and only some runs need: imported where used.
 OPTIONAL = frozenset(

@@ -61,6 +61,11 @@ def tell_triton(settings: Sequence[tuple[str, str]]) -> None:
     os.environ.update(settings)
 
 
+def compiling_in(folder: Path) -> dict[str, str]:
+    """The environment of a compiler whose own files lie in a folder and whose words are English."""
+    return {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C"}
+
+
 def load() -> Config:
     """The settings as they are now; tests change the environment and call again."""
     chosen = os.environ.get("TILEFOLD_CXX") or os.environ.get("CXX")

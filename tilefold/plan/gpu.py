@@ -33,6 +33,7 @@ from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group, ordered
 from tilefold.plan.nearer import nearer
 from tilefold.plan.selected import Calls, Selected, predicted, selected
+from tilefold.plan.shared_heads import of_results, of_several_heads
 from tilefold.plan.short_products import of_few_sums
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.plan.whole_sums import whole_sums
@@ -78,9 +79,11 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     apart = frozenset(m for call in calls for m in call)
     machine = target.machine
     p = as_memory_lies(align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart))
+    p = of_results(p)
     g = Graph.of(p)
     windows = windows_under_sums(g, machine, apart)
     apart |= feeding_products(g, machine) | frozenset(c.name for c in p.body if of_few_sums(g, c)) | windows
+    apart |= of_several_heads(g)
     chosen = groups_of(p, target, apart, calls)
     p, alone = split_contractions(p, g, chosen.grouping.groups, machine)
     if alone:

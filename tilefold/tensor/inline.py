@@ -42,7 +42,7 @@ from tilefold.tensor.analysis import Graph, expr_flops, readings
 from tilefold.tensor.as_stored import rounded
 from tilefold.tensor.channels_last import library_turns
 from tilefold.tensor.convolution import is_windowed
-from tilefold.tensor.index_simplify import poly, same, within
+from tilefold.tensor.index_simplify import const, poly, same, within
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of, varying
 from tilefold.tensor.rewrite import dims_of, drop_dead, rename_loads, substitute_map
@@ -153,14 +153,16 @@ def _shared_out(p: Program) -> frozenset[str]:
 
 def _operands(p: Program) -> frozenset[str]:
     """What windows read, and matrix products whole (not a third of it: queries, keys and values of one product): it is
-    stored for them anyway."""
+    stored for them anyway. What products read for several heads (keys of a cache) where it is a result."""
     found: set[str] = set()
+    results = {ld.tensor for c in p.body if c.name in p.outputs and _renames(c.body) for ld in loads(c.body)}
     for c in p.body:
         x = product_of(c)
         if is_windowed(c):
             found.update(ld.tensor for ld in loads(c.body))
         elif x is not None and x.is_matrix():
             found.update(ld.tensor for ld in loads(c.body) if all(isinstance(ix, Index) for ix in ld.index))
+        found.update(ld.tensor for ld in loads(c.body) if x is not None and ld.tensor in results and _shared(ld))
     return frozenset(found)
 
 
@@ -224,7 +226,7 @@ def _worth(
         return False
     lacking = any(set(dims_of(c)) - frozenset().union(*map(dims_used, ld.index)) for ld in at)
     shared = any(set(dims_of(c)) - varying(ld) for ld in at)  # also by outputs of a group, o // q
-    if shared and product_of(c) is not None:
+    if product_of(c) is not None and (shared or (m.name in operands and any(map(_shared, at)))):
         return False  # operands stay plain loads, so that it is a matrix product to every back end
     if cost <= FREE and len(loads(m.body)) <= 1:
         return True
@@ -247,6 +249,12 @@ def _worth(
         few = (more - 1) * cost <= NEIGHBOURS or (count[m.name] == len(at) and _each_once(m, at, c, sizes))
         return not lacking and product_of(c) is None and few
     return (not lacking and (_times(m, at, c, sizes) - 1) * _of_elements(m.body) <= NEIGHBOURS) or cost <= CHEAP
+
+
+def _shared(ld: Load) -> bool:
+    """Whether neighbours along a dim read the same element: x // c, where nothing says which of c they are (x % c)."""
+    parts = {n for e in ld.index for n in walk(e) if isinstance(n, Call)}
+    return any(n.op == "floordiv" and n.args[1] != const(1) and call("mod", *n.args) not in parts for n in parts)
 
 
 def _of_elements(e: Expr) -> int:

@@ -162,7 +162,13 @@ def build(source: str, out: Path, tools: Toolchain) -> None:
     try:
         cpp.write_text(source)
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, env=around(out), check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            env=config.compiling_in(out.parent),
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise BackendError(f"the C++ compiler took more than {TIMEOUT_S} s", hint=" ".join(command)) from None
@@ -173,11 +179,6 @@ def build(source: str, out: Path, tools: Toolchain) -> None:
     finally:
         cpp.unlink(missing_ok=True)
     check(done.returncode, done.stderr, command, out)
-
-
-def around(out: Path) -> dict[str, str]:
-    """The environment in which a compiler makes `out`: its own files lie beside it, and its words are English."""
-    return {**os.environ, "TMPDIR": str(out.parent), "LC_ALL": "C"}
 
 
 def check(status: int, words: str, command: Sequence[str], out: Path) -> None:

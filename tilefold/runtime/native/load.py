@@ -25,7 +25,8 @@ from types import ModuleType
 
 import torch
 
-from tilefold.backends.cpp.compile import around, check, toolchain
+from tilefold import config
+from tilefold.backends.cpp.compile import check, toolchain
 from tilefold.backends.triton.driver import functions
 from tilefold.errors import BackendError, TilefoldError
 from tilefold.runtime import cublas
@@ -93,7 +94,9 @@ class Native:
         command = [*recipe.command, "-o", str(out), *recipe.libraries]
         if (nice := shutil.which("nice")) is not None:
             command = [nice, *command]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=around(out))
+        self._process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, errors="replace", env=config.compiling_in(out.parent)
+        )
         try:
             _, words = self._process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
