@@ -37,6 +37,16 @@ def both(x, w, b):
     return y, F.gelu(y)
 
 
+def parts(x, w, b):
+    q, k = F.linear(x, w, b).view(64, 2, 32).unbind(1)
+    return F.elu(q) + 1, F.elu(k) + 1
+
+
+def with_loss(x, w, b):
+    y = F.linear(x, w, b)
+    return y, y.float().square().mean()
+
+
 def calls(fn, dtype):
     args = torch.randn(64, 64), torch.randn(64, 64), torch.randn(64)
     torch._dynamo.reset()
@@ -55,15 +65,16 @@ def test_a_bias_is_in_the_call_unless_maps_alone_read_the_sum(fn, inside):
     assert (first.bias is not None) == inside
 
 
-def test_a_sum_that_is_also_returned_is_what_the_call_makes():
+@pytest.mark.parametrize(("fn", "dtype"), [(both, torch.float32), (with_loss, torch.bfloat16)])
+def test_a_sum_that_is_also_returned_is_what_the_call_makes(fn, dtype):
     torch._dynamo.reset()
-    p = trace(both, torch.randn(64, 64), torch.randn(64, 64), torch.randn(64)).program
+    p = trace(fn, *(torch.randn(*shape, dtype=dtype) for shape in ((64, 64), (64, 64), (64,)))).program
     q, found = library_calls(p, [c.name for c in p.body if "mm" in c.name])
     (call,) = found.values()
     assert call.out in p.outputs and len(q.body) == len(p.body)
 
 
-@pytest.mark.parametrize("fn", [activated, normed])
+@pytest.mark.parametrize("fn", [activated, normed, parts, with_loss])
 def test_products_of_16_bits_are_rounded_once(fn):
     first, *_ = calls(fn, torch.bfloat16)
     assert first.bias is not None

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import (
     Call,
+    Cast,
     Const,
     Expr,
     Index,
@@ -253,7 +254,7 @@ def _added_by_readers(p: Program, c: Compute) -> bool:
     if c.dtype.nbytes < DType.F32.nbytes:
         return False
     readers = _readers(p, c.name)
-    sums = [m for m in readers if bias_of(p, c, m.body)]
+    sums = [m for m in readers if bias_of(p, c, _unrounded(m))]
     if any(m.name in p.outputs for m in sums):
         return False
     if len(readers) == len(sums) == 1 and sums[0].reducer is None:
@@ -283,7 +284,7 @@ def library_call(
     if len(g.consumers[c.name]) != 1 or c.name in g.program.outputs:
         return alone
     m = g.by_name[g.consumers[c.name][0]]
-    bias = bias_of(g.program, c, m.body)
+    bias = bias_of(g.program, c, _unrounded(m))
     plain = bias is not None and bias[0].index == tuple(map(Index, c.dims))
     if (
         m.name not in apart
@@ -299,7 +300,8 @@ def library_call(
 
 def bias_of(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
     """(product, bias) if `e` adds to an element of the product c the one of its columns' bias that belongs to it, and
-    there is one of each column (columns that a ragged product is widened by have none)."""
+    there is one of each column (columns that a ragged product is widened by have none). `e` may read a part of the
+    columns, as queries, keys and values of one product do."""
     match e:
         case Call("add", (Load() as x, Load() as y)):
             product, bias = (x, y) if x.tensor == c.name else (y, x)
@@ -314,8 +316,15 @@ def bias_of(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
     at = dict(zip(c.dims, product.index, strict=True))
     same_type = {c.dtype, *(p.dtype_of(ld.tensor) for ld in (bias, *found.loads))} == {c.dtype}
     one_each = len(set(bias.index)) == len(bias.index) == len(m.cols)
-    whole = all(p.sizes[ix.dim] == p.sizes[d] for d, ix in at.items() if d in m.cols and isinstance(ix, Index))
-    return (product, bias) if same_type and one_each and whole and set(bias.index) == {at[d] for d in m.cols} else None
+    if not (same_type and one_each and set(bias.index) == {at[d] for d in m.cols}):
+        return None
+    extents = dict(zip(bias.index, p.shape_of(bias.tensor), strict=True))
+    return (product, bias) if all(extents[at[d]] == p.sizes[d] for d in m.cols) else None
+
+
+def _unrounded(m: Compute) -> Expr:
+    """What a statement stores, which is rounded as it is stored: without a cast to its own type."""
+    return m.body.arg if isinstance(m.body, Cast) and m.body.dtype is m.dtype else m.body
 
 
 def _readers(p: Program, tensor: str) -> list[Compute]:
@@ -325,7 +334,7 @@ def _readers(p: Program, tensor: str) -> list[Compute]:
 def _with_bias(p: Program, c: Compute) -> Program:
     """The program in which all readers of c read a map that adds the bias, where they all add the same one."""
     readers = _readers(p, c.name)
-    if c.name in p.outputs or not readers or (len(readers) == 1 and bias_of(p, c, readers[0].body)):
+    if c.name in p.outputs or not readers or (len(readers) == 1 and bias_of(p, c, _unrounded(readers[0]))):
         return p
     wanted: dict[Expr, Load] = {}
     axes: set[tuple[str, tuple[str, ...]]] = set()
@@ -347,7 +356,9 @@ def _with_bias(p: Program, c: Compute) -> Program:
     body = Call("add", (plain, Load(tensor, tuple(map(Index, dims)))))
     # a sum that is there anyway (a result, what a backward reads) is what the others read
     there = (
-        m for m in readers if wanted.get(m.body) == plain and (m.reducer, m.dims, m.dtype) == (None, c.dims, c.dtype)
+        m
+        for m in readers
+        if wanted.get(_unrounded(m)) == plain and (m.reducer, m.dims, m.dtype) == (None, c.dims, c.dtype)
     )
     biased = next(there, None)
     if biased is None:
