@@ -81,7 +81,7 @@ def test_quotients_are_rounded_before_they_are_subtracted():
 
     *_, k = made(steps, meta(64, 4096, dtype=torch.float32))
     text = built(variant(k), HOPPER).assembly["ptx"]
-    assert "mul.rn.f32" in text and re.search(r"\bsub(\.rn)?\.f32", text)
+    assert "fma.rn.f32" in text and re.search(r"\bsub(\.rn)?\.f32", text)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -108,6 +108,31 @@ def test_roots_of_what_is_no_positive_number():
     assert not np.signbit(got[0]) and np.signbit(got[1])
 
 
+def quotient(x, s):
+    """As `scalar.Expressions` writes it."""
+    below = function("tf_inverse_below")(s)
+    return function("tf_by_parts")(x, below, function("tf_inverse_rest")(s, below))
+
+
+def test_quotients_by_an_inverse_of_two_parts_are_rounded_right():
+    """And so are not all of a row off by what is rounded off the inverse."""
+    rng = np.random.default_rng(0)
+    s = tile(np.concatenate([np.exp2(rng.uniform(-60, 90, 2000)) * rng.choice([-1, 1], 2000), [1.0, 2.0**-60, 3.0]]))
+    x = tile(np.exp2(rng.uniform(-20, 0, (400, s.size))) * np.abs(np.float64(s)))
+    got, want = np.float64(quotient(x, s)), np.float64(x) / np.float64(s)
+    assert (np.abs(got / want - 1)).max() < 1.001 * UNIT
+    assert np.abs((got / want - 1).mean(0)).max() < 0.15 * UNIT  # 400 independent errors of a third of it
+
+
+def test_quotients_of_what_is_no_number_or_none():
+    x = tile([[0.0], [1.0], [-3.0], [math.inf], [-math.inf], [math.nan]])
+    s = tile([1.0, -2.0, 3.0, 0.75, 0.0, -0.0, math.inf, -math.inf, math.nan])
+    with np.errstate(all="ignore"):
+        want = x / s
+        near = (np.abs(want - quotient(x, s)) <= 1e-7 * np.abs(want)) | (want == quotient(x, s))
+        assert (near | (np.isnan(want) & np.isnan(quotient(x, s)))).all()
+
+
 def softplus(x):
     return torch.log1p(torch.exp(-x.abs())) + torch.sigmoid(x) / (1.0 + x * x)
 

@@ -321,10 +321,22 @@ def tf_inverse(s):
 
 
 @triton.jit
-def tf_inverse_rest(s, inverse):
-    # what the inverse lacks, none for 0 and infinity
-    rest = tl.fma(-inverse, s, 1.0) * inverse
-    return tl.where(tl.abs(rest) < float("inf"), rest, 0.0)
+def tf_inverse_below(s):
+    # nearly 1 / s: less by 2^-23 of it or up to three times that, so that what it lacks is not 0 and has its sign
+    return tf_inverse(s) * 0.9999997615814209
+
+
+@triton.jit
+def tf_inverse_rest(s, below):
+    # what is lacking
+    rest = tl.fma(-below, s, 1.0) * below
+    return tl.where(tl.abs(rest) < float("inf"), rest, below)
+
+
+@triton.jit
+def tf_by_parts(x, below, rest):
+    # x / s, infinite where x is
+    return tl.fma(x, below, x * rest)
 
 
 @triton.jit

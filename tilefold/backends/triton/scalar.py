@@ -198,9 +198,10 @@ class Expressions:
         """x / s in float32 by an inverse: where s varies along fewer axes, one that is computed along these alone; of
         others the machine's, where nothing is rounded coarsely and s is no less than the least normal number.
 
-        `tf_even(s)` keeps the inverse finite. The product with it is off by 1.5 units in the last place at most
-        (Triton's own division by 2). Where something is rounded coarsely it is corrected by its remainder
-        (Markstein), or, on its way to e4m3 (which has no infinity to keep), has an inverse of two parts.
+        `tf_even(s)` keeps the inverse finite. It has two parts: of one, all quotients of a row are off by what was
+        rounded off the inverse, and so is whatever adds them up (weights that are to sum up to 1), where those of a
+        division are each off by their own. Results of 16 bits have no place for that; they have one part. Where
+        something is rounded coarsely the product is corrected by its remainder (Markstein), but on its way to e4m3.
         None: a plain division.
         """
         if is_number(s.code) or self.leaves.interpreted:
@@ -223,9 +224,10 @@ class Expressions:
             even = self.leaves.named(f"tf_even({code})", "even", s.level)
             above = f"({above} * {along(even)})"
             code = self.leaves.named(f"{code} * {even}", "scaled", s.level)
+        if to_e4m3 or not (self.leaves.exact or self.leaves.narrow):
+            below = self.leaves.named(f"tf_inverse_below({code})", "inverse", s.level)
+            return f"tf_by_parts({above}, {along(below)}, {along(f'tf_inverse_rest({code}, {below})', 'rest')})"
         name = self.leaves.named(f"tf_inverse({code})", "inverse", s.level)
-        if to_e4m3:
-            return f"tl.fma({above}, {along(name)}, {above} * {along(f'tf_inverse_rest({code}, {name})', 'rest')})"
         if self.leaves.exact:
             return f"tf_quotient({above}, {along(code)}, {along(name)})"
         return self._rounded(above, along(name))
