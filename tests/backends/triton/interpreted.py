@@ -826,6 +826,17 @@ def far_from_zero() -> str:
     return right(lambda x: torch.softmax(x * 0.5, -1), x) + right(lambda x: torch.softmax(x, -1), x.to(B))
 
 
+def largest_shares() -> str:
+    """What is compared with a row's exponentials, of multiples of elements, is none of them: 1 over their sum. Checked
+    row by row, whose exponents are up to 45; and rows that are far from 0."""
+
+    def largest(x):
+        return torch.softmax(x * 10.0, -1).amax(-1)
+
+    said = "".join(right(largest, rand(1, 2000, dtype=F, seed=i)) for i in range(6))
+    return said + right(largest, rand(4, 60, dtype=F) * torch.tensor([1e4, 1e8, 1e20, 1e37])[:, None])
+
+
 def gradients_of_padding() -> str:
     """Queries of padding see nothing, as in DeBERTa: masked by the least number, forward and backward in kernels."""
     q, k, v = (x.to(B).requires_grad_() for x in heads(1, 2, 70, 300, 64))
@@ -899,6 +910,8 @@ CHECKS: dict[str, Check] = {
     "masked by infinity, as compiled": lambda: as_compiled(lambda: masked_by(-math.inf, B, added=True)),
     "gradients of padding, as compiled": lambda: as_compiled(gradients_of_padding),
     "far from zero, as compiled": lambda: as_compiled(far_from_zero),
+    "largest shares": largest_shares,
+    "largest shares, as compiled": lambda: as_compiled(largest_shares),
     "scaled in place": scaled_in_place,
     "rows added to a table": rows_added,
     "sums by keys": keyed_sums,

@@ -16,6 +16,7 @@ from tilefold.backends.triton.values import Value
 #: The code's names, on tensors: products that are added round once.
 TL = types.SimpleNamespace(
     fma=_fused,
+    exp=torch.exp,
     exp2=torch.exp2,
     abs=torch.abs,
     where=lambda c, a, b: torch.where(c, torch.tensor(a, dtype=torch.float32), torch.tensor(b, dtype=torch.float32)),
@@ -26,8 +27,8 @@ def term(times: float, name: str, axes: tuple[str, ...], *, far: bool = False) -
     return Term(times, Value(name, axes, DType.F32), far)
 
 
-def found(terms, frame=("i", "j"), **values) -> torch.Tensor:
-    code = exponential(terms, DType.F32, frame).code
+def found(terms, frame=("i", "j"), *, exact=False, **values) -> torch.Tensor:
+    code = exponential(terms, DType.F32, frame, exact=exact).code
     return eval(code, {"tl": TL, **values})
 
 
@@ -56,6 +57,18 @@ def test_what_is_a_rows_maximum_comes_to_one(times):
     near = rows(*(10.0**k for k in range(8)), 1.2e8)
     y = found(terms, x=near[:, None] / times, m=near / times)
     assert bool(((y >= 2.0**-8) & (y <= 2.0**8)).all())
+
+
+def test_a_multiple_less_its_maximum_is_as_right_as_what_is_rounded():
+    """And the maximum itself comes to 1, for numbers of any size."""
+    terms = [term(10.0, "x", ("i", "j"), far=True), term(-1.0, "m", ("i",), far=True)]
+    m = torch.cat([torch.rand(1000, generator=torch.Generator().manual_seed(0)) * 5, rows(*LARGE) / 100])
+    x = torch.stack([m, m - 0.3, m - m.abs() / 4], 1)
+    y = found(terms, exact=True, x=x, m=m * 10.0)
+    assert bool((y[:, 0] == 1.0).all()) and bool((y[1000:, 2] == 0.0).all())
+    want = torch.exp((x[:1000].double() - m[:1000, None].double()) * 10.0)
+    assert float((y[:1000] / want - 1).abs().max()) < 5e-6
+    assert float((y[:1000] / want - 1)[:, 1].mean().abs()) < 2e-7
 
 
 def test_a_state_goes_from_one_rounding_to_another():

@@ -67,8 +67,9 @@ class Reductions:
             left.remove(d)
         if b.dtype is DType.I64 and v.kind is DType.I32:
             code = f"({code}).to(tl.int64)"
-        if scale != 1.0:
-            code = f"({code} * {number(scale, DType.F32)})"
+        if scale != 1.0:  # rounded: what is subtracted from the elements is then one of them
+            factor = number(scale, DType.F32)
+            code = f"tl.fma({code}, {factor}, 0.0)" if b.dtype is DType.F32 else f"({code} * {factor})"
         if s.accumulate:
             merged = fitted(Value(code, tuple(left), v.kind), axes)
             self.c.assign(s.buf, self._combined(s.op, self.c.buffer_names[s.buf], merged, b.dtype))

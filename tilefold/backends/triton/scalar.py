@@ -406,7 +406,7 @@ class Expressions:
                 v = self._to(inner, v, DType.F32, frame)
             kind = promote(kind, v.kind)
             done.append(Term(k * more, v, self.leaves.far(x)))
-        return exponential(done, kind, frame)
+        return exponential(done, kind, frame, exact=not self.leaves.narrow and self.leaves.inverses)
 
     def _power(self, v: Value, n: float, least: float) -> Value:
         """v ** n, where v is known to be `least` or more: powers of a normal number in quarters are roots."""
