@@ -112,7 +112,7 @@ class Context:
             self.extreme, self.fixed_quotient, self.range_of, self.bounds.quotient, self.scopes.once, self.far,
             self.only,
             narrow=self.narrow, all_narrow=all_narrow, exact=_coarse(kernel), inverses=not self.multiplies,
-            interpreted=interpreted, nvidia=nvidia,
+            multiplies=self.multiplies, interpreted=interpreted, nvidia=nvidia,
             positions=lambda: not (wide or self.gluon),
         )  # fmt: skip
         self.expressions = Expressions(leaves)

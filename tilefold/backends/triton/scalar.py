@@ -44,6 +44,7 @@ class Leaves:
     positions: whether integers that no data decide have 32 bits here.
     inverses: quotients are many: they are products with inverses. In kernels of matrix products they are few, and what
     inverses take of the registers costs more (attention of 256 keys: 107 to 139, a block fewer, 12 % of the time).
+    multiplies: the kernel has such products, whose errors are more than those of an inverse.
     """
 
     load: Callable[[Load, Sequence[str]], Value]
@@ -65,9 +66,15 @@ class Leaves:
     all_narrow: bool = False
     exact: bool = False
     inverses: bool = True
+    multiplies: bool = False
     interpreted: bool = False
     nvidia: bool = True
     positions: Callable[[], bool] = lambda: False
+
+    @property
+    def by_row(self) -> bool:
+        """Whether an error that all of a row has alike is to be none: nothing else is as large."""
+        return not (self.narrow or self.multiplies)
 
     @property
     def on_device(self) -> bool:
@@ -224,7 +231,7 @@ class Expressions:
             even = self.leaves.named(f"tf_even({code})", "even", s.level)
             above = f"({above} * {along(even)})"
             code = self.leaves.named(f"{code} * {even}", "scaled", s.level)
-        if to_e4m3 or not (self.leaves.exact or self.leaves.narrow):
+        if to_e4m3 or (self.leaves.by_row and not self.leaves.exact):
             below = self.leaves.named(f"tf_inverse_below({code})", "inverse", s.level)
             return f"tf_by_parts({above}, {along(below)}, {along(f'tf_inverse_rest({code}, {below})', 'rest')})"
         name = self.leaves.named(f"tf_inverse({code})", "inverse", s.level)
@@ -406,7 +413,7 @@ class Expressions:
                 v = self._to(inner, v, DType.F32, frame)
             kind = promote(kind, v.kind)
             done.append(Term(k * more, v, self.leaves.far(x)))
-        return exponential(done, kind, frame, exact=not self.leaves.narrow and self.leaves.inverses)
+        return exponential(done, kind, frame, exact=self.leaves.by_row)
 
     def _power(self, v: Value, n: float, least: float) -> Value:
         """v ** n, where v is known to be `least` or more: powers of a normal number in quarters are roots."""
