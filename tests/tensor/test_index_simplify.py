@@ -137,6 +137,8 @@ def test_positions_kept_inside_of_an_axis_are_inside_of_it():
     assert within(poly(rows, sizes), {(): 65}, sizes) and not within(poly(rows, sizes), {(): 64}, sizes)
     for e in (call("minimum", rows + 1, 64), call("minimum", call("maximum", at - 1, 0), 64)):
         assert within(poly(e, sizes), {(): 65}, sizes) and not within(poly(e, sizes), {(): 64}, sizes)
+    chosen = call("where", call("gt", at, 3), 32, 0) + call("where", call("gt", at, 5), 0, 16)  # a search, step by step
+    assert within(poly(chosen, sizes), {(): 49}, sizes) and not within(poly(chosen, sizes), {(): 48}, sizes)
     for e in (call("minimum", at, 64), call("maximum", at, 0), call("maximum", call("minimum", at, 64), -1)):
         assert not within(poly(e, sizes), {(): 65}, sizes)
 

@@ -58,15 +58,16 @@ def _spelled_out(b: Block, data: frozenset[str]) -> Block:
     """`b` with masks that compare positions where they are used (a window, which the scores and their gradient read):
     there they bound loops, and a back end settles them for a whole tile. What was computed for them alone goes."""
     made = {n.name: n for n in walk_nodes(b.body) if isinstance(n, Let) and n.reducer is None and not n.dtype.is_float}
-    inputs = {i.name for i in b.inputs}
+    inputs, known = {i.name for i in b.inputs}, dict[Load, Expr]()
 
     def whole(e: Expr) -> Expr:
-        return transform(
-            e, lambda x: whole(at(made[x.tensor], x)) if isinstance(x, Load) and x.tensor in made else None
-        )
+        return transform(e, lambda x: at(x) if isinstance(x, Load) and x.tensor in made else None)
 
-    def at(let: Let, ld: Load) -> Expr:
-        return substitute(let.expr, {Index(d): ix for d, ix in zip(let.dims, ld.index, strict=True)})
+    def at(ld: Load) -> Expr:
+        if ld not in known:  # what is computed of it several times, step by step, has it once
+            let = made[ld.tensor]
+            known[ld] = whole(substitute(let.expr, {Index(d): ix for d, ix in zip(let.dims, ld.index, strict=True)}))
+        return known[ld]
 
     def one(e: Expr) -> Expr | None:
         if not (isinstance(e, Call) and e.op == "where") or not any(ld.tensor in made for ld in loads(e.args[0])):

@@ -367,6 +367,8 @@ def _atom_range(atom: Expr, sizes: Sizes) -> Poly | None:
             return _quotient_range(atom, _named(atom, sizes))
         case Call("maximum" | "minimum"):
             return _bounded_range(atom, _named(atom, sizes))
+        case Call("where", (_, Const(a, DType.I64), Const(b, DType.I64))) if min(a, b) >= 0:
+            return {(): int(max(a, b))}
     return None
 
 

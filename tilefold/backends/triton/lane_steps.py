@@ -40,12 +40,15 @@ def looked_up(unit_axis: int, index: Sequence[Expr], axes: Sequence[str]) -> boo
 
 def steps_along(at: Poly, axes: Sequence[str], goes_on: Callable[[str, int], bool]) -> float | None:
     """Elements from one index of the last axis to the next, at most and on average, of a position that no other axis
-    has a part in; None of others. Exactly 1 of neighbours. goes_on: whether what is left of a dim by a number goes on
-    with it, through a tile."""
+    has a part in; None of others, and of what data say. Exactly 1 of neighbours. goes_on: whether what is left of a dim
+    by a number goes on with it, through a tile."""
     used = {d for mono in at for e in mono for d in dims_used(e)}
     if axes[-1] not in used or used & set(axes[:-1]):
         return None
-    own = to_expr({mono: k for mono, k in at.items() if any(axes[-1] in dims_used(e) for e in mono)})
+    along = {mono: k for mono, k in at.items() if any(axes[-1] in dims_used(e) for e in mono)}
+    if any(loads(e) for mono in along for e in mono):
+        return None
+    own = to_expr(along)
     own = transform(own, lambda e: _dim_left(e, goes_on))
     step = slope(own, axes[-1])
     return step if step is None or step != 1 or own == Index(axes[-1]) else 1.5

@@ -12,6 +12,7 @@ from tilefold.frontend.operators import (
     counts,
     create,
     elementwise,
+    grid,
     index,
     keyed_sums,
     norm,
@@ -21,6 +22,7 @@ from tilefold.frontend.operators import (
     reduce,
     resize_gradients,
     scatter,
+    search,
     view,
 )
 from tilefold.frontend.operators.elementwise import Lowerer
@@ -41,7 +43,9 @@ TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **pool_gradients.TABLE,
     **resize_gradients.TABLE,
     **index.TABLE,
+    **grid.TABLE,
     **scatter.TABLE,
+    **search.TABLE,
     **keyed_sums.TABLE,
     **random.TABLE,
 }
