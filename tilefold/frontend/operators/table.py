@@ -23,6 +23,7 @@ from tilefold.frontend.operators import (
     resize_gradients,
     scatter,
     search,
+    special,
     view,
 )
 from tilefold.frontend.operators.elementwise import Lowerer
@@ -30,6 +31,7 @@ from tilefold.frontend.operators.elementwise import Lowerer
 #: ATen (or prims) overload -> lowering.
 TABLE: dict[torch._ops.OpOverload, Lowerer] = {
     **elementwise.TABLE,
+    **special.TABLE,
     **bits.TABLE,
     **create.TABLE,
     **view.TABLE,
