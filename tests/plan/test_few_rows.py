@@ -34,8 +34,9 @@ def test_few_rows_are_read_in_segments(rows):
         (8, 12544, 2048, torch.bfloat16),
         (8, 128, 2048, torch.float32),
         (8, 512, 128, torch.float32),
+        (3, 262144, 128, torch.float32),
     ],
-    ids=["many rows", "16 bits", "short", "four blocks"],
+    ids=["many rows", "16 bits", "short", "four blocks", "long"],
 )
 def test_other_products_stay_the_librarys(rows, depth, columns, dtype):
     assert isinstance(steps(rows, depth, columns, dtype)[0], LibraryStep)

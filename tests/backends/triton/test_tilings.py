@@ -56,6 +56,17 @@ def test_columns_have_neighbours_and_long_tiles():
     assert tiles[64] == 1 and tiles[1024] >= 32 and tiles[1000] >= 16
 
 
+def attended(x):
+    return torch.cat((x.float().mean(1, keepdim=True), x.float().amax(1, keepdim=True)), 1)
+
+
+def test_columns_that_are_held_whole_are_passed_between_few_warps():
+    """Of 32 warps each has a part of every one: 80 us on an H100, 25 by 8."""
+    (k,) = made(attended, meta(32, 256, 3136, dtype=B))
+    config = default_config(k.block, k.sizes({}))
+    assert config.warps <= 8 and widths(k)[3136] >= 32
+
+
 def test_the_contiguous_dim_has_the_lanes_whichever_it_is():
     (k,) = made(down, meta(64, 1000, 1024, dtype=B))
     assert widths(k)[1000] < widths(k, first=1)[1000]  # rows of the transposed argument

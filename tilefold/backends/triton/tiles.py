@@ -278,7 +278,8 @@ def default_config(
     at_least = {d: 1 if d in s.segments else max(1, n) for d, n in sizes.items()}
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
     local = _held_lanes(s, sizes)
-    found = for_windows(cheapest(s, rule, traffic, local), s, b, traffic, local)
+    held = sum(isinstance(n, Let | Accumulate) and local.keys() >= {*n.rdims} != set() for n in nodes_of(b.body))
+    found = for_windows(cheapest(s, rule, traffic, local, held), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
     found = for_operands(found, s, b, local)
     found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)

@@ -70,25 +70,44 @@ DEAR = 12
 PART = 64
 #: Thread blocks of so many warps are the largest.
 MOST_WARPS = 32
+#: Seconds in which a multiprocessor passes a value from a warp to others, where warps share columns that are reduced:
+#: sum and maximum of 256 channels over 32 x 3,136 places, 16 bits, on an H100 (microseconds; places by warps) 128 by 32
+#: 80, 128 by 16 43, 64 by 16 40, 32 by 16 47, 32 by 8 28, 64 by 8 25. Warps that half as many may be at least.
+PASSED, FEW_WARPS = 2 / 1.7e9, 8
 
 
-def cheapest(s: Shape, rule: TritonConfig, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
-    """The configuration of least estimated time; local: lanes of the dims that a thread block holds whole."""
+def cheapest(s: Shape, rule: TritonConfig, t: Traffic, local: Mapping[str, int], reductions: int = 0) -> TritonConfig:
+    """The configuration of least estimated time; local: lanes of the dims that a thread block holds whole; reductions:
+    of these dims."""
     lanes = _contiguous(s, t)
     if not lanes or all(d not in s.parallel for d in lanes) or t.sectors(rule.tiles) <= _least(t):
         return rule
-    best, price = rule, CLEAR * t.seconds(rule.tiles, rule.warps, s.area({**local, **rule.tiles}))
+    columns = reductions if all(d in s.parallel for d in lanes) else 0
+
+    def seconds_of(tiles: Mapping[str, int], warps: int, area: int) -> float:
+        return t.seconds(tiles, warps, area) + _exchanged(s, t, tiles, warps, columns)
+
+    best, price = rule, CLEAR * seconds_of(rule.tiles, rule.warps, s.area({**local, **rule.tiles}))
     of_area: dict[int, tuple[float, TritonConfig]] = {}
     for tiles in _candidates(s, t, lanes, local):
         area = s.area({**local, **tiles})
-        warps = t.warps(tiles, area, EACH, MOST_WARPS)
-        seconds = t.seconds(tiles, warps, area)
-        if area not in of_area or seconds < of_area[area][0]:
-            of_area[area] = seconds, replace(rule, tiles=tiles, warps=warps)
+        most = t.warps(tiles, area, EACH, MOST_WARPS)
+        for warps in (most, most // 2) if columns and most >= 2 * FEW_WARPS else (most,):
+            seconds = seconds_of(tiles, warps, area)
+            if area not in of_area or seconds < of_area[area][0]:
+                of_area[area] = seconds, replace(rule, tiles=tiles, warps=warps)
     for _, (seconds, config) in sorted(of_area.items(), reverse=True):
         if seconds < price:
             best, price = config, SMALLER * seconds
     return best
+
+
+def _exchanged(s: Shape, t: Traffic, tiles: Mapping[str, int], warps: int, reductions: int) -> float:
+    """Seconds that warps take to reduce columns, each of which has a part of every one: lanes lie along the columns."""
+    columns = math.prod(min(tiles.get(d, 1), t.sizes[d]) for d in s.parallel if d not in s.segments)
+    along = warps // min(warps, max(1, columns // (WARP * VECTOR)))
+    blocks = t.blocks(tiles)
+    return PASSED * blocks * along * columns * reductions / min(H100.cores, blocks) if along > 1 else 0.0
 
 
 def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
