@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
-from tilefold.plan.library import LibraryCall, library_calls
+from tilefold.plan.library import LibraryCall, library_calls, library_convolutions
 
 
 def linear(x, w, b):
@@ -54,6 +54,14 @@ def calls(fn, dtype):
     named = [c.name for c in p.body if "mm" in c.name]
     _, found = library_calls(p, named, copied=True)
     return [c for c in found.values() if isinstance(c, LibraryCall)]
+
+
+def test_a_convolution_leaves_its_bias_to_what_reads_it():
+    """Of one place, it is a product as well, but its call adds none: a kernel would pass over its result for that."""
+    args = torch.randn(2, 64, 8, 8), torch.randn(32, 64, 1, 1), torch.randn(32)
+    p = trace(lambda x, w, b: torch.cat((F.conv2d(x, w, b), x), 1), *args).program
+    made, found = library_calls(p, library_convolutions(p))
+    assert len(found) == 1 and made.body == p.body
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def library_calls(
     if copied:
         alone |= frozenset(c.name for c in p.body if c.name in wanted and _added_by_readers(p, c))
     for c in p.body:
-        if c.name in wanted - alone - tails:
+        if c.name in wanted - alone - tails and convolution(c, p) is None:  # whose call adds none: its readers do
             p = _with_bias(p, c)
     found: dict[tuple[str, ...], LibraryCall | ConvolutionCall | GradientCall] = {}
     g = Graph.of(p)
