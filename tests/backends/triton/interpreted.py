@@ -1100,7 +1100,7 @@ CHECKS: dict[str, Check] = {
             rand(2, 3, 9, 7, dtype=torch.float32),
             rand(2, 5, 11, 2, dtype=torch.float32),
         )
-        for m, p in (("bilinear", "zeros"), ("bilinear", "reflection"), ("nearest", "border"), ("bicubic", "zeros"))
+        for m, p in (("bilinear", "zeros"), ("bilinear", "reflection"), ("nearest", "border"))
     ),
     "places in sorted boundaries": lambda: "".join(
         right(

@@ -14,11 +14,7 @@ from tilefold import fuse
 from tilefold.algebra.expr import Call, Load, walk
 from tilefold.errors import UnsupportedError
 
-MODES = [
-    given
-    for given in itertools.product(("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True))
-    if given[:2] != ("bicubic", "reflection")
-]
+MODES = [*itertools.product(("bilinear", "nearest"), ("zeros", "border", "reflection"), (False, True))]
 
 
 def sampled(mode, padding, corners):
@@ -35,10 +31,10 @@ def test_lowering(mode, padding, corners):
     assert len(low.program.body) == 1
     assert not any(isinstance(n, Call) and n.op == "within" for c in low.program.body for n in walk(c.body))
     found = {n for c in low.program.body for n in walk(c.body) if isinstance(n, Load) and n.tensor == "x"}
-    assert len(found) <= {"bilinear": 4, "nearest": 1, "bicubic": 16}[mode]
+    assert len(found) <= {"bilinear": 4, "nearest": 1}[mode]
 
 
-@pytest.mark.parametrize(("mode", "padding", "corners"), MODES[1::3])
+@pytest.mark.parametrize(("mode", "padding", "corners"), MODES[1::4])
 def test_kernels(mode, padding, corners):
     fn = sampled(mode, padding, corners)
     x, g = randn(2, 3, 5, 17), randn(2, 6, 13, 2, seed=1) * 1.5
@@ -50,7 +46,7 @@ def test_kernels(mode, padding, corners):
     assert error <= max(2 * (eager - want).abs().max(), 1e-6)
 
 
-@pytest.mark.parametrize(("mode", "padding", "corners"), MODES[::2])
+@pytest.mark.parametrize(("mode", "padding", "corners"), MODES[::4])
 def test_places_that_are_none_read_what_eager_reads(mode, padding, corners):
     """Far outside, infinite or no number: nothing outside of memory, and elements that do not count may be infinite."""
     fn = sampled(mode, padding, corners)
@@ -61,9 +57,9 @@ def test_places_that_are_none_read_what_eager_reads(mode, padding, corners):
     torch.testing.assert_close(fuse(fn)(x, g), fn(x, g), equal_nan=True)
 
 
-def test_cubics_that_are_mirrored_are_left_to_others():
-    with pytest.raises(UnsupportedError, match="mirrored"):
-        lowered(sampled("bicubic", "reflection", True), randn(2, 3, 5, 7), randn(2, 4, 9, 2))
+def test_cubics_are_left_to_others():
+    with pytest.raises(UnsupportedError, match="16 elements"):
+        lowered(sampled("bicubic", "zeros", True), randn(2, 3, 5, 7), randn(2, 4, 9, 2))
 
 
 def test_none_and_half():
