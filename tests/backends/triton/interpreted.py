@@ -1094,23 +1094,6 @@ CHECKS: dict[str, Check] = {
             torch.lgamma,
         )
     ),
-    "images at the places of a grid": lambda: "".join(
-        right(
-            lambda x, g, m=m, p=p: F_.grid_sample(x, g, m, p, align_corners=p == "border"),
-            rand(2, 3, 9, 7, dtype=torch.float32),
-            rand(2, 5, 11, 2, dtype=torch.float32),
-        )
-        for m, p in (("bilinear", "zeros"), ("bilinear", "reflection"), ("nearest", "border"))
-    ),
-    "places in sorted boundaries": lambda: "".join(
-        right(
-            lambda x, b: torch.bucketize(x, b) * 2,
-            rand(5, 70, dtype=torch.float32),
-            rand(n, dtype=torch.float32, seed=1).sort().values,
-            hostile=True,
-        )
-        for n in (7, 37, 300)
-    ),
     "lines of windows": lambda: lines_of_windows(9) + lines_of_windows(14),
     "functions of hostile numbers": lambda: "".join(
         right(lambda x, f=f: f(x) * 2, rand(5, 70, dtype=F) * 9, hostile=True) for f in (torch.tanh, torch.log1p)

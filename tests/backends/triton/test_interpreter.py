@@ -23,7 +23,7 @@ def said(tmp_path_factory) -> dict[str, str]:
     env = {**os.environ, "TRITON_INTERPRET": "1", "TILEFOLD_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     done = subprocess.run(
         [sys.executable, "-m", "tests.backends.triton.interpreted"],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False,
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=1500, check=False,
     )  # fmt: skip
     found = {n: why for line in done.stdout.splitlines() for n, why in json.loads(line).items()}
     assert done.returncode == 0, f"ended with {done.returncode} after {list(found)[-1:]}:\n{done.stderr[-3000:]}"

@@ -107,7 +107,7 @@ def _exchanged(s: Shape, t: Traffic, tiles: Mapping[str, int], warps: int, reduc
     columns = math.prod(min(tiles.get(d, 1), t.sizes[d]) for d in s.parallel if d not in s.segments)
     along = warps // min(warps, max(1, columns // (WARP * VECTOR)))
     blocks = t.blocks(tiles)
-    return PASSED * blocks * along * columns * reductions / min(H100.cores, blocks) if along > 1 else 0.0
+    return PASSED * blocks * along * columns * reductions / min(H100.cores, blocks) if along > FEW_WARPS else 0.0
 
 
 def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
