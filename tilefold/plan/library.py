@@ -254,7 +254,7 @@ def _added_by_readers(p: Program, c: Compute) -> bool:
     if c.dtype.nbytes < DType.F32.nbytes:
         return False
     readers = _readers(p, c.name)
-    sums = [m for m in readers if bias_of(p, c, _unrounded(m))]
+    sums = [m for m in readers if bias_of(p, c, unrounded(m))]
     if any(m.name in p.outputs for m in sums):
         return False
     if len(readers) == len(sums) == 1 and sums[0].reducer is None:
@@ -284,7 +284,7 @@ def library_call(
     if len(g.consumers[c.name]) != 1 or c.name in g.program.outputs:
         return alone
     m = g.by_name[g.consumers[c.name][0]]
-    bias = bias_of(g.program, c, _unrounded(m))
+    bias = bias_of(g.program, c, unrounded(m))
     plain = bias is not None and bias[0].index == tuple(map(Index, c.dims))
     if (
         m.name not in apart
@@ -322,7 +322,7 @@ def bias_of(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
     return (product, bias) if all(extents[at[d]] == p.sizes[d] for d in m.cols) else None
 
 
-def _unrounded(m: Compute) -> Expr:
+def unrounded(m: Compute) -> Expr:
     """What a statement stores, which is rounded as it is stored: without a cast to its own type."""
     return m.body.arg if isinstance(m.body, Cast) and m.body.dtype is m.dtype else m.body
 
@@ -334,7 +334,7 @@ def _readers(p: Program, tensor: str) -> list[Compute]:
 def _with_bias(p: Program, c: Compute) -> Program:
     """The program in which all readers of c read a map that adds the bias, where they all add the same one."""
     readers = _readers(p, c.name)
-    if c.name in p.outputs or not readers or (len(readers) == 1 and bias_of(p, c, _unrounded(readers[0]))):
+    if c.name in p.outputs or not readers or (len(readers) == 1 and bias_of(p, c, unrounded(readers[0]))):
         return p
     wanted: dict[Expr, Load] = {}
     axes: set[tuple[str, tuple[str, ...]]] = set()
@@ -358,7 +358,7 @@ def _with_bias(p: Program, c: Compute) -> Program:
     there = (
         m
         for m in readers
-        if wanted.get(_unrounded(m)) == plain and (m.reducer, m.dims, m.dtype) == (None, c.dims, c.dtype)
+        if wanted.get(unrounded(m)) == plain and (m.reducer, m.dims, m.dtype) == (None, c.dims, c.dtype)
     )
     biased = next(there, None)
     if biased is None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilefold.algebra.expr import Cast, Expr, Index, Load, loads, substitute
+from tilefold.algebra.expr import Index, Load, loads
+from tilefold.plan.library import unrounded
 from tilefold.tensor.analysis import Graph
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import divided, product_of
-from tilefold.tensor.rewrite import drop_dead, rename_loads
+from tilefold.tensor.rewrite import drop_dead, rename_loads, substitute_map
 
 
 def of_results(p: Program) -> Program:
@@ -30,7 +31,7 @@ def of_results(p: Program) -> Program:
 
     body: dict[str, Compute] = {}
     for c in p.body:  # a result comes where its map was
-        o = replace(stored[c.name], body=_as(c, stored[c.name])) if c.name in stored else c
+        o = replace(stored[c.name], body=substitute_map(c, _whole(c, stored[c.name]))) if c.name in stored else c
         body.setdefault(o.name, replace(o, body=rename_loads(o.body, read)))
     return drop_dead(replace(p, body=tuple(body.values())))
 
@@ -51,11 +52,10 @@ def _is_stored(p: Program, m: Compute, o: Compute) -> bool:
     alike = m.reducer is None and o.reducer is None and m.name not in p.outputs and m.dtype is o.dtype
     if not alike or [p.sizes[d] for d in m.dims] != [p.sizes[d] for d in o.dims]:
         return False
-    body = o.body.arg if isinstance(o.body, Cast) and o.body.dtype is m.dtype else o.body
-    return body in (_as(m, o), Load(m.name, tuple(map(Index, o.dims))))
+    read = _whole(m, o)
+    return unrounded(o) in (substitute_map(m, read), read)
 
 
-def _as(m: Compute, o: Compute) -> Expr:
-    """The body of a map over the dims of a result."""
-    same: dict[Expr, Expr] = {Index(a): Index(b) for a, b in zip(m.dims, o.dims, strict=True) if a != b}
-    return substitute(m.body, same) if same else m.body
+def _whole(m: Compute, o: Compute) -> Load:
+    """What a result that is all of a map reads of it."""
+    return Load(m.name, tuple(map(Index, o.dims)))

@@ -252,6 +252,7 @@ class GpuStep(FusedStep):
         self.triton = triton_kernel(self.canonical.block, given, interpreted=interpreted)
         #: Among kernels that are launched one after the other (`runtime.program` knows them), where a device has that.
         self.place = ALONE
+        self._places: dict[torch.device, Place] = {}
 
     def launch(self) -> Launch:
         """The kernel with the program's names of its tensors."""
@@ -274,7 +275,10 @@ class GpuStep(FusedStep):
         self.triton.start_building(xs, own, self._place(xs))
 
     def _place(self, xs: Sequence[torch.Tensor | Like]) -> Place:
-        return self.place if self.place != ALONE and enabled(xs[0].device) else ALONE
+        device = xs[0].device
+        if device not in self._places:  # asked once: that reads the environment
+            self._places[device] = self.place if self.place != ALONE and enabled(device) else ALONE
+        return self._places[device]
 
     def code(self, units: Mapping[str, int | None]) -> Code:
         """The tile kernel and its Triton, for typical values of symbols; why there is none where it is refused."""
