@@ -173,3 +173,29 @@ def test_rows_of_neighbours_may_pass_memory_between_a_norm_and_a_product():
     idx = torch.empty(20000, 16, dtype=torch.int64, device="meta")
     p = trace(of_neighbours, q, k, idx, torch.empty(64, 8, device="meta")).program
     assert ("mm",) in members(fuse_for_gpu(p, GpuTarget(predict=predictor(H100))))
+
+
+def two_critics(s, a, *w):
+    """Two networks of one concatenation."""
+
+    def critic(x, u, v, o):
+        for m in (u, v):
+            x = torch.relu(torch.nn.functional.layer_norm(x @ m, (256,)))
+        return x @ o
+
+    x = torch.cat((s, a), 1)
+    return torch.minimum(critic(x, *w[:3]), critic(x, *w[3:]))
+
+
+def test_what_several_networks_read_is_written_first():
+    """For its sake both are one kernel, which has the columns of both: 395 us measured on an H100, 141 by the library's
+    products and 12 kernels. The cut in front of both passes more through memory than any other."""
+    sizes = [(376,), (8,), *[(384, 256), (256, 256), (256, 1)] * 2]
+    given = [torch.empty(*([16384, *n] if len(n) == 1 else n), dtype=torch.bfloat16, device="meta") for n in sizes]
+    p = trace(two_critics, *given).program
+
+    def predict(k):
+        own = k.plan.group.members
+        return Predicted(1e-3 if "cat" in own and len(own) > 1 else 1e-5, 1e-5)
+
+    assert ("cat",) in members(fuse_for_gpu(p, GpuTarget(predict=predict)))

@@ -114,6 +114,29 @@ def test_groups_may_be_a_dim_or_a_quotient():
     assert v is not None and v.groups == ("o",) and v.depthwise(p.sizes) and not v.pointwise
 
 
+def test_groups_may_be_stretches_of_outputs_of_several_dims():
+    """A group norm has groups of its own, which may be more than the convolution's or fewer."""
+    text = """program f()
+  input x: f32[2, 4, 5, 9]
+  input w: f32[{g}, {o}, 5, 3]
+  dim n = 2
+  dim g = {g}
+  dim o = {o}
+  dim y = 7
+  dim c = 5
+  dim k = 3
+  out[n, g, o, y]: f32 = sum[c, k] x[n, {group}, c, y + k] * w[g, o, c, k]
+  return out
+"""
+    for g, o, group, spread in ((8, 2, "g // 2", 4), (2, 8, "g * 2 + o // 4", 4), (2, 6, "g * 2 + o // 3", 3)):
+        p = parse(text.format(g=g, o=o, group=group))
+        v = convolution(p.body[0], p)
+        assert v is not None and (v.spread, v.outs, v.groups) == (spread, ("g", "o"), ())
+    for g, o, group in ((4, 4, "g // 2"), (2, 8, "g * 2 + o // 5"), (2, 8, "g + o // 4"), (8, 2, "o * 2 + g // 4")):
+        p = parse(text.format(g=g, o=o, group=group))
+        assert convolution(p.body[0], p) is None
+
+
 def test_a_matrix_product_is_none_but_single_taps_are_one():
     text = """program f()
   input x: f32[2, 8, 5, 5]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from tilefold.algebra.expr import Call, Cast, Expr, dims_used, tensors_read
 from tilefold.block.group import Group
@@ -134,7 +135,9 @@ def _nearer(
 
 def _tried(g: Graph, members: Sequence[str]) -> list[tuple[Members, Members]]:
     """The cheapest cuts, of those that have the same reductions and results in their first kernel no more than `ALIKE`:
-    between the steps of a recurrence there are as many as steps, each cheap, and what is slow is behind them."""
+    between the steps of a recurrence there are as many as steps, each cheap, and what is slow is behind them. And the
+    cheapest that write maps first, of which several make use: for their sake all those are one kernel (two networks of
+    one concatenation, which no cut but this one takes apart)."""
     ends = frozenset(m for m in members if g.by_name[m].reducer is not None or g.escapes(m, members))
     found, alike = list[tuple[Members, Members]](), Counter[frozenset[str]]()
     for first, second in cuts(g, tuple(members)):
@@ -142,7 +145,8 @@ def _tried(g: Graph, members: Sequence[str]) -> list[tuple[Members, Members]]:
         alike[kind] += 1
         if alike[kind] <= ALIKE:
             found.append((first, second))
-    return found[:MOST_CUTS]
+    maps = (way for way in found[MOST_CUTS:] if all(g.by_name[m].reducer is None for m in way[0]))
+    return [*found[:MOST_CUTS], *islice(maps, ALIKE)]
 
 
 def _whole(x: Group, own: Predicted | None) -> tuple[list[Group], float]:

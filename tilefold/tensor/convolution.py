@@ -2,9 +2,9 @@
 
     out[n, g, o, y..] = sum over c, k.. of x[n, g, c, s y + d k - p ..] w[g, o, c, k..]
 
-Every axis of x has one role: a batch (a dim of the result that w lacks), a group (a dim of both, or o // q of w's o), a
-channel (reduced with w), or space (stride s, dilation d, padding p; k or y may be absent). Padding is a guard: what is
-read outside counts as 0. The statement is a convolution of a library where the result's extent is the library's,
+Every axis of x has one role: a batch (a dim of the result that w lacks), a group (a dim of both, or o // q of the place o
+among all dims that w alone has), a channel (reduced with w), or space (stride s, dilation d, padding p; k or y may be
+absent). Padding is a guard: what is read outside counts as 0. The statement is a convolution of a library where the result's extent is the library's,
 (H + 2 p - d (K - 1) - 1) // s + 1 on every axis of space. Nothing else is assumed about where it came from.
 """
 
@@ -42,8 +42,8 @@ class Space:
 class Convolution:
     """A convolution. x, w: what it reads, without casts; dtype: of both as they are multiplied. batch: dims of the
     result that index x alone; groups: those that index both; outs: those that index w alone; channels: reduced dims of
-    both. spread: outputs a group where the group is o // spread of one dim o in `outs` (1: groups are dims of their
-    own).
+    both. spread: outputs a group where the group is o // spread, o the place among all `outs` (1: groups are dims of
+    their own).
     """
 
     x: Load
@@ -162,6 +162,8 @@ class _Reader:
                     (groups if d in of_w else batch).append(d)
                 case Index(d) if d in of_w:
                     channels.append(d)
+                case Call() if spread == 1 and (found := self._shared(x, axis, of_w)):
+                    spread = found
                 case Call("floordiv", (Index(d), Const(q, _))) if d in self.c.dims and d in of_w and spread == 1:
                     spread = int(q)
                 case _:
@@ -180,6 +182,21 @@ class _Reader:
         )  # fmt: skip
         return self._ordered(found, units) if None not in space and guards.done and self._covers(found, of_w) else None
 
+    def _shared(self, x: Load, axis: int, of_w: Sequence[str]) -> int:
+        """Outputs that share an axis of x: of groups that are stretches of all outputs, where these are several dims
+        (a group norm over other groups than those of the convolution in front of it); 0 where that is not so."""
+        outs = [d for d in of_w if d in self.c.dims]
+        sizes = [self.p.sizes[d] for d in outs]
+        groups = self.p.shape_of(x.tensor)[axis]
+        if not {*dims_used(x.index[axis])} <= {*outs} or not all(isinstance(n, Const) for n in (*sizes, groups)):
+            return 0
+        place, count = const(0), 1
+        for d, n in zip(outs, sizes, strict=True):
+            place, count = place * n + Index(d), count * int(n.value)
+        share, rest = divmod(count, int(groups.value))
+        whole = simplify(call("floordiv", place, const(share)), dict(zip(outs, sizes, strict=True)))
+        return share if share > 1 and not rest and same(whole, x.index[axis]) else 0
+
     def _covers(self, v: Convolution, of_w: Sequence[str]) -> bool:
         """Whether each dim has its one role, and groups are cut as libraries cut them."""
         taps = [s.tap for s in v.space if s.tap is not None]
@@ -189,9 +206,10 @@ class _Reader:
         if sorted((*v.channels, *taps)) != sorted(self.c.rdims) or not set(taps) <= set(of_w):
             return False
         if v.spread > 1:
-            whole = self.p.sizes[v.outs[0]] if len(v.outs) == 1 else const(1)
-            axis = next(n for n, i in enumerate(v.x.index) if isinstance(i, Call) and i.op == "floordiv")
-            return not v.groups and same(self.p.shape_of(v.x.tensor)[axis] * v.spread, whole)
+            (axis,) = group_axes(v)
+            whole = self.p.shape_of(v.x.tensor)[axis] * v.spread
+            cut = len(v.outs) == 1 and same(whole, self.p.sizes[v.outs[0]])
+            return not v.groups and (cut or bool(self._shared(v.x, axis, of_w)))
         return True
 
     def _ordered(self, v: Convolution, units: int) -> Convolution | None:
