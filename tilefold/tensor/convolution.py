@@ -2,10 +2,11 @@
 
     out[n, g, o, y..] = sum over c, k.. of x[n, g, c, s y + d k - p ..] w[g, o, c, k..]
 
-Every axis of x has one role: a batch (a dim of the result that w lacks), a group (a dim of both, or o // q of the place o
-among all dims that w alone has), a channel (reduced with w), or space (stride s, dilation d, padding p; k or y may be
-absent). Padding is a guard: what is read outside counts as 0. The statement is a convolution of a library where the result's extent is the library's,
-(H + 2 p - d (K - 1) - 1) // s + 1 on every axis of space. Nothing else is assumed about where it came from.
+Every axis of x has one role: a batch (a dim of the result that w lacks), a group (a dim of both, or o // q of the
+place o among all dims that w alone has), a channel (reduced with w), or space (stride s, dilation d, padding p; k or
+y may be absent). Padding is a guard: what is read outside counts as 0. The statement is a convolution of a library
+where the result's extent is the library's, (H + 2 p - d (K - 1) - 1) // s + 1 on every axis of space. Nothing else is
+assumed about where it came from.
 """
 
 from __future__ import annotations

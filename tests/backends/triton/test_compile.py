@@ -18,6 +18,7 @@ from tilefold.backends.triton.build import Job, Target  # noqa: E402
 from tilefold.backends.triton.build import built as compile_job  # noqa: E402
 from tilefold.backends.triton.compile import resources  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel, Variant  # noqa: E402
+from tilefold.backends.triton.values import float32, in_parts  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 from tilefold.frontend.fuse import trace  # noqa: E402
 from tilefold.frontend.operators.random import random16_op, random_op  # noqa: E402
@@ -90,6 +91,24 @@ def test_powers_of_and_by_numbers_compile(dtype):
     for fn in (lambda x: 2.0**x, lambda x: x**0.7):
         (k,) = made(fn, meta(4096, dtype=dtype))
         assert built(variant(k), HOPPER).assembly["ptx"]
+
+
+def test_quotients_by_a_number_are_not_all_off_by_what_its_inverse_lacks():
+    """The inverse of 49 is off by 2^-25.6: differences of means by it were off by 40 times what eager's were."""
+    (k,) = made(lambda x: x.sum(-1) / 49, meta(4096, 49, dtype=torch.float32))
+    v = variant(k)
+    assert re.search(r"tf_by_parts\(\w+, 0.0204081\d+, \d\.\d+e-1\d\)", v.rendered.source)
+    assert not re.search(r"\bdiv\.\w*\.?f32", built(v, HOPPER).assembly["ptx"])
+    for fn, kind in ((lambda x: x.sum(-1) / 49, torch.bfloat16), (lambda x: x.sum(-1) / 64, torch.float32)):
+        (k,) = made(fn, meta(4096, 49, dtype=kind))
+        assert "tf_by_parts(" not in variant(k).rendered.source.split("@triton.jit")[-1]
+
+
+@pytest.mark.parametrize("by", [3.0, 49.0, -7.0, 1e-3, 1e30, 2.0**-90])
+def test_an_inverse_in_parts(by):
+    low, rest = in_parts(1 / by)
+    assert abs(low) <= abs(1 / by) and low * rest >= 0 and float32(low) == low and float32(rest) == rest
+    assert abs((low + rest) * by - 1) < 2**-46
 
 
 def test_groups_of_warps_draw_numbers_of_16_bits():

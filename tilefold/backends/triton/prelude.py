@@ -61,7 +61,7 @@ def tf_floordiv(a, b):
 
 
 @triton.jit
-def tf_whole(x, m, s):  # x // n for 0 <= x < 2^31, m and s of n (`scalar.inverse`)
+def tf_whole(x, m, s):  # x // n for 0 <= x < 2^31, m and s of n (`values.inverse`)
     return (tl.umulhi(x.to(tl.uint32), m) >> s).to(tl.int32)
 
 

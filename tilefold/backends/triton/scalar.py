@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -15,7 +14,18 @@ from tilefold.algebra.ops import OPS, RANDOM
 from tilefold.backends.triton.exponents import LOG2E, Term, exponential
 from tilefold.backends.triton.functions import IN_INTERPRETER, INFIX, PRODUCTS, ROOTS, UNARY
 from tilefold.backends.triton.simplify import pull_scale, terms
-from tilefold.backends.triton.values import TRITON_TYPE, Value, converted, fitted, is_number, number, union
+from tilefold.backends.triton.values import (
+    TRITON_TYPE,
+    Value,
+    converted,
+    fitted,
+    float32,
+    in_parts,
+    inverse,
+    is_number,
+    number,
+    union,
+)
 from tilefold.errors import BackendError
 
 #: The inverse of what is no less has no more than 128 as its exponent.
@@ -338,8 +348,9 @@ class Expressions:
         return f"tf_{op}_approx" if op in ("sin", "cos") and self._bounded(arg) else ""
 
     def _by_number(self, above: str, below: str, kind: DType) -> str:
-        """A number's inverse is multiplied by, as torch's kernels for GPUs do: it is off by half a last place. That of
-        Triton's own division is approximate, and all elements of a tensor are off by the same factor.
+        """A number's inverse is multiplied by, as torch's kernels for GPUs do: it is off by half a last place, and
+        with it all elements of a tensor, unless what was rounded off is multiplied by too (variances as differences
+        of means: a similarity of images was off by 1.2e-5, eager by 3e-7). Triton's own division is approximate.
 
         Also where something is rounded coarsely: scales that rows are divided by, a maximum by 127, decide there which
         of two whole numbers a tie becomes, and those of the true quotient are other ones than eager's."""
@@ -347,8 +358,12 @@ class Expressions:
             return f"({above} / {below})"
         if not is_number(below) or not 1 / BY_INVERSE < abs(float(below)) < BY_INVERSE:
             return f"tl.div_rn({above}, {below})" if self.leaves.exact else f"({above} / {below})"
-        inverse = str(_float32(1 / _float32(float(below))))
-        return self._rounded(above, inverse) if self.leaves.exact else f"({above} * {inverse})"
+        inverse = 1 / float32(float(below))
+        if self.leaves.exact:
+            return self._rounded(above, str(float32(inverse)))
+        low, rest = in_parts(inverse)
+        whole = rest == 0.0 or not self.leaves.by_row
+        return f"({above} * {float32(inverse)})" if whole else f"tf_by_parts({above}, {low}, {rest})"
 
     def _truncates(self, args: Sequence[Expr]) -> bool:
         """Whether a quotient of whole numbers is rounded as the machine's, which cuts it off: none is below 0."""
@@ -458,19 +473,6 @@ def _of_type(code: str, kind: DType) -> str:
     return f"tl.full([], {code}, {TRITON_TYPE[kind]})" if is_number(code) else code
 
 
-def inverse(n: int) -> tuple[int, int]:
-    """m and s with x // n = (x m) >> (32 + s) for all 0 <= x < 2^31, m < 2^32. Two instructions, where the compiler,
-    which does not know the sign or knows that 16 bits are enough and divides those, has five to ten.
-
-    With m n = 2^(32 + s) + e, x m is (x 2^(32 + s) + x e) / n: right while x e < 2^(32 + s), so for e <= 2^(1 + s).
-    """
-    for s in range(n.bit_length()):
-        m = -(-(1 << (32 + s)) // n)
-        if m < 1 << 32 and m * n - (1 << (32 + s)) <= 1 << (1 + s):
-            return m, s
-    raise AssertionError(n)
-
-
 def _is_position(e: Expr) -> bool:
     """Whether an integer is made of indices, of where tiles begin, extents and numbers alone."""
     match e:
@@ -487,11 +489,6 @@ def _power(e: Expr) -> int | None:
     """k where `e` is the number 2^k: quotients by it are shifts, remainders bits, of numbers below 0 too."""
     n = int(e.value) if isinstance(e, Const) and e.dtype is DType.I64 else 0
     return n.bit_length() - 1 if n > 0 and not n & (n - 1) else None
-
-
-def _float32(v: float) -> float:
-    """The nearest float32."""
-    return float(struct.unpack("f", struct.pack("f", v))[0])
 
 
 def _bool(v: Value, code: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,3 +118,31 @@ def number(v: float | int | bool, kind: DType) -> str:
         return str(int(v))
     f = float(v)
     return repr(f) if f == f and abs(f) != float("inf") else f'float("{f}")'
+
+
+def float32(v: float) -> float:
+    """The nearest float32."""
+    return float(struct.unpack("f", struct.pack("f", v))[0])
+
+
+def in_parts(v: float) -> tuple[float, float]:
+    """Two float32 whose sum is v, but for 2^-48 of it, of the same sign (a product of an infinity has a sum): the next
+    one towards 0, and what it lacks."""
+    near = float32(v)
+    if abs(near) > abs(v):
+        (bits,) = struct.unpack("I", struct.pack("f", near))
+        (near,) = struct.unpack("f", struct.pack("I", bits - 1))
+    return near, float32(v - near)
+
+
+def inverse(n: int) -> tuple[int, int]:
+    """m and s with x // n = (x m) >> (32 + s) for all 0 <= x < 2^31, m < 2^32. Two instructions, where the compiler,
+    which does not know the sign or knows that 16 bits are enough and divides those, has five to ten.
+
+    With m n = 2^(32 + s) + e, x m is (x 2^(32 + s) + x e) / n: right while x e < 2^(32 + s), so for e <= 2^(1 + s).
+    """
+    for s in range(n.bit_length()):
+        m = -(-(1 << (32 + s)) // n)
+        if m < 1 << 32 and m * n - (1 << (32 + s)) <= 1 << (1 + s):
+            return m, s
+    raise AssertionError(n)
