@@ -62,11 +62,12 @@ CASES = [
     *FOLDS,
     Case("extremes", extremes, together(normal(5, 301)), ""),
     Case("rests", rests, together(normal(5, 301)), ""),
+    Case("places of extremes", lambda x: torch.max(x.round(), -1), together(normal(5, 301)), ""),
     Case("weighed", weighed, together(normal(301, 9, 3), normal(3)), ""),
     Case("images", images, together(normal(301, 3, 9), normal(9)), ""),
 ]
-#: Left as they are: index reducers, matrix products, a sum that is rescaled by division.
-LEFT = {"argmax", "argmin", "MoE routing", "L2 norm"}
+#: Left as they are: several index reducers, matrix products, a sum that is rescaled by division.
+LEFT = {"MoE routing", "L2 norm"}
 #: A few folds of each kind suffice for segments: plain, moved by exponentials, by counts, by sums of weights.
 SEGMENTED = {"sum + sum", "rests", "logsumexp", "variance", "inertia"}
 
@@ -123,6 +124,20 @@ def test_lanes_change_no_result(case, segments):
         after = run(program, [(k, names) for _, k, names in pairs], args)
         for n in program.outputs:
             torch.testing.assert_close(after[n], before[n], equal_nan=True, msg=lambda m, at=(name, n): f"{at}: {m}")
+
+
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+@pytest.mark.parametrize("length", [64, 301])
+def test_places_of_what_is_no_number_of_equals_and_of_rows_without_any(op, length):
+    x = torch.randn(7, length).round()
+    x[0], x[1], x[2, 70 % length], x[3, [5, 40]], x[4] = -torch.inf, torch.inf, torch.nan, torch.nan, torch.nan
+    x[5, 3], x[5, 9] = (torch.inf, torch.nan) if op == "argmax" else (-torch.inf, torch.nan)
+    case = Case(op, lambda x: getattr(torch, op)(x, -1), lambda *_: (x,), "")
+    program, pairs = both(case, Given(segments=1, stream=32))
+    laned_pairs = [(verify(per_lane(singles(k), lambda s: LANES)), names) for k, _, names in pairs]
+    assert all(changed(k) for k, _ in laned_pairs)
+    found = run(program, laned_pairs, (x,))
+    assert torch.equal(found[program.outputs[0]], getattr(torch, op)(x, -1))
 
 
 def test_what_is_kept_of_elements_lies_as_the_states_do():

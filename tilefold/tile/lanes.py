@@ -49,6 +49,7 @@ from tilefold.algebra.expr import (
 from tilefold.algebra.ops import TILE_EXTREMES
 from tilefold.names import fresh
 from tilefold.tile import ir
+from tilefold.tile.lane_places import Places, held, met, of_all, places_of
 from tilefold.tile.lane_rules import across_lanes, adds, first_fill, plus, position, singular, stores_states
 from tilefold.tile.uses import allocated
 
@@ -64,7 +65,7 @@ def per_lane(kernel: ir.Kernel, lanes: Callable[[ir.For], int | None]) -> ir.Ker
     """`kernel` with the folds of its loops kept per lane where that is possible.
 
     lanes: how many for a loop, a divisor of its tile; None: leave it. Kept as they are: loops that store what depends
-    on a state, that contain loops, index reducers or matrix products, and loops over values that are held.
+    on a state, that contain loops, several index reducers or matrix products, and loops over values that are held.
     """
     return _Pass(kernel, lanes).run()
 
@@ -138,14 +139,15 @@ class _Pass:
         return tuple(out)
 
     def loop(self, s: ir.For, before: Sequence[ir.Stmt], tiles: Mapping[str, int]) -> list[ir.Stmt]:
-        found = self.fold(s, before)
+        found = self.fold(s, before) or places_of(s, before, self.buffers)
         n = self.lanes(s) if found is not None else None
         start = lit(0) if s.start is None else position(s.start, tiles)
         kept = found is None or n is None or start is None
         lengths = set[int]() if kept else self.lengths(s, tiles)
         if found is None or n is None or start is None or (lengths and max(lengths) < s.tile):
             return [replace(s, body=self.body(s.body, {**tiles, s.dim: s.tile}))]
-        return self.laned(found, n, start, next(iter(lengths)) if len(lengths) == 1 else None)
+        length = next(iter(lengths)) if len(lengths) == 1 else None
+        return (self.placed if isinstance(found, Places) else self.laned)(found, n, start, length)  # type: ignore[operator]
 
     def lengths(self, s: ir.For, tiles: Mapping[str, int]) -> set[int]:
         """Indices that the loop runs over in the tiles of the dims in its bounds; none: not known."""
@@ -235,16 +237,8 @@ class _Pass:
         return ld.tensor in local and ld.index[b.dims.index(d)] == Index(d)
 
     def laned(self, f: _Loop, lanes: int, start: Expr, length: int | None) -> list[ir.Stmt]:
-        d, tile = f.at.dim, f.at.tile
-        assert tile % lanes == 0
-        lane, turn = self.fresh(f"{d}_lane"), self.fresh(f"{d}_turn")
-        self.sizes[lane] = lit(lanes)
-        turns: Expr | None = None
-        if length is not None:
-            self.sizes[turn] = lit(length // tile)
-        else:
-            self.sizes[turn] = call("floordiv", self.kernel.sizes[d], tile)
-            turns = call("floordiv", call("sub", f.at.stop or Size(d), f.at.start or lit(0)), tile)
+        tile = f.at.tile
+        lane, turn, turns, places = self.turned(f.at, lanes, start, length)
         out: list[ir.Stmt] = []
         own = [n for n in f.states if n not in f.shared]
         left = 0 if length is None else length % tile
@@ -254,8 +248,6 @@ class _Pass:
         held = {n: self.state(self.buffers[n], more if n in varying else {}) for n in own}
         for n in own:
             out += [ir.Alloc(held[n]), replace(f.states[n], buf=held[n].name)]
-        first = plus(start, call("mul", Index(turn), tile))
-        places = [plus(plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
         body = _Body(self, f, lane, lanes, held).stream(places)
         out.append(ir.For(turn, 1, body, None, turns))
         if alone:
@@ -269,10 +261,44 @@ class _Pass:
         else:
             out += _Body(self, f, lane, lanes, held).combined()
         if length is None or (left and not alone):
-            full = turns or lit(length // tile if length is not None else 0)
-            done = call("mul", call("maximum", full, 0), tile)
-            out.append(replace(f.at, start=plus(f.at.start or lit(0), done)))
+            out.append(_rest(f.at, turns, length))
         return out
+
+    def turned(
+        self, s: ir.For, lanes: int, start: Expr, length: int | None
+    ) -> tuple[str, str, Expr | None, list[Expr]]:
+        """Dims of lanes and of turns over whole tiles, how many turns there are where that is not the dim's extent, and
+        the indices that a turn's lanes meet, one after the other."""
+        d, tile = s.dim, s.tile
+        assert tile % lanes == 0
+        lane, turn = self.fresh(f"{d}_lane"), self.fresh(f"{d}_turn")
+        self.sizes[lane] = lit(lanes)
+        turns: Expr | None = None
+        if length is not None:
+            self.sizes[turn] = lit(length // tile)
+        else:
+            self.sizes[turn] = call("floordiv", self.kernel.sizes[d], tile)
+            turns = call("floordiv", call("sub", s.stop or Size(d), s.start or lit(0)), tile)
+        first = plus(start, call("mul", Index(turn), tile))
+        return lane, turn, turns, [plus(plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
+
+    def placed(self, f: Places, lanes: int, start: Expr, length: int | None) -> list[ir.Stmt]:
+        """The place of an extreme; what does not fill a tile by the loop as it was, where that is not known."""
+        tile = f.at.tile
+        lane, turn, turns, places = self.turned(f.at, lanes, start, length)
+        best, at = held(f, self.buffers, lane, lanes, self.fresh)
+        out: list[ir.Stmt] = []
+        for b, fill in zip((best, at), f.fills, strict=True):
+            self.buffers[b.name] = b
+            out += [ir.Alloc(b), replace(fill, buf=b.name)]
+        out.append(ir.For(turn, 1, tuple(x for place in places for x in met(f, best, at, place)), None, turns))
+        left = 0 if length is None else length % tile
+        for e in range(0, left, lanes):
+            place = plus(plus(start, lit((length or 0) - left + e)), Index(lane))
+            exists = call("lt", Index(lane), lit(left - e)) if left - e < lanes else None
+            out += met(f, best, at, place, exists)
+        out += of_all(f, best, at, lane)
+        return out if length is not None else [*out, _rest(f.at, turns, length)]
 
     def reduces_alone(self, f: _Loop) -> bool:
         """Whether a loop's statements are reductions alone, to floats, whose identities are numbers."""
@@ -290,6 +316,12 @@ class _Pass:
         made = replace(b, name=self.fresh(f"{b.name}_lane"), dims=dims, extents=extents)
         self.buffers[made.name] = made
         return made
+
+
+def _rest(s: ir.For, turns: Expr | None, length: int | None) -> ir.For:
+    """A loop over the indices behind its whole tiles."""
+    full = turns or lit(length // s.tile if length is not None else 0)
+    return replace(s, start=plus(s.start or lit(0), call("mul", call("maximum", full, 0), s.tile)))
 
 
 class _Body:

@@ -1028,7 +1028,9 @@ CHECKS: dict[str, Check] = {
     "neighbours in two coordinates": lambda: right(neighbours, rand(200, 2, dtype=F), rand(200, 2, dtype=F, seed=1)),
     "sums of pairs of a row": lambda: right(quantile_loss, *(rand(3, 200, dtype=F, seed=n) for n in range(3))),
     "planes of three colours": lambda: right(colours, rand(3, 3, dtype=F), hostile_colours()),
-    "folds down a middle dim": lambda: right(lambda x: (x.amax(1), x.argmax(1)), rand(3, 300, 37, dtype=F)),
+    "folds down a middle dim": lambda: right(
+        lambda x: (x.amax(1), x.argmax(1), *x.min(1)), (rand(3, 300, 37, dtype=F) * 2).round()
+    ),
     "sums of images": lambda: cut(of_images, rand(9, 5, 13, 24, dtype=F)),
     "sums of images, channels last": lambda: cut(
         of_images, rand(9, 40, 13, 7, dtype=F).contiguous(memory_format=torch.channels_last)
