@@ -137,6 +137,21 @@ def test_groups_may_be_stretches_of_outputs_of_several_dims():
         assert convolution(p.body[0], p) is None
 
 
+def test_scores_of_heads_that_share_keys_are_none():
+    """Two axes of x are neither batch nor channel: of stretches of one dim, and of one index."""
+    text = """program f()
+  input x: f32[2, 4, 3, 9]
+  input w: f32[8, 9]
+  dim n = 2
+  dim o = 8
+  dim c = 9
+  out[n, o]: f32 = sum[c] x[n, o // 2, 1, c] * w[o, c]
+  return out
+"""
+    p = parse(text)
+    assert convolution(p.body[0], p) is None
+
+
 def test_a_matrix_product_is_none_but_single_taps_are_one():
     text = """program f()
   input x: f32[2, 8, 5, 5]

@@ -207,10 +207,10 @@ class _Reader:
         if sorted((*v.channels, *taps)) != sorted(self.c.rdims) or not set(taps) <= set(of_w):
             return False
         if v.spread > 1:
-            (axis,) = group_axes(v)
+            axis, *more = group_axes(v)
             whole = self.p.shape_of(v.x.tensor)[axis] * v.spread
             cut = len(v.outs) == 1 and same(whole, self.p.sizes[v.outs[0]])
-            return not v.groups and (cut or bool(self._shared(v.x, axis, of_w)))
+            return not (v.groups or more) and (cut or bool(self._shared(v.x, axis, of_w)))
         return True
 
     def _ordered(self, v: Convolution, units: int) -> Convolution | None:
