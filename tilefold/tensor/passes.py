@@ -48,8 +48,8 @@ INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
 NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("shorten softmaxes", shorten_softmax),
     ("short maps", short_maps),
-    ("guard masked sums", guard_masked_sums),
     ("collapse sums", collapse_sums),
+    ("guard masked sums", guard_masked_sums),  # of sums that are left: single elements have their condition
     ("collapse products", collapse_products),
     ("join sums", joined_sums),
     ("unify dims", unify),

@@ -30,6 +30,7 @@ from tilefold.frontend.regions.guard import Fallback, Guarded, Part, say_once
 from tilefold.frontend.regions.host_numbers import numbers_on_device
 from tilefold.frontend.regions.leftover import compile_leftover
 from tilefold.frontend.regions.one_a_row import one_a_row
+from tilefold.frontend.regions.one_chunk import in_one_piece
 from tilefold.frontend.regions.outer import Outer, item
 from tilefold.frontend.regions.partition import (
     Group,
@@ -157,6 +158,7 @@ def _record(found: CompiledGraph, options: Options) -> None:
 def _parted(gm: torch.fx.GraphModule) -> Partition:
     """The parts of a graph, once what concerns all of it has been rewritten."""
     spell_complex()
+    in_one_piece(gm)
     complex_parts(gm)
     fold_scans(gm)
     fold_constants(gm)
