@@ -28,9 +28,7 @@ def whole(monkeypatch):
     compilations.clear()
 
 
-@pytest.mark.parametrize(
-    ("fn", "dtype"), [(smooth, torch.bfloat16), (capped, torch.float32), (weighed, torch.float32)]
-)
+@pytest.mark.parametrize(("fn", "dtype"), [(smooth, torch.bfloat16), (capped, torch.float32), (weighed, torch.float32)])
 @torch._functorch.config.patch(donated_buffer=False)
 def test_gradients_are_right_and_a_backward_can_be_repeated(fn, dtype):
     args = arguments(dtype)

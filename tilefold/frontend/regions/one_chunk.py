@@ -80,7 +80,7 @@ class _Written:
 
     def _call(self, op: torch._ops.OpOverload, *args: object) -> Node:
         n = self.graph.call_function(op, args)  # type: ignore[arg-type]
-        n.meta["val"] = op(*torch.fx.map_arg(args, lambda x: x.meta["val"]))
+        n.meta["val"] = op(*(a.meta["val"] if isinstance(a, Node) else a for a in args))
         return n
 
 
