@@ -247,6 +247,31 @@ def test_a_small_window_of_one_channel_is_channels_last_where_its_weight_has_a_g
     assert [converted for converted, _ in done] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("narrow", "window", "dtype", "wanted"),
+    [
+        (8, 3, torch.bfloat16, True),
+        (16, 3, torch.bfloat16, False),  # what would be converted is as wide
+        (8, 1, torch.bfloat16, False),  # no window
+        (8, 3, torch.float32, False),
+    ],
+)
+def test_a_small_window_behind_a_product_of_fewer_channels_is_channels_last(narrow, window, dtype, wanted):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.grow, self.norm = nn.Conv2d(narrow, 16, 1), nn.BatchNorm2d(16)
+            self.deep = nn.Conv2d(16, 16, window, groups=16)
+
+        def forward(self, x):
+            return self.deep(F.silu(self.norm(self.grow(x)))).mean((2, 3))
+
+    module, x = Block().eval().to(dtype), randn(1, narrow, 9, 7).to(dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        gm = make_fx(module)(mode.from_tensor(x))
+    assert channels_last(gm, "cpu") is wanted
+
+
 def test_a_step_of_pointwise_convolutions_stays_as_it_is(monkeypatch):
     done: list[tuple[bool, torch.fx.GraphModule]] = []
     module, x = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1)), randn(2, 4, 6, 6).requires_grad_()

@@ -8,7 +8,10 @@ channels; those of float32 are the library's, which has kernels for that memory 
 kernel of ours that also sums what it makes, across rows). Not where channels are no whole vectors (11 x 11 of three
 colours, forward and both gradients on an H100: 1,650 us, in planes 1,130). Convolutions of one tap are products in
 either layout and alone no reason. Groups of some numbers of channels are faster in planes (`_of_groups`), and are
-converted to them amid channels-last memory. Of one or three axes of space (sound, video) the same holds for 16 bits and
+converted to them amid channels-last memory. A small window of one channel a group is a reason behind a product that
+makes many channels of few, which alone are converted (forecast of an inverted bottleneck's kernels, bf16, 3 x 3, 32 x
+64 x 28 x 28, four times as wide inside: 74 us in planes, 48).
+Of one or three axes of space (sound, video) the same holds for 16 bits and
 whole vectors of channels: the library converts them too (H100, bf16, 32 x 128 x 8003: 41 us an operand, beside a
 convolution of 51; 3 x 3 x 3 of 16 x 16 x 16 x 32 x 32: 418 us, 77 with contiguous channels; the image's gradient 108
 and 74, the weight's 105 and 70; 1 x 3 x 3 of 4 x 32 x 16 x 56 x 56: 93, 4,393 and 114 us; 48, 56 and 72). In a training
@@ -39,6 +42,8 @@ WHOLE_TILE = 32
 #: Elements of a window of one channel a group from which reading vectors of channels saves more than converting costs:
 #: nominal, of 4.5 instructions an element and tap against 2.3, and two passes over the image.
 LARGE_WINDOW = 16
+#: Times the elements that a product of channels reads from which what it makes is wide.
+WIDER = 2
 #: Bytes of channels that a matrix unit's kernel of the library reads at once.
 VECTOR = 16
 PLANE = 4
@@ -229,8 +234,26 @@ def _form(n: Node, device: str, *, training: bool) -> bool | None:
         return True
     if training and w.shape[1] == 1 and w.shape[0] == groups and w.shape[2:].numel() > 1:
         return True if x.dtype.itemsize == 2 and vectors else None
+    if x.dtype.itemsize == 2 and vectors and w.shape[1] == 1 and w.shape[0] == groups and _widened(n):
+        return True
     # of float32 the library turns groups around
     return _of_groups(w.shape[1], gradient=n.target in _GRADIENTS) if x.dtype.itemsize == 2 else None
+
+
+def _widened(n: Node) -> bool:
+    """Whether what a convolution reads is made, by maps, of a product of channels that reads half as much at most: that
+    is what is converted then."""
+    shape, todo, seen = n.args[0].meta["val"].shape, [n.args[0]], set[Node]()  # type: ignore[union-attr]
+    while todo:
+        a = todo.pop()
+        if not isinstance(a, Node) or a in seen or not any(v.shape == shape for v in _tensors(a)):
+            continue
+        seen.add(a)
+        if a.target is aten.convolution.default:
+            own = a.args[0].meta["val"]  # type: ignore[union-attr]
+            return bool(_pointwise(a) and a.args[8] == 1 and WIDER * own.numel() <= shape.numel())
+        todo += a.all_input_nodes
+    return False
 
 
 def _of_groups(channels: int, *, gradient: bool) -> bool | None:
