@@ -107,6 +107,8 @@ class Gpu(Machine):
     exact_rate: FLOP/s of float32, which no matrix unit takes, in kernels of ours, times the root of the elements of a
     result that a thread has: each reads a row and a column of them from shared memory for every element contracted.
     branching_rate: elements a second of a sine in kernels with products, whose few warps wait for each: it branches.
+    narrow, narrow_sector: seconds of a multiprocessor for an access of a warp that reads 16-bit elements of a product's
+    operand one by one, in a kernel of ours, and for each sector of it.
     few_tile: columns of the library's tiles of float32 where rows are few.
     ragged: share of the library's rate in products of 16-bit types with odd rows; ragged_pairs: with rows at multiples
     of 4 bytes, not of 16.
@@ -164,6 +166,8 @@ class Gpu(Machine):
     cache_reached: float
     exact_rate: float
     branching_rate: float
+    narrow: float
+    narrow_sector: float
     few_tile: int
     ragged: float
     ragged_pairs: float
@@ -282,6 +286,8 @@ H100 = Gpu(
     # 416 x 64 3.8; 16: 1536 windows of 49 x 49 x 32 5.6
     exact_rate=1.75e12,
     branching_rate=1.9e11,  # H100, 2026-11: three layers of 65,536 x 256 in one kernel, 323 us, of which products 50
+    narrow=6e-9,  # this and narrow_sector: two kernels on an H100, 2026-11 (`backends.triton.narrow`)
+    narrow_sector=0.8e-9,
     few_tile=64,  # 8 x 12544 times 12544 x 2048 on one H200: 73.6 us in 32 tiles; 8 x 2048 x 100: 53.5; 2026-11
     ragged_pairs=0.44,  # 32 times 512 x 756 by 756 x 512 of bf16: 65 us on an H100, 28.6 of 760; 2026-11
     ragged=0.2,  # 4096 x 2048 times 2048 x 50257 of bf16, results packed: 135 TFLOP/s on one H200, 2026-11

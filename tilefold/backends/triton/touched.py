@@ -13,6 +13,7 @@ from tilefold.algebra.evaluate import Env, Grid, evaluate
 from tilefold.algebra.expr import Call, Expr, call, dims_used, loads, transform
 from tilefold.backends.triton.lane_steps import lane_step, looked_up
 from tilefold.backends.triton.memory import SECTOR
+from tilefold.backends.triton.narrow import LEAST
 from tilefold.backends.triton.traffic import VECTOR, WARP
 from tilefold.tensor.index_simplify import const
 from tilefold.tile.affine import coefficients
@@ -54,7 +55,8 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """What a tile is. nbytes: used; sectors: numbers of those touched, of 1 / cut of the tile; lines: of the cache that
-    warps look up; sent: bytes of sectors of all warps' accesses; vector: neighbours that a lane has in one of these."""
+    warps look up; sent: bytes of sectors of all warps' accesses; vector: neighbours that a lane has in one of these;
+    narrow: accesses of warps whose lanes have less than a copy takes, for that is all that rows are a multiple of."""
 
     nbytes: float
     sectors: torch.Tensor
@@ -62,6 +64,7 @@ class Tile:
     lines: float
     sent: float
     vector: int
+    narrow: float = 0.0
 
 
 @lru_cache(maxsize=KNOWN)
@@ -107,7 +110,9 @@ def touched(a: Access) -> Tile:
             between = step != 1 or bool((firsts % VECTOR != 0).any())
     if a.joined:
         place, there, order = place.flatten(-2), there.flatten(-2), order[:-1]
-    axis, vector = _laid(place, order, plain, nbytes, a.threads) if not between else (order.index(along[-1]), 1)
+    axis, vector, whole = (
+        _laid(place, order, plain, nbytes, a.threads) if not between else (order.index(along[-1]), 1, VECTOR)
+    )
     turned = [axis, *(n for n in range(len(order)) if n != axis)] if order else []
     flat = place.permute(turned[::-1]).reshape(-1)
     valid = there.permute(turned[::-1]).reshape(-1)
@@ -119,7 +124,8 @@ def touched(a: Access) -> Tile:
     some, more = flat[::every], len(flat) / len(flat[::every]) * cut
     here = valid[::every]
     lines, sent = _distinct(some // LINE, here) * more, _distinct(some // SECTOR, here) * SECTOR * more
-    return Tile(used, tile, cut, lines, sent, vector)
+    narrow = float(here.any(1).sum()) * more if whole * nbytes < LEAST else 0.0
+    return Tile(used, tile, cut, lines, sent, vector, narrow)
 
 
 def _distinct(x: torch.Tensor, valid: torch.Tensor) -> float:
@@ -130,8 +136,9 @@ def _distinct(x: torch.Tensor, valid: torch.Tensor) -> float:
 
 def _laid(
     place: torch.Tensor, order: Sequence[str], plain: frozenset[str], nbytes: int, threads: int
-) -> tuple[int, int]:
-    """The axis along which a warp's lanes lie, and elements of a lane: neighbours at multiples of their bytes."""
+) -> tuple[int, int, int]:
+    """The axis along which a warp's lanes lie, and elements of a lane: neighbours at multiples of their bytes; and what
+    these would be of a larger tile."""
     best, axis = 1, 0
     for n, d in enumerate(order):
         if d not in plain or place.shape[n] == 1:
@@ -141,12 +148,12 @@ def _laid(
         if run > best:
             best, axis = run, n
     if best == 1 or not order:
-        return axis if not order or place.shape[axis] > 1 else _first(place), 1
+        return axis if not order or place.shape[axis] > 1 else _first(place), 1, VECTOR
     firsts = place.movedim(axis, -1)[..., 0]
     vector = max(1, VECTOR // nbytes)
     while vector > 1 and (best % vector or bool((firsts % (vector * nbytes) != 0).any())):
         vector //= 2
-    return axis, max(1, min(vector, power_of_two(place.numel() // threads)))
+    return axis, max(1, min(vector, power_of_two(place.numel() // threads))), vector
 
 
 def _first(place: torch.Tensor) -> int:
@@ -171,7 +178,8 @@ def anywhere(tensor: str, at: tuple[torch.Tensor, ...]) -> torch.Tensor:
 @dataclass(frozen=True, slots=True)
 class Touch:
     """An access of a tensor. nbytes: used by a tile. sectors: bytes of the sectors of a tile; lines: of the first-level
-    cache, of all of its warps' accesses; sent: bytes of sectors of these. times: tiles, of all thread blocks."""
+    cache, of all of its warps' accesses; sent: bytes of sectors of these. times: tiles, of all thread blocks. lanes: of
+    a tile's dims; narrow: see `Tile`."""
 
     tensor: str
     stored: bool
@@ -180,6 +188,8 @@ class Touch:
     lines: float
     sent: float
     times: float
+    lanes: tuple[int, ...] = ()
+    narrow: float = 0.0
 
     @property
     def wasted(self) -> float:

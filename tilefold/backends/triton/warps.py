@@ -6,7 +6,8 @@ neighbours, the first of equal ones, up to 16 bytes a lane, and what is read one
 access of a warp costs the lines of the cache that it touches, a tile the sectors of 32 bytes, each once a turn; memory
 each tensor once. Products cost their padded tiles,
 elements their operations. Loops wait: a latency of the memory a turn. The floor is that of all tensors read or written
-once at the memory's rate, or of the products on all multiprocessors. Rates are the machine's.
+once at the memory's rate, or of the products on all multiprocessors. Rates are the machine's. What a kernel of products
+reads element by element (`narrow`) no other stage hides.
 
 An H200's microseconds, sums over the kernels of a name of networks in inference, 32 images of bf16 (predicted):
 regnet_y_400mf's 24 relu_2 1378 (1204), 4 relu_3 175 (233), 24 relu 105 (135), 17 mean 56 (62), 10 mul_2 34 (58);
@@ -40,6 +41,7 @@ from tilefold.algebra.expr import (
 )
 from tilefold.backends.triton.choices import branches, choices
 from tilefold.backends.triton.memory import SECTOR
+from tilefold.backends.triton.narrow import narrow
 from tilefold.backends.triton.own_rows import RESIDENT
 from tilefold.backends.triton.own_vectors import ELEMENTS, OwnVector, own_vectors
 from tilefold.backends.triton.pairs import both_of
@@ -351,7 +353,8 @@ class _Walk:
         before = self.near.get(known := (tensor, stored, key[-1]))
         self.near[known] = both = tile.sectors if before is None else torch.unique(torch.cat((before, tile.sectors)))
         new = float(len(both) - (0 if before is None else len(before))) * SECTOR * tile.cut
-        self.touches[key] = Touch(tensor, stored, tile.nbytes, new, tile.lines, tile.sent, times * share)
+        lanes, narrow = tuple(map(self.width, order)), tile.narrow if self.multiplies and not stored else 0.0
+        self.touches[key] = Touch(tensor, stored, tile.nbytes, new, tile.lines, tile.sent, times * share, lanes, narrow)
 
     def seen(self, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Places with what maps of the kernel compute for them, and floats from 0 to 1: what a flow of an image
@@ -470,6 +473,9 @@ def _summed(w: _Walk, blocks: int, warps: int, machine: Gpu, *, apart: bool) -> 
     stages["blocks"] = blocks * machine.dispatch
     longest = max(stages.values())
     seconds = machine.empty + longest + (sum(stages.values()) - longest) * beside
+    if (waits := narrow(touches, machine) * blocks / units) > 0:
+        stages["narrow"] = waits
+        seconds += waits
     floor = machine.empty + max(sum(unique.values()) / whole, w.least * blocks)
     return Forecast(seconds, floor, stages, touches, blocks)
 
