@@ -25,6 +25,7 @@ from tilefold.block.group import ANY, Limits
 from tilefold.errors import PlanError
 from tilefold.log import at_step
 from tilefold.plan.aligned import aligned
+from tilefold.plan.aligned_kernels import aligned_kernels
 from tilefold.plan.attention import AttentionCall, statements
 from tilefold.plan.converted import converted_once
 from tilefold.plan.few_rows import of_few_rows
@@ -164,18 +165,19 @@ Called = LibraryCall | ConvolutionCall | GradientCall | AttentionCall
 
 @dataclass(frozen=True, slots=True)
 class GpuKernels:
-    """What runs on a GPU: the fused program, which of its statements are calls of libraries, and which are sums that
-    kernels add to in any order."""
+    """What runs on a GPU: the fused program, which of its statements are calls of libraries, which are sums that
+    kernels add to in any order, and which are copies of operands with zeros behind their rows."""
 
     fused: Fused
     calls: Mapping[tuple[str, ...], Called]
     scaled: Mapping[tuple[str, ...], ScaledProduct]
     added: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
 
     @property
     def every_call(self) -> tuple[tuple[str, ...], ...]:
-        """The statements of each call."""
-        return (*self.scaled, *self.calls, *((x,) for x in sorted(self.added)))
+        """The statements of each call, or of what is a kernel like one."""
+        return (*self.scaled, *self.calls, *((x,) for x in sorted(self.added | self.whole)))
 
 
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
@@ -211,6 +213,11 @@ def _gpu_kernels(
         p, rest = turned_for_gpu(p, rest, target.machine, apart, statements(attentions))
     p, products = aligned(multiplied_alike(p, rest), rest, target.machine)
     products |= gradients
+    whole = frozenset[str]()
+    if goal == "fast" and target.library:
+        called = products | tails | {*chain.from_iterable(scaled)} | statements(attentions) | added
+        sums = frozenset(c.name for c in p.body if c.reducer == "sum") - called - frozenset().union(*copies)
+        p, whole = aligned_kernels(p, sums, called, target.machine)
     p, products_called = library_calls(
         p,
         products,
@@ -218,10 +225,10 @@ def _gpu_kernels(
         tails=tails,
     )
     calls: dict[tuple[str, ...], Called] = {**products_called, **{x.members: x for x in attentions}}
-    alone = (*scaled, *calls, *((x,) for x in sorted(added)))
+    alone = (*scaled, *calls, *((x,) for x in sorted(added | whole)))
     fused = fused_for_gpu(p, target, calls=alone)
     stored = torn(before, copies, fused, pays) if goal == "fast" else frozenset[str]()
-    return GpuKernels(fused, calls, scaled, added), stored
+    return GpuKernels(fused, calls, scaled, added, whole), stored
 
 
 def _for_gpu(p: Program, goal: Goal, *, interpreted: bool, given: Given | None, search: bool) -> CompiledProgram:

@@ -49,7 +49,7 @@ def test_operands_are_copied_once_and_what_is_between_is_written_with_its_zeros(
     ],
 )
 def test_results_are_those_of_the_operands(fn, shapes, monkeypatch):
-    monkeypatch.setattr("tilefold.plan.aligned.worth", lambda *extents, packed: True)
+    monkeypatch.setattr("tilefold.plan.aligned.worth", lambda *extents, packed, made: True)
     before, after, products = made(fn, *shapes)
     assert after != before and products
     gen = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute
 from tilefold.names import fresh
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.index_simplify import const
@@ -65,19 +65,62 @@ def worth(
     *,
     packed: bool,
     copies: float = 1,
+    made: tuple[bool, bool] = (False, False),
 ) -> bool:
     """Whether a product of these extents is estimated faster with operands copied, and, if it has to be packed, the
-    result too. False where nothing is ragged. copies: times as long as kernels of ours they take."""
+    result too. False where nothing is ragged. copies: times as long as kernels of ours they take. made: operands, of
+    its rows and its columns, that need none (`made_by_maps`)."""
+    slower, moved = _more(batch, rows, depth, columns, itemsize, gpu, along, packed=packed, copies=copies, made=made)
+    return slower > moved
+
+
+def slowed(p: Program, c: Compute, gpu: Gpu) -> float:
+    """Seconds that a product in the library takes more for its ragged extents, as it is or with copies."""
+    found = extents(p, c)
+    if found is None:
+        return 0.0
+    return min(_more(*found[1:5], 2, gpu, found[5], packed=c.name in p.outputs, made=made_by_maps(p, c, found[0])))
+
+
+def made_by_maps(p: Program, c: Compute, x: Product) -> tuple[bool, bool]:
+    """Whether the operand of a product's rows, and that of its columns, is what a map of the program computes: its copy
+    is that map, with zeros behind its rows."""
+    maps = {m.name for m in p.body if m.reducer is None} - {*p.outputs}
+    rows, columns = (
+        all(ld.tensor in maps for ld in x.loads or () if (c.dims[-1] in dims_used(ld)) is side)
+        for side in (False, True)
+    )
+    return rows, columns
+
+
+def _more(
+    batch: int,
+    rows: int,
+    depth: int,
+    columns: int,
+    itemsize: int,
+    gpu: Gpu,
+    along: Along,
+    *,
+    packed: bool,
+    copies: float = 1,
+    made: tuple[bool, bool] = (False, False),
+) -> tuple[float, float]:
+    """Seconds that a product takes more than one of whole rows, as it is and with copies; none where it is one."""
     tall, deep, wide = (
         counts and rounded(n, itemsize) != n
         for n, counts in ((rows, along.rows), (depth, along.depth), (columns, True))
     )
-    sizes = ((rows * depth, tall or deep), (depth * columns, deep or wide), (rows * columns, (tall or wide) and packed))
+    sizes = (
+        (rows * depth, (tall or deep) and not made[0]),
+        (depth * columns, (deep or wide) and not made[1]),
+        (rows * columns, (tall or wide) and packed),
+    )
     moved = sum(gpu.copied(copies * batch * n * itemsize) for n, moves in sizes if moves)
     seconds = 2.0 * batch * rows * depth * columns / gpu.gemm_rate(DType.BF16, library=True)
     ragged = [n for n, found in ((rows, tall), (depth, deep), (columns, wide)) if found]
     share = gpu.ragged if any(n * itemsize % PAIR for n in ragged) else gpu.ragged_pairs
-    return bool(ragged) and seconds / share > seconds + moved
+    return (seconds / share - seconds, moved) if ragged else (0.0, 0.0)
 
 
 def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, frozenset[str]]:
@@ -87,14 +130,16 @@ def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, fr
     taken = set(p.names)
     body: list[Compute] = []
     names = set(products)
-    maps, whole, copies = _read_once(p), dict[str, str](), _Copies()
+    maps, whole, copies = read_once(p), dict[str, str](), Copies()
     shared = {c.name: c for c in p.body if c.reducer is None and c.name not in {*p.outputs, *maps}}
     for c in p.body:
-        found = _extents(p, c) if c.name in products else None
-        if found is None or not worth(*found[1:5], 2, gpu, found[5], packed=c.name in p.outputs):
+        found = extents(p, c) if c.name in products else None
+        if found is None or not worth(
+            *found[1:5], 2, gpu, found[5], packed=c.name in p.outputs, made=made_by_maps(p, c, found[0])
+        ):
             body.append(c)
             continue
-        new = _copied(c, found[0], made, taken, maps, shared, found[-1], copies)
+        new = copied(c, found[0], made, taken, maps, shared, lengthened(c, found[0], found[-1]), copies)
         maps |= {c.name: new[-1]} if c.name in maps else {}
         product = next(s.name for s in new if s.reducer is not None)
         names = names - {c.name} | {product}
@@ -102,7 +147,7 @@ def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, fr
         body += new
     if len(body) == len(p.body):
         return p, products
-    body = _made_wide(body, shared, copies, whole)
+    body = made_wide(body, shared, copies, whole)
     body = [
         replace(c, body=rename_loads(c.body, lambda x: replace(x, tensor=whole.get(x.tensor, x.tensor)))) for c in body
     ]
@@ -110,33 +155,33 @@ def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, fr
 
 
 @dataclass(frozen=True, slots=True)
-class _Copies:
+class Copies:
     """What several products read: the longer dim of each, and the copy of each tensor at these indices."""
 
     longer: dict[str, str] = field(default_factory=dict)
     of: dict[Load, str] = field(default_factory=dict)
 
 
-def _made_wide(
-    body: Sequence[Compute], shared: Mapping[str, Compute], copies: _Copies, whole: dict[str, str]
+def made_wide(
+    body: Sequence[Compute], shared: Mapping[str, Compute], copies: Copies, whole: dict[str, str]
 ) -> list[Compute]:
     """The statements with a copy of a map that others read too in its place, which those read as well: what is written
     with its zeros is not written without them. whole: what is read instead of what."""
     wide: dict[str, str] = {}
     for ld, copy in copies.of.items():
-        if ld.tensor in shared and _is_whole(ld):
+        if ld.tensor in shared and is_whole(ld):
             wide.setdefault(ld.tensor, copy)
     whole |= wide
     by_name, moved = {c.name: c for c in body}, {*wide.values()}
     return [by_name[wide[c.name]] if c.name in wide else c for c in body if c.name not in moved]
 
 
-def _is_whole(ld: Load) -> bool:
+def is_whole(ld: Load) -> bool:
     """Whether all of a tensor is read as it is."""
     return all(isinstance(ix, Index) for ix in ld.index) and len(dims_used(ld)) == len(ld.index)
 
 
-def _read_once(p: Program) -> dict[str, Compute]:
+def read_once(p: Program) -> dict[str, Compute]:
     """Maps and products that one statement reads, in one place: a copy computes such maps itself."""
     reads = Counter(ld.tensor for c in p.body for ld in loads(c.body))
     return {c.name: c for c in p.body if reads[c.name] == 1 and c.name not in p.outputs}
@@ -151,7 +196,18 @@ def _inlined(e: Expr, maps: Mapping[str, Compute]) -> Expr:
     return e
 
 
-def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int, Along] | None:
+def _zeros_behind(e: Expr, d: str, stop: Expr, zero: Const) -> Expr:
+    """e, and from `stop` on zeros, which are one more part of what is a concatenation along d."""
+    match e:
+        case Cast(arg=arg):
+            return Cast(_zeros_behind(arg, d, stop, zero), e.dtype)
+        case Call("where", (Call("lt", (Index(at), Const(n))) as first, x, rest)) if at == d:
+            if isinstance(stop, Const) and n <= stop.value:
+                return call("where", first, x, _zeros_behind(rest, d, stop, zero))
+    return call("where", call("lt", Index(d), stop), e, zero)
+
+
+def extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int, Along] | None:
     """A product of plain matrices of 16 bits; batch, rows, depth and columns, which are the last dim of the result."""
     x = library_product(c, p.sizes)
     if x is None or x.loads is None or c.dtype not in SHORT or not x.is_matrix():
@@ -175,22 +231,27 @@ def _extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int, Along
     return x, math.prod(n[d] for d in x.batch), rows, math.prod(n[d] for d in c.rdims), n[cols], along
 
 
-def _copied(
+def lengthened(c: Compute, x: Product, along: Along) -> tuple[str, ...]:
+    """The dims of a call's product that are rounded up."""
+    own = x.of_one_side - {c.dims[-1]}
+    last = [d for ld in x.loads or () for d in (*c.dims, *c.rdims) if d in own & dims_used(ld.index[-1])]
+    return (*(last if along.rows else ()), *(c.rdims if along.depth else ()), c.dims[-1])
+
+
+def copied(
     c: Compute,
     x: Product,
     sizes: dict[str, Expr],
     taken: set[str],
     maps: Mapping[str, Compute],
     shared: Mapping[str, Compute],
-    along: Along,
-    copies: _Copies,
+    lengthened: Sequence[str],
+    copies: Copies,
 ) -> list[Compute]:
     """Copies of operands, their product, and the part of it that is `c`."""
     longer: dict[str, str] = {}
     every = (*c.dims, *c.rdims)
-    own = x.of_one_side - {c.dims[-1]}
-    last = [d for ld in x.loads or () for d in every if d in own & dims_used(ld.index[-1])]
-    for d in (*(last if along.rows else ()), *(c.rdims if along.depth else ()), c.dims[-1]):
+    for d in lengthened:
         have = sizes[d]
         assert isinstance(have, Const)
         if (want := rounded(int(have.value), 2)) != have.value:
@@ -204,16 +265,16 @@ def _copied(
         at = Load(
             ld.tensor, tuple(Index(longer.get(ix.dim, ix.dim)) if isinstance(ix, Index) else ix for ix in ld.index)
         )
-        inside = [call("lt", Index(new), sizes[d]) for d, new in longer.items() if new in dims]
+        inside = {new: sizes[d] for d, new in longer.items() if new in dims}
         if not inside:
             return ld
         if at in copies.of:
             return Load(copies.of[at], tuple(map(Index, dims)))
-        whole = shared[ld.tensor] if ld.tensor in shared and _is_whole(ld) else None
+        whole = shared[ld.tensor] if ld.tensor in shared and is_whole(ld) else None
         e: Expr = at if whole is None else substitute_map(whole, at)
         e = Cast(_inlined(e, maps), c.dtype) if whole is not None or ld.tensor in maps else e
-        for condition in inside:
-            e = call("where", condition, e, Const(0.0, c.dtype.compute))
+        for d, stop in inside.items():
+            e = _zeros_behind(e, d, stop, Const(0.0, c.dtype.compute))
         made.append(Compute(fresh(f"{ld.tensor}_wide", taken), dims, c.dtype, e, loc=c.loc))
         copies.of[at] = made[-1].name
         return Load(made[-1].name, tuple(map(Index, dims)))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import dims_used, loads
+from tilefold.plan.aligned import slowed
 from tilefold.plan.beside import NOTHING, Beside
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.library_rates import Sizes
@@ -94,7 +95,9 @@ def call_rate(g: Graph, c: Compute, dtype: DType, machine: Gpu) -> float:
     p = product_of(c)
     assert p is not None, c
     batch, rows, cols, depth = (int(g.points(dims)) for dims in (p.batch, p.rows, p.cols, p.rdims))
-    return machine.call_rate("bmm" if p.batch else "mm", dtype, Sizes(batch, rows, cols, depth))
+    rate = machine.call_rate("bmm" if p.batch else "mm", dtype, Sizes(batch, rows, cols, depth))
+    more = slowed(g.program, c, machine)
+    return rate if not more else 1 / (1 / rate + more / flops(g, c.name))
 
 
 def call_seconds(g: Graph, c: Compute, machine: Gpu) -> float:

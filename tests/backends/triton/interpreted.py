@@ -38,6 +38,7 @@ from tests.backends.triton.functions import (
     warped,
 )
 from tests.backends.triton.keyed import keyed_sums
+from tests.backends.triton.odd_depths import odd_depths
 from tests.frontend.flex_mods import MASKS, SCORES, L, S
 from tests.layers import Layer, gradients, rotated
 from tilefold import flex_attention, fuse, pipeline, te
@@ -897,6 +898,7 @@ def rows_added() -> str:
 
 
 CHECKS: dict[str, Check] = {
+    "products of odd depths": odd_depths,
     "elements two by two": two_by_two,
     "maps on one axis": on_one_axis_each,
     "masked by the least number": masked_by_the_least,
