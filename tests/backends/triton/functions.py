@@ -89,3 +89,21 @@ def contrast(x):
 def spread(x):
     """Differences of the members of an ensemble, in pairs."""
     return (x[:, None] - x[:, :, None]).abs().sum((1, 2)) / x.shape[1]
+
+
+def each_state(a, b):
+    """The states of a recurrence, the last one first."""
+    s, out = torch.zeros_like(a[0]), []
+    for t in reversed(range(a.shape[0])):
+        s = b[t] + 0.9 * a[t] * s
+        out.append(s)
+    return torch.stack(out)
+
+
+def summed_states(x, a, c):
+    """Sums of a recurrence's states, 16 a row."""
+    h, out = torch.zeros_like(x[0, :, :, None] * a), []
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t, :, :, None] * a) * h + x[t, :, :, None]
+        out.append((h * c[t, :, None]).sum(-1))
+    return torch.stack(out)

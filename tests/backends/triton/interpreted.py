@@ -27,6 +27,7 @@ from tests.backends.triton import gradients as backward
 from tests.backends.triton.contracted import contracted
 from tests.backends.triton.functions import (
     contrast,
+    each_state,
     multiplied_bytes,
     narrow_weights,
     neighbours,
@@ -34,6 +35,7 @@ from tests.backends.triton.functions import (
     of_logits,
     quantile_loss,
     spread,
+    summed_states,
     top_of_groups,
     warped,
 )
@@ -899,6 +901,10 @@ def rows_added() -> str:
 
 CHECKS: dict[str, Check] = {
     "products of odd depths": odd_depths,
+    "states that wait to be stored": lambda: right(each_state, rand(7, 50, dtype=F), rand(7, 50, dtype=F, seed=1)),
+    "summed states": lambda: right(
+        summed_states, rand(9, 2, 5, dtype=F), rand(5, 16, dtype=F), rand(9, 2, 16, dtype=F)
+    ),
     "elements two by two": two_by_two,
     "maps on one axis": on_one_axis_each,
     "masked by the least number": masked_by_the_least,

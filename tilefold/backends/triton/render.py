@@ -15,7 +15,7 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Expr, Index, dims_used, lit, loads, substitute
 from tilefold.backends.triton.choices import branches, choices, ends
 from tilefold.backends.triton.config import TritonConfig
-from tilefold.backends.triton.context import Context
+from tilefold.backends.triton.context import WARP, Context
 from tilefold.backends.triton.dependent import ALONE, Place
 from tilefold.backends.triton.loops import Loops
 from tilefold.backends.triton.names import identifier
@@ -29,6 +29,7 @@ from tilefold.backends.triton.scope import Known
 from tilefold.backends.triton.select import Selections
 from tilefold.backends.triton.simplify import pull_scale
 from tilefold.backends.triton.values import fitted
+from tilefold.backends.triton.waiting import Waiting
 from tilefold.backends.triton.whole_vectors import ends_inside_vector, line_of
 from tilefold.errors import BackendError
 from tilefold.tile import ir
@@ -96,6 +97,7 @@ class Renderer:
         self.loops = Loops(c, self.body)
         self.grid_dims = frozenset(t.dim for t in c.kernel.grid)
         self.multiplies = bool(product_dims(c.kernel))
+        self.waiting = Waiting(c.scopes.emit, c.scopes.fresh, WARP * c.config.warps)
 
     def render(self) -> Rendered:
         name = identifier(self.c.kernel.name)
@@ -169,7 +171,9 @@ class Renderer:
         line = line_of(self.c.kernel)
         dim = None if line is None or self.c.matrix else self.c.dims[line]
         if dim is None or dim.stop is None or not ends_inside_vector(self.c.kernel, dim.stop):
+            self.waiting.begin(self.c.kernel)
             self.body(self.c.kernel.body)
+            self.waiting.end()
             return
         for stop, header in ((None, f"if {dim.base} + {dim.tile} <= {dim.stop}:"), (dim.stop, "else:")):
             self.c.dims[dim.name] = replace(dim, stop=stop)
@@ -304,7 +308,10 @@ class Renderer:
             also = "" if masked is None else f", mask={masked}"
             self.c.scopes.emit(f'tl.atomic_add({pointer}, {code}{also}, sem="relaxed")')
             return
-        self.c.scopes.emit(f"tl.store({pointer}, {code}{'' if masked is None else ', mask=' + masked}{last})")
+        more = f"{'' if masked is None else ', mask=' + masked}{last}"
+        elements = math.prod(self.c.hold(d).lanes for d in frame)
+        inside = self.c.scopes.here > 0  # of a branch, which has no end here
+        self.waiting.put(s, code, elements, lambda value: f"tl.store({pointer}, {value}{more})", now=inside)
 
     def _store_own(self, own: OwnVector, stores: Sequence[ir.Store]) -> None:
         """Stores of the elements of vectors, one after the other, as one."""

@@ -19,6 +19,7 @@ from tilefold.backends.triton.own_rows import for_rows
 from tilefold.backends.triton.pairwise import for_pairs
 from tilefold.backends.triton.product import BYTES
 from tilefold.backends.triton.product_tiles import for_depth, with_products
+from tilefold.backends.triton.short_sums import for_sums
 from tilefold.backends.triton.tilings import (
     cheapest,
     for_branches,
@@ -272,12 +273,12 @@ def default_config(
     if pairs is not None and math.prod(-(-sizes[d] // pairs.tiles[d]) for d in s.parallel) >= FULL:
         return pairs
     rule = _without(s, sizes)
-    if any(k - frozenset(s.streamed) for _, _, k in s.products):
-        return for_registers(rule, s, b, _held_lanes(s, sizes))
     grid = tuple(d for d in s.parallel if d not in s.segments)
     at_least = {d: 1 if d in s.segments else max(1, n) for d, n in sizes.items()}
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
     local = _held_lanes(s, sizes)
+    if any(k - frozenset(s.streamed) for _, _, k in s.products):
+        return for_sums(for_registers(rule, s, b, local), s, b, traffic, local)
     held = sum(isinstance(n, Let | Accumulate) and local.keys() >= {*n.rdims} != set() for n in nodes_of(b.body))
     found = for_windows(cheapest(s, rule, traffic, local, held), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
@@ -285,6 +286,7 @@ def default_config(
     found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)
     found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
     found = for_registers(for_rows(found, s, b, local, unit or {}), s, b, local)
+    found = for_sums(found, s, b, traffic, local)
     if pairs is None:
         return found
     # too few blocks for every multiprocessor: nothing hides what each step of a long loop waits for
