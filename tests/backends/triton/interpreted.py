@@ -540,6 +540,22 @@ def log_sums(shape: tuple[int, ...], units: int) -> str:
     return "" if torch.allclose(got.double(), want, rtol=1e-5, atol=1e-5) else f"off by {(got - want).abs().nanmean()}"
 
 
+def rows(shape: tuple[int, int], units: int, *kinds: str) -> str:
+    """Prefixes of rows, with infinities where they are log-sum-exps, as torch has them in float64."""
+    wrong = []
+    logs = rand(*shape, dtype=F) * 30
+    logs.flatten()[::7] = -torch.inf
+    logs[-1, :3] = -torch.inf
+    logs[0, shape[1] // 2] = torch.inf
+    given = {"sum": rand(*shape, dtype=H), "prod": 1 + rand(*shape, dtype=F) * 0.01, "logsumexp": logs}
+    for kind in kinds:
+        scan = torch.logcumsumexp if kind == "logsumexp" else getattr(torch, f"cum{kind}")
+        got = prefixes.run(given[kind], 1, kind, F, units)
+        near = torch.allclose(got.double(), scan(given[kind].double(), 1), rtol=1e-5, atol=2e-5)
+        wrong += [] if near else [kind]
+    return " ".join(wrong)
+
+
 def log_shares(shape: tuple[int, ...], dim: int, units: int) -> str:
     """The gradient of a running log-sum-exp, as autograd has it in float64."""
     wide, g = (rand(*shape, dtype=F) * 9).double(), rand(*shape, dtype=F, seed=2)
@@ -1065,6 +1081,10 @@ CHECKS: dict[str, Check] = {
         rand(60, 80, dtype=B),
     ),
     "a row times a matrix": lambda: cut(lambda x, w: torch.relu(x @ w), rand(1, 300, dtype=F), rand(300, 70, dtype=F)),
+    "prefixes of rows": lambda: rows((3, 301), 132, "sum", "prod", "logsumexp"),
+    "prefixes of rows, several a block": lambda: rows((21, 70), 1, "sum", "logsumexp"),
+    "prefixes of rows, in chunks": lambda: rows((2, 4501), 1, "logsumexp"),
+    "prefixes of rows, in blocks": lambda: rows((2, 4501), 132, "sum", "logsumexp"),
     "running sums of columns": lambda: columns((2, 150, 40), 132),
     "running sums of columns, few blocks": lambda: columns((70, 33), 1),
     "gradients of running log-sum-exps of long rows": long_row,
@@ -1120,6 +1140,10 @@ UNWATCHED = (
     "gradients of running log-sum-exps of rows",
     "gradients of running log-sum-exps of columns, in blocks",
     "running log-sum-exps of columns",
+    "prefixes of rows",
+    "prefixes of rows, several a block",
+    "prefixes of rows, in chunks",
+    "prefixes of rows, in blocks",
     "running sums of columns",
     "running sums of columns, few blocks",
     "scaled in place",

@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed: pip install 'tile
 
 from tests.backends.triton.kernels import meta
 from tilefold.backends.triton.build import Target, built
+from tilefold.backends.triton.prefix_rows import row_cut
 from tilefold.backends.triton.prefixes import cut, launches
 from tilefold.errors import BackendError
 
@@ -38,6 +39,30 @@ def test_a_chunk_is_scanned_in_registers(dtype, tmp_path, monkeypatch):
     assert "shfl" not in text and "ld.global.v4.b32" in text
     (narrow,) = launches(meta(300, 8, 33, dtype=dtype), 1, "sum", dtype, 132)[1]  # few lanes: rows in several threads
     assert "shfl" in built(narrow.job(), Target("cuda", 90)).asm["ptx"]
+
+
+@pytest.mark.parametrize("nbytes", [2, 4, 8])
+@pytest.mark.parametrize("sizes", [(1000, 4000), (1200, 3001), (16, 65536), (20000, 301), (1, 1_000_003), (7, 256)])
+def test_all_of_a_row_is_in_its_blocks(sizes, nbytes):
+    outer, n = sizes
+    how = row_cut(outer, n, nbytes, 132)
+    begins = how.even - 1 if n % how.even else 0
+    assert how.blocks * how.height >= n + begins and how.height % how.lanes == 0
+    assert how.grid(outer) * how.rows >= outer and how.lanes % how.even == 0 and 1 <= how.warps <= 8
+    assert how.blocks == 1 or how.grid(outer) <= 2 * 4 * 132
+
+
+@pytest.mark.parametrize("kind", ["sum", "prod", "logsumexp"])
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [((1200, 3001), ["whole_rows"]), ((1024, 8191), ["prefixes"]), ((3, 65535), ["totals", "prefixes"])],
+)
+def test_rows_are_moved_in_vectors_wherever_they_begin(shape, names, kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    _, made = launches(meta(*shape, dtype=torch.float32), 1, kind, torch.float32, 132)
+    assert [x.name for x in made] == names
+    text = built(made[-1].job(), Target("cuda", 90)).asm["ptx"]
+    assert "ld.global.v4.b32" in text and "st.global.v4.b32" in text
 
 
 def test_nothing_is_launched_for_nothing():

@@ -49,6 +49,8 @@ def test_a_scan_reads_what_is_smaller():
         (lambda x: (y := x * 2).cumsum(-1) * y.sum(), 0),  # of as much
         (lambda x: (x.float() * 2).cumsum(-1), 0),  # nobody else's
         (lambda x: (y := x.softmax(-1)).cumsum(-1) * y.sum(), 0),  # nothing elementwise
+        (lambda x: (y := x.float() * 2).cumsum(-1) - y, 0),  # others go with the scan
+        (lambda x: (y := x.float() * 2).cumsum(-1).flip(-1) - y, 1),  # or stand elsewhere in a row
     ],
 )
 def test_only_what_is_made_of_less(fn, copied):

@@ -25,14 +25,24 @@ def graph_of(fn, *shape: int, dtype: torch.dtype = torch.float32, device: str = 
         (lambda x: x.cumsum(0), (300, 64), (0, "sum", torch.float32)),
         (lambda x: x.cumprod(-2), (3, 300, 64), (1, "prod", torch.float32)),
         (lambda x: x.bfloat16().cumsum(1, dtype=torch.float32), (3, 300, 8, 8), (1, "sum", torch.float32)),
-        (lambda x: x.cumsum(-1), (300, 64), None),  # along the last axis
+        (lambda x: x.cumsum(-1), (300, 64), None),  # few in a row
+        (lambda x: x.cumprod(-1), (3, 200, 300), (2, "prod", torch.float32)),
+        (lambda x: x.logcumsumexp(-1), (9, 30000), (1, "logsumexp", torch.float32)),
+        (lambda x: x.logcumsumexp(-1) * 2, (9, 30000), None),
+        (lambda x: x.bfloat16().cumsum(1, dtype=torch.float32), (9, 3001), None),  # what rounds is in the scan's kernel
+        (lambda x: x.cumsum(1) - x, (9, 3001), None),
+        (lambda x: (x.cumsum(1), x.sum(1)), (9, 3001), None),
+        (lambda x: x.flip(1).cumsum(1), (9, 3001), None),
+        (lambda x: x.long().cumsum(1), (9, 3001), None),
+        (lambda x: x.cumsum(1), (9, 30001), None),  # few and long
+        (lambda x: x.exp().logcumsumexp(1) * 2, (9, 30001), (1, "logsumexp", torch.float32)),
         (lambda x: x.cumsum(0), (300, 8), None),  # few columns
         (lambda x: x.cumsum(0), (8, 64), None),  # few rows
         (lambda x: x.t().cumsum(0), (64, 300), None),  # not side by side
         (lambda x: x.cummax(0).values, (300, 64), None),  # no fold of one number
     ],
 )
-def test_scans_of_columns_are_found(fn, shape, want):
+def test_scans_of_columns_and_rows_are_found(fn, shape, want):
     gm = graph_of(fn, *shape)
     assert own_prefixes(gm) == (want is not None)
     found = gm.graph.find_nodes(op="call_function", target=prefixes_op)

@@ -1,5 +1,5 @@
 """Prefixes of a fold down an axis that is not the last one in memory: running sums, products and log-sum-exps
-of columns.
+of columns (those of rows: `prefix_rows`).
 
 The fold's state is one number a column. Columns are lanes, and rows are taken by chunks that a thread holds whole, so
 that a chunk's prefixes are a scan in registers by the fold's merge (Blelloch, "Prefix sums and their applications",
@@ -16,6 +16,7 @@ from math import prod
 
 import torch
 
+from tilefold.backends.triton import prefix_rows
 from tilefold.backends.triton.prelude import INTERPRETED
 from tilefold.backends.triton.written import Launch
 from tilefold.errors import BackendError
@@ -128,6 +129,8 @@ def launches(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: in
     if not x.numel():
         return y, []
     wide = torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
+    if inner == 1 and kind in FOLDS:
+        return y, prefix_rows.launches(x.view(outer, n), y, kind, wide, _TYPES[wide], units)
     how = cut(outer, n, inner, x.element_size(), units)
     text = source(kind, how.rows, how.lanes, _TYPES[wide], interpreted=x.device.type == "cpu")
     total = x.new_empty((outer, how.blocks, inner), dtype=wide)
@@ -137,9 +140,8 @@ def launches(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: in
 
 
 def run(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: int) -> torch.Tensor:
-    """The prefixes of `kind` of a contiguous tensor along dim, which is not its last one, on its device (a
-    CPU's: by Triton's interpreter); in dtype, the
-    state in at least float32 or int64."""
+    """The prefixes of `kind` of a contiguous tensor along dim, on its device (a CPU's: by Triton's interpreter); in
+    dtype, the state in at least float32 or int64."""
     y, found = launches(x, dim, kind, dtype, units)
     for launch in found:
         launch.run()

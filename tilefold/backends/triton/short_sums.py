@@ -23,8 +23,8 @@ MANY = 8
 
 def for_sums(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
     """Where multiprocessors have few warps: one warp a block, for its sums are without barriers, over which no load
-    moves; and as few rows as leave each thread an element. What is computed of rows alone, all threads of a row compute,
-    for each row that they have elements of.
+    moves; and as few rows as leave each thread an element. What is computed of rows alone, all threads of a row
+    compute, for each row that they have elements of.
 
     A selective scan of 32 steps, 16 states each, of 4,096 rows, 16 by two warps, is 8,680 instructions and 255
     registers, of which 312 bytes spilled, and took 40 us on an H100; two rows by one warp are 2,672 and 168.

@@ -3,7 +3,8 @@
 A scan of Inductor's computes what is elementwise before it, but not where others read that: it is then written, and
 read by all of them. Its own copy of those nodes reads what they are made of instead. That is done where that is less
 than what was written (half as much, of a product of 16 bits that is scanned in 32); the others, in a kernel of their
-own, compute theirs from it likewise.
+own, compute theirs from it likewise. Those that go with the scan (`scans.carried`; an exclusive sum, which is a running
+one less its elements) read it in the scan's kernel, and need no copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from math import prod
 
 import torch
 
-from tilefold.frontend.regions.scans import MOST_NODES, SCANS, movable
+from tilefold.frontend.regions.scans import MOST_NODES, SCANS, carried, movable
 
 Node = torch.fx.Node
 
@@ -20,10 +21,14 @@ Node = torch.fx.Node
 def scans_apart(gm: torch.fx.GraphModule) -> int:
     """Give scans on GPUs copies of their own of what is elementwise before them; gives how many have."""
     found = 0
-    for scan in [n for n in gm.graph.nodes if n.target in SCANS]:
+    scans = [n for n in gm.graph.nodes if n.target in SCANS]
+    for scan in scans:
         source = scan.all_input_nodes[0]
         before = _before(source)
-        if source.meta["val"].device.type == "cuda" and before and _reads(before) < _nbytes(source):
+        if source.meta["val"].device.type != "cuda" or not before or _reads(before) >= _nbytes(source):
+            continue
+        together = {*scans, *before, *carried(gm, scans)}
+        if any(u not in together for n in before for u in n.users):
             found += _copied(gm, scan, before)
     if found:
         gm.recompile()

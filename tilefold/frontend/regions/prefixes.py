@@ -1,7 +1,9 @@
-"""Running sums, products and log-sum-exps of columns on GPUs: an operator with kernels of ours.
+"""Running sums, products and log-sum-exps on GPUs: an operator with kernels of ours.
 
-A scan along the last axis in memory stays Inductor's, with what is elementwise around it. Down another axis its kernels
-are far from the speed of memory; those of `backends.triton.prefixes` have the columns side by side.
+A scan along the last axis in memory is Inductor's where something elementwise is around it, which its kernels compute,
+or where rows are few and long; others are ours (`backends.triton.prefix_rows`), for its rows that do not begin at
+vectors take twice the time of their bytes (log-sum-exps sixteen times, which are ours in any case). Down another axis
+its kernels are far from the speed of memory; those of `backends.triton.prefixes` have the columns side by side.
 """
 
 from __future__ import annotations
@@ -12,22 +14,27 @@ from typing import cast
 import torch
 
 from tilefold.backends.triton.build import has_gluon
+from tilefold.backends.triton.prefix_rows import row_cut
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.regions.partition import extents
+from tilefold.frontend.regions.scans import JOINS, MOVES, movable
+from tilefold.plan.hardware import H100
 
 aten = torch.ops.aten
 #: Scans that a fold here gives, by its name.
 _KINDS = {aten.cumsum.default: "sum", aten.cumprod.default: "prod", aten.logcumsumexp.default: "logsumexp"}
 #: Columns that lie side by side, and rows, from which it is faster (Inductor keeps fewer rows in a thread block whole).
 COLUMNS, ROWS = 32, 256
+#: Elements of a row from which that is.
+ALONG = 256
 
 
 def own_prefixes(gm: torch.fx.GraphModule) -> int:
-    """Have scans of columns on a GPU computed here; gives how many there were."""
+    """Have such scans on a GPU computed here; gives how many there were."""
     found = 0
     for node in gm.graph.nodes:
-        if node.op == "call_function" and node.target in _KINDS and _of_columns(node):
+        if node.op == "call_function" and node.target in _KINDS and (_of_columns(node) or _of_rows(node)):
             made = node.meta["val"]
             dim = cast(int, attrs(node)["dim"]) % made.dim()
             node.args = (_narrow(node.all_input_nodes[0]), dim, _KINDS[node.target], made.dtype)
@@ -50,10 +57,34 @@ def _narrow(x: torch.fx.Node) -> torch.fx.Node:
 
 def _of_columns(node: torch.fx.Node) -> bool:
     """Whether a scan's columns lie side by side in memory, on a device with our kernels."""
+    found = _axes(node)
+    return found is not None and found[2] >= COLUMNS and found[1] >= ROWS
+
+
+def _of_rows(node: torch.fx.Node) -> bool:
+    """Whether a scan is along the last axis of floats, for our kernels."""
+    found = _axes(node)
+    if found is None or found[2] != 1 or found[1] < ALONG or not node.meta["val"].is_floating_point():
+        return False
+    x, dear = _narrow(node.all_input_nodes[0]), node.target is aten.logcumsumexp.default
+    how = row_cut(found[0], found[1], min(n.meta["val"].element_size() for n in (x, node)), H100.cores)
+    if dear and found[1] % how.even:
+        return True
+    return (dear or how.blocks == 1) and _alone(x) and all(u.op == "output" for u in node.users)
+
+
+def _alone(x: torch.fx.Node) -> bool:
+    """Whether nothing in front of what is scanned, and no other that reads it, would be in the scan's kernel."""
+    before = x.op == "call_function" and (movable(x) or x.target in MOVES | JOINS)
+    return not before and len([u for u in x.users if u.op != "output"]) == 1
+
+
+def _axes(node: torch.fx.Node) -> tuple[int, int, int] | None:
+    """Elements in front of a scan's axis, along it and behind it; None where it is none of our kernels'."""
     x, dim = node.args[0].meta["val"], node.args[1]  # type: ignore[union-attr]
     if not isinstance(dim, int) or not x.dim() or x.device.type != "cuda" or not has_gluon():
-        return False
+        return None
     if not x.is_contiguous() or x.dtype.is_complex:
-        return False
+        return None
     sizes, dim = extents(x), dim % x.dim()
-    return prod(sizes[dim + 1 :]) >= COLUMNS and sizes[dim] >= ROWS
+    return prod(sizes[:dim]), sizes[dim], prod(sizes[dim + 1 :])

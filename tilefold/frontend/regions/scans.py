@@ -40,7 +40,7 @@ _CASTS = frozenset({_ATEN._to_copy.default, _ATEN.clone.default})
 _FILLS = frozenset({_ATEN.zeros_like.default, _ATEN.ones_like.default, _ATEN.full_like.default})
 #: Views whose elements stand at other places of a row.
 MOVES = frozenset({_ATEN.flip.default, _ATEN.roll.default})
-_JOINS = frozenset({_ATEN.cat.default, _ATEN.constant_pad_nd.default})
+JOINS = frozenset({_ATEN.cat.default, _ATEN.constant_pad_nd.default})
 #: Tensors that Inductor joins where they are read (`max_pointwise_cat_inputs`).
 MOST_JOINED = 8
 #: Elements of a row that one block of Inductor scans, and folds meanwhile: longer ones it scans in several, which none
@@ -170,7 +170,7 @@ def movable(n: Node) -> bool:
 
 def _joins(n: Node) -> bool:
     """Tensors side by side, or one and its padding: what reads them in a kernel of Inductor reads the parts."""
-    return n.target in _JOINS and len(n.all_input_nodes) <= MOST_JOINED
+    return n.target in JOINS and len(n.all_input_nodes) <= MOST_JOINED
 
 
 def _made(n: Node) -> bool:
