@@ -138,14 +138,15 @@ def test_groups_may_be_stretches_of_outputs_of_several_dims():
 
 
 def test_scores_of_heads_that_share_keys_are_none():
-    """Two axes of x are neither batch nor channel: of stretches of one dim, and of one index."""
+    """Two axes of the keys tell the group: an index that queries have too, and a quotient."""
     text = """program f()
-  input x: f32[2, 4, 3, 9]
-  input w: f32[8, 9]
-  dim n = 2
-  dim o = 8
-  dim c = 9
-  out[n, o]: f32 = sum[c] x[n, o // 2, 1, c] * w[o, c]
+  input k: f32[4, 2, 96, 16]
+  input q: f32[4, 10, 1, 16]
+  dim i = 4
+  dim j = 10
+  dim l = 96
+  dim m = 16
+  out[i, j, l]: f32 = sum[m] k[i, j // 5, l, m] * q[i, j, 0, m]
   return out
 """
     p = parse(text)
