@@ -11,6 +11,7 @@ assumed about where it came from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -163,8 +164,8 @@ class _Reader:
                     (groups if d in of_w else batch).append(d)
                 case Index(d) if d in of_w:
                     channels.append(d)
-                case Call() if spread == 1 and (found := self._shared(x, axis, of_w)):
-                    spread = found
+                case Call() if spread == 1 and (share := self._shared(x, axis, of_w)):
+                    spread = share
                 case Call("floordiv", (Index(d), Const(q, _))) if d in self.c.dims and d in of_w and spread == 1:
                     spread = int(q)
                 case _:
@@ -187,14 +188,19 @@ class _Reader:
         """Outputs that share an axis of x: of groups that are stretches of all outputs, where these are several dims
         (a group norm over other groups than those of the convolution in front of it); 0 where that is not so."""
         outs = [d for d in of_w if d in self.c.dims]
-        sizes = [self.p.sizes[d] for d in outs]
+        sizes = [n for d in outs if isinstance(n := self.p.sizes[d], Const)]
         groups = self.p.shape_of(x.tensor)[axis]
-        if not {*dims_used(x.index[axis])} <= {*outs} or not all(isinstance(n, Const) for n in (*sizes, groups)):
+        if (
+            not {*dims_used(x.index[axis])} <= {*outs}
+            or len(sizes) < len(outs)
+            or not isinstance(groups, Const)
+            or not groups.value
+        ):
             return 0
-        place, count = const(0), 1
+        place: Expr = const(0)
         for d, n in zip(outs, sizes, strict=True):
-            place, count = place * n + Index(d), count * int(n.value)
-        share, rest = divmod(count, int(groups.value))
+            place = place * n + Index(d)
+        share, rest = divmod(math.prod(int(n.value) for n in sizes), int(groups.value))
         whole = simplify(call("floordiv", place, const(share)), dict(zip(outs, sizes, strict=True)))
         return share if share > 1 and not rest and same(whole, x.index[axis]) else 0
 

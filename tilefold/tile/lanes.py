@@ -147,7 +147,9 @@ class _Pass:
         if found is None or n is None or start is None or (lengths and max(lengths) < s.tile):
             return [replace(s, body=self.body(s.body, {**tiles, s.dim: s.tile}))]
         length = next(iter(lengths)) if len(lengths) == 1 else None
-        return (self.placed if isinstance(found, Places) else self.laned)(found, n, start, length)  # type: ignore[operator]
+        if isinstance(found, Places):
+            return self.placed(found, n, start, length)
+        return self.laned(found, n, start, length)
 
     def lengths(self, s: ir.For, tiles: Mapping[str, int]) -> set[int]:
         """Indices that the loop runs over in the tiles of the dims in its bounds; none: not known."""
