@@ -80,12 +80,12 @@ def _inline_once(p: Program) -> Program:
     dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
     readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
     operands, given = _operands(p), {i.name for i in p.inputs}
-    shared, g = _shared_out(p), Graph.of(p)
+    shared, crossed, g = _shared_out(p), _crossed(p), Graph.of(p)
     readers = Counter({t: 1 if t in shared else n for t, n in readers.items()})
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
     for c in p.body:
-        c = _into(c, maps, readers, operands, given, dtypes, p.sizes)
+        c = _into(c, maps, readers, operands, given, crossed, dtypes, p.sizes)
         body.append(c)
         if c.reducer is None and c.name not in p.outputs:
             maps[c.name] = replace(c, body=rounded(g, c))
@@ -98,6 +98,7 @@ def _into(
     readers: Counter[str],
     operands: AbstractSet[str],
     given: AbstractSet[str],
+    crossed: AbstractSet[str],
     dtypes: dict[str, DType],
     sizes: Mapping[str, Expr],
 ) -> Compute:
@@ -111,7 +112,15 @@ def _into(
         for ld in found
         if ld.tensor in maps
         and _worth(
-            maps[ld.tensor], [x for x in found if x.tensor == ld.tensor], count, readers, operands, given, c, sizes
+            maps[ld.tensor],
+            [x for x in found if x.tensor == ld.tensor],
+            count,
+            readers,
+            operands,
+            given,
+            crossed,
+            c,
+            sizes,
         )
     }
     if not wanted:
@@ -149,6 +158,17 @@ def _shared_out(p: Program) -> frozenset[str]:
             plain = all(map(_shifted, ld.index)) and product_of(c) is None
             left[ld.tensor] = None if have is None or taken is None or not plain else have - taken
     return frozenset(n for n, rest in left.items() if rest is not None and rest >= 0)
+
+
+def _crossed(p: Program) -> frozenset[str]:
+    """Maps that one statement reduces along some axes and another along others (the nearest of all points to each, both
+    ways): no loop nest has both, so that one or the other would read all of the map from memory."""
+    ways: dict[str, set[frozenset[int]]] = {}
+    for c in p.body:
+        for ld in loads(c.body) if c.reducer is not None else ():
+            along = frozenset(n for n, e in enumerate(ld.index) if not dims_used(e).isdisjoint(c.rdims))
+            ways.setdefault(ld.tensor, set()).add(along)
+    return frozenset(n for n, found in ways.items() if any(not (a <= b or b <= a) for a in found for b in found))
 
 
 def _operands(p: Program) -> frozenset[str]:
@@ -213,6 +233,7 @@ def _worth(
     readers: Counter[str],
     operands: AbstractSet[str],
     given: AbstractSet[str],
+    crossed: AbstractSet[str],
     c: Compute,
     sizes: Mapping[str, Expr],
 ) -> bool:
@@ -240,7 +261,7 @@ def _worth(
         return True  # a bias and a factor of each channel: nothing as large is read for them
     if not lacking and all(_takes_few(ld, m) for ld in at):
         return True
-    if cost <= SPREAD and _spreads(m) and product_of(c) is None:
+    if cost <= (NEIGHBOURS if m.name in crossed else SPREAD) and _spreads(m) and product_of(c) is None:
         return True
     if readers[m.name] > 1:
         return False
