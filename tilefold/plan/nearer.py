@@ -36,6 +36,9 @@ NEAR = 1.25
 #: Times what a group reads and writes that a cut may pass through memory: hidden rows of eight times their length may,
 #: and rows of sixteen neighbours, not scores of every pair.
 PASSED = 8
+#: Of the time of a group without products that what a cut passes through memory may take, whatever there is to read: of
+#: a map of every pair summed along either axis, one thread block had all of the second sum (forecast 22 ms, cut 0.4).
+REPAID = 8
 #: Cuts that are forecast, the cheapest first; those whose parts are cut again where none is enough.
 MOST_CUTS, HOPES = 16, 4
 #: Of those that differ only in maps which one or the other kernel computes.
@@ -101,7 +104,10 @@ def _nearer(
     floor = max(own.floor, _arithmetic(g, x, machine))
     slow: list[tuple[frozenset[str], float]] = []
     names = frozenset[str]().union(*(tensors_read(g.by_name[m].body) for m in x.members)).difference(x.members)
-    most = min(machine.passed * machine.tiers[-1].capacity, PASSED * (g.nbytes(names) + _written(g, x)))
+    most = PASSED * (g.nbytes(names) + _written(g, x))
+    if all(product_of(g.by_name[m]) is None for m in x.members):
+        most = max(most, own.seconds * machine.bandwidth / REPAID)
+    most = min(machine.passed * machine.tiers[-1].capacity, most)
     for first, second in _tried(g, x.members):
         added = added_bytes(g, first, second)
         if added > most or NEAR * (floor + added / machine.bandwidth) >= least or ended():
