@@ -166,8 +166,6 @@ class _Reader:
                     channels.append(d)
                 case Call() if spread == 1 and (share := self._shared(x, axis, of_w)):
                     spread = share
-                case Call("floordiv", (Index(d), Const(q, _))) if d in self.c.dims and d in of_w and spread == 1:
-                    spread = int(q)
                 case _:
                     windows.append((axis, i))
         outs = tuple(d for d in of_w if d in self.c.dims and d not in groups)
@@ -185,11 +183,14 @@ class _Reader:
         return self._ordered(found, units) if None not in space and guards.done and self._covers(found, of_w) else None
 
     def _shared(self, x: Load, axis: int, of_w: Sequence[str]) -> int:
-        """Outputs that share an axis of x: of groups that are stretches of all outputs, where these are several dims
-        (a group norm over other groups than those of the convolution in front of it); 0 where that is not so."""
+        """Outputs that share an index of an axis of x: of groups that are stretches of all outputs, which may be
+        several dims (a group norm has groups of its own); 0 where that is not so."""
         outs = [d for d in of_w if d in self.c.dims]
         sizes = [n for d in outs if isinstance(n := self.p.sizes[d], Const)]
         groups = self.p.shape_of(x.tensor)[axis]
+        match x.index[axis]:
+            case Call("floordiv", (Index(d), Const(q, _))) if outs == [d] and same(groups * q, self.p.sizes[d]):
+                return int(q)
         if (
             not {*dims_used(x.index[axis])} <= {*outs}
             or len(sizes) < len(outs)
@@ -205,19 +206,14 @@ class _Reader:
         return share if share > 1 and not rest and same(whole, x.index[axis]) else 0
 
     def _covers(self, v: Convolution, of_w: Sequence[str]) -> bool:
-        """Whether each dim has its one role, and groups are cut as libraries cut them."""
+        """Whether each dim has its one role, and groups are told in one way."""
         taps = [s.tap for s in v.space if s.tap is not None]
         places = [s.out for s in v.space if s.out is not None]
         if sorted((*v.batch, *v.groups, *v.outs, *places)) != sorted(self.c.dims):
             return False
         if sorted((*v.channels, *taps)) != sorted(self.c.rdims) or not set(taps) <= set(of_w):
             return False
-        if v.spread > 1:
-            axis, *more = group_axes(v)
-            whole = self.p.shape_of(v.x.tensor)[axis] * v.spread
-            cut = len(v.outs) == 1 and same(whole, self.p.sizes[v.outs[0]])
-            return not (v.groups or more) and (cut or bool(self._shared(v.x, axis, of_w)))
-        return True
+        return v.spread == 1 or not v.groups
 
     def _ordered(self, v: Convolution, units: int) -> Convolution | None:
         """Batches but the first that have no window are space of one tap, as 1 x 5 taps have it; space is in the order

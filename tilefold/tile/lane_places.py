@@ -11,10 +11,10 @@ A lane that has met nothing has the place -1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tilefold.algebra.dtypes import DType
+from tilefold.algebra.evaluate import COMBINE
 from tilefold.algebra.expr import Expr, Index, Load, call, lit, loads, transform
 from tilefold.tile import ir
 from tilefold.tile.lane_rules import first_fill
@@ -56,18 +56,6 @@ def places_of(s: ir.For, before: Sequence[ir.Stmt], buffers: dict[str, ir.Buffer
     return None if read else Places(s, x, (fills[0], fills[1]), tuple(extremes))
 
 
-def held(
-    p: Places, buffers: dict[str, ir.Buffer], lane: str, lanes: int, named: Callable[[str], str]
-) -> tuple[ir.Buffer, ir.Buffer]:
-    """What each lane holds: the best element, and its place."""
-
-    def of(n: str, dtype: DType) -> ir.Buffer:
-        b = buffers[n]
-        return replace(b, name=named(f"{n}_lane"), dims=(*b.dims, lane), extents=(*b.extents, lit(lanes)), dtype=dtype)
-
-    return of(p.select.buf, buffers[p.select.buf].dtype), of(p.select.index_buf, DType.I32)
-
-
 def met(p: Places, best: ir.Buffer, at: ir.Buffer, place: Expr, exists: Expr | None = None) -> tuple[ir.Stmt, ir.Stmt]:
     """The element at a place, after what the lanes hold. exists: the lanes that have one, where not all do."""
     reducer, no_better = KINDS[p.select.op]
@@ -77,8 +65,8 @@ def met(p: Places, best: ir.Buffer, at: ir.Buffer, place: Expr, exists: Expr | N
     taken = call("or", call("lt", old_at, lit(0)), better)
     if exists is not None:
         taken, value = call("and", exists, taken), call("where", exists, value, p.fills[0].value)
-    combine = "maximum" if reducer == "max" else "minimum"
-    return ir.Map(at.name, call("where", taken, place, old_at)), ir.Map(best.name, call(combine, old, value))
+    better_of = call(COMBINE[reducer], old, value)
+    return ir.Map(at.name, call("where", taken, place, old_at)), ir.Map(best.name, better_of)
 
 
 def of_all(p: Places, best: ir.Buffer, at: ir.Buffer, lane: str) -> tuple[ir.Stmt, ...]:

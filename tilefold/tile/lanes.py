@@ -31,6 +31,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tilefold.algebra.dtypes import DType
 from tilefold.algebra.evaluate import COMBINE, Env, Grid, evaluate, identity_of, reader
 from tilefold.algebra.expr import (
     Call,
@@ -49,7 +50,7 @@ from tilefold.algebra.expr import (
 from tilefold.algebra.ops import TILE_EXTREMES
 from tilefold.names import fresh
 from tilefold.tile import ir
-from tilefold.tile.lane_places import Places, held, met, of_all, places_of
+from tilefold.tile.lane_places import Places, met, of_all, places_of
 from tilefold.tile.lane_rules import across_lanes, adds, first_fill, plus, position, singular, stores_states
 from tilefold.tile.uses import allocated
 
@@ -288,10 +289,10 @@ class _Pass:
         """The place of an extreme; what does not fill a tile by the loop as it was, where that is not known."""
         tile = f.at.tile
         lane, turn, turns, places = self.turned(f.at, lanes, start, length)
-        best, at = held(f, self.buffers, lane, lanes, self.fresh)
+        own = self.buffers[f.select.buf], replace(self.buffers[f.select.index_buf], dtype=DType.I32)
+        best, at = (self.state(b, {lane: lit(lanes)}) for b in own)
         out: list[ir.Stmt] = []
         for b, fill in zip((best, at), f.fills, strict=True):
-            self.buffers[b.name] = b
             out += [ir.Alloc(b), replace(fill, buf=b.name)]
         out.append(ir.For(turn, 1, tuple(x for place in places for x in met(f, best, at, place)), None, turns))
         left = 0 if length is None else length % tile

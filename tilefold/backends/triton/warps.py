@@ -353,8 +353,8 @@ class _Walk:
         before = self.near.get(known := (tensor, stored, key[-1]))
         self.near[known] = both = tile.sectors if before is None else torch.unique(torch.cat((before, tile.sectors)))
         new = float(len(both) - (0 if before is None else len(before))) * SECTOR * tile.cut
-        lanes, narrow = tuple(map(self.width, order)), tile.narrow if self.multiplies and not stored else 0.0
-        self.touches[key] = Touch(tensor, stored, tile.nbytes, new, tile.lines, tile.sent, times * share, lanes, narrow)
+        lanes, waits = tuple(map(self.width, order)), tile.narrow if self.multiplies and not stored else 0.0
+        self.touches[key] = Touch(tensor, stored, tile.nbytes, new, tile.lines, tile.sent, times * share, lanes, waits)
 
     def seen(self, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Places with what maps of the kernel compute for them, and floats from 0 to 1: what a flow of an image
