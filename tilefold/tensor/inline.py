@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import (
@@ -75,33 +75,40 @@ def inline(p: Program, rounds: int = MOST_ROUNDS) -> Program:
     return p
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a program says about its tensors. readers: statements, one where readers take no more than there is; given:
+    inputs; the others as in `_operands` and `_crossed`."""
+
+    readers: Counter[str]
+    operands: AbstractSet[str]
+    given: AbstractSet[str]
+    crossed: AbstractSet[str]
+    dtypes: dict[str, DType]
+    sizes: Mapping[str, Expr]
+
+    @staticmethod
+    def of(p: Program) -> _Known:
+        dtypes = {i.name: i.dtype for i in p.inputs} | {r: c.dtype for c in p.body for r in c.results}
+        dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
+        readers, shared = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)}), _shared_out(p)
+        readers = Counter({t: 1 if t in shared else n for t, n in readers.items()})
+        return _Known(readers, _operands(p), {i.name for i in p.inputs}, _crossed(p), dtypes, p.sizes)
+
+
 def _inline_once(p: Program) -> Program:
-    dtypes = {i.name: i.dtype for i in p.inputs} | {r: c.dtype for c in p.body for r in c.results}
-    dtypes |= {c.index_name: DType.I64 for c in p.body if c.index_name}
-    readers = Counter(t for c in p.body for t in {ld.tensor for ld in loads(c.body)})
-    operands, given = _operands(p), {i.name for i in p.inputs}
-    shared, crossed, g = _shared_out(p), _crossed(p), Graph.of(p)
-    readers = Counter({t: 1 if t in shared else n for t, n in readers.items()})
+    known, g = _Known.of(p), Graph.of(p)
     maps: dict[str, Compute] = {}
     body: list[Compute] = []
     for c in p.body:
-        c = _into(c, maps, readers, operands, given, crossed, dtypes, p.sizes)
+        c = _into(c, maps, known)
         body.append(c)
         if c.reducer is None and c.name not in p.outputs:
             maps[c.name] = replace(c, body=rounded(g, c))
     return drop_dead(replace(p, body=tuple(body)))
 
 
-def _into(
-    c: Compute,
-    maps: dict[str, Compute],
-    readers: Counter[str],
-    operands: AbstractSet[str],
-    given: AbstractSet[str],
-    crossed: AbstractSet[str],
-    dtypes: dict[str, DType],
-    sizes: Mapping[str, Expr],
-) -> Compute:
+def _into(c: Compute, maps: dict[str, Compute], known: _Known) -> Compute:
     """One reader with the maps that it should absorb substituted."""
     found = loads(c.body)
     if maps.keys().isdisjoint(tensors_read(c.body)):
@@ -110,18 +117,7 @@ def _into(
     wanted = {
         ld.tensor
         for ld in found
-        if ld.tensor in maps
-        and _worth(
-            maps[ld.tensor],
-            [x for x in found if x.tensor == ld.tensor],
-            count,
-            readers,
-            operands,
-            given,
-            crossed,
-            c,
-            sizes,
-        )
+        if ld.tensor in maps and _worth(maps[ld.tensor], [x for x in found if x.tensor == ld.tensor], count, c, known)
     }
     if not wanted:
         return c
@@ -130,7 +126,7 @@ def _into(
         if ld.tensor not in wanted:
             return None
         m = maps[ld.tensor]
-        return converted(substitute_map(checked_inside(m, ld, sizes), ld), m.dtype, dtypes)
+        return converted(substitute_map(checked_inside(m, ld, known.sizes), ld), m.dtype, known.dtypes)
 
     e = rename_loads(c.body, one)
     return c if too_long(e) else replace(c, body=e)
@@ -226,50 +222,40 @@ def _held(e: Expr, dtypes: dict[str, DType]) -> DType | None:
     return None
 
 
-def _worth(
-    m: Compute,
-    at: Sequence[Load],
-    count: Counter[str],
-    readers: Counter[str],
-    operands: AbstractSet[str],
-    given: AbstractSet[str],
-    crossed: AbstractSet[str],
-    c: Compute,
-    sizes: Mapping[str, Expr],
-) -> bool:
+def _worth(m: Compute, at: Sequence[Load], count: Counter[str], c: Compute, known: _Known) -> bool:
     """Whether substituting map m into c repeats next to nothing."""
     cost = expr_flops(m.body)
     if is_windowed(c):
         return _renames(m.body) and _permutes(m)
     if _renames(m.body):
         return True
-    if _looked_up_apart(m, at, c, sizes):
+    if _looked_up_apart(m, at, c, known.sizes):
         return False
     lacking = any(set(dims_of(c)) - frozenset().union(*map(dims_used, ld.index)) for ld in at)
     shared = any(set(dims_of(c)) - varying(ld) for ld in at)  # also by outputs of a group, o // q
-    if product_of(c) is not None and (shared or (m.name in operands and any(map(_shared, at)))):
+    if product_of(c) is not None and (shared or (m.name in known.operands and any(map(_shared, at)))):
         return False  # operands stay plain loads, so that it is a matrix product to every back end
     if cost <= FREE and len(loads(m.body)) <= 1:
         return True
     smaller = [ld for ld in loads(m.body) if not dims_used(ld) >= set(m.dims)]
     if (
         cost <= CHEAP
-        and m.name not in operands
+        and m.name not in known.operands
         and len(loads(m.body)) - len(smaller) <= 1
-        and all(ld.tensor in given for ld in smaller)
+        and all(ld.tensor in known.given for ld in smaller)
     ):
         return True  # a bias and a factor of each channel: nothing as large is read for them
     if not lacking and all(_takes_few(ld, m) for ld in at):
         return True
-    if cost <= (NEIGHBOURS if m.name in crossed else SPREAD) and _spreads(m) and product_of(c) is None:
+    if cost <= (NEIGHBOURS if m.name in known.crossed else SPREAD) and _spreads(m) and product_of(c) is None:
         return True
-    if readers[m.name] > 1:
+    if known.readers[m.name] > 1:
         return False
     if count[m.name] > 1 and cost > CHEAP:
         more = len(at) if len(at) > 1 else count[m.name]  # elements; of one alone a kernel keeps what is used again
-        few = (more - 1) * cost <= NEIGHBOURS or (count[m.name] == len(at) and _each_once(m, at, c, sizes))
+        few = (more - 1) * cost <= NEIGHBOURS or (count[m.name] == len(at) and _each_once(m, at, c, known.sizes))
         return not lacking and product_of(c) is None and few
-    return (not lacking and (_times(m, at, c, sizes) - 1) * _of_elements(m.body) <= NEIGHBOURS) or cost <= CHEAP
+    return (not lacking and (_times(m, at, c, known.sizes) - 1) * _of_elements(m.body) <= NEIGHBOURS) or cost <= CHEAP
 
 
 def _shared(ld: Load) -> bool:
