@@ -16,10 +16,7 @@ from tilefold.backends.triton.tiles import default_config
 F = torch.float32
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def part(n: int) -> Load:

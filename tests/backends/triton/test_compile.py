@@ -32,10 +32,7 @@ FEW_BYTES = 16
 SHARED = {90: 232_448, 80: 166_912}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def spilled(ptx: str, arch: str, folder: Path) -> int:

@@ -27,9 +27,7 @@ MEMORY = ("LDG.", "STG.", "LD.", "ST.", "LDGSTS", "UTMALDG", "UTMASTG", "UBLKCP"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+def settings(own_cache, monkeypatch):
     monkeypatch.delenv("TILEFOLD_PDL", raising=False)
 
 

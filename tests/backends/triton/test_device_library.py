@@ -19,9 +19,7 @@ HOPPER = Target("cuda", 90)
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+def settings(own_cache, monkeypatch):
     monkeypatch.setenv("TILEFOLD_COMPILE_PROCESSES", "0")
     device_library._taken.cache_clear()
 

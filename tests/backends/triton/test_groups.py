@@ -15,7 +15,7 @@ from tests.backends.triton import emulated  # noqa: E402
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.groups import WIDE, shared_out  # noqa: E402
 from tests.backends.triton.kernels import kernels, made, variant  # noqa: E402
-from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, spilled  # noqa: E402
 from tilefold.backends.triton import build as build_  # noqa: E402
 from tilefold.backends.triton import launch  # noqa: E402
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
@@ -32,6 +32,8 @@ from tilefold.tile.ir import Kernel  # noqa: E402
 from tilefold.tile.layout import unit_axis, usual_units  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
 from tilefold.tile.verify import verify  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def fold_of(name: str, dynamic: Sequence[tuple[int, int]] = ()) -> Block:

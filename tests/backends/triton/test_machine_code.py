@@ -8,12 +8,14 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed: pip install 'tilefold[gpu]'")
 
-from tests.backends.triton.test_compile import HOPPER, built, own_cache  # noqa: E402, F401
+from tests.backends.triton.test_compile import HOPPER, built  # noqa: E402
 from tests.backends.triton.test_groups import variant, wide_kernel  # noqa: E402
 from tilefold.backends.triton import build as build_  # noqa: E402
 from tilefold.backends.triton import machine_code  # noqa: E402
 from tilefold.backends.triton.machine_code import _instruction, disassembled, strays  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 #: Two groups after an indirect jump, and a loop in the first; {first}, {second}: what they do.
 CODE = """

@@ -24,10 +24,7 @@ F, B = torch.float32, torch.bfloat16
 ROWS = 1 << 16
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def recurrence(x):

@@ -24,10 +24,7 @@ B = torch.bfloat16
 CUDA = torch.device("cuda")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def turned(x, c, s):

@@ -17,7 +17,7 @@ from tests.backends.triton.gradients import (  # noqa: E402
 )
 from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
-from tests.backends.triton.test_compile import HOPPER, built, own_cache  # noqa: E402, F401
+from tests.backends.triton.test_compile import HOPPER, built  # noqa: E402
 from tests.backends.triton.test_row_groups import in_loops  # noqa: E402
 from tilefold.backends.triton.config import SHARED  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
@@ -25,6 +25,8 @@ from tilefold.backends.triton.machine_code import disassembled  # noqa: E402
 from tilefold.backends.triton.row_room import REGISTERS, Form, longest, of_several  # noqa: E402
 from tilefold.tile.ir import For  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 #: Whose gradient: the function, and its arguments of so many rows, columns, features and features of values.
 OF = {

@@ -29,7 +29,7 @@ from tests.backends.triton.gradients import (  # noqa: E402
 )
 from tests.backends.triton.kernels import made  # noqa: E402
 from tests.backends.triton.rows import by_rows  # noqa: E402
-from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, spilled  # noqa: E402
 from tilefold.algebra.expr import Call, Cast, Const, DType, Index, Load, call  # noqa: E402
 from tilefold.backends.triton import launch  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
@@ -43,6 +43,8 @@ from tilefold.backends.triton.space import space  # noqa: E402
 from tilefold.errors import BackendError  # noqa: E402
 from tilefold.tile import ir  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def kernel_of(fn, shapes, **how) -> TritonKernel:

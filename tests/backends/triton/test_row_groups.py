@@ -15,7 +15,7 @@ from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.gradients import dropped_keys  # noqa: E402
 from tests.backends.triton.kernels import assembled, kernels, made, variant  # noqa: E402
 from tests.backends.triton.rows import FOLDS, TILES, attention, by_rows  # noqa: E402
-from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, spilled  # noqa: E402
 from tilefold.backends.triton import row_walk  # noqa: E402
 from tilefold.backends.triton.config import TritonConfig  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
@@ -28,6 +28,8 @@ from tilefold.suites.gpu import operators as o  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
 from tilefold.tile.text import parse  # noqa: E402
 from tilefold.tile.verify import verify  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 B = torch.bfloat16
 

@@ -9,13 +9,15 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.kernels import assembled, made  # noqa: E402
-from tests.backends.triton.test_compile import FEW_BYTES, HOPPER, SHARED, built, own_cache, spilled  # noqa: E402, F401
+from tests.backends.triton.test_compile import HOPPER, SHARED, built  # noqa: E402
 from tests.backends.triton.test_row_groups import fold_of, in_loops  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.machine_code import disassembled  # noqa: E402
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of, shared_bytes  # noqa: E402
 from tilefold.plan.pace import Scores  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 B, F = torch.bfloat16, torch.float32
 

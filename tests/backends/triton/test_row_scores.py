@@ -10,12 +10,14 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: pip inst
 from tests.backends.triton.emulation import emulate, same  # noqa: E402
 from tests.backends.triton.kernels import assembled, made  # noqa: E402
 from tests.backends.triton.rows import attention, by_rows  # noqa: E402
-from tests.backends.triton.test_compile import HOPPER, built, own_cache  # noqa: E402, F401
+from tests.backends.triton.test_compile import HOPPER, built  # noqa: E402
 from tests.backends.triton.test_row_groups import in_loops  # noqa: E402
 from tilefold.backends.triton.launch import TritonKernel  # noqa: E402
 from tilefold.backends.triton.machine_code import disassembled  # noqa: E402
 from tilefold.block.text import show  # noqa: E402
 from tilefold.tile.layout import usual_units  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 B, F = torch.bfloat16, torch.float32
 

@@ -31,10 +31,7 @@ def scan(steps: int, at: str = "{t} * 4096 + r_i", last: str = "") -> Job:
     return Job("scan", source, types, ((0, 16), (1, 16), (2, 16)), options)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_a_long_scan_is_compiled_in_a_fraction_of_the_time(monkeypatch, tmp_path):

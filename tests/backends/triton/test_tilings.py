@@ -25,10 +25,7 @@ HOPPER = Target("cuda", 90)
 B, F = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TILEFOLD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton_cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def widths(k: TritonKernel, **unit: int | None) -> dict[int, int]:
