@@ -25,6 +25,7 @@ from tilefold.tile.ir import Alloc, Buffer, Kernel
 from tilefold.tile.lanes import by_tile, per_lane
 from tilefold.tile.lower import LowerOptions, lower
 from tilefold.tile.pieces import product_dims, singles, summed
+from tilefold.tile.steady import MOST
 from tilefold.tile.text import parse
 from tilefold.tile.text import show as show_kernel
 from tilefold.tile.uses import every
@@ -177,11 +178,40 @@ def test_no_reduction_in_the_loop_of_a_variance():
     assert "sum" in turn and " over " not in turn
 
 
+def test_a_lane_keeps_what_its_squares_are_about():
+    """Repairs are those of its first tile and of the combination."""
+    text = shown("variance")
+    assert "centred" in text and text.count("maximum(n_old") == 1
+    assert "n_old" not in turn_of(text) and "ratio" in turn_of(text)
+    assert text.count("ratio_lane[i, j_lane] =") == 1
+
+
+@pytest.mark.parametrize("length", [70, 128, 301, 640, LANES * MOST + TILE])
+def test_squares_about_what_lies_far_off(length):
+    """A lane's first elements 1e5 from its others, in float32: as exact as about each tile's mean."""
+    x = torch.randn(3, length)
+    x[0, :TILE] += 1e5
+    x[1, LANES:TILE] -= 1e5
+    x[2] += 1e5
+    case = Case("variance", lambda x: torch.var_mean(x, -1), lambda *_: (x,), "")
+    program, pairs = both(case, Given(segments=1, stream=TILE))
+    kernels = [(k, names) for _, k, names in pairs]
+    values = {program.inputs[0].name: x}
+    for kernel, names in kernels:
+        assert changed(kernel)
+        for t in kernel.tensors:
+            if t.role != "in":
+                values[names[t.name]] = torch.zeros([int(e.value) for e in t.shape])
+        run_kernel(kernel, {t.name: values[names[t.name]] for t in kernel.tensors}, {})
+    for n, wanted in zip(program.outputs, torch.var_mean(x.double(), -1), strict=True):
+        torch.testing.assert_close(values[n].double(), wanted, rtol=3e-6, atol=0)
+
+
 def test_lanes_fold_what_is_left_before_they_are_combined():
     text = shown("rests")
     assert text.count("for ") == 1 and text.count("where") == 3
     assert shown("extremes").count("for ") == 2  # `any` has an identity that is no number
-    assert shown("variance").count("for ") == 2  # what is repaired is left to the loop
+    assert shown("variance").count("for ") == 1  # states about what a lane met first need no repair
 
 
 WRITTEN = """

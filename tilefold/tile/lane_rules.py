@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, lit, tensors_read, transform, walk
 from tilefold.algebra.ops import TILE_BOUNDS, TILE_EXTREMES
@@ -73,6 +74,17 @@ def plus(a: Expr, b: Expr) -> Expr:
     """a + b, without zeros."""
     zero = lit(0)
     return b if a == zero else a if b == zero else call("add", a, b)
+
+
+def met_by(first: Expr, tile: int, lanes: int, lane: str) -> list[Expr]:
+    """The indices of a tile that begins at `first` as lanes meet them, one after the other."""
+    return [plus(plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
+
+
+def rest_of(s: ir.For, turns: Expr | None, length: int | None) -> ir.For:
+    """A loop over the indices behind its whole tiles."""
+    full = turns or lit(length // s.tile if length is not None else 0)
+    return replace(s, start=plus(s.start or lit(0), call("mul", call("maximum", full, 0), s.tile)))
 
 
 def first_fill(n: str, before: Sequence[ir.Stmt]) -> ir.Fill | None:

@@ -51,7 +51,18 @@ from tilefold.algebra.ops import TILE_EXTREMES
 from tilefold.names import fresh
 from tilefold.tile import ir
 from tilefold.tile.lane_places import Places, met, of_all, places_of
-from tilefold.tile.lane_rules import across_lanes, adds, first_fill, plus, position, singular, stores_states
+from tilefold.tile.lane_rules import (
+    across_lanes,
+    adds,
+    first_fill,
+    met_by,
+    plus,
+    position,
+    rest_of,
+    singular,
+    stores_states,
+)
+from tilefold.tile.steady import MOST, Steady, steady
 from tilefold.tile.uses import allocated
 
 #: Most statements that a statement over a tile becomes.
@@ -245,26 +256,35 @@ class _Pass:
         out: list[ir.Stmt] = []
         own = [n for n in f.states if n not in f.shared]
         left = 0 if length is None else length % tile
-        alone = bool(left) and (self.reduces_alone(f) or (not f.shared and left % lanes == 0))
+        about = None
+        if length is not None and tile < length <= MOST * lanes and not f.shared:
+            about = steady(f.body, f.states, f.elements)
+        unrepaired = about is not None or self.reduces_alone(f)
+        alone = bool(left) and (unrepaired or (not f.shared and left % lanes == 0))
         varying = own if alone and left % lanes else f.varying  # lanes without a last index count one less
         more = {lane: lit(lanes)} | {x: self.kernel.sizes[x] for x in f.beside}
         held = {n: self.state(self.buffers[n], more if n in varying else {}) for n in own}
         for n in own:
             out += [ir.Alloc(held[n]), replace(f.states[n], buf=held[n].name)]
-        body = _Body(self, f, lane, lanes, held).stream(places)
-        out.append(ir.For(turn, 1, body, None, turns))
+        of = _Body(self, f, lane, lanes, held)
+        if about is not None:
+            first = of.again()
+            out += first.stream(met_by(start, tile, lanes, lane))
+            of = of.again(about, {n: first.names[n] for n in about.kept})
+        if about is None or length is None or length >= 2 * tile:
+            out.append(ir.For(turn, 1, of.again().stream(places), None if about is None else lit(1), turns))
         if alone:
             after = plus(start, lit(length - left if length is not None else 0))
             some = [plus(plus(after, lit(e)), Index(lane)) for e in range(0, left, lanes)]
-            out += _Body(self, f, lane, lanes, held).stream(some, left % lanes)
+            out += of.again().stream(some, left % lanes)
         if f.shared:
             for n, b in held.items():
                 value = Load(b.name, tuple(Index(x) for x in b.dims))
                 out.append(ir.Reduce(n, "sum", (lane,), value, True))
         else:
-            out += _Body(self, f, lane, lanes, held).combined()
+            out += of.combined()
         if length is None or (left and not alone):
-            out.append(_rest(f.at, turns, length))
+            out.append(rest_of(f.at, turns, length))
         return out
 
     def turned(
@@ -283,7 +303,7 @@ class _Pass:
             self.sizes[turn] = call("floordiv", self.kernel.sizes[d], tile)
             turns = call("floordiv", call("sub", s.stop or Size(d), s.start or lit(0)), tile)
         first = plus(start, call("mul", Index(turn), tile))
-        return lane, turn, turns, [plus(plus(first, lit(e * lanes)), Index(lane)) for e in range(tile // lanes)]
+        return lane, turn, turns, met_by(first, tile, lanes, lane)
 
     def placed(self, f: Places, lanes: int, start: Expr, length: int | None) -> list[ir.Stmt]:
         """The place of an extreme; what does not fill a tile by the loop as it was, where that is not known."""
@@ -301,7 +321,7 @@ class _Pass:
             exists = call("lt", Index(lane), lit(left - e)) if left - e < lanes else None
             out += met(f, best, at, place, exists)
         out += of_all(f, best, at, lane)
-        return out if length is not None else [*out, _rest(f.at, turns, length)]
+        return out if length is not None else [*out, rest_of(f.at, turns, length)]
 
     def reduces_alone(self, f: _Loop) -> bool:
         """Whether a loop's statements are reductions alone, to floats, whose identities are numbers."""
@@ -321,18 +341,24 @@ class _Pass:
         return made
 
 
-def _rest(s: ir.For, turns: Expr | None, length: int | None) -> ir.For:
-    """A loop over the indices behind its whole tiles."""
-    full = turns or lit(length // s.tile if length is not None else 0)
-    return replace(s, start=plus(s.start or lit(0), call("mul", call("maximum", full, 0), s.tile)))
-
-
 class _Body:
-    """The loop's body over lanes: `names` maps a buffer to the one with a dim of lanes that stands for it now."""
+    """The loop's body over lanes: `names` maps a buffer to the one with a dim of lanes that stands for it now.
 
-    def __init__(self, p: _Pass, f: _Loop, lane: str, lanes: int, held: Mapping[str, ir.Buffer]):
+    about: what the lanes' states are about from the first turn on; kept: the buffers that hold it.
+    """
+
+    def __init__(
+        self,
+        p: _Pass,
+        f: _Loop,
+        lane: str,
+        lanes: int,
+        held: Mapping[str, ir.Buffer],
+        about: Steady | None = None,
+        kept: Mapping[str, str] | None = None,
+    ):
         self.p, self.f, self.lane, self.lanes = p, f, lane, lanes
-        self.held = held
+        self.held, self.about, self.kept = held, about, kept or {}
         self.along = {lane: lit(lanes)} | {x: p.kernel.sizes[x] for x in f.beside}
         self.names: dict[str, str] = {} if f.shared else {n: b.name for n, b in held.items()}
         self.out: list[ir.Stmt] = []
@@ -340,12 +366,18 @@ class _Body:
         #: Of values made here, the axis that each axis was.
         self.orders: dict[str, tuple[int, ...]] = {}
 
+    def again(self, about: Steady | None = None, kept: Mapping[str, str] | None = None) -> _Body:
+        """As this one began, or about what is kept."""
+        return _Body(self.p, self.f, self.lane, self.lanes, self.held, about or self.about, kept or self.kept)
+
     def stream(self, places: Sequence[Expr], some: int = 0) -> tuple[ir.Stmt, ...]:
         """One turn: what belongs to elements once a place, accumulation along the lanes' own elements only. some: lanes
         that have an index at the last place, where that is not all."""
         d = self.f.at.dim
         self.elements = [{} for _ in places]
-        for s in self.f.body:
+        self.names |= self.kept
+        left: frozenset[int] = self.about.left if self.about is not None else frozenset()
+        for s in (s for n, s in enumerate(self.f.body) if n not in left):
             match s:
                 case ir.Map(buf, e) if buf in self.f.elements:
                     for names, at in zip(self.elements, places, strict=True):
@@ -401,6 +433,10 @@ class _Body:
                     continue
                 case ir.Store():
                     continue
+                case ir.Map(buf, Call("sub", (now, _))) if self.about is not None and buf in self.about.moves:
+                    kept = self.p.buffers[self.kept[self.about.moves[buf]]]
+                    was = Load(kept.name, tuple(Index(x) for x in kept.dims))
+                    self.local(buf, call("sub", self.at(now, None, {}), was), self.names)
                 case ir.Map(buf, e) if buf in self.f.local:
                     self.local(buf, self.at(e, None, {}), self.names)
                 case ir.Map(buf, e):
