@@ -9,9 +9,10 @@ import torch
 
 from tilefold.algebra.expr import Load
 from tilefold.frontend.fuse import trace
-from tilefold.plan.aligned import AT_CALL, aligned, worth
+from tilefold.plan.aligned import AT_CALL, Ragged, aligned
 from tilefold.plan.hardware import H100, H200
 from tilefold.plan.library import library_calls
+from tilefold.plan.library_rates import Sizes
 from tilefold.tensor.interp import run
 
 B = torch.bfloat16
@@ -49,7 +50,7 @@ def test_operands_are_copied_once_and_what_is_between_is_written_with_its_zeros(
     ],
 )
 def test_results_are_those_of_the_operands(fn, shapes, monkeypatch):
-    monkeypatch.setattr("tilefold.plan.aligned.worth", lambda *extents, packed, made: True)
+    monkeypatch.setattr(Ragged, "worth", lambda *given: True)
     before, after, products = made(fn, *shapes)
     assert after != before and products
     gen = torch.Generator().manual_seed(0)
@@ -80,7 +81,7 @@ def test_what_counts_is_the_axis_along_which_memory_lies():
     ],
 )
 def test_what_copies_cost_and_what_they_save(depth, copies, wins):
-    assert worth(32, 512, depth, 512, 2, H100, packed=True, copies=copies) is wins
+    assert Ragged(Sizes(32, 512, 512, depth)).worth(H100, copies) is wins
 
 
 def test_a_bias_of_the_columns_alone_is_added_behind_the_wide_product():
@@ -144,7 +145,7 @@ def test_so_it_is_where_sequences_of_a_batch_are_summed():
 
 
 def test_gradients_of_a_ragged_head_are_the_same(monkeypatch):
-    monkeypatch.setattr("tilefold.plan.aligned.worth", lambda *_, **__: True)
+    monkeypatch.setattr(Ragged, "worth", lambda *given: True)
     shapes = (96, 1001), (96, 512), (1001, 512)
     _, p, _ = made(handed_back, *shapes)
     torch.manual_seed(0)

@@ -7,8 +7,9 @@ import torch
 
 from tilefold.frontend.fuse import trace
 from tilefold.pipeline import compile_program
-from tilefold.plan.aligned import rounded, worth
+from tilefold.plan.aligned import Ragged, rounded
 from tilefold.plan.hardware import H200
+from tilefold.plan.library_rates import Sizes
 from tilefold.runtime.aligned import filled, product
 from tilefold.runtime.library import LibraryStep
 
@@ -45,7 +46,7 @@ def test_products_are_those_of_the_operands(batch, rows, depth, columns):
 
 def test_copies_have_to_save_more_than_they_cost():
     def pays(rows, depth, columns, packed=False):
-        return worth(1, rows, depth, columns, 2, H200, packed=packed)
+        return Ragged(Sizes(1, rows, columns, depth), packed=packed).worth(H200)
 
     assert pays(4096, 2048, 50257) and pays(1000, 1023, 777) and pays(4096, 2048, 50257, packed=True)
     assert not pays(4096, 2048, 50264) and not pays(8, 1023, 777) and not pays(64, 65537, 777)

@@ -21,13 +21,14 @@ from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute
 from tilefold.names import fresh
 from tilefold.plan.hardware import Gpu
+from tilefold.plan.library_rates import Sizes
 from tilefold.tensor.index_simplify import const
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import Product, library_product
 from tilefold.tensor.rewrite import drop_dead, rename_loads, substitute_map
 
-#: Bytes that rows are a multiple of; of two elements of 16 bits.
-BYTES, PAIR = 16, 4
+#: Bytes that rows are a multiple of; of two elements of 16 bits, and of one.
+BYTES, PAIR, ITEM = 16, 4, 2
 #: Times as long as a kernel of ours torch takes for a copy with zeros, at a call (H100: 25 MB of bf16 34 us and 1.5).
 AT_CALL = 2
 SHORT = (DType.F16, DType.BF16)
@@ -54,32 +55,46 @@ class Along:
         return Along(bool(last & x.of_one_side - {*columns}), not last.isdisjoint(x.rdims))
 
 
-def worth(
-    batch: int,
-    rows: int,
-    depth: int,
-    columns: int,
-    itemsize: int,
-    gpu: Gpu,
-    along: Along = Along(),
-    *,
-    packed: bool,
-    copies: float = 1,
-    made: tuple[bool, bool] = (False, False),
-) -> bool:
-    """Whether a product of these extents is estimated faster with operands copied, and, if it has to be packed, the
-    result too. False where nothing is ragged. copies: times as long as kernels of ours they take. made: operands, of
-    its rows and its columns, that need none (`made_by_maps`)."""
-    slower, moved = _more(batch, rows, depth, columns, itemsize, gpu, along, packed=packed, copies=copies, made=made)
-    return slower > moved
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """A product of 16-bit operands: its extents, which of them lie along memory, and whether its result is packed.
+
+    made: operands, of its rows and its columns, that need no copy (`made_by_maps`)."""
+
+    sizes: Sizes
+    along: Along = Along()
+    packed: bool = True
+    made: tuple[bool, bool] = (False, False)
+
+    def worth(self, gpu: Gpu, copies: float = 1) -> bool:
+        """Whether it is estimated faster with operands copied, and, if it has to be packed, the result too. False where
+        nothing is ragged. copies: times as long as kernels of ours they take."""
+        slower, moved = self.seconds(gpu, copies)
+        return slower > moved
+
+    def seconds(self, gpu: Gpu, copies: float = 1) -> tuple[float, float]:
+        """Seconds that it takes more than one of whole rows, as it is and with copies; none where it is one."""
+        rows, depth, columns = self.sizes.rows, self.sizes.depth, self.sizes.cols
+        tall, deep, wide = (
+            counts and rounded(n, ITEM) != n
+            for n, counts in ((rows, self.along.rows), (depth, self.along.depth), (columns, True))
+        )
+        areas = (
+            (rows * depth, (tall or deep) and not self.made[0]),
+            (depth * columns, (deep or wide) and not self.made[1]),
+            (rows * columns, (tall or wide) and self.packed),
+        )
+        moved = sum(gpu.copied(copies * self.sizes.batch * n * ITEM) for n, moves in areas if moves)
+        seconds = self.sizes.flops / gpu.gemm_rate(DType.BF16, library=True)
+        ragged = [n for n, found in ((rows, tall), (depth, deep), (columns, wide)) if found]
+        share = gpu.ragged if any(n * ITEM % PAIR for n in ragged) else gpu.ragged_pairs
+        return (seconds / share - seconds, moved) if ragged else (0.0, 0.0)
 
 
 def slowed(p: Program, c: Compute, gpu: Gpu) -> float:
     """Seconds that a product in the library takes more for its ragged extents, as it is or with copies."""
-    found = extents(p, c)
-    if found is None:
-        return 0.0
-    return min(_more(*found[1:5], 2, gpu, found[5], packed=c.name in p.outputs, made=made_by_maps(p, c, found[0])))
+    found = ragged(p, c)
+    return 0.0 if found is None else min(found[1].seconds(gpu))
 
 
 def made_by_maps(p: Program, c: Compute, x: Product) -> tuple[bool, bool]:
@@ -93,36 +108,6 @@ def made_by_maps(p: Program, c: Compute, x: Product) -> tuple[bool, bool]:
     return rows, columns
 
 
-def _more(
-    batch: int,
-    rows: int,
-    depth: int,
-    columns: int,
-    itemsize: int,
-    gpu: Gpu,
-    along: Along,
-    *,
-    packed: bool,
-    copies: float = 1,
-    made: tuple[bool, bool] = (False, False),
-) -> tuple[float, float]:
-    """Seconds that a product takes more than one of whole rows, as it is and with copies; none where it is one."""
-    tall, deep, wide = (
-        counts and rounded(n, itemsize) != n
-        for n, counts in ((rows, along.rows), (depth, along.depth), (columns, True))
-    )
-    sizes = (
-        (rows * depth, (tall or deep) and not made[0]),
-        (depth * columns, (deep or wide) and not made[1]),
-        (rows * columns, (tall or wide) and packed),
-    )
-    moved = sum(gpu.copied(copies * batch * n * itemsize) for n, moves in sizes if moves)
-    seconds = 2.0 * batch * rows * depth * columns / gpu.gemm_rate(DType.BF16, library=True)
-    ragged = [n for n, found in ((rows, tall), (depth, deep), (columns, wide)) if found]
-    share = gpu.ragged if any(n * itemsize % PAIR for n in ragged) else gpu.ragged_pairs
-    return (seconds / share - seconds, moved) if ragged else (0.0, 0.0)
-
-
 def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, frozenset[str]]:
     """The program in which ragged products of the library are of copies that are not, where that pays, and the names of
     the library's products in it. Of sizes known before the call; `runtime.aligned` does it at a call for others."""
@@ -133,13 +118,11 @@ def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, fr
     maps, whole, copies = read_once(p), dict[str, str](), Copies()
     shared = {c.name: c for c in p.body if c.reducer is None and c.name not in {*p.outputs, *maps}}
     for c in p.body:
-        found = extents(p, c) if c.name in products else None
-        if found is None or not worth(
-            *found[1:5], 2, gpu, found[5], packed=c.name in p.outputs, made=made_by_maps(p, c, found[0])
-        ):
+        found = ragged(p, c) if c.name in products else None
+        if found is None or not found[1].worth(gpu):
             body.append(c)
             continue
-        new = copied(c, found[0], made, taken, maps, shared, lengthened(c, found[0], found[-1]), copies)
+        new = copied(c, found[0], made, taken, maps, shared, lengthened(c, found[0], found[1].along), copies)
         maps |= {c.name: new[-1]} if c.name in maps else {}
         product = next(s.name for s in new if s.reducer is not None)
         names = names - {c.name} | {product}
@@ -207,8 +190,8 @@ def _zeros_behind(e: Expr, d: str, stop: Expr, zero: Const) -> Expr:
     return call("where", call("lt", Index(d), stop), e, zero)
 
 
-def extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int, Along] | None:
-    """A product of plain matrices of 16 bits; batch, rows, depth and columns, which are the last dim of the result."""
+def ragged(p: Program, c: Compute) -> tuple[Product, Ragged] | None:
+    """A product of plain matrices of 16 bits, whose columns are the last dim of the result."""
     x = library_product(c, p.sizes)
     if x is None or x.loads is None or c.dtype not in SHORT or not x.is_matrix():
         return None
@@ -225,10 +208,11 @@ def extents(p: Program, c: Compute) -> tuple[Product, int, int, int, int, Along]
     n = {d: int(v) for d, v in sizes.items()}
     rows = math.prod(n[d] for d in one if d != cols)
     along = Along.of(x, (cols,))
-    along = replace(along, rows=along.rows and rounded(rows, 2) != rows)
+    along = replace(along, rows=along.rows and rounded(rows, ITEM) != rows)
     if len(c.rdims) > 1 and along.depth:  # sequences of a batch are summed whole
         return None
-    return x, math.prod(n[d] for d in x.batch), rows, math.prod(n[d] for d in c.rdims), n[cols], along
+    found = Sizes(math.prod(n[d] for d in x.batch), rows, n[cols], math.prod(n[d] for d in c.rdims))
+    return x, Ragged(found, along, c.name in p.outputs, made_by_maps(p, c, x))
 
 
 def lengthened(c: Compute, x: Product, along: Along) -> tuple[str, ...]:
@@ -254,7 +238,7 @@ def copied(
     for d in lengthened:
         have = sizes[d]
         assert isinstance(have, Const)
-        if (want := rounded(int(have.value), 2)) != have.value:
+        if (want := rounded(int(have.value), ITEM)) != have.value:
             longer[d] = copies.longer.get(d) or fresh(f"{d}_wide", taken)
             copies.longer[d], sizes[longer[d]] = longer[d], const(want)
     made: list[Compute] = []

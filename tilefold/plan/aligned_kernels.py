@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tilefold.algebra.expr import Const, Load, dims_used, loads, tensors_read
-from tilefold.plan.aligned import Copies, copied, extents, is_whole, made_wide, read_once
+from tilefold.plan.aligned import Copies, copied, is_whole, made_wide, ragged, read_once
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import expr_flops
 from tilefold.tensor.ir import Compute, Program
@@ -45,8 +45,8 @@ def aligned_kernels(
     summed = _of_own_sums(p, called)
     body, alone, changed = list[Compute](), set[str](), False
     for c in p.body:
-        found = extents(p, c) if c.name in own and not summed & tensors_read(c.body) else None
-        gains = _gains(p, found[0], computed, gpu) if found is not None and found[3] % 2 and found[3] > FEW else {}
+        found = ragged(p, c) if c.name in own and not summed & tensors_read(c.body) else None
+        gains = _gains(p, found[0], computed, gpu) if found is not None and _odd(found[1].sizes.depth) else {}
         if found is None or sum(gains.values()) <= 0:
             body.append(c)
             continue
@@ -61,6 +61,10 @@ def aligned_kernels(
         for c in made_wide(body, shared, copies, whole)
     ]
     return drop_dead(replace(p, body=tuple(body), sizes=sizes)), frozenset(alone)
+
+
+def _odd(depth: int) -> bool:
+    return depth % 2 == 1 and depth > FEW
 
 
 def _gains(p: Program, x: Product, computed: Collection[str], gpu: Gpu) -> dict[Load, float]:

@@ -20,9 +20,10 @@ import torch
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
-from tilefold.plan.aligned import AT_CALL, Along, worth
+from tilefold.plan.aligned import AT_CALL, Along, Ragged
 from tilefold.plan.hardware import gpu_here
 from tilefold.plan.library import LibraryCall, Matrices, axis_extent
+from tilefold.plan.library_rates import Sizes
 from tilefold.plan.scaled import ScaledProduct
 from tilefold.runtime import aligned
 from tilefold.runtime.step import LIBRARY, Code
@@ -294,8 +295,7 @@ class LibraryStep:
         if found is None:
             along, packed = self._along, not self.apart
             whole = not along.rows or aligned.rounded(rows, 2) == rows  # copies of rows are made before a call alone
-            extents = batch, rows, depth, columns
-            found = whole and worth(*extents, 2, gpu_here(), along, packed=packed, copies=AT_CALL)
+            found = whole and Ragged(Sizes(batch, rows, columns, depth), along, packed).worth(gpu_here(), AT_CALL)
             self._pads[sides] = found
         return found
 
