@@ -98,6 +98,8 @@ _TABLE = (
     OpSpec("bits_and", 2, "same", torch.bitwise_and),  # of integers
     OpSpec("bits_or", 2, "same", torch.bitwise_or),
     OpSpec("bits_xor", 2, "same", torch.bitwise_xor),
+    OpSpec("bits_up", 2, "same", torch.bitwise_left_shift),  # by 0 and more, below the bits of the type
+    OpSpec("bits_down", 2, "same", torch.bitwise_right_shift),
     OpSpec("isnan", 1, "bool", torch.isnan),
     OpSpec("isinf", 1, "bool", torch.isinf),
     OpSpec("where", 3, "same", _where),  # where(cond, a, b); type from a and b

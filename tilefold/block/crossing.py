@@ -66,6 +66,33 @@ def _most(
     return max(crossed, default=0.0)
 
 
+def between(b: Block, lanes: Mapping[str, int], least: int) -> float:
+    """Registers of a thread block for what statements leave to later ones, where that is the most, of `least` values or
+    more: of so many statements a compiler does not compute one element after the other, as of few. lanes: as of
+    `crossing`."""
+    kinds = {i.name: i.dtype for i in b.inputs}
+    values: dict[object, _Value] = {}
+    body = list(_statements(b.body))
+
+    def registers(dims: Iterable[str], nbytes: int = REGISTER) -> float:
+        return min(1.0, nbytes / REGISTER) * math.prod(lanes.get(x, 1) for x in dims)
+
+    for at, n in enumerate(body):
+        for ld in _read(n):
+            if ld.tensor in kinds:
+                values.setdefault(ld, _Value(registers(dims_used(ld), kinds[ld.tensor].nbytes), at, at)).last = at
+            elif ld.tensor in values:
+                values[ld.tensor].last = at
+        if isinstance(n, Let):
+            values[n.name] = _Value(registers(n.dims), at, at)
+    most = 0.0
+    for at in range(len(body)):
+        kept = [v.registers for v in values.values() if v.first <= at < v.last]
+        if len(kept) >= least:
+            most = max(most, sum(kept))
+    return most
+
+
 def _read(n: Node) -> Iterator[Load]:
     exprs: Collection[Expr] = (n.expr,) if isinstance(n, Store) else exprs_of(n)
     for e in exprs:

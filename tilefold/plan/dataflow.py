@@ -40,7 +40,7 @@ _SIMPLE = dict.fromkeys(
     (
         *("add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum", "where", "and", "or", "not"),
         *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "floor", "ceil", "round", "trunc"),
-        *("bits_and", "bits_or", "bits_xor"),
+        *("bits_and", "bits_or", "bits_xor", "bits_up", "bits_down"),
         *TILE_BOUNDS,
         *TILE_EXTREMES,
     ),

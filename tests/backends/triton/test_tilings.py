@@ -14,10 +14,10 @@ from tilefold.backends.triton.build import Target
 from tilefold.backends.triton.compile import resources
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.tiles import Shape, default_config
-from tilefold.backends.triton.tilings import UNDER_WAY
+from tilefold.backends.triton.tilings import PART_OF, UNDER_WAY, VALUES
 from tilefold.backends.triton.traffic import Access
 from tilefold.backends.triton.work import room
-from tilefold.block.crossing import crossing
+from tilefold.block.crossing import between, crossing
 from tilefold.plan.gpu_forms import packed
 from tilefold.suites.gpu import operators as o
 
@@ -362,3 +362,29 @@ def test_rows_of_a_thread_s_own_fit_the_first_level_cache(steps, each):
     c = variant(k).config
     (tile,) = (n for d, n in c.tiles.items() if k.sizes({})[d] == paths)
     assert tile == each * 32 * c.warps
+
+
+def mixtures(x, m, s):
+    """Densities of ten logistics at three channels, each conditioned on those before."""
+    total = 0.0
+    for k in range(3):
+        z, r = x[:, k, None] - m[:, k], torch.exp(-s[:, k])
+        up, down = r * (z + 0.1), r * (z - 0.1)
+        q, mid = torch.sigmoid(up) - torch.sigmoid(down), r * z
+        inner = torch.where(q > 1e-5, torch.log(q.clamp(min=1e-12)), mid - s[:, k])
+        total = total + torch.where(x[:, k, None] < -0.9, up, torch.where(x[:, k, None] > 0.9, -down, inner))
+    return torch.logsumexp(total, 1).sum(1)
+
+
+def test_many_values_that_later_statements_read_fit_in_registers():
+    (k,) = made(mixtures, meta(16, 3, 4096), meta(16, 3, 10, 4096), meta(16, 3, 10, 4096))[:1]
+    sizes = k.sizes({})
+    config = default_config(k.block, sizes)
+    lanes = {d: config.tiles.get(d, 16 if n == 10 else 1) for d, n in sizes.items()}
+    assert PART_OF * room(128) < between(k.block, lanes, VALUES) and config.warps == 16
+
+
+def test_long_functions_have_few_elements_a_thread():
+    (k,) = made(lambda x, y: torch.lgamma(x) + torch.lgamma(y), meta(1 << 20), meta(1 << 20))
+    config = default_config(k.block, k.sizes({}))
+    assert math.prod(config.tiles.values()) <= 2 * 32 * config.warps

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import tilefold
-from tests.frontend.check import check, lowered
-from tilefold.errors import UnsupportedError
+from tests.frontend.check import check
 
 TYPES = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
@@ -74,13 +73,28 @@ def test_packed_weights_are_unpacked_in_the_kernel():
     torch.testing.assert_close(tilefold.fuse(unpacked)(w, x), unpacked(w, x))
 
 
-@pytest.mark.parametrize(
-    "fn, why",
-    [
-        (lambda a, b: a << b, "not a constant"),
-        (lambda a, b: a >> 63, "beyond the bits"),
-    ],
-)
-def test_what_arithmetic_has_not(fn, why):
-    with pytest.raises(UnsupportedError, match=why):
-        lowered(fn, torch.arange(4), torch.arange(4))
+@pytest.mark.parametrize("other", TYPES, ids=str)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_shifts_by_what_data_say(dtype, other):
+    """Beyond all bits, too; upwards by what leaves 64-bit numbers a meaning."""
+    by = torch.tensor([0, 1, 3, 6, 7, 8, 15, 31, 40, 63, 64, 100], dtype=other)
+    check(lambda x, n: x >> n, numbers(dtype)[:, None], by)
+    check(lambda x, n: x << n, numbers(dtype).clamp(-100, 100)[:, None], by[:4])
+    if other is not torch.uint8:
+        check(lambda x, n: (x >> n, x << n), numbers(dtype)[:, None], -by[1:])
+
+
+def test_packed_weights_of_eight_numbers():
+    """Four bits each of an int32, at shifts that are positions."""
+    q = torch.randint(-(2**31), 2**31, (16, 24), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+
+    def unpacked(q):
+        shift = torch.arange(0, 32, 4, dtype=torch.int32)
+        return ((q[:, None] >> shift[None, :, None]) & 15).flatten(0, 1)
+
+    assert torch.equal(tilefold.fuse(unpacked)(q), unpacked(q))
+
+
+@pytest.mark.parametrize("fn", [lambda a: a << 63, lambda a: a >> 63, lambda a: a >> 70])
+def test_shifts_of_all_bits(fn):
+    check(fn, torch.tensor([0, 1, -1, 5]))

@@ -18,7 +18,10 @@ from tilefold.algebra.ops import BY_INFIX, OPS, RANDOM, TILE_EXTREMES
 from tilefold.backends.cpp.affine import in_range, split
 from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, const_int, literal, product
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "bits_and": "&", "bits_or": "|", "bits_xor": "^"}
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/",
+    "bits_and": "&", "bits_or": "|", "bits_xor": "^", "bits_up": "<<", "bits_down": ">>",
+}  # fmt: skip
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 #: Of powers of two whose inverses are no denormal numbers of any type that is computed with.
 _EXPONENT = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 #: Operations that have a sign in Python, between operands.
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-    "bits_and": "&", "bits_or": "|", "bits_xor": "^",
+    "bits_and": "&", "bits_or": "|", "bits_xor": "^", "bits_up": "<<", "bits_down": ">>",
 }  # fmt: skip
 #: Functions of one value, as Triton has them.
 UNARY = {

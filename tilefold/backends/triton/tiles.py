@@ -31,6 +31,7 @@ from tilefold.backends.triton.tilings import (
     for_outer,
     for_parts,
     for_registers,
+    for_values,
     for_windows,
 )
 from tilefold.backends.triton.traffic import Traffic, accesses
@@ -286,7 +287,7 @@ def default_config(
     found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)
     found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
     found = for_registers(for_rows(found, s, b, local, unit or {}), s, b, local)
-    found = for_sums(found, s, b, traffic, local)
+    found = for_sums(for_values(found, s, b, local), s, b, traffic, local)
     if pairs is None:
         return found
     # too few blocks for every multiprocessor: nothing hides what each step of a long loop waits for

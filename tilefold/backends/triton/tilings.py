@@ -20,7 +20,7 @@ from tilefold.backends.triton.choices import of_parts
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.traffic import WARP, Traffic
 from tilefold.backends.triton.work import operations, room
-from tilefold.block.crossing import REGISTER, crossing
+from tilefold.block.crossing import REGISTER, between, crossing
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
 from tilefold.block.ir import walk as nodes_of
 from tilefold.plan.dataflow import root_of
@@ -46,6 +46,12 @@ MASKED_MOST, ENDED, LEAST_TILE = 4 / 3, 5 / 4, 8
 EACH = 32
 #: Functions that a thread waits for, and elements for each thread of a map of them.
 WAITING, EACH_WAITING = frozenset({"sin", "cos", "pow"}), 8
+#: The same of functions whose code is so long that that of many elements does not stay in the instruction cache: three
+#: logarithms of the gamma function, eight elements a thread, 78 us on an H200 for a million; Inductor 21.5.
+LONG, EACH_LONG = frozenset({"lgamma"}), 2
+#: Values that statements leave to later ones from which they are all there at once, and part of the registers that they
+#: may have.
+VALUES, PART_OF = 8, 0.4
 #: How many times as much is computed as read and written of what is bound by arithmetic; warps that a multiprocessor
 #: should have of it.
 OUTER, BUSY = 8, 16
@@ -262,11 +268,27 @@ def for_branches(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) 
     lanes = {**local, **c.tiles}
     area = s.area(lanes)
     every = (x for exprs in _computed(b.body) for e in exprs for x in operations(e))
-    apart = [x for x in every if isinstance(x, Call) and x.op in WAITING and root_of(x) is None]
-    most = max((math.prod(lanes.get(d, 1) for d in dims_used(x)) for x in apart), default=0)
-    if 2 * most <= area:
+    apart = [x for x in every if isinstance(x, Call) and x.op in WAITING | LONG and root_of(x) is None]
+    whole = {x.op for x in apart if 2 * math.prod(lanes.get(d, 1) for d in dims_used(x)) > area}
+    if not whole:
         return c
-    return replace(c, warps=max(c.warps, min(MOST_WARPS // 2, largest_power(area // (WARP * EACH_WAITING)))))
+    each = EACH_LONG if whole & LONG else EACH_WAITING
+    return replace(c, warps=max(c.warps, min(MOST_WARPS // 2, largest_power(area // (WARP * each)))))
+
+
+def for_values(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) -> TritonConfig:
+    """More warps for what is left by many statements to many later ones, all of it at once.
+
+    Mixtures of ten logistics of three channels, 16 elements a thread of twelve values: 2,892 bytes a thread spilled,
+    209 us on an H200 for what takes Inductor 38.
+    """
+    if s.products:
+        return c
+    lanes, warps = {**local, **c.tiles}, c.warps
+    held = between(b, lanes, VALUES)
+    while held > PART_OF * room(WARP * warps) and 2 * warps <= MOST_WARPS // 2 and s.area(lanes) >= 2 * WARP * warps:
+        warps *= 2
+    return c if warps == c.warps else replace(c, warps=warps)
 
 
 def for_outer(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:

@@ -7,7 +7,8 @@ Laws, for whole numbers in two's complement, // and mod towards minus infinity:
     x & c = x - (x & ~c)                                                                               (c < 0)
     x | c = x + c - (x & c)      x ^ c = x + c - 2 (x & c)
 
-Of two tensors there is no such law, but an operator; booleans have their own operators.
+Of two tensors there is no such law, but an operator; booleans have their own operators. What is shifted by all its bits
+or more, or by less than none, is as PyTorch has it: nothing is left of it but its sign, on the way down.
 """
 
 from __future__ import annotations
@@ -87,19 +88,32 @@ def inverted(ctx: Context, node: torch.fx.Node) -> Value:
 
 
 def shifted(left: bool) -> Lowerer:
-    """x << n or x >> n by a constant."""
+    """x << n or x >> n."""
 
     def lower(ctx: Context, node: torch.fx.Node) -> Value:
         shape, dtype = meta_of(node)
         x, by = (ctx.value(v) for v in attrs(node).values())
         n = _constant(ctx, by)
-        if n is None or not dtype.is_int or not 0 <= n < 8 * dtype.nbytes - 1:
-            raise UnsupportedError("a shift by a number that is not a constant, or beyond the bits of the type")
+        if not dtype.is_int or not by.dtype.is_int:
+            raise UnsupportedError("a shift of what is no integer, or by none")
+        if n is None or not 0 <= n < 8 * dtype.nbytes - 1:
+            return ctx.map(shape, dtype, lambda i: _by(broadcast(x, i), broadcast(by, i), dtype, left=left))
         if left:
             return ctx.map(shape, dtype, lambda i: _narrowed(broadcast(x, i) * (1 << n), dtype))
         return ctx.map(shape, dtype, lambda i: call("floordiv", broadcast(x, i), 1 << n))
 
     return lower
+
+
+def _by(x: Expr, by: Expr, dtype: DType, *, left: bool) -> Expr:
+    """x shifted by a number of bits that data say, in 64 bits."""
+    bits = 8 * dtype.nbytes
+    whole = bits if dtype is DType.U8 else bits - 1  # shifts of which a sign is left
+    inside = call("and", call("ge", by, 0), call("lt", by, whole + left))
+    wide, n = Cast(x, DType.I64), Cast(by, DType.I64)
+    if left:
+        return _narrowed(call("where", inside, call("bits_up", wide, call("where", inside, n, 0)), 0), dtype)
+    return _narrowed(call("bits_down", wide, call("where", inside, n, whole)), dtype)
 
 
 def _constant(ctx: Context, v: Value) -> int | None:

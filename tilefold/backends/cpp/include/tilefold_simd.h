@@ -117,7 +117,7 @@ TF_INLINE void set_lane(V<T, N>& a, int l, T x) {
     if constexpr (V<T, N>::base) return {a.r op b.r};                         \
     else return {a.lo op b.lo, a.hi op b.hi};                                 \
   }
-TF_BINARY(+) TF_BINARY(-) TF_BINARY(*) TF_BINARY(/) TF_BINARY(&) TF_BINARY(|) TF_BINARY(^)
+TF_BINARY(+) TF_BINARY(-) TF_BINARY(*) TF_BINARY(/) TF_BINARY(&) TF_BINARY(|) TF_BINARY(^) TF_BINARY(<<) TF_BINARY(>>)
 #undef TF_BINARY
 #define TF_SHIFT(op)                                                          \
   template <class T, int N>                                                   \
