@@ -32,6 +32,12 @@ def is_const(e: Expr, v: float) -> bool:
     return const_value(e) == v
 
 
+def is_square(e: Expr) -> bool:
+    """Whether e is x x. What it is subtracted from may be as much (a mean of squares): it has to be rounded first, for
+    in a fused multiply-subtract the difference of equals is what was rounded off one of them."""
+    return isinstance(e, Call) and e.op == "mul" and e.args[0] == e.args[1]
+
+
 def add(a: Expr, b: Expr) -> Expr:
     """a + b."""
     if is_const(a, 0):

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 
+import tilefold
 from tests.backends.cpp.harness import compare
 from tilefold.backends.cpp.launch import CppKernel
 from tilefold.runtime.executor import build_cached
@@ -286,3 +287,10 @@ def test_narrow_loads_are_exact():
     for n, k in enumerate(ins):
         want = ins[k].float().repeat(2**16 // ins[k].numel())
         torch.testing.assert_close(y[n], want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_square_that_is_subtracted_is_rounded_first():
+    """A mean of squares less the square of the mean, of one element: 0, not what a fused multiply-subtract leaves."""
+    m = torch.randn(100, 33, generator=torch.Generator().manual_seed(0))
+    for x in (m, m[:, :3]):
+        assert tilefold.fuse(lambda s, m: torch.relu(s - m * m))(x * x, x).eq(0).all()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
-from tests.backends.triton.kernels import split_product, variant
+from tests.backends.triton.kernels import made, meta, split_product, variant
 from tests.tile.kernels import SOFTMAX, TOPK
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr
@@ -901,3 +902,9 @@ def test_conditions_on_an_index_that_is_a_number_are_decided():
     text = body(code(ONE_INDEX)).split("pid =")[1]
     assert "tl.where" not in text and "(0 + 1)" not in text
     assert "p_y" in text and "p_z" not in text
+
+
+def test_a_square_that_is_subtracted_is_rounded_first():
+    """A mean of squares less the square of the mean, of one element: 0, not what a fused multiply-subtract leaves."""
+    (k,) = made(lambda s, m: (s - m * m).relu(), *(meta(64, 32, dtype=torch.float32) for _ in "sm"))
+    assert "- tf_times(" in variant(k).rendered.source

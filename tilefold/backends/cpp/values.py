@@ -15,6 +15,7 @@ from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, children, dims_used, type_of
 from tilefold.algebra.facts import from_dtype, range_of
 from tilefold.algebra.ops import BY_INFIX, OPS, RANDOM, TILE_EXTREMES
+from tilefold.algebra.simplify import is_square
 from tilefold.backends.cpp.affine import in_range, split
 from tilefold.backends.cpp.scope import MEMORY, CType, Facts, Scope, Value, const_int, literal, product
 
@@ -199,6 +200,8 @@ class Values:
             divisor = self.divisor(args[1], self.typed(args[1], ctype, False, values[1]))
             return Value(f"tf::quotient({self.typed(args[0], ctype, True, values[0])}, {divisor})", ctype, True)
         parts = [self.typed(a, ctype, vec, v) for a, v in zip(args, values, strict=True)]
+        if op == "sub" and not integral and is_square(args[1]):
+            parts[1] = f"tf::rounded({parts[1]})"
         if op == "within" and vec:
             parts.append("w")  # lanes that hold an element
         return Value(self.plain(op, parts, vec), result, vec)

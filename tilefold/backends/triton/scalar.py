@@ -11,6 +11,7 @@ from tilefold.algebra.dtypes import DType, promote
 from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, Size, Sym, dims_used, loads
 from tilefold.algebra.facts import Range
 from tilefold.algebra.ops import OPS, RANDOM
+from tilefold.algebra.simplify import is_square
 from tilefold.backends.triton.exponents import LOG2E, Term, exponential
 from tilefold.backends.triton.functions import IN_INTERPRETER, INFIX, PRODUCTS, ROOTS, UNARY
 from tilefold.backends.triton.simplify import pull_scale, terms
@@ -191,6 +192,9 @@ class Expressions:
             kind = DType.BOOL
         axes = union(vs, frame)
         codes = [fitted(v, axes) for v in vs]
+        if op == "sub" and kind is DType.F32 and is_square(x := args[1]) and isinstance(x, Call):
+            factor = fitted(self._to(x.args[0], self.value(x.args[0], frame), kind, frame), axes)
+            codes[1] = self._rounded(factor, factor)
         level = max(v.level for v in vs)
         result = kind if OPS[op].result in ("same", "float") else DType.BOOL
         if op == "div" and kind is DType.F32:

@@ -127,6 +127,20 @@ TF_BINARY(+) TF_BINARY(-) TF_BINARY(*) TF_BINARY(/) TF_BINARY(&) TF_BINARY(|) TF
   }
 TF_SHIFT(<<) TF_SHIFT(>>)
 #undef TF_SHIFT
+// A product as it is rounded: what subtracts it is no fused multiply-subtract.
+template <class T>
+TF_INLINE T rounded(T x) {
+#if defined(__x86_64__)
+  __asm__("" : "+x"(x));
+#endif
+  return x;
+}
+template <class T, int N>
+TF_INLINE V<T, N> rounded(V<T, N> a) {
+  if constexpr (!V<T, N>::base) return {rounded(a.lo), rounded(a.hi)};
+  else if constexpr (N * sizeof(T) >= 16) return {rounded(a.r)};
+  else return a;
+}
 template <class T, int N>
 TF_INLINE V<T, N> operator-(V<T, N> a) {
   if constexpr (V<T, N>::base) return {-a.r};
