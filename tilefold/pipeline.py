@@ -42,6 +42,7 @@ from tilefold.plan.library import (
     library_gradients,
 )
 from tilefold.plan.machine import this_machine
+from tilefold.plan.memory_orders import library_copies
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.short_products import of_few_channels, of_few_sums
@@ -70,7 +71,7 @@ from tilefold.tensor.analysis import Graph
 from tilefold.tensor.distribute import distributed
 from tilefold.tensor.hulls import bounded
 from tilefold.tensor.ir import Program
-from tilefold.tensor.operands import multiplied_alike, plain_operands, stored_operands
+from tilefold.tensor.operands import multiplied_alike, plain_operands, stored_operands, wider_operand
 from tilefold.tensor.picks import picked_with_rows
 from tilefold.tensor.product import product_of
 
@@ -181,18 +182,35 @@ class GpuKernels:
 
 
 def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bool = True) -> GpuKernels:
-    """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along."""
-    made, stored = _gpu_kernels(p, target, goal, scale, target.streams)
-    if not stored:
-        return made
-    other, _ = _gpu_kernels(p, target, goal, scale, lambda g, c: c.name not in stored and target.streams(g, c))
-    return min(made, other, key=lambda x: seconds(x.fused, target, x.every_call))
+    """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along.
+
+    A product that was expected in a kernel with a reduction, and ended up alone, is planned again as the library's
+    where that would convert or copy an operand: what the library reads is then made so that it does not."""
+    pays: streams.Pays = target.streams
+    made, stored = _gpu_kernels(p, target, goal, scale, pays)
+    if stored:
+        fewer: streams.Pays = lambda g, c: c.name not in stored and target.streams(g, c)  # noqa: E731
+        other, _ = _gpu_kernels(p, target, goal, scale, fewer)
+        ways = (made, pays), (other, fewer)
+        made, pays = min(ways, key=lambda x: seconds(x[0].fused, target, x[0].every_call))
+    alone = _left_alone(made, target) if goal == "fast" else frozenset()
+    return _gpu_kernels(p, target, goal, scale, pays, alone)[0] if alone else made
+
+
+def _left_alone(made: GpuKernels, target: GpuTarget) -> frozenset[str]:
+    """Products that are the library's because nothing else is in their group, of which it converts or copies an
+    operand."""
+    g, called = Graph.of(made.fused.program), {*made.every_call}
+    groups = {k.plan.group.members for k in made.fused.kernels} - called
+    alone = (g.by_name[members[0]] for members in groups if _is_alone(g, members, target.machine))
+    return frozenset(c.name for c in alone if wider_operand(g.program, c) or library_copies(g.program, c))
 
 
 def _gpu_kernels(
-    p: Program, target: GpuTarget, goal: Goal, scale: bool, pays: streams.Pays
+    p: Program, target: GpuTarget, goal: Goal, scale: bool, pays: streams.Pays, called: frozenset[str] = frozenset()
 ) -> tuple[GpuKernels, frozenset[str]]:
-    """And products that were to stream, and are in memory. pays: which do."""
+    """And products that were to stream, and are in memory. pays: which do. called: products that the library computes
+    whatever else."""
     p, added = with_sums_added(p, target.machine)
     p = distributed(stored_operands(target.written_out(plain_operands(p))))
     p = converted_once(p, target.machine) if goal == "fast" and target.library else p
@@ -205,7 +223,7 @@ def _gpu_kernels(
     p = bounded(p)
     attentions = target.attentions(p) if goal == "fast" else ()
     products = products_for_gpu(p, target) | tails if goal == "fast" else frozenset()
-    products -= frozenset().union(*copies)
+    products = (products - frozenset().union(*copies)) | (called & {c.name for c in p.body})
     gradients = products & library_gradients(p)
     rest = products - {*chain.from_iterable(scaled)} - statements(attentions) - gradients
     if goal == "fast":
@@ -270,13 +288,17 @@ def _alone_in_library(
     MB.
     """
     members = k.plan.group.members
-    if members in calls:
-        return _library_step(g, members)
+    return _library_step(g, members) if members in calls or _is_alone(g, members, gpu) else []
+
+
+def _is_alone(g: Graph, members: Sequence[str], gpu: Gpu | None) -> bool:
+    """Whether statements are a product that ended up alone, and is the library's."""
     c = g.by_name[members[0]]
     alone = product_of(c) if len(members) == 1 else None
-    vectors = alone is not None and alone.batch and not alone.shared and not alone.is_matrix(lambda d: g.extent(d) > 1)
-    own = gpu is not None and (vectors or of_few_rows(g, c, gpu) or of_few_channels(g, c) or of_few_sums(g, c))
-    return [] if alone is None or alone.left == alone.right or own else _library_step(g, members)
+    if alone is None or alone.left == alone.right:
+        return False
+    vectors = alone.batch and not alone.shared and not alone.is_matrix(lambda d: g.extent(d) > 1)
+    return gpu is None or not (vectors or of_few_rows(g, c, gpu) or of_few_channels(g, c) or of_few_sums(g, c))
 
 
 def _library_step(g: Graph, members: Sequence[str]) -> list[Step]:

@@ -11,8 +11,9 @@ import torch
 
 from tests.layers import Layer
 from tilefold.algebra.dtypes import DType
+from tilefold.algebra.expr import loads
 from tilefold.frontend.fuse import trace
-from tilefold.pipeline import compile_program
+from tilefold.pipeline import compile_program, gpu_kernels
 from tilefold.plan import folded, gpu_library
 from tilefold.plan.gpu import fuse_for_gpu
 from tilefold.plan.gpu_library import gpu_library_products
@@ -606,3 +607,30 @@ CENTRED, SCALED = "(c[i, l] - s[i] / size(l)) * r[i] * g[l] + b[l]", "c[i, l] * 
 def test_rows_are_not_made_in_front_of_a_product_where_that_takes_longer_than_a_pass(made, normed, apart):
     p = parse(NORMALISED.format(rows=12544, made=made, normed=normed))
     assert gpu_library_products(p, H100) == ({"y"} if apart else set())
+
+
+def test_a_product_that_is_left_alone_reads_what_the_library_takes() -> None:
+    """A sum of its result was expected in its kernel, and is in none: the library would convert one operand to the
+    other's float32, and multiply without a matrix unit."""
+    p = parse(
+        """program p()
+  input a: f32[16, 8, 49, 49]
+  input y: bf16[16, 49, 8, 32]
+  input w: bf16[8, 32, 192]
+  dim b = 16
+  dim h = 8
+  dim i = 49
+  dim j = 49
+  dim k = 32
+  dim n = 192
+  s[b, h, j, k]: bf16 = sum[i] a[b, h, i, j] * y[b, i, h, k]
+  t[h, k]: bf16 = sum[b, j] s[b, h, j, k]
+  out[b, j, n]: bf16 = sum[h, k] s[b, h, j, k] * w[h, k, n]
+  return t, out
+"""
+    )
+    assert gpu_library_products(p, H200) == {"out"}
+    made = gpu_kernels(p, GpuTarget(H200))
+    after, called = made.fused.program, {m for call in made.calls for m in call}
+    read = {ld.tensor for c in after.body if c.name in called for ld in loads(c.body)}
+    assert len(called) == 2 and {after.dtype_of(t) for t in read} == {DType.BF16}

@@ -60,6 +60,13 @@ MIXED = program(
     "  y[i, j, k]: f32 = sum[l] x[i, j, l] * c[l, k]\n  out[i, m, k]: f32 = sum[j] s[m, j] * y[i, j, k]",
     "out",
 )
+#: Places in windows of images, by heads: more axes than are looked at one by one.
+WINDOWS = program(
+    {"i": 2, "x": 3, "y": 2, "z": 3, "w": 4, "h": 2, "r": 3, "c": 4, "k": 5},
+    {"a": "ixyhzwrc", "v": "ixyhrck"},
+    "  out[i, x, y, z, w, h, k]: f32 = sum[r, c] a[i, x, y, h, z, w, r, c] * v[i, x, y, h, r, c, k]",
+    "out",
+)
 
 
 def products(p: Program) -> frozenset[str]:
@@ -78,6 +85,7 @@ def copies(p: Program, names: frozenset[str]) -> int:
         (HEADS, [], {"w": "ihck"}),
         (TWICE, ["w_turned"], {}),
         (MIXED, [], {"y": "ijk"}),
+        (WINDOWS, ["out_made"], {"out_made": "ixyhzwk"}),
     ],
 )
 def test_the_library_copies_nothing(p: Program, added: list[str], turned: dict[str, str]) -> None:
@@ -88,6 +96,21 @@ def test_the_library_copies_nothing(p: Program, added: list[str], turned: dict[s
     gen = torch.Generator().manual_seed(0)
     args = {i.name: torch.randn([int(e.value) for e in i.shape], generator=gen) for i in p.inputs}  # type: ignore[attr-defined]
     torch.testing.assert_close(run(q, args)["out"], run(p, args)["out"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_has_the_inner_axis_of_what_its_readers_move() -> None:
+    """The library writes a matrix or the transposed one; a kernel that reads it across moves it slowly."""
+    text = (
+        "  s[i, k, j]: f32 = sum[m] x[i, m, k] * y[i, m, j]\n  out[i, j, k]: f32 = exp(s[i, k, j] + z[i, j, k])\n"
+        "  t[k]: f32 = sum[i, j] s[i, k, j] * z[i, j, k]"
+    )
+    p = program({"i": 6, "j": 7, "k": 8, "m": 9}, {"x": "imk", "y": "imj", "z": "ijk"}, text, "out, t")
+    q, names = without_copies(p, frozenset({"s"}), H100)
+    assert {c.name: "".join(c.dims) for c in q.body} == {"s": "ijk", "out": "ijk", "t": "k"}
+    assert copies(q, names) == 0
+    other = show(p).replace("out[i, j, k]: f32 = exp(s[i, k, j] + z[i, j, k])", "out[i, k, j]: f32 = exp(s[i, k, j])")
+    q, _ = without_copies(parse(other), frozenset({"s"}), H100)
+    assert {c.name: "".join(c.dims) for c in q.body}["s"] == "ikj"  # one reads it so, one so
 
 
 def test_statements_beside_it_are_the_same_ones() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute, tensors_read
 from tilefold.names import fresh
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.library_rates import Sizes
@@ -99,13 +99,29 @@ def slowed(p: Program, c: Compute, gpu: Gpu) -> float:
 
 def made_by_maps(p: Program, c: Compute, x: Product) -> tuple[bool, bool]:
     """Whether the operand of a product's rows, and that of its columns, is what a map of the program computes: its copy
-    is that map, with zeros behind its rows."""
-    maps = {m.name for m in p.body if m.reducer is None} - {*p.outputs}
+    is that map, with zeros behind its rows. Not behind a reduction of those rows (gradients of scores): in a kernel
+    with it they are as long as what it reduces, so that the copy is one more pass."""
+    reduced = frozenset(d for d in (*c.dims, *c.rdims) if d in x.of_one_side or d in c.rdims)
+    maps = {m.name for m in p.body if m.reducer is None and not _behind_sum(p, m, reduced)} - {*p.outputs}
     rows, columns = (
         all(ld.tensor in maps for ld in x.loads or () if (c.dims[-1] in dims_used(ld)) is side)
         for side in (False, True)
     )
     return rows, columns
+
+
+def _behind_sum(p: Program, m: Compute, dims: Collection[str]) -> bool:
+    """Whether a map is made, by maps, of a reduction over one of these dims."""
+    at, seen, left = {c.name: c for c in p.body}, {m.name}, [m]
+    while left:
+        for t in tensors_read(left.pop().body) - seen:
+            seen.add(t)
+            c = at.get(t)
+            if c is not None and c.reducer is None:
+                left.append(c)
+            elif c is not None and not {*dims}.isdisjoint(c.rdims):
+                return True
+    return False
 
 
 def aligned(p: Program, products: frozenset[str], gpu: Gpu) -> tuple[Program, frozenset[str]]:

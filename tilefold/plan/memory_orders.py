@@ -10,6 +10,8 @@ makes or reads the tensor. Here, before kernels are formed,
     one operand for rows     that are not side by side is stored once for each, so that they are a batch, if that is
                              less than turning the other operand and the result:
                                  a[i, j, k, m] * b[j, m, l]  ->  a[i, j, k, m] * b'[i, j, m, l]
+    what a call makes        has the inner axis that its readers move otherwise, where the library writes that as well:
+                             it writes a matrix or the transposed one
     what is left             is copied by statements, which kernels compute at the memory's rate, once for all readers;
                              a copy that is a result of the program is read in their place
 
@@ -20,7 +22,7 @@ them in that order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import factorial, prod
@@ -40,6 +42,8 @@ from tilefold.tensor.sizes import estimate
 
 #: Orders of a tensor that are looked at; the share of its bytes that a kernel with another inner axis costs.
 MOST_ORDERS, INNER = factorial(5), 0.5
+#: An order of axes: that which comes first, and so on.
+Order = tuple[int, ...]
 #: How many times as long as a kernel of ours the library takes to copy what has another inner axis.
 BY_ELEMENTS = 3
 Shape = Callable[[str], tuple[Expr, ...]]
@@ -52,13 +56,14 @@ def without_copies(
     statements whose tensors stay as they are. given: results that come in whatever order their call gives them
     (attention's, with heads side by side), which are not copied."""
     calls = [c for c in p.body if c.name in products and c.name not in fixed and _plain(p, c) is not None]
-    if not any(library_copies(p, c) for c in calls):
-        return p, products
     names = [c.name for c in calls]
     kept = _kept(p, {*fixed, *(products - {*names})})
-    for name in names:
+    copies = any(library_copies(p, c) for c in calls)
+    for name in names if copies else ():
         p = _for_rows(p, name, gpu, kept)
     p = _turned(p, names, gpu, kept)
+    if not any(library_copies(p, _of_name(p, name)) for name in names):
+        return p, products
     names_of = set(products)
     for name in names:
         p = _copies(p, name, given)
@@ -80,8 +85,8 @@ def library_copies(p: Program, c: Compute) -> int:
 def seconds_of_copies(p: Program, c: Compute, gpu: Gpu) -> float:
     """Seconds that copies for a product take: at the memory's rate where kernels of ours make them, at a third of it
     where tensors have more axes than are looked at here, and the library copies."""
-    most = max([len(c.dims), *(len(ld.index) for ld in loads(c.body))])
-    slower = 1 if factorial(most) <= MOST_ORDERS else BY_ELEMENTS
+    looked_at = all(_orders(_runs([(axes, c)], p.sizes)) for axes in (c.dims, *map(_dims_of, loads(c.body))))
+    slower = 1 if looked_at else BY_ELEMENTS
     n = library_copies(p, c)
     return gpu.copied(slower * n) if n else 0.0
 
@@ -130,22 +135,26 @@ def _kept(p: Program, fixed: Collection[str]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """A tensor that the program makes: the calls that make or read it, and kernels that do."""
+    """A tensor that the program makes: the calls that make or read it, which axis each kernel that does would have as
+    the inner one."""
 
     made: Compute
     calls: tuple[Compute, ...]
-    kernels: int
+    kernels: tuple[int, ...]
 
 
 def _turned(p: Program, calls: Sequence[str], gpu: Gpu, kept: Collection[str]) -> Program:
     """The program in which tensors have the order of axes in which least is copied around them."""
     for name in [c.name for c in reversed(p.body) if c.name not in kept]:
         around = _around(p, name, calls)
-        if around is None or not any(library_copies(p, c) for c in around.calls):
+        if around is None:
             continue
-        dims = around.made.dims
-        best = min(_orders(dims), key=lambda o: _seconds(p, around, o, gpu))
-        if best != tuple(range(len(dims))):
+        across = around.made in around.calls and any(n < len(around.made.dims) - 1 for n in around.kernels)
+        if not across and not any(library_copies(p, c) for c in around.calls):
+            continue
+        orders = _orders_around(p, around.made, around.calls) or (tuple(range(len(around.made.dims))),)
+        best = min(orders, key=lambda o: _seconds(p, around, o, gpu))
+        if best != tuple(range(len(best))):
             p = replace(p, body=tuple(_read_turned(c, name, best) for c in p.body))
     return p
 
@@ -154,17 +163,67 @@ def _around(p: Program, name: str, calls: Sequence[str]) -> _Around | None:
     readers = [c for c in p.body if name in tensors_read(c.body)]
     made = _of_name(p, name)
     mine = tuple(c for c in (made, *readers) if c.name in calls)
-    if not mine or len(made.dims) < 2 or factorial(len(made.dims)) > MOST_ORDERS:
+    if not mine or len(made.dims) < 2:
         return None
-    return _Around(made, mine, sum(c.name not in calls for c in (made, *readers)))
+    return _Around(made, mine, tuple(_inner(p, c, made) for c in (made, *readers) if c.name not in calls))
 
 
-def _orders(dims: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """Orders of axes, those that are most like the present one first."""
-    return iter(sorted(permutations(range(len(dims))), key=_moves))
+def _inner(p: Program, c: Compute, made: Compute) -> int:
+    """The axis of a tensor that is the inner one of most that a kernel moves beside it; its last where that is none."""
+    last, weights = len(made.dims) - 1, dict[str, int]()
+    beside = [(ld.tensor, _dims_of(ld)) for ld in loads(c.body) if ld.tensor != made.name]
+    for tensor, dims in [*beside, *([(c.name, c.dims)] if is_map(c) else [])]:
+        if dims and dims[-1] is not None:
+            nbytes = prod(map(estimate, p.shape_of(tensor))) * p.dtype_of(tensor).nbytes
+            weights[dims[-1]] = weights.get(dims[-1], 0) + nbytes
+    most = max(weights, key=weights.__getitem__, default=None)
+    mine = next((_dims_of(ld) for ld in loads(c.body) if ld.tensor == made.name), ())
+    return mine.index(most) if c is not made and most in mine else last
 
 
-def _moves(order: Sequence[int]) -> tuple[bool, int]:
+def _orders_around(p: Program, made: Compute, calls: Sequence[Compute]) -> tuple[Order, ...]:
+    """Orders of the axes of a tensor that these calls make or read."""
+    read = ((_dims_of(ld), c) for c in calls for ld in loads(c.body) if ld.tensor == made.name)
+    return _orders(_runs([*((made.dims, c) for c in calls if c.name == made.name), *read], p.sizes))
+
+
+def _dims_of(ld: Load) -> tuple[str | None, ...]:
+    return tuple(ix.dim if isinstance(ix, Index) else None for ix in ld.index)
+
+
+def _runs(seen: Sequence[tuple[Sequence[str | None], Compute]], sizes: Mapping[str, Expr]) -> tuple[Order, ...]:
+    """Axes of a tensor, in runs that stay as they are: each by itself where they are few; of many (windows of images
+    and places in them), those side by side that all products take as one, rows or columns or a batch. seen: the dims
+    that the axes are to products."""
+    axes = len(seen[0][0])
+    if factorial(axes) <= MOST_ORDERS:
+        return tuple((n,) for n in range(axes))
+    sides = [{d: side for side, group in enumerate(_groups(c, sizes)) for d in group} for _, c in seen]
+    kinds = [tuple(side.get(dims[n] or "") for side, (dims, _) in zip(sides, seen, strict=True)) for n in range(axes)]
+    runs: list[Order] = []
+    for n, kind in enumerate(kinds):
+        joined = n and kind == kinds[n - 1] and None not in kind
+        runs = [*runs[:-1], (*runs[-1], n)] if joined else [*runs, (n,)]
+    return tuple(runs)
+
+
+def _groups(c: Compute, sizes: Mapping[str, Expr]) -> tuple[tuple[str, ...], ...]:
+    """The dims of a product that are batch, rows, columns and summed."""
+    found = library_product(c, sizes)
+    if found is None or found.loads is None or found.shared:
+        return ()
+    m = Matrices.of(found, found.loads[0], sizes)
+    return m.batch, m.rows, m.cols, m.depth
+
+
+def _orders(runs: Sequence[Order]) -> tuple[Order, ...]:
+    """Orders of axes, those that are most like the present one first; none where they are too many."""
+    if factorial(len(runs)) > MOST_ORDERS:
+        return ()
+    return tuple(sorted((tuple(n for run in x for n in run) for x in permutations(runs)), key=_moves))
+
+
+def _moves(order: Order) -> tuple[bool, int]:
     pairs = sum(a > b for n, a in enumerate(order) for b in order[n + 1 :])
     return order[-1] != len(order) - 1, pairs
 
@@ -178,11 +237,9 @@ def _seconds(p: Program, around: _Around, order: Sequence[int], gpu: Gpu) -> flo
     def shape(tensor: str) -> tuple[Expr, ...]:
         return tuple(p.sizes[d] for d in turned.dims) if tensor == made.name else p.shape_of(tensor)
 
-    seconds = 0.0
-    if around.kernels and order[-1] != len(order) - 1:
-        seconds = INNER * around.kernels * nbytes / memory
-        if not (is_map(made) or made in around.calls):
-            return float("inf")  # a reduction's kernel has the rows that it has
+    seconds = INNER * sum(n != order[-1] for n in around.kernels) * nbytes / memory
+    if order[-1] != len(order) - 1 and not (is_map(made) or made in around.calls):
+        return float("inf")  # a reduction's kernel has the rows that it has
     for c in around.calls:
         found = _copied(_read_turned(c, made.name, order), p.sizes, shape)
         if found is None:
@@ -229,16 +286,15 @@ def _for_rows(p: Program, name: str, gpu: Gpu, kept: Collection[str]) -> Program
 def _least_seconds(p: Program, name: str, gpu: Gpu, kept: Collection[str]) -> float:
     """Of copies for a product, where one of its tensors that the program makes may have another order."""
     c = _of_name(p, name)
-    around = (_Around(_of_name(p, t), (c,), 0) for t in _own(p, c) if t not in kept)
-    ways = [_seconds(p, x, order, gpu) for x in around for order in _orders(x.made.dims)]
+    made = (_of_name(p, t) for t in _own(p, c) if t not in kept)
+    ways = [_seconds(p, _Around(m, (c,), ()), o, gpu) for m in made for o in _orders_around(p, m, (c,))]
     n = library_copies(p, c)
     return min([gpu.copied(n) if n else 0.0, *ways])
 
 
 def _own(p: Program, c: Compute) -> list[str]:
     """What a product makes, and what it reads of the program."""
-    read = [ld.tensor for ld in loads(c.body) if not p.is_input(ld.tensor)]
-    return [t for t in (c.name, *read) if factorial(len(p.shape_of(t))) <= MOST_ORDERS]
+    return [c.name, *(ld.tensor for ld in loads(c.body) if not p.is_input(ld.tensor))]
 
 
 def _copies(p: Program, name: str, given: Collection[str]) -> Program:
@@ -251,9 +307,10 @@ def _copies(p: Program, name: str, given: Collection[str]) -> Program:
         ld = loads_of(c, p.sizes)[side]
         axes = [ix for ix in ld.index if isinstance(ix, Index)]
         dims = [ix.dim for ix in axes]
-        if ld.tensor in given or len(dims) < 2 or factorial(len(dims)) > MOST_ORDERS:
+        orders = _orders(_runs([(dims, c)], p.sizes)) if len(dims) > 1 else ()
+        if ld.tensor in given or not orders:
             continue
-        ways = ([dims[n] for n in order] for order in _orders(dims))
+        ways = ([dims[n] for n in order] for order in orders)
         stored = (_stored(p, c, ld, way) for way in ways)
         q = min(stored, key=lambda q: (library_copies(q, _of_name(q, name)), len(q.body)))  # one that is there
         given_so = p.is_input(ld.tensor) and not p.is_row_major(ld.tensor)
@@ -292,10 +349,11 @@ def _apart(p: Program, name: str) -> tuple[Program, str]:
     """The program in which a result that the library would copy is so by a statement, and the product's new name."""
     c = _of_name(p, name)
     found = _copied(c, p.sizes, p.shape_of)
-    if found is None or not found.out or factorial(len(c.dims)) > MOST_ORDERS:
+    orders = _orders(_runs([(c.dims, c)], p.sizes))
+    if found is None or not found.out or not orders:
         return p, name
     made = replace(c, name=fresh(f"{name}_made", set(p.names)))
-    ways = [_read_turned(made, made.name, order) for order in _orders(c.dims)]
+    ways = [_read_turned(made, made.name, order) for order in orders]
     best = min(ways, key=lambda m: library_copies(replace(p, body=(*p.body, m)), m))
     copy = replace(c, body=Load(best.name, tuple(map(Index, best.dims))), reducer=None, rdims=(), origin="")
     return replace(p, body=tuple(y for x in p.body for y in ((best, copy) if x is c else (x,)))), best.name

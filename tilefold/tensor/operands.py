@@ -68,7 +68,7 @@ def multiplied_alike(p: Program, products: Collection[str]) -> Program:
     is stored in 16 bits, which a kernel of ours rounds it to for a matrix unit. A library would convert the narrow one,
     and multiply without such a unit. What others read as it is, or is given, is copied.
     """
-    wider = {c.name: ld for c in p.body if c.name in products and (ld := _wider(p, c)) is not None}
+    wider = {c.name: ld for c in p.body if c.name in products and (ld := wider_operand(p, c)) is not None}
     if not wider:
         return p
     kinds: dict[str, set[DType | None]] = {ld.tensor: set() for ld in wider.values()}
@@ -94,7 +94,7 @@ def multiplied_alike(p: Program, products: Collection[str]) -> Program:
     return replace(p, body=tuple(body))
 
 
-def _wider(p: Program, c: Compute) -> Load | None:
+def wider_operand(p: Program, c: Compute) -> Load | None:
     """The operand of float32 of a product whose other one, and result, have 16 bits."""
     x = product_of(c)
     if x is None or x.loads is None or c.dtype not in _SHORT or not all(_plain(ld) for ld in x.loads):
