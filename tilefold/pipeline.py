@@ -27,6 +27,7 @@ from tilefold.log import at_step
 from tilefold.plan.aligned import aligned
 from tilefold.plan.aligned_kernels import aligned_kernels
 from tilefold.plan.attention import AttentionCall, statements
+from tilefold.plan.attention_orders import in_order
 from tilefold.plan.converted import converted_once
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import Given
@@ -227,8 +228,9 @@ def _gpu_kernels(
     gradients = products & library_gradients(p)
     rest = products - {*chain.from_iterable(scaled)} - statements(attentions) - gradients
     if goal == "fast":
+        p, attentions, given = in_order(p, attentions, rest)
         apart = {*chain.from_iterable(scaled), *statements(attentions), *gradients, *tails}
-        p, rest = turned_for_gpu(p, rest, target.machine, apart, statements(attentions))
+        p, rest = turned_for_gpu(p, rest, target.machine, apart, given)
     p, products = aligned(multiplied_alike(p, rest), rest, target.machine)
     products |= gradients
     whole = frozenset[str]()

@@ -17,7 +17,7 @@ library, which know of no causal mask, with the scores through memory between th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tilefold.algebra.dtypes import DType
@@ -62,10 +62,14 @@ class AttentionCall:
     causal: bool
 
 
+#: Bytes of the library's result of an attention that are copied.
+Copied = Callable[[Program, AttentionCall], int]
+
+
 @dataclass(frozen=True, slots=True)
 class Extents:
     """Of an attention: heads of all batches, rows, keys, columns of a head. even: keys end with a tile, as far as is
-    known. exact: of float32."""
+    known. exact: of float32. copied: bytes of the library's result that are wanted in another order."""
 
     heads: int
     rows: int
@@ -74,10 +78,16 @@ class Extents:
     causal: bool
     even: bool = True
     exact: bool = False
+    copied: int = 0
 
 
 def library_seconds(x: Extents, machine: Gpu) -> float:
-    """Of the library's call."""
+    """Of the library's call, and of a copy of its result."""
+    copy = machine.copied(x.copied) if x.copied else 0.0
+    return copy + _call_seconds(x, machine)
+
+
+def _call_seconds(x: Extents, machine: Gpu) -> float:
     if x.exact:
         tile = machine.one_tile
         rows, keys = -(-x.rows // tile), -(-x.keys // tile)
@@ -124,11 +134,12 @@ def library_wins(x: Extents, machine: Gpu) -> bool:
     return doubt * library_seconds(x, machine) < own_seconds(x, machine)
 
 
-def library_attentions(p: Program, machine: Gpu) -> tuple[AttentionCall, ...]:
-    """The attentions of a program that are predicted to be faster in the library."""
+def library_attentions(p: Program, machine: Gpu, copied: Copied = lambda p, x: 0) -> tuple[AttentionCall, ...]:
+    """The attentions of a program that are predicted to be faster in the library. copied: bytes of a result that are
+    wanted in another order."""
     g = Graph.of(p)
-    found = (attention_call(g, c) for c in p.body)
-    return tuple(x for x in found if x is not None and library_wins(extents(g, x), machine))
+    found = [x for c in p.body if (x := attention_call(g, c)) is not None]
+    return tuple(x for x in found if library_wins(replace(extents(g, x), copied=copied(p, x)), machine))
 
 
 def extents(g: Graph, x: AttentionCall) -> Extents:

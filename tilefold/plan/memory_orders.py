@@ -155,7 +155,7 @@ def _turned(p: Program, calls: Sequence[str], gpu: Gpu, kept: Collection[str]) -
         orders = _orders_around(p, around.made, around.calls) or (tuple(range(len(around.made.dims))),)
         best = min(orders, key=lambda o: _seconds(p, around, o, gpu))
         if best != tuple(range(len(best))):
-            p = replace(p, body=tuple(_read_turned(c, name, best) for c in p.body))
+            p = replace(p, body=tuple(read_turned(c, name, best) for c in p.body))
     return p
 
 
@@ -232,7 +232,7 @@ def _seconds(p: Program, around: _Around, order: Sequence[int], gpu: Gpu) -> flo
     """Of copies that the library makes with the tensor in this order, and what kernels lose by another inner axis."""
     made, memory = around.made, gpu.reached * gpu.bandwidth
     nbytes = prod(estimate(p.sizes[d]) for d in made.dims) * made.dtype.nbytes
-    turned = _read_turned(made, made.name, order)
+    turned = read_turned(made, made.name, order)
 
     def shape(tensor: str) -> tuple[Expr, ...]:
         return tuple(p.sizes[d] for d in turned.dims) if tensor == made.name else p.shape_of(tensor)
@@ -241,7 +241,7 @@ def _seconds(p: Program, around: _Around, order: Sequence[int], gpu: Gpu) -> flo
     if order[-1] != len(order) - 1 and not (is_map(made) or made in around.calls):
         return float("inf")  # a reduction's kernel has the rows that it has
     for c in around.calls:
-        found = _copied(_read_turned(c, made.name, order), p.sizes, shape)
+        found = _copied(read_turned(c, made.name, order), p.sizes, shape)
         if found is None:
             return float("inf")
         widths = [p.dtype_of(ld.tensor).nbytes for ld in loads_of(c, p.sizes)]
@@ -250,7 +250,7 @@ def _seconds(p: Program, around: _Around, order: Sequence[int], gpu: Gpu) -> flo
     return seconds
 
 
-def _read_turned(c: Compute, name: str, order: Sequence[int]) -> Compute:
+def read_turned(c: Compute, name: str, order: Sequence[int]) -> Compute:
     """A statement where that tensor, if it makes or reads it, has its axes in this order."""
     if c.name != name and name not in tensors_read(c.body):
         return c
@@ -353,7 +353,7 @@ def _apart(p: Program, name: str) -> tuple[Program, str]:
     if found is None or not found.out or not orders:
         return p, name
     made = replace(c, name=fresh(f"{name}_made", set(p.names)))
-    ways = [_read_turned(made, made.name, order) for order in orders]
+    ways = [read_turned(made, made.name, order) for order in orders]
     best = min(ways, key=lambda m: library_copies(replace(p, body=(*p.body, m)), m))
     copy = replace(c, body=Load(best.name, tuple(map(Index, best.dims))), reducer=None, rdims=(), origin="")
     return replace(p, body=tuple(y for x in p.body for y in ((best, copy) if x is c else (x,)))), best.name

@@ -13,6 +13,7 @@ from tilefold.block.group import Group, Limits, Operands
 from tilefold.block.ir import Block, Let, Loop, walk
 from tilefold.block.stages import plan_stages
 from tilefold.plan.attention import AttentionCall, library_attentions
+from tilefold.plan.attention_orders import copied_bytes
 from tilefold.plan.columns import by_columns
 from tilefold.plan.forms import Form, separate
 from tilefold.plan.gpu_cost import gpu_shape
@@ -112,7 +113,7 @@ class GpuTarget:
 
     def attentions(self, p: Program) -> tuple[AttentionCall, ...]:
         """Attentions of plain form that the library computes in less time."""
-        return library_attentions(p, self.machine) if self.library else ()
+        return library_attentions(p, self.machine, copied_bytes) if self.library else ()
 
     def forms(self, g: Graph, group: Group) -> Iterator[tuple[Form, tuple[FusedKernel, ...]]]:
         """One pass, split where too few blocks are left; then what is split in one kernel, and separate passes."""
