@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +15,13 @@ from tests.frontend.check import randn
 from tilefold.frontend.regions.assemble import CompiledGraph, Options
 from tilefold.frontend.torch_compile import compile_captured
 from tilefold.pipeline import compile_program
+from tilefold.runtime.calls import library_step
 from tilefold.runtime.convolution import ConvolutionStep
 from tilefold.runtime.convolution_gradient import GradientStep
+from tilefold.runtime.library import LibraryStep
 from tilefold.runtime.steps import KernelStep
+from tilefold.tensor.analysis import Graph
+from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse
 
 
@@ -324,3 +329,32 @@ def test_a_weight_that_is_one_of_several_is_read_alone():
         close(compiled(module, found)(*xs), module, *xs)
     assert not [f for g in found for f in g.fallbacks]
     assert any(isinstance(s, ConvolutionStep) for s in steps(found))
+
+
+@pytest.mark.parametrize(
+    ("body", "origin", "kind"),
+    [
+        ("y[o, i, k, l]: f32 = sum[c] x[c, i, k, l] * w[o, c, 0, 0]", "", LibraryStep),
+        ("y[i, o, k, l]: f32 = sum[c] t[i, c, k, l] * w[o, c, 0, 0]", "", ConvolutionStep),
+        ("y[o, c]: f32 = sum[i, k, l] x[c, i, k, l] * g[o, i, k, l]", "aten.convolution_backward", LibraryStep),
+        ("y[o, c]: f32 = sum[i, k, l] t[i, c, k, l] * h[i, o, k, l]", "aten.convolution_backward", GradientStep),
+    ],
+)
+def test_single_taps_of_matrices_as_they_lie_are_a_product(body, origin, kind):
+    """Images with channels in front of the batch are no library's for images, which would copy them both ways."""
+    sizes = {"i": 3, "o": 6, "c": 4, "k": 5, "l": 7}
+    shapes = {"x": "cikl", "t": "ickl", "w": "oc", "g": "oikl", "h": "iokl"}
+    used = {t: of for t, of in shapes.items() if f"{t}[" in body.split("=")[1]}
+    given = "\n".join(
+        f"  input {t}: f32[{', '.join([str(sizes[d]) for d in of] + ['1, 1'] * (t == 'w'))}]" for t, of in used.items()
+    )
+    dims = "\n".join(f"  dim {d} = {n}" for d, n in sizes.items())
+    p = parse(f"program p()\n{given}\n{dims}\n  {body}\n  return y\n")
+    p = replace(p, body=(replace(p.body[0], origin=origin),))
+    step = library_step(Graph.of(p), ("y",))
+    assert type(step) is kind
+    gen = torch.Generator().manual_seed(0)
+    tensors = {i.name: torch.randn([int(e.value) for e in i.shape], generator=gen) for i in p.inputs}
+    want = run(p, {t: x.double() for t, x in tensors.items()})["y"]
+    step.run(tensors, {})
+    torch.testing.assert_close(tensors["y"].double(), want.double(), rtol=1e-5, atol=1e-5)

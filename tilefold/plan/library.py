@@ -36,7 +36,7 @@ from tilefold.tensor.convolution import Convolution, convolution
 from tilefold.tensor.convolution_gradients import Gradient, gradient
 from tilefold.tensor.convolution_tails import Tail, of_call
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tensor.matrix_orders import Orders, best_orders
+from tilefold.tensor.matrix_orders import Orders, best_orders, copied
 from tilefold.tensor.product import Product, library_product, product_of, spread
 from tilefold.tensor.sizes import estimate
 
@@ -268,13 +268,13 @@ def library_call(
     """The call for a convolution, or for a product, and for its tail (if `tails`) or bias if its only reader, one of
     `apart`, is one; None if c is nothing that a library computes."""
     of = gradient(c, g.program)
-    if of is not None:
+    if of is not None and not (_no_image(of.batch, of.read, of.plain) and _as_matrices(g.program, c)):
         return GradientCall(c, of)
     tail = of_call(g, c) if tails and apart.intersection(g.consumers[c.name]) else None
     if tail is not None:
         return ConvolutionCall(c, tail[0].form, *tail)
     form = convolution(c, g.program)
-    if form is not None:
+    if form is not None and not (_no_image_made(c, form) and _as_matrices(g.program, c)):
         return ConvolutionCall(c, form)
     p = library_product(c, g.program.sizes)
     if p is None or p.loads is None:
@@ -296,6 +296,28 @@ def library_call(
     ):
         return alone
     return replace(alone, members=(c.name, m.name), out=m.name, bias=bias[1])
+
+
+def _no_image(batch: str | None, *operands: Load) -> bool:
+    """Whether images of a convolution's gradient lie with channels in front of a batch: rows of a matrix."""
+    return batch is not None and any(Index(batch) in ld.index and ld.index[0] != Index(batch) for ld in operands)
+
+
+def _no_image_made(c: Compute, form: Convolution) -> bool:
+    """Whether a convolution of single taps makes a matrix with outputs in front of a batch, which no call for images
+    writes."""
+    return form.pointwise and not form.groups and bool(form.batch) and c.dims[0] in form.outs
+
+
+def _as_matrices(p: Program, c: Compute) -> bool:
+    """Whether a product's operands and result are matrices as they lie."""
+    x = library_product(c, p.sizes)
+    if x is None or x.loads is None or x.shared:
+        return False
+    a, b = x.loads
+    m = Matrices.of(x, a, p.sizes)
+    shapes = p.shape_of(a.tensor), p.shape_of(b.tensor)
+    return copied(x, p.sizes, Orders(m.batch, m.rows, m.cols, m.depth), shapes).all == 0
 
 
 def bias_of(p: Program, c: Compute, e: Expr) -> tuple[Load, Load] | None:
