@@ -24,7 +24,7 @@ from tilefold.block.fuse import Fused, FusedKernel
 from tilefold.block.group import ANY, Limits
 from tilefold.errors import PlanError
 from tilefold.log import at_step
-from tilefold.plan.aligned import aligned
+from tilefold.plan.aligned import aligned, slowed
 from tilefold.plan.aligned_kernels import aligned_kernels
 from tilefold.plan.attention import AttentionCall, statements
 from tilefold.plan.attention_orders import in_order
@@ -186,7 +186,8 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     """Groups and library calls of a normalised program. scale: products of 8-bit floats take their scales along.
 
     A product that was expected in a kernel with a reduction, and ended up alone, is planned again as the library's
-    where that would convert or copy an operand: what the library reads is then made so that it does not."""
+    where that would convert or copy an operand, or move it by elements: what it reads is then made so that it does
+    not."""
     pays: streams.Pays = target.streams
     made, stored = _gpu_kernels(p, target, goal, scale, pays)
     if stored:
@@ -200,11 +201,12 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
 
 def _left_alone(made: GpuKernels, target: GpuTarget) -> frozenset[str]:
     """Products that are the library's because nothing else is in their group, of which it converts or copies an
-    operand."""
+    operand, or takes long for ragged rows."""
     g, called = Graph.of(made.fused.program), {*made.every_call}
     groups = {k.plan.group.members for k in made.fused.kernels} - called
     alone = (g.by_name[members[0]] for members in groups if _is_alone(g, members, target.machine))
-    return frozenset(c.name for c in alone if wider_operand(g.program, c) or library_copies(g.program, c))
+    p, machine = g.program, target.machine
+    return frozenset(c.name for c in alone if wider_operand(p, c) or library_copies(p, c) or slowed(p, c, machine))
 
 
 def _gpu_kernels(

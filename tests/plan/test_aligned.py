@@ -47,6 +47,8 @@ def test_operands_are_copied_once_and_what_is_between_is_written_with_its_zeros(
         (lambda x, w: torch.bmm(x, w), ((3, 40, 33), (3, 33, 20))),
         (lambda x, w: x.mT @ w, ((33, 42), (33, 24))),  # rows lie side by side
         (lambda x, w: x @ w[1], ((40, 33), (2, 33, 17))),  # one place of an axis
+        (lambda x, w: torch.einsum("bzc,bcpn->bzpn", x, w), ((2, 33, 33), (2, 33, 3, 8))),  # columns of two dims
+        (lambda x, w: torch.einsum("bzpn,bcpn->bzc", x, w), ((2, 33, 3, 8), (2, 33, 3, 8))),  # two dims are summed
     ],
 )
 def test_results_are_those_of_the_operands(fn, shapes, monkeypatch):
@@ -160,3 +162,11 @@ def test_a_map_behind_a_sum_of_its_rows_is_not_made_with_zeros_for_nothing():
     from_sum = made(lambda x, w: torch.softmax(x.float(), -1).to(B) @ w, (16384, 129), (129, 136))
     plain = made(lambda x, w: torch.exp(x.float()).to(B) @ w, (16384, 129), (129, 136))
     assert [q is p for p, q, _ in (from_sum, plain)] == [True, False]
+
+
+def test_batches_of_ragged_matrices_are_bound_by_what_memory_gives_single_elements():
+    """33 chunks of a state by 33: little is multiplied, and a copy with whole rows is the cheaper for it."""
+    states = [(32, 33, 33), (32, 33, 8192)]
+    p, after, _ = made(lambda x, w: torch.exp(x) @ torch.exp(w), *states)
+    assert after is not p
+    assert worth(32, 33, 33, 8192, 2, H200, packed=False) and not worth(1, 33, 33, 8192, 2, H200, packed=False)

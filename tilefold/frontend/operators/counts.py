@@ -1,16 +1,20 @@
 """Counting, as routing does it: histograms with a bin for each whole number, and running sums and products of few
-integers (a running product of truths says how many hold from the first on).
+integers (a running product of truths says how many hold from the first on); on a GPU also running sums of few floats
+(decays within a chunk).
 
     histc   out[b] = sum over i of (x[i] == min + b)
     cumsum  out[.., k, ..] = sum over j of x[.., j, ..] where j <= k
     cumprod the same of products
 
 All read each element once for every bin or place, so they are reductions only where those are few. Integers come to
-the same in any order; running sums and products of floats keep eager's, and are left to others.
+the same in any order. A running sum of floats is added in an order of its own for each place, in float32 at least, as a
+GPU's scan does; of a CPU, and of products, they keep eager's, and are left to others: where a scan is left, the program
+is cut in two, and what is around it is written.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -21,10 +25,13 @@ from tilefold.errors import UnsupportedError
 from tilefold.frontend.operators.context import Context, Indices, Value, attrs, meta_of, weave
 from tilefold.frontend.operators.elementwise import Lowerer
 from tilefold.tensor.index_simplify import const, is_one
+from tilefold.tensor.sizes import estimate
 
 aten = torch.ops.aten
 #: Bins of a histogram, and places of a running sum, at most.
 MOST_BINS, MOST_PLACES = 256, 64
+#: Terms that running sums of floats have, at most: some microseconds of a GPU's vector units, as a kernel more takes.
+MOST_TERMS = 1 << 24
 
 
 def histc(ctx: Context, node: torch.fx.Node) -> Value:
@@ -59,22 +66,27 @@ def running(fold: Literal["sum", "prod"]) -> Lowerer:
 
 
 def _running(ctx: Context, node: torch.fx.Node, fold: Literal["sum", "prod"]) -> Value:
-    a, neutral = attrs(node), Const(int(fold == "prod"), DType.I64)
+    a = attrs(node)
     x, (shape, dtype) = ctx.value(a["self"]), meta_of(node)
-    if not shape or dtype.is_float:
+    floats = dtype.is_float
+    if not shape or (floats and (fold != "sum" or node.meta["val"].device.type != "cuda")):
         raise UnsupportedError(f"{ctx.origin} is covered for integers only")  # elements are converted first
     axis = int(a["dim"]) % len(shape)  # type: ignore[call-overload]
     extent = shape[axis]
     if not isinstance(extent, Const) or int(extent.value) > MOST_PLACES:
         raise UnsupportedError(f"{ctx.origin} over more than {MOST_PLACES} places, or a number that is not known")
+    if floats and math.prod(map(estimate, (*shape, extent))) > MOST_TERMS:
+        raise UnsupportedError(f"{ctx.origin} of floats with more than {MOST_TERMS} terms")
+    kind = dtype.compute if floats else DType.I64
+    neutral = Const(float(fold == "prod") if floats else int(fold == "prod"), kind)
     if is_one(extent):
-        return ctx.map(shape, dtype, lambda i: Cast(x.at(i), DType.I64))
+        return ctx.map(shape, dtype, lambda i: Cast(x.at(i), kind))
 
     def at(i: Indices, r: Indices) -> Expr:
         before = weave((axis,), (*i[:axis], *i[axis + 1 :]), r)
-        return call("where", call("le", r[0], i[axis]), Cast(x.at(before), DType.I64), neutral)
+        return call("where", call("le", r[0], i[axis]), Cast(x.at(before), kind), neutral)
 
-    folded = ctx.reduce(fold, shape, (extent,), DType.I64, at, f"{ctx.base}_{fold}")
+    folded = ctx.reduce(fold, shape, (extent,), kind, at, f"{ctx.base}_{fold}")
     return ctx.map(shape, dtype, folded.at)
 
 
