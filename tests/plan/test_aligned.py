@@ -169,4 +169,5 @@ def test_batches_of_ragged_matrices_are_bound_by_what_memory_gives_single_elemen
     states = [(32, 33, 33), (32, 33, 8192)]
     p, after, _ = made(lambda x, w: torch.exp(x) @ torch.exp(w), *states)
     assert after is not p
-    assert worth(32, 33, 33, 8192, 2, H200, packed=False) and not worth(1, 33, 33, 8192, 2, H200, packed=False)
+    many, one = (Ragged(Sizes(n, 33, 8192, 33), packed=False) for n in (32, 1))
+    assert many.worth(H200) and not one.worth(H200)
