@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilefold.plan.gpu_library import gpu_windows
+from tilefold.plan.gpu_windows import gpu_windows
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse
 from tilefold.tensor.windows import AT_ONCE, windows_written_out

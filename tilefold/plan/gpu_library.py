@@ -22,14 +22,12 @@ from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.folded import call_rate, flops, folded_faster, holds_much
 from tilefold.plan.gpu_forms import blocks, kept_local, segments
 from tilefold.plan.gpu_streams import multiplies, of_one_side
-from tilefold.plan.gpu_taps import summed_of_channels
 from tilefold.plan.greedy import group
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.library import library_convolutions
-from tilefold.plan.memory_orders import seconds_of_copies
 from tilefold.plan.short_products import branching, of_few_channels, of_few_sums, of_short_rows
 from tilefold.tensor.analysis import Graph, is_map, is_static, out_dims
-from tilefold.tensor.convolution import convolution, is_channels_last
+from tilefold.tensor.convolution import is_channels_last
 from tilefold.tensor.convolution_tails import Tail
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, product_of
@@ -89,49 +87,6 @@ def _ours(g: Graph, c: Compute, machine: Gpu) -> bool:
 def _ours_alone(g: Graph, c: Compute, machine: Gpu) -> bool:
     """Whether a product takes less time in a kernel of ours with nothing else in it."""
     return of_few_rows(g, c, machine) or of_few_channels(g, c) or of_few_sums(g, c)
-
-
-def gpu_windows(p: Program, machine: Gpu = H100) -> frozenset[str]:
-    """Convolutions of one channel a group that a kernel of ours computes, written out, in less time than the library.
-
-    Every product is of its own, so that no matrix unit helps: the library reads its operand and writes its result,
-    which what follows reads again. Here that is in the same kernel.
-    """
-    g = Graph.of(p)
-    return frozenset(c.name for c in p.body if _window_wins(g, c, machine) or _sums_win(g, c, machine))
-
-
-def _sums_win(g: Graph, c: Compute, machine: Gpu) -> bool:
-    """Whether a product of few elements, of which operands or the result lie as the library cannot take them (weights
-    of each pixel times what is around it), takes less time written out than copies of those for the library."""
-    found = library_product(c, g.program.sizes)
-    if found is None or not found.batch or not _of_matrices(g, c):
-        return False
-    if not all(is_static(g.program.sizes[d]) for d in c.rdims):
-        return False
-    taps, made = g.points(c.rdims), g.points(c.dims)
-    copies = seconds_of_copies(g.program, c, machine) if taps <= machine.window else 0.0
-    moved = g.nbytes({c.name, *tensors_read(c.body)}) / (machine.reached * machine.bandwidth)
-    return copies > 0 and max(moved, taps * made / machine.tap_rate) <= moved + copies
-
-
-def _window_wins(g: Graph, c: Compute, machine: Gpu) -> bool:
-    p = g.program
-    form = convolution(c, p)
-    if form is None or not form.depthwise(p.sizes) or not all(is_static(p.sizes[d]) for d in c.rdims):
-        return False
-    taps, made = g.points(c.rdims), g.points(c.dims)
-    if taps > machine.window:
-        return False
-    read = g.nbytes([form.x.tensor])
-    memory, written = machine.reached * machine.bandwidth, made * c.dtype.nbytes
-    rate = machine.summed_tap_rate if summed_of_channels(g, c) else machine.tap_rate
-    own = max((read + written) / memory, taps * made / rate)
-    odd = all(g.points((d,)) % 2 for d in c.rdims)
-    last = machine.alone_rate if odd else machine.even_rate
-    rate = last if is_channels_last(c, form) else machine.apart_rate
-    library = max((read + written) / memory, taps * made / rate)
-    return own <= library + written / memory + machine.call
 
 
 def gpu_tail(g: Graph, t: Tail, machine: Gpu = H100) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from tilefold.algebra.expr import loads
+from tilefold.algebra.expr import Load, dims_used, loads
 from tilefold.plan.hardware import Gpu
 from tilefold.tensor.analysis import Graph, is_map
 from tilefold.tensor.ir import Compute
@@ -31,9 +31,25 @@ def summed_of_channels(g: Graph, c: Compute) -> bool:
 
 
 def _summed(g: Graph, c: Compute) -> list[set[str]]:
-    """Dims of the statement that sums of it, or of maps of it, are over."""
-    readers = (x for x in g.reached(c.name, g.consumers, is_map) if x.reducer is not None)
-    return [set(c.dims) & set(x.rdims) for x in readers]
+    """Dims of the statement that sums of it, or of maps of it, are over, by what they read of each (a part of a causal
+    convolution's places has a dim of its own)."""
+    found: list[set[str]] = []
+    at = {c.name: {d: {d} for d in c.dims}}
+    for x in g.program.body:
+        reads = [ld for ld in loads(x.body) if ld.tensor in at]
+        if not reads or x.name in at:
+            continue
+        dims = {d: {e for ld in reads for e in _read_at(g.by_name[ld.tensor], at[ld.tensor][d], ld)} for d in c.dims}
+        if x.reducer is not None:
+            found.append({d for d in c.dims if not dims[d].isdisjoint(x.rdims)})
+        elif is_map(x):
+            at[x.name] = dims
+    return found
+
+
+def _read_at(m: Compute, dims: Collection[str], ld: Load) -> set[str]:
+    """The dims of a statement that reads m there, where m has these."""
+    return {e for d, i in zip(m.dims, ld.index, strict=True) if d in dims for e in dims_used(i)}
 
 
 def _contracted(g: Graph, c: Compute, calls: Collection[str]) -> bool:

@@ -151,7 +151,8 @@ class Gpu(Machine):
     Windows: tap_rate: products a second of a sum over windows that is written out; summed_tap_rate: of one whose
     channels' statistics are summed in the same kernel. alone_rate: the same of the library's convolutions with one
     channel a group, channels last, whose windows have odd edges; even_rate: of even ones, for which it has no kernel of
-    that memory; apart_rate: of others. window: elements of the largest window that is written out.
+    that memory; apart_rate: of others; line_rate: of others that are even or lines. window: elements of the largest
+    window that is written out.
 
     Attention (`plan.pace`): library_pace: of the library's call; usual_pace: of a kernel of ours in its usual form;
     owning_paces: by most columns of a head, where groups of warps own rows. exact_scores: FLOP/s of the library's
@@ -221,6 +222,7 @@ class Gpu(Machine):
     alone_rate: float
     even_rate: float
     apart_rate: float
+    line_rate: float
     window: int
     library_pace: Pace
     usual_pace: Pace
@@ -345,6 +347,7 @@ H100 = Gpu(
     alone_rate=5e12,
     even_rate=0.19e12,  # H100, float32, 2026-11: 4 x 4 of 8 x 128 x 128 x 64 701 us, of which memory takes 25
     apart_rate=1.2e12,
+    line_rate=0.4e12,  # H200, bf16, 2026-11: 4 taps, 4 x 2048 x 3328, 287 us, its image's gradient 252
     window=49,
     # H200, bf16, 2026-11: heads, keys, columns, microseconds measured (by the law). cuDNN 9.19: 384, 256, 64 26.7
     # (25.8); 384, 512, 64 72.0 (74.5); 64, 1024, 64 46.7 (45.4); 16, 4096, 64 152.5 (152.9); 512, 256, 80 43.0 (43.3);

@@ -160,12 +160,22 @@ def library_products(p: Program, machine: Machine) -> frozenset[str]:
 def library_convolutions(p: Program) -> frozenset[str]:
     """Convolutions and their gradients: a kernel of ours computes one place at a time and reads its window again for
     each output."""
-    return library_gradients(p) | {c.name for c in p.body if convolution(c, p) is not None}
+    return library_gradients(p) | {c.name for c in p.body if (form := convolution(c, p)) is not None and _shares(form)}
+
+
+def _shares(form: Convolution) -> bool:
+    """Whether any two sums read the same element: of one place for each group memory is all that counts."""
+    return bool(form.batch or form.outs or any(s.out is not None for s in form.space))
 
 
 def library_gradients(p: Program) -> frozenset[str]:
-    """Gradients of convolutions."""
-    return frozenset(c.name for c in p.body if gradient(c, p) is not None)
+    """Gradients of convolutions, but of weights of one tap and one channel a group: sums of products of elements."""
+    found = ((c.name, gradient(c, p)) for c in p.body)
+    return frozenset(name for name, of in found if of is not None and not _of_elements(of))
+
+
+def _of_elements(of: Gradient) -> bool:
+    return of.of == "weight" and of.groups and all(w.out is None for w in of.ways)
 
 
 def _library_wins(g: Graph, c: Compute, machine: Machine) -> bool:

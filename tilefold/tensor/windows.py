@@ -78,7 +78,7 @@ def written_out(p: Program, c: Compute, taken: set[str]) -> list[Compute]:
     taken: names of the program, and of maps for other sums of it, to which these are added."""
     counts = [int(e.value) for e in map(p.sizes.__getitem__, c.rdims) if isinstance(e, Const)]
     taps = list(itertools.product(*map(range, counts)))
-    here = [_settled(substitute(c.body, _at(c, at)), p) for at in taps]
+    here = [settled(substitute(c.body, _at(c, at)), p) for at in taps]
     read = [ld for ld in loads(c.body) if not dims_used(ld).isdisjoint(c.rdims)]
     others = {ld for ld in loads(c.body) if ld not in read}
     different = len({ld for e in here for ld in loads(e)} - others)
@@ -101,7 +101,7 @@ def _at(c: Compute, at: Sequence[int]) -> dict[Expr, Expr]:
     return {Index(d): const(k) for d, k in zip(c.rdims, at, strict=True)}
 
 
-def _settled(e: Expr, p: Program) -> Expr:
+def settled(e: Expr, p: Program) -> Expr:
     """Canonical index arithmetic, inside of loads and in conditions."""
     match e:
         case Load(tensor, index):
@@ -109,7 +109,7 @@ def _settled(e: Expr, p: Program) -> Expr:
         case Call(op, args) if op in ("ge", "lt") and all(map(is_integer, args)):
             return Call(op, tuple(simplify(a, p.sizes) for a in args))
         case Call(op, args):
-            return Call(op, tuple(_settled(a, p) for a in args))
+            return Call(op, tuple(settled(a, p) for a in args))
         case Cast(arg, dtype):
-            return Cast(_settled(arg, p), dtype)
+            return Cast(settled(arg, p), dtype)
     return e

@@ -858,23 +858,46 @@ def largest_shares() -> str:
 
 def gradients_of_padding() -> str:
     """Queries of padding see nothing, as in DeBERTa: masked by the least number, forward and backward in kernels."""
-    q, k, v = (x.to(B).requires_grad_() for x in heads(1, 2, 70, 300, 64))
+    q, k, v = (x.to(B) for x in heads(1, 2, 70, 300, 64))
     seen = (torch.arange(70) < 50)[:, None] & (torch.arange(300) >= 200)
-    ways, entry = (importlib.import_module(f"tilefold.frontend.{m}") for m in ("capture.options", "torch_compile"))
 
     def attention(q, k, v):
         s = (q @ k.mT * 0.125).masked_fill(~seen, torch.finfo(q.dtype).min)
         return torch.softmax(s, -1) @ v
+
+    return trained(attention, q, k, v)
+
+
+def gradients_of_lines() -> str:
+    """A causal convolution of one channel each, as state spaces have in front, in either order of memory."""
+
+    def rows(x, w, b):
+        y = F_.conv1d(x.mT, w, b, padding=3, groups=x.shape[2])[..., : x.shape[1]]
+        return F_.silu(y).mT
+
+    def planes(x, w):
+        return torch.tanh(F_.conv1d(x, w, padding=1, groups=x.shape[1]))
+
+    w, b = rand(40, 1, 4, dtype=B, seed=1), rand(40, dtype=B, seed=2)
+    said = trained(rows, rand(3, 37, 40, dtype=B), w, b)
+    return said + trained(planes, rand(2, 24, 51, dtype=B), rand(24, 1, 3, dtype=B, seed=1))
+
+
+def trained(fn, *args) -> str:
+    """What of a function's result and gradients, forward and backward in kernels, is further off than eager's."""
+    ways, entry = (importlib.import_module(f"tilefold.frontend.{m}") for m in ("capture.options", "torch_compile"))
 
     def made(run, *args):
         y = run(*args)
         g = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y.dtype)
         return [y.detach(), *torch.autograd.grad(y, args, g)]
 
+    def leaves(dtype):
+        return [x.detach().to(dtype).requires_grad_() for x in args]
+
     with patch.object(ways, "RUNNERS", {"pipeline": _interpreted}):
-        found = made(torch.compile(attention, backend=entry.backend), q, k, v)
-    exact = made(attention, *(x.detach().float().requires_grad_() for x in (q, k, v)))
-    plain = made(attention, q, k, v)
+        found = made(torch.compile(fn, backend=entry.backend), *leaves(args[0].dtype))
+    exact, plain = made(fn, *leaves(F)), made(fn, *leaves(args[0].dtype))
     off = [((a - e).norm() / e.norm(), (b - e).norm() / e.norm()) for a, b, e in zip(found, plain, exact, strict=True)]
     return "".join(f"{a:.1e} (eager {b:.1e}) " for a, b in off if not a <= 2 * b + 1e-6)
 
@@ -933,6 +956,7 @@ CHECKS: dict[str, Check] = {
     "masked by -1e30, added, as compiled": lambda: as_compiled(lambda: masked_by(-1e30, B, added=True)),
     "masked by infinity, as compiled": lambda: as_compiled(lambda: masked_by(-math.inf, B, added=True)),
     "gradients of padding, as compiled": lambda: as_compiled(gradients_of_padding),
+    "gradients of lines, as compiled": lambda: as_compiled(gradients_of_lines),
     "far from zero, as compiled": lambda: as_compiled(far_from_zero),
     "largest shares": largest_shares,
     "largest shares, as compiled": lambda: as_compiled(largest_shares),

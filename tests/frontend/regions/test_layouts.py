@@ -242,9 +242,37 @@ def test_a_small_window_of_one_channel_is_channels_last_where_its_weight_has_a_g
     done: list[tuple[bool, torch.fx.GraphModule]] = []
     module, x = nn.Conv2d(8, 8, 3, groups=8).bfloat16(), randn(1, 8, 9, 7).bfloat16().requires_grad_()
     compiled_step(module, x, monkeypatch, done)
-    single = nn.Conv2d(3, 3, 3, groups=3).bfloat16()  # no whole vector
-    compiled_step(single, randn(1, 3, 9, 7).bfloat16().requires_grad_(), monkeypatch, done)
-    assert [converted for converted, _ in done] == [True, False]
+    for channels in (12, 10, 3):  # vectors and half a one; neither; less than one
+        single = nn.Conv2d(channels, channels, 3, groups=channels).bfloat16()
+        compiled_step(single, randn(1, channels, 9, 7).bfloat16().requires_grad_(), monkeypatch, done)
+    assert [converted for converted, _ in done] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("turned", "taps", "groups", "wanted"),
+    [(True, 4, 8, True), (False, 4, 8, False), (True, 31, 8, False), (True, 4, 2, False)],
+)
+def test_a_short_line_of_one_channel_is_channels_last_where_it_comes_so(turned, taps, groups, wanted, monkeypatch):
+    """Kernels of ours take it in both passes; the library's for that memory are slow."""
+
+    class Causal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(8, 8, taps, padding=taps - 1, groups=groups)
+
+        def forward(self, x):
+            return F.silu(self.conv(x.mT if turned else x)[..., : x.shape[1]])
+
+    done: list[tuple[bool, torch.fx.GraphModule]] = []
+    x = randn(2, 40, 8).bfloat16() if turned else randn(2, 8, 40).bfloat16()
+    module = Causal().bfloat16()
+    _, gradients, _ = compiled_step(module, x.requires_grad_(), monkeypatch, done)
+    assert [converted for converted, _ in done] == [wanted]
+    exact = copy.deepcopy(module).float()
+    y = x.detach().float().requires_grad_()
+    made = torch.autograd.grad(exact(y).square().sum(), [y, *exact.parameters()])
+    for g, w in zip(gradients, made, strict=True):
+        torch.testing.assert_close(g.float(), w, rtol=0.1, atol=0.1 * float(w.abs().max()))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,11 @@ whole vectors of channels: the library converts them too (H100, bf16, 32 x 128 x
 convolution of 51; 3 x 3 x 3 of 16 x 16 x 16 x 32 x 32: 418 us, 77 with contiguous channels; the image's gradient 108
 and 74, the weight's 105 and 70; 1 x 3 x 3 of 4 x 32 x 16 x 56 x 56: 93, 4,393 and 114 us; 48, 56 and 72). In a training
 step a window of any size is a reason, for the gradient of its weight (H100, bf16, 3 x 3, 8 x 128 x 96 x 96: 139 us in
-planes, 44; the image's and the convolution 65, 51). Only metadata change: the strides that each node of the graph would
-have if images came to convolutions in that memory. Kernels and library steps store what the strides say.
+planes, 44; the image's and the convolution 65, 51), also of halves of a vector (H200, bf16, 64 x 116 x 28 x 28: 90, 20
+and 58 us, 21, 21 and 14; six batch norms around two of them 25 more each). So is there a short one over one axis, of
+channels that lie side by side as they come (tokens that are turned): kernels of ours take it in both passes
+(`plan.gpu_windows`). Only metadata change: the strides that each node of the graph would have if images came to
+convolutions in that memory. Kernels and library steps store what the strides say.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from tilefold.frontend.operators.convolution_gradients import covered_gradients
 from tilefold.frontend.operators.images import LINE
 from tilefold.frontend.operators.table import COPIES, TABLE, VIEWS
 from tilefold.runtime.convolution import CHANNELS_LAST
+from tilefold.tensor.windows import AT_ONCE
 
 aten = torch.ops.aten
 Node = torch.fx.Node
@@ -220,6 +224,9 @@ def _form(n: Node, device: str, *, training: bool) -> bool | None:
     if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor) or x.device.type != device:
         return None
     stride, transposed, groups = (n.args[k] for k in _settings(n))
+    if x.dim() == LINE and w.shape[1] == 1 and w.shape[0] == groups:
+        short = training and w.shape[2] <= AT_ONCE and not transposed
+        return True if short and x.stride(1) == 1 else None
     units = x.dtype in (torch.float16, torch.bfloat16)
     units = units or (x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
     if not units:
@@ -233,7 +240,8 @@ def _form(n: Node, device: str, *, training: bool) -> bool | None:
     if groups == 1 or (w.shape[1] == 1 and w.shape[2:].numel() >= LARGE_WINDOW and vectors):
         return True
     if training and w.shape[1] == 1 and w.shape[0] == groups and w.shape[2:].numel() > 1:
-        return True if x.dtype.itemsize == 2 and vectors else None
+        halves = w.shape[0] * x.dtype.itemsize
+        return True if x.dtype.itemsize == 2 and halves >= VECTOR and halves % (VECTOR // 2) == 0 else None
     if x.dtype.itemsize == 2 and vectors and w.shape[1] == 1 and w.shape[0] == groups and _widened(n):
         return True
     # of float32 the library turns groups around

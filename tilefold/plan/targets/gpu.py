@@ -31,9 +31,10 @@ from tilefold.plan.gpu_forms import (
     segments,
     too_few,
 )
-from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, gpu_windows, kept_for_nothing
+from tilefold.plan.gpu_library import gpu_library_products, gpu_tail, kept_for_nothing
 from tilefold.plan.gpu_streams import streams_pay
 from tilefold.plan.gpu_taps import parts_pay
+from tilefold.plan.gpu_windows import gpu_taps, gpu_windows
 from tilefold.plan.hardware import H100, Gpu
 from tilefold.plan.near_sums import near_sums_written_out
 from tilefold.plan.search import Shape
@@ -42,6 +43,8 @@ from tilefold.tensor.channels_last import taps_in_front
 from tilefold.tensor.convolution_tails import tails_in_calls
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.sliding import sliding_by_parts
+from tilefold.tensor.stored_maps import read_as_stored
+from tilefold.tensor.taps import taps_apart
 from tilefold.tensor.windows import windows_written_out
 
 
@@ -91,8 +94,10 @@ class GpuTarget:
         """The program with sums over windows written out where that is faster than the library's convolution, or than
         lanes along them."""
         p = sliding_by_parts(p, partial(parts_pay, machine=self.machine))
+        p = taps_apart(p, gpu_taps(p, self.machine))
         names = gpu_windows(p, self.machine)
-        return near_sums_written_out(windows_written_out(taps_in_front(p, names), names), self.machine)
+        p = read_as_stored(windows_written_out(taps_in_front(p, names), names), names)
+        return near_sums_written_out(p, self.machine)
 
     def with_tails(self, p: Program) -> tuple[Program, frozenset[str]]:
         """The program with tails of convolutions as a library's call has them, where that takes less time; which."""
