@@ -82,11 +82,12 @@ def test_a_transposed_convolution_left_to_others_gets_converted_operands(monkeyp
         (nn.Conv2d(8, 8, 5, groups=8), torch.float32, True),
         (nn.Conv2d(3, 3, 5, groups=3), torch.float32, False),  # no whole vector of channels
         (nn.Conv2d(8, 16, 3, groups=4), torch.bfloat16, False),  # two channels a group
-        (nn.Conv2d(16, 32, 3, groups=2), torch.bfloat16, True),
-        (nn.Conv2d(48, 32, 3, groups=2), torch.bfloat16, False),  # 24 channels a group
-        (nn.Conv2d(96, 32, 3, groups=2), torch.bfloat16, False),  # 48: no tile of the library's
-        (nn.Conv2d(128, 32, 3, groups=2), torch.bfloat16, True),
-        (nn.Conv2d(16, 32, 3, groups=2), torch.float32, False),  # the library turns each group around
+        (nn.Conv2d(16, 16, 3, groups=2), torch.bfloat16, True),
+        (nn.Conv2d(16, 32, 3, groups=2), torch.bfloat16, False),  # more outputs than channels a group
+        (nn.Conv2d(48, 48, 3, groups=2), torch.bfloat16, False),  # 24 channels a group
+        (nn.Conv2d(96, 96, 3, groups=2), torch.bfloat16, False),  # 48: no tile of the library's
+        (nn.Conv2d(128, 128, 3, groups=2), torch.bfloat16, True),
+        (nn.Conv2d(16, 16, 3, groups=2), torch.float32, False),  # the library turns each group around
         (nn.Conv2d(3, 3, 5, groups=3), torch.float32, False),  # three colours are less than a vector
         (nn.Conv2d(8, 8, 5, groups=8), torch.float32, True),
         (nn.Conv2d(8, 8, 1), torch.bfloat16, False),

@@ -245,7 +245,10 @@ def _form(n: Node, device: str, *, training: bool) -> bool | None:
     if x.dtype.itemsize == 2 and vectors and w.shape[1] == 1 and w.shape[0] == groups and _widened(n):
         return True
     # of float32 the library turns groups around
-    return _of_groups(w.shape[1], gradient=n.target in _GRADIENTS) if x.dtype.itemsize == 2 else None
+    if x.dtype.itemsize != 2:
+        return None
+    outs = w.shape[0] // int(groups)  # type: ignore[arg-type]
+    return _of_groups(w.shape[1], outs, gradient=n.target in _GRADIENTS)
 
 
 def _widened(n: Node) -> bool:
@@ -264,19 +267,23 @@ def _widened(n: Node) -> bool:
     return False
 
 
-def _of_groups(channels: int, *, gradient: bool) -> bool | None:
-    """The same of groups of so many channels, of 16 bits. The library's kernels for groups in channels-last memory have
-    tiles of 8, 16 or 32 channels, those for planes have others too, and what sums a weight's gradient of fewer is slow.
+def _of_groups(channels: int, outs: int, *, gradient: bool) -> bool | None:
+    """The same of groups of so many channels and outputs, of 16 bits. The library's kernels for groups in channels-last
+    memory have tiles of 8, 16 or 32 channels, and as many outputs; those for planes have others too, and what sums a
+    weight's gradient of fewer is slow.
 
     cuDNN 9 on an H200, 3 x 3, us in planes and channels last: 24 channels 40 and 83 (gradients 80 and 160), 16 channels
-    30 and 15 (59 and 31); of 4 a convolution 97 and 48, its gradients 256 and 468. On an H100 two groups of 48: 171 and
-    1,019, for it turns operands and result to float32 group by group. 2026-11
+    30 and 15 (59 and 31); of 4 a convolution 97 and 48, its gradients 256 and 468; of 16 with 32 outputs each, 16 x 57
+    x 57, 97 and 134 (176 and 254): kernels of channels last between copies of operands and results in either memory,
+    which are slower in this one. On an H100 two groups of 48: 171 and 1,019, for it turns operands and result to
+    float32 group by group. 2026-11
     """
     if 1 < channels < MATRIX_CHANNELS:
         return False if gradient else None
-    if channels > MATRIX_CHANNELS and channels % WHOLE_TILE and channels & (channels - 1):
-        return False
-    return True if channels > 1 else None
+    if channels == 1:
+        return None
+    odd = channels > MATRIX_CHANNELS and channels % WHOLE_TILE and channels & (channels - 1)
+    return not odd and channels == outs
 
 
 def _left(n: Node) -> bool:
