@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tilefold.tensor.bounded_places import bounded_places
 from tilefold.tensor.channels_last import channels_last_operands
 from tilefold.tensor.common_factor import common_factors
 from tilefold.tensor.components import components_apart
@@ -69,7 +70,7 @@ def normalise(p: Program, contiguous: Mapping[str, int] | None = None) -> tuple[
     contiguous: axes of inputs along which neighbours lie side by side in memory (default: the last), where operands of
     channels-last convolutions are converted by statements; None where the library converts them.
     """
-    p = plain_places(settled_positions(inline(drop_dead(p), rounds=1)))
+    p = bounded_places(plain_places(settled_positions(inline(drop_dead(p), rounds=1))))
     p, layouts = split_dims(p)  # the rest where dims are what they are
     for _, run in INLINED:
         p = run(p)

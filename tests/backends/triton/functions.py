@@ -107,3 +107,14 @@ def summed_states(x, a, c):
         h = torch.tanh(x[t, :, :, None] * a) * h + x[t, :, :, None]
         out.append((h * c[t, :, None]).sum(-1))
     return torch.stack(out)
+
+
+def distances(a, b, c):
+    """Of rows, two by two; the third is not read for the first."""
+    a, b, c = a.float(), b.float(), c.float()
+    return (a - b).norm(dim=-1), (a - c).square().sum(-1), (b - c).square().sum(-1)
+
+
+def of_four_bits(q, code, scale):
+    """Weights of four bits, two a byte, each a value of a table."""
+    return torch.stack((code[(q >> 4).long()], code[(q & 15).long()]), -1).flatten(-2) * scale[:, None]

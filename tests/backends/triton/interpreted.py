@@ -27,11 +27,13 @@ from tests.backends.triton import gradients as backward
 from tests.backends.triton.contracted import contracted
 from tests.backends.triton.functions import (
     contrast,
+    distances,
     each_state,
     multiplied_bytes,
     narrow_weights,
     neighbours,
     of_bytes,
+    of_four_bits,
     of_logits,
     quantile_loss,
     spread,
@@ -1067,6 +1069,12 @@ CHECKS: dict[str, Check] = {
     "a wide layer and its gradients": lambda: whole_layer(768),
     "a gather": lambda: right(lambda w, i: w[i] * 2.0, rand(11, 8, dtype=F), torch.tensor([3, 0, 10, 10, 7])),
     "an image at places of a flow": lambda: right(warped, rand(2, 5, 7, 21, dtype=F), rand(2, 7, 21, dtype=F) * 9),
+    "rows of odd lengths": lambda: "".join(
+        right(distances, *(rand(1100, n, dtype=d, seed=i) for i in range(3))) for n, d in ((37, B), (129, F))
+    ),
+    "weights of four bits": lambda: right(
+        of_four_bits, whole(127, torch.uint8), rand(16, dtype=F), rand(96, dtype=F, seed=1)
+    ),
     "what is around each pixel": lambda: near(contrast, rand(1, 1, 9, 64, dtype=F)),
     "pairs of an ensemble": lambda: near(spread, rand(2, 9, 301, dtype=F)),
     "reads outside of memory": unmasked,

@@ -248,6 +248,20 @@ def test_a_tile_that_is_all_but_beyond_the_end_is_shorter(places, tile):
     assert widths(k)[places] == tile
 
 
+def test_rows_share_what_is_computed_and_reduced_of_columns():
+    """Each block sums all columns' numbers: those of two rows once."""
+
+    def stepped(p, g, c, sums):
+        scale = torch.rsqrt(c * 0.8 + sums) / sums.sum().sqrt()
+        return p - g * scale
+
+    shapes = (meta(8192, 2048, dtype=F), meta(8192, 2048, dtype=F), meta(2048, dtype=F), meta(2048, dtype=F))
+    (k,) = made(stepped, *shapes)
+    assert variant(k).kernel.grid[0].tile == 2
+    (k,) = made(lambda p, g: p - g * torch.rsqrt(g.square().sum(-1, keepdim=True)), *shapes[:2])
+    assert variant(k).kernel.grid[0].tile == 1  # of a row
+
+
 def test_functions_that_branch_have_few_elements_a_thread():
     """Distances of places on a sphere: with 32 a thread 116 registers and code of 177 KB, 192 us on an H100."""
 
@@ -263,6 +277,21 @@ def test_functions_that_branch_have_few_elements_a_thread():
         (k,) = made(fn, *shapes)
         c = variant(k).config
         assert math.prod(c.tiles.values()) // (32 * c.warps) == most
+
+
+def test_few_threads_with_functions_that_branch_have_fewer_elements_each():
+    """Embeddings of 512 steps, eight sines and cosines a thread, one after the other: 5.1 us on an H200."""
+
+    def embedding(steps, rates):
+        at = steps[:, None] * rates
+        return torch.cat((at.cos(), at.sin()), -1)
+
+    each = []
+    for steps in (512, 1 << 20):
+        (k,) = made(embedding, meta(steps, dtype=F), meta(160, dtype=F))
+        c = variant(k).config
+        each.append(math.prod(c.tiles.values()) // (32 * c.warps))
+    assert each[0] <= 2 < each[1] <= 8
 
 
 def magnitudes(x):

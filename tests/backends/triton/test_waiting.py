@@ -50,6 +50,15 @@ def test_states_of_few_rows_are_summed_within_a_warp():
     v, found = compiled(summed_states, meta(n, 2, rows, dtype=F), meta(rows, 16, dtype=F), meta(n, 2, 16, dtype=F))
     assert v.config.warps == 1 and found.shared == 0
     assert "bar.sync" not in found.assembly["ptx"] and "shfl" in found.assembly["ptx"]
+    assert v.config.registers is None  # all blocks are there at once, whatever they take
     rows *= 1 << 10
     (k,) = made(summed_states, meta(n, 2, rows, dtype=F), meta(rows, 16, dtype=F), meta(n, 2, 16, dtype=F))
     assert variant(k).config.warps > 1  # multiprocessors are busy
+
+
+def test_no_block_waits_for_others_to_end_where_registers_can_be_fewer():
+    n, rows = 12, 2000
+    v, found = compiled(summed_states, meta(n, 2, rows, dtype=F), meta(rows, 16, dtype=F), meta(n, 2, 16, dtype=F))
+    blocks = 2 * rows // v.config.tiles["k"]
+    assert v.config.registers == 128 and -(-blocks // 132) * 32 * 128 <= 1 << 16
+    assert ".maxnreg 128" in found.assembly["ptx"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, loads, transform
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, children, dims_used, loads, transform
 from tilefold.tensor.index_simplify import Poly, poly, to_expr
 from tilefold.tile.affine import slope
 
@@ -33,9 +33,20 @@ def lane_step(
 
 def looked_up(unit_axis: int, index: Sequence[Expr], axes: Sequence[str]) -> bool:
     """Whether data say where in a line of memory each element along the last of several axes is (an image that is read
-    at places of a flow's, for each channel): whatever they say, elements along the others are lines apart."""
+    at places of a flow's, for each channel): whatever they say, elements along the others are lines apart. Not where
+    data alone say where each element is (a table)."""
     at = index[unit_axis]
-    return len(axes) > 1 and not dims_used(at).isdisjoint(axes[-1:]) and bool(loads(at))
+    if len(axes) < 2 or dims_used(at).isdisjoint(axes[-1:]) or not loads(at):
+        return False
+    others = {d for n, e in enumerate(index) if n != unit_axis for d in dims_used(e)}
+    return not others.isdisjoint(axes[:-1]) or not _beside_loads(at).isdisjoint(axes[:-1])
+
+
+def _beside_loads(e: Expr) -> frozenset[str]:
+    """Dims that a position varies with otherwise than by what it reads."""
+    if isinstance(e, Load):
+        return frozenset()
+    return dims_used(e) if not loads(e) else frozenset().union(*map(_beside_loads, children(e)))
 
 
 def steps_along(at: Poly, axes: Sequence[str], goes_on: Callable[[str, int], bool]) -> float | None:

@@ -26,6 +26,7 @@ from tilefold.backends.triton.existing import asked, unchecked
 from tilefold.backends.triton.lane_steps import lane_step, looked_up, steps_along
 from tilefold.backends.triton.own_vectors import OwnVector, own_vectors
 from tilefold.backends.triton.pairs import TWO, Pair, both_exist, both_of, pair_of, split
+from tilefold.backends.triton.traffic import REGISTER, WARP
 from tilefold.backends.triton.values import Value, fitted
 from tilefold.tensor.index_simplify import interval, minus, nonnegative, poly, same, simplify, within
 from tilefold.tile import ir
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 
 #: Limits of tensor maps: axes, indices of a box an axis, bytes that everything is a multiple of.
 MOST_AXES, MOST_BOX, DIVISOR = 5, 256, 16
-#: Bytes that memory and caches deal in.
-SECTOR = 32
+#: Bytes that memory and caches deal in, and of a line; neighbours that a warp has at most, in vectors, and lines of a
+#: load that are few.
+SECTOR, LINE, NEIGHBOURS, FEW = 32, 128, 8 * WARP, 4
 
 
 class Memory:
@@ -150,12 +152,16 @@ class Memory:
         elif offsets is not None and self._one_by_one(t, index, axes):
             code = self._flat(base, offsets, axes, masked, f"{fill}{hint}" if masked is not None else hint)
         written = t.role != "in"
-        name = (
-            self.c.scopes.fresh(t.name) if written else self.c.scopes.once(code, f"x_{self.c.names[t.name][2:]}", level)
-        )
+        stem = f"x_{self.c.names[t.name][2:]}"
         if written:
+            name = self.c.scopes.fresh(t.name)
             self.c.scopes.emit(f"{name} = {code}")
-        elif self.c.packed and axes:
+        elif self.c.gluon or self.c.multiplies or self.c.config.warps == 1:  # no warp waits for another
+            name = self.c.scopes.once(code, stem, level)
+        else:
+            words = max(1.0, t.dtype.nbytes / REGISTER)
+            name = self.c.scopes.read(code, stem, level, words * math.prod(lanes) / (WARP * self.c.config.warps))
+        if not written and self.c.packed and axes:
             name = self._again(name)
         return Value(name, (*axes, *which), t.dtype, level)
 
@@ -291,6 +297,8 @@ class Memory:
         step = lane_step(t.unit_axis, t.shape, settled, axes, self.c.kernel.sizes, self._goes_on)
         if step is None or not 0 < step * t.dtype.nbytes < SECTOR:
             return False
+        if step * t.dtype.nbytes * NEIGHBOURS <= LINE and self.c.hold(axes[-1]).lanes * FEW >= NEIGHBOURS:
+            return False  # however lanes lie
         if not dims_used(index[t.unit_axis]) & set(axes) and self._beside(t, axes):
             return False
         return step != 1 or t.name in self._between

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilefold.algebra.expr import Expr
+from tilefold.backends.triton.reads_first import reads_first
 from tilefold.names import fresh
 
 
@@ -42,7 +43,8 @@ class Check:
 @dataclass(slots=True)
 class Scope:
     """One nesting level. `names` caches what was computed here: code -> variable. `late`: lines for its end. `checks`:
-    what must hold at its end. `branch`: what is needed in it is computed in it, whatever it varies with."""
+    what must hold at its end. `branch`: what is needed in it is computed in it, whatever it varies with. `reads`: what
+    inputs are loaded as, and its registers a thread."""
 
     depth: int
     branch: bool = False
@@ -50,6 +52,7 @@ class Scope:
     late: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
+    reads: dict[str, float] = field(default_factory=dict)
 
     def nested(self) -> Scope:
         """A scope whose lines are of this one, and that knows no names."""
@@ -70,7 +73,8 @@ class Scope:
     def ended(self) -> list[str]:
         """Its lines, and at the end what must hold: one assertion a shape. Each is a call, around which the assembler
         keeps what registers have, and a barrier."""
-        return [*self.lines, *self.late, *(f"tf_exist({code}, {lanes})" for code, lanes in self.together().values())]
+        lines = reads_first(self.lines, self.reads) if self.reads else self.lines
+        return [*lines, *self.late, *(f"tf_exist({code}, {lanes})" for code, lanes in self.together().values())]
 
 
 class Scopes:
@@ -98,6 +102,13 @@ class Scopes:
         name, scope = self._defined(code, stem, level)
         if scope is not None and late:
             scope.late.append(late.format(name))
+        return name
+
+    def read(self, code: str, stem: str, level: int, registers: float) -> str:
+        """The same of what is loaded of an input, of so many registers a thread (`reads_first`)."""
+        name, scope = self._defined(code, stem, level)
+        if scope is not None:
+            scope.reads[name] = registers
         return name
 
     def checked(self, code: str, stem: str, level: int, lanes: str, shape: tuple[int, ...]) -> str:
@@ -136,6 +147,7 @@ class Scopes:
             self.stack[-1].lines += done.lines
             self.stack[-1].late += done.late
             self.stack[-1].checks += done.checks
+            self.stack[-1].reads |= done.reads
             return
         if loop:
             for shape, (code, lanes) in done.together().items():

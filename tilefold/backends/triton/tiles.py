@@ -15,6 +15,7 @@ from functools import lru_cache
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.odd_rows import for_odd_rows
 from tilefold.backends.triton.own_rows import for_rows
 from tilefold.backends.triton.pairwise import for_pairs
 from tilefold.backends.triton.product import BYTES
@@ -284,9 +285,10 @@ def default_config(
     found = for_windows(cheapest(s, rule, traffic, local, held), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
     found = for_operands(found, s, b, local)
-    found = for_outer(for_branches(found, s, b, local), s, b, traffic, local)
+    found = for_outer(for_branches(found, s, b, traffic, local), s, b, traffic, local)
     found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
-    found = for_registers(for_rows(found, s, b, local, unit or {}), s, b, local)
+    found = for_odd_rows(for_rows(found, s, b, local, unit or {}), s, b, local, unit or {}, sizes)
+    found = for_registers(found, s, b, local)
     found = for_sums(for_values(found, s, b, local), s, b, traffic, local)
     if pairs is None:
         return found
