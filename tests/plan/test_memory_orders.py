@@ -113,6 +113,14 @@ def test_a_product_has_the_inner_axis_of_what_its_readers_move() -> None:
     assert {c.name: "".join(c.dims) for c in q.body}["s"] == "ikj"  # one reads it so, one so
 
 
+def test_small_tensors_beside_a_product_turn_nothing() -> None:
+    """Norms of rows and of columns, beside all distances: that there are more rows is no reason."""
+    text = "  s[i, k]: f32 = sum[m] x[i, m] * y[k, m]\n  out[i]: f32 = min[k] a[i] - 2.0 * s[i, k] + b[k]"
+    p = program({"i": 64, "k": 32, "m": 9}, {"x": "im", "y": "km", "a": "i", "b": "k"}, text, "out")
+    q, _ = without_copies(p, frozenset({"s"}), H100)
+    assert {c.name: "".join(c.dims) for c in q.body}["s"] == "ik"
+
+
 def test_statements_beside_it_are_the_same_ones() -> None:
     """What neither makes nor reads a turned tensor is not made again for each."""
     text = show(MONARCH).replace(

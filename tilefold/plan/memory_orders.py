@@ -169,14 +169,17 @@ def _around(p: Program, name: str, calls: Sequence[str]) -> _Around | None:
 
 
 def _inner(p: Program, c: Compute, made: Compute) -> int:
-    """The axis of a tensor that is the inner one of most that a kernel moves beside it; its last where that is none."""
+    """The axis of a tensor that is the inner one of most that a kernel moves beside it, if that is about as much as the
+    tensor; else its last. What varies along one axis alone is not: the nearest of 1,024 centres took 364 us on an H200
+    with distances of a point side by side, 460 with those of a centre, of which there are fewer."""
     last, weights = len(made.dims) - 1, dict[str, int]()
     beside = [(ld.tensor, _dims_of(ld)) for ld in loads(c.body) if ld.tensor != made.name]
     for tensor, dims in [*beside, *([(c.name, c.dims)] if is_map(c) else [])]:
         if dims and dims[-1] is not None:
             nbytes = prod(map(estimate, p.shape_of(tensor))) * p.dtype_of(tensor).nbytes
             weights[dims[-1]] = weights.get(dims[-1], 0) + nbytes
-    most = max(weights, key=weights.__getitem__, default=None)
+    much = INNER * prod(map(estimate, p.shape_of(made.name))) * made.dtype.nbytes
+    most = max((d for d, n in weights.items() if n >= much), key=weights.__getitem__, default=None)
     mine = next((_dims_of(ld) for ld in loads(c.body) if ld.tensor == made.name), ())
     return mine.index(most) if c is not made and most in mine else last
 
