@@ -256,7 +256,7 @@ class Expressions:
     def _rounded(self, x: str, y: str) -> str:
         """x y, never as a part of a fused multiply-add, in which one of two quotients that are subtracted would not be
         rounded: equal ones would differ, and steps of a row that is divided by its sum not add up to its ends."""
-        return f"tf_times({x}, {y})" if self.leaves.nvidia else f"({x} * {y})"
+        return f"tf_times({x}, {y})" if self.leaves.on_device else f"({x} * {y})"
 
     def _kind(self, op: str, vs: list[Value]) -> DType:
         kinds = [v.kind for v in (vs[1:] if op == "where" else vs)]
