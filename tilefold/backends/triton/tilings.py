@@ -293,7 +293,8 @@ def _repaired(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) -> 
     for d in s.streamed if kept > 2 else ():
         while tiles.get(d, 1) > 1:
             area = s.area({**local, **tiles})
-            if area + kept * area // tiles[d] < room(WARP * c.warps):
+            beside = area // tiles[d]  # held whole; rows by themselves have a rule of their own
+            if beside == 1 or area + kept * beside < room(WARP * c.warps):
                 break
             tiles[d] //= 2
     return c if tiles == c.tiles else replace(c, tiles=tiles)
