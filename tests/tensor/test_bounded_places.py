@@ -32,6 +32,9 @@ program table()
     ("u8", 17, "q[i] // 16 + 1", True),
     ("i64", 16, "q[i] % 16", False),  # as far as types say
     ("bool", 2, "i64(q[i])", True),
+    ("u8", 256, "i64(i16(q[i]))", True),
+    ("u8", 256, "i64(i8(q[i]))", False),  # from 128 on it wraps
+    ("u8", 16, "i64(i8(q[i] // 16))", True),
 ])  # fmt: skip
 def test_a_check_goes_where_types_say_that_all_places_exist(kind, n, at, plain):
     found = show(bounded_places(parse(TABLE.format(kind=kind, n=n, at=at))))

@@ -99,7 +99,8 @@ def ends(p: Program, e: Expr) -> Ends | None:
 def _cast(x: Ends | None, dtype: DType) -> Ends | None:
     if dtype.is_float:
         return None
-    least, most = _ENDS.get(dtype, (-(1 << 31), (1 << 31) - 1))
+    half = 1 << (8 * dtype.nbytes - 1)
+    least, most = _ENDS.get(dtype, (-half, half - 1))
     return x if x is not None and least <= x[0] and x[1] <= most else _ENDS.get(dtype)
 
 
