@@ -43,26 +43,13 @@ def _most(
     body: Sequence[Node], d: str, lanes: Mapping[str, int], kinds: Mapping[str, DType], apart: frozenset[str]
 ) -> float:
     """See `crossing`."""
-    values: dict[object, _Value] = {}
-    ends: dict[int, bool] = {}  # whether it is several
-
-    def area(dims: Iterable[str]) -> int:
-        return math.prod(lanes.get(x, 1) for x in dims)
-
-    for at, n in enumerate(body):
-        for ld in _read(n):
-            if ld.tensor in kinds and d in dims_used(ld):
-                share = min(1.0, kinds[ld.tensor].nbytes / REGISTER)
-                values.setdefault(ld, _Value(share * area(dims_used(ld)), at, at)).last = at
-            elif ld.tensor in values:
-                values[ld.tensor].last = at
-        if isinstance(n, Let) and d in n.dims and not n.rdims:
-            values[n.name] = _Value(area(n.dims), at, at)
-        if isinstance(n, Let | Accumulate) and d in n.rdims:
-            ends[at] = not apart.isdisjoint(dims_used(n.expr) - {*n.rdims})
-    crossed = (
-        sum(v.registers for v in values.values() if v.first <= at < v.last + several) for at, several in ends.items()
-    )
+    values = _values(body, lanes, kinds, d)
+    ends = {  # and whether it is several
+        at: not apart.isdisjoint(dims_used(n.expr) - {*n.rdims})
+        for at, n in enumerate(body)
+        if isinstance(n, Let | Accumulate) and d in n.rdims
+    }
+    crossed = (sum(v.registers for v in values if v.first <= at < v.last + several) for at, several in ends.items())
     return max(crossed, default=0.0)
 
 
@@ -70,27 +57,40 @@ def between(b: Block, lanes: Mapping[str, int], least: int) -> float:
     """Registers of a thread block for what statements leave to later ones, where that is the most, of `least` values or
     more: of so many statements a compiler does not compute one element after the other, as of few. lanes: as of
     `crossing`."""
-    kinds = {i.name: i.dtype for i in b.inputs}
-    values: dict[object, _Value] = {}
     body = list(_statements(b.body))
+    values = _values(body, lanes, {i.name: i.dtype for i in b.inputs})
+    kept, held, most = 0, 0.0, 0.0
+    changes: dict[int, list[tuple[int, float]]] = {}
+    for v in values:
+        changes.setdefault(v.first, []).append((1, v.registers))
+        changes.setdefault(v.last, []).append((-1, -v.registers))
+    for at in sorted(changes):
+        for one, registers in changes[at]:
+            kept, held = kept + one, held + registers
+        if kept >= least:
+            most = max(most, held)
+    return most
 
-    def registers(dims: Iterable[str], nbytes: int = REGISTER) -> float:
+
+def _values(
+    body: Sequence[Node], lanes: Mapping[str, int], kinds: Mapping[str, DType], along: str | None = None
+) -> Collection[_Value]:
+    """What statements read of inputs, and compute for later ones; along: what varies with this dim alone, and is no
+    reduction."""
+    values: dict[object, _Value] = {}
+
+    def registers(dims: Collection[str], nbytes: int = REGISTER) -> float:
         return min(1.0, nbytes / REGISTER) * math.prod(lanes.get(x, 1) for x in dims)
 
     for at, n in enumerate(body):
         for ld in _read(n):
-            if ld.tensor in kinds:
+            if ld.tensor in kinds and (along is None or along in dims_used(ld)):
                 values.setdefault(ld, _Value(registers(dims_used(ld), kinds[ld.tensor].nbytes), at, at)).last = at
             elif ld.tensor in values:
                 values[ld.tensor].last = at
-        if isinstance(n, Let):
+        if isinstance(n, Let) and (along is None or (along in n.dims and not n.rdims)):
             values[n.name] = _Value(registers(n.dims), at, at)
-    most = 0.0
-    for at in range(len(body)):
-        kept = [v.registers for v in values.values() if v.first <= at < v.last]
-        if len(kept) >= least:
-            most = max(most, sum(kept))
-    return most
+    return values.values()
 
 
 def _read(n: Node) -> Iterator[Load]:
