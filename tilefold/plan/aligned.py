@@ -108,18 +108,23 @@ def made_by_maps(p: Program, c: Compute, x: Product) -> tuple[bool, bool]:
     """Whether the operand of a product's rows, and that of its columns, is what a map of the program computes: its copy
     is that map, with zeros behind its rows. Not behind a reduction of those rows (gradients of scores): in a kernel
     with it they are as long as what it reduces, so that the copy is one more pass."""
+    by_name = {m.name: m for m in p.body}
     reduced = frozenset(d for d in (*c.dims, *c.rdims) if d in x.of_one_side or d in c.rdims)
-    maps = {m.name for m in p.body if m.reducer is None and not _behind_sum(p, m, reduced)} - {*p.outputs}
+
+    def made(tensor: str) -> bool:
+        m = by_name.get(tensor)
+        given = m is None or m.reducer is not None or tensor in p.outputs
+        return not given and not _behind_sum(by_name, tensor, reduced)
+
     rows, columns = (
-        all(ld.tensor in maps for ld in x.loads or () if (c.dims[-1] in dims_used(ld)) is side)
-        for side in (False, True)
+        all(made(ld.tensor) for ld in x.loads or () if (c.dims[-1] in dims_used(ld)) is side) for side in (False, True)
     )
     return rows, columns
 
 
-def _behind_sum(p: Program, m: Compute, dims: Collection[str]) -> bool:
-    """Whether a map is made, by maps, of a reduction over one of these dims."""
-    at, seen, left = {c.name: c for c in p.body}, {m.name}, [m]
+def _behind_sum(at: Mapping[str, Compute], name: str, dims: Collection[str]) -> bool:
+    """Whether a map is made, by maps, of a reduction over one of these dims. at: the program's statements."""
+    seen, left = {name}, [at[name]]
     while left:
         for t in tensors_read(left.pop().body) - seen:
             seen.add(t)
