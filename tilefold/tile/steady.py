@@ -62,26 +62,21 @@ def steady(body: Sequence[ir.Stmt], states: Mapping[str, object], elements: froz
             case ir.Map(buf, e):
                 values[buf] = e
     kept = frozenset(moves.values())
-    if not moves or not _same(body, left, kept, states, elements):
+    if not moves or not _same(body, left, kept, elements):
         return None
     left |= {at for at, s in enumerate(body) if isinstance(s, ir.Map) and s.buf in kept}
     return Steady(kept, moves, frozenset(left))
 
 
-def _same(
-    body: Sequence[ir.Stmt],
-    left: set[int],
-    kept: frozenset[str],
-    states: Mapping[str, object],
-    elements: frozenset[str],
-) -> bool:
+def _same(body: Sequence[ir.Stmt], left: set[int], kept: frozenset[str], elements: frozenset[str]) -> bool:
     """Whether what stays of a loop reads nothing of its states but what is kept, of which it sums polynomials."""
     about = set(kept)
+    changing = {s.buf for s in body if isinstance(s, ir.Map | ir.Reduce)} - elements - kept
     for at, s in enumerate(body):
         if at in left or not isinstance(s, ir.Map | ir.Reduce) or s.buf in kept:
             continue
         read = tensors_read(s.expr)
-        if not read <= elements | kept | _given(body, read) or (isinstance(s, ir.Map) and s.buf not in elements):
+        if read & changing or (isinstance(s, ir.Map) and s.buf not in elements):
             return False
         if read & about:
             if not _polynomial(s.expr, about) or (isinstance(s, ir.Reduce) and s.op != "sum"):
@@ -89,12 +84,6 @@ def _same(
             if s.buf in elements:
                 about.add(s.buf)
     return True
-
-
-def _given(body: Sequence[ir.Stmt], read: frozenset[str] | set[str]) -> set[str]:
-    """Of buffers that are read, those that the loop does not write."""
-    written = {s.buf for s in body if isinstance(s, ir.Map | ir.Reduce)}
-    return set(read) - written
 
 
 def _unmoved(e: Expr, moves: Mapping[str, str]) -> Expr | None:
