@@ -17,10 +17,10 @@ convolution of 51; 3 x 3 x 3 of 16 x 16 x 16 x 32 x 32: 418 us, 77 with contiguo
 and 74, the weight's 105 and 70; 1 x 3 x 3 of 4 x 32 x 16 x 56 x 56: 93, 4,393 and 114 us; 48, 56 and 72). In a training
 step a window of any size is a reason, for the gradient of its weight (H100, bf16, 3 x 3, 8 x 128 x 96 x 96: 139 us in
 planes, 44; the image's and the convolution 65, 51), also of halves of a vector (H200, bf16, 64 x 116 x 28 x 28: 90, 20
-and 58 us, 21, 21 and 14; six batch norms around two of them 25 more each). So is there a short one over one axis, of
-channels that lie side by side as they come (tokens that are turned): kernels of ours take it in both passes
-(`plan.gpu_windows`). Only metadata change: the strides that each node of the graph would have if images came to
-convolutions in that memory. Kernels and library steps store what the strides say.
+and 58 us, 21, 21 and 14). So is there a short one over one axis, of channels that lie side by side as they come (tokens
+that are turned): kernels of ours take it in both passes (`plan.gpu_windows`). Only metadata change: the strides that
+each node of the graph would have if images came to convolutions in that memory. Kernels and library steps store what
+the strides say.
 """
 
 from __future__ import annotations
