@@ -69,6 +69,21 @@ def test_reports_of_devices_stand_beside_each_other(processes, tmp_path):
     assert page.index(report.device) < page.index("some GPU") and "| 12 (-) |" in page
 
 
+def test_a_run_that_is_cut_short_keeps_the_rows_that_have_ended(monkeypatch, tmp_path):
+    out, told = tmp_path / "r.json", []
+
+    def run_process(words, seconds):
+        if words[-4] != ROW:
+            raise KeyboardInterrupt
+        return Ran({"wall": 1.0, "processor": 2.0}, "", "")
+
+    monkeypatch.setattr(startup, "run_process", run_process)
+    with pytest.raises(KeyboardInterrupt):
+        startup.run([ROW, "bert *"], progress=told.append, keep=lambda r: startup.write(r, json_path=out))
+    assert [e["row"] for e in json.loads(out.read_text())["entries"]] == [ROW, ROW]
+    assert f"{ROW}: tilefold, cold: 1.0 s, processor 2.0 s" in told
+
+
 def with_peak(e):
     return replace(e, warm=replace(e.warm, peak=12e6))
 

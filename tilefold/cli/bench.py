@@ -256,7 +256,8 @@ def _startup(
     with friendly():
         _checked_device(device)
         with console.status("") as status:
-            report_ = startup.run(rows, device=device, workers=workers, commit=commit, progress=_progress(status))
+            keep, tell = partial(startup.write, json_path=json), _progress(status)
+            report_ = startup.run(rows, device=device, workers=workers, commit=commit, progress=tell, keep=keep)
         startup.write(report_, json_path=json, docs_path=docs)
     console.print(startup.markdown(report_), markup=False, highlight=False, soft_wrap=True)
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -86,18 +86,29 @@ def run(
     seconds: float = PROCESS_SECONDS,
     commit: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
+    keep: Callable[[Report], None] = lambda so_far: None,
 ) -> Report:
-    """Measure rows (patterns of names, as `llama*`; None: ROWS), so many at once. TilefoldError where none is meant."""
+    """Measure rows (patterns of names, as `llama*`; None: ROWS), so many at once. TilefoldError where none is meant.
+
+    keep: is given the report of the rows that have ended whenever one has: a run that is cut short loses one row."""
     names = [f"{m.name} {mode}" for mode in MODES for m in MODELS]
     chosen = [n for n in names if (n in ROWS if rows is None else any(fnmatch(n, r) for r in rows))]
     if not chosen:
         raise TilefoldError(f"no model is called {', '.join(rows or ())}", hint=f"there are: {', '.join(names)}")
+    found: dict[str, list[Entry]] = {}
+    commit, name, threads = commit or commit_here(), str(device_facts(device)["name"]), torch.get_num_threads()
+
+    def so_far() -> Report:
+        entries = tuple(e for row in chosen for e in found.get(row, ()))
+        busy = round(os.getloadavg()[0], 1)
+        return Report(entries, layers, commit, device, name, threads, torch.__version__, busy)
+
     with ThreadPoolExecutor(workers) as pool:
-        found = pool.map(lambda row: _row(row, device, layers, seconds, progress), chosen)
-        entries = tuple(e for each in found for e in each)
-    name = str(device_facts(device)["name"])
-    threads, busy = torch.get_num_threads(), os.getloadavg()[0]
-    return Report(entries, layers, commit or commit_here(), device, name, threads, torch.__version__, round(busy, 1))
+        rows_ = {pool.submit(_row, row, device, layers, seconds, progress): row for row in chosen}
+        for done in as_completed(rows_):
+            found[rows_[done]] = done.result()
+            keep(so_far())
+    return so_far()
 
 
 def _row(row: str, device: str, layers: int, seconds: float, progress: Callable[[str], None]) -> list[Entry]:
@@ -110,7 +121,9 @@ def _row(row: str, device: str, layers: int, seconds: float, progress: Callable[
                 progress(f"{row}: {contender}, {part}")
                 words = (sys.executable, "-m", "tilefold.suites.startup", row, contender, str(layers), device)
                 ran = run_process((*caches, *words), seconds)
-                found[contender].append(First(*(ran.found.get(n) for n in ("wall", "processor", "peak"))))
+                first = First(*(ran.found.get(n) for n in ("wall", "processor", "peak")))
+                found[contender].append(first)
+                progress(f"{row}: {contender}, {part}: {_seconds(first.wall)}, processor {_seconds(first.processor)}")
                 why[contender] = why[contender] or ran.why
     return [Entry(row, c, found[c][0], found[c][1], why[c]) for c in CONTENDERS]
 
@@ -129,6 +142,10 @@ def cells(report: Report) -> list[tuple[str, ...]]:
         whys = (f"{e.contender}: {e.why}" for e in (ours, theirs) if e.why)
         lines.append((row, *pairs, _pair(a, b, places=0), "; ".join(whys)))
     return lines
+
+
+def _seconds(figure: float | None) -> str:
+    return "not measured" if figure is None else f"{figure:.1f} s"
 
 
 def _pair(ours: float | None, theirs: float | None, places: int = 1) -> str:
