@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tilefold.runtime.arena import peak
-from tilefold.runtime.sequence import _lifetimes, of_least_memory
+from tilefold.runtime.sequence import _Alive, _last, _lifetimes, _moved, _moves, _Read, _written_over, of_least_memory
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,32 @@ def test_it_is_near_the_best_order_of_a_few_steps(seed):
     assert worst(ordered(*texts, outputs=("y5",), **sizes)) <= worst(texts)
     least = min(worst(o) for o in permutations(texts) if runs(o))
     assert worst(ordered(*texts, outputs=("y5",), **sizes)) <= 1.5 * least
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_a_move_makes_of_the_peak_is_what_the_moved_order_has(seed):
+    """Of random programs: values read many times, read never, kept, of unknown size, read and checked."""
+    rng = random.Random(seed)
+    arguments, texts, there = ["p", "q", "r"], [], ["p", "q", "r"]
+    for k in range(rng.randrange(3, 14)):
+        reads = rng.sample(there, min(len(there), rng.randrange(4)))
+        results = [f"v{k}_{m}" for m in range(rng.choice((0, 1, 1, 1, 2)))]
+        texts.append(f"{' '.join(reads)} -> {' '.join(results)}")
+        there += results
+    sizes = {n: rng.choice((0, 1, 7, 50, 64)) for n in there if rng.random() < 0.9}
+    steps, outputs = [Named(t) for t in texts], [n for n in there if n not in arguments and rng.random() < 0.2]
+    made = {n for n in there if n not in arguments}
+    over = _written_over(steps, sizes)
+    read = _Read.of(steps, outputs)
+    for known in (sizes, {n: b for n, b in sizes.items() if n in made}):
+        alive = _Alive.of(read, known)
+        assert alive.most == most(steps, known, outputs)
+        for move in _moves(read, alive):
+            order = _moved(steps, move)
+            assert alive.after(move) == most(order, known, outputs), (texts, move)
+            assert read.last_after(move, over) == (over.items() <= _last(order).items()), (texts, move)
+
+
+def most(steps, sizes, outputs):
+    lives = _lifetimes(steps, outputs)
+    return peak({n: b for n, b in sizes.items() if n in lives}, lives)

@@ -13,8 +13,10 @@ an argument last, and makes as large a value, may write over it (`runtime.reuse`
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
-from tilefold.runtime.arena import Lifetime, peak
+from tilefold.runtime.arena import Lifetime
 from tilefold.runtime.step import Step
 
 #: Moves at most, each of which is looked for among all steps.
@@ -22,44 +24,156 @@ MOST = 16
 #: Of the bytes alive at the worst moment, what a move must save: neighbours in the program's order find in a cache what
 #: the one before them read.
 WORTH = 1 / 256
+#: A step's place, and the place before which it is put.
+Move = tuple[int, int]
+#: Most bytes alive at once: where arguments go after their last step, and where they stay.
+Most = tuple[int, int]
 
 
 def of_least_memory(steps: Sequence[Step], sizes: Mapping[str, int], outputs: Collection[str]) -> list[Step]:
     """The steps in such an order. sizes: bytes of values, by name; of those without, nothing is known. outputs: values
     that are kept to the end."""
-    found, least, over = list(steps), _alive(steps, sizes, outputs), _written_over(steps, sizes)
+    found, over = list(steps), _written_over(steps, sizes)
+    made = {n for s in steps for n, _, _ in s.results}
+    kept = {n: b for n, b in sizes.items() if n in made}
     for _ in range(MOST):
-        orders = (order for order in _moved(found, sizes, outputs) if over.items() <= _last(order).items())
-        tried = ((_alive(order, sizes, outputs), order) for order in orders)
-        worth = least[0] * (1 - WORTH)
-        better = [(alive, order) for alive, order in tried if alive[0] <= worth and alive[1] <= least[1]]
-        if not better:
+        read = _Read.of(found, outputs)
+        both = (_Alive.of(read, sizes), _Alive.of(read, kept))
+        if not found or not both[0].at:
             break
-        least, found = min(better, key=lambda b: b[0])
+        least = (both[0].most, both[1].most)
+        worth = least[0] * (1 - WORTH)
+        best: tuple[Most, Move] | None = None
+        for move in _moves(read, both[0]):
+            if not read.last_after(move, over):
+                continue
+            alive = (both[0].after(move), both[1].after(move))
+            if alive[0] <= worth and alive[1] <= least[1] and (best is None or alive < best[0]):
+                best = alive, move
+        if best is None:
+            break
+        found = _moved(found, best[1])
     return found
 
 
-def _moved(steps: list[Step], sizes: Mapping[str, int], outputs: Collection[str]) -> Iterator[list[Step]]:
-    """Orders in which one step has moved that has to do with the worst moment."""
-    lives = _lifetimes(steps, outputs)
-    alive = [n for n in lives if n in sizes]
-    worst = max(range(len(steps)), key=lambda at: sum(sizes[n] for n in alive if lives[n][0] <= at <= lives[n][1]))
-    made = {n: at for at, s in enumerate(steps) for n, _, _ in s.results}
-    read = dict[str, int]()  # the first that reads a value
-    for at, s in enumerate(steps):
-        for n in s.reads:
-            read.setdefault(n, at)
+def _moved(steps: list[Step], move: Move) -> list[Step]:
+    """The steps in the order after a move."""
+    at, to = move
+    if to > at:
+        return [*steps[:at], *steps[at + 1 : to], steps[at], *steps[to:]]
+    return [*steps[:to], steps[at], *steps[to:at], *steps[at + 1 :]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Where an order makes and reads values: the steps, the first step that reads each value, all that do, in order,
+    and lifetimes."""
+
+    steps: list[Step]
+    readers: dict[str, list[int]]
+    lives: dict[str, Lifetime]
+    made: dict[str, int]
+
+    @staticmethod
+    def of(steps: list[Step], outputs: Collection[str]) -> _Read:
+        readers: dict[str, list[int]] = {}
+        for at, s in enumerate(steps):
+            for n in dict.fromkeys(s.reads):
+                readers.setdefault(n, []).append(at)
+        made = {n: at for at, s in enumerate(steps) for n, _, _ in s.results}
+        return _Read(steps, readers, _lifetimes(steps, outputs), made)
+
+    def last_after(self, move: Move, over: Mapping[str, Step]) -> bool:
+        """Whether these steps are still the last that read these values."""
+        at, to = move
+        for n in self.steps[at].reads:
+            if n in over:
+                rest = [r for r in self.readers[n] if r != at]
+                if any(at < r < to for r in rest[-1:]) or (self.readers[n][-1] == at and any(r >= to for r in rest)):
+                    return False
+        return True
+
+
+def _moves(read: _Read, alive: _Alive) -> Iterator[Move]:
+    """Moves of one step that has to do with the worst moment."""
+    steps, worst = read.steps, alive.at.index(alive.most)
     for at, s in enumerate(steps):
         if not s.results:  # a check: it stays where it stands
             continue
         if at <= worst:
-            later = min((read.get(n, len(steps)) for n, _, _ in s.results), default=len(steps))
-            if later > max(worst, at + 1):
-                yield [*steps[:at], *steps[at + 1 : later], s, *steps[later:]]
-        elif any(lives[n] == (lives[n][0], at) and lives[n][0] <= worst for n in s.reads if n in sizes):
-            first = max((made[n] + 1 for n in s.reads if n in made), default=0)
-            if first <= worst:
-                yield [*steps[:worst], s, *steps[worst:at], *steps[at + 1 :]]
+            first = (read.readers[n][0] if n in read.readers else len(steps) for n, _, _ in s.results)
+            if (later := min(first, default=len(steps))) > max(worst, at + 1):
+                yield at, later
+            continue
+        lives = [read.lives[n] for n in alive.known(s.reads)]
+        if any(last == at and first <= worst for first, last in lives) and all(
+            read.made[n] < worst for n in s.reads if n in read.made
+        ):
+            yield at, worst
+
+
+@dataclass(frozen=True, slots=True)
+class _Alive:
+    """Bytes alive at each step of an order, and between a step and the one before it (`between`, arguments too), of the
+    values whose sizes are given: what a move makes of them follows from the values that the step reads and makes."""
+
+    read: _Read
+    sizes: Mapping[str, int]
+    at: list[int]
+    between: list[int]
+    #: the most up to a step, and from a step on
+    before: list[int]
+    behind: list[int]
+
+    @staticmethod
+    def of(read: _Read, sizes: Mapping[str, int]) -> _Alive:
+        count = len(read.steps)
+        here, across = [0] * (count + 2), [0] * (count + 2)
+        for n, (first, last) in read.lives.items():
+            size = sizes.get(n, 0)
+            here[first] += size
+            here[last + 1] -= size
+            across[first + 1 if n in read.made else 0] += size
+            across[last + 1] -= size
+        at, between = list(accumulate(here[:count])), list(accumulate(across[: count + 1]))
+        behind = list(accumulate(reversed(at), max))[::-1]
+        return _Alive(read, sizes, at, between, list(accumulate(at, max)), behind)
+
+    @property
+    def most(self) -> int:
+        """Most bytes alive at once."""
+        return self.before[-1]
+
+    def known(self, names: Collection[str]) -> list[str]:
+        """Names of values whose size is known, each once."""
+        return [n for n in dict.fromkeys(names) if n in self.sizes]
+
+    def after(self, move: Move) -> int:
+        """Most bytes alive at once after a move."""
+        at, to = move
+        step, lives = self.read.steps[at], self.read.lives
+        results = self.known([n for n, _, _ in step.results])
+        low, high = (at + 1, to) if to > at else (to, at)  # the steps that it passes
+        more = [0] * (high - low + 1)
+        own = self.between[to]
+        if to > at:  # its results are made later, what it reads last waits for it
+            more[0] -= sum(self.sizes[n] for n in results if lives[n][1] > at)
+            own += sum(self.sizes[n] for n in results if lives[n][1] == at)
+            for n in self.known(step.reads):
+                if at <= (last := lives[n][1]) < to:
+                    more[last + 1 - low] += self.sizes[n]
+                    own += self.sizes[n]
+        else:  # its results wait, what it reads last goes with those that read it before
+            more[0] += sum(self.sizes[n] for n in results if lives[n][1] > at)
+            own += sum(self.sizes[n] for n in results)
+            for n in self.known(step.reads):
+                if lives[n][1] == at:
+                    rest = [r for r in self.read.readers[n] if to <= r < at]
+                    more[rest[-1] + 1 - low if rest else 0] -= self.sizes[n]
+        most = max((a + b for a, b in zip(self.at[low:high], accumulate(more), strict=False)), default=0)
+        ends = [self.before[min(at, to) - 1]] if min(at, to) else []
+        beyond = to if to > at else at + 1
+        return max(most, own, *ends, *self.behind[beyond : beyond + 1])
 
 
 def _last(steps: Sequence[Step]) -> dict[str, Step]:
@@ -75,14 +189,6 @@ def _written_over(steps: Sequence[Step], sizes: Mapping[str, int]) -> dict[str, 
         for n, s in _last(steps).items()
         if n not in made and n in sizes and any(sizes.get(r) == sizes[n] for r, _, _ in s.results)
     }
-
-
-def _alive(steps: Sequence[Step], sizes: Mapping[str, int], outputs: Collection[str]) -> tuple[int, int]:
-    """Most bytes alive at once: where arguments go after their last step, and where they stay."""
-    lives = _lifetimes(steps, outputs)
-    known = {n: sizes[n] for n in lives if n in sizes}
-    made = {n for s in steps for n, _, _ in s.results}
-    return peak(known, lives), peak({n: b for n, b in known.items() if n in made}, lives)
 
 
 def _lifetimes(steps: Sequence[Step], outputs: Collection[str]) -> dict[str, Lifetime]:

@@ -46,7 +46,8 @@ def run(
 ) -> Results:
     """Measure the job's programs in shares; `job.results` grows by each. resume: keep the programs that it has.
 
-    `share`: programs that one process takes on. `commit`: what is measured, where this is no checkout of git's.
+    `share`: programs that one process takes on, where every worker has some. `commit`: what is measured, where this is
+    no checkout of git's.
 
     TilefoldError where no program is chosen, or no worker can begin.
     """
@@ -60,7 +61,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         about = {"commit": commit or commit_here(), "table": shipped_table(job.device)}
         team = _Team(job, Path(folder), words, progress or (lambda _: None), about)
-        shares = _shares(todo, share)
+        shares = _shares(todo, min(share, -(-len(todo) // workers)))
         if shares and not results.rates and any(c.work is not None for c in todo):
             team.measure(shares[:1], 1)  # alone: it measures the device's rates, for all
             shares = shares[1:]
