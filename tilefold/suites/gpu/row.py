@@ -214,7 +214,7 @@ def _prepare(
         tell(peer.name, "capturing")
         _make_ready(entry, timer, alone, captured=not peer.graphs)
         if case.steps:
-            _settle(entry.call, ours=peer.kind in ("ours", "own"))
+            settle(entry.call, ours=peer.kind in ("ours", "own"))
             with alone():
                 step, host = timer.apart(entry.call), timer.host(entry.call)
             peak = timer.peak(entry.call)  # of a step as all later ones: the first ones hold what they may run again
@@ -229,8 +229,8 @@ def _prepare(
     return entry
 
 
-def _settle(call: Thunk, *, ours: bool) -> None:
-    """Call until a step costs what it will always cost: ours is recorded once the module that runs it is built."""
+def settle(call: Thunk, *, ours: bool) -> None:
+    """Call a step until it costs what it will always cost: ours is recorded once the module that runs it is built."""
     if ours:
         native().wait()
     for _ in range(SETTLING_CALLS):
