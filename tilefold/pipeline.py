@@ -28,7 +28,7 @@ from tilefold.plan.aligned import aligned, slowed
 from tilefold.plan.aligned_kernels import aligned_kernels
 from tilefold.plan.attention import AttentionCall, statements
 from tilefold.plan.attention_orders import in_order
-from tilefold.plan.converted import converted_once
+from tilefold.plan.converted import better_stored, converted_once
 from tilefold.plan.few_rows import of_few_rows
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
@@ -204,9 +204,14 @@ def _left_alone(made: GpuKernels, target: GpuTarget) -> frozenset[str]:
     operand, or takes long for ragged rows."""
     g, called = Graph.of(made.fused.program), {*made.every_call}
     groups = {k.plan.group.members for k in made.fused.kernels} - called
-    alone = (g.by_name[members[0]] for members in groups if _is_alone(g, members, target.machine))
+    alone = [g.by_name[members[0]] for members in groups if _is_alone(g, members, target.machine)]
     p, machine = g.program, target.machine
-    return frozenset(c.name for c in alone if wider_operand(p, c) or library_copies(p, c) or slowed(p, c, machine))
+    found = [c.name for c in alone if wider_operand(p, c) or library_copies(p, c) or slowed(p, c, machine)]
+    for c in alone if target.library else ():
+        own = target.predicted([k for k in made.fused.kernels if k.plan.group.members == (c.name,)])
+        if own is not None and better_stored(p, c, machine, own.seconds):
+            found.append(c.name)
+    return frozenset(found)
 
 
 def _gpu_kernels(
@@ -216,7 +221,7 @@ def _gpu_kernels(
     whatever else."""
     p, added = with_sums_added(p, target.machine)
     p = distributed(stored_operands(target.written_out(plain_operands(p))))
-    p = converted_once(p, target.machine) if goal == "fast" and target.library else p
+    p = converted_once(p, target.machine, called) if goal == "fast" and target.library else p
     p, tails = target.with_tails(p) if goal == "fast" else (p, frozenset[str]())
     scaled: dict[tuple[str, ...], ScaledProduct] = {
         (x.product, x.out): x for x in (scaled_products(p) if scale else ())

@@ -170,3 +170,16 @@ def test_a_factor_of_zero_is_not_dropped() -> None:
     assert loads(state.element)
     with pytest.raises(NotFusibleError, match="own check"):
         derive_fold(cascade("m = max[l] x[l]\ns = sum[l] 0.0 * exp(x[l] - m)"))
+
+
+def test_what_a_projection_leaves_is_not_made_of_sums_of_products() -> None:
+    """Where inputs are alike it is the small difference of large numbers, centred or not."""
+    centred = ("x[l] - a / size(l)", "y[l] - b / size(l)")
+    for x, y in (("x[l]", "y[l]"), centred):
+        text = f"""a = sum[l] x[l]
+        b = sum[l] y[l]
+        c = sum[l] ({x}) * ({y})
+        d = sum[l] ({y}) ** 2
+        o = sum[l] ({x} - c / d * ({y})) ** 2"""
+        with pytest.raises(NotFusibleError, match=r"failed its own check: .* o .*"):
+            derive_fold(cascade(text))

@@ -9,7 +9,7 @@ from tests.backends.triton.kernels import meta
 from tilefold.algebra.expr import Cast, walk
 from tilefold.frontend.fuse import trace
 from tilefold.plan import converted
-from tilefold.plan.converted import converted_once
+from tilefold.plan.converted import better_stored, converted_once
 from tilefold.plan.hardware import H100
 from tilefold.tensor.interp import run
 
@@ -78,3 +78,27 @@ def test_what_its_maker_reads_wide_is_stored_as_the_product_takes_it(kept):
     p = trace(lambda *x: weights(*x, kept), scores, scores, meta(32, 1024, 128, dtype=B)).program
     assert converts(p)
     assert bool(converts(converted_once(p, H100))) == kept
+
+
+def combined(scores, x):
+    """Of experts and their places: a mask, and what each token has of what is made, in one sum over both."""
+    dispatch = (scores > 0).to(x.dtype)
+    made = torch.einsum("tec,td->ecd", dispatch, x)
+    return torch.einsum("tec,ecd->td", scores.to(x.dtype), made)
+
+
+def test_a_product_that_ended_up_alone_reads_what_a_map_makes_for_it_as_the_library_takes_it():
+    """A mask as numbers, for nothing; not where a kernel of its own is as fast."""
+    torch._dynamo.reset()
+    p = trace(combined, meta(1024, 8, 320, dtype=torch.float32), meta(1024, 512, dtype=B)).program
+    first, last = (c for c in p.body if c.reducer == "sum")
+    assert converts(p) == [first.name, last.name]
+    for c, fast, slow in ((first, 10e-6, 40e-6), (last, 14e-6, 70e-6)):
+        assert not better_stored(p, c, H100, fast) and better_stored(p, c, H100, slow)
+        assert converts(converted_once(p, H100, frozenset({c.name}))) == [x for x in converts(p) if x != c.name]
+    x = torch.randn(20, 4, 6), torch.randn(20, 8).to(B)
+    torch._dynamo.reset()
+    p = trace(combined, *x).program
+    after, inputs = converted_once(p, H100, frozenset(converts(p))), dict(zip(("scores", "x"), x, strict=True))
+    assert len(after.body) == len(p.body) + 2
+    assert torch.equal(run(after, inputs)[after.outputs[0]], run(p, inputs)[p.outputs[0]])

@@ -21,7 +21,11 @@ from tilefold.algebra.dtypes import DType
 WAY, CASE = "%way", "%case"
 NAMED = (
     "normal", "positive", "ties", "zeros", "huge", "tiny", "offset", "some -inf", "all -inf", "some inf", "some nan",
+    "alike",
 )  # fmt: skip
+#: What inputs that are alike differ by. What is left of one without its projection on another is as small: the sum of
+#: its squares, made of the sums of products, has lost all digits of half as many.
+APART = 3e-6
 _SCALES = (2, 5, 12, 30, 75, 150, 300, 500)
 _NORMAL, _STEPS, _WAVES = 3, (1.0, 0.1, 0.03), (1.0, 0.3, 0.1, 0.03)  # draws; of steps and waves the noise
 CASES = (
@@ -61,12 +65,13 @@ def case_index(rank: int, cases: int) -> torch.Tensor:
 @lru_cache(maxsize=256)
 def _table(name: str, dtype: DType) -> torch.Tensor:
     """Values of an input: [case, hash], the same for every run."""
-    gen = torch.Generator().manual_seed(crc32(name.encode()))
+    gen, same = torch.Generator().manual_seed(crc32(name.encode())), torch.Generator().manual_seed(0)
+    own, scaled = len(NAMED) - 1, len(CASES) - len(NAMED)
     if not dtype.is_float:
         top = 2 if dtype is DType.BOOL else _TOP
-        parts = [torch.randint(0, top, (n, _TABLE), generator=gen) for n in (len(NAMED), len(CASES) - len(NAMED))]
-        return torch.cat(parts).to(dtype.torch_dtype)
-    x = torch.randn(len(NAMED), _TABLE, generator=gen, dtype=torch.float64)
+        drawn = [torch.randint(0, top, (n, _TABLE), generator=g) for n, g in ((own, gen), (1, same), (scaled, gen))]
+        return torch.cat(drawn).to(dtype.torch_dtype)
+    x = torch.randn(own, _TABLE, generator=gen, dtype=torch.float64)
     x[1] = x[1].abs() + 0.1
     x[2] = (x[2] * 1.5).round()
     x[3] = 0
@@ -77,7 +82,9 @@ def _table(name: str, dtype: DType) -> torch.Tensor:
     x[8] = -math.inf
     x[9, ::5] = math.inf
     x[10, ::5] = math.nan
-    return torch.cat([x, _scaled(gen)])
+    parts = x, torch.randn(1, _TABLE, generator=same, dtype=x.dtype), _scaled(gen)
+    parts[1].add_(torch.randn(1, _TABLE, generator=gen, dtype=x.dtype), alpha=APART)
+    return torch.cat(parts)
 
 
 def _scaled(gen: torch.Generator) -> torch.Tensor:

@@ -34,18 +34,39 @@ DOUBT, CLEAR = 1.5, 1.2
 CONVERTING = 0.6
 
 
-def converted_once(p: Program, machine: Gpu) -> Program:
-    """The program in which products read copies of what they convert, where that is estimated faster."""
+def converted_once(p: Program, machine: Gpu, alone: frozenset[str] = frozenset()) -> Program:
+    """The program in which products read copies of what they convert, where that is estimated faster. alone: products
+    of which it is known (`better_stored`)."""
     g, taken, body = Graph.of(p), set(p.names), list[Compute]()
     for c in p.body:
         x = matrices(c, g.extent)
         made = [] if x is None or not x.whole else _copied(g, c, x, taken)
-        if made and _pays(g, Graph.of(replace(p, body=(*body, *made))), c, made, machine):
+        if made and (c.name in alone or _pays(g, Graph.of(replace(p, body=(*body, *made))), c, made, machine)):
             taken |= {m.name for m in made}
             body += made
         else:
             body.append(c)
     return replace(p, body=tuple(body)) if len(body) > len(p.body) else p
+
+
+def better_stored(p: Program, c: Compute, machine: Gpu, own: float) -> bool:
+    """Whether a product that converts an operand is better the library's, where a kernel of ours, which computes it and
+    nothing else, is forecast to take `own` seconds. Two sums at once (experts and their places: 64 of bf16, with the
+    other operand in float32, was forecast 68 us for what the library does in 12), or masks as numbers: what a map here
+    makes for the product alone is made as the library takes it, and no kernel more."""
+    g = Graph.of(p)
+    x = matrices(c, g.extent)
+    made = [] if x is None or not x.whole else _copied(g, c, x, {*p.names})
+    if not made:
+        return False
+    copy, product = made
+    read, kept = bytes_read(g, loads(copy.body)), g.points(copy.dims) * copy.dtype.nbytes
+    (of,) = {ld.tensor for ld in loads(copy.body)}
+    mapped = of in g.by_name and g.by_name[of].reducer is None and of not in p.outputs and g.consumers[of] == (c.name,)
+    memory = machine.reached * machine.bandwidth
+    stored = (kept - read) / memory if mapped else machine.second_kernel + (read + kept) / memory
+    body = [m for x in p.body for m in (made if x.name == c.name else (x,))]
+    return own > CLEAR * (stored + call_seconds(Graph.of(replace(p, body=tuple(body))), product, machine))
 
 
 def _copied(g: Graph, c: Compute, x: Product, taken: set[str]) -> list[Compute]:

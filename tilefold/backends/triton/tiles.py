@@ -285,7 +285,7 @@ def default_config(
     found = for_windows(cheapest(s, rule, traffic, local, held), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
     found = for_operands(found, s, b, local)
-    found = for_outer(for_branches(found, s, b, traffic, local), s, b, traffic, local)
+    found = for_branches(for_outer(found, s, b, traffic, local), s, b, traffic, local)
     found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
     found = for_odd_rows(for_rows(found, s, b, local, unit or {}), s, b, local, unit or {}, sizes)
     found = for_registers(found, s, b, local)
