@@ -102,3 +102,24 @@ def test_a_product_that_ended_up_alone_reads_what_a_map_makes_for_it_as_the_libr
     after, inputs = converted_once(p, H100, frozenset(converts(p))), dict(zip(("scores", "x"), x, strict=True))
     assert len(after.body) == len(p.body) + 2
     assert torch.equal(run(after, inputs)[after.outputs[0]], run(p, inputs)[p.outputs[0]])
+
+
+def test_both_operands_may_be_stored():
+    """Activations that a kernel makes in 8 bits, and weights: 94 us on an H200 in a kernel that widens both, Inductor
+    62."""
+
+    def quantised(x, w):
+        q = (x.float() * 3).round().clamp(-128, 127).to(torch.int8)
+        return q.to(B) @ w.to(B).t(), q
+
+    torch._dynamo.reset()
+    p = trace(quantised, meta(2048, 2048, dtype=B), meta(3072, 2048, dtype=torch.int8)).program
+    (c,) = (c for c in p.body if c.reducer == "sum")
+    assert not better_stored(p, c, H100, 50e-6) and better_stored(p, c, H100, 100e-6)
+    assert not converts(converted_once(p, H100, frozenset({c.name})))
+    torch._dynamo.reset()
+    x = torch.randn(20, 16).to(B), torch.randint(-128, 128, (24, 16), dtype=torch.int8)
+    p = trace(quantised, *x).program
+    (c,) = (c for c in p.body if c.reducer == "sum")
+    after, inputs = converted_once(p, H100, frozenset({c.name})), dict(zip("xw", x, strict=True))
+    assert all(torch.equal(run(after, inputs)[t], run(p, inputs)[t]) for t in p.outputs)

@@ -10,7 +10,7 @@ import torch
 from tilefold.frontend.fuse import trace
 from tilefold.plan.hardware import H100
 from tilefold.plan.library import library_calls
-from tilefold.plan.memory_orders import library_copies, without_copies
+from tilefold.plan.memory_orders import _around, library_copies, without_copies
 from tilefold.runtime.library import LibraryStep
 from tilefold.tensor.interp import run
 from tilefold.tensor.ir import Program
@@ -211,3 +211,22 @@ def test_a_result_is_written_with_its_own_strides() -> None:
         step._within(tensors, x, y, {})
         torch.testing.assert_close(tensors["s"], want)
         assert target is None or tensors["s"] is target
+
+
+def test_a_place_is_no_axis_that_kernels_run_along() -> None:
+    """Queries are one third of a product, of which nothing that is read beside them says how they should lie: the
+    thirds became the inner axis, of which every third element is read."""
+    p = program(
+        {"i": 2000, "k": 1536, "l": 3, "m": 12, "n": 128},
+        {"x": "ik", "w": "lmnk", "b": "n"},
+        "  qkv[i, l, m, n]: f32 = sum[k] x[i, k] * w[l, m, n, k]\n"
+        "  s[i, m]: f32 = sum[n] qkv[i, 0, m, n] * qkv[i, 0, m, n]\n"
+        "  q[i, m, n]: f32 = qkv[i, 0, m, n] * s[i, m] + b[n]\n"
+        "  t[i, m]: f32 = sum[n] qkv[i, 1, m, n] * qkv[i, 1, m, n]\n"
+        "  r[i, m, n]: f32 = qkv[i, 1, m, n] * t[i, m] + b[n]\n"
+        "  out[i, m, n]: f32 = q[i, m, n] * r[i, m, n] + qkv[i, 2, m, n]",
+        "out",
+    )
+    around = _around(p, "qkv", ["qkv"])
+    assert around is not None and set(around.kernels) == {3}
+    assert without_copies(p, frozenset({"qkv"}), H100)[0].body == p.body

@@ -50,7 +50,7 @@ def converted_once(p: Program, machine: Gpu, alone: frozenset[str] = frozenset()
 
 
 def better_stored(p: Program, c: Compute, machine: Gpu, own: float) -> bool:
-    """Whether a product that converts an operand is better the library's, where a kernel of ours, which computes it and
+    """Whether a product that converts operands is better the library's, where a kernel of ours, which computes it and
     nothing else, is forecast to take `own` seconds. Two sums at once (experts and their places: 64 of bf16, with the
     other operand in float32, was forecast 68 us for what the library does in 12), or masks as numbers: what a map here
     makes for the product alone is made as the library takes it, and no kernel more."""
@@ -59,50 +59,63 @@ def better_stored(p: Program, c: Compute, machine: Gpu, own: float) -> bool:
     made = [] if x is None or not x.whole else _copied(g, c, x, {*p.names})
     if not made:
         return False
-    copy, product = made
-    read, kept = bytes_read(g, loads(copy.body)), g.points(copy.dims) * copy.dtype.nbytes
-    (of,) = {ld.tensor for ld in loads(copy.body)}
-    mapped = of in g.by_name and g.by_name[of].reducer is None and of not in p.outputs and g.consumers[of] == (c.name,)
-    memory = machine.reached * machine.bandwidth
-    stored = (kept - read) / memory if mapped else machine.second_kernel + (read + kept) / memory
-    body = [m for x in p.body for m in (made if x.name == c.name else (x,))]
+    *copies, product = made
+    memory, stored = machine.reached * machine.bandwidth, 0.0
+    for copy in copies:
+        read, kept = bytes_read(g, loads(copy.body)), g.points(copy.dims) * copy.dtype.nbytes
+        of = _operand(copy)
+        mapped = of in g.by_name and g.by_name[of].reducer is None and of not in p.outputs
+        if mapped and g.consumers[of] == (c.name,):
+            stored += (kept - read) / memory
+        else:
+            stored += machine.second_kernel + (read + kept) / memory
+    body = [m for y in p.body for m in (made if y.name == c.name else (y,))]
     return own > CLEAR * (stored + call_seconds(Graph.of(replace(p, body=tuple(body))), product, machine))
 
 
 def _copied(g: Graph, c: Compute, x: Product, taken: set[str]) -> list[Compute]:
-    """The one operand that a product of known extents converts, stored, and the product of it, for the library."""
+    """The operands that a product of known extents converts, stored, and the product of them, for the library."""
     if not all(is_static(g.program.sizes[d]) for d in (*c.dims, *c.rdims)):
         return []
     sides: list[Expr] = [x.a, x.b]
-    found = [n for n, e in enumerate(sides) if isinstance(e, Cast) and isinstance(e.arg, Load)]
-    if len(found) != 1:
+    copies = list[Compute]()
+    for n, e in enumerate(sides):
+        if not (isinstance(e, Cast) and isinstance(e.arg, Load)):
+            continue
+        dims = tuple(dict.fromkeys(d for ix in e.arg.index for d in sorted(dims_used(ix))))
+        name = fresh(f"{e.arg.tensor}_converted", {*taken, *(y.name for y in copies)})
+        sides[n] = Load(name, tuple(map(Index, dims)))
+        copies.append(Compute(name, dims, e.dtype, e, loc=c.loc, origin=c.origin))
+    if not copies or not all(isinstance(e, Load) for e in sides):
         return []
-    (n,) = found
-    e, other = sides[n], sides[1 - n]
-    assert isinstance(e, Cast) and isinstance(e.arg, Load)
-    if not isinstance(other, Load) or g.program.dtype_of(other.tensor) is not e.dtype:
-        return []
-    dims = tuple(dict.fromkeys(d for ix in e.arg.index for d in sorted(dims_used(ix))))
-    name = fresh(f"{e.arg.tensor}_converted", taken)
-    sides[n] = Load(name, tuple(map(Index, dims)))
-    copy = Compute(name, dims, e.dtype, e, loc=c.loc, origin=c.origin)
+    kinds = {y.name: y.dtype for y in copies}
+    of = (kinds.get(e.tensor) or g.program.dtype_of(e.tensor) for e in sides if isinstance(e, Load))
     product = replace(c, body=call("mul", *sides))
-    return [copy, product] if library_product(product, g.program.sizes) is not None else []
+    return [*copies, product] if len({*of}) == 1 and library_product(product, g.program.sizes) is not None else []
+
+
+def _operand(copy: Compute) -> str:
+    """What a copy is of."""
+    assert isinstance(copy.body, Cast) and isinstance(copy.body.arg, Load), copy
+    return copy.body.arg.tensor
 
 
 def _pays(g: Graph, after: Graph, c: Compute, made: list[Compute], machine: Gpu) -> bool:
-    """Whether storing the operand and a call take less than a kernel that converts it for every tile of rows, and what
+    """Whether storing operands and a call take less than a kernel that converts them for every tile of rows, and what
     follows the product less than it saves: the result passes memory once more."""
-    copy, product = made
-    read, kept = bytes_read(g, loads(copy.body)), after.nbytes([copy.name])
+    *copies, product = made
     memory = machine.reached * machine.bandwidth
-    beside = _beside(g, c, copy)
-    stored = kept / memory if beside else machine.second_kernel + (read + kept) / memory
+    stored, again, whole = 0.0, 0.0, 0.0
+    beside = all(_beside(g, c, copy) for copy in copies)
+    for copy in copies:
+        read, kept = bytes_read(g, loads(copy.body)), after.nbytes([copy.name])
+        stored += kept / memory if beside else machine.second_kernel + (read + kept) / memory
+        rows = g.points({*c.dims} - {*copy.dims})
+        again += read * math.ceil(rows / (2 * machine.rows)) / (machine.cache_reached * machine.last_cache.bandwidth)
+        whole += read / memory
     passed = machine.copied(g.nbytes([c.name]))
-    rows = g.points({*c.dims} - {*copy.dims})
-    again = read * math.ceil(rows / (2 * machine.rows)) / (machine.cache_reached * machine.last_cache.bandwidth)
-    own = max(flops(g, c.name) / (CONVERTING * machine.gemm_rate(copy.dtype, library=False)), again, read / memory)
-    own += read / memory if beside else 0.0
+    rate = CONVERTING * machine.gemm_rate(copies[0].dtype, library=False)
+    own = max(flops(g, c.name) / rate, again, whole) + (whole if beside else 0.0)
     return own > (CLEAR if beside else DOUBT) * (stored + call_seconds(after, product, machine) + passed)
 
 
@@ -110,7 +123,6 @@ def _beside(g: Graph, c: Compute, copy: Compute) -> bool:
     """Whether the copy can be stored in place of what it is of, by the kernel that makes that: all else that reads it,
     statements that are no products, may be in that kernel. Probabilities of 16 million scores, which their gradient has
     in float32: 134 MB and a product of them, 135 us of an H100 by forecast, for 67 MB and a call."""
-    assert isinstance(copy.body, Cast) and isinstance(copy.body.arg, Load), copy
-    of = copy.body.arg.tensor
+    of = _operand(copy)
     others = [g.by_name[n] for n in g.consumers[of] if n != c.name] if of in g.by_name else []
     return bool(others) and of not in g.program.outputs and all(matrices(x, g.extent) is None for x in others)

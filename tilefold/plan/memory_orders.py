@@ -181,7 +181,7 @@ def _inner(p: Program, c: Compute, made: Compute) -> int:
     much = INNER * prod(map(estimate, p.shape_of(made.name))) * made.dtype.nbytes
     most = max((d for d, n in weights.items() if n >= much), key=weights.__getitem__, default=None)
     mine = next((_dims_of(ld) for ld in loads(c.body) if ld.tensor == made.name), ())
-    return mine.index(most) if c is not made and most in mine else last
+    return mine.index(most) if c is not made and most is not None and most in mine else last
 
 
 def _orders_around(p: Program, made: Compute, calls: Sequence[Compute]) -> tuple[Order, ...]:

@@ -16,6 +16,7 @@ from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.views import Like
 from tilefold.backends.triton.warps import Forecast, _Walk, forecast
+from tilefold.block.text import parse
 from tilefold.plan.hardware import H200
 from tilefold.tile.ir import Alloc, Buffer, For, Map, Reduce, TensorParam
 
@@ -248,3 +249,35 @@ def test_beside_an_operand_read_by_16_bytes_they_are_16_bytes_apart():
     given = meta(n, 256, dtype=h), meta(n, 3, dtype=h), meta(128, 259, dtype=h), meta(128, dtype=h)
     f = of(lambda x, d, w, b: torch.relu(F.linear(torch.cat([x, d], -1), w, b)), *given)
     assert 0.7 * 722e-6 < f.seconds < 1.3 * 722e-6
+
+
+BUCKETS = """
+block largest()
+  input table: bf16[32, 12]
+  input x: bf16[6, 12, 512, 512]
+  dim i = 6
+  dim j = 12
+  dim k = 512
+  dim l = 512
+  result y[i, j, k, l]: bf16
+  result m[i, j, k]: f32
+  forall k
+    init m_s[i, j, k]: f32 = -inf
+    for l
+      let at[k, l]: i64 = minimum(i64(log(maximum(f32(abs(k * -1 + l)), 1.0) / 8.0) * 8.0) + 8, 31)
+      let b[i, j, k, l]: f32 = x[i, j, k, l] + table[within(at[k, l], 32), j]
+      accum m_s = max[l] b[i, j, k, l]
+      store y[i, j, k, l] over (i, j, k, l) = b[i, j, k, l]
+    store m[i, j, k] over (i, j, k) = m_s[i, j, k]
+  return y, m
+"""
+
+
+def test_places_that_maps_compute_from_turns_of_a_loop():
+    """Buckets of distances of queries and keys, an element a lane: a turn is no dim of the statement that computes
+    them, but it is one of the place."""
+    k = TritonKernel(parse(BUCKETS))
+    shapes = (32, 12), (6, 12, 512, 512), (6, 12, 512, 512), (6, 12, 512)
+    kinds = (*[torch.bfloat16] * 3, torch.float32)
+    v, extents, seen = k.rendering([Like.packed(s, t, CPU) for s, t in zip(shapes, kinds, strict=True)], {})
+    assert any(t.tensor == "table" and t.times == 8 for t in forecast(v, seen, extents, {}, H200).touches)

@@ -337,14 +337,15 @@ class _Walk:
         t, x = self.tensors[tensor]
         if t.unit_axis is not None and (part := self.own.get((tensor, index))) is not None:
             index = part.index(index, t.unit_axis)
-        used = frozenset(d for e in index for d in dims_used(e))
+        seen = self.seen(index)  # with turns of loops that the maps are in
+        used = frozenset(d for e in (*index, *seen) for d in dims_used(e))
         outer = max((n + 1 for n, (d, _) in enumerate(self.loops) if d in used), default=0)
         times = math.prod(n for _, n in self.loops[:outer]) if not stored else self.times
         key = (tensor, index, stored, tuple(d for d, _ in self.loops[:outer]))
         if key in self.touches:
             return
         order = [d for d in dict.fromkeys((*frame, *sorted(used))) if d in used]
-        tile = touched(replace(self._access(t, x, self.seen(index), order), joined=self.in_pairs(t, index, order)))
+        tile = touched(replace(self._access(t, x, seen, order), joined=self.in_pairs(t, index, order)))
         places = [e for e in index if (e, key[-1]) not in self.placed]
         positions = sum(self.area(dims_used(e)) * index_units(e, self.quotients) for e in places)
         self.placed |= {(e, key[-1]) for e in places}
