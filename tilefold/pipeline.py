@@ -209,7 +209,7 @@ def _left_alone(made: GpuKernels, target: GpuTarget) -> frozenset[str]:
     found = [c.name for c in alone if wider_operand(p, c) or library_copies(p, c) or slowed(p, c, machine)]
     for c in alone if target.library else ():
         own = target.predicted([k for k in made.fused.kernels if k.plan.group.members == (c.name,)])
-        if own is not None and better_stored(p, c, machine, own.seconds):
+        if own is not None and better_stored(g, c, machine, own.seconds):
             found.append(c.name)
     return frozenset(found)
 

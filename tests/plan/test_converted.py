@@ -11,6 +11,7 @@ from tilefold.frontend.fuse import trace
 from tilefold.plan import converted
 from tilefold.plan.converted import better_stored, converted_once
 from tilefold.plan.hardware import H100
+from tilefold.tensor.analysis import Graph
 from tilefold.tensor.interp import run
 
 B = torch.bfloat16
@@ -94,7 +95,7 @@ def test_a_product_that_ended_up_alone_reads_what_a_map_makes_for_it_as_the_libr
     first, last = (c for c in p.body if c.reducer == "sum")
     assert converts(p) == [first.name, last.name]
     for c, fast, slow in ((first, 10e-6, 40e-6), (last, 14e-6, 70e-6)):
-        assert not better_stored(p, c, H100, fast) and better_stored(p, c, H100, slow)
+        assert not better_stored(Graph.of(p), c, H100, fast) and better_stored(Graph.of(p), c, H100, slow)
         assert converts(converted_once(p, H100, frozenset({c.name}))) == [x for x in converts(p) if x != c.name]
     x = torch.randn(20, 4, 6), torch.randn(20, 8).to(B)
     torch._dynamo.reset()
@@ -115,7 +116,7 @@ def test_both_operands_may_be_stored():
     torch._dynamo.reset()
     p = trace(quantised, meta(2048, 2048, dtype=B), meta(3072, 2048, dtype=torch.int8)).program
     (c,) = (c for c in p.body if c.reducer == "sum")
-    assert not better_stored(p, c, H100, 50e-6) and better_stored(p, c, H100, 100e-6)
+    assert not better_stored(Graph.of(p), c, H100, 50e-6) and better_stored(Graph.of(p), c, H100, 100e-6)
     assert not converts(converted_once(p, H100, frozenset({c.name})))
     torch._dynamo.reset()
     x = torch.randn(20, 16).to(B), torch.randint(-128, 128, (24, 16), dtype=torch.int8)

@@ -82,9 +82,9 @@ def _table(name: str, dtype: DType) -> torch.Tensor:
     x[8] = -math.inf
     x[9, ::5] = math.inf
     x[10, ::5] = math.nan
-    parts = x, torch.randn(1, _TABLE, generator=same, dtype=x.dtype), _scaled(gen)
-    parts[1].add_(torch.randn(1, _TABLE, generator=gen, dtype=x.dtype), alpha=APART)
-    return torch.cat(parts)
+    moved = _scaled(gen)
+    alike, own_part = (torch.randn(1, _TABLE, generator=g, dtype=x.dtype) for g in (same, gen))
+    return torch.cat([x, alike + APART * own_part, moved])
 
 
 def _scaled(gen: torch.Generator) -> torch.Tensor:

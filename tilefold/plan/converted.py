@@ -49,12 +49,12 @@ def converted_once(p: Program, machine: Gpu, alone: frozenset[str] = frozenset()
     return replace(p, body=tuple(body)) if len(body) > len(p.body) else p
 
 
-def better_stored(p: Program, c: Compute, machine: Gpu, own: float) -> bool:
+def better_stored(g: Graph, c: Compute, machine: Gpu, own: float) -> bool:
     """Whether a product that converts operands is better the library's, where a kernel of ours, which computes it and
-    nothing else, is forecast to take `own` seconds. Two sums at once (experts and their places: 64 of bf16, with the
-    other operand in float32, was forecast 68 us for what the library does in 12), or masks as numbers: what a map here
-    makes for the product alone is made as the library takes it, and no kernel more."""
-    g = Graph.of(p)
+    nothing else, is forecast to take `own` seconds: one that sums over two dims at once (experts and their places), or
+    reads a mask as numbers. What a map here makes for the product alone is made as the library takes it, and no kernel
+    more. Two of eight experts with a capacity, 1,024 tokens: 162 us on an H200, 65 so (Inductor 92)."""
+    p = g.program
     x = matrices(c, g.extent)
     made = [] if x is None or not x.whole else _copied(g, c, x, {*p.names})
     if not made:

@@ -66,8 +66,8 @@ def _moved(steps: list[Step], move: Move) -> list[Step]:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Where an order makes and reads values: the steps, the first step that reads each value, all that do, in order,
-    and lifetimes."""
+    """Where an order makes and reads values: its steps, those that read each value, in order, lifetimes, and the step
+    that makes each."""
 
     steps: list[Step]
     readers: dict[str, list[int]]

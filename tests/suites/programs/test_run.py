@@ -126,6 +126,14 @@ def test_what_is_known_is_kept_only_on_request(tmp_path):
     assert load(tmp_path / "r.json").done == ()
 
 
+def test_a_run_that_has_all_its_rows_begins_no_worker(tmp_path):
+    asked = job(tmp_path)
+    known = [record(c.row, "tilefold", 7.0, suite="programs") for c in asked.cases()]
+    save(results(*known), tmp_path / "r.json")
+    kept = run.run(asked, workers=2, resume=True, words=lambda _: pytest.fail("begun in vain"))
+    assert len(kept.records) == len(known)
+
+
 def test_rates_are_measured_once_and_alone(tmp_path):
     """The first share begins them, and the others are given them."""
     body = """

@@ -61,7 +61,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         about = {"commit": commit or commit_here(), "table": shipped_table(job.device)}
         team = _Team(job, Path(folder), words, progress or (lambda _: None), about)
-        shares = _shares(todo, min(share, -(-len(todo) // workers)))
+        shares = _shares(todo, max(1, min(share, -(-len(todo) // workers))))
         if shares and not results.rates and any(c.work is not None for c in todo):
             team.measure(shares[:1], 1)  # alone: it measures the device's rates, for all
             shares = shares[1:]
