@@ -30,6 +30,7 @@ from tilefold.plan.attention import AttentionCall, statements
 from tilefold.plan.attention_orders import in_order
 from tilefold.plan.converted import better_stored, converted_once
 from tilefold.plan.few_rows import of_few_rows
+from tilefold.plan.gpu import Decisions
 from tilefold.plan.gpu_forms import Given
 from tilefold.plan.greedy import fuse
 from tilefold.plan.hardware import Gpu, gpu_here
@@ -189,14 +190,15 @@ def gpu_kernels(p: Program, target: GpuTarget, goal: Goal = "fast", *, scale: bo
     where that would convert or copy an operand, or move it by elements: what it reads is then made so that it does
     not."""
     pays: streams.Pays = target.streams
-    made, stored = _gpu_kernels(p, target, goal, scale, pays)
+    decisions = Decisions()
+    made, stored = _gpu_kernels(p, target, goal, scale, pays, decisions)
     if stored:
         fewer: streams.Pays = lambda g, c: c.name not in stored and target.streams(g, c)  # noqa: E731
-        other, _ = _gpu_kernels(p, target, goal, scale, fewer)
+        other, _ = _gpu_kernels(p, target, goal, scale, fewer, decisions)
         ways = (made, pays), (other, fewer)
         made, pays = min(ways, key=lambda x: seconds(x[0].fused, target, x[0].every_call))
     alone = _left_alone(made, target) if goal == "fast" else frozenset()
-    return _gpu_kernels(p, target, goal, scale, pays, alone)[0] if alone else made
+    return _gpu_kernels(p, target, goal, scale, pays, decisions, alone)[0] if alone else made
 
 
 def _left_alone(made: GpuKernels, target: GpuTarget) -> frozenset[str]:
@@ -215,10 +217,16 @@ def _left_alone(made: GpuKernels, target: GpuTarget) -> frozenset[str]:
 
 
 def _gpu_kernels(
-    p: Program, target: GpuTarget, goal: Goal, scale: bool, pays: streams.Pays, called: frozenset[str] = frozenset()
+    p: Program,
+    target: GpuTarget,
+    goal: Goal,
+    scale: bool,
+    pays: streams.Pays,
+    decisions: Decisions,
+    called: frozenset[str] = frozenset(),
 ) -> tuple[GpuKernels, frozenset[str]]:
-    """And products that were to stream, and are in memory. pays: which do. called: products that the library computes
-    whatever else."""
+    """And products that were to stream, and are in memory. pays: which do. decisions: of all plans of the program.
+    called: products that the library computes whatever else."""
     p, added = with_sums_added(p, target.machine)
     p = distributed(stored_operands(target.written_out(plain_operands(p))))
     p = converted_once(p, target.machine, called) if goal == "fast" and target.library else p
@@ -253,7 +261,7 @@ def _gpu_kernels(
     )
     calls: dict[tuple[str, ...], Called] = {**products_called, **{x.members: x for x in attentions}}
     alone = (*scaled, *calls, *((x,) for x in sorted(added | whole)))
-    fused = fused_for_gpu(p, target, calls=alone)
+    fused = fused_for_gpu(p, target, calls=alone, decisions=decisions)
     stored = torn(before, copies, fused, pays) if goal == "fast" else frozenset[str]()
     return GpuKernels(fused, calls, scaled, added, whole), stored
 

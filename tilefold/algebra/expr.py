@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from operator import is_not
+from operator import is_, is_not
 from typing import Any, TypeVar
 
 from tilefold.algebra.dtypes import DType, promote
@@ -256,12 +256,13 @@ def children(e: Expr) -> tuple[Expr, ...]:
 
 def rebuild(e: Expr, kids: tuple[Expr, ...]) -> Expr:
     """`e` with its children replaced."""
-    if isinstance(e, Call):
-        return e if kids == e.args else Call(e.op, kids)
-    if isinstance(e, Load):
-        return e if kids == e.index else Load(e.tensor, kids)
-    if isinstance(e, Cast):
-        return e if kids[0] is e.arg else Cast(kids[0], e.dtype)
+    kind = type(e)
+    if kind is Call:
+        return e if all(map(is_, kids, e.args)) else Call(e.op, kids)  # type: ignore[attr-defined]
+    if kind is Load:
+        return e if all(map(is_, kids, e.index)) else Load(e.tensor, kids)  # type: ignore[attr-defined]
+    if kind is Cast:
+        return e if kids[0] is e.arg else Cast(kids[0], e.dtype)  # type: ignore[attr-defined]
     return e
 
 

@@ -192,12 +192,17 @@ class Twins:
         return found
 
 
-class Decided(Generic[T]):
-    """What was decided of groups, each with the names that it is in. renamed: the same for a twin."""
+#: What was decided of groups without names, each with the names that it is in.
+Known = dict[Hashable, tuple[Named, T]]
 
-    def __init__(self, renamed: Callable[[T, Renaming], T]):
+
+class Decided(Generic[T]):
+    """What was decided of groups, each with the names that it is in. renamed: the same for a twin. known: what was
+    decided before, for the same target, which takes what is decided now."""
+
+    def __init__(self, renamed: Callable[[T, Renaming], T], known: Known[T] | None = None):
         self._renamed = renamed
-        self._known: dict[Hashable, tuple[Named, T]] = {}
+        self._known: Known[T] = {} if known is None else known
 
     def of(self, x: Named, more: Hashable, decide: Callable[[], T]) -> T:
         """What is known of the group or its twin; else what `decide` finds. more: what else it depends on."""

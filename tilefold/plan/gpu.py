@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, dims_used, loads
 from tilefold.block.fuse import UNIT, Fused, FusedKernel
 from tilefold.block.group import Group, Grouping, Limits, Refusal
 from tilefold.block.legal import one_kernel
-from tilefold.block.twins import Decided, Named, Renaming, Twins
+from tilefold.block.twins import Decided, Known, Named, Renaming, Twins
 from tilefold.errors import PlanError, TilefoldError
 from tilefold.plan.cut import components, cuts
 from tilefold.plan.few_rows import feeding_products
@@ -56,26 +56,47 @@ Grouper = Callable[[Program, GpuTarget, frozenset[str], Calls], Selected]
 USUAL = GpuTarget()
 
 
-def fuse_for_gpu(p: Program, target: GpuTarget = USUAL, *, calls: Calls = ()) -> Fused:
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a group is made, and why not one kernel."""
+
+    groups: tuple[Group, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What was decided of groups for one target: it holds for their twins in the same program, planned again."""
+
+    against: Known[str | None] = field(default_factory=dict)
+    forecasts: Known[Predicted | None] = field(default_factory=dict)
+    parts: Known[_Parts] = field(default_factory=dict)
+    near: Known[_Parts] = field(default_factory=dict)
+
+
+def fuse_for_gpu(
+    p: Program, target: GpuTarget = USUAL, *, calls: Calls = (), decisions: Decisions | None = None
+) -> Fused:
     """Fuse `p` for a device. The statements of one of `calls` become a kernel of their own, which the caller replaces
-    by a library's.
+    by a library's. decisions: of an earlier plan for the same target, which takes those of this one.
 
     Groups that no kernel can be made of (`GpuTarget.against`) are cut where that adds the least traffic, until what is
     left fits; single operators are taken as they are. Groups are greedy; a target that searches takes those of the
     least price instead, where all that is made of them is predicted to be faster.
     """
-    usual = _fused(p, target, calls, _greedy)
+    decisions = Decisions() if decisions is None else decisions
+    usual = _fused(p, target, calls, _greedy, decisions)
     if not target.search:
         return usual
     try:
-        other = _fused(p, target, calls, _by_price)
+        other = _fused(p, target, calls, _by_price, decisions)
     except PlanError as err:
         log.info("%s is grouped greedily: %s", p.name, err.message)
         return usual
     return min(usual, other, key=lambda found: predicted(found, target, calls))
 
 
-def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> Fused:
+def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper, decisions: Decisions) -> Fused:
     apart = frozenset(m for call in calls for m in call)
     machine = target.machine
     p = as_memory_lies(align_reductions(replace(p, sizes={**p.sizes, UNIT: Const(1, DType.I64)}), apart))
@@ -93,14 +114,14 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper) -> F
     if target.given is None:
         p, groups = whole_sums(p, groups, target.limits)
         g = Graph.of(p)
-        whole = _Fitting(g, target, frozenset(calls), chosen.forms)
+        whole = _Fitting(g, target, frozenset(calls), chosen.forms, decisions)
         p, groups = separated(p, g, groups, machine, frozenset(calls), whole.fits)
         p, groups = computed_again(p, groups, machine, target.limits, frozenset(calls), windows)
         p, groups = states_apart(p, groups, machine, target.limits, frozenset(calls))
     refusals: list[Refusal] = []
 
     def fitting_of(p: Program) -> _Fitting:
-        return _Fitting(Graph.of(p), target, frozenset(calls), chosen.forms)
+        return _Fitting(Graph.of(p), target, frozenset(calls), chosen.forms, decisions)
 
     def fit(fitting: _Fitting, groups: Sequence[Group], *, near: bool = True) -> list[Group]:
         refusals[:] = chosen.grouping.refusals
@@ -134,27 +155,27 @@ def _by_price(p: Program, target: GpuTarget, apart: frozenset[str], calls: Calls
     return selected(p, target, apart, calls)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a group is made, and why not one kernel."""
-
-    groups: tuple[Group, ...]
-    refusals: tuple[Refusal, ...]
-
-
 class _Fitting:
     """Groups made to fit kernels. What was built is remembered: several cuts have the same part. What fits and what
-    does not is the same for groups that differ in names only."""
+    does not is the same for groups that differ in names only. decisions: of other fittings for the same target."""
 
-    def __init__(self, g: Graph, target: GpuTarget, calls: frozenset[tuple[str, ...]], forms: Mapping[Group, Form]):
+    def __init__(
+        self,
+        g: Graph,
+        target: GpuTarget,
+        calls: frozenset[tuple[str, ...]],
+        forms: Mapping[Group, Form],
+        decisions: Decisions | None = None,
+    ):
+        known = Decisions() if decisions is None else decisions
         self.g, self.target, self.calls, self.forms = g, target, calls, forms
         self._built: dict[Group, tuple[FusedKernel, ...]] = {}
         self._unfit: list[frozenset[str]] = []
         self._twins = Twins(g)
-        self._against: Decided[str | None] = Decided(lambda found, names: found and names.text(found))
-        self._forecasts: Decided[Predicted | None] = Decided(lambda found, names: found)
-        self._parts: Decided[_Parts] = Decided(self._of_twin)
-        self._near: Decided[_Parts] = Decided(self._of_twin)
+        self._against = Decided[str | None](lambda found, names: found and names.text(found), known.against)
+        self._forecasts = Decided[Predicted | None](lambda found, names: found, known.forecasts)
+        self._parts = Decided(self._of_twin, known.parts)
+        self._near = Decided(self._of_twin, known.near)
 
     def kernels(self, x: Group) -> tuple[FusedKernel, ...]:
         """Of a group that fits."""

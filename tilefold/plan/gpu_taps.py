@@ -86,7 +86,9 @@ def parts_pay(c: Compute, made: float, parts: float, window: Sliding, *, machine
 def _apart(g: Graph, c: Compute, machine: Gpu, calls: Collection[str]) -> bool:
     reads = Counter(ld.tensor for ld in set(loads(c.body))) if c.reducer is None else Counter[str]()
     products = g.points(c.dims) * sum(n for n in reads.values() if n >= LEAST)
+    if not products:
+        return False
     whole = len(c.dims) > 1 and set(c.dims) in _summed(g, c)
-    if not products or not (whole or summed_of_channels(g, c) or _contracted(g, c, calls)):
+    if not (whole or summed_of_channels(g, c) or _contracted(g, c, calls)):
         return False
     return products / machine.tap_rate + machine.copied(g.nbytes([c.name])) < products / machine.summed_tap_rate

@@ -145,7 +145,8 @@ class _Around:
 
 def _turned(p: Program, calls: Sequence[str], gpu: Gpu, kept: Collection[str]) -> Program:
     """The program in which tensors have the order of axes in which least is copied around them."""
-    for name in [c.name for c in reversed(p.body) if c.name not in kept]:
+    near = {t for c in p.body if c.name in calls for t in (c.name, *tensors_read(c.body))}
+    for name in [c.name for c in reversed(p.body) if c.name in near and c.name not in kept]:
         around = _around(p, name, calls)
         if around is None:
             continue

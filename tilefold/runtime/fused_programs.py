@@ -84,6 +84,7 @@ def fused_for_gpu(
     target: plan.GpuTarget = plan.USUAL,
     *,
     calls: Collection[tuple[str, ...]] = (),
+    decisions: plan.Decisions | None = None,
 ) -> Fused:
     """`plan.gpu.fuse_for_gpu`, remembered. Nothing is kept of a program that cannot be fused, which raises as there.
 
@@ -97,7 +98,7 @@ def fused_for_gpu(
         return _named(found, p.name)
     if torch.cuda.is_available():
         expect_jobs()
-    found = plan.fuse_for_gpu(p, target, calls=calls)
+    found = plan.fuse_for_gpu(p, target, calls=calls, decisions=decisions)
     FUSED.write(path, found)
     return found
 

@@ -12,6 +12,8 @@ again.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -24,19 +26,30 @@ from tilefold.tensor.rewrite import rename_loads, substitute_map
 
 def short_maps(p: Program) -> Program:
     """The program in which maps are as long as what reads them."""
-    found = p
+    found, read = p, _read(p)
     for c in reversed(p.body):
         for axis in range(len(c.dims)) if c.reducer is None and c.name not in p.outputs else ():
-            n = _length(found, c, axis)
+            n = _length(found, c, axis, read[c.name])
             if n is not None:
                 found = _shortened(found, next(x for x in found.body if x.name == c.name), axis, n)
+                read = _read(found)
     return found if found is p else narrow(found)
 
 
-def _length(p: Program, c: Compute, axis: int) -> int | None:
-    """The first so many places of a map's axis that are read; None where that is all of them, or is not known."""
+def _read(p: Program) -> defaultdict[str, set[Load]]:
+    """How each tensor is read."""
+    found = defaultdict[str, set[Load]](set)
+    for x in p.body:
+        for ld in loads(x.body):
+            found[ld.tensor].add(ld)
+    return found
+
+
+def _length(p: Program, c: Compute, axis: int, read: Collection[Load]) -> int | None:
+    """The first so many places of a map's axis that are read, as it is; None where that is all of them, or is not
+    known."""
     size, most = p.sizes[c.dims[axis]], 0
-    for ld in {ld for x in p.body for ld in loads(x.body) if ld.tensor == c.name}:
+    for ld in read:
         match ld.index[axis]:
             case Index(e) if isinstance(n := p.sizes[e], Const):
                 most = max(most, int(n.value))
