@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tilefold import pipeline
+from tilefold.plan.gpu import Decisions
 from tilefold.plan.hardware import H100
 from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor.text import parse
@@ -40,7 +41,7 @@ def test_products_that_are_in_memory_all_the_same_are_found(refused):
     refuse, _ = pipeline.refuser(None, interpreted=False)
     target = GpuTarget(H100, None, refuse, pipeline.predictor(H100)) if refused else GpuTarget()
     p = parse(GRADIENT)
-    _, stored = pipeline._gpu_kernels(p, target, "fast", True, target.streams)
+    _, stored = pipeline._gpu_kernels(p, target, "fast", True, target.streams, Decisions())
     assert stored == ({"s", "dp"} if refused else set())
 
 

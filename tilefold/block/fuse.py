@@ -85,7 +85,7 @@ def build_kernels(g: Graph, plan: StagePlan, loops: Loops, segments: int | None)
 
 def polished(b: Block) -> Block:
     """Tidy, settle what products keep, narrow the loops, and drop inputs that nothing reads."""
-    done = bound_loops(settled(tidy(verify(b))))
+    done = bound_loops(settled(tidy(b)))
     read = {t for n in walk(done.body) for e in exprs_of(n) for t in tensors_read(e)}
     return verify(replace(done, inputs=tuple(i for i in done.inputs if i.name in read)))
 

@@ -18,7 +18,7 @@ from tilefold.algebra.cascade import Cascade, Reduction
 from tilefold.algebra.context import COUNTER, Options
 from tilefold.algebra.derive import build_fold, derive_fold
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Expr, Index, Load, substitute, tensors_read, transform, type_of
+from tilefold.algebra.expr import Expr, Index, Load, loads, substitute, tensors_read, transform, type_of
 from tilefold.algebra.fold import Fold
 from tilefold.block.group import Group
 from tilefold.errors import NotFusibleError, SourceLoc
@@ -313,6 +313,8 @@ def inline_reads(g: Graph, e: Expr, wanted: Callable[[Load], bool]) -> Expr:
     reads the one before it several times, there are as many expressions as states, and what nodes remember (what they
     read and cost) is found without going through all that they stand for.
     """
+    if not any(ld.tensor in g.by_name and wanted(ld) for ld in loads(e)):
+        return e
     known: dict[Load, Expr] = {}
 
     def one(n: Expr) -> Expr | None:

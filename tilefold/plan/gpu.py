@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, dims_used, loads
@@ -155,6 +156,13 @@ def _by_price(p: Program, target: GpuTarget, apart: frozenset[str], calls: Calls
     return selected(p, target, apart, calls)
 
 
+def _of_twin(g: Graph, found: _Parts, names: Renaming) -> _Parts:
+    """What the twin of a group is made."""
+    loc = {b: g.by_name[b].loc for r in found.refusals for b in names.tensors((r.consumer,))}
+    refusals = [(*names.tensors((r.producer, r.consumer)), names.text(r.reason)) for r in found.refusals]
+    return _Parts(tuple(map(names.group, found.groups)), tuple(Refusal(a, b, why, loc[b]) for a, b, why in refusals))
+
+
 class _Fitting:
     """Groups made to fit kernels. What was built is remembered: several cuts have the same part. What fits and what
     does not is the same for groups that differ in names only. decisions: of other fittings for the same target."""
@@ -174,8 +182,9 @@ class _Fitting:
         self._twins = Twins(g)
         self._against = Decided[str | None](lambda found, names: found and names.text(found), known.against)
         self._forecasts = Decided[Predicted | None](lambda found, names: found, known.forecasts)
-        self._parts = Decided(self._of_twin, known.parts)
-        self._near = Decided(self._of_twin, known.near)
+        of_twin = partial(_of_twin, g)  # no method: a fitting is done with at once, without a collector
+        self._parts = Decided(of_twin, known.parts)
+        self._near = Decided(of_twin, known.near)
 
     def kernels(self, x: Group) -> tuple[FusedKernel, ...]:
         """Of a group that fits."""
@@ -198,13 +207,6 @@ class _Fitting:
         """What decides about a group, without names."""
         named, parallel = self._twins.keyed(x)
         return named, (parallel, x.members in self.calls, self.forms.get(x))
-
-    def _of_twin(self, found: _Parts, names: Renaming) -> _Parts:
-        loc = {b: self.g.by_name[b].loc for r in found.refusals for b in names.tensors((r.consumer,))}
-        refusals = [(*names.tensors((r.producer, r.consumer)), names.text(r.reason)) for r in found.refusals]
-        return _Parts(
-            tuple(map(names.group, found.groups)), tuple(Refusal(a, b, why, loc[b]) for a, b, why in refusals)
-        )
 
     def _cut(self, x: Group) -> _Parts:
         why = self.refusal(x)

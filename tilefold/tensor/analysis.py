@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from weakref import ref
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import (
@@ -30,6 +32,8 @@ _OP_COST = {
     "sin": 14, "cos": 14, "pow": 20, "sqrt": 4, "rsqrt": 6, "div": 4, "floordiv": 4, "mod": 4,
     "random": 60, "random16": 42,
 }  # fmt: skip
+#: Graphs that are kept although nothing uses them.
+LAST = 8
 
 
 def out_dims(c: Compute) -> tuple[str, ...]:
@@ -67,7 +71,7 @@ def readings(e: Expr) -> Iterator[tuple[Load, DType | None]]:
                 yield k, n.dtype if isinstance(n, Cast) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
     """Edges of a program: `producers[c]` and `consumers[c]` hold Compute names. `results`: in program order."""
 
@@ -82,11 +86,13 @@ class Graph:
 
     @staticmethod
     def of(p: Program) -> Graph:
-        """A program's own, made once: passes that change nothing ask one after the other."""
-        found = p._graph
-        if not isinstance(found, Graph):
+        """A program's own, made once while it is used or one of the last: passes that change nothing ask one after the
+        other. Each of both would keep the other until a collector comes."""
+        found = None if p._graph is None else p._graph()
+        if found is None:
             found = Graph._made(p)
-            object.__setattr__(p, "_graph", found)  # neither ever changes
+            object.__setattr__(p, "_graph", ref(found))  # neither ever changes
+            _last.append(found)
         return found
 
     @staticmethod
@@ -161,6 +167,9 @@ class Graph:
         if any(u not in within for u in self.consumers[name]):
             return True
         return any(r in self.program.outputs for r in c.results)
+
+
+_last: deque[Graph] = deque(maxlen=LAST)
 
 
 def _reads(c: Compute) -> tuple[str, ...]:

@@ -26,9 +26,10 @@ Text form, which `tensor.text` prints and parses:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Expr
@@ -82,7 +83,8 @@ class Program:
     outputs: tuple[str, ...]
     syms: tuple[str, ...] = ()
     _of: Mapping[str, Input | Compute] = field(init=False, repr=False, compare=False)
-    _graph: object = field(default=None, init=False, repr=False, compare=False)  # `analysis.Graph`, once asked for
+    #: Its `analysis.Graph`, once asked for.
+    _graph: Callable[[], Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", MappingProxyType(dict(self.sizes)))

@@ -58,7 +58,7 @@ def tile_kernel(
     """
     loops = dict.fromkeys(n.dim for n in walk(block.body) if isinstance(n, Loop))
     tiles = {d: config.tiles.get(d, 1) for d in loops}
-    kernel = verify(summed(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False))))
+    kernel = summed(lower(block, LowerOptions(unit=unit, tiles=tiles, arranged=False)))
     over = ranged(block)
     kernel = replace(kernel, sizes={d: e for d, e in kernel.sizes.items() if d in over})
     kernel = stream(kernel, {d: n for d, n in config.tiles.items() if d not in loops})
@@ -66,7 +66,7 @@ def tile_kernel(
         kernel = without_single_loops(kernel)
     dims = product_dims(kernel)
     if dims:
-        kernel = verify(scaled_after(rows_first(kernel)))
+        kernel = scaled_after(rows_first(kernel))
     if not dims:
         beside = {d for s in kernel.body if isinstance(s, For) for d in _beside(s)}
         kernel = cut(singles(kernel), [d for d in _wasteful(kernel) if d not in beside])
