@@ -170,9 +170,9 @@ def test_parts_are_not_joined_around_a_kernel_that_stands_between_them() -> None
 
 PARTIAL = """
 program partial()
-  input x: bf16[8, 64, 32]
-  input g: bf16[8, 64, 16]
-  dim b = 8
+  input x: bf16[16, 64, 32]
+  input g: bf16[16, 64, 16]
+  dim b = 16
   dim s = 64
   dim i = 32
   dim j = 16

@@ -284,3 +284,27 @@ def test_axes_are_in_the_order_of_what_is_read():
 def test_what_is_a_factor_times_a_tensor(text, linear):
     names = Names(dims={"i"}, open_tensors=True)
     assert _linear_in(expression(text, names), Load("x", (Index("i"),))) is linear
+
+
+PATCHES = """
+program patches()
+  input x: bf16[8, 128, 48, 2]
+  input w: bf16[64, 128, 2]
+  input v: bf16[32, 128]
+  dim i = 8
+  dim m = 128
+  dim j = 48
+  dim n = 2
+  dim l = 64
+  dim r = 32
+  c[i, j, l]: bf16 = sum[m, n] x[i, m, j, n] * w[l, m, n]
+  a[i, j]: bf16 = sum[l] maximum(c[i, j, l], 0)
+  y[i, j, n, r]: bf16 = sum[m] x[i, m, j, n] * a[i, j] * v[r, m]
+  return y
+"""
+
+
+def test_products_are_not_split_into_more_parts_than_they_read() -> None:
+    """A convolution of patches of two places, and one of each channel behind it: a part a channel is 64 times c."""
+    p = split_axes(parse(PATCHES))
+    assert {c.name for c in p.body} == {"c", "a", "y"}
