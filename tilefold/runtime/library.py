@@ -323,9 +323,11 @@ class LibraryStep:
     def _product(
         self, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, *, pads: bool = False
     ) -> torch.Tensor:
-        """Row-major. Operands of 16 bits and a float32 result: their products are summed in float32 anyway."""
+        """Row-major. Operands of 16 bits and a float32 result: their products are summed in float32 anyway. Floats of 8
+        bits, which torch promotes to nothing, are numbers of bfloat16 too."""
         dtype = self.dtype
         if x.dtype is not dtype or y.dtype is not dtype:
+            x, y = (t.to(torch.bfloat16) if t.dtype.itemsize == 1 and t.dtype.is_floating_point else t for t in (x, y))
             if x.is_cuda and x.dtype is y.dtype and x.dtype.itemsize == 2 and dtype is torch.float32:
                 multiply = torch.bmm if self.matrices.batch else torch.mm
                 return multiply(*aligned.alike(x, y), out_dtype=dtype)
