@@ -230,3 +230,28 @@ def test_a_place_is_no_axis_that_kernels_run_along() -> None:
     around = _around(p, "qkv", ["qkv"])
     assert around is not None and set(around.kernels) == {3}
     assert without_copies(p, frozenset({"qkv"}), H100)[0].body == p.body
+
+
+PATCHES = """
+program patches()
+  input x: bf16[8, 128, 48, 2, 48, 2]
+  input w: bf16[64, 128, 2, 2]
+  dim i = 8
+  dim j = 48
+  dim k = 48
+  dim l = 64
+  dim m = 128
+  dim n = 2
+  dim p = 2
+  c[i, j, k, l]: bf16 = sum[m, n, p] x[i, m, j, n, k, p] * w[l, m, n, p]
+  return c
+"""
+
+
+def test_patches_whose_places_and_channels_take_turns_are_copied_by_a_statement() -> None:
+    p = parse(PATCHES)
+    p = replace(p, inputs=tuple(replace(i, row_major=True) for i in p.inputs))
+    q, products = without_copies(p, frozenset({"c"}), H100)
+    (copy,) = (c for c in q.body if c.name != "c")
+    assert products == {"c"} and copy.dims == ("i", "j", "k", "m", "n", "p")
+    assert library_copies(p, p.body[0]) and not library_copies(q, next(c for c in q.body if c.name == "c"))

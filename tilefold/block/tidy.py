@@ -51,16 +51,21 @@ def tidy(b: Block) -> Block:
 
 
 def _without_copies(b: Block) -> Block:
-    """Replace a value that only repeats another one."""
+    """Replace a value that only repeats another one, in each of the loops that compute it."""
     changed = set(_changes(Loop("forall", "", b.body)))
     dtypes = {n.name: n.dtype for n in walk(b.body) if isinstance(n, Let)}
-    table: dict[str, str] = {}
+    table, computed = dict[str, str](), set[str]()
     for n in walk(b.body):
-        if isinstance(n, Let) and n.reducer is None and isinstance(n.expr, Load) and n.name not in changed:
-            source = n.expr.tensor
-            plain = n.expr.index == tuple(Index(d) for d in n.dims)
-            if plain and source not in changed and dtypes.get(source) is n.dtype:
-                table[n.name] = table.get(source, source)
+        if isinstance(n, Let) and n.name not in changed | computed:
+            copied = n.expr if n.reducer is None and isinstance(n.expr, Load) else None
+            plain = copied is not None and copied.index == tuple(Index(d) for d in n.dims)
+            source = copied.tensor if copied is not None else ""
+            known = table.get(source, source)
+            if plain and source not in changed and dtypes.get(source) is n.dtype and table.get(n.name, known) == known:
+                table[n.name] = known
+            else:
+                table.pop(n.name, None)
+                computed.add(n.name)
     return replace(b, body=_renamed(b.body, table)) if table else b
 
 

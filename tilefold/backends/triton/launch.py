@@ -36,6 +36,7 @@ from tilefold.backends.triton.roles import roles_of
 from tilefold.backends.triton.row_groups import render_rows
 from tilefold.backends.triton.row_roles import RowRoles, row_roles_of
 from tilefold.backends.triton.row_tiles import owning_rows
+from tilefold.backends.triton.spilled import SPILLED, eased, spilled
 from tilefold.backends.triton.tiles import Shape, apart, default_config
 from tilefold.backends.triton.tilings import WINDOW, window_of
 from tilefold.backends.triton.views import Seen, merged, neighbours
@@ -101,6 +102,7 @@ class TritonKernel:
         self._dynamic = frozenset(d for d, e in block.sizes.items() if not isinstance(e, Const))
         self._configs: dict[tuple[object, ...], TritonConfig] = {}
         self._usual: dict[tuple[object, ...], TritonConfig] = {}
+        self._spilled: dict[tuple[object, ...], tuple[TritonConfig, int]] = {}  # what ran before with more, and bytes
         self._variants: dict[tuple[object, ...], list[Variant]] = {}
         self._compiled: dict[tuple[object, ...], Launcher] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -199,7 +201,7 @@ class TritonKernel:
 
     def choose_again(self) -> None:
         """Ask for configurations anew from the next call on: the table that they are from has changed."""
-        self._configs, self._variants, self._plans, self._joined = {}, {}, {}, {}
+        self._configs, self._variants, self._plans, self._joined, self._spilled = {}, {}, {}, {}, {}
 
     def _units(self, xs: Sequence[Seen]) -> Units:
         return tuple(unit_axis(x, s) for x, s in zip(xs, self._single, strict=True))
@@ -367,6 +369,26 @@ class TritonKernel:
             self._configs[(tf32, hopper, units, *self._coarse(sizes).values())] = found
         return found is not None
 
+    def _eases(self, xs: Sequence[Seen], syms: Mapping[str, int], v: Variant, nbytes: int) -> bool:
+        """Whether the bin of such tensors has another configuration, with which it then runs, because threads of this
+        one's kernel spill registers: one with fewer elements a thread, or that before, where it spilled no more."""
+        sizes, units = self.sizes(syms), self._units(xs)
+        tf32, hopper, coarse = matmul_precision() == "tf32", is_hopper(xs[0].device), self._coarse(sizes)
+        hopper = hopper and not v.wide
+        key = (tf32, hopper, units, *coarse.values())
+        before = self._spilled.get(key)
+        found: TritonConfig | None = None
+        if before is not None and nbytes >= before[1] > 0:
+            found, self._spilled[key] = before[0], (before[0], 0)
+        elif nbytes > SPILLED and not self.exactly and (before is None or before[1] > 0):
+            chosen = self.choose(self.block, coarse) if self.choose is not None else None
+            config = self._config(sizes, units, tf32=tf32, hopper=hopper)
+            found = eased(config, self.block, coarse) if chosen is None else None
+            self._spilled[key] = config, nbytes
+        if found is not None:
+            self._configs[key] = found
+        return found is not None
+
     def _groups_on(self, xs: Sequence[Seen]) -> bool:
         """Whether groups of warps may run on the tensors' device, with offsets of 32 bits."""
         return not self.interpreted and is_hopper(xs[0].device) and not any(_span(x) >= NARROW_LIMIT for x in xs)
@@ -385,6 +407,8 @@ class TritonKernel:
             if launcher is None:
                 done = compiled(v.kernel, v.rendered, v.config, divisors, wide=v.wide, target=None)
                 launcher = self._compiled[key] = launcher_of(done)
+                if self._eases(xs, syms, v, spilled(done)):
+                    return self._plan(xs, syms, place)
         described = tuple(
             Described(n, tuple(xs[n].shape), xs[n].stride(), tuple(box))
             for n, (_, box) in zip(self._described(v), v.rendered.descriptors.values(), strict=True)

@@ -89,7 +89,7 @@ class Shape:
     read: dims of each element that is read from memory. dynamic: dims without a fixed extent. exact: products are of
     float32, which no matrix unit takes unrounded (the
     rules are those of `product.Products`). singles: short dims of which each index is a value of its own; that is asked
-    where tiles are chosen (`_with_singles`). whole: streamed dims that statements outside of their loops range over.
+    where tiles are chosen (`with_singles`). whole: streamed dims that statements outside of their loops range over.
     """
 
     parallel: tuple[str, ...]
@@ -267,7 +267,7 @@ def default_config(
     s = replace(s, exact=s.exact and not tf32)
     over = ranged(b)
     sizes = {d: n for d, n in sizes.items() if d in over}
-    s = _with_singles(s, b, sizes)
+    s = with_singles(s, b, sizes)
     cut, sizes = sizes, s.seen(sizes)
     if any(m and n for m, n, _ in s.products):
         return for_depth(with_products(s, sizes), s, sizes)
@@ -278,7 +278,7 @@ def default_config(
     grid = tuple(d for d in s.parallel if d not in s.segments)
     at_least = {d: 1 if d in s.segments else max(1, n) for d, n in sizes.items()}
     traffic = Traffic(accesses(b, unit or {}), grid, at_least, math.prod(cut[d] for d in s.segments))
-    local = _held_lanes(s, sizes)
+    local = held_lanes(s, sizes)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         return for_sums(for_registers(rule, s, b, local), s, b, traffic, local)
     held = sum(isinstance(n, Let | Accumulate) and local.keys() >= {*n.rdims} != set() for n in nodes_of(b.body))
@@ -303,7 +303,7 @@ def _without(s: Shape, sizes: Mapping[str, int]) -> TritonConfig:
     multiprocessor, so that the rows at work at one time (132 of 256 KB on an H100) stay in the second-level cache.
     Of 16-bit elements twice as many are on their way at a time, if no ragged end is left that would be held as float32.
     """
-    local = _held_lanes(s, sizes)
+    local = held_lanes(s, sizes)
     tiles: dict[str, int] = {}
     whole_cut = _everything(s, sizes)
     inner = any(k - frozenset(s.streamed) for _, _, k in s.products)
@@ -387,13 +387,13 @@ def _whole_beside(s: Shape, d: str, sizes: Mapping[str, int]) -> dict[str, int]:
     return {x: power_of_two(n) for x, n in sizes.items() if x != d and x in s.streamed and x in s.whole}
 
 
-def _held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
+def held_lanes(s: Shape, sizes: Mapping[str, int]) -> dict[str, int]:
     """Lanes of the dims that no loop runs over tile by tile."""
     held = (d for d in sizes if d not in s.parallel and d not in s.streamed)
     return {d: 1 if d in s.singles or d in s.segments else power_of_two(sizes[d]) for d in held}
 
 
-def _with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
+def with_singles(s: Shape, b: Block, sizes: Mapping[str, int]) -> Shape:
     """`s` with the dims that kernels with these extents have as single indices (`tile.pieces`): of three coordinates
     one lane is held at a time, of images of 7 x 7 that are stored or summed whole all 64. What is stored for each of
     such indices is held until then: its values are a tile's, though they lie in registers of their own; what is stacked
