@@ -429,3 +429,16 @@ def test_long_functions_have_few_elements_a_thread():
     (k,) = made(lambda x, y: torch.lgamma(x) + torch.lgamma(y), meta(1 << 20), meta(1 << 20))
     config = default_config(k.block, k.sizes({}))
     assert math.prod(config.tiles.values()) <= 2 * 32 * config.warps
+
+
+def gradients_of_a_divergence(s, t):
+    e = torch.exp(t.float())
+    g = e * (t.float() - s.float()) + e
+    return (g - e * g.sum(-1, keepdim=True)).to(B), (s.float().exp() * e.sum(-1, keepdim=True) - e).to(B)
+
+
+def test_the_longest_rows_of_several_maps_are_no_single_tile():
+    (k,) = made(gradients_of_a_divergence, meta(1000, 32000, dtype=B), meta(1000, 32000, dtype=B))
+    assert widths(k)[32000] < 1 << 15
+    (plain,) = made(lambda x: torch.softmax(x, -1), meta(1000, 32000, dtype=B))
+    assert widths(plain)[32000] == 1 << 15

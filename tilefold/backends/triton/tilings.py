@@ -39,6 +39,8 @@ ONCE, REDUCED, HELD = 1 << 12, 1 << 13, 1 << 15
 #: Least tile of a stream that is shortened for what crosses its reductions; share of the elements of held columns that
 #: more than a few values may have, and how many are few.
 SHORTEST, SEVERAL, FEW = 64, 3 / 4, 3
+#: Lanes of the longest rows, and maps of which a compiler does not compute one element after the other there.
+LONGEST, SEVERAL_MAPS = 1 << 15, 3
 #: Lanes of a streamed dim, over its indices, above which its tiles are shorter, and with which they are short enough;
 #: the shortest such tile.
 MASKED_MOST, ENDED, LEAST_TILE = 4 / 3, 5 / 4, 8
@@ -354,7 +356,9 @@ def for_crossing(
     both, in tiles of 16,384: 374 us on an H100 for what half of that takes 495), more of them less, with what is
     computed of them at the same time (a gate's gradient and its sums, four values of 8 x 1,024: 3,768 bytes spilled).
     Rows that are read again may have more: shorter tiles leave room for blocks whose rows no cache holds. Of single
-    indices there is a value each (differences of pairs in three coordinates, which forces are summed of).
+    indices there is a value each (differences of pairs in three coordinates, which forces are summed of). Of the
+    longest rows a thread has half of its registers' number of elements: what several maps leave to others is there for
+    all of them (the gradients of a divergence of two rows of 32,000: 1,008 bytes spilled, by half of a row 8).
     """
     tiles, each = dict(c.tiles), {d: n for d, n in sizes.items() if d in s.singles}
     for d in s.streamed:
@@ -364,7 +368,8 @@ def for_crossing(
             found = crossing(b, d, lanes, whole=whole, apart=each)
             several = SEVERAL if found > FEW * s.area(lanes) else 3 / 2
             several = several if d not in s.again or whole else 2
-            if found <= H100.held_columns * several:
+            crowded = whole and s.area(lanes) >= LONGEST and between(b, lanes, SEVERAL_MAPS) > 2 * H100.held_columns
+            if found <= H100.held_columns * several and not crowded:
                 break
             tiles[d] //= 2
     return c if tiles == c.tiles else replace(c, tiles=tiles)
