@@ -87,7 +87,7 @@ class _Skeleton:
 
 
 @lru_cache(maxsize=MOST)
-def _skeleton(c: Compute) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+def skeleton(c: Compute) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     """The number of what a statement is without names, its dims, and its tensors, what it makes first."""
     dims: dict[str, int] = {}
     tensors: dict[str, int] = {}
@@ -146,7 +146,7 @@ class Twins:
         rows: list[Hashable] = []
         for m in members:
             c = g.by_name[m]
-            number, own, read = _skeleton(c)
+            number, own, read = skeleton(c)
             made.update(c.results)
             used = tuple([dims.setdefault(d, len(dims)) for d in own])
             places = tuple([tensors.setdefault(t, len(tensors)) for t in read])

@@ -22,12 +22,13 @@ them in that order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from math import factorial, prod
 
 from tilefold.algebra.expr import Expr, Index, Load, loads, substitute, tensors_read
+from tilefold.block.twins import skeleton
 from tilefold.names import fresh
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.library import Matrices, bias_of
@@ -146,18 +147,40 @@ class _Around:
 def _turned(p: Program, calls: Sequence[str], gpu: Gpu, kept: Collection[str]) -> Program:
     """The program in which tensors have the order of axes in which least is copied around them."""
     near = {t for c in p.body if c.name in calls for t in (c.name, *tensors_read(c.body))}
+    known = dict[Hashable, Order | None]()  # of tensors that differ in names only (the layers of a model)
     for name in [c.name for c in reversed(p.body) if c.name in near and c.name not in kept]:
         around = _around(p, name, calls)
         if around is None:
             continue
-        across = around.made in around.calls and any(n < len(around.made.dims) - 1 for n in around.kernels)
-        if not across and not any(library_copies(p, c) for c in around.calls):
-            continue
-        orders = _orders_around(p, around.made, around.calls) or (tuple(range(len(around.made.dims))),)
-        best = min(orders, key=lambda o: _seconds(p, around, o, gpu))
-        if best != tuple(range(len(best))):
+        key = _nameless(p, around)
+        if key not in known:
+            known[key] = _best(p, around, gpu)
+        best = known[key]
+        if best is not None:
             p = replace(p, body=tuple(read_turned(c, name, best) for c in p.body))
     return p
+
+
+def _best(p: Program, around: _Around, gpu: Gpu) -> Order | None:
+    """The order of axes in which least is copied; None: the present one."""
+    across = around.made in around.calls and any(n < len(around.made.dims) - 1 for n in around.kernels)
+    if not across and not any(library_copies(p, c) for c in around.calls):
+        return None
+    usual = tuple(range(len(around.made.dims)))
+    orders = _orders_around(p, around.made, around.calls) or (usual,)
+    best = min(orders, key=lambda o: _seconds(p, around, o, gpu))
+    return None if best == usual else best
+
+
+def _nameless(p: Program, around: _Around) -> Hashable:
+    """All that decides the order of a tensor's axes, with numbers in the place of names."""
+    dims, tensors, rows = dict[str, int](), dict[str, int](), list[Hashable]()
+    for c in (around.made, *around.calls):
+        number, own, read = skeleton(c)
+        places = tuple([tensors.setdefault(t, len(tensors)) for t in read])
+        rows.append((number, tuple([dims.setdefault(d, len(dims)) for d in own]), places))
+    extents = tuple([p.sizes[d] for d in dims])
+    return tuple(rows), around.kernels, extents, tuple([(p.dtype_of(t), p.shape_of(t)) for t in tensors])
 
 
 def _around(p: Program, name: str, calls: Sequence[str]) -> _Around | None:

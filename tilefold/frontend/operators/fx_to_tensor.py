@@ -187,6 +187,7 @@ def lower(gm: torch.fx.GraphModule, *, name: str = "program", names: Sequence[st
             raise UnsupportedError(f"a {node.op} node ({node.target}) is not covered")
     outputs = _outputs(ctx, placeholders, results)
     raw = _program(ctx, name, outputs)
+    ctx.values.clear()  # each of them knows the context: a collector would have to find both
     program, layouts = normal_form(raw, _contiguous_axes(placeholders, bound))
     program = replace(program, syms=_symbols(program))
     bound = [replace(b, axes=layouts[b.name]) for b in bound]

@@ -5,7 +5,9 @@ of luck. Two evaluations of equal quality have independent errors, say normal on
 first's in 30 of 100 cases, where a thousand elements leave none. So a result of at most FEW elements that is less right
 than eager is judged again by the largest of eager's errors on several draws of arguments and of a module's random
 parameters (in training often all that is random), each against float64: an error is more than twice the largest of
-1 + DRAWS others in one of 100 cases. Results of more elements are judged by their own draw alone.
+1 + DRAWS others in one of 100 cases. So is one whose elements have their error in common, that of a number which all
+of them have as a factor (gradients of the square of a loss in which rewards cancel). Other results of more elements are
+judged by their own draw alone.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from tilefold.suites.gpu.case import GpuCase, Part
 
 #: Elements of a result whose largest error is a matter of luck; draws of arguments that eager is tried on beside.
 FEW, DRAWS = 16, 7
+#: Part of an error's square that one factor of all elements explains, from which it is one number's.
+COMMON = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Draws:
     _found: dict[bool, list[list[tuple[float, float]]]] = field(default_factory=dict)
 
     def luck(self, part: int, leaf: int) -> tuple[float, float]:
-        """The largest of eager's errors of a result of few elements (largest element's, root mean square; relative)."""
+        """The largest of eager's errors of a result (largest element's, root mean square; relative)."""
         gradients = self.case.train and leaf > 0
         if gradients not in self._found:
             self._found[gradients] = self._drawn(gradients)
@@ -76,16 +80,29 @@ class Draws:
 
 
 def _own_errors(case: GpuCase, part: Part, gradients: bool) -> list[tuple[float, float]]:
-    """Eager's, of results of few elements; of others 0. Without `gradients` of a training step's loss alone."""
+    """Eager's, of results of floats; of others 0. Without `gradients` of a training step's loss alone."""
     loss = case.train and not gradients
     own = tree_leaves((case.fn if loss else called(case, case.fn))(*part.args))
     exact = tree_leaves(_trained(in_float64(case), part) if loss else _exact(case, part).result)
-    return [own_error(y, e) if few(y) else (0.0, 0.0) for y, e in zip(own, exact, strict=True)]
+    return [own_error(y, e) if _is_float(y) else (0.0, 0.0) for y, e in zip(own, exact, strict=True)]
 
 
-def few(y: Any) -> bool:
-    """Whether the error of a result is a matter of luck."""
-    return isinstance(y, torch.Tensor) and y.dtype.is_floating_point and y.numel() <= FEW
+def by_luck(y: Any, exact: Any) -> bool:
+    """Whether the error of a result is a matter of luck: that of few elements, or of one factor of all of them."""
+    return _is_float(y) and (y.numel() <= FEW or _of_one_factor(y, exact))
+
+
+def _of_one_factor(y: torch.Tensor, exact: Any) -> bool:
+    if not isinstance(exact, torch.Tensor) or y.shape != exact.shape:
+        return False
+    e = exact.to(torch.float64)
+    error = y.to(torch.float64) - e
+    together, squares = (error * e).sum() ** 2, (error * error).sum() * (e * e).sum()
+    return bool(squares.isfinite() & (together >= COMMON * squares))
+
+
+def _is_float(y: Any) -> bool:
+    return isinstance(y, torch.Tensor) and y.dtype.is_floating_point
 
 
 def _larger(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:

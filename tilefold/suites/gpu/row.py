@@ -26,7 +26,7 @@ from tilefold.frontend.regions import assemble as regions
 from tilefold.frontend.verify import FACTOR, Comparison, judge
 from tilefold.runtime.native.load import native
 from tilefold.suites.gpu.case import GpuCase
-from tilefold.suites.gpu.exact import Draws, Reference, few, references, training_step
+from tilefold.suites.gpu.exact import Draws, Reference, by_luck, references, training_step
 from tilefold.suites.gpu.floors import Rates
 from tilefold.suites.gpu.measure import Thunk, Timer
 from tilefold.suites.gpu.peers import OURS, Peer
@@ -296,7 +296,7 @@ def _checked(peer: Peer, compared: Compared, result: Any, *, hopeless: bool = Fa
         for leaf, (y, own, e) in enumerate(zip(results, r.eager, exact, strict=True)):
             name = f"result {leaf + 1} of {len(results)}"
             comparison = judge(name, y, own, e, factor, r.exact.selections)
-            if not comparison.ok and few(own):
+            if not comparison.ok and by_luck(y, e):
                 luck = compared.draws.luck(at, leaf)
                 comparison = judge(name, y, own, e, factor, r.exact.selections, luck=luck)
             if not (hopeless and comparison.eager_rel_err > HOPELESS):
