@@ -173,6 +173,17 @@ def test_narrow_operands_are_summed_in_float32() -> None:
     torch.testing.assert_close(tensors["y"].double(), x.double() @ y.double(), rtol=1e-5, atol=1e-5)
 
 
+def test_floats_of_eight_bits_are_multiplied_though_torch_promotes_them_to_nothing() -> None:
+    p = parse(
+        "program p()\n  input a: e4m3[5, 64]\n  input b: e4m3[64, 7]\n  dim r = 5\n  dim c = 7\n  dim k = 64\n"
+        "  y[r, c]: f32 = sum[k] a[r, k] * b[k, c]\n  return y\n"
+    )
+    x, y = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((5, 64), (64, 7)))
+    tensors = {"a": x, "b": y}
+    step_of(p).run(tensors, {})
+    torch.testing.assert_close(tensors["y"].double(), x.double() @ y.double(), rtol=1e-5, atol=1e-5)
+
+
 BIASED = """
 program biased(n)
   input x: f32[n, 6]
