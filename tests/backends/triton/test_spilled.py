@@ -45,29 +45,29 @@ def test_fewer_elements_by_more_warps_and_then_by_shorter_tiles() -> None:
 def test_what_spills_less_stays_and_what_does_not_is_taken_back() -> None:
     k, xs = kernel()
     first = variant(k, xs)
-    assert not k._eases(xs, {}, first, SPILLED)  # a few bytes are none
-    assert k._eases(xs, {}, first, 4 * SPILLED)
+    assert not k._eases(xs, {}, SPILLED)  # a few bytes are none
+    assert k._eases(xs, {}, 4 * SPILLED)
     second = variant(k, xs)
     assert second.config != first.config
-    assert k._eases(xs, {}, second, 4 * SPILLED)  # no less: the first one runs, and that is the end of it
+    assert k._eases(xs, {}, 4 * SPILLED)  # no less: the first one runs, and that is the end of it
     assert variant(k, xs).config == first.config
-    assert not k._eases(xs, {}, first, 4 * SPILLED)
+    assert not k._eases(xs, {}, 4 * SPILLED)
 
 
 def test_what_spills_less_and_still_much_is_eased_again() -> None:
     k, xs = kernel()
     first = variant(k, xs)
-    assert k._eases(xs, {}, first, 4 * SPILLED)
+    assert k._eases(xs, {}, 4 * SPILLED)
     second = variant(k, xs)
-    assert k._eases(xs, {}, second, 2 * SPILLED)
+    assert k._eases(xs, {}, 2 * SPILLED)
     assert variant(k, xs).config not in (first.config, second.config)
-    assert not k._eases(xs, {}, variant(k, xs), 0)
+    assert not k._eases(xs, {}, 0)
 
 
 def test_a_configuration_that_was_tuned_stays() -> None:
     k, xs = kernel()
     tuned = TritonKernel(k.block, lambda block, sizes: variant(k, xs).config)
-    assert not tuned._eases(xs, {}, variant(tuned, xs), 4 * SPILLED)
+    assert not tuned._eases(xs, {}, 4 * SPILLED)
 
 
 def test_bytes_are_four_a_register_and_none_where_a_driver_does_not_say() -> None:

@@ -210,11 +210,15 @@ class TritonKernel:
         """Extents with those of dynamic dims rounded up to their bins."""
         return {d: power_of_two(n) if d in self._dynamic else n for d, n in sizes.items()}
 
+    def _bin(self, sizes: Mapping[str, int], units: Units, *, tf32: bool, hopper: bool) -> tuple[object, ...]:
+        """What one configuration is for."""
+        return (tf32, hopper, units, *self._coarse(sizes).values())
+
     def _config(self, sizes: Mapping[str, int], units: Units, *, tf32: bool, hopper: bool = False) -> TritonConfig:
         """The configuration of the extents' bin, for tensors with these axes of stride 1. hopper: for devices whose
         groups of warps may own rows."""
         coarse = self._coarse(sizes)
-        key = (tf32, hopper, units, *coarse.values())
+        key = self._bin(sizes, units, tf32=tf32, hopper=hopper)
         if key not in self._configs:
             chosen = self.choose(self.block, coarse) if self.choose is not None else None
             if chosen is not None and chosen.own == "rows" and not hopper:
@@ -366,16 +370,15 @@ class TritonKernel:
         else:
             found = replace(config, groups=0) if config.groups else lighter(config) if smaller else None
         if found is not None:
-            self._configs[(tf32, hopper, units, *self._coarse(sizes).values())] = found
+            self._configs[self._bin(sizes, units, tf32=tf32, hopper=hopper)] = found
         return found is not None
 
-    def _eases(self, xs: Sequence[Seen], syms: Mapping[str, int], v: Variant, nbytes: int) -> bool:
+    def _eases(self, xs: Sequence[Seen], syms: Mapping[str, int], nbytes: int) -> bool:
         """Whether the bin of such tensors has another configuration, with which it then runs, because threads of this
         one's kernel spill registers: one with fewer elements a thread, or that before, where it spilled no more."""
         sizes, units = self.sizes(syms), self._units(xs)
-        tf32, hopper, coarse = matmul_precision() == "tf32", is_hopper(xs[0].device), self._coarse(sizes)
-        hopper = hopper and not v.wide
-        key = (tf32, hopper, units, *coarse.values())
+        tf32, hopper, coarse = matmul_precision() == "tf32", self._groups_on(xs), self._coarse(sizes)
+        key = self._bin(sizes, units, tf32=tf32, hopper=hopper)
         before = self._spilled.get(key)
         found: TritonConfig | None = None
         if before is not None and nbytes >= before[1] > 0:
@@ -407,7 +410,7 @@ class TritonKernel:
             if launcher is None:
                 done = compiled(v.kernel, v.rendered, v.config, divisors, wide=v.wide, target=None)
                 launcher = self._compiled[key] = launcher_of(done)
-                if self._eases(xs, syms, v, spilled(done)):
+                if self._eases(xs, syms, spilled(done)):
                     return self._plan(xs, syms, place)
         described = tuple(
             Described(n, tuple(xs[n].shape), xs[n].stride(), tuple(box))

@@ -17,6 +17,7 @@ from typing import Any
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.tiles import Shape, held_lanes, with_singles
 from tilefold.backends.triton.traffic import WARP
+from tilefold.block.crossing import REGISTER
 from tilefold.block.ir import Block
 from tilefold.block.pairs import ranged
 
@@ -24,8 +25,6 @@ from tilefold.block.pairs import ranged
 SPILLED = 64
 #: Warps up to which each of a thread's registers may be used: twice as many halve what a thread holds.
 HALVED = 4
-#: Bytes of a register.
-REGISTER = 4
 
 
 def spilled(done: Any) -> int:

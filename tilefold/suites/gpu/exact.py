@@ -98,7 +98,7 @@ def _of_one_factor(y: torch.Tensor, exact: Any) -> bool:
     e = exact.to(torch.float64)
     error = y.to(torch.float64) - e
     together, squares = (error * e).sum() ** 2, (error * error).sum() * (e * e).sum()
-    return bool(squares.isfinite() & (together >= COMMON * squares))
+    return bool((squares > 0) & squares.isfinite() & (together >= COMMON * squares))
 
 
 def _is_float(y: Any) -> bool:
