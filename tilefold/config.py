@@ -11,6 +11,7 @@
 | `TILEFOLD_INDEX_CHECKS` | 0: kernels do not check indices that data choose (default: 1) |
 | `TILEFOLD_QUIET` | 1: neither a summary a model nor a line of progress; warnings stay (default: 0) |
 | `TILEFOLD_RUNNER` | what runs compiled regions: all (default: C++), cpu (C++ for CPUs, Python for GPUs), python |
+| `TILEFOLD_REUSE_GRAPHS` | 0: what an earlier process compiled of a model is captured and planned again (default: 1) |
 | `TILEFOLD_PDL` | 0: no programmatic dependent launch on GPUs (default: where there is one) |
 """
 
@@ -46,6 +47,7 @@ class Config:
     index_checks: bool
     quiet: bool
     runner: str
+    reuse_graphs: bool
 
 
 def triton_settings() -> list[tuple[str, str]]:
@@ -80,6 +82,7 @@ def load() -> Config:
         strict=os.environ.get("TILEFOLD_STRICT", "0") not in ("", "0"),
         runner=_runner(os.environ.get("TILEFOLD_RUNNER", "")),
         index_checks=os.environ.get("TILEFOLD_INDEX_CHECKS") != "0",
+        reuse_graphs=os.environ.get("TILEFOLD_REUSE_GRAPHS") != "0",
         quiet=os.environ.get("TILEFOLD_QUIET", "0") not in ("", "0"),
     )
 

@@ -39,6 +39,19 @@ def cache_folder(name: str) -> Path:
     return root / name
 
 
+def private_folder(path: Path) -> bool:
+    """Whether a folder of another cache is the user's or root's, and only theirs to write; it is made so where there is
+    none."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(path)
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    return not _checks() or (found.st_uid in (0, os.geteuid()) and not found.st_mode & _OTHERS_WRITE)
+
+
 def read_trusted(path: Path) -> bytes:
     """What a file of the cache holds. OSError: there is none, UntrustedError: others can have written it."""
     if _folder(path.parent).st_mode & _OTHERS_WRITE and _checks():

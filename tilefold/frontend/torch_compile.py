@@ -12,6 +12,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from tilefold.frontend.capture import (
     cuda_graphs,
     first_use,  # noqa: F401 (for what it imports)
 )
-from tilefold.frontend.capture.as_stored import stored_otherwise, with_stored
+from tilefold.frontend.capture.as_stored import stored_otherwise
 from tilefold.frontend.capture.counters import Counters
 from tilefold.frontend.capture.cuda_graphs import Boxed, CudaGraphs, Kind
 from tilefold.frontend.capture.decompose import decompositions, rewrite_attention
@@ -39,6 +40,7 @@ from tilefold.frontend.regions.replaced import PLACES
 from tilefold.frontend.regions.summary import Told
 from tilefold.frontend.registered import nested
 from tilefold.frontend.training.saving import Partitioner, partitioner
+from tilefold.frontend.warm.graphs import Again, Around, Session, session_of
 from tilefold.garbage import collecting_later
 from tilefold.log import progress
 
@@ -80,7 +82,10 @@ def backend(
 
 
 def compile_captured(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[object], options: Options, title: str | None = None
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[object],
+    options: Options,
+    title: str | None = None,
 ) -> Callable[..., object]:
     """Compile a Dynamo graph: fused attention taken apart, AOTAutograd, then region by region.
 
@@ -107,6 +112,10 @@ def compile_captured(
     partition = partitioner(options.partition, options.memory_budget)
     eagers = eagers_numbers(options.inductor)
     alone = graphs is None
+
+    def keep(again: Again) -> Session | None:
+        return session_of(gm, example_inputs, options, again, name)
+
     return aot(
         gm,
         example_inputs,
@@ -116,6 +125,7 @@ def compile_captured(
         eagers=eagers,
         in_place=alone and not options.strict,
         replacing=alone,
+        keep=keep,
     )
 
 
@@ -130,13 +140,15 @@ def aot(
     eagers: bool = False,
     in_place: bool = False,
     replacing: bool = False,
+    keep: Callable[[Again], Session | None] = lambda again: None,
 ) -> Callable[..., object]:
     """Hand a Dynamo graph to AOTAutograd; each ATen graph goes to its compiler, which also gets readable
     names for the placeholders. `forward` and `backward` default to `inference`.
 
     wrap: what is put around a compiled graph. partition: what cuts forward and backward apart (None: Tilefold's).
     eagers: random numbers are eager's. in_place: parts of arguments are written where they lie (`in_place`).
-    replacing: so may be whole ones, where nothing is differentiated (`regions.replaced`).
+    replacing: so may be whole ones, where nothing is differentiated (`regions.replaced`). keep: how the graph is kept
+    for later processes (`warm.graphs`), given what compiles one of its ATen graphs.
 
     Inside DistributedDataParallel, Dynamo hands over one graph a bucket of gradients and has the first call of each
     return fake tensors. By torch's counter it knows that AOTAutograd does so; else that call would be the user's.
@@ -144,37 +156,54 @@ def aot(
     rewrite_attention(gm)
     titles = [readable(n) for n in gm.graph.find_nodes(op="placeholder")]
 
-    def boxed(kind: Kind, compiler: GraphCompiler) -> Callable[..., object]:
-        def compiled(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
-            if kind == "forward":
-                check_not_mixed()
-            otherwise = stored_otherwise(graph.graph, gradients=kind == "backward")
-            if in_place and not otherwise:
-                written_in_place(graph)
-            written = WrittenBack.taken_out(graph)
-            if replacing and kind == "inference" and not otherwise:
-                graph.meta[PLACES] = written.places
-            name_results(graph.graph)
-            names = backward_titles(graph, titles) if kind == "backward" else titles
-            run = compiler(graph, names)  # which may change the graph
-            # a backward has the only references to what was saved; a forward's arguments live on with the caller
-            given_up = getattr(run, "boxed", None) if kind == "backward" else None
-            taking = make_boxed_func(run) if given_up is None else _marked_boxed(_function(given_up))
-            return _marked_boxed(written.around(with_stored(wrap(kind, graph, taking), otherwise)))
+    compilers: Mapping[Kind, GraphCompiler] = {
+        "inference": inference,
+        "forward": forward or inference,
+        "backward": backward or inference,
+    }
 
-        return _untraced(compiled) if kind == "backward" else compiled
+    def compiled(kind: Kind, graph: torch.fx.GraphModule) -> tuple[Boxed, Around, object]:
+        """A graph, compiled; what is done around that, and the compiled graph alone."""
+        if kind == "forward":
+            check_not_mixed()
+        otherwise = stored_otherwise(graph.graph, gradients=kind == "backward")
+        if in_place and not otherwise:
+            written_in_place(graph)
+        written = WrittenBack.taken_out(graph)
+        if replacing and kind == "inference" and not otherwise:
+            graph.meta[PLACES] = written.places
+        name_results(graph.graph)
+        names = backward_titles(graph, titles) if kind == "backward" else titles
+        run = compilers[kind](graph, names)  # which may change the graph
+        # a backward has the only references to what was saved; a forward's arguments live on with the caller
+        given_up = getattr(run, "boxed", None) if kind == "backward" else None
+        taking = make_boxed_func(run) if given_up is None else _marked_boxed(_function(given_up))
+        return wrap(kind, graph, taking), Around(tuple(otherwise), written.places), run
+
+    session = keep(lambda kind, graph: compiled(kind, graph)[0])
+
+    def boxed(kind: Kind) -> Callable[..., object]:
+        def run(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
+            text = None if session is None else session.text(kind, graph)
+            inner, around, alone = compiled(kind, graph)
+            whole = _marked_boxed(around(inner))
+            return whole if session is None else session.kept(kind, text, around, alone, whole)
+
+        made = _untraced(run) if kind == "backward" else run
+        return made if session is None else session.serializable(made)
 
     def made(*, writes: bool) -> Callable[..., object]:
-        run = aot_module_simplified(
-            gm,
-            example_inputs,
-            fw_compiler=boxed("forward", forward or inference),
-            bw_compiler=boxed("backward", backward or inference),
-            inference_compiler=boxed("inference", inference),
-            decompositions=dict(_table(eagers)),
-            keep_inference_input_mutations=writes,
-            partition_fn=partition or partitioner(),
-        )
+        with nullcontext() if session is None else session.compiling():
+            run = aot_module_simplified(
+                gm,
+                example_inputs,
+                fw_compiler=boxed("forward"),
+                bw_compiler=boxed("backward"),
+                inference_compiler=boxed("inference"),
+                decompositions=dict(_table(eagers)),
+                keep_inference_input_mutations=writes,
+                partition_fn=partition or partitioner(),
+            )
         torch_counts["aot_autograd"]["total"] += 1
         return run
 

@@ -26,7 +26,15 @@ import torch
 
 from tilefold.errors import ParseError, TilefoldError
 from tilefold.files import put
-from tilefold.frontend.packages.form import CLASSES, Manifest, Operators, Package, Requires, StoredTensor
+from tilefold.frontend.packages.form import (
+    CLASSES,
+    Manifest,
+    Operators,
+    Package,
+    Requires,
+    StoredGraph,
+    StoredTensor,
+)
 from tilefold.runtime import records
 
 MANIFEST, PACKAGE = "manifest.json", "package.json"
@@ -77,7 +85,7 @@ class Writer:
         self.tensors.append(self.tensor(x))
         return len(self.tensors) - 1
 
-    def archive(self, requires: Requires, package: Package | Operators) -> bytes:
+    def archive(self, requires: Requires, package: Package | Operators | StoredGraph) -> bytes:
         """The whole file."""
         members = {**self._members, PACKAGE: records.dump(package).encode()}
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}

@@ -223,6 +223,20 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """A whole graph on a device, by its name: one tape, or (`outer`, a text of `warm.text`) a graph whose parts have
+    tapes, and constants. writes: over arguments; tensors: constants."""
+
+    device: str
+    writes: bool
+    tape: StoredTape | None
+    outer: str
+    parts: Mapping[str, StoredTape]
+    constants: Mapping[str, int]
+    tensors: tuple[StoredTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
     """A condition on sizes (`registered.operator.Guard`)."""
 
@@ -256,7 +270,7 @@ CLASSES = (
     *(Operators, StoredOperator, Relation, Requires, Manifest, Package, StoredTensor, Weight, Argument, Ref, Of, Node),
     *(StoredRegion, StoredInput, SymBinding, OutputBinding, StoredProgram, StoredStep, StoredCall, StoredKernel, Built),
     *(StoredTape, StoredSlot, StoredInstruction, StoredKernelCode, StoredOperatorCall, TapeArgument, Kind, Op),
-    *(TensorParam, Program, Input, Compute, SourceLoc),
+    *(StoredGraph, TensorParam, Program, Input, Compute, SourceLoc),
     *(Const, Index, Size, Sym, Load, Call, Cast, DType),
 )
 
@@ -300,11 +314,12 @@ def of_torch(x: Of) -> object:
 
 
 def operator_of(target: str) -> Callable[..., Any]:
-    """`sort.default` -> `torch.ops.aten.sort.default`. ParseError: there is none."""
-    name, _, overload = target.partition(".")
-    found = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
+    """`sort.default` -> `torch.ops.aten.sort.default`; `tilefold.put.default` is ours. ParseError: there is none."""
+    ours = target.startswith("tilefold.")
+    name, _, overload = target.removeprefix("tilefold.").partition(".")
+    found = getattr(getattr(torch.ops.tilefold if ours else torch.ops.aten, name, None), overload or "default", None)
     if not isinstance(found, torch._ops.OpOverload):
-        raise ParseError(f"this torch has no operator aten.{target}")
+        raise ParseError(f"this torch has no operator {target if ours else f'aten.{target}'}")
     return found
 
 

@@ -22,7 +22,8 @@ from tilefold.frontend.packages.form import (
     value_of,
 )
 from tilefold.runtime.native.load import stream_of
-from tilefold.runtime.tape import Instruction, Slot, Tape
+from tilefold.runtime.operators import form_of
+from tilefold.runtime.tape import Instruction, Op, Slot, Tape
 
 #: What kernels are compiled for, in bytes (`backends.triton.build.DIVISOR`).
 ALIGNED = 16
@@ -36,10 +37,14 @@ class _Again:
     func: Callable[..., Any]
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        named = {str(n): x for n, x in enumerate(tensors)}
-        kwargs = {k: value_of(v)(named) for k, v in self.call.kwargs.items()}
-        made = torch.utils._pytree.tree_leaves(self.func(*value_of(self.call.args)(named), **kwargs))
+        args, kwargs = self.given(tensors)
+        made = torch.utils._pytree.tree_leaves(self.func(*args, **kwargs))
         return tuple([made[n] for n in self.call.wanted])
+
+    def given(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Its positional arguments and keywords."""
+        named = {str(n): x for n, x in enumerate(tensors)}
+        return value_of(self.call.args)(named), {k: value_of(v)(named) for k, v in self.call.kwargs.items()}
 
 
 def tape_of(
@@ -60,7 +65,7 @@ def tape_of(
 
     def instruction(i: StoredInstruction) -> Instruction:
         call: Callable[..., object] | None = None
-        numbers = i.numbers
+        op, numbers, given = i.op, i.numbers, tuple[object, ...](map(data, i.maps))
         if i.kernel is not None:
             key = (i.kernel.name, i.kernel.code, numbers[3])
             if key not in functions:
@@ -71,9 +76,10 @@ def tape_of(
                 counters.reserve()
                 call = counters.address
         if i.call is not None:
-            call = _Again(i.call, operator_of(i.call.target))
-        maps = tuple(data(m) for m in i.maps)
-        return Instruction(i.op, i.name, i.where, i.slots, numbers, i.scalars, call, maps, i.release)
+            call = again = _Again(i.call, operator_of(i.call.target))
+            form = form_of(again.func, *again.given([torch.empty(0) for _ in i.slots]))
+            op, given = (op, given) if form is None else (Op.NAMED, form)
+        return Instruction(op, i.name, i.where, i.slots, numbers, i.scalars, call, given, i.release)
 
     like = torch.empty(0, dtype=torch.uint8, device=device)
     return Tape(
@@ -91,12 +97,17 @@ class TapedRegion:
         self._region = module.region(True, stream_of if on_gpu else None)
 
     def __call__(self, *args: object) -> Sequence[torch.Tensor | None]:
+        return self.boxed(list(args))
+
+    def boxed(self, args: list[object]) -> Sequence[torch.Tensor | None]:
+        """A call whose caller gives its arguments up: the list is emptied."""
         made: Sequence[torch.Tensor | None] | None = self._module.run(self._region, args)
         if made is None:
-            fitting = tuple(_fitting(x, w) for x, w in zip(args, self._wanted, strict=True))
+            fitting = [_fitting(x, w) for x, w in zip(args, self._wanted, strict=True)]
+            args.clear()
             made = self._module.run(self._region, fitting)
             if made is None:
-                self._module.add(self._region, fitting, *self._tape.packed())
+                self._module.add(self._region, tuple(fitting), *self._tape.packed())
                 made = self._module.run(self._region, fitting)
         assert made is not None
         return made

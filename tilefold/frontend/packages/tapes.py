@@ -6,7 +6,7 @@ and compiles nothing, needs no Triton, and runs the region in C++, by the module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -30,10 +30,15 @@ HINT = "torch.compile(model, backend='tilefold') compiles it in the process that
 
 
 def stored_tape(
-    tape: Tape, args: Sequence[object], keep: Callable[[bytes], str], constant: Callable[[torch.Tensor], int]
+    tape: Tape,
+    args: Sequence[object],
+    keep: Callable[[bytes], str],
+    constant: Callable[[torch.Tensor], int],
+    namespaces: Collection[str] = ("aten",),
 ) -> StoredTape:
     """The form of a tape that was recorded for these arguments. keep: bytes, by their digest; constant: a tensor, by
-    its number. UnsupportedError: it holds what has no form."""
+    its number; namespaces: of operators that are known where it is read. UnsupportedError: it holds what has no form.
+    """
 
     def slot(s: Slot) -> StoredSlot:
         number = constant(s.like) if s.kind is Kind.CONSTANT and s.like is not None else None
@@ -49,9 +54,11 @@ def stored_tape(
                 raise UnsupportedError(f"{i.name} has no machine code", hint=HINT)
             kernel = StoredKernelCode(handle.image.name, keep(handle.image.code), i.call is not None)
         elif i.op in (Op.CALL, Op.NAMED):
-            call = _operator(i.call)
-        elif i.op in (Op.LAUNCH, Op.KERNEL):
+            call = _operator(i.call, namespaces)
+        elif i.op is Op.LAUNCH:
             raise UnsupportedError(f"{i.name} is started by Triton's own launcher", hint=HINT)
+        elif i.op is Op.KERNEL:
+            raise UnsupportedError(f"{i.name} is a kernel of the CPU, known by its address", hint=HINT)
         numbers = i.numbers if kernel is None else (0, *i.numbers[1:])
         op = Op.CALL if i.op is Op.NAMED else i.op
         return StoredInstruction(op, i.name, i.where, i.slots, numbers, i.scalars, i.release, kernel, maps, call)
@@ -68,8 +75,8 @@ def _argument(x: object) -> TapeArgument:
     return TapeArgument(str(x.dtype), tuple(x.shape), x.stride(), x.data_ptr() % ALIGNED == 0)
 
 
-def _operator(call: object) -> StoredOperatorCall:
-    if not isinstance(call, Operator) or call.func.namespace != "aten":
+def _operator(call: object, namespaces: Collection[str]) -> StoredOperatorCall:
+    if not isinstance(call, Operator) or call.func.namespace not in namespaces:
         raise UnsupportedError(f"{getattr(call, 'func', call)} cannot be packaged", hint=HINT)
     args, kwargs = call.given([Ref(str(n)) for n in range(len(call.places))])
     try:

@@ -31,7 +31,7 @@ from tilefold.frontend.regions.host_numbers import numbers_on_device
 from tilefold.frontend.regions.leftover import compile_leftover
 from tilefold.frontend.regions.one_a_row import one_a_row
 from tilefold.frontend.regions.one_chunk import in_one_piece
-from tilefold.frontend.regions.outer import Outer, item
+from tilefold.frontend.regions.outer import Alone, Outer, item
 from tilefold.frontend.regions.partition import (
     Group,
     Partition,
@@ -100,10 +100,23 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """What was made of graphs: regions, their kernels, calls of PyTorch's library, operators left to others, and
+    why (a sentence's end)."""
+
+    regions: int = 0
+    kernels: int = 0
+    calls: int = 0
+    left: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """The record of one compiled graph: regions that Tilefold runs, and what it left to others and why. `left`: how
     many operators that is, with those that are better off in their company, but for `called`, which PyTorch's library
-    computes by choice. `seconds`: of compilation.
+    computes by choice. `seconds`: of compilation. `earlier`: what an earlier process made of it, whose regions this one
+    has not.
 
     A kernel that only fails to build when it is first run adds to `fallbacks` then, and what takes its place to
     `regions`.
@@ -115,6 +128,7 @@ class CompiledGraph:
     left: int = 0
     seconds: float = 0.0
     called: int = 0
+    earlier: Counts | None = None
 
 
 #: Records of the latest compilations of this process, oldest first.
@@ -145,11 +159,12 @@ def compile_graph(
         fallbacks: list[Fallback] = []
         found = Part(name, fallbacks).attempt(lambda: _compiled_graph(gm, options, name, titles))
     if found is None:
-        _record(CompiledGraph(name, [], fallbacks, count_operators(gm.graph.nodes)), options)
+        record(CompiledGraph(name, [], fallbacks, count_operators(gm.graph.nodes)), options)
     return found or gm.forward
 
 
-def _record(found: CompiledGraph, options: Options) -> None:
+def record(found: CompiledGraph, options: Options) -> None:
+    """Add a record to those of this process, and tell who wants to know."""
     compilations.append(found)
     if options.on_compiled is not None:
         options.on_compiled(found)
@@ -185,10 +200,10 @@ def _compiled_graph(
     others = [g for g in parts.groups if not g.covered]
     called = sum(is_meant(n) for g in others for n in g.nodes)
     left = sum(map(operators, others)) - called + build.alone[0]
-    record = CompiledGraph(name, build.regions, build.fallbacks, left, time.monotonic() - began, called)
-    for f in record.fallbacks:
+    made = CompiledGraph(name, build.regions, build.fallbacks, left, time.monotonic() - began, called)
+    for f in made.fallbacks:
         log.info("%s: left to %s: %s", name, "PyTorch's library" if f.meant else options.leftover, f)
-    _record(record, options)
+    record(made, options)
     return whole
 
 
@@ -256,19 +271,19 @@ class _Assembler:
         if len(calls) != 1 or not isinstance(results, tuple | list) or any(map(is_own, self.graph.nodes)):
             return None
         call = calls[0]
-        if any(not isinstance(r, torch.fx.Node) or r.target is not item or r.args[0] is not call for r in results):
-            return None
+        wanted: list[int | None] = []
+        for r in results:
+            if isinstance(r, torch.fx.Node) and r.target is item and r.args[0] is call:
+                wanted.append(r.args[1])  # type: ignore[arg-type]
+            elif r is None or r in placeholders:
+                wanted.append(None if r is None else -1 - placeholders.index(r))  # type: ignore[arg-type]
+            else:
+                return None
         if any(a not in placeholders for a in call.args):
             return None
         run = getattr(self.root, str(call.target)).run
-        given = [placeholders.index(a) for a in call.args]
-        wanted = [r.args[1] for r in results if isinstance(r, torch.fx.Node)]
-
-        def alone(*args: object) -> Sequence[object]:
-            out = run(*[args[k] for k in given])
-            return [out[k] for k in wanted]
-
-        return alone
+        given = tuple(placeholders.index(a) for a in call.args)
+        return Alone(run, given, tuple(wanted))
 
     def _scalars(self, upto: int) -> None:
         for level, n in self.parts.scalars:

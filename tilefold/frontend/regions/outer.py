@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tilefold.frontend.operators.source import location
 from tilefold.frontend.regions.guard import Part, say_once
-from tilefold.frontend.regions.replay import Recorded, recorded
+from tilefold.frontend.regions.replay import Heard, Recorded, recorded
 from tilefold.frontend.regions.rows import Loop, scaled
 from tilefold.runtime.recorder import Recorder
-from tilefold.runtime.tape import Tape
+from tilefold.runtime.tape import NOTHING, Kind, Slot, Tape
 from tilefold.runtime.writing import writing
 
 #: What a node computes: from all values so far.
@@ -46,6 +46,30 @@ class _Step:
     given: tuple[int, ...]
     name: str
     where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A graph's only part, as the graph. given: positions of the arguments that it takes; wanted: what the graph
+    returns, results of the part by their positions, its own n-th argument as -1 - n, or None."""
+
+    run: Callable[..., Any]
+    given: tuple[int, ...]
+    wanted: tuple[int | None, ...]
+
+    def __call__(self, *args: object) -> Sequence[object]:
+        out = self.run(*[args[k] for k in self.given])
+        return [None if k is None else out[k] if k >= 0 else args[-1 - k] for k in self.wanted]
+
+    def tape(self, of_part: Tape) -> Tape:
+        """The graph's tape."""
+        slots = [replace(s, source=self.given[s.source]) if s.kind is Kind.ARGUMENT else s for s in of_part.slots]
+        outputs = []
+        for k in self.wanted:
+            if k is not None and k < 0:
+                slots.append(Slot(Kind.ARGUMENT, -1 - k))
+            outputs.append(NOTHING if k is None else of_part.outputs[k] if k >= 0 else len(slots) - 1)
+        return replace(of_part, slots=tuple(slots), outputs=tuple(outputs))
 
 
 class Outer(Recorded):
@@ -83,6 +107,9 @@ class Outer(Recorded):
                 given = tuple(at[a] for a in n.args) if part is not None else ()
                 compute = _operator(n, at) if part is None else _part(part, given, drops)
                 self._steps.append(_Step(at[n], compute, drops, part, given, str(n.target), _line(n)))
+        self.graph = graph
+        values = zip(nodes, self._values, strict=True)
+        self.constants = {str(n.target): x for n, x in values if isinstance(x, torch.Tensor)}
         self._results = graph.output_node().args[0]
         self._at = at
         self._sized = [k for k, n in enumerate(n for n in nodes if n.op == "placeholder") if _symbolic(n)]
@@ -111,6 +138,27 @@ class Outer(Recorded):
             for d in s.drops:
                 values[d] = None
         return self._ended(values)
+
+    def listen(self, heard: Heard, of_parts: Callable[[str], Heard]) -> None:
+        """Have the graph's first tape heard of: its own, or that of its only part; of a graph that is not recorded
+        whole those of its parts, by the names that `graph` has for them, if all can have some."""
+        run, count = self._run, len(self._given)
+        part = getattr(run.run, "run", run.run) if isinstance(run, Alone) else None  # within its guard
+        if not isinstance(run, Alone) or not isinstance(part, Recorded):
+            inner = {s.name: getattr(s.part, "run", s.part) for s in self._steps if s.part is not None}
+            parts = {name: p for name, p in inner.items() if isinstance(p, Recorded)}
+            if not self.refused:
+                self.heard = heard
+            elif len(parts) == len(inner):
+                for name, p in parts.items():
+                    p.heard = of_parts(name)
+            return
+
+        def of_part(args: Sequence[object], tape: Tape) -> None:
+            given = dict(zip(run.given, args, strict=True))
+            heard([given.get(k) for k in range(count)], run.tape(tape))
+
+        part.heard = of_part
 
     def often(self, times: int) -> None:
         """See `Recorded`; its parts run as often."""

@@ -40,13 +40,18 @@ class Recordable(Protocol):
     ) -> Mapping[str, torch.Tensor]: ...
 
 
+#: (arguments, their tape).
+Heard = Callable[[Sequence[object], Tape], None]
+
+
 class Recorded:
     """What is recorded, and done again in C++. name: for people; module: what runs tapes (None: what this machine
     builds). `refused`: why it is not. `aligned`: tapes hold for alignments of addresses, as they always do on GPUs.
-    `writes`: results are written over arguments.
+    `writes`: results are written over arguments. `heard`: is given the first tape, and the arguments that it is for.
     """
 
     aligned = writes = False
+    heard: Heard | None = None
     #: Calls after which it is worth building the module.
     worth = WORTH
 
@@ -135,6 +140,9 @@ class Recorded:
             with writing(self.writes):
                 added = self._module.add(self._region, tuple(args), *tape.packed())
             self.refused = self.refused if added else "an argument is no plain tensor"
+            if added and self.heard is not None:
+                self.heard(args, tape)
+                self.heard = None
         if self.refused:
             log.info("%s runs step by step in Python: %s", self.name, self.refused)
             self._module = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilefold.frontend.regions.assemble import CompiledGraph
+from tilefold.frontend.regions.assemble import CompiledGraph, Counts
 from tilefold.frontend.regions.guard import Fallback
 from tilefold.log import log, tell
 from tilefold.runtime.program import CompiledProgram
@@ -47,15 +47,28 @@ def tell_summary(title: str, records: Sequence[CompiledGraph], seconds: float) -
 def summary(title: str, records: Sequence[CompiledGraph], seconds: float) -> str:
     """`graph0: 12 regions, 87 kernels, 41 library calls in 5.2 s; 2 operators left to PyTorch, at FILE:LINE, because
     ...`. records: of the graphs that a model was compiled as."""
+    found = counted(records)
+    counts = _count(found.regions, "region"), _count(found.kernels, "kernel"), _count(found.calls, "library call")
+    rest = f"; {_count(found.left, 'operator')} left to PyTorch{found.why}" if found.left else ""
+    earlier = " as an earlier process compiled it," if any(g.earlier is not None for g in records) else ""
+    return f"{title}:{earlier} {', '.join(counts)} in {seconds:.1f} s{rest}"
+
+
+def counted(records: Sequence[CompiledGraph]) -> Counts:
+    """What was made of all these."""
+    before = [g.earlier for g in records if g.earlier is not None]
     regions = [r for g in records for r in g.regions]
     steps = [s for r in regions if isinstance(r.runner, CompiledProgram) for s in r.runner.steps]
     kernels = sum(isinstance(s, FusedStep) for s in steps)
     calls = len(steps) - kernels + sum(g.called for g in records)
-    parts = [_count(len(regions), "region"), _count(kernels, "kernel"), _count(calls, "library call")]
-    left = sum(g.left for g in records)
     why = _reason([f for g in records for f in g.fallbacks if not f.meant])
-    rest = f"; {_count(left, 'operator')} left to PyTorch{why}" if left else ""
-    return f"{title}: {', '.join(parts)} in {seconds:.1f} s{rest}"
+    return Counts(
+        len(regions) + sum(c.regions for c in before),
+        kernels + sum(c.kernels for c in before),
+        calls + sum(c.calls for c in before),
+        sum(g.left for g in records),
+        why or next((c.why for c in before if c.why), ""),
+    )
 
 
 def _reason(fallbacks: Sequence[Fallback]) -> str:
