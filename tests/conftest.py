@@ -33,6 +33,12 @@ def _strict(request, monkeypatch):
     monkeypatch.setenv("TILEFOLD_STRICT", "0" if lenient else "1")
 
 
+@pytest.fixture(autouse=True)
+def _anew(monkeypatch):
+    """No test finds what another run of the tests compiled."""
+    monkeypatch.setenv("TILEFOLD_REUSE_GRAPHS", "0")
+
+
 @pytest.fixture
 def lenient():
     """What Tilefold fails at runs elsewhere, as it does for users."""

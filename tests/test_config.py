@@ -17,6 +17,8 @@ from tilefold import config
         ("TILEFOLD_COMPILE_PROCESSES", "3", "compile_processes", 3),
         ("TILEFOLD_COMPILE_PROCESSES", "0", "compile_processes", 0),
         ("TILEFOLD_STRICT", "0", "strict", False),
+        ("TILEFOLD_REUSE_GRAPHS", "0", "reuse_graphs", False),
+        ("TILEFOLD_REUSE_GRAPHS", "", "reuse_graphs", True),
         ("TILEFOLD_CXX", "ccache g++", "compilers", ("ccache g++",)),
     ],
 )

@@ -26,7 +26,7 @@ except ImportError:  # a later torch that has moved its registry: nothing is rec
 
 TYPE = "tilefold"
 #: Files that may be written, below the cache's folder.
-_NAME = re.compile(r"machine\.json|(plans|fused|normal)/[0-9a-f]{32}\.\1|kernels/[0-9a-f]{32}\.(so|json)")
+_NAME = re.compile(r"machine\.json|(plans|fused|normal|calls)/[0-9a-f]{32}\.\1|kernels/[0-9a-f]{32}\.(so|json)")
 _lock = threading.Lock()
 
 if CacheArtifactManager is not None:

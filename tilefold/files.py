@@ -40,16 +40,18 @@ def cache_folder(name: str) -> Path:
 
 
 def private_folder(path: Path) -> bool:
-    """Whether a folder of another cache is the user's or root's, and only theirs to write; it is made so where there is
-    none."""
+    """Whether a folder of another cache, and the files in it, are the user's or root's, and only theirs to write. It is
+    made where there is none."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = os.lstat(path)
+        folder, files = os.lstat(path), [f.stat(follow_symlinks=False) for f in os.scandir(path)]
     except OSError:
         return False
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(folder.st_mode):
         return False
-    return not _checks() or (found.st_uid in (0, os.geteuid()) and not found.st_mode & _OTHERS_WRITE)
+    inside = [] if not folder.st_mode & (stat.S_IXGRP | stat.S_IXOTH) else files  # else nobody else reaches them
+    found = [folder, *(f for f in inside if not stat.S_ISDIR(f.st_mode))]
+    return not _checks() or all(f.st_uid in (0, os.geteuid()) and not f.st_mode & _OTHERS_WRITE for f in found)
 
 
 def read_trusted(path: Path) -> bytes:

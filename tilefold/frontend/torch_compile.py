@@ -180,7 +180,7 @@ def aot(
         taking = make_boxed_func(run) if given_up is None else _marked_boxed(_function(given_up))
         return wrap(kind, graph, taking), Around(tuple(otherwise), written.places), run
 
-    session = keep(lambda kind, graph: compiled(kind, graph)[0])
+    session = keep(lambda kind, graph: compiled(kind, graph)[::2])
 
     def boxed(kind: Kind) -> Callable[..., object]:
         def run(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:

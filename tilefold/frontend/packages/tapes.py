@@ -76,7 +76,8 @@ def _argument(x: object) -> TapeArgument:
 
 
 def _operator(call: object, namespaces: Collection[str]) -> StoredOperatorCall:
-    if not isinstance(call, Operator) or call.func.namespace not in namespaces:
+    ours = isinstance(call, Operator) and isinstance(call.func, torch._ops.OpOverload)
+    if not isinstance(call, Operator) or not ours or call.func.namespace not in namespaces:
         raise UnsupportedError(f"{getattr(call, 'func', call)} cannot be packaged", hint=HINT)
     args, kwargs = call.given([Ref(str(n)) for n in range(len(call.places))])
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,6 +33,7 @@ from tilefold.runtime.writing import writing
 from tilefold.version import version
 
 log = logging.getLogger("tilefold")
+T = TypeVar("T")
 
 FOLDER = "calls"
 #: Bytes of constants that a file may hold.
@@ -43,6 +44,21 @@ _NAMESPACES = ("aten", "tilefold")
 Call = Callable[[list[Any]], "Sequence[Any] | None"]
 #: Machine code that is loaded, by name, digest and bytes of shared memory, of each device.
 _loaded: dict[str, dict[tuple[str, str, int], int]] = {}
+
+
+def unless_it_fails(name: str, make: Callable[[], T]) -> T | None:
+    """What is kept of a graph; None, said at the level of details, where it has no form."""
+    try:
+        return make()
+    except UnsupportedError as err:
+        why = err.message
+    # Hidden: a bug of what keeps graphs. The user's program does not need it.
+    except Exception as err:
+        if config.load().strict:
+            raise
+        why = f"internal error: {type(err).__name__}: {err}"
+    log.info("%s is not kept for other processes: %s", name, why)
+    return None
 
 
 def path_of(name: str) -> Path:
@@ -61,21 +77,24 @@ class Keeper:
         compiled.listen(self._whole, self._part)
 
     def _whole(self, args: Sequence[object], tape: Tape) -> None:
-        stored = self._stored(args, tape)
-        if stored is not None:
-            self._write(tape.like.device, stored, "")
+        def write() -> None:
+            stored = self._stored(args, tape)
+            if stored is not None:
+                self._write(tape.like.device, stored, "")
+
+        unless_it_fails(self._outer.name, write)
 
     def _part(self, target: str) -> Heard:
-        def heard(args: Sequence[object], tape: Tape) -> None:
+        def write(args: Sequence[object], tape: Tape) -> None:
             stored = self._stored(args, tape)
             if stored is None:
                 return
             self._parts[target] = stored
             if self._parts.keys() == self._wanted:
-                try:
-                    self._write(tape.like.device, None, outer(self._outer.graph))
-                except UnsupportedError as err:
-                    self._refused(err)
+                self._write(tape.like.device, None, outer(self._outer.graph))
+
+        def heard(args: Sequence[object], tape: Tape) -> None:
+            unless_it_fails(self._outer.name, lambda: write(args, tape))
 
         return heard
 
@@ -85,11 +104,7 @@ class Keeper:
         elsewhere = {x.device for x in args if isinstance(x, torch.Tensor)} - {device, torch.device("cpu")}
         if elsewhere or sum(x.nbytes for x in constants) > MOST_CONSTANTS:
             return None
-        try:
-            return stored_tape(tape, args, self._writer.code, self._writer.constant, _NAMESPACES)
-        except UnsupportedError as err:
-            self._refused(err)
-            return None
+        return stored_tape(tape, args, self._writer.code, self._writer.constant, _NAMESPACES)
 
     def _write(self, device: torch.device, tape: StoredTape | None, text: str) -> None:
         path, fixed = path_of(self._name), self._outer.constants if text else {}
@@ -104,9 +119,6 @@ class Keeper:
             warn_unusable(path.parent, err, "the next process plans again")
         else:
             artifacts.used(path)
-
-    def _refused(self, err: UnsupportedError) -> None:
-        log.info("%s: its calls are not kept for other processes: %s", self._outer.name, err.message)
 
 
 def _requires(device: torch.device) -> Requires:

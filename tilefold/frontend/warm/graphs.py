@@ -6,7 +6,8 @@ its wrappers). What a back end compiled lies in its entries: here a `Kept`, with
 from there runs the kept call (`warm.calls`); without one, or for other arguments, it compiles its graph. The key of an
 entry is ours (`warm.key`).
 
-torch's entries are pickled: they are read only where nobody else can have written them, as in our own cache.
+torch's entries are pickled: as kernels in our own cache, they are read only where nobody else can have written them
+(`files.private_folder`).
 
 Considered: a second cache of AOTAutograd's wrappers beside torch's (all of them would have to be built again, for every
 version of torch); Dynamo's precompilation (a file that users manage, for torch's own back end).
@@ -31,7 +32,6 @@ from torch._functorch import config as functorch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold import config
-from tilefold.errors import UnsupportedError
 from tilefold.files import private_folder
 from tilefold.frontend.capture.as_stored import with_stored
 from tilefold.frontend.capture.cuda_graphs import Boxed, Kind
@@ -45,16 +45,19 @@ from tilefold.frontend.warm.key import key, refused, settings
 from tilefold.frontend.warm.text import read, written
 
 try:
-    from torch._functorch._aot_autograd import autograd_cache
+    from torch._functorch._aot_autograd import autograd_cache, graph_compile
     from torch._functorch._aot_autograd.aot_autograd_result import OutputCode
     from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
-except ImportError:  # a later torch that has moved its cache: nothing is kept
+
+    _ = autograd_cache.autograd_cache_key, graph_compile.collect_bw_donated_buffer_idxs
+except (ImportError, AttributeError):  # a later torch that has moved its cache: nothing is kept
     autograd_cache, OutputCode = None, object  # type: ignore[assignment,misc]
 
 log = logging.getLogger("tilefold")
 
-#: Compiles an ATen graph of a kind, as if no earlier process had.
-Again = Callable[[Kind, torch.fx.GraphModule], Boxed]
+#: Compiles an ATen graph of a kind, as if no earlier process had: what is called with its arguments, and the graph that
+#: was compiled, which may have tapes.
+Again = Callable[[Kind, torch.fx.GraphModule], tuple[Boxed, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,22 @@ class Session:
         theirs, before = autograd_cache.autograd_cache_key, _session.set(self)
 
         def ours(gm: Any, args: Sequence[Any], how: Any, *others: Any) -> tuple[str, list[str]]:
-            return f"tilefold{key(gm, args, how, self.settings)}", []
+            found = f"tilefold{key(gm, args, how, self.settings)}"
+            if not private_folder(Path(autograd_cache.AOTAutogradCache._get_tmp_dir_for_key(found))):
+                raise autograd_cache.BypassAOTAutogradCache("others may have written what is there")
+            return found, []
 
+        # Buffers that are given away would make a backward that keeps its graph an error in processes that do not
+        # compile it; ours frees what nobody else has.
+        given_away = graph_compile.collect_bw_donated_buffer_idxs
         autograd_cache.autograd_cache_key = ours  # type: ignore[assignment]
+        graph_compile.collect_bw_donated_buffer_idxs = lambda *_, **__: []
         try:
-            with functorch.patch({"bundled_autograd_cache": True, "autograd_cache_normalize_inputs": False}):
+            with functorch.patch({"bundled_autograd_cache": True}):
                 yield
         finally:
             autograd_cache.autograd_cache_key = theirs
+            graph_compile.collect_bw_donated_buffer_idxs = given_away
             _session.reset(before)
 
     def serializable(self, compiler: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,11 +114,7 @@ class Session:
     def text(self, kind: Kind, graph: torch.fx.GraphModule) -> bytes | None:
         """An ATen graph, before it is changed; None where it has no form."""
         in_one_piece(graph)
-        try:
-            return zlib.compress(written(graph).encode(), 1)
-        except UnsupportedError as err:
-            log.info("%s_%s is not kept for other processes: %s", self.title, kind, err.message)
-            return None
+        return calls.unless_it_fails(f"{self.title}_{kind}", lambda: zlib.compress(written(graph).encode(), 1))
 
     def kept(self, kind: Kind, text: bytes | None, around: Around, compiled: object, run: Boxed) -> Kept:
         """What torch keeps of a graph that has been compiled to `run`, around `compiled`."""
@@ -115,8 +122,8 @@ class Session:
         found = next((c for c in reversed(compilations) if c.name == f"{self.title}_{kind}"), None)
         kept = Kept(kind, text, name, around, Counts() if found is None else counted([found]))
         kept.run = run
-        if isinstance(compiled, Outer) and text is not None:
-            calls.Keeper(name, compiled)
+        if text is not None:
+            keep_call(name, compiled)
         if kind == "backward":
             kept.bundling = Bundling()
         return kept
@@ -205,8 +212,15 @@ class Warm:
             if self._compiled is None:
                 assert self._kept.text is not None
                 graph = read(zlib.decompress(self._kept.text).decode())
-                self._compiled = self._session.again(self._kept.kind, graph)
+                self._compiled, compiled = self._session.again(self._kept.kind, graph)
+                keep_call(self._kept.name, compiled)
         return self._compiled
+
+
+def keep_call(name: str, compiled: object) -> None:
+    """Have the calls of a compiled graph kept, unless they are."""
+    if isinstance(compiled, Outer) and not calls.path_of(name).exists():
+        calls.Keeper(name, compiled)
 
 
 def _alone() -> bool:
@@ -232,6 +246,8 @@ def _refused(options: Options) -> str:
         return "this torch has no such cache"
     if not config.load().reuse_graphs:
         return "TILEFOLD_REUSE_GRAPHS is 0"
+    if "<" in getattr(options.compile_program, "__qualname__", "<"):
+        return "its runner is no function of a module"
     if options.strict or options.tune or options.cuda_graphs is not None:
         return "it is tuned, or captured as a CUDA graph, or must be covered whole"
     where = Path(autograd_cache.AOTAutogradCache._get_tmp_dir())

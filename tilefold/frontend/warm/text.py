@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tilefold.errors import ParseError, UnsupportedError
@@ -261,7 +262,9 @@ def _constant(gm: torch.fx.GraphModule, n: Node) -> Constant:
     x = getattr(gm, str(n.target), None)
     if not isinstance(x, torch.Tensor) or x.numel() > MOST or x.is_complex() or x.layout is not torch.strided:
         raise UnsupportedError(f"{n.target} is no small tensor")
-    return Constant(str(x.dtype), str(x.device), tuple(x.shape), tuple(x.detach().cpu().flatten().tolist()))
+    with _disable_current_modes():  # of AOTAutograd's, which makes fake tensors of all
+        elements = x.detach().cpu().flatten().tolist()
+    return Constant(str(x.dtype), str(x.device), tuple(x.shape), tuple(elements))
 
 
 def _tensor(c: Constant) -> torch.Tensor:
