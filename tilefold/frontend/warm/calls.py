@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -186,6 +186,8 @@ def kept(name: str) -> Call | None:
         return None
     except (OSError, KeyError, ValueError, RuntimeError, TilefoldError) as err:
         log.info("%s: the call that was kept is of no use: %s", name, err)
+        with suppress(OSError):
+            path.unlink()
         return None
     artifacts.used(path)
     return made

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch._functorch import config as functorch
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold import config
@@ -246,6 +247,9 @@ def _refused(options: Options) -> str:
         return "this torch has no such cache"
     if not config.load().reuse_graphs:
         return "TILEFOLD_REUSE_GRAPHS is 0"
+    context = TracingContext.try_get()
+    if context is not None and context.fakify_first_call:
+        return "it is a bucket of DistributedDataParallel's"
     if "<" in getattr(options.compile_program, "__qualname__", "<"):
         return "its runner is no function of a module"
     if options.strict or options.tune or options.cuda_graphs is not None:

@@ -118,7 +118,9 @@ def _state() -> Iterator[str]:
         yield f"{kind} {torch.is_autocast_enabled(kind)} {torch.get_autocast_dtype(kind)}"
     yield f"{torch.is_autocast_cache_enabled()} {torch.are_deterministic_algorithms_enabled()}"
     yield f"{torch.is_deterministic_algorithms_warn_only_enabled()} {torch.get_float32_matmul_precision()}"
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    cuda, matmul, cudnn = torch.backends.cuda, torch.backends.cuda.matmul, torch.backends.cudnn
+    yield f"{cuda.flash_sdp_enabled()} {cuda.mem_efficient_sdp_enabled()} {cuda.cudnn_sdp_enabled()}"
+    yield f"{cuda.math_sdp_enabled()} {torch.backends.mkldnn.enabled}"
     yield f"{matmul.allow_fp16_reduced_precision_reduction} {matmul.allow_bf16_reduced_precision_reduction}"
     yield f"{cudnn.enabled} {cudnn.benchmark} {cudnn.deterministic} {torch.get_num_threads()}"
     yield functorch.get_hash().hex()
