@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import re
 import subprocess
 import sys
@@ -166,6 +167,7 @@ def compile_fake(
         stack.enter_context(patch.object(torch._C, "_conv_determine_backend_memory_format", _as_cudnn))
         for m in [m for n, m in sys.modules.items() if n.startswith("tilefold.") and hasattr(m, "gpu_here")]:
             stack.enter_context(patch.object(m, "gpu_here", lambda: gpu))
+        stack.enter_context(patch.dict(os.environ, {"TILEFOLD_REUSE_GRAPHS": "0"}))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         if isinstance(module, torch.nn.Module):
             module.train(train)

@@ -99,6 +99,12 @@ def test_another_model_option_or_setting_is_compiled_anew(process):
     assert process()["hit"] == 1
 
 
+def test_a_backward_that_is_compiled_at_once(process):
+    at_once = "torch._functorch.config.force_non_lazy_backward_lowering = True"
+    assert process(before=at_once)["saved"] == 1
+    assert process(before=at_once)["hit"] == 1
+
+
 def test_what_is_not_kept(process):
     custom = """
 @torch.library.custom_op("test_warm::double", mutates_args=())

@@ -125,7 +125,7 @@ class Session:
         kept.run = run
         if text is not None:
             keep_call(name, compiled)
-        if kind == "backward":
+        if kind == "backward" and not functorch.bundled_autograd_cache:  # AOTAutograd's run is over
             kept.bundling = Bundling()
         return kept
 
