@@ -27,7 +27,10 @@ ROWS = 24
 AT_ONCE = 4
 #: Operators left to PyTorch that are named in the head.
 MOST_LEFT = 3
-_WHERE = {"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"}
+_WHERE = {
+    **{"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"},
+    **{"earlier": "compiled by an earlier process"},
+}
 
 
 @lru_cache(maxsize=4)

@@ -78,7 +78,7 @@ class FoldReport:
 class RejectionReport:
     """Something that was not fused or not compiled. `kind` says at which step."""
 
-    kind: Literal["pass", "kernel", "fallback"]
+    kind: Literal["pass", "kernel", "fallback", "earlier"]
     subject: str
     reason: str
     loc: SourceLoc | None = None

@@ -236,6 +236,9 @@ def explain_graphs(graphs: Iterable[CompiledGraph], name: str, verification: Ver
             elif isinstance(r.runner, CompiledProgram):
                 regions.append(_region(r.runner, None, {}, r.lowered.raw, r.name))
         fallbacks += [RejectionReport("fallback", f.node, f.reason, f.loc) for f in g.fallbacks]
+        if g.earlier is not None:
+            what = f"{g.earlier.kernels} kernels, {g.earlier.calls} library calls"
+            fallbacks.append(RejectionReport("earlier", g.name, f"{what}: shown with TILEFOLD_REUSE_GRAPHS=0"))
     left = sum(g.left + g.called for g in graphs)
     return Explanation(name, tuple(regions), tuple(fallbacks), verification, left=left)
 

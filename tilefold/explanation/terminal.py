@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 WIDTH = 96
 #: Kernels, folds and tensors that are shown in full.
 MOST_KERNELS, MOST_FOLDS, MOST_TENSORS, MOST_REASONS, MOST_LEFT = 16, 2, 10, 8, 3
-_WHERE = {"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"}
+_WHERE = {
+    **{"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"},
+    **{"earlier": "compiled by an earlier process"},
+}
 
 
 def text(x: Explanation, *, code: bool = False) -> str:
