@@ -194,12 +194,13 @@ class Warm:
         self._lock = threading.RLock()
 
     def __call__(self, args: list[Any]) -> Any:
-        if self._compiled is None and _alone():
+        made = None
+        if self._call is not None and not torch._C._len_torch_dispatch_stack():
+            made = self._call(args)
+        elif self._compiled is None and _alone():
             with _disable_current_modes():
                 made = self._by_call(args)
-            if made is not None:
-                return made
-        return self._by_graph()(args)
+        return self._by_graph()(args) if made is None else made
 
     def _by_call(self, args: list[Any]) -> Any:
         if not self._looked:
