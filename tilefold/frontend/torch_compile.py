@@ -36,6 +36,7 @@ from tilefold.frontend.capture.written_back import Mixed, WrittenBack, check_not
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.layouts import channels_last
+from tilefold.frontend.regions.one_chunk import in_one_piece
 from tilefold.frontend.regions.replaced import PLACES
 from tilefold.frontend.regions.summary import Told
 from tilefold.frontend.registered import nested
@@ -184,6 +185,7 @@ def aot(
 
     def boxed(kind: Kind) -> Callable[..., object]:
         def run(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
+            in_one_piece(graph)  # loops have no text
             text = None if session is None else session.text(kind, graph)
             inner, around, alone = compiled(kind, graph)
             whole = _marked_boxed(around(inner))

@@ -38,7 +38,6 @@ from tilefold.frontend.capture.as_stored import with_stored
 from tilefold.frontend.capture.cuda_graphs import Boxed, Kind
 from tilefold.frontend.capture.written_back import WrittenBack
 from tilefold.frontend.regions.assemble import CompiledGraph, Counts, Options, compilations, record
-from tilefold.frontend.regions.one_chunk import in_one_piece
 from tilefold.frontend.regions.outer import Outer
 from tilefold.frontend.regions.summary import counted
 from tilefold.frontend.warm import calls
@@ -114,7 +113,6 @@ class Session:
 
     def text(self, kind: Kind, graph: torch.fx.GraphModule) -> bytes | None:
         """An ATen graph, before it is changed; None where it has no form."""
-        in_one_piece(graph)
         return calls.unless_it_fails(f"{self.title}_{kind}", lambda: zlib.compress(written(graph).encode(), 1))
 
     def kept(self, kind: Kind, text: bytes | None, around: Around, compiled: object, run: Boxed) -> Kept:
