@@ -187,7 +187,8 @@ def aot(
         def run(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Boxed:
             in_one_piece(graph)  # loops have no text
             text = None if session is None else session.text(kind, graph)
-            inner, around, alone = compiled(kind, graph)
+            with nullcontext() if session is None else session.aside():
+                inner, around, alone = compiled(kind, graph)
             whole = _marked_boxed(around(inner))
             return whole if session is None else session.kept(kind, text, around, alone, whole)
 

@@ -20,7 +20,7 @@ import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -105,6 +105,10 @@ class Session:
             autograd_cache.autograd_cache_key = theirs
             graph_compile.collect_bw_donated_buffer_idxs = given_away
             _session.reset(before)
+
+    def aside(self) -> AbstractContextManager[object]:
+        """Our part of that run: what Inductor compiles in it lies in a cache of its own."""
+        return functorch.patch({"bundled_autograd_cache": False})  # type: ignore[no-any-return]
 
     def serializable(self, compiler: Callable[..., Any]) -> Callable[..., Any]:
         """A compiler whose results torch keeps."""
