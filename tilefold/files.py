@@ -44,13 +44,15 @@ def private_folder(path: Path) -> bool:
     made where there is none."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder, files = os.lstat(path), [f.stat(follow_symlinks=False) for f in os.scandir(path)]
+        found = [os.lstat(path)]
+        if not stat.S_ISDIR(found[0].st_mode):
+            return False
+        if found[0].st_mode & (stat.S_IXGRP | stat.S_IXOTH):  # else nobody else reaches what is in it
+            with os.scandir(path) as inside:
+                files = (f for f in inside if not f.is_dir(follow_symlinks=False))
+                found += [f.stat(follow_symlinks=False) for f in files]
     except OSError:
         return False
-    if not stat.S_ISDIR(folder.st_mode):
-        return False
-    inside = [] if not folder.st_mode & (stat.S_IXGRP | stat.S_IXOTH) else files  # else nobody else reaches them
-    found = [folder, *(f for f in inside if not stat.S_ISDIR(f.st_mode))]
     return not _checks() or all(f.st_uid in (0, os.geteuid()) and not f.st_mode & _OTHERS_WRITE for f in found)
 
 

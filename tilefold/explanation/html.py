@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tilefold.explanation.derivation_html import derivations
 from tilefold.explanation.highlight import code
-from tilefold.explanation.model import Alike, Dataflow, Region, RejectionReport, alike, same_reason
+from tilefold.explanation.model import WHERE, Alike, Dataflow, Region, RejectionReport, alike, same_reason
 from tilefold.explanation.names import words
 from tilefold.explanation.rules import section
 from tilefold.explanation.svg import draw
@@ -27,10 +27,6 @@ ROWS = 24
 AT_ONCE = 4
 #: Operators left to PyTorch that are named in the head.
 MOST_LEFT = 3
-_WHERE = {
-    **{"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"},
-    **{"earlier": "compiled by an earlier process"},
-}
 
 
 @lru_cache(maxsize=4)
@@ -245,7 +241,7 @@ def rejections(found: tuple[RejectionReport, ...]) -> str:
         more = f" and {len(rs) - 6} more" if len(rs) > 6 else ""
         where = f'<p class="soft"><code>{escape(str(first.loc))}</code></p>' if first.loc else ""
         cards.append(
-            f'<div class="card reason"><p>{names}{more} <span class="badge bad">{_WHERE[first.kind]}</span></p>'
+            f'<div class="card reason"><p>{names}{more} <span class="badge bad">{WHERE[first.kind]}</span></p>'
             f"<p>{escape(first.reason)}</p>{where}</div>"
         )
     return "".join(cards)

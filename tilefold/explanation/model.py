@@ -84,6 +84,15 @@ class RejectionReport:
     loc: SourceLoc | None = None
 
 
+#: A rejection's kind in words.
+WHERE = {
+    "pass": "one more pass",
+    "kernel": "separate kernels",
+    "fallback": "left to PyTorch",
+    "earlier": "compiled by an earlier process",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A box of a dataflow: an operator or statement. `group`: the kernel or the repeated sequence around it, if any."""

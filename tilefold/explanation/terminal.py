@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from tilefold.explanation.model import Alike, FoldReport, RejectionReport, alike, same_reason
+from tilefold.explanation.model import WHERE, Alike, FoldReport, RejectionReport, alike, same_reason
 from tilefold.explanation.names import cascade_signature
 from tilefold.explanation.notes import explain_law
 from tilefold.explanation.traffic import Traffic, human, human_time
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 WIDTH = 96
 #: Kernels, folds and tensors that are shown in full.
 MOST_KERNELS, MOST_FOLDS, MOST_TENSORS, MOST_REASONS, MOST_LEFT = 16, 2, 10, 8, 3
-_WHERE = {
-    **{"pass": "one more pass", "kernel": "separate kernels", "fallback": "left to PyTorch"},
-    **{"earlier": "compiled by an earlier process"},
-}
 
 
 def text(x: Explanation, *, code: bool = False) -> str:
@@ -152,7 +148,7 @@ def _rejections(found: tuple[RejectionReport, ...]) -> list[str]:
     lines = ["Not fused, and why"] if found else []
     for rs in together[:MOST_REASONS]:
         first, more = rs[0], f" and {len(rs) - 1} more" if len(rs) > 1 else ""
-        lines += _wrap(f"{first.subject}{more} ({_WHERE[first.kind]}): {first.reason}", "  ", "    ")
+        lines += _wrap(f"{first.subject}{more} ({WHERE[first.kind]}): {first.reason}", "  ", "    ")
         if first.loc is not None:
             lines += _wrap(f"at {first.loc}", "    ", "      ")
     if len(together) > MOST_REASONS:

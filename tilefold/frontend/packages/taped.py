@@ -113,9 +113,14 @@ class TapedRegion:
         return made
 
 
+def lies_as(x: torch.Tensor, w: TapeArgument) -> bool:
+    """Whether a tensor has the strides that a tape wants, at an address that its kernels take."""
+    return x.stride() == w.strides and (not w.aligned or x.data_ptr() % ALIGNED == 0)
+
+
 def _fitting(x: object, w: TapeArgument) -> object:
     if not isinstance(x, torch.Tensor):
         return x
-    if x.stride() == w.strides and (not w.aligned or x.data_ptr() % ALIGNED == 0):
+    if lies_as(x, w):
         return x.detach()
     return torch.empty_strided(w.shape, w.strides, dtype=x.dtype, device=x.device).copy_(x)

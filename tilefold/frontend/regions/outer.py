@@ -143,9 +143,9 @@ class Outer(Recorded):
         """Have the graph's first tape heard of: its own, or that of its only part; of a graph that is not recorded
         whole those of its parts, by the names that `graph` has for them, if all can have some."""
         run, count = self._run, len(self._given)
-        part = getattr(run.run, "run", run.run) if isinstance(run, Alone) else None  # within its guard
+        part = _within(run.run) if isinstance(run, Alone) else None
         if not isinstance(run, Alone) or not isinstance(part, Recorded):
-            inner = {s.name: getattr(s.part, "run", s.part) for s in self._steps if s.part is not None}
+            inner = {s.name: _within(s.part) for s in self._steps if s.part is not None}
             parts = {name: p for name, p in inner.items() if isinstance(p, Recorded)}
             if not self.refused:
                 self.heard = heard
@@ -163,7 +163,7 @@ class Outer(Recorded):
     def often(self, times: int) -> None:
         """See `Recorded`; its parts run as often."""
         super().often(times)
-        for part in (getattr(s.part, "run", s.part) for s in self._steps):
+        for part in (_within(s.part) for s in self._steps):
             if isinstance(part, Recorded):
                 part.often(times)
 
@@ -186,7 +186,7 @@ class Outer(Recorded):
 
     def record(self, args: Sequence[object], recorder: Recorder) -> Sequence[Any]:
         """The results of a call, written down by a recorder that has been entered."""
-        recorder.constants(x for x in self._values if isinstance(x, torch.Tensor))
+        recorder.constants(self.constants.values())
         values = self._begun(args)
         for s in self._steps:
             recorder.step(s.name, s.where)
@@ -235,6 +235,11 @@ class Outer(Recorded):
     def _ended(self, values: list[Any]) -> list[Any]:
         found: Any = torch.fx.map_arg(self._results, lambda n: values[self._at[n]])
         return list(found)
+
+
+def _within(part: Any) -> Any:
+    """A part without its guard."""
+    return getattr(part, "run", part)
 
 
 def item(results: Any, k: Any) -> Any:

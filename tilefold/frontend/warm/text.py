@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tilefold.errors import ParseError, UnsupportedError
+from tilefold.frontend.packages import form
+from tilefold.frontend.packages.archive import torch_dtype
 from tilefold.frontend.packages.form import Of, Ref, of_torch
 from tilefold.runtime import records
 
@@ -161,23 +163,17 @@ def _node(n: Node, *, bare: bool = False) -> Written:
 
 
 def _form(x: object) -> Any:
-    if type(x) in _PLAIN:
-        return x
+    """As packages write it, but for lists, which stay lists."""
     match x:
-        case Node():
-            return Ref(x.name)
         case list():
             return Listed(tuple(map(_form, x)))
         case tuple():
             return tuple(map(_form, x))
-        case torch.dtype():
-            return Of("dtype", str(x))
-        case torch.device():
-            return Of("device", str(x))
-        case torch.layout():
-            return Of("layout", str(x))
-        case torch.memory_format():
-            return Of("memory_format", str(x))
+    try:
+        if type(x) in _PLAIN or not isinstance(x, int | float | str):
+            return form.written(x)
+    except TypeError:
+        pass
     raise UnsupportedError(f"{type(x).__name__} has no form in graphs")
 
 
@@ -248,7 +244,7 @@ def _value(x: Any, fakes: FakeTensorMode, known: dict[int, Any]) -> Any:
 
 
 def _fake(x: Fake, fakes: FakeTensorMode) -> torch.Tensor:
-    dtype: Any = of_torch(Of("dtype", x.dtype))
+    dtype = torch_dtype(x.dtype)
     with fakes:
         made = torch.empty_strided(x.shape, x.strides, dtype=dtype, device=x.device)
         if x.offset:
@@ -268,5 +264,5 @@ def _constant(gm: torch.fx.GraphModule, n: Node) -> Constant:
 
 
 def _tensor(c: Constant) -> torch.Tensor:
-    dtype: Any = of_torch(Of("dtype", c.dtype))
+    dtype = torch_dtype(c.dtype)
     return torch.tensor(c.elements, dtype=dtype, device=c.device).reshape(c.shape)
