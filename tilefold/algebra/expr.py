@@ -30,12 +30,13 @@ TWICE = 2
 class Expr:
     """Base of the node classes; Python operators build `Call`s."""
 
-    __slots__ = ("_dims", "_flops", "_hash", "_loads", "_named", "_tensors")  # set when first asked for
+    __slots__ = ("_dims", "_flops", "_hash", "_loads", "_named", "_ops", "_tensors")  # set when first asked for
     _dims: frozenset[str]
     _flops: int
     _hash: int
     _loads: tuple[Load, ...]
     _named: frozenset[str]
+    _ops: frozenset[str]
     _tensors: frozenset[str]
 
     def __add__(self, o: ExprLike) -> Expr:
@@ -411,6 +412,17 @@ def dims_named(e: Expr) -> frozenset[str]:
         own = type(e) is Index or type(e) is Size
         found = frozenset((e.dim,)) if own else _union([dims_named(k) for k in children(e)])  # type: ignore[attr-defined]
         remember(e, "_named", found)
+    return found
+
+
+def ops_used(e: Expr) -> frozenset[str]:
+    """Names of the operations that the expression calls."""
+    found: frozenset[str] | None = getattr(e, "_ops", None)
+    if found is None:
+        found = _union([below for k in children(e) if (below := ops_used(k))])
+        if type(e) is Call and e.op not in found:
+            found |= {e.op}
+        remember(e, "_ops", found)
     return found
 
 

@@ -156,6 +156,11 @@ def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
             todo += reversed(n.body)
 
 
+def work_of(b: Block) -> int:
+    """What there is to compile of a block, in nodes: those that take longest are compiled first."""
+    return sum(1 for _ in walk(b.body))
+
+
 def dims_of(n: Node) -> tuple[str, ...]:
     """The dims that a node names itself: its loop's, its own, or those it reduces."""
     match n:

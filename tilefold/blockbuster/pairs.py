@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, call, children, lit, rebuild, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Load, call, children, lit, ops_used, rebuild
 
 #: Exponents: atom -> coefficient. Empty: 0.
 Linear = Mapping[Expr, float]
@@ -31,7 +31,7 @@ class Pair:
 
 def has_exp(e: Expr) -> bool:
     """Whether an exponential is computed in an expression."""
-    return any(isinstance(n, Call) and n.op in ("exp", "exp2", "expm1") for n in walk(e))
+    return not ops_used(e).isdisjoint(("exp", "exp2", "expm1"))
 
 
 def guarded(z: Expr) -> Expr:

@@ -34,6 +34,7 @@ from tilefold.frontend.capture.random import eagers_numbers
 from tilefold.frontend.capture.result_names import name_results
 from tilefold.frontend.capture.written_back import Mixed, WrittenBack, check_not_mixed
 from tilefold.frontend.regions.assemble import CompiledGraph, Options, compilations, compile_graph
+from tilefold.frontend.regions.direct import expect_kernels
 from tilefold.frontend.regions.guard import Part
 from tilefold.frontend.regions.layouts import channels_last
 from tilefold.frontend.regions.one_chunk import in_one_piece
@@ -196,7 +197,7 @@ def aot(
         return made if session is None else session.serializable(made)
 
     def made(*, writes: bool) -> Callable[..., object]:
-        with nullcontext() if session is None else session.compiling():
+        with nullcontext() if session is None else session.compiling(functools.partial(expect_kernels, example_inputs)):
             run = aot_module_simplified(
                 gm,
                 example_inputs,
@@ -210,6 +211,8 @@ def aot(
         torch_counts["aot_autograd"]["total"] += 1
         return run
 
+    if session is None:
+        expect_kernels(example_inputs)
     with nested.taken_apart():
         try:
             return made(writes=True)

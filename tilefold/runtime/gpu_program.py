@@ -19,6 +19,7 @@ from tilefold.backends.triton.dependent import ALONE, Place, enabled, places
 from tilefold.backends.triton.launch import TritonKernel
 from tilefold.backends.triton.launcher import Plan, picker
 from tilefold.backends.triton.views import Like
+from tilefold.block.ir import work_of
 from tilefold.errors import BackendError
 from tilefold.runtime.arena import packed
 from tilefold.runtime.launches import launch_of
@@ -164,7 +165,8 @@ class GpuProgram:
         """Have compiled meanwhile, by other processes, what a call on such tensors needs."""
         shapes = {n: shape(syms) for n, (_, shape) in self.results.items()}
         tensors = dict(inputs) | {n: Like.packed(shapes[n], self.results[n][0], device) for n in self.results}
-        for k, place in zip(self.launches, self._places(shapes, device), strict=True):
+        placed = zip(self.launches, self._places(shapes, device), strict=True)
+        for k, place in sorted(placed, key=lambda x: -work_of(x[0].kernel.block)):
             own = {new: syms[old] for new, old in k.syms}
             k.kernel.start_building([tensors[n] for n in k.tensors], own, place)
 

@@ -12,6 +12,7 @@ import torch
 from tilefold.backends.triton.dependent import places
 from tilefold.backends.triton.views import Like
 from tilefold.block.fuse import Fused
+from tilefold.block.ir import work_of
 from tilefold.errors import PlanError
 from tilefold.runtime.attention import AttentionStep
 from tilefold.runtime.gpu_program import GpuProgram
@@ -141,12 +142,13 @@ class CompiledProgram:
         if self.whole is not None:
             self.whole.start_building(inputs, syms, device)
             return
-        tensors = dict(inputs)
+        tensors, kernels = dict(inputs), list[GpuStep]()
         for s in self.steps:
             made = ((name, Like.packed(shape(syms), dtype, device)) for name, dtype, shape in s.results)
             tensors |= {name: _made(s, name, like, syms) for name, like in made}
-            if isinstance(s, GpuStep):
-                s.start_building(tensors, syms)
+            kernels += [s] if isinstance(s, GpuStep) else []
+        for s in sorted(kernels, key=lambda s: -work_of(s.triton.block)):
+            s.start_building(tensors, syms)
 
     def _write_over(self, at: int, tensors: dict[str, torch.Tensor], syms: Mapping[str, int]) -> None:
         """Let a step's result have the memory of what it reads last (`runtime.reuse`)."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, children, loads, rebuild, walk
+from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, children, loads, ops_used, rebuild
 from tilefold.tensor.ir import Program
 from tilefold.tensor.rewrite import rename_loads
 
@@ -70,7 +70,7 @@ def _one_place(e: Expr) -> Expr:
 
 def _is_plain(e: Expr) -> bool:
     """Whether data give a place that is known to exist."""
-    return bool(loads(e)) and not any(isinstance(x, Call) and x.op == "within" for x in walk(e))
+    return bool(loads(e)) and "within" not in ops_used(e)
 
 
 def ends(p: Program, e: Expr) -> Ends | None:

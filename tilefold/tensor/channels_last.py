@@ -8,7 +8,6 @@ all readers, and a map that is stored for the convolution alone is stored in the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -95,13 +94,13 @@ def _rows_together(p: Program, c: Compute, contiguous: Mapping[str, int]) -> Pro
     if product is None or product.loads is None or product.batch:
         return p
     given = {i.name for i in p.inputs}
-    readers = Counter(x.tensor for y in p.body for x in loads(y.body))
-    free = {x.name for x in p.body if x.reducer is None and readers[x.name] == 1 and x.name not in p.outputs}
     for load, side in zip(product.loads, (product.rows, product.cols), strict=True):
         axes = [n for n, i in enumerate(load.index) if isinstance(i, Index)]
         rows = [n for n in axes if load.index[n] in [Index(d) for d in side]]
         depth = [n for n in axes if n not in rows]
-        if load.tensor not in given | free or len(depth) != 1 or not rows or not min(rows) < depth[0] < max(rows):
+        if len(depth) != 1 or not rows or not min(rows) < depth[0] < max(rows):
+            continue
+        if load.tensor not in given and not _for_one_reader(p, load.tensor):
             continue
         order = spread_order(product, p.sizes) if load.tensor in given else None
         if order is None or (c.name in p.outputs and not spread(product, p.sizes)):
@@ -109,6 +108,14 @@ def _rows_together(p: Program, c: Compute, contiguous: Mapping[str, int]) -> Pro
         elif not spread(product, p.sizes):
             p = _turned(p, c, order)
     return p
+
+
+def _for_one_reader(p: Program, name: str) -> bool:
+    """Whether a tensor is a map that one statement reads, in one place, and the caller does not."""
+    made = next((c for c in p.body if c.name == name), None)
+    if made is None or made.reducer is not None or name in p.outputs:
+        return False
+    return sum(x.tensor == name for c in p.body for x in loads(c.body)) == 1
 
 
 def _turned(p: Program, c: Compute, dims: Sequence[str]) -> Program:
@@ -131,9 +138,8 @@ def _converted(p: Program, reader: str, ld: Load, order: Sequence[int], contiguo
         return p
     if ld.tensor in {c.index_name for c in p.body}:
         return p
-    readers = Counter(x.tensor for c in p.body for x in loads(c.body))
-    made = next((c for c in p.body if c.name == ld.tensor), None)
-    if made is not None and made.reducer is None and readers[made.name] == 1 and made.name not in p.outputs:
+    if _for_one_reader(p, ld.tensor):
+        made = next(c for c in p.body if c.name == ld.tensor)
         turned = replace(made, dims=tuple(made.dims[n] for n in moving))
         body = [turned if c is made else _reading(c, ld, made.name, moving) if c.name == reader else c for c in p.body]
         return replace(p, body=tuple(body))

@@ -32,6 +32,7 @@ from tilefold.algebra.expr import (
     children,
     dims_used,
     loads,
+    ops_used,
     tensors_read,
     times_read,
     transform,
@@ -185,7 +186,7 @@ def _operands(p: Program) -> frozenset[str]:
 def checked_inside(m: Compute, ld: Load, sizes: Mapping[str, Expr]) -> Compute:
     """The map, with checks of indices (`within`) for the elements alone that it has: padding asks for others, and drops
     what it gets."""
-    if not any(isinstance(x, Call) and x.op == "within" for x in walk(m.body)):
+    if "within" not in ops_used(m.body):
         return m
     beyond = [
         call("and", call("ge", Index(d), 0), call("lt", Index(d), sizes[d]))

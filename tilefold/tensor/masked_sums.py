@@ -14,7 +14,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, dims_used, loads, substitute, walk
+from tilefold.algebra.expr import (
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Load,
+    call,
+    dims_used,
+    loads,
+    ops_used,
+    substitute,
+    walk,
+)
 from tilefold.algebra.ops import RANDOM
 from tilefold.names import fresh
 from tilefold.tensor.analysis import Graph
@@ -55,7 +68,7 @@ def _masks(g: Graph, c: Compute) -> Iterator[Expr]:
             m = g.by_name[e.tensor]
             e = substitute(m.body, {Index(d): ix for d, ix in zip(m.dims, e.index, strict=True)})
         for mask, x in _masked(e):
-            random = any(isinstance(k, Call) and k.op in RANDOM for k in walk(mask))
+            random = not ops_used(mask).isdisjoint(RANDOM)
             negated = isinstance(mask, Call) and mask.op == "not"  # as a safe softmax: its fold's own finish minds it
             if (summed & dims_used(mask) or not negated) and not random and _scaled(g, x, summed):
                 yield mask

@@ -26,7 +26,21 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilefold.algebra.evaluate import Env, Grid, evaluate
-from tilefold.algebra.expr import Call, Cast, Const, Expr, Index, Load, call, children, dims_used, loads, rebuild, walk
+from tilefold.algebra.expr import (
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Load,
+    call,
+    children,
+    dims_used,
+    loads,
+    ops_used,
+    rebuild,
+    walk,
+)
 from tilefold.tensor.index_simplify import const, is_integer, simplify
 from tilefold.tensor.ir import Program
 from tilefold.tensor.rewrite import rename_loads
@@ -116,7 +130,7 @@ def _known(p: Program, e: Expr) -> torch.Tensor | None:
     extent = p.sizes[next(iter(dims))] if len(dims) == 1 else None
     if not isinstance(extent, Const) or not 0 < extent.value <= MOST:
         return None
-    if loads(e) or any(isinstance(x, Call) and x.op == "within" for x in walk(e)):
+    if loads(e) or "within" in ops_used(e):
         return None
     (d,) = dims
     length = int(extent.value)

@@ -58,8 +58,10 @@ def _of_sum(p: Program, c: Compute) -> tuple[Compute, str]:
         case _:
             return c, ""
     s = next((x for x in p.body if x.name == read.tensor), None)
+    if s is None or s.reducer != "sum" or s.dtype is not DType.F32 or s.name in p.outputs:
+        return c, ""
     readers = [ld for x in p.body for ld in loads(x.body) if ld.tensor == read.tensor]
-    if s is None or s.reducer != "sum" or s.dtype is not DType.F32 or len(readers) != 1 or s.name in p.outputs:
+    if len(readers) != 1:
         return c, ""
     plain = [i.dim for i in read.index if isinstance(i, Index)]
     clash = {*c.dims, *c.rdims} & {*s.rdims} or (other is not None and dims_used(other) & {*s.rdims})

@@ -32,6 +32,7 @@ from tilefold.algebra.expr import (
     children,
     dims_used,
     loads,
+    ops_used,
     substitute,
     walk,
 )
@@ -157,6 +158,8 @@ def _self_demands(c: Compute, sizes: Mapping[str, Expr]) -> Iterator[tuple[str, 
 def _digits(e: Expr) -> frozenset[tuple[str, Expr]]:
     """(d, by) for each d that is used through both `d // by` and `d % by`. Most statements stay as they are from one
     round of cuts to the next."""
+    if not {"floordiv", "mod"} <= ops_used(e):
+        return frozenset()
     found: dict[tuple[str, bool], set[tuple[str, Expr]]] = {}
     for n, place in _with_places(e):
         match n:

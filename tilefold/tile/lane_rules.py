@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, call, dims_used, lit, tensors_read, transform, walk
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    Load,
+    call,
+    dims_used,
+    lit,
+    ops_used,
+    tensors_read,
+    transform,
+    walk,
+)
 from tilefold.algebra.ops import TILE_BOUNDS, TILE_EXTREMES
 from tilefold.tile import ir
 from tilefold.tile.uses import written
@@ -112,4 +125,4 @@ def position(e: Expr, tiles: Mapping[str, int]) -> Expr | None:
 
     done = transform(e, one)
     named = (*TILE_BOUNDS, *TILE_EXTREMES)
-    return None if any(isinstance(n, Call) and n.op in named for n in walk(done)) else done
+    return done if ops_used(done).isdisjoint(named) else None

@@ -44,6 +44,7 @@ from tilefold.algebra.expr import (
     dims_used,
     lit,
     loads,
+    ops_used,
     transform,
     walk,
 )
@@ -174,7 +175,7 @@ class _Pass:
         if set(sizes) != used or math.prod(sizes[d] for d in dims) > MOST_TRIED:
             return set()
         together = [by_tile(e, tiles, sizes) for e in bounds]
-        if not any(isinstance(n, Call) and n.op in TILE_EXTREMES for e in together for n in walk(e)):
+        if all(ops_used(e).isdisjoint(TILE_EXTREMES) for e in together):
             grid = Grid({d: (0, -(-sizes[d] // tiles[d])) for d in dims})
             first, last = (evaluate(e, grid, Env(reader({}), sizes, {})) for e in together)
             return set((last - first).clamp(min=0).unique().tolist())

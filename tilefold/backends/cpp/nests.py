@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Expr, Index, Load, dims_used, loads, tensors_read, walk
+from tilefold.algebra.expr import Expr, Index, Load, dims_used, loads, ops_used, tensors_read
 from tilefold.backends.cpp.across import across
 from tilefold.backends.cpp.affine import split
 from tilefold.backends.cpp.scope import Facts
@@ -200,7 +200,7 @@ def _joins_phase(phase: list[Step], s: Step) -> bool:
 
 def heavy(steps: Iterable[Step]) -> bool:
     """Whether a transcendental function is computed: two vectors a strip are then enough."""
-    return any(isinstance(n, Call) and n.op in HEAVY for s in steps for n in walk(s.expr))
+    return any(not ops_used(s.expr).isdisjoint(HEAVY) for s in steps)
 
 
 def has_wide(steps: Iterable[Step], facts: Facts) -> bool:

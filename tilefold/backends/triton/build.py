@@ -52,6 +52,7 @@ DIVISOR = 16
 #: What tells Triton to compile without lines of the source.
 LINES = "TRITON_DISABLE_LINE_INFO"
 _alone = threading.Lock()
+_driver = threading.Lock()
 _modules: dict[str, ModuleType] = {}
 #: Keys of jobs that other processes were given: when a kernel is needed, the environment may tell Triton of another
 #: assembler than when it was planned (Inductor does, once it compiles), and the key is another.
@@ -266,14 +267,26 @@ def _digest(job: Job, target: Any) -> str:
 
 def expect_jobs(target: Target | None = None) -> None:
     """Have the processes that compile start meanwhile: a program that was never planned may have kernels that were
-    never compiled. And have Triton's digest of its own installation worked out, a third of a second of reading, which
-    the first kernel that this process compiles asks for. Nothing where Triton sees no device."""
+    never compiled. And have this process's Triton work out what it asks for when it compiles or launches its first
+    kernel (`_made_ready`). Nothing where Triton sees no device."""
     where = _seen(target)
     if where is not None:
         ahead.expect([where.backend, where.arch, where.warp_size])
-        with contextlib.suppress(AttributeError):  # other versions of Triton may keep none
-            if not cache.triton_key.cache_info().currsize:
-                threading.Thread(target=cache.triton_key, daemon=True).start()
+        if not _ready:
+            _ready.append(True)
+            threading.Thread(target=_made_ready, daemon=True).start()
+
+
+_ready: list[bool] = []
+
+
+def _made_ready() -> None:
+    """Triton's own part of the driver, which a C compiler makes (a second), and its digest of its installation (a third
+    of a second of reading)."""
+    with contextlib.suppress(Exception):  # who needs them raises it again; other versions of Triton may have neither
+        with _driver:
+            _ = driver.active
+        cache.triton_key()
 
 
 def _seen(target: Target | None) -> Any:
@@ -286,7 +299,9 @@ def _seen(target: Target | None) -> Any:
 
 def _where(target: Target | None) -> Any:
     if target is None:
-        return driver.active.get_current_target()
+        with _driver:
+            active = driver.active
+        return active.get_current_target()
     return GPUTarget(target.backend, target.arch, target.warp_size)
 
 

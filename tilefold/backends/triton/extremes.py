@@ -11,7 +11,19 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, call, dims_used, lit, loads, places, transform, walk
+from tilefold.algebra.expr import (
+    Call,
+    Const,
+    Expr,
+    Index,
+    call,
+    dims_used,
+    lit,
+    loads,
+    ops_used,
+    places,
+    transform,
+)
 from tilefold.algebra.ops import TILE_EXTREMES
 from tilefold.backends.triton.values import Value
 from tilefold.errors import BackendError
@@ -99,7 +111,7 @@ def _at(e: Expr, d: str, k: int) -> Expr:
 
 def in_bound(e: Expr) -> bool:
     """Whether data is part of a bound."""
-    return any(isinstance(n, Call) and n.op in TILE_EXTREMES for n in walk(e))
+    return not ops_used(e).isdisjoint(TILE_EXTREMES)
 
 
 __all__ = ["MOST", "extreme", "few", "in_bound", "numbers"]

@@ -17,7 +17,7 @@ from functools import cache
 import torch
 
 from tilefold.algebra.expr import Const
-from tilefold.backends.triton.build import DIVISOR, Job, Target, has_groups, module_of, start_building
+from tilefold.backends.triton.build import DIVISOR, Job, Target, expect_jobs, has_groups, module_of, start_building
 from tilefold.backends.triton.compile import compiled, job_of
 from tilefold.backends.triton.config import TooLarge, TritonConfig, lighter
 from tilefold.backends.triton.context import Context
@@ -481,10 +481,22 @@ def multiprocessors(device: int) -> int:
 
 def is_hopper(device: torch.device) -> bool:
     """Whether kernels there may share their work among groups of warps."""
+    target = _target_of(device)
+    return target is not None and has_groups(target)
+
+
+def expect_kernels(device: torch.device) -> None:
+    """Have what compiles kernels for a device start meanwhile (`build.expect_jobs`)."""
+    if device.type == "cuda":
+        expect_jobs(_target_of(device))
+
+
+def _target_of(device: torch.device) -> Target | None:
+    """A CUDA device; None for others, of which Triton knows what they are."""
     if device.type != "cuda" or torch.version.hip is not None:
-        return False
+        return None
     major, minor = torch.cuda.get_device_capability(device)
-    return has_groups(Target("cuda", 10 * major + minor))
+    return Target("cuda", 10 * major + minor)
 
 
 def _nothing(*arguments: object) -> None:

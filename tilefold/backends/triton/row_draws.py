@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, walk
+from tilefold.algebra.expr import Call, Const, Expr, Index, dims_used, ops_used, walk
 from tilefold.algebra.ops import RANDOM
 from tilefold.backends.triton.prelude import PHILOX_ROUND
 from tilefold.tile import ir
@@ -58,7 +58,7 @@ def tf_random16(seed, batch, row, column):
 
 def draws_numbers(stmts: Sequence[ir.Stmt]) -> bool:
     """Whether statements draw numbers."""
-    return any(isinstance(x, Call) and x.op in RANDOM for e in expressions(stmts) for x in walk(e))
+    return any(not ops_used(e).isdisjoint(RANDOM) for e in expressions(stmts))
 
 
 def drawn_by_threads(loop: ir.For, row: str) -> bool:

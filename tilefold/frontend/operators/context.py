@@ -30,6 +30,7 @@ from tilefold.algebra.expr import (
     Load,
     Size,
     Sym,
+    ops_used,
     substitute,
     tensors_read,
     transform,
@@ -370,7 +371,7 @@ def _bare(e: Expr) -> bool:
     """
     match e:
         case Load(_, index):
-            return not any(isinstance(x, Call) and x.op == "within" for i in index for x in walk(i))
+            return not any("within" in ops_used(i) for i in index)
         case Cast(arg, dtype):
             return not dtype.rounds and _bare(arg)
     return False
@@ -382,7 +383,7 @@ def _f32(e: Const) -> bool:
 
 def _costly(e: Expr) -> bool:
     """Whether recomputing `e` at every use would be a waste though it loads nothing."""
-    return any(isinstance(n, Call) and n.op in _COSTLY for n in walk(e))
+    return not ops_used(e).isdisjoint(_COSTLY)
 
 
 def broadcast(v: Value, at: Indices) -> Expr:

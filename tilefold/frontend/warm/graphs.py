@@ -83,13 +83,16 @@ class Session:
     settings: str
 
     @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """AOTAutograd's run, which looks into torch's cache first."""
+    def compiling(self, begun: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """AOTAutograd's run, which looks into torch's cache first; begun: called where nothing is there."""
         theirs, before = autograd_cache.autograd_cache_key, _session.set(self)
 
         def ours(gm: Any, args: Sequence[Any], how: Any, *others: Any) -> tuple[str, list[str]]:
             found = f"tilefold{key(gm, args, how, self.settings)}"
-            if not private_folder(Path(autograd_cache.AOTAutogradCache._get_tmp_dir_for_key(found))):
+            where = Path(autograd_cache.AOTAutogradCache._get_tmp_dir_for_key(found))
+            if not where.exists():
+                begun()
+            if not private_folder(where):
                 raise autograd_cache.BypassAOTAutogradCache("others may have written what is there")
             return found, []
 
