@@ -17,6 +17,7 @@ from tilefold.tensor.laws.one_hot import collapse_products, collapse_sums
 from tilefold.tensor.least_masks import infinite_masks
 from tilefold.tensor.masked_sums import guard_masked_sums
 from tilefold.tensor.narrow import narrow
+from tilefold.tensor.nested_sums import nested_sums
 from tilefold.tensor.positions import plain_places, settled_positions
 from tilefold.tensor.powers import powers_apart
 from tilefold.tensor.read_through import read_through
@@ -53,6 +54,7 @@ NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("guard masked sums", guard_masked_sums),  # of sums that are left: single elements have their condition
     ("collapse products", collapse_products),
     ("join sums", joined_sums),
+    ("nested sums", nested_sums),
     ("unify dims", unify),
     ("infinite masks", infinite_masks),
     ("sum by rows", sums_by_rows),

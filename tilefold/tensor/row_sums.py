@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Call, Expr, Index, Load, call, dims_used, loads, rename_dims
+from tilefold.algebra.expr import Index, Load, loads
 from tilefold.names import fresh
 from tilefold.tensor.ir import Compute, Program
+from tilefold.tensor.nested_sums import as_one
 from tilefold.tensor.product import product_of
 
 
@@ -31,7 +32,7 @@ def sums_by_rows(p: Program) -> Program:
     for c in p.body:
         if c.reducer != "sum" or c.dtype is not DType.F32:
             continue
-        whole, gone = _of_sum(p, c)
+        whole, gone = as_one(p, c)
         found = _contracted(p, whole)
         if found is None or len(whole.rdims) == 1:
             continue
@@ -46,30 +47,6 @@ def sums_by_rows(p: Program) -> Program:
         at = next(n for n, x in enumerate(body) if x.name == c.name)
         p = replace(p, body=(*body[:at], rows, total, *body[at + 1 :]))
     return p
-
-
-def _of_sum(p: Program, c: Compute) -> tuple[Compute, str]:
-    """A sum of products with a sum that nothing else reads as one sum, and the name of the other; c and none."""
-    match c.body:
-        case Load() as read:
-            other: Expr | None = None
-        case Call("mul", (Load() as read, other)) | Call("mul", (other, Load() as read)):
-            pass
-        case _:
-            return c, ""
-    s = next((x for x in p.body if x.name == read.tensor), None)
-    if s is None or s.reducer != "sum" or s.dtype is not DType.F32 or s.name in p.outputs:
-        return c, ""
-    readers = [ld for x in p.body for ld in loads(x.body) if ld.tensor == read.tensor]
-    if len(readers) != 1:
-        return c, ""
-    plain = [i.dim for i in read.index if isinstance(i, Index)]
-    clash = {*c.dims, *c.rdims} & {*s.rdims} or (other is not None and dims_used(other) & {*s.rdims})
-    if len(plain) != len(s.dims) or len(set(plain)) != len(plain) or clash:
-        return c, ""
-    f = rename_dims(s.body, dict(zip(s.dims, plain, strict=True)))
-    whole = replace(c, body=f if other is None else call("mul", f, other), rdims=(*c.rdims, *s.rdims))
-    return whole, s.name
 
 
 def _contracted(p: Program, c: Compute) -> tuple[str, tuple[str, ...]] | None:

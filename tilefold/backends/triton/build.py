@@ -21,6 +21,7 @@ from tilefold import config
 from tilefold.backends.triton import ahead, device_library, known
 from tilefold.backends.triton.machine_code import disassembled, strays
 from tilefold.backends.triton.outline import outlined
+from tilefold.backends.triton.poison import kept_apart, promises
 from tilefold.backends.triton.straight import layouts
 from tilefold.errors import BackendError
 from tilefold.files import read_trusted
@@ -228,10 +229,21 @@ def _compiled(job: Job, target: Any) -> Any:
     ways = [(quick, part), (job.source, {})] if part or quick != job.source else [(quick, {})]
     for source, library in ways:
         try:
-            return triton.compile(_as_triton(job, source), target=target, options={**job.options, **library})
+            return _by_triton(_as_triton(job, source), target, {**job.options, **library})
         except (CompilationError, SyntaxError, PTXASError, ValueError) as err:
             refused = err
     raise refused
+
+
+def _by_triton(source: Any, target: Any, options: Mapping[str, Any]) -> Any:
+    """Compiled, without what `poison` describes: again, where Triton's cache has it of a process that did not know."""
+    with kept_apart() as can_be:
+        done = triton.compile(source, target=target, options=dict(options))
+        if not (can_be and promises(done.asm.get("llir", ""))):
+            return done
+        with triton.knobs.compilation.scope():
+            triton.knobs.compilation.always_compile = True
+            return triton.compile(source, target=target, options=dict(options))
 
 
 def _part_of_library(job: Job, target: Any) -> dict[str, Any]:

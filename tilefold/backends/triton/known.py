@@ -32,6 +32,8 @@ except ImportError:  # without Triton nothing is compiled, another version may h
     knobs = None
 
 FOLDER = "triton"
+#: Of what is done to code while Triton compiles it.
+REVISION = "poison 1"
 #: A name in Triton's cache.
 _HASH = re.compile(r"\w+")
 #: Parts of Triton that decide the code.
@@ -76,6 +78,7 @@ def key_of(
         return None
     told = config.triton_settings()
     parts: list[object] = [
+        REVISION,
         source,
         sorted(signature.items()),
         list(vectors),
