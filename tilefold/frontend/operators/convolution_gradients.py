@@ -59,6 +59,9 @@ def _image(
     """dx[n, c, h..] = sum over o, k.. of dy[n, o, (h + p - d k) / s ..] w[o, c, k..], where s divides it."""
     dy, w = given[0], ctx.tensor(given[2], f"{ctx.base}_w")
     shape, dtype = meta
+    strides, padding, _ = settings
+    if not one_each and max(strides) > 1 and not any(padding) and all(k == const(1) for k in w.shape[2:]):
+        return _spread_image(ctx, dy, w, strides, meta)
     zero = ctx.constant(0, dy.dtype)
 
     def body(i: Indices, r: Indices) -> Expr:
@@ -79,6 +82,28 @@ def _image(
 
     over = w.shape[2:] if one_each else (w.shape[0], *w.shape[2:])
     return ctx.reduce("sum", shape, over, dtype, body, f"{ctx.base}_image")
+
+
+def _spread_image(ctx: Context, dy: Value, w: Value, strides: list[int], meta: _Meta) -> Value:
+    """The same of single taps: a product for each place of dy, and zeros between these places."""
+    shape, dtype = meta
+    one = [const(0)] * len(strides)
+
+    def product(i: Indices, r: Indices) -> Expr:
+        return dy.at((i[0], r[0], *i[2:])) * w.at((r[0], i[1], *one))
+
+    made = ctx.reduce("sum", (*shape[:2], *dy.shape[2:]), (w.shape[0],), dtype, product, f"{ctx.base}_taps")
+
+    def body(i: Indices) -> Expr:
+        e = made.at(
+            (*i[:2], *(ctx.simplify(call("floordiv", h, const(s))) for h, s in zip(i[2:], strides, strict=True)))
+        )
+        for h, s in zip(i[2:], strides, strict=True):
+            if s > 1:
+                e = call("where", call("eq", ctx.simplify(call("mod", h, const(s))), const(0)), e, 0.0)
+        return e
+
+    return ctx.map(shape, dtype, body, f"{ctx.base}_image")
 
 
 def _never_outside(given: tuple[Value, Value, Value], n: int, s: int, p: int, d: int) -> bool:
