@@ -526,6 +526,12 @@ def columns(shape: tuple[int, ...], units: int) -> str:
         want = getattr(torch, f"cum{kind}")(x.double(), -2)
         got = prefixes.run(x, x.dim() - 2, kind, F, units)
         wrong += [kind] if not torch.allclose(got.double(), want, rtol=1e-5, atol=1e-5) else []
+        for turned in (prefixes.READ, prefixes.WRITTEN, prefixes.READ + prefixes.WRITTEN):
+            given = x.double().flip(-2) if prefixes.READ in turned else x.double()
+            want = getattr(torch, f"cum{kind}")(given, -2)
+            want = want.flip(-2) if prefixes.WRITTEN in turned else want
+            got = prefixes.run(x, x.dim() - 2, kind, F, units, turned)
+            wrong += [] if torch.allclose(got.double(), want, rtol=1e-5, atol=1e-5) else [f"{kind} turned {turned}"]
     whole = torch.randint(-9, 9, shape, dtype=torch.int8)
     wrong += (
         [] if torch.equal(prefixes.run(whole, -2 % len(shape), "sum", torch.int64, 1), whole.cumsum(-2)) else ["int"]

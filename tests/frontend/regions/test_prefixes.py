@@ -74,10 +74,34 @@ def test_a_cpu_has_no_such_kernels():
     torch.testing.assert_close(prefixes_op(x, 0, "prod", torch.float32), x.cumprod(0))
 
 
-def test_what_they_read_backwards_is_written_so_by_kernels_of_ours():
+def test_rows_are_turned_where_they_are_scanned():
     gm = graph_of(lambda x: x.exp().flip(0).cumsum(0).flip(0) * 2, 300, 64)
     own_prefixes(gm)
     made = [(g.covered, [n.name for n in g.nodes]) for g in partition(gm).groups]
-    assert made == [(True, ["exp", "flip"]), (False, ["cumsum"]), (True, ["flip_1", "mul"])]
+    assert made == [(True, ["exp"]), (False, ["cumsum"]), (True, ["mul"])]
     (left,) = partition(graph_of(lambda x: x.exp().flip(0).cummax(0).values, 300, 64)).groups
     assert not left.covered  # another compiler reads it so
+
+
+TURNED = {
+    "before": (lambda x: x.flip(0).cumsum(0), "r"),
+    "behind": (lambda x: x.cumprod(0).flip(0), "w"),
+    "both": (lambda x: x.flip(0).logcumsumexp(0).flip(0), "rw"),
+    "twice": (lambda x: x.flip(-2).flip(0).cumsum(0).flip(0).flip(0).flip(0), "w"),
+    "widened": (lambda x: x.half().flip(0).float().cumsum(0).flip(0), "rw"),
+    "read elsewhere": (lambda x: (lambda t: t.cumsum(0) + t)(x.flip(0)), "r"),
+    "in another order": (lambda x: (lambda y: (y.flip(0), y))(x.cumsum(0)), ""),
+    "along another axis": (lambda x: x.flip(1).cumsum(0).flip((0, 1)), ""),
+}
+
+
+@pytest.mark.parametrize(("fn", "turned"), TURNED.values(), ids=TURNED)
+def test_turns_in_front_and_behind_go_along(fn, turned):
+    gm = graph_of(fn, 300, 64)
+    assert own_prefixes(gm) == 1
+    (scan,) = gm.graph.find_nodes(op="call_function", target=prefixes_op)
+    assert "".join(scan.args[4:]) == turned
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    x = 1 + torch.randn(300, 64) * 0.01
+    torch.testing.assert_close(gm(x), fn(x), rtol=1e-4, atol=1e-4)

@@ -5,6 +5,9 @@ The fold's state is one number a column. Columns are lanes, and rows are taken b
 that a chunk's prefixes are a scan in registers by the fold's merge (Blelloch, "Prefix sums and their applications",
 1990). Where columns alone do not fill the device, rows are cut into blocks over the grid: a first kernel folds each
 block, and each block of the second starts from the merge of those before it.
+
+Rows that are read from the end, or written from there, cost nothing: sums of what is behind each place (suffixes), as
+gradients of running sums are, are turned rows, summed and turned again.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ def totals(p_x, p_total, n, inner, blocks, height):
     state = tl.full([{rows}, {lanes}], {neutral}, {kind})
     for k in range(start, stop, {rows}):
         ok = ((k + rows) < stop)[:, None] & live[None, :]
-        x = tl.load(p_x + (outer * n + k + rows)[:, None] * inner + lanes[None, :], mask=ok, other={neutral})
+        x = tl.load(p_x + (outer * n + {read})[:, None] * inner + lanes[None, :], mask=ok, other={neutral})
         state = merge(state, x.to({kind}))
     tl.store(p_total + (outer * blocks + block) * inner + lanes, tl.reduce(state, 0, merge), mask=live)
 
@@ -76,12 +79,18 @@ def prefixes(p_x, p_total, p_y, n, inner, blocks, height):
         state = merge(state, tl.load(p_total + (outer * blocks + k) * inner + lanes, mask=live, other={neutral}))
     for k in range(start, stop, {rows}):
         ok = ((k + rows) < stop)[:, None] & live[None, :]
-        at = (outer * n + k + rows)[:, None] * inner + lanes[None, :]
-        x = tl.load(p_x + at, mask=ok, other={neutral}).to({kind})
+        x = tl.load(p_x + (outer * n + {read})[:, None] * inner + lanes[None, :], mask=ok, other={neutral}).to({kind})
         y = merge(tl.broadcast_to(state[None, :], [{rows}, {lanes}]), tl.associative_scan(x, 0, merge))
+        at = (outer * n + {written})[:, None] * inner + lanes[None, :]
         tl.store(p_y + at, y.to(p_y.dtype.element_ty), mask=ok)
         state = merge(state, tl.reduce(x, 0, merge))
 """
+
+
+#: The row of a place, and of one counted from the end.
+_ROW, _TURNED = "k + rows", "n - 1 - (k + rows)"
+#: Which rows are counted from the end: those that are read, those that are written.
+READ, WRITTEN = "r", "w"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,37 +121,44 @@ def cut(outer: int, n: int, inner: int, nbytes: int, units: int) -> Cut:
 
 
 @cache
-def source(fold: str, rows: int, lanes: int, kind: str, *, interpreted: bool = False) -> str:
-    """Both kernels of a fold, for chunks of so many rows and lanes. kind: the type of its state. BackendError: there is
-    no fold of that name."""
+def source(fold: str, rows: int, lanes: int, kind: str, turned: str = "", *, interpreted: bool = False) -> str:
+    """Both kernels of a fold, for chunks of so many rows and lanes. kind: the type of its state. turned: of READ and
+    WRITTEN. BackendError: there is no fold of that name."""
     if fold not in FOLDS:
         raise BackendError(f"there is no fold {fold}", hint=f"one of {', '.join(FOLDS)}")
     merge, neutral = FOLDS[fold]
-    text = _SOURCE.format(merge=merge, neutral=neutral, rows=rows, lanes=lanes, kind=kind)
+    read, written = (_TURNED if x in turned else _ROW for x in (READ, WRITTEN))
+    text = _SOURCE.format(merge=merge, neutral=neutral, rows=rows, lanes=lanes, kind=kind, read=read, written=written)
     return text.replace(" in range(", " in tf_range(") + INTERPRETED if interpreted else text
 
 
-def launches(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: int) -> tuple[torch.Tensor, list[Launch]]:
-    """What `run` gives, once its launches have run; the tensor may be a fake one."""
+def launches(
+    x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: int, turned: str = ""
+) -> tuple[torch.Tensor, list[Launch]]:
+    """What `run` gives, once its launches have run; the tensor may be a fake one. BackendError: turned rows that are
+    contiguous."""
     outer, n, inner = prod(x.shape[:dim]), x.shape[dim], prod(x.shape[dim + 1 :])
     y = x.new_empty(x.shape, dtype=dtype)
     if not x.numel():
         return y, []
     wide = torch.float64 if dtype is torch.float64 else torch.float32 if dtype.is_floating_point else torch.int64
     if inner == 1 and kind in FOLDS:
+        if turned:
+            raise BackendError("rows that are contiguous are not turned")
         return y, prefix_rows.launches(x.view(outer, n), y, kind, wide, _TYPES[wide], units)
     how = cut(outer, n, inner, x.element_size(), units)
-    text = source(kind, how.rows, how.lanes, _TYPES[wide], interpreted=x.device.type == "cpu")
+    text = source(kind, how.rows, how.lanes, _TYPES[wide], turned, interpreted=x.device.type == "cpu")
     total = x.new_empty((outer, how.blocks, inner), dtype=wide)
     grid, sizes = how.grid(outer, inner), (n, inner, how.blocks, how.height)
     found = [Launch(text, "totals", (x, total), sizes, grid, _WARPS)] if how.blocks > 1 else []
     return y, [*found, Launch(text, "prefixes", (x, total, y), sizes, grid, _WARPS)]
 
 
-def run(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: int) -> torch.Tensor:
+def run(x: torch.Tensor, dim: int, kind: str, dtype: torch.dtype, units: int, turned: str = "") -> torch.Tensor:
     """The prefixes of `kind` of a contiguous tensor along dim, on its device (a CPU's: by Triton's interpreter); in
-    dtype, the state in at least float32 or int64."""
-    y, found = launches(x, dim, kind, dtype, units)
+    dtype, the state in at least float32 or int64. turned: whether the tensor is READ turned along dim, and the result
+    WRITTEN so."""
+    y, found = launches(x, dim, kind, dtype, units, turned)
     for launch in found:
         launch.run()
     return y

@@ -3,7 +3,8 @@
 A scan along the last axis in memory is Inductor's where something elementwise is around it, which its kernels compute,
 or where rows are few and long; others are ours (`backends.triton.prefix_rows`), for its rows that do not begin at
 vectors take twice the time of their bytes (log-sum-exps sixteen times, which are ours in any case). Down another axis
-its kernels are far from the speed of memory; those of `backends.triton.prefixes` have the columns side by side.
+its kernels are far from the speed of memory; those of `backends.triton.prefixes` have the columns side by side, and
+take turns of the axis in front of the scan and behind it along (gradients of running sums are suffixes).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import torch
 
 from tilefold.backends.triton.build import has_gluon
 from tilefold.backends.triton.prefix_rows import row_cut
+from tilefold.backends.triton.prefixes import READ, WRITTEN
 from tilefold.frontend.operators.context import attrs
 from tilefold.frontend.operators.prefix import prefixes_op
 from tilefold.frontend.regions.partition import extents
-from tilefold.frontend.regions.scans import JOINS, MOVES, movable
+from tilefold.frontend.regions.scans import JOINS, MOVES, erase, movable
 from tilefold.plan.hardware import H100
 
 aten = torch.ops.aten
@@ -33,12 +35,17 @@ ALONG = 256
 def own_prefixes(gm: torch.fx.GraphModule) -> int:
     """Have such scans on a GPU computed here; gives how many there were."""
     found = 0
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and node.target in _KINDS and (_of_columns(node) or _of_rows(node)):
+    for node in list(gm.graph.nodes):
+        if node._erased or node.op != "call_function" or node.target not in _KINDS:
+            continue
+        columns = _of_columns(node)
+        if columns or _of_rows(node):
             made = node.meta["val"]
             dim = cast(int, attrs(node)["dim"]) % made.dim()
             node.args = (_narrow(node.all_input_nodes[0]), dim, _KINDS[node.target], made.dtype)
             node.target, node.kwargs = prefixes_op, {}
+            if columns and (turned := _turned(gm, node, dim)):
+                node.args = (*node.args, turned)
             found += 1
     if found:
         gm.recompile()
@@ -53,6 +60,35 @@ def _narrow(x: torch.fx.Node) -> torch.fx.Node:
     given, wide = source.meta["val"], x.meta["val"]
     wider = given.dtype.is_floating_point and torch.promote_types(given.dtype, wide.dtype) is wide.dtype
     return source if wider and given.is_contiguous() else x
+
+
+def _turned(gm: torch.fx.GraphModule, node: torch.fx.Node, dim: int) -> str:
+    """Turns of a scan's axis in front of it and behind it, which its kernels take along: the scan reads what is turned,
+    and stands for what turns it."""
+    read = written = False
+    while (turned := node.all_input_nodes[0]) and _turns(turned, dim) and _plain(turned.all_input_nodes[0]):
+        node.args = (_narrow(turned.all_input_nodes[0]), *node.args[1:])
+        read = not read
+        if not turned.users:
+            erase(gm, turned)
+    while node.users and all(_turns(u, dim) for u in node.users):
+        written = not written
+        for u in list(node.users):
+            u.replace_all_uses_with(node)
+            gm.graph.erase_node(u)
+    return READ * read + WRITTEN * written
+
+
+def _turns(node: torch.fx.Node, dim: int) -> bool:
+    """Whether a node turns that axis, and no other."""
+    if node.target is not aten.flip.default:
+        return False
+    rank = node.meta["val"].dim()
+    return [d % rank for d in cast(list[int], node.args[1])] == [dim]
+
+
+def _plain(x: torch.fx.Node) -> bool:
+    return bool(x.meta["val"].is_contiguous())
 
 
 def _of_columns(node: torch.fx.Node) -> bool:
