@@ -47,9 +47,11 @@ LOST = re.compile(r"mul\.wide\.u32\s+%rd\d+, %r\d+, 2147483648")
 
 def test_promises_of_vectors_are_taken_away_and_no_others():
     text = "%1 = shl nuw nsw <2 x i32> %0, <i32 31, i32 2>\n%2 = add nsw i32 %a, 1\n%3 = mul nuw <4 x i64> %b, %c\n"
+    text += "%4 = trunc nuw nsw <2 x i64> %d to <2 x i32>\n"
     assert promises(text)
     assert without_promises(text) == (
         "%1 = shl <2 x i32> %0, <i32 31, i32 2>\n%2 = add nsw i32 %a, 1\n%3 = mul <4 x i64> %b, %c\n"
+        "%4 = trunc <2 x i64> %d to <2 x i32>\n"
     )
     assert not promises(without_promises(text))
 

@@ -23,7 +23,8 @@ try:
 except ImportError:  # Triton is optional
     knobs = None
 
-_PROMISES = re.compile(r"\b(shl|add|sub|mul) (?:nuw nsw|nuw|nsw) (<\d+ x i\d+>)")
+#: Operations whose result is widened in place of what it was made of, where they lose nothing.
+_PROMISES = re.compile(r"\b(shl|add|sub|mul|trunc) (?:nuw nsw|nuw|nsw) (<\d+ x i\d+>)")
 
 
 def promises(llir: str) -> bool:
