@@ -100,7 +100,7 @@ def _rows_together(p: Program, c: Compute, contiguous: Mapping[str, int]) -> Pro
         depth = [n for n in axes if n not in rows]
         if len(depth) != 1 or not rows or not min(rows) < depth[0] < max(rows):
             continue
-        if load.tensor not in given and not _for_one_reader(p, load.tensor):
+        if load.tensor not in given and _for_one_reader(p, load.tensor) is None:
             continue
         order = spread_order(product, p.sizes) if load.tensor in given else None
         if order is None or (c.name in p.outputs and not spread(product, p.sizes)):
@@ -110,12 +110,12 @@ def _rows_together(p: Program, c: Compute, contiguous: Mapping[str, int]) -> Pro
     return p
 
 
-def _for_one_reader(p: Program, name: str) -> bool:
-    """Whether a tensor is a map that one statement reads, in one place, and the caller does not."""
+def _for_one_reader(p: Program, name: str) -> Compute | None:
+    """The map that makes a tensor, if one statement reads it, in one place, and the caller does not."""
     made = next((c for c in p.body if c.name == name), None)
     if made is None or made.reducer is not None or name in p.outputs:
-        return False
-    return sum(x.tensor == name for c in p.body for x in loads(c.body)) == 1
+        return None
+    return made if sum(x.tensor == name for c in p.body for x in loads(c.body)) == 1 else None
 
 
 def _turned(p: Program, c: Compute, dims: Sequence[str]) -> Program:
@@ -138,8 +138,8 @@ def _converted(p: Program, reader: str, ld: Load, order: Sequence[int], contiguo
         return p
     if ld.tensor in {c.index_name for c in p.body}:
         return p
-    if _for_one_reader(p, ld.tensor):
-        made = next(c for c in p.body if c.name == ld.tensor)
+    made = _for_one_reader(p, ld.tensor)
+    if made is not None:
         turned = replace(made, dims=tuple(made.dims[n] for n in moving))
         body = [turned if c is made else _reading(c, ld, made.name, moving) if c.name == reader else c for c in p.body]
         return replace(p, body=tuple(body))

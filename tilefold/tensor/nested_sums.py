@@ -28,18 +28,20 @@ WIDE = (DType.F32, DType.F64)
 
 def nested_sums(p: Program) -> Program:
     """The program in which such sums are one."""
-    joined: list[str] = []
+    joined: set[str] = set()
     for c in p.body:
         if c.reducer != "sum" or c.dtype not in WIDE:
             continue
         whole = c
         while (found := as_one(p, whole))[1] and _pays(p, whole, found[1]):
             whole, gone = found
-            joined.append(c.name)
+            joined.add(c.name)
             p = replace(p, body=tuple(whole if x.name == c.name else x for x in p.body if x.name != gone))
+    if not joined:
+        return p
     taken = set(p.names)
     body = [_outside(c, taken) if c.name in joined else [c] for c in p.body]
-    return replace(p, body=tuple(x for xs in body for x in xs)) if joined else p
+    return replace(p, body=tuple(x for xs in body for x in xs))
 
 
 def _outside(c: Compute, taken: set[str]) -> list[Compute]:
@@ -74,7 +76,7 @@ def as_one(p: Program, c: Compute) -> tuple[Compute, str]:
     s = next((x for x in p.body if x.name == read.tensor), None)
     if s is None or s.reducer != "sum" or s.dtype is not c.dtype or s.name in p.outputs:
         return c, ""
-    if other is not None and s.name in tensors_read(other):
+    if other is not None and s.name in tensors_read(other):  # its square
         return c, ""
     readers = [ld for x in p.body for ld in loads(x.body) if ld.tensor == read.tensor]
     plain = [i.dim for i in read.index if isinstance(i, Index)]

@@ -44,10 +44,8 @@ def test_the_product_has_the_places_of_the_result():
     x = torch.randn(2, 8, 12, 12, requires_grad=True)
     torch._dynamo.reset()
     torch.compile(lambda x: conv(torch.sin(x)).square().sum(), backend="tilefold")(x).backward()
-    bodies = [c for r in list(compilations)[-1].regions for c in r.lowered.program.body]
-    sums = [c for c in bodies if c.reducer == "sum" and "taps" in c.name]
-    assert [len(c.dims) for c in sums] == [4]
-    sizes = next(
-        r.lowered.program.sizes for r in list(compilations)[-1].regions for c in r.lowered.program.body if c in sums
-    )
-    assert sorted(int(sizes[d].value) for d in sums[0].dims) == [2, 6, 6, 8]
+    programs = [r.lowered.program for r in compilations[-1].regions]
+    sums = [(c, p.sizes) for p in programs for c in p.body if c.reducer == "sum" and "taps" in c.name]
+    assert [len(c.dims) for c, _ in sums] == [4]
+    ((taps, sizes),) = sums
+    assert sorted(int(sizes[d].value) for d in taps.dims) == [2, 6, 6, 8]

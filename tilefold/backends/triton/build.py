@@ -6,6 +6,7 @@ Nothing here needs torch, whose import takes most of the time in which a process
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import linecache
@@ -235,15 +236,15 @@ def _compiled(job: Job, target: Any) -> Any:
     raise refused
 
 
-def _by_triton(source: Any, target: Any, options: Mapping[str, Any]) -> Any:
+def _by_triton(source: Any, target: Any, options: dict[str, Any]) -> Any:
     """Compiled, without what `poison` describes: again, where Triton's cache has it of a process that did not know."""
     with kept_apart() as can_be:
-        done = triton.compile(source, target=target, options=dict(options))
+        done = triton.compile(source, target=target, options=options)
         if not (can_be and promises(done.asm.get("llir", ""))):
             return done
         with triton.knobs.compilation.scope():
             triton.knobs.compilation.always_compile = True
-            return triton.compile(source, target=target, options=dict(options))
+            return triton.compile(source, target=target, options=options)
 
 
 def _part_of_library(job: Job, target: Any) -> dict[str, Any]:
@@ -280,19 +281,20 @@ def _digest(job: Job, target: Any) -> str:
 def expect_jobs(target: Target | None = None) -> None:
     """Have the processes that compile start meanwhile: a program that was never planned may have kernels that were
     never compiled. And have this process's Triton work out what it asks for when it compiles or launches its first
-    kernel (`_made_ready`). Nothing where Triton sees no device."""
+    kernel (`_make_ready`). Nothing where Triton sees no device."""
     where = _seen(target)
     if where is not None:
         ahead.expect([where.backend, where.arch, where.warp_size])
-        if not _ready:
-            _ready.append(True)
-            threading.Thread(target=_made_ready, daemon=True).start()
+        _get_ready()
 
 
-_ready: list[bool] = []
+@functools.cache
+def _get_ready() -> None:
+    """Have a thread do so, once a process."""
+    threading.Thread(target=_make_ready, daemon=True).start()
 
 
-def _made_ready() -> None:
+def _make_ready() -> None:
     """Triton's own part of the driver, which a C compiler makes (a second), and its digest of its installation (a third
     of a second of reading)."""
     with contextlib.suppress(Exception):  # who needs them raises it again; other versions of Triton may have neither

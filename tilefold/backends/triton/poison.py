@@ -5,8 +5,8 @@ each: `tid & 31` and `pid << 2` become an `and` and a `shl nuw` of (tid, pid) by
 them and keeps the promise of `pid << 2` that no bit is lost (`nuw`), which makes it poison: a value that nobody may
 read. Nobody does, but the code for NVIDIA's processors (LLVM of Triton 3.6) puts both lanes into one register of 64
 bits, and the lane with a promise by an instruction that keeps its lost bits (`mul.wide.u32`): they land in the lane
-beside it. Measured on an H200: an image's rows were read at `j | tid / 2`, half of a grid of offsets was another
-image's, and no two calls made the same.
+beside it. A convolution's two channels, offsets of a grid, were read at row `j | tid / 2`, rows of other images and
+beyond the last among them: wrong on an H200, and not the same in every call.
 
 A promise less is the same program, so the vectors of integers lose theirs before code is made of them.
 """

@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_used, loads
-from tilefold.algebra.expr import walk as parts_of
+from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, dims_used, loads, ops_used
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.parts import LEAST_PIECE, ROWS, STREAMED, offset, page_of, piece
 from tilefold.backends.triton.row_planes import COPIED, copied
@@ -77,9 +76,7 @@ def owning_rows(
     if found is None or held & {*s.parallel}:
         return usual
     wide = max(power_of_two(sizes[d]) for d in (*found, *held))
-    draws = any(
-        isinstance(x, Call) and x.op == "random16" for n in walk(b.body) for e in exprs_of(n) for x in parts_of(e)
-    )
+    draws = any("random16" in ops_used(e) for n in walk(b.body) for e in exprs_of(n))
     blocks = math.prod(sizes[d] for d in s.parallel if d != row)
     if alone and not draws:
         width, columns = (math.prod(sizes[d] for d in dims) for dims in (held, found))

@@ -35,8 +35,8 @@ ALONG = 256
 def own_prefixes(gm: torch.fx.GraphModule) -> int:
     """Have such scans on a GPU computed here; gives how many there were."""
     found = 0
-    for node in list(gm.graph.nodes):
-        if node._erased or node.op != "call_function" or node.target not in _KINDS:
+    for node in list(gm.graph.nodes):  # nodes around a scan are erased
+        if node.op != "call_function" or node.target not in _KINDS:
             continue
         columns = _of_columns(node)
         if columns or _of_rows(node):
@@ -66,8 +66,11 @@ def _turned(gm: torch.fx.GraphModule, node: torch.fx.Node, dim: int) -> str:
     """Turns of a scan's axis in front of it and behind it, which its kernels take along: the scan reads what is turned,
     and stands for what turns it."""
     read = written = False
-    while (turned := node.all_input_nodes[0]) and _turns(turned, dim) and _plain(turned.all_input_nodes[0]):
-        node.args = (_narrow(turned.all_input_nodes[0]), *node.args[1:])
+    while _turns(turned := node.all_input_nodes[0], dim):
+        source = turned.all_input_nodes[0]
+        if not source.meta["val"].is_contiguous():
+            break
+        node.args = (_narrow(source), *node.args[1:])
         read = not read
         if not turned.users:
             erase(gm, turned)
@@ -85,10 +88,6 @@ def _turns(node: torch.fx.Node, dim: int) -> bool:
         return False
     rank = node.meta["val"].dim()
     return [d % rank for d in cast(list[int], node.args[1])] == [dim]
-
-
-def _plain(x: torch.fx.Node) -> bool:
-    return bool(x.meta["val"].is_contiguous())
 
 
 def _of_columns(node: torch.fx.Node) -> bool:

@@ -83,7 +83,7 @@ class Session:
     settings: str
 
     @contextmanager
-    def compiling(self, begun: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def compiling(self, begun: Callable[[], None]) -> Iterator[None]:
         """AOTAutograd's run, which looks into torch's cache first; begun: called where nothing is there."""
         theirs, before = autograd_cache.autograd_cache_key, _session.set(self)
 
