@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tilefold.algebra.expr import loads
 from tilefold.tensor.channels_last import channels_last_operands, taps_in_front
 from tilefold.tensor.convolution import convolution, is_channels_last
 from tilefold.tensor.inline import absorb_copies
@@ -215,3 +216,34 @@ def test_a_result_that_only_the_program_reads_is_written_as_a_batch():
     q = converted(text.format(results="out"), {})
     assert [(c.name, c.dims) for c in q.body] == [("h", ("e", "n", "f")), ("out", ("n", "e", "f"))]
     assert [c.name for c in converted(text.format(results="out, h"), {}).body] == ["a_last", "h", "out"]
+
+
+POOLED = """program f()
+  input x: f32[2, 8, 9, {width}]
+  input w: f32[6, 8, 1, 1]
+  dim n = 2
+  dim o = 6
+  dim y = 7
+  dim v = 5
+  dim c = 8
+  dim k = 3
+  dim l = 3
+  dim h = 9
+  dim b = {width}
+  means[n, y, v, c]: f32 = sum[k, l] x[n, c, y + k, v + l] * 0.1
+  twice[n, y, v, c]: f32 = x[n, c, y, v] + x[n, c, y + 2, v + 2]
+  rows[n, c, y, v]: f32 = sum[k, l] x[n, c, y + k, v + l] * 0.3
+  out[n, h, b, o]: f32 = sum[c] x[n, c, h, b] * w[o, c, 0, 0]
+  return means, twice, rows, out
+"""
+
+
+@pytest.mark.parametrize("width", [10, 8])
+def test_windows_stored_as_a_copy_lies_read_that(width):
+    """Others keep to the tensor: few places, a result in planes, or planes whose rows fill lanes."""
+    q = converted(POOLED.format(width=width), {})
+    read = {c.name: {x.tensor for x in loads(c.body)} for c in q.body}
+    assert read["out"] == {"x_last", "w"}
+    assert read["means"] == ({"x_last"} if width == 10 else {"x"}) and read["twice"] == read["rows"] == {"x"}
+    names = [c.name for c in q.body]
+    assert width != 10 or names.index("x_last") < names.index("means")

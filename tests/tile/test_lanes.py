@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -54,6 +55,13 @@ def weighed(x, w):
     return y.sum((0, 1)), (y * x).sum((0, 1))
 
 
+def centred(x, w):
+    """Columns of what is centred row by row: a mean and a scale of each row, which columns are summed about."""
+    y = x - x.mean(-1, keepdim=True)
+    scale = (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    return (y * scale * w).sum((0, 1)), (y * scale).amax((0, 1))
+
+
 FOLDS = [
     c
     for c in CASCADES
@@ -66,11 +74,12 @@ CASES = [
     Case("places of extremes", lambda x: torch.max(x.round(), -1), together(normal(5, 301)), ""),
     Case("weighed", weighed, together(normal(301, 9, 3), normal(3)), ""),
     Case("images", images, together(normal(301, 3, 9), normal(9)), ""),
+    Case("centred", centred, together(normal(7, 301, 24), normal(24)), ""),
 ]
 #: Left as they are: several index reducers, matrix products, a sum that is rescaled by division.
 LEFT = {"MoE routing", "L2 norm"}
 #: A few folds of each kind suffice for segments: plain, moved by exponentials, by counts, by sums of weights.
-SEGMENTED = {"sum + sum", "rests", "logsumexp", "variance", "inertia"}
+SEGMENTED = {"sum + sum", "rests", "logsumexp", "variance", "inertia", "centred"}
 
 
 def laned(k: Kernel) -> Kernel:
@@ -403,6 +412,37 @@ def test_what_is_reduced_of_an_element_each_lane_reduces(unit):
     o = torch.empty(3, dtype=F)
     run_kernel(after, {"x": x, "y": y, "o": o}, {}, exact=True)
     torch.testing.assert_close(o, want)
+
+
+ROWS = """
+kernel rows()
+  dim i = 3
+  dim k = 110
+  dim m = 24
+  in x: f32[3, 110, 24] unit 2
+  out o: f32[3, 24] unit 1
+  grid i:1
+    alloc s: f32[i:1, m:24] tile
+    fill s = 0.0
+    for k:64
+      alloc a: f32[i:1, k:64] tile
+      a[i, k] = max over m: x[i, k, m]
+      s sum= over k: abs(x[i, k, m] - a[i, k])
+    store o[i, m] over i, m = s[i, m]
+"""
+
+
+@pytest.mark.parametrize("length", [64, 100, 110, 128])
+def test_rows_that_columns_are_summed_about_each_lane_reduces(length):
+    """What is left of them, lanes of which some have no index fold too; a state lies as the rows do."""
+    after = laned(verify(parse(ROWS.replace("110", str(length)))))
+    if length > TILE:
+        assert "over k" not in turn_of(show_kernel(after)) and len(re.findall("for ", show_kernel(after))) == 1
+    (held,) = (b for b in allocated_in(after) if b.name.startswith("s_lane"))
+    assert held.dims[0].startswith("k_lane") and held.dims[-1] == "m"
+    x, o = torch.randn(3, length, 24, dtype=F), torch.empty(3, 24, dtype=F)
+    run_kernel(after, {"x": x, "o": o}, {}, exact=True)
+    torch.testing.assert_close(o, (x - x.amax(-1, keepdim=True)).abs().sum(1))
 
 
 def test_long_reductions_of_an_element_are_left_to_the_loop():

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
-from tilefold.algebra.expr import Const, Expr, Index, Load, loads
+from tilefold.algebra.expr import Const, Expr, Index, Load, dims_used, loads
 from tilefold.names import free, fresh
 from tilefold.tensor.convolution import Convolution, axis_of, convolution, group_axes, is_channels_last
 from tilefold.tensor.convolution_gradients import gradient, images_last, is_last, operand_orders
@@ -19,6 +20,9 @@ from tilefold.tensor.index_simplify import const, same
 from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import library_product, spread, spread_order
 from tilefold.tensor.rewrite import rename_loads
+
+#: Places from which a window is one; lanes over places of a row from which too many are idle.
+WINDOW, IDLE = 4, 3 / 2
 
 
 def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program:
@@ -49,7 +53,40 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
         of_x = [*batch, *places, *group_axes(form), *(axis_of(form.x, d) for d in form.channels)]
         for load, order in ((form.x, of_x), (form.w, of_w)):
             p = _converted(p, name, load, order, contiguous)
-    return p
+    return _windows_of_copies(p)
+
+
+def _windows_of_copies(p: Program) -> Program:
+    """The program in which windows that are stored as a reordered copy lies read that in place of what it is of."""
+    inputs, body = {i.name for i in p.inputs}, list(p.body)
+    for copy in p.body:
+        if not (copy.reducer is None and isinstance(copy.body, Load) and copy.body.tensor in inputs):
+            continue
+        of, shape = copy.body, p.shape_of(copy.body.tensor)
+        moving = [n for d in copy.dims for n, i in enumerate(of.index) if i == Index(d)]
+        if moving == sorted(moving) or not _is_copy(copy, of.tensor, moving, shape):
+            continue
+        for at, c in enumerate(body):
+            mine = [x for x in dict.fromkeys(loads(c.body)) if x.tensor == of.tensor]
+            along = bool(c.dims) and all(x.index[moving[-1]] == Index(c.dims[-1]) for x in mine)
+            if c is copy or not along or len(mine) * prod(_taps(c, x, p) for x in mine[:1]) < WINDOW:
+                continue
+            row = shape[max(moving[:-1])]
+            if not isinstance(row, Const) or 1 << (int(row.value) - 1).bit_length() < IDLE * row.value:
+                continue
+            for x in mine:
+                c = _reading(c, x, copy.name, moving)
+            body[at] = c
+            if at < body.index(copy):
+                body.remove(copy)
+                body.insert(at, copy)
+    return replace(p, body=tuple(body))
+
+
+def _taps(c: Compute, x: Load, p: Program) -> int:
+    """Places that a statement reads a tensor in for each element, as far as extents are known."""
+    dims = {d for i in x.index if not isinstance(i, Index) for d in dims_used(i)} & {*c.rdims}
+    return prod(int(n.value) if isinstance(n := p.sizes[d], Const) else 1 for d in dims)
 
 
 def library_turns(c: Compute, dims: Sequence[str], p: Program) -> bool:

@@ -58,6 +58,29 @@ def singular(body: Sequence[ir.Stmt], states: frozenset[str]) -> bool:
     return False
 
 
+def reduces_alone(
+    body: Sequence[ir.Stmt],
+    states: Collection[str],
+    elements: Collection[str],
+    buffers: Mapping[str, ir.Buffer],
+) -> bool:
+    """Whether a loop's statements are reductions alone, to floats, whose identities are numbers, and of elements that
+    no state is needed for."""
+    computed = [s for s in body if isinstance(s, ir.Map | ir.Reduce)]
+    read = {t for s in computed for t in tensors_read(s.expr)}
+    return read.isdisjoint(states) and all(
+        isinstance(s, ir.Alloc)
+        or (isinstance(s, ir.Map | ir.Reduce) and s.buf in elements)
+        or (
+            isinstance(s, ir.Reduce)
+            and s.buf in states
+            and s.op in ("sum", "max", "min")
+            and buffers[s.buf].dtype.is_float
+        )
+        for s in body
+    )
+
+
 def stores_states(body: Sequence[ir.Stmt], states: Collection[str]) -> bool:
     """Whether a loop stores what depends on its states, which lanes have parts of."""
     found = set(states)

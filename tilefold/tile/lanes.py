@@ -11,8 +11,9 @@ of each lane after its repair, and elements do not occur,
 What is reduced beside the loop's axis and held whole (images in a loop over a batch) has lanes of its own: a state then
 has these dims too, and they are combined at the end with the others.
 
-What the loop stores of elements alone, each lane stores of its own. What it reduces of an element over other dims (the
-parts of a complex number) each lane reduces of its own.
+What the loop stores of elements alone, each lane stores of its own. What it reduces of an element over other dims each
+lane reduces of its own: the parts of a complex number, or a row, where a state has a value for each of its columns
+(means of rows that columns are summed about). Then lanes are a state's first dim, so that states lie as rows do.
 
 Indices that do not fill a tile are folded afterwards by the loop as it was; where they are known and fill the lanes, or
 the loop only reduces, by the lanes before they are combined, those without an index with the identity of the reduction.
@@ -59,6 +60,7 @@ from tilefold.tile.lane_rules import (
     met_by,
     plus,
     position,
+    reduces_alone,
     rest_of,
     singular,
     stores_states,
@@ -94,7 +96,7 @@ class _Loop:
 
     elements: local buffers that have the loop's dim. varying: states that differ from lane to lane (a count does not).
     shared: states that are accumulated over all lanes in every tile. beside: dims that every reduction of the loop also
-    runs over, whose indices are lanes.
+    runs over, whose indices are lanes. rows: whether it reduces rows of elements over dims that a state has.
     """
 
     at: ir.For
@@ -105,6 +107,7 @@ class _Loop:
     varying: frozenset[str]
     shared: frozenset[str] = frozenset()
     beside: tuple[str, ...] = ()
+    rows: bool = False
 
 
 def by_tile(e: Expr, tiles: Mapping[str, int], sizes: Mapping[str, int]) -> Expr:
@@ -195,6 +198,7 @@ class _Pass:
         states = {n: f for n, f in starts.items() if f is not None}
         elements = frozenset(n for n, b in local.items() if d in b.dims)
         done: set[str] = set()
+        rows = False
         for x in body:
             match x:
                 case ir.Alloc():
@@ -207,8 +211,11 @@ class _Pass:
                     accumulate and d in rdims and buf in states and buf not in done
                 ):
                     done.add(buf)
-                case ir.Reduce(buf, rdims=rdims) if buf in elements and d not in rdims and self.few(rdims):
-                    pass
+                case ir.Reduce(buf, rdims=rdims) if buf in elements and d not in rdims:
+                    rowwise = any({*rdims} <= {*self.buffers[n].dims} for n in states)
+                    if not (rowwise or self.few(rdims)):
+                        return None
+                    rows = rows or rowwise
                 case ir.Store(dims=dims) if d in dims:
                     pass
                 case _:
@@ -222,7 +229,7 @@ class _Pass:
             return None
         varying = across_lanes(frozenset({d, *beside}), body, elements)
         if not singular(body, varying & states.keys()):
-            return _Loop(s, body, states, local, elements, varying & states.keys(), beside=beside)
+            return _Loop(s, body, states, local, elements, varying & states.keys(), beside=beside, rows=rows)
         computed = [x for x in body if isinstance(x, ir.Map | ir.Reduce)]
         read = {ld.tensor for x in computed for ld in loads(x.expr) if ld.tensor != x.buf}
         shared = frozenset(states) & read
@@ -231,7 +238,7 @@ class _Pass:
             for x in computed
             if x.buf in states.keys() - shared
         )
-        return _Loop(s, body, states, local, elements, frozenset(states), shared) if additive else None
+        return _Loop(s, body, states, local, elements, frozenset(states), shared, rows=rows) if additive else None
 
     def few(self, dims: Sequence[str]) -> bool:
         """Whether a lane has room for all that is reduced over these dims: scores of keys have tiles of their own."""
@@ -260,11 +267,13 @@ class _Pass:
         about = None
         if length is not None and tile < length <= MOST * lanes and not f.shared:
             about = steady(f.body, f.states, f.elements)
-        unrepaired = about is not None or self.reduces_alone(f)
+        unrepaired = about is not None or (
+            not f.shared and reduces_alone(f.body, f.states.keys(), f.elements, self.buffers)
+        )
         alone = bool(left) and (unrepaired or (not f.shared and left % lanes == 0))
         varying = own if alone and left % lanes else f.varying  # lanes without a last index count one less
         more = {lane: lit(lanes)} | {x: self.kernel.sizes[x] for x in f.beside}
-        held = {n: self.state(self.buffers[n], more if n in varying else {}) for n in own}
+        held = {n: self.state(self.buffers[n], more if n in varying else {}, first=f.rows) for n in own}
         for n in own:
             out += [ir.Alloc(held[n]), replace(f.states[n], buf=held[n].name)]
         of = _Body(self, f, lane, lanes, held)
@@ -324,19 +333,12 @@ class _Pass:
         out += of_all(f, best, at, lane)
         return out if length is not None else [*out, rest_of(f.at, turns, length)]
 
-    def reduces_alone(self, f: _Loop) -> bool:
-        """Whether a loop's statements are reductions alone, to floats, whose identities are numbers."""
-        return not f.shared and all(
-            isinstance(s, ir.Reduce)
-            and s.buf in f.states
-            and s.op in ("sum", "max", "min")
-            and self.buffers[s.buf].dtype.is_float
-            for s in f.body
-        )
-
-    def state(self, b: ir.Buffer, more: Mapping[str, Expr]) -> ir.Buffer:
-        """The buffer that holds a state of each lane along these dims; none: of all, they have the same."""
+    def state(self, b: ir.Buffer, more: Mapping[str, Expr], *, first: bool = False) -> ir.Buffer:
+        """The buffer that holds a state of each lane along these dims; none: of all, they have the same. first: these
+        dims before its own."""
         dims, extents = (*b.dims, *more), (*b.extents, *more.values())
+        if first:
+            dims, extents = (*more, *b.dims), (*more.values(), *b.extents)
         made = replace(b, name=self.fresh(f"{b.name}_lane"), dims=dims, extents=extents)
         self.buffers[made.name] = made
         return made
@@ -364,12 +366,17 @@ class _Body:
         self.names: dict[str, str] = {} if f.shared else {n: b.name for n, b in held.items()}
         self.out: list[ir.Stmt] = []
         self.elements: list[dict[str, str]] = []
-        #: Of values made here, the axis that each axis was.
+        #: Of values with lanes, the axis that each axis was, were lanes behind the others.
         self.orders: dict[str, tuple[int, ...]] = {}
+        for n, b in held.items():
+            usual = (*p.buffers[n].dims, *(x for x in b.dims if x not in p.buffers[n].dims))
+            self.orders[b.name] = tuple(usual.index(x) for x in b.dims)
 
     def again(self, about: Steady | None = None, kept: Mapping[str, str] | None = None) -> _Body:
         """As this one began, or about what is kept."""
-        return _Body(self.p, self.f, self.lane, self.lanes, self.held, about or self.about, kept or self.kept)
+        made = _Body(self.p, self.f, self.lane, self.lanes, self.held, about or self.about, kept or self.kept)
+        made.orders |= self.orders
+        return made
 
     def stream(self, places: Sequence[Expr], some: int = 0) -> tuple[ir.Stmt, ...]:
         """One turn: what belongs to elements once a place, accumulation along the lanes' own elements only. some: lanes
@@ -413,7 +420,7 @@ class _Body:
 
     def over_lanes(self, buf: str, op: str, rdims: tuple[str, ...], values: Sequence[Expr]) -> None:
         """Accumulation over all lanes: first the elements of each lane, then the lanes."""
-        tile = self.p.state(self.p.buffers[buf], {self.lane: lit(self.lanes)})
+        tile = self.p.state(self.p.buffers[buf], {self.lane: lit(self.lanes)}, first=self.f.rows)
         first = ir.Reduce(tile.name, op, rdims, values[0], False) if rdims else ir.Map(tile.name, values[0])
         self.out += [ir.Alloc(tile), first, *(self.accumulated(tile.name, op, rdims, v) for v in values[1:])]
         value = Load(tile.name, tuple(Index(x) for x in tile.dims))
@@ -488,11 +495,13 @@ class _Body:
         def one(n: Expr) -> Expr | None:
             match n:
                 case Load(t, index) if t in elements:
-                    at = tuple(Index(self.lane) if x == place else x for x in index)
+                    at = [Index(self.lane) if x == place else x for x in index]
                     return Load(elements[t], tuple(at[k] for k in self.orders[elements[t]]))
                 case Load(t, index) if t in self.names:
-                    laned = self.p.buffers[self.names[t]].dims[len(index) :]
-                    return Load(self.names[t], (*index, *(Index(x) for x in laned)))
+                    dims, order = self.p.buffers[self.names[t]].dims, self.orders.get(self.names[t])
+                    order = tuple(range(len(dims))) if order is None else order
+                    at = [*index, *(Index(dims[order.index(k)]) for k in range(len(index), len(dims)))]
+                    return Load(self.names[t], tuple(at[k] for k in order))
                 case Index(d) if d == self.f.at.dim and place is not None:
                     return place
             return None

@@ -53,6 +53,51 @@ def test_columns_have_neighbours_and_long_tiles():
     assert tiles[64] == 1 and tiles[1024] >= 32 and tiles[1000] >= 16
 
 
+def highest(x):
+    """Of each image's rows, channels last."""
+    return x.amax(2)
+
+
+def test_narrow_columns_that_are_only_reduced_have_few_warps():
+    """Each warp of eight would hand on its part of 64 maxima; of what is stored again, or of 32 bits, they stay."""
+    (k,) = made(highest, meta(64, 48, 80, 96, dtype=B))
+    config = default_config(k.block, k.sizes({}))
+    held = math.prod(config.tiles.values()) * 128
+    assert held // (32 * config.warps) >= 64
+    (stored,) = made(lambda x: x.softmax(2), meta(64, 48, 80, 96, dtype=B))
+    assert default_config(stored.block, stored.sizes({})).warps >= 2 * config.warps
+    (wide,) = made(highest, meta(64, 48, 80, 96, dtype=F))
+    assert default_config(wide.block, wide.sizes({})).warps >= 2 * config.warps
+
+
+def spread(x):
+    return torch.var_mean(x.float(), 1)
+
+
+def total(x):
+    return x.float().sum(1)
+
+
+def test_folds_that_repair_states_have_longer_turns():
+    areas = {}
+    for fn in (spread, total):
+        k = next(k for k in made(fn, meta(64, 3840, 96, dtype=B)) if Shape.of(k.block).streamed)
+        areas[fn] = math.prod(default_config(k.block, k.sizes({})).tiles.values())
+    assert areas[spread] == 2 * areas[total]
+
+
+def centred_columns(x):
+    """Sums of columns about the means of rows."""
+    return (x.float() - x.float().mean(-1, keepdim=True)).abs().sum(1)
+
+
+def test_rows_that_columns_are_summed_about_leave_each_thread_few_elements():
+    k = next(k for k in made(centred_columns, meta(64, 6400, 72, dtype=B)) if Shape.of(k.block).streamed)
+    config = default_config(k.block, k.sizes({}))
+    (rows,) = (config.tiles[d] for d in Shape.of(k.block).streamed)
+    assert rows * 128 <= 16 * 32 * config.warps
+
+
 def attended(x):
     return torch.cat((x.float().mean(1, keepdim=True), x.float().amax(1, keepdim=True)), 1)
 

@@ -65,3 +65,19 @@ def test_widened_floats_are_no_float32(monkeypatch, dtypes, exact):
     monkeypatch.setattr(prices, "matmul_precision", lambda: "ieee")
     node.meta["val"] = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"))
     assert p.streamed == 2 and prices._exact(node, p) is exact
+
+
+def pooled(x, w):
+    return torch.nn.functional.conv2d(torch.nn.functional.avg_pool2d(x, 3, 1, 1).clone(), w)
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_means_of_windows_that_a_library_call_needs_are_kept(called):
+    """Made again they are written and read once more; a map of the backward computes them out of what it reads."""
+    gm = make_fx(pooled, tracing_mode="fake")(torch.zeros(4, 8, 16, 16), torch.zeros(8, 8, 1, 1))
+    nodes = {n.target: n for n in gm.graph.nodes}
+    means, copy = nodes[torch.ops.aten.avg_pool2d.default], nodes[torch.ops.aten.clone.default]
+    call = nodes[torch.ops.aten.convolution.default]
+    of = Prices(frozenset({means, copy}), frozenset({call} if called else ()), frozenset(), frozenset())
+    assert (of.keep(copy) is not None) == called
+    assert not called or of.again(means) + of.again(copy) > of.keep(copy)

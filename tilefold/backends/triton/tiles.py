@@ -22,8 +22,8 @@ from tilefold.backends.triton.product import BYTES
 from tilefold.backends.triton.product_tiles import for_depth, with_products
 from tilefold.backends.triton.short_sums import for_sums
 from tilefold.backends.triton.tilings import (
-    cheapest,
     for_branches,
+    for_centred,
     for_columns,
     for_crossing,
     for_ends,
@@ -36,6 +36,7 @@ from tilefold.backends.triton.tilings import (
     for_windows,
 )
 from tilefold.backends.triton.traffic import Traffic, accesses
+from tilefold.backends.triton.widths import cheapest
 from tilefold.block.ir import Accumulate, Block, Init, Let, Loop, Node, Result, Store, exprs_of
 from tilefold.block.ir import walk as nodes_of
 from tilefold.block.pairs import ranged
@@ -281,12 +282,12 @@ def default_config(
     local = held_lanes(s, sizes)
     if any(k - frozenset(s.streamed) for _, _, k in s.products):
         return for_sums(for_registers(rule, s, b, local), s, b, traffic, local)
-    held = sum(isinstance(n, Let | Accumulate) and local.keys() >= {*n.rdims} != set() for n in nodes_of(b.body))
-    found = for_windows(cheapest(s, rule, traffic, local, held), s, b, traffic, local)
+    found = for_windows(cheapest(s, rule, b, traffic, local), s, b, traffic, local)
     found = for_functions(for_columns(for_parts(found, s, b, traffic, local), s, b, traffic, local), s, b, local)
     found = for_operands(found, s, b, local)
     found = for_branches(for_outer(found, s, b, traffic, local), s, b, traffic, local)
-    found = for_ends(for_crossing(found, s, b, local, sizes), s, local, sizes)
+    found = for_centred(for_crossing(found, s, b, local, sizes), s, b, local)
+    found = for_ends(found, s, local, sizes)
     found = for_odd_rows(for_rows(found, s, b, local, unit or {}), s, b, local, unit or {}, sizes)
     found = for_registers(found, s, b, local)
     found = for_sums(for_values(found, s, b, local), s, b, traffic, local)

@@ -1,13 +1,9 @@
-"""Tiles for kernels without matrix products whose rows do not lie along what is contiguous in memory.
-
-Sums over columns, copies between layouts, softmax along a middle dim: a tile is as wide as loads and stores need along
-each dim that is contiguous for some tensor, and as long along what is reduced as a thread block holds. Which widths is
-the choice of least estimated time (`traffic`); the rule of rows (`tiles`) stands where it is as cheap.
+"""What becomes of a tile of least estimated time (`widths`) where what the estimate does not know decides: registers,
+functions that are waited for, windows, ends.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +15,7 @@ from tilefold.algebra.expr import loads as loads_of
 from tilefold.backends.triton.choices import of_parts
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.traffic import WARP, Traffic
+from tilefold.backends.triton.widths import BUSY, EACH, MOST_WARPS, ONCE, VECTOR, contiguous, widths
 from tilefold.backends.triton.work import operations, room
 from tilefold.block.crossing import REGISTER, between, crossing
 from tilefold.block.ir import Accumulate, Block, Let, Loop, Node, Store, Update, exprs_of
@@ -26,16 +23,11 @@ from tilefold.block.ir import walk as nodes_of
 from tilefold.plan.dataflow import root_of
 from tilefold.plan.hardware import H100
 from tilefold.tensor.analysis import expr_flops
-from tilefold.tile.pieces import largest_power, power_of_two
+from tilefold.tile.pieces import largest_power
 
 if TYPE_CHECKING:
     from tilefold.backends.triton.tiles import Shape
 
-#: Least and largest width of a tile along a contiguous dim.
-NARROWEST, WIDEST = 8, 1024
-#: Elements of the largest value of a kernel that computes each element once, of one that reduces, of one whose rows or
-#: columns are held whole.
-ONCE, REDUCED, HELD = 1 << 12, 1 << 13, 1 << 15
 #: Least tile of a stream that is shortened for what crosses its reductions; share of the elements of held columns that
 #: more than a few values may have, and how many are few.
 SHORTEST, SEVERAL, FEW = 64, 3 / 4, 3
@@ -44,8 +36,8 @@ LONGEST, SEVERAL_MAPS = 1 << 15, 3
 #: Lanes of a streamed dim, over its indices, above which its tiles are shorter, and with which they are short enough;
 #: the shortest such tile.
 MASKED_MOST, ENDED, LEAST_TILE = 4 / 3, 5 / 4, 8
-#: Elements of the largest value for each thread.
-EACH = 32
+#: Elements of the largest value for each thread, where each waits for its row.
+EACH_CENTRED = 16
 #: Functions that a thread waits for, and elements for each thread of a map of them.
 WAITING, EACH_WAITING = frozenset({"sin", "cos", "pow"}), 8
 #: The same of functions whose code is so long that that of many elements does not stay in the instruction cache: three
@@ -54,68 +46,17 @@ LONG, EACH_LONG = frozenset({"lgamma"}), 2
 #: Values that statements leave to later ones from which they are all there at once, and part of the registers that they
 #: may have.
 VALUES, PART_OF = 8, 0.4
-#: How many times as much is computed as read and written of what is bound by arithmetic; warps that a multiprocessor
-#: should have of it.
-OUTER, BUSY = 8, 16
-#: Most contiguous dims that widths are tried for.
-MOST_DIMS = 3
-#: Share of a kernel's bytes that a dim must be contiguous for.
-SHARE = 1 / 16
-#: Share of the rule's time below which another choice is taken: estimates are no better.
-CLEAR = 0.95
-#: The same of a smaller tile's time beside a larger one's.
-SMALLER = 0.97
+#: How many times as much is computed as read and written of what is bound by arithmetic.
+OUTER = 8
 #: Loads of a thread that are under way at once, where one element takes `WINDOW` or more; warps of such a block, and
 #: blocks that larger tiles leave.
 UNDER_WAY, WINDOW, MOST_FOR_WINDOWS, BLOCKS = 208, 9, 8, 8 * H100.cores
-#: Neighbours of a vector of 16 bytes.
-VECTOR = 8
 #: Arithmetic, in additions, that is worth computing once for several rows.
 HEAVY = 4
 #: The same of what is not computed twice for a held row (a sigmoid; not an exponential).
 DEAR = 12
 #: Bytes of neighbours below which parts of a concatenation share a thread block.
 PART = 64
-#: Thread blocks of so many warps are the largest.
-MOST_WARPS = 32
-#: Seconds in which a multiprocessor passes a value from a warp to others, where warps share columns that are reduced:
-#: sum and maximum of 256 channels over 32 x 3,136 places, 16 bits, on an H100 (microseconds; places by warps) 128 by 32
-#: 80, 128 by 16 43, 64 by 16 40, 32 by 16 47, 32 by 8 28, 64 by 8 25. Warps that half as many may be at least.
-PASSED, FEW_WARPS = 2 / 1.7e9, 8
-
-
-def cheapest(s: Shape, rule: TritonConfig, t: Traffic, local: Mapping[str, int], reductions: int = 0) -> TritonConfig:
-    """The configuration of least estimated time; local: lanes of the dims that a thread block holds whole; reductions:
-    of these dims."""
-    lanes = _contiguous(s, t)
-    if not lanes or all(d not in s.parallel for d in lanes) or t.sectors(rule.tiles) <= _least(t):
-        return rule
-    columns = reductions if all(d in s.parallel for d in lanes) else 0
-
-    def seconds_of(tiles: Mapping[str, int], warps: int, area: int) -> float:
-        return t.seconds(tiles, warps, area) + _exchanged(s, t, tiles, warps, columns)
-
-    best, price = rule, CLEAR * seconds_of(rule.tiles, rule.warps, s.area({**local, **rule.tiles}))
-    of_area: dict[int, tuple[float, TritonConfig]] = {}
-    for tiles in _candidates(s, t, lanes, local):
-        area = s.area({**local, **tiles})
-        most = t.warps(tiles, area, EACH, MOST_WARPS)
-        for warps in (most, most // 2) if columns and most >= 2 * FEW_WARPS else (most,):
-            seconds = seconds_of(tiles, warps, area)
-            if area not in of_area or seconds < of_area[area][0]:
-                of_area[area] = seconds, replace(rule, tiles=tiles, warps=warps)
-    for _, (seconds, config) in sorted(of_area.items(), reverse=True):
-        if seconds < price:
-            best, price = config, SMALLER * seconds
-    return best
-
-
-def _exchanged(s: Shape, t: Traffic, tiles: Mapping[str, int], warps: int, reductions: int) -> float:
-    """Seconds that warps take to reduce columns, each of which has a part of every one: lanes lie along the columns."""
-    columns = math.prod(min(tiles.get(d, 1), t.sizes[d]) for d in s.parallel if d not in s.segments)
-    along = warps // min(warps, max(1, columns // (WARP * VECTOR)))
-    blocks = t.blocks(tiles)
-    return PASSED * blocks * along * columns * reductions / min(H100.cores, blocks) if along > FEW_WARPS else 0.0
 
 
 def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[str, int]) -> TritonConfig:
@@ -127,8 +68,8 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
     if window < WINDOW:
         return c
     tiles, warps = dict(c.tiles), c.warps
-    contiguous = _contiguous(s, t)
-    for d in (d for d in s.parallel if d not in contiguous):  # few blocks: some multiprocessors have one, others two
+    near = contiguous(s, t)
+    for d in (d for d in s.parallel if d not in near):  # few blocks: some multiprocessors have one, others two
         while tiles.get(d, 1) > 1 and t.blocks(tiles) < BLOCKS and s.area({**local, **tiles}) >= 2 * WARP * warps:
             tiles[d] //= 2
     weighted = loads != window
@@ -136,11 +77,11 @@ def for_windows(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
         a.run(c.tiles, t.sizes)[0] >= VECTOR and not a.between for a in t.accesses if a.axes
     )
     most = UNDER_WAY * (2 if narrow else 1) * WARP  # vectors of 16 bits: two elements a register
-    for d in contiguous if narrow and weighted else ():  # lanes beyond the last channel compute as much as others
-        widths = [n for n in _widths(t.sizes[d]) if min(4 * VECTOR, tiles[d]) <= n <= tiles[d]] or [tiles[d]]
-        tiles[d] = min(reversed(widths), key=lambda n: -(-t.sizes[d] // n) * n)
+    for d in near if narrow and weighted else ():  # lanes beyond the last channel compute as much as others
+        fit = [n for n in widths(t.sizes[d]) if min(4 * VECTOR, tiles[d]) <= n <= tiles[d]] or [tiles[d]]
+        tiles[d] = min(reversed(fit), key=lambda n: -(-t.sizes[d] // n) * n)
     warps = _with_room(s, tiles, warps, lambda warps: loads * s.area({**local, **tiles}) <= most * warps)
-    for d in reversed([d for d in s.parallel if d not in contiguous]) if weighted else ():
+    for d in reversed([d for d in s.parallel if d not in near]) if weighted else ():
         while (
             tiles.get(d, 1) < t.sizes[d]
             and 2 * loads * s.area({**local, **tiles}) <= most * warps
@@ -199,7 +140,7 @@ def for_parts(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[st
     """Where what is stored is one of many parts: as many indices of what chooses a thread block as are of one part, one
     of a dim along which nothing is contiguous, so that it reads one part; as many elements as before, of the other
     dims, where they have them."""
-    near = set(_contiguous(s, t))
+    near = set(contiguous(s, t))
     stored = [n.expr for n in nodes_of(b.body) if isinstance(n, Store)]
     least = PART // min((a.nbytes for a in t.accesses), default=PART)
     torn = {d for d, n in of_parts(stored, lambda d: d in s.parallel).items() if d in near and n < least}
@@ -224,7 +165,7 @@ def for_columns(c: TritonConfig, s: Shape, b: Block, t: Traffic, local: Mapping[
     What is reduced of columns alone, each block reduces: Adafactor's step, whose blocks sum 2,048 partial sums, reads
     three numbers a column besides.
     """
-    near = {*_contiguous(s, t), *(d for d, n in local.items() if s.reduces and n > 1)}
+    near = {*contiguous(s, t), *(d for d, n in local.items() if s.reduces and n > 1)}
     lets = [n for n in nodes_of(b.body) if isinstance(n, Let) and expr_flops(n.expr) >= HEAVY]
     if (
         any(isinstance(n, Accumulate) for n in nodes_of(b.body))
@@ -375,6 +316,26 @@ def for_crossing(
     return c if tiles == c.tiles else replace(c, tiles=tiles)
 
 
+def for_centred(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) -> TritonConfig:
+    """Shorter tiles of a loop that reduces rows, and columns of what follows from these: each element waits in a
+    register for its row, beside the lane of its column (`tile.lanes`).
+
+    Sums of 72 columns about means of rows, 6,400 rows of 64 images in 512 thread blocks, 16 bits, on an H200: tiles of
+    128 by eight warps 50 us, of 64 55, of 32 33; of 32 by 16 32, by 4 54.
+    """
+    tiles = dict(c.tiles)
+    for loop in nodes_of(b.body):
+        if not isinstance(loop, Loop) or loop.dim not in s.streamed:
+            continue
+        d, inside = loop.dim, list(nodes_of(loop.body))
+        rows = [n for n in inside if isinstance(n, Let) and d in n.dims and n.rdims and local.keys() >= {*n.rdims}]
+        columns = [dims_used(n.expr) for n in inside if isinstance(n, Accumulate) and d in n.rdims]
+        if any({*n.rdims} <= dims for n in rows for dims in columns):
+            while tiles[d] > SHORTEST // 2 and s.area({**local, **tiles}) > EACH_CENTRED * WARP * c.warps:
+                tiles[d] //= 2
+    return c if tiles == c.tiles else replace(c, tiles=tiles)
+
+
 def for_registers(c: TritonConfig, s: Shape, b: Block, local: Mapping[str, int]) -> TritonConfig:
     """Fewer rows for a thread block, and then more warps, where its registers do not have what crosses reductions of
     rows that it holds whole. Of three axes and more each reduction wants its own layout of it: as much again.
@@ -439,43 +400,3 @@ def _computed(nodes: Sequence[Node]) -> Iterator[tuple[Expr, ...]]:
             yield from _computed(n.body)
         if isinstance(n, Let | Accumulate | Update | Store):
             yield exprs_of(n)
-
-
-def _least(t: Traffic) -> float:
-    """Bytes of sectors and requests where every access has whole tiles of the widest kind."""
-    return t.sectors(dict.fromkeys(t.sizes, WIDEST))
-
-
-def _contiguous(s: Shape, t: Traffic) -> list[str]:
-    """Dims in loops along which elements of some tensor are neighbours, those of most bytes first."""
-    bytes_of: dict[str, float] = {}
-    for a in t.accesses:
-        for d in a.near(t.sizes, NARROWEST):
-            if d in s.parallel or d in s.streamed:
-                bytes_of[d] = bytes_of.get(d, 0.0) + a.nbytes * t.points(a)
-    all_of_them = sum(a.nbytes * t.points(a) for a in t.accesses)
-    worth = [d for d in bytes_of if bytes_of[d] >= SHARE * all_of_them]
-    worth.sort(key=lambda d: -bytes_of[d])
-    short = [d for d in worth if len(_widths(t.sizes[d])) == 1]
-    return short + [d for d in worth if d not in short][:MOST_DIMS]
-
-
-def _candidates(s: Shape, t: Traffic, lanes: list[str], local: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Tiles of every width along the contiguous dims; what is reduced fills the thread block."""
-    most = REDUCED if s.reduces else ONCE
-    for widths in itertools.product(*(_widths(t.sizes[d]) for d in lanes)):
-        tiles = {d: 1 for d in (*s.streamed, *s.parallel)} | dict(zip(lanes, widths, strict=True))
-        area = s.area({**local, **tiles})
-        if area > (HELD if local or s.streamed else most):
-            continue
-        for d in (*(d for d in s.streamed if d not in lanes), *(d for d in reversed(s.parallel) if d not in lanes)):
-            whole, longest = power_of_two(t.sizes[d]), 1
-            while longest < whole and s.area({**local, **tiles, d: 2 * longest}) <= most:
-                longest *= 2
-            tiles[d] = max(2, longest) if d in s.streamed else longest
-        yield tiles
-
-
-def _widths(extent: int) -> list[int]:
-    most = min(WIDEST, power_of_two(extent))
-    return [n for n in (1 << k for k in range(11)) if min(NARROWEST, most) <= n <= most]

@@ -7,7 +7,7 @@ memory that it holds meanwhile. Computing again:
 |---|---|
 | view, constant, pick from a tuple, cast to a wider type or copy of one | nothing: readers can read what it is of |
 | map | its arithmetic; its bytes, written and read, where a library call of the backward needs it in memory |
-| fold | what it reads, once more: its state must be complete before anything of it is used |
+| fold | what it reads, once more: its state must be complete before it is used; for library calls also as a map |
 | maximum over windows | what it reads, which a map writes first, and values and places, written and read |
 | product that streams | its arithmetic |
 | other product, an operator of torch | its arithmetic, what it reads, and its result written and read |
@@ -144,7 +144,7 @@ class Prices:
 
     def keep(self, node: Node, worth: float = KEEP) -> float | None:
         """Bytes for saving a value; None: never (views, wider copies and what follows from a fold's result alone, which
-        are made again)."""
+        are made again where no library call needs them in memory)."""
         if _is_changed(node):
             return _LOST
         if node in self.free:
@@ -155,7 +155,7 @@ class Prices:
         if (
             isinstance(val, tuple | list)
             or widens(node)
-            or state_of(node) is not None
+            or (state_of(node) is not None and not self._needed_whole(node))
             or (is_view(node) and nbytes(node) >= nbytes(base(node)))
         ):
             return None
@@ -172,7 +172,9 @@ class Prices:
         read = sum(nbytes(n) for n in _tensors(node))
         written = 2 * sum(nbytes(n) for n in _results(node))
         if node.target in _FOLDS:
-            return 2 * read + written if node.target in pool.MAXIMA else read
+            if node.target in pool.MAXIMA:
+                return 2 * read + written
+            return read + (written if self._needed_whole(node) else 0)
         sizes = product(node)
         if sizes is None:
             return 2 * read + 2 * written
