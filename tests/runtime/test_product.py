@@ -67,6 +67,7 @@ extern "C" {
 int64_t asked = 0, computed = 0, alive = 0;
 int alignment[4];
 int refuse = 0;
+int64_t most = 0, wanted = 48;  // bytes of workspace: torch's for cuBLAS, and an algorithm's
 float waves[2];  // of partial sums in float32, and rounded
 int rounded = 0;  // products computed by what may round them
 int cublasLtMatmulDescCreate(P* m, int compute, int scale) { ++alive; *m = new Made{}; return compute != 68 || scale; }
@@ -86,19 +87,21 @@ int cublasLtMatmulAlgoGetHeuristic(P, P, P, P, P, P, P w, int, void* found, int*
   ++asked;
   for (int k = 0; k < 4; ++k) alignment[k] = get(static_cast<Made*>(w), 5 + k, -1);
   std::memset(found, 0, 96);
-  const size_t n = 48;
+  const size_t n = wanted;
   const int ways = get(static_cast<Made*>(w), 3, 0);
   std::memcpy(found, &ways, 4);
   std::memcpy(static_cast<char*>(found) + 64, &n, 8);
   std::memcpy(static_cast<char*>(found) + 76, &waves[ways != 2], 4);
-  *count = wide(static_cast<Made*>(w), 1) == 64 && (ways == 2 || ways == 7) && !refuse;
+  *count = wide(static_cast<Made*>(w), 1) == (most > 64 ? most : 64) && (ways == 2 || ways == 7) && !refuse;
   return 0;
 }
 int cublasLtMatmul(P handle, P desc, const void* one, const void* a, P la, const void* b, P lb, const void* zero,
     const void* c, P lc, void* d, P ld, const void* how, void* workspace, size_t size, P stream) {
   auto *m = static_cast<Made*>(desc), *A = static_cast<Made*>(la), *B = static_cast<Made*>(lb);
   auto *D = static_cast<Made*>(ld);
-  if (handle != space || workspace != space || size != 48 || c != d || lc != ld || stream) return 1;
+  if (size > 64 ? !workspace || workspace == space : workspace != (size ? space : nullptr)) return 6;
+  if (size > 64) std::memset(workspace, 1, size);
+  if (handle != space || size != size_t(wanted) || c != d || lc != ld || stream) return 1;
   if (*static_cast<const float*>(one) != 1 || *static_cast<const float*>(zero) != 0) return 2;
   const int ta = get(m, 3, 0), tb = get(m, 4, 0), type = D->type;
   const int64_t depth = ta ? A->rows : A->columns, batch = get(D, 5, 1);
@@ -122,6 +125,7 @@ int cublasLtMatmul(P handle, P desc, const void* one, const void* a, P la, const
 P handle() { return space; }
 size_t workspace_size() { return sizeof(space); }
 P workspace() { return space; }
+size_t most_workspace() { return most; }
 }
 """
 
@@ -131,7 +135,7 @@ class Library:
 
     def __init__(self, path):
         self.c = ctypes.CDLL(str(path))
-        names = (*cublas.FUNCTIONS, "handle", "workspace_size", "workspace")
+        names = (*cublas.FUNCTIONS, "handle", "workspace_size", "workspace", "most_workspace")
         self.addresses = tuple(ctypes.cast(getattr(self.c, n), ctypes.c_void_p).value for n in names)
 
     def number(self, name, kind=ctypes.c_int64):
@@ -156,8 +160,8 @@ def products(built):
     """Products of this process's CPU are those of the library."""
     module = native().wait()
     assert module is not None, native().reason
-    for name in ("asked", "computed"):
-        built.number(name).value = 0
+    for name, value in {"asked": 0, "computed": 0, "most": 0, "wanted": 48}.items():
+        built.number(name).value = value
     for name in ("refuse", "rounded"):
         built.number(name, ctypes.c_int).value = 0
     built.waves(0.0, 0.0)
@@ -216,6 +220,15 @@ def test_batches_and_one_matrix_for_all(products):
     one = torch.randn(1, 5, 6).bfloat16().mT.expand(3, 6, 5)
     close(runs(torch.bmm, a, one), a, one, f=torch.bmm)
     assert products.number("computed").value == 9
+
+
+@pytest.mark.parametrize(("most", "wanted"), [(4096, 1000), (4096, 64), (4096, 0), (32, 64)])
+def test_parts_of_long_contractions_have_room_as_in_torchs_calls(products, most, wanted):
+    """What is more than the shared workspace is the call's own, and gone after it."""
+    products.number("most").value, products.number("wanted").value = most, wanted
+    a, b = matrix(8, 64, torch.bfloat16, 0), matrix(64, 24, torch.bfloat16, 1)
+    close(runs(torch.mm, a, b), a, b, f=torch.mm)
+    assert (products.number("asked").value, products.number("computed").value) == (1, 3)
 
 
 def test_what_the_library_does_not_get(products):

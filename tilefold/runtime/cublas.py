@@ -15,11 +15,13 @@ FUNCTIONS: tuple[str, ...] = (
     *("cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceDestroy", "cublasLtMatmulPreferenceSetAttribute"),
     *("cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"),
 )
-#: getCurrentCUDABlasLtHandle, getCUDABlasLtWorkspaceSize and getCUDABlasLtWorkspace of `at::cuda`.
+#: getCurrentCUDABlasLtHandle, getCUDABlasLtWorkspaceSize, getCUDABlasLtWorkspace and getChosenWorkspaceSize of
+#: `at::cuda`.
 OF_TORCH: tuple[str, ...] = (
     "_ZN2at4cuda26getCurrentCUDABlasLtHandleEv",
     "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv",
     "_ZN2at4cuda22getCUDABlasLtWorkspaceEv",
+    "_ZN2at4cuda22getChosenWorkspaceSizeEv",
 )
 
 

@@ -2,13 +2,19 @@
 // call, and that takes the host longer than a launch. Python finds the functions (`runtime.cublas`): no CUDA is needed to
 // build this. Constants as in cublasLt.h, whose values are part of the library's interface.
 //
+// A long contraction of a small result is cut, and its parts need room: cuBLAS has 32 MiB of torch on an H200, cuBLASLt 1,
+// in which 256 x 768 sums over 122,880 stay whole (some 160 us; in 13 MiB 73). What a product wants beyond that it has
+// while it runs.
+//
 // y [m, n] = a [m, k] b [k, n], row-major, is y^T = b^T a^T in the library's order of memory.
 
 #pragma once
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <mutex>
@@ -24,7 +30,8 @@ struct Algorithm { uint64_t words[8]; };
 struct Found { Algorithm algorithm; size_t workspace; int state; float waves; int reserved[4]; };
 static_assert(sizeof(Found) == 96);
 
-// The library's, then torch's: the handle of this thread, and the workspace that it gives the current stream.
+// The library's, then torch's: the handle of this thread, the workspace that it gives the current stream, and the bytes of
+// that which its calls of cuBLAS have.
 struct Functions {
   int (*make_product)(Opaque*, int, int) = nullptr;
   int (*drop_product)(Opaque) = nullptr;
@@ -41,7 +48,8 @@ struct Functions {
   Opaque (*handle)() = nullptr;
   size_t (*workspace_size)() = nullptr;
   void* (*workspace)() = nullptr;
-  static constexpr size_t COUNT = 14;
+  size_t (*most_workspace)() = nullptr;
+  static constexpr size_t COUNT = 15;
 };
 inline Functions functions;
 // Whose products they compute; none until the functions are known.
@@ -127,7 +135,14 @@ class Product {
     }
     const float one = 1, zero = 0;
     void* const result = y.mutable_data_ptr();
-    void* const space = _found.workspace ? functions.workspace() : nullptr;
+    Tensor own;  // more than there is: parts of a contraction that is cut
+    void* space = nullptr;
+    if (_found.workspace > _shared) {
+      own = at::empty({static_cast<int64_t>(_found.workspace)}, y.options().dtype(at::kByte));
+      space = own.mutable_data_ptr();
+    } else if (_found.workspace) {
+      space = functions.workspace();
+    }
     return !functions.multiply(handle, _product.p, &one, places[0], _layouts[0].p, places[1], _layouts[1].p, &zero, result,
         _layouts[2].p, result, _layouts[2].p, &_found.algorithm, space, _found.workspace, stream);
   }
@@ -160,7 +175,8 @@ class Product {
         f.set_product(_product.p, BIAS_TYPE, &type, sizeof(type)))) return false;
     Owned wish;
     wish.drop = f.drop_wish;
-    const size_t space = f.workspace_size();
+    _shared = f.workspace_size();
+    const size_t space = std::max(_shared, f.most_workspace());
     if (f.make_wish(&wish.p) || f.set_wish(wish.p, WORKSPACE, &space, sizeof(space))) return false;
     for (int k = 0; k < 4; ++k) {
       const auto n = static_cast<uint32_t>(_alignments[std::min(k, 2)]);
@@ -194,6 +210,7 @@ class Product {
   Owned _product, _layouts[3];
   std::array<uintptr_t, 3> _alignments{};
   Found _found{};
+  size_t _shared = 0;  // bytes of the workspace that is there
 };
 
 }  // namespace cublas
