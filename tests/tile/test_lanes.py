@@ -445,6 +445,28 @@ def test_rows_that_columns_are_summed_about_each_lane_reduces(length):
     torch.testing.assert_close(o, (x - x.amax(-1, keepdim=True)).abs().sum(1))
 
 
+MOVED = ROWS.replace(
+    "      s sum= over k: abs(x[i, k, m] - a[i, k])",
+    """      alloc old: f32[i:1, m:24] tile
+      old[i, m] = t[i, m]
+      t max= over k: x[i, k, m] - a[i, k]
+      s[i, m] = s[i, m] * exp(where(old[i, m] == -inf, 0.0, old[i, m]) - t[i, m])
+      s sum= over k: exp(x[i, k, m] - a[i, k] - t[i, m])""",
+).replace("    fill s = 0.0", "    fill s = 0.0\n    alloc t: f32[i:1, m:24] tile\n    fill t = -inf")
+
+
+@pytest.mark.parametrize("length", [100, 110, 128])
+def test_states_that_are_repaired_lie_as_rows_do(length):
+    """Sums of exponentials about the greatest so far, of what is taken about rows."""
+    after = laned(verify(parse(MOVED.replace("110", str(length)))))
+    orders = {b.dims for b in allocated_in(after) if {"k_lane", "m"} <= {*b.dims}}
+    assert len(orders) == 1 and next(iter(orders)).index("k_lane") < next(iter(orders)).index("m")
+    x, o = torch.randn(3, length, 24, dtype=F), torch.empty(3, 24, dtype=F)
+    run_kernel(after, {"x": x, "o": o}, {}, exact=True)
+    y = x - x.amax(-1, keepdim=True)
+    torch.testing.assert_close(o, (y - y.amax(1, keepdim=True)).exp().sum(1))
+
+
 def test_long_reductions_of_an_element_are_left_to_the_loop():
     text = PLANES.format(unit=1).replace("dim m = 2", "dim m = 64").replace("[3, 2, 100]", "[3, 64, 100]")
     assert not changed(laned(verify(parse(text))))
