@@ -467,6 +467,23 @@ def test_states_that_are_repaired_lie_as_rows_do(length):
     torch.testing.assert_close(o, (y - y.amax(1, keepdim=True)).exp().sum(1))
 
 
+@pytest.mark.parametrize("length", [192, 200, 301])
+def test_squares_about_what_a_lane_kept_of_rows(length):
+    """What the first turn's lanes keep lies as rows do, too."""
+    _, pairs = both(Case("", lambda x: torch.var_mean(x, 1), together(normal(3, length, 24)), ""), Given(1, TILE))
+    ((kernel, _, _),) = pairs
+    text = show_kernel(kernel).replace("x[i, k, j]", "(x[i, k, j] - a[i, k])")
+    row = f"    for k:{TILE}\n      alloc a: f32[i:1, k:{TILE}] tile\n      a[i, k] = max over j: x[i, k, j]"
+    after = laned(verify(parse(text.replace(f"    for k:{TILE}", row))))
+    assert "over k" not in turn_of(show_kernel(after))
+    x = torch.randn(3, length, 24, dtype=F) + 1e3 * torch.arange(24)
+    found = {t.name: torch.empty(3, 24, dtype=F) for t in after.tensors if t.role != "in"}
+    run_kernel(after, {"x": x, **found}, {}, exact=True)
+    want = torch.var_mean(x - x.amax(-1, keepdim=True), 1)
+    for n, y in zip(("var_mean_var_out", "var_mean_mean_out"), want, strict=True):
+        torch.testing.assert_close(found[n], y)
+
+
 def test_long_reductions_of_an_element_are_left_to_the_loop():
     text = PLANES.format(unit=1).replace("dim m = 2", "dim m = 64").replace("[3, 2, 100]", "[3, 64, 100]")
     assert not changed(laned(verify(parse(text))))

@@ -133,6 +133,8 @@ class _Pass:
         self.sizes: dict[str, Expr] = dict(kernel.sizes)
         self.taken = {*kernel.syms, *kernel.sizes, *(t.name for t in kernel.tensors), *allocated(kernel.body)}
         self.buffers: dict[str, ir.Buffer] = {}
+        #: Of buffers with lanes, the axis that each axis was, were lanes behind the others.
+        self.orders: dict[str, tuple[int, ...]] = {}
 
     def run(self) -> ir.Kernel:
         body = self.body(self.kernel.body, {t.dim: t.tile for t in self.kernel.grid})
@@ -267,10 +269,8 @@ class _Pass:
         about = None
         if length is not None and tile < length <= MOST * lanes and not f.shared:
             about = steady(f.body, f.states, f.elements)
-        unrepaired = about is not None or (
-            not f.shared and reduces_alone(f.body, f.states.keys(), f.elements, self.buffers)
-        )
-        alone = bool(left) and (unrepaired or (not f.shared and left % lanes == 0))
+        plain = about is not None or reduces_alone(f.body, f.states.keys(), f.elements, self.buffers)
+        alone = bool(left) and not f.shared and (plain or left % lanes == 0)
         varying = own if alone and left % lanes else f.varying  # lanes without a last index count one less
         more = {lane: lit(lanes)} | {x: self.kernel.sizes[x] for x in f.beside}
         held = {n: self.state(self.buffers[n], more if n in varying else {}, first=f.rows) for n in own}
@@ -337,10 +337,18 @@ class _Pass:
         """The buffer that holds a state of each lane along these dims; none: of all, they have the same. first: these
         dims before its own."""
         dims, extents = (*b.dims, *more), (*b.extents, *more.values())
-        if first:
-            dims, extents = (*more, *b.dims), (*more.values(), *b.extents)
-        made = replace(b, name=self.fresh(f"{b.name}_lane"), dims=dims, extents=extents)
-        self.buffers[made.name] = made
+        own = len(b.dims) if first else 0
+        order = (*range(own, len(dims)), *range(own))
+        return self.ordered(b, f"{b.name}_lane", dims, extents, order)
+
+    def ordered(
+        self, b: ir.Buffer, name: str, dims: Sequence[str], extents: Sequence[Expr], order: tuple[int, ...]
+    ) -> ir.Buffer:
+        """A new buffer like b with these dims in that order."""
+        made = replace(
+            b, name=self.fresh(name), dims=tuple(dims[n] for n in order), extents=tuple(extents[n] for n in order)
+        )
+        self.buffers[made.name], self.orders[made.name] = made, order
         return made
 
 
@@ -366,17 +374,10 @@ class _Body:
         self.names: dict[str, str] = {} if f.shared else {n: b.name for n, b in held.items()}
         self.out: list[ir.Stmt] = []
         self.elements: list[dict[str, str]] = []
-        #: Of values with lanes, the axis that each axis was, were lanes behind the others.
-        self.orders: dict[str, tuple[int, ...]] = {}
-        for n, b in held.items():
-            usual = (*p.buffers[n].dims, *(x for x in b.dims if x not in p.buffers[n].dims))
-            self.orders[b.name] = tuple(usual.index(x) for x in b.dims)
 
     def again(self, about: Steady | None = None, kept: Mapping[str, str] | None = None) -> _Body:
         """As this one began, or about what is kept."""
-        made = _Body(self.p, self.f, self.lane, self.lanes, self.held, about or self.about, kept or self.kept)
-        made.orders |= self.orders
-        return made
+        return _Body(self.p, self.f, self.lane, self.lanes, self.held, about or self.about, kept or self.kept)
 
     def stream(self, places: Sequence[Expr], some: int = 0) -> tuple[ir.Stmt, ...]:
         """One turn: what belongs to elements once a place, accumulation along the lanes' own elements only. some: lanes
@@ -475,13 +476,10 @@ class _Body:
             if x in dims_used(e) and x not in dims:
                 dims.append(x)
                 extents.append(n)
-        order = self.order(dims)
-        name = self.p.fresh(f"{buf}_lane" if self.lane in dims else buf)
-        made = replace(b, name=name, dims=tuple(dims[n] for n in order), extents=tuple(extents[n] for n in order))
-        self.orders[name] = order
+        name = f"{buf}_lane" if self.lane in dims else buf
+        made = self.p.ordered(b, name, dims, extents, self.order(dims))
         names[buf] = made.name
         self.out.append(ir.Alloc(made))
-        self.p.buffers[made.name] = made
         return made.name
 
     def order(self, dims: Sequence[str]) -> tuple[int, ...]:
@@ -496,10 +494,9 @@ class _Body:
             match n:
                 case Load(t, index) if t in elements:
                     at = [Index(self.lane) if x == place else x for x in index]
-                    return Load(elements[t], tuple(at[k] for k in self.orders[elements[t]]))
+                    return Load(elements[t], tuple(at[k] for k in self.p.orders[elements[t]]))
                 case Load(t, index) if t in self.names:
-                    dims, order = self.p.buffers[self.names[t]].dims, self.orders.get(self.names[t])
-                    order = tuple(range(len(dims))) if order is None else order
+                    dims, order = self.p.buffers[self.names[t]].dims, self.p.orders[self.names[t]]
                     at = [*index, *(Index(dims[order.index(k)]) for k in range(len(index), len(dims)))]
                     return Load(self.names[t], tuple(at[k] for k in order))
                 case Index(d) if d == self.f.at.dim and place is not None:
