@@ -14,10 +14,7 @@ from tilefold.tensor.inline import absorb_copies
 from tilefold.tensor.interp import run
 from tilefold.tensor.text import parse
 
-TEXT = """program f()
-  input x: f32[2, 8, 9, 7]
-  input w: f32[6, 8, 3, 3]
-  dim n = 2
+DIMS = """  dim n = 2
   dim o = 6
   dim y = 7
   dim v = 5
@@ -25,11 +22,19 @@ TEXT = """program f()
   dim k = 3
   dim l = 3
   dim h = 9
-  dim b = 7
+"""
+TEXT = (
+    """program f()
+  input x: f32[2, 8, 9, 7]
+  input w: f32[6, 8, 3, 3]
+"""
+    + DIMS
+    + """  dim b = 7
   r[n, c, h, b]: f32 = maximum(x[n, c, h, b], 0.0)
   out[n, y, v, o]: f32 = sum[c, k, l] r[n, c, y + k, v + l] * w[o, c, k, l]
   return {results}
 """
+)
 
 
 def converted(text: str, contiguous: dict[str, int]):
@@ -218,24 +223,20 @@ def test_a_result_that_only_the_program_reads_is_written_as_a_batch():
     assert [c.name for c in converted(text.format(results="out, h"), {}).body] == ["a_last", "h", "out"]
 
 
-POOLED = """program f()
+POOLED = (
+    """program f()
   input x: f32[2, 8, 9, {width}]
   input w: f32[6, 8, 1, 1]
-  dim n = 2
-  dim o = 6
-  dim y = 7
-  dim v = 5
-  dim c = 8
-  dim k = 3
-  dim l = 3
-  dim h = 9
-  dim b = {width}
+"""
+    + DIMS
+    + """  dim b = {width}
   means[n, y, v, c]: f32 = sum[k, l] x[n, c, y + k, v + l] * 0.1
   twice[n, y, v, c]: f32 = x[n, c, y, v] + x[n, c, y + 2, v + 2]
   rows[n, c, y, v]: f32 = sum[k, l] x[n, c, y + k, v + l] * 0.3
   out[n, h, b, o]: f32 = sum[c] x[n, c, h, b] * w[o, c, 0, 0]
   return means, twice, rows, out
 """
+)
 
 
 @pytest.mark.parametrize("width", [10, 8])

@@ -4,6 +4,10 @@ Law: a tensor stored with its axes in another order and read at the reordered in
 convolution whose result has contiguous channels takes operands that have them; the library converts others in every
 call, with copies that read or write single elements. As statements the conversions run at the rate of memory, once for
 all readers, and a map that is stored for the convolution alone is stored in the order that it wants to begin with.
+
+Windows whose results lie so (means of an image's places beside convolutions of it) read the conversion too, where rows
+of planes leave lanes idle: neighbours of theirs are neighbours there. A block with means of 3 x 3 over rows of 17
+places took 194 us on an H200, and 179 so; one with maxima over rows of 28, which fill lanes, 94 either way.
 """
 
 from __future__ import annotations
@@ -58,29 +62,34 @@ def channels_last_operands(p: Program, contiguous: Mapping[str, int]) -> Program
 
 def _windows_of_copies(p: Program) -> Program:
     """The program in which windows that are stored as a reordered copy lies read that in place of what it is of."""
-    inputs, body = {i.name for i in p.inputs}, list(p.body)
+    inputs = {i.name for i in p.inputs}
     for copy in p.body:
         if not (copy.reducer is None and isinstance(copy.body, Load) and copy.body.tensor in inputs):
             continue
         of, shape = copy.body, p.shape_of(copy.body.tensor)
         moving = [n for d in copy.dims for n, i in enumerate(of.index) if i == Index(d)]
-        if moving == sorted(moving) or not _is_copy(copy, of.tensor, moving, shape):
+        if moving == sorted(moving) or not _is_copy(copy, of.tensor, moving, shape) or _fills_lanes(shape, moving):
             continue
-        for at, c in enumerate(body):
-            mine = [x for x in dict.fromkeys(loads(c.body)) if x.tensor == of.tensor]
-            along = bool(c.dims) and all(x.index[moving[-1]] == Index(c.dims[-1]) for x in mine)
-            if c is copy or not along or len(mine) * prod(_taps(c, x, p) for x in mine[:1]) < WINDOW:
-                continue
-            row = shape[max(moving[:-1])]
-            if not isinstance(row, Const) or 1 << (int(row.value) - 1).bit_length() < IDLE * row.value:
-                continue
-            for x in mine:
-                c = _reading(c, x, copy.name, moving)
-            body[at] = c
-            if at < body.index(copy):
-                body.remove(copy)
-                body.insert(at, copy)
-    return replace(p, body=tuple(body))
+        rest = [c if c is copy else _window_of(c, copy, of.tensor, moving, p) for c in p.body]
+        if rest != list(p.body):  # it is of an input: it may come first
+            p = replace(p, body=(copy, *(c for c in rest if c is not copy)))
+    return p
+
+
+def _fills_lanes(shape: Sequence[Expr], moving: Sequence[int]) -> bool:
+    """Whether rows of a tensor's planes, whose channels are moved behind them, leave few lanes idle."""
+    row = shape[max(moving[:-1])]
+    return not isinstance(row, Const) or 1 << (int(row.value) - 1).bit_length() < IDLE * row.value
+
+
+def _window_of(c: Compute, copy: Compute, tensor: str, moving: Sequence[int], p: Program) -> Compute:
+    """A statement, reading the copy if it has windows of the tensor and is stored with the copy's last axis last."""
+    mine = [x for x in dict.fromkeys(loads(c.body)) if x.tensor == tensor]
+    along = bool(c.dims) and all(x.index[moving[-1]] == Index(c.dims[-1]) for x in mine)
+    if along and sum(_taps(c, x, p) for x in mine) >= WINDOW:
+        for x in mine:
+            c = _reading(c, x, copy.name, moving)
+    return c
 
 
 def _taps(c: Compute, x: Load, p: Program) -> int:

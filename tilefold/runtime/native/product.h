@@ -2,11 +2,9 @@
 // call, and that takes the host longer than a launch. Python finds the functions (`runtime.cublas`): no CUDA is needed to
 // build this. Constants as in cublasLt.h, whose values are part of the library's interface.
 //
-// A long contraction of a small result is cut, and its parts need room: cuBLAS has 32 MiB of torch on an H200, cuBLASLt 1,
-// in which 256 x 768 sums over 122,880 stay whole (some 160 us; in 13 MiB 73). What a product wants beyond that it has
-// while it runs.
-//
-// y [m, n] = a [m, k] b [k, n], row-major, is y^T = b^T a^T in the library's order of memory.
+// A long contraction of a small result is cut, and its parts need room: torch gives cuBLAS 32 MiB on an H200 and cuBLASLt 1,
+// in which 256 x 768 sums over 122,880 stay whole, in tiles of 32 x 64 (a training step 480 us; Inductor's, whose product
+// torch has cut, 378). What a product wants beyond that it has while it runs.
 
 #pragma once
 
