@@ -47,6 +47,7 @@ from tilefold.plan.machine import this_machine
 from tilefold.plan.memory_orders import library_copies
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
+from tilefold.plan.sequence import Run, of_least_memory
 from tilefold.plan.short_products import of_few_channels, of_few_sums
 from tilefold.plan.targets.cpu import CpuTarget
 from tilefold.plan.targets.gpu import GpuTarget
@@ -63,7 +64,6 @@ from tilefold.runtime.fused_programs import (
 from tilefold.runtime.gpu_program import GpuProgram
 from tilefold.runtime.library import ScaledStep
 from tilefold.runtime.program import CompiledProgram
-from tilefold.runtime.sequence import of_least_memory
 from tilefold.runtime.spans import titles
 from tilefold.runtime.step import Step
 from tilefold.runtime.steps import AddedStep, GpuStep, KernelStep, load_all, predictor, refuser
@@ -325,8 +325,9 @@ def _library_step(g: Graph, members: Sequence[str]) -> list[Step]:
 
 def _in_order(g: Graph, steps: Sequence[Step]) -> list[Step]:
     """The steps as they run. What is none of the program's, as parts of a fold in segments, is small."""
-    named = {n for s in steps for n in (*s.reads, *(r[0] for r in s.results))} & g.program.names
-    return of_least_memory(steps, {n: int(g.nbytes([n])) for n in named}, g.program.outputs)
+    runs = [Run(s, s.reads, tuple(n for n, _, _ in s.results)) for s in steps]
+    named = {n for r in runs for n in (*r.reads, *r.makes)} & g.program.names
+    return [r.of for r in of_least_memory(runs, {n: int(g.nbytes([n])) for n in named}, g.program.outputs)]
 
 
 def _whole(p: Program, steps: Sequence[Step]) -> GpuProgram | None:

@@ -32,6 +32,7 @@ from tilefold.plan.gpu_lookups import lookups_apart
 from tilefold.plan.gpu_states import states_apart
 from tilefold.plan.gpu_taps import windows_under_sums
 from tilefold.plan.greedy import group, ordered
+from tilefold.plan.lighter import Lighter
 from tilefold.plan.nearer import nearer
 from tilefold.plan.selected import Calls, Selected, predicted, selected
 from tilefold.plan.shared_heads import of_results, of_several_heads
@@ -143,9 +144,9 @@ def _fused(p: Program, target: GpuTarget, calls: Calls, groups_of: Grouper, deci
         if len(parts) > len(fitted):
             p, fitting = other, fitting_of(other)
             fitted = fit(fitting, parts)
-    fitted = fitting.joined(fitted)
+    fitted, heavy = fitting.lighter(fitting.joined(fitted))
     kernels = tuple(k for x in fitted for k in fitting.kernels(x))
-    return Fused(p, kernels, Grouping(tuple(fitted), tuple(refusals)))
+    return Fused(p, kernels, Grouping(tuple(fitted), (*refusals, *heavy)))
 
 
 def _greedy(p: Program, target: GpuTarget, apart: frozenset[str], calls: Calls) -> Selected:
@@ -266,6 +267,13 @@ class _Fitting:
                     made = [whole if z is y else z for z in parts if z is not x]
                     return self.joined(list(ordered(g, made, {m: z for z in made for m in z.members})))
         return parts
+
+    def lighter(self, parts: list[Group]) -> tuple[list[Group], list[Refusal]]:
+        """The groups of the whole program, with some cut for the sake of its memory; and why (`plan.lighter`)."""
+        if self.target.predict is None or self.target.given is not None:
+            return parts, []
+        bandwidth = self.target.machine.bandwidth
+        return Lighter(self.g, self.calls, self._seconds, self._legal_parts, bandwidth).groups(parts)
 
     def _seconds(self, x: Group) -> float:
         """What a group is forecast to take; not a number, and so no less than any, where that is not known."""

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilefold.plan.sequence import Lifetime
+
 #: Bytes that starts of values are multiples of.
 ALIGNED = 256
-
-#: First and last step that has a value.
-Lifetime = tuple[int, int]
 
 
 def aligned(nbytes: int) -> int:

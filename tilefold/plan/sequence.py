@@ -15,26 +15,37 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, Generic, TypeVar
 
-from tilefold.runtime.arena import Lifetime
-from tilefold.runtime.step import Step
+T = TypeVar("T")
 
 #: Moves at most, each of which is looked for among all steps.
 MOST = 16
 #: Of the bytes alive at the worst moment, what a move must save: neighbours in the program's order find in a cache what
 #: the one before them read.
 WORTH = 1 / 256
+#: First and last step that has a value.
+Lifetime = tuple[int, int]
 #: A step's place, and the place before which it is put.
 Move = tuple[int, int]
 #: Most bytes alive at once: where arguments go after their last step, and where they stay.
 Most = tuple[int, int]
 
 
-def of_least_memory(steps: Sequence[Step], sizes: Mapping[str, int], outputs: Collection[str]) -> list[Step]:
+@dataclass(frozen=True, slots=True)
+class Run(Generic[T]):
+    """A step: what it is, and names of what it reads and makes."""
+
+    of: T
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+def of_least_memory(steps: Sequence[Run[T]], sizes: Mapping[str, int], outputs: Collection[str]) -> list[Run[T]]:
     """The steps in such an order. sizes: bytes of values, by name; of those without, nothing is known. outputs: values
     that are kept to the end."""
     found, over = list(steps), _written_over(steps, sizes)
-    made = {n for s in steps for n, _, _ in s.results}
+    made = {n for s in steps for n in s.makes}
     kept = {n: b for n, b in sizes.items() if n in made}
     for _ in range(MOST):
         read = _Read.of(found, outputs)
@@ -56,7 +67,12 @@ def of_least_memory(steps: Sequence[Step], sizes: Mapping[str, int], outputs: Co
     return found
 
 
-def _moved(steps: list[Step], move: Move) -> list[Step]:
+def alive_at(steps: Sequence[Run[Any]], sizes: Mapping[str, int], outputs: Collection[str]) -> list[int]:
+    """Bytes alive at each step of an order, of values whose sizes are given."""
+    return _Alive.of(_Read.of(steps, outputs), sizes).at
+
+
+def _moved(steps: list[Run[T]], move: Move) -> list[Run[T]]:
     """The steps in the order after a move."""
     at, to = move
     if to > at:
@@ -69,21 +85,21 @@ class _Read:
     """Where an order makes and reads values: its steps, those that read each value, in order, lifetimes, and the step
     that makes each."""
 
-    steps: list[Step]
+    steps: Sequence[Run[Any]]
     readers: dict[str, list[int]]
     lives: dict[str, Lifetime]
     made: dict[str, int]
 
     @staticmethod
-    def of(steps: list[Step], outputs: Collection[str]) -> _Read:
+    def of(steps: Sequence[Run[Any]], outputs: Collection[str]) -> _Read:
         readers: dict[str, list[int]] = {}
         for at, s in enumerate(steps):
             for n in dict.fromkeys(s.reads):
                 readers.setdefault(n, []).append(at)
-        made = {n: at for at, s in enumerate(steps) for n, _, _ in s.results}
+        made = {n: at for at, s in enumerate(steps) for n in s.makes}
         return _Read(steps, readers, _lifetimes(steps, outputs), made)
 
-    def last_after(self, move: Move, over: Mapping[str, Step]) -> bool:
+    def last_after(self, move: Move, over: Collection[str]) -> bool:
         """Whether these steps are still the last that read these values."""
         at, to = move
         for n in self.steps[at].reads:
@@ -98,10 +114,10 @@ def _moves(read: _Read, alive: _Alive) -> Iterator[Move]:
     """Moves of one step that has to do with the worst moment."""
     steps, worst = read.steps, alive.at.index(alive.most)
     for at, s in enumerate(steps):
-        if not s.results:  # a check: it stays where it stands
+        if not s.makes:  # a check: it stays where it stands
             continue
         if at <= worst:
-            first = (read.readers[n][0] if n in read.readers else len(steps) for n, _, _ in s.results)
+            first = (read.readers[n][0] if n in read.readers else len(steps) for n in s.makes)
             if (later := min(first, default=len(steps))) > max(worst, at + 1):
                 yield at, later
             continue
@@ -152,7 +168,7 @@ class _Alive:
         """Most bytes alive at once after a move."""
         at, to = move
         step, lives = self.read.steps[at], self.read.lives
-        results = self.known([n for n, _, _ in step.results])
+        results = self.known(step.makes)
         low, high = (at + 1, to) if to > at else (to, at)  # the steps that it passes
         more = [0] * (high - low + 1)
         own = self.between[to]
@@ -176,27 +192,27 @@ class _Alive:
         return max(most, own, *ends, *self.behind[beyond : beyond + 1])
 
 
-def _last(steps: Sequence[Step]) -> dict[str, Step]:
+def _last(steps: Sequence[Run[Any]]) -> dict[str, Run[Any]]:
     """The step that reads each value last."""
     return {n: s for s in steps for n in s.reads}
 
 
-def _written_over(steps: Sequence[Step], sizes: Mapping[str, int]) -> dict[str, Step]:
+def _written_over(steps: Sequence[Run[Any]], sizes: Mapping[str, int]) -> set[str]:
     """Arguments that the step which reads them last may write over."""
-    made = {n for s in steps for n, _, _ in s.results}
+    made = {n for s in steps for n in s.makes}
     return {
-        n: s
+        n
         for n, s in _last(steps).items()
-        if n not in made and n in sizes and any(sizes.get(r) == sizes[n] for r, _, _ in s.results)
+        if n not in made and n in sizes and any(sizes.get(r) == sizes[n] for r in s.makes)
     }
 
 
-def _lifetimes(steps: Sequence[Step], outputs: Collection[str]) -> dict[str, Lifetime]:
+def _lifetimes(steps: Sequence[Run[Any]], outputs: Collection[str]) -> dict[str, Lifetime]:
     """First and last step that has each value; arguments are there from the first on."""
     found: dict[str, Lifetime] = {}
     for at, s in enumerate(steps):
         for n in s.reads:
             found[n] = (found.get(n, (0, 0))[0], at)
-        for n, _, _ in s.results:
+        for n in s.makes:
             found[n] = (at, at)
     return {n: (first, len(steps) if n in outputs else last) for n, (first, last) in found.items()}

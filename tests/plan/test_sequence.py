@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from itertools import permutations
 
 import pytest
 import torch
 
+from tilefold.plan.sequence import (
+    Run,
+    _Alive,
+    _last,
+    _lifetimes,
+    _moved,
+    _moves,
+    _Read,
+    _written_over,
+    alive_at,
+    of_least_memory,
+)
 from tilefold.runtime.arena import peak
-from tilefold.runtime.sequence import _Alive, _last, _lifetimes, _moved, _moves, _Read, _written_over, of_least_memory
 
 
-@dataclass(frozen=True)
-class Named:
+def step(text):
     """A step that makes the names behind "->" of those before."""
-
-    text: str
-
-    @property
-    def name(self):
-        return self.text
-
-    @property
-    def members(self):
-        return ()
-
-    @property
-    def reads(self):
-        return tuple(self.text.split("->")[0].split())
-
-    @property
-    def results(self):
-        return tuple((n, torch.float32, lambda syms: ()) for n in self.text.split("->")[1].split())
+    reads, makes = text.split("->")
+    return Run(text, tuple(reads.split()), tuple(makes.split()))
 
 
 def ordered(*texts, outputs, **sizes):
-    found = of_least_memory([Named(t) for t in texts], sizes, outputs)
-    assert sorted(s.text for s in found) == sorted(texts)
+    found = of_least_memory([step(t) for t in texts], sizes, outputs)
+    assert sorted(s.of for s in found) == sorted(texts)
     there = {n for t in texts for n in t.split("->")[0].split()} - {n for t in texts for n in t.split("->")[1].split()}
     for s in found:
         assert set(s.reads) <= there, found
-        there |= {n for n, _, _ in s.results}
-    return [s.text for s in found]
+        there |= {*s.makes}
+    return [s.of for s in found]
 
 
 def test_the_gradient_of_a_weight_comes_before_that_of_its_input_which_is_wanted_later():
@@ -94,7 +87,7 @@ def test_it_is_near_the_best_order_of_a_few_steps(seed):
     sizes = {n: number(100) for n in names}
 
     def worst(order):
-        lives = _lifetimes([Named(t) for t in order], ("y5",))
+        lives = _lifetimes([step(t) for t in order], ("y5",))
         return peak({n: sizes[n] for n in lives}, lives)
 
     def runs(order):
@@ -121,17 +114,17 @@ def test_what_a_move_makes_of_the_peak_is_what_the_moved_order_has(seed):
         texts.append(f"{' '.join(reads)} -> {' '.join(results)}")
         there += results
     sizes = {n: rng.choice((0, 1, 7, 50, 64)) for n in there if rng.random() < 0.9}
-    steps, outputs = [Named(t) for t in texts], [n for n in there if n not in arguments and rng.random() < 0.2]
+    steps, outputs = [step(t) for t in texts], [n for n in there if n not in arguments and rng.random() < 0.2]
     made = {n for n in there if n not in arguments}
     over = _written_over(steps, sizes)
     read = _Read.of(steps, outputs)
     for known in (sizes, {n: b for n, b in sizes.items() if n in made}):
         alive = _Alive.of(read, known)
-        assert alive.most == most(steps, known, outputs)
+        assert alive.most == most(steps, known, outputs) == max(alive_at(steps, known, outputs))
         for move in _moves(read, alive):
             order = _moved(steps, move)
             assert alive.after(move) == most(order, known, outputs), (texts, move)
-            assert read.last_after(move, over) == (over.items() <= _last(order).items()), (texts, move)
+            assert read.last_after(move, over) == all(_last(order)[n] is _last(steps)[n] for n in over), (texts, move)
 
 
 def most(steps, sizes, outputs):
