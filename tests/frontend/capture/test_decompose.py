@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 
 import pytest
 import torch
@@ -89,8 +90,9 @@ def test_the_fused_attention_of_the_cpu_stays_whole():
 
 def test_covered_operators_stay_whole():
     table = decompositions()
-    partly = {torch.ops.aten.convolution.default, torch.ops.aten.index_put.default}
-    assert set(table) & set(TABLE) == partly  # a bias is taken off, few channels are made more; masks are selections
+    convolutions = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
+    # a bias and its gradient are taken off, few channels are made more; masks are selections
+    assert set(table) & set(TABLE) == {*convolutions, torch.ops.aten.index_put.default}
     assert torch.ops.aten.hardswish.default in table
 
 
@@ -108,6 +110,39 @@ def test_a_transposed_convolution_of_a_gpu_leaves_its_bias_to_what_follows():
     assert _operators_of_convolution(True, "cuda") == ["aten::convolution", "aten::view", "aten::add.Tensor"]
     for whole in ((False, "cuda", True), (True, "cuda", False), (True, "cpu", True)):
         assert _operators_of_convolution(*whole) == ["aten::convolution"], whole
+
+
+def _gradients(mask: list[bool], device: str, axes: int = 2) -> torch.fx.GraphModule:
+    """Of a convolution of two groups, 4 channels to 6."""
+    how = ([6], [1] * axes, [1] * axes, [1] * axes, False, [0] * axes, 2, mask)
+    with FakeTensorMode():
+        dy, x, w = (torch.empty(n, m, *[k] * axes, device=device) for n, m, k in ((2, 6, 5), (2, 4, 5), (6, 2, 3)))
+
+        def f(dy, x, w):
+            return [y for y in torch.ops.aten.convolution_backward.default(dy, x, w, *how) if y is not None]
+
+        return make_fx(f, decomposition_table=decompositions())(dy, x, w)
+
+
+def test_the_gradient_of_a_bias_on_a_gpu_is_a_sum():
+    def operators(*asked):
+        calls = (n.target for n in _gradients(*asked).graph.nodes if n.op == "call_function")
+        return [t.name() for t in calls if t is not operator.getitem]
+
+    both = ["aten::convolution_backward", "aten::sum.dim_IntList"]
+    assert operators([True, True, True], "cuda") == operators([False, True, True], "cuda") == both
+    assert operators([False, False, True], "cuda") == both[1:]
+    assert operators([True, True, False], "cuda") == both[:1]
+    assert operators([True, True, True], "cpu") == both[:1]  # its library sums while it is there
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_that_sum_is_the_gradient(axes):
+    dy, x, w = randn(2, 6, *[5] * axes), randn(2, 4, *[5] * axes), randn(6, 2, *[3] * axes)
+    got, want = (_gradients([True, True, True], device, axes)(dy, x, w) for device in ("cuda", "cpu"))
+    assert len(got) == len(want) == 3
+    for a, b in zip(got, want, strict=True):
+        same(a, b, 1e-5)
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])

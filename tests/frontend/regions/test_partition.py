@@ -67,8 +67,8 @@ def test_many_of_many_elements_are_picked_by_the_library_on_a_gpu(device, k, ext
     assert all(f.meant for f in found.fallbacks) and len(found.fallbacks) == (not ours)
 
 
-def sorted_copy(device: str) -> torch.fx.GraphModule:
-    """A sort of a copy that lies otherwise than what it is of."""
+def sorted_copy(device: str, *, viewed: bool) -> torch.fx.GraphModule:
+    """A sort of a copy that lies otherwise than what it is of, or of a view of the copy."""
     with FakeTensorMode():
         x = torch.empty(8, 64, device=device)
         graph = torch.fx.Graph()
@@ -78,16 +78,21 @@ def sorted_copy(device: str) -> torch.fx.GraphModule:
         values = (x, x.t(), torch.empty(64, 8, device=device))
     for n, value in zip((given, turned, copy), values, strict=True):
         n.meta["val"] = value
+    last = values[-1]
+    if viewed:
+        copy = graph.call_function(torch.ops.aten.view.default, (copy, [32, 16]))
+        last = copy.meta["val"] = torch.ops.aten.view.default(last, [32, 16])
     done = graph.call_function(torch.ops.aten.sort.default, (copy,))
-    done.meta["val"] = (values[-1], values[-1])
+    done.meta["val"] = (last, last)
     out = graph.call_function(operator.getitem, (done, 0))
-    out.meta["val"] = values[-1]
+    out.meta["val"] = last
     graph.output((out,))
     return torch.fx.GraphModule({}, graph)
 
 
-def test_a_copy_that_moves_elements_for_an_operator_of_others_is_a_region_on_a_gpu():
-    groups = {d: partition(sorted_copy(d)).groups for d in ("cuda", "cpu")}
+@pytest.mark.parametrize("viewed", [False, True])
+def test_a_copy_that_moves_elements_for_an_operator_of_others_is_a_region_on_a_gpu(viewed):
+    groups = {d: partition(sorted_copy(d, viewed=viewed)).groups for d in ("cuda", "cpu")}
     assert [(g.covered, is_trivial(g)) for g in groups["cuda"]] == [(True, False), (False, False)]
     assert [g.covered for g in groups["cpu"]] == [False]
 

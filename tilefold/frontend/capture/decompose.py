@@ -55,6 +55,7 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
     own: dict[Any, Callable[..., object]] = {
         torch.ops.aten.native_dropout.default: _dropout,
         torch.ops.aten.convolution.default: _convolution,
+        torch.ops.aten.convolution_backward.default: _convolution_backward,
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
         torch.ops.aten.select_scatter.default: _select_scattered,
@@ -85,6 +86,22 @@ def _convolution(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *s
         return NotImplemented  # type: ignore[no-any-return] # what says so stays as it is
     y: torch.Tensor = torch.ops.aten.convolution.default(x, w, None, *settings)
     return y + bias.view(-1, *[1] * (x.dim() - 2))
+
+
+def _convolution_backward(
+    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: list[int] | None, *settings: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """On a GPU the gradient of a bias as a sum of dy [N, O, ...] over all but channels, and the others without it.
+
+    Where the library computes the others, torch sums in a kernel of its own; as an operator it is summed beside what
+    makes dy, or by a kernel of ours: 8 x 96 x 8000 of bf16, on an H200, took 51 us of a step there.
+    """
+    *how, (image, weight, wanted) = settings
+    if not wanted or dy.device.type != "cuda":
+        return NotImplemented  # type: ignore[no-any-return] # what says so stays as it is
+    whole = torch.ops.aten.convolution_backward.default
+    dx, dw = whole(dy, x, w, None, *how, [image, weight, False])[:2] if image or weight else (None, None)
+    return dx, dw, dy.sum([d for d in range(dy.dim()) if d != 1])
 
 
 def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

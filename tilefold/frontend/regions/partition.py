@@ -359,8 +359,18 @@ def _turned_for_others(node: Node, refused: Collection[Node]) -> bool:
     that run as they are (prefixes): another compiler reads it so by itself."""
     if node.op != "call_function" or not _rearranges(node) or node.meta["val"].device.type != "cuda":
         return False
-    others = [u for u in node.users if u in refused]
+    others = [u for u in _readers(node) if u in refused]
     return bool(others) if node.target is torch.ops.aten.clone.default else any(map(is_own, others))
+
+
+def _readers(node: Node) -> set[Node]:
+    """What reads a node, through views."""
+    found, todo = set[Node](), [node]
+    while todo:
+        new = {*todo.pop().users} - found
+        found |= new
+        todo += (u for u in new if u.op == "call_function" and u.target in VIEWS and not _rearranges(u))
+    return found
 
 
 def _strides(node: Node) -> tuple[int, ...]:
