@@ -145,6 +145,38 @@ def test_that_sum_is_the_gradient(axes):
         same(a, b, 1e-5)
 
 
+def _line(device: str, dtype: torch.dtype, stride: int, groups: int = 1) -> torch.fx.GraphModule:
+    """A transposed convolution of one axis of space, 4 channels to 6 by four taps, and its gradients."""
+    how = ([stride], [1], [1], True, [0], groups)
+    with FakeTensorMode():
+        x, w, b = (torch.empty(s, device=device, dtype=dtype) for s in ((2, 4, 9), (4, 6 // groups, 4), (6,)))
+
+        def f(x, w, b):
+            y = torch.ops.aten.convolution.default(x, w, b, *how)
+            return y, *torch.ops.aten.convolution_backward.default(y.sin(), x, w, [6], *how, [True, True, True])
+
+        return make_fx(f, decomposition_table=decompositions())(x, w, b)
+
+
+def test_a_transposed_line_of_16_bits_is_a_plane_on_a_gpu():
+    def axes(*asked):
+        library = (n for n in _line(*asked).graph.nodes if "convolution" in str(n.target))
+        return [n.args[0].meta["val"].dim() for n in library]
+
+    assert axes("cuda", torch.bfloat16, 2) == [4, 4]
+    for lines in (("cuda", torch.float32, 2), ("cpu", torch.bfloat16, 2), ("cuda", torch.half, 2, 2)):
+        assert axes(*lines) == [3, 3], lines
+    assert axes("cuda", torch.bfloat16, 4) == [3, 3]  # windows that touch: a product
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_that_plane_gives_what_the_line_does(stride):
+    given = randn(2, 4, 9), randn(4, 6, 4), randn(6)  # in float32: both are one sum
+    got, want = (_line(device, torch.bfloat16, stride)(*given) for device in ("cuda", "cpu"))
+    for a, b in zip(got, want, strict=True):
+        same(a, b, 1e-5)
+
+
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_the_bias_apart_is_the_same_sum(axes):
     x, w, b = randn(2, 3, *range(4, 4 + axes)), randn(3, 5, *[2] * axes), randn(5)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-from tilefold.frontend.capture import distances, few_channels, flex, foreach, random, resize, running_products
+from tilefold.frontend.capture import convolutions, distances, flex, foreach, random, resize, running_products
 from tilefold.frontend.operators import classes
 from tilefold.frontend.operators.table import TABLE
 
@@ -54,8 +54,8 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
     drawn = {} if eagers_numbers else random.decompositions()
     own: dict[Any, Callable[..., object]] = {
         torch.ops.aten.native_dropout.default: _dropout,
-        torch.ops.aten.convolution.default: _convolution,
-        torch.ops.aten.convolution_backward.default: _convolution_backward,
+        torch.ops.aten.convolution.default: convolutions.convolution,
+        torch.ops.aten.convolution_backward.default: convolutions.gradients,
         torch.ops.aten.copy.default: _copied,
         torch.ops.aten.index_put.default: _filled_by_mask,
         torch.ops.aten.select_scatter.default: _select_scattered,
@@ -70,38 +70,6 @@ def decompositions(*, eagers_numbers: bool = False) -> Mapping[torch._ops.OpOver
         torch.ops.aten._weight_norm_interface_backward.default: _weight_norm_backward,
     }
     return {**table, **drawn, **own, **dict(foreach.decompositions())}
-
-
-def _convolution(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
-    """A transposed convolution on a GPU as that and a sum with its bias, [N, O, ...] + [O, 1 ..]; one of few channels
-    as one of more (`few_channels`). Others stay whole.
-
-    The library adds the bias of a transposed one in a pass over its result; as an operator it belongs to what follows.
-    """
-    stride, padding, dilation, transposed, _, groups = settings
-    steps = few_channels.strided(x, w, stride, padding, dilation, transposed, groups)
-    if steps is not None:
-        return few_channels.convolution(x, w, bias, steps)
-    if bias is None or not transposed or x.device.type != "cuda":
-        return NotImplemented  # type: ignore[no-any-return] # what says so stays as it is
-    y: torch.Tensor = torch.ops.aten.convolution.default(x, w, None, *settings)
-    return y + bias.view(-1, *[1] * (x.dim() - 2))
-
-
-def _convolution_backward(
-    dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: list[int] | None, *settings: Any
-) -> tuple[torch.Tensor | None, ...]:
-    """On a GPU the gradient of a bias as a sum of dy [N, O, ...] over all but channels, and the others without it.
-
-    Where the library computes the others, torch sums in a kernel of its own; as an operator it is summed beside what
-    makes dy, or by a kernel of ours: 8 x 96 x 8000 of bf16, on an H200, took 51 us of a step there.
-    """
-    *how, (image, weight, wanted) = settings
-    if not wanted or dy.device.type != "cuda":
-        return NotImplemented  # type: ignore[no-any-return] # what says so stays as it is
-    whole = torch.ops.aten.convolution_backward.default
-    dx, dw = whole(dy, x, w, None, *how, [image, weight, False])[:2] if image or weight else (None, None)
-    return dx, dw, dy.sum([d for d in range(dy.dim()) if d != 1])
 
 
 def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
