@@ -15,6 +15,7 @@ from functools import lru_cache
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Const, Expr, dims_used, loads
 from tilefold.backends.triton.config import TritonConfig
+from tilefold.backends.triton.mislaid import for_mislaid
 from tilefold.backends.triton.odd_rows import for_odd_rows
 from tilefold.backends.triton.own_rows import for_rows
 from tilefold.backends.triton.pairwise import for_pairs
@@ -290,7 +291,7 @@ def default_config(
     found = for_ends(found, s, local, sizes)
     found = for_odd_rows(for_rows(found, s, b, local, unit or {}), s, b, local, unit or {}, sizes)
     found = for_registers(found, s, b, local)
-    found = for_sums(for_values(found, s, b, local), s, b, traffic, local)
+    found = for_mislaid(for_sums(for_values(found, s, b, local), s, b, traffic, local), s, traffic)
     if pairs is None:
         return found
     # too few blocks for every multiprocessor: nothing hides what each step of a long loop waits for
