@@ -62,8 +62,8 @@ def _contracted(p: Program, c: Compute) -> tuple[str, tuple[str, ...]] | None:
         crossed = [d for d in c.rdims if any(d in b.dims and {*b.dims} & {*c.rdims} - {d} for b in scores)]
         if not crossed:
             continue
-        family = {x.name for x in above} | {x.name for x in p.body if x.reducer is None and y in _maps(x, by_name)}
-        own = {x.name for x in p.body if x.name == y.name or (x.reducer is None and y in _maps(x, by_name))}
+        own = _made_of(y, p)
+        family = {x.name for x in above} | own
         count = {
             d: sum(b.rdims == (d,) and any(r.tensor in family for r in loads(b.body)) for b in p.body)
             for d in crossed
@@ -82,6 +82,15 @@ def _maps(y: Compute, by_name: Mapping[str, Compute]) -> list[Compute]:
             if x.reducer is None and x not in found:
                 found.append(x)
                 todo.append(x)
+    return found
+
+
+def _made_of(y: Compute, p: Program) -> set[str]:
+    """A map, and the maps that read it, directly or by others."""
+    found = {y.name}
+    for x in p.body:  # in order: what reads is behind what it reads
+        if x.reducer is None and any(ld.tensor in found for ld in loads(x.body)):
+            found.add(x.name)
     return found
 
 
