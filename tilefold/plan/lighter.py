@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 from tilefold.algebra.expr import tensors_read
@@ -39,7 +40,7 @@ class _Way:
         return max(self.bytes, default=0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lighter:
     """Cuts groups of a whole program for the sake of its memory.
 
@@ -55,13 +56,13 @@ class Lighter:
     def groups(self, groups: Sequence[Group]) -> tuple[list[Group], list[Refusal]]:
         """The groups, with those in two that hold most at the worst moment, if that saves enough; and why the two are
         apart. Arguments are taken to stay: they are their caller's."""
-        given = int(self.g.nbytes(i.name for i in self.g.program.inputs))
         way = usual = self._ordered(groups)
+        whole = usual.most + int(self.g.nbytes(i.name for i in self.g.program.inputs))
         best, refusals, found = list(groups), list[Refusal](), list[Refusal]()
         parts, added = list(groups), 0.0
         for _ in range(MOST):
             x = way.steps[way.bytes.index(way.most)].of if way.steps else None
-            cut = None if x is None else self._cut(x, way, WORTH * (given + usual.most))
+            cut = None if x is None else self._cut(x, way, WORTH * whole)
             if x is None or cut is None:
                 break
             a, b, more = cut
@@ -70,7 +71,7 @@ class Lighter:
             at = parts.index(x)
             parts[at : at + 1] = [a, b]
             way = self._ordered(parts)
-            saved = (usual.most - way.most) / (given + usual.most)
+            saved = (usual.most - way.most) / whole
             if saved >= WORTH and added <= GIVEN * saved * self._least(groups):
                 best, refusals = list(parts), list(found)
         return best, refusals
@@ -87,7 +88,7 @@ class Lighter:
         made = (r for c in statements if self.g.escapes(c.name, x.members) for r in c.results)
         return Run(x, tuple(read), tuple(made))
 
-    @property
+    @cached_property
     def _sizes(self) -> dict[str, int]:
         return {r: int(self.g.nbytes([r])) for c in self.g.program.body for r in c.results}
 
