@@ -45,6 +45,7 @@ from tilefold.plan.library import (
 )
 from tilefold.plan.machine import this_machine
 from tilefold.plan.memory_orders import library_copies
+from tilefold.plan.one_contraction import contracted_together
 from tilefold.plan.planner import plan_program
 from tilefold.plan.scaled import ScaledProduct, scaled_products
 from tilefold.plan.sequence import Run, of_least_memory
@@ -228,6 +229,7 @@ def _gpu_kernels(
     """And products that were to stream, and are in memory. pays: which do. decisions: of all plans of the program.
     called: products that the library computes whatever else."""
     p, added = with_sums_added(p, target.machine)
+    p = contracted_together(p, target.machine) if goal == "fast" and target.library else p
     p = distributed(stored_operands(target.written_out(plain_operands(p))))
     p = converted_once(p, target.machine, called) if goal == "fast" and target.library else p
     p, tails = target.with_tails(p) if goal == "fast" else (p, frozenset[str]())
