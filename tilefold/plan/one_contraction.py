@@ -82,7 +82,7 @@ def _joined(p: Program, name: str, machine: Gpu, sides: list[_Side], kind: Liter
     """With the terms of one map in one. sides: what is written side by side, which this adds to."""
     g = Graph.of(p)
     m = g.by_name[name]
-    if any(x.reducer is not None for x in g.reached(name, g.consumers, is_map)):
+    if not m.dtype.is_float or any(x.reducer is not None for x in g.reached(name, g.consumers, is_map)):
         return p  # scores that a fold goes on with may never be in memory
     terms = list(_terms(m.body))
     families: dict[tuple[object, ...], list[tuple[int, _Term]]] = {}
@@ -121,7 +121,7 @@ def _terms(e: Expr) -> Iterator[Expr]:
         case Call("add", (a, b)):
             yield from _terms(a)
             yield from _terms(b)
-        case Cast(arg=Call("add") as inner):
+        case Cast(arg=Call("add") as inner, dtype=kind) if kind.is_float:
             yield from _terms(inner)
         case _:
             yield e
