@@ -91,6 +91,16 @@ def read_twice(*xs):
     return first + gradients(*xs[2:])[0], first
 
 
+def read_beside(*xs):
+    first = xs[0].mT @ xs[1]
+    return first + gradients(*xs[2:])[0], first * 2
+
+
+def of_states(*xs):
+    """The sum of the other operands."""
+    return gradients(*xs)[0], sum((h.sum(0) for h in xs[3::2]), xs[1].sum(0))
+
+
 def normalised(*xs):
     return torch.softmax(gradients(*xs)[0], -1)
 
@@ -111,6 +121,22 @@ def test_a_product_that_others_read_stays():
     _, after = both(read_twice, xs)
     assert len(products(after)) == 2
     torch.testing.assert_close(results(after, xs), list(read_twice(*xs)), rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_that_another_map_reads_is_no_part_of_it():
+    xs = steps(5, 40, 72)
+    _, after = both(read_beside, xs)
+    contracted = sorted(int(after.sizes[c.rdims[0]].value) for c in products(after))
+    assert contracted == [5, 5 * (STEPS - 1)]
+    torch.testing.assert_close(results(after, xs), list(read_beside(*xs)), rtol=1e-4, atol=1e-4)
+
+
+def test_sums_are_of_the_side_that_they_add():
+    xs = steps(5, 40, 40)
+    before, after = both(of_states, xs)
+    assert len(products(after)) == 1
+    assert sum(c.reducer == "sum" for c in after.body) == 2
+    torch.testing.assert_close(results(after, xs), results(before, xs), rtol=1e-4, atol=1e-4)
 
 
 def test_scores_that_a_fold_goes_on_with_stay():

@@ -39,6 +39,12 @@ def test_rows_of_means_of_neighbours_have_a_thread_for_each():
     assert config(of_means(2), meta(768, 768, dtype=B)).warps < 16  # a line has a thread's neighbours as well
 
 
+def test_rows_that_nothing_else_lies_beside_have_few_threads():
+    """Nothing is stored of each mean: a thread has one of a tile by itself."""
+    assert config(lambda x: of_means(16)(x)[1], meta(768, 6144, dtype=B)).warps < 16
+    assert config(largest, meta(768, 384, dtype=torch.float64)).warps < 16  # neighbours are eight bytes apart
+
+
 def spread(n):
     def f(g):
         dx = g.float().repeat_interleave(n, 1) / n
