@@ -10,6 +10,7 @@ from tilefold.plan.hardware import H200
 from tilefold.plan.one_contraction import contracted_together
 from tilefold.tensor.interp import run
 from tilefold.tensor.product import product_of
+from tilefold.tensor.text import parse
 
 STEPS = 6
 
@@ -137,6 +138,26 @@ def test_sums_are_of_the_side_that_they_add():
     assert len(products(after)) == 1
     assert sum(c.reducer == "sum" for c in after.body) == 2
     torch.testing.assert_close(results(after, xs), results(before, xs), rtol=1e-4, atol=1e-4)
+
+
+def test_sums_have_dims_of_their_own():
+    """Those of the bias are called otherwise than the product's columns."""
+    names = [f"{x}{n}" for n in range(STEPS) for x in "gh"]
+    lines = ["program f()"]
+    lines += [f"  input {x}: f32[5, {72 if x[0] == 'g' else 40}]" for x in names]
+    lines += [f"  dim {d} = {n}" for d, n in (("r", 5), ("i", 72), ("j", 40), ("b", 72))]
+    for n in range(STEPS):
+        lines.append(f"  w{n}[i, j]: f32 = sum[r] g{n}[r, i] * h{n}[r, j]")
+        lines.append(f"  s{n}[b]: f32 = sum[r] g{n}[r, b]")
+    terms = [" + ".join(f"{x}{n}[{at}]" for n in range(STEPS)) for x, at in (("w", "i, j"), ("s", "b"))]
+    lines += [f"  weight[i, j]: f32 = {terms[0]}", f"  bias[b]: f32 = {terms[1]}", "  return weight, bias", ""]
+    before = parse("\n".join(lines))
+    after = contracted_together(before, H200)
+    assert sum(c.reducer == "sum" for c in after.body) == 2
+    xs = dict(zip(names, steps(5, 40, 72), strict=True))
+    was, now = (run(p, xs) for p in (before, after))
+    for name in before.outputs:
+        torch.testing.assert_close(now[name], was[name], rtol=1e-4, atol=1e-4)
 
 
 def test_scores_that_a_fold_goes_on_with_stay():

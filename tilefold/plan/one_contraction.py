@@ -94,14 +94,15 @@ def _joined(p: Program, name: str, machine: Gpu, sides: list[_Side], kind: Liter
         group = [t for _, t in family]
         if len(group) < 2 or (kind == "product" and not _pays(g, group, machine)):
             continue
-        found = _sides(p, group, sides) if kind == "product" else _known(group, sides)
+        found = _sides(p, group) if kind == "product" else _known(group, sides)
         if found is None:
             continue
         new = [s for s in found if s not in sides]
         sides += new
         dim = found[0].dim
-        total = _whole(p, m, group[0].of, found)
-        rest = [e for at, e in enumerate(terms) if at not in {n for n, _ in family}]
+        total = _whole(p, m, group[0], found)
+        joined = {at for at, _ in family}
+        rest = [e for at, e in enumerate(terms) if at not in joined]
         if rest:
             body: Expr = Load(total.name, tuple(map(Index, m.dims)))
             for e in rest:
@@ -146,11 +147,11 @@ def _term(g: Graph, m: Compute, e: Expr) -> _Term | None:
             return None
         factors = list(p.loads)
     names[c.rdims[0]] = ""
-    operands = [_operand(g, x, names) for x in factors]
-    if any(x is None for x in operands):
+    operands = [x for x in (_operand(g, x, names) for x in factors) if x is not None]
+    if len(operands) < len(factors):
         return None
-    known = sorted((x for x in operands if x is not None), key=lambda x: [m.dims.index(d) for d in x.axes if d])
-    return _Term(c, tuple(known), int(extent.value))
+    operands.sort(key=lambda x: [m.dims.index(d) for d in x.axes if d])
+    return _Term(c, tuple(operands), int(extent.value))
 
 
 def _operand(g: Graph, ld: Expr, names: Mapping[str, str]) -> _Operand | None:
@@ -171,9 +172,9 @@ def _pays(g: Graph, group: Sequence[_Term], machine: Gpu) -> bool:
     return written <= n * made and saved > CLEAR * (2 * machine.second_kernel + 2 * written / memory)
 
 
-def _sides(p: Program, group: Sequence[_Term], known: Sequence[_Side]) -> list[_Side]:
+def _sides(p: Program, group: Sequence[_Term]) -> list[_Side]:
     """Statements that write the operands of each side one behind the other."""
-    dim = fresh("together", {*p.names, *(s.dim for s in known)})
+    dim = fresh("together", {*p.names})
     taken, found = {*p.names, dim}, list[_Side]()
     for operands in zip(*(t.operands for t in group), strict=True):
         first, k = operands[0], group[0].extent
@@ -197,9 +198,12 @@ def _known(group: Sequence[_Term], sides: Sequence[_Side]) -> list[_Side] | None
     return None if found is None or found.axes.index(None) != axes.index(None) else [found]
 
 
-def _whole(p: Program, m: Compute, like: Compute, sides: Sequence[_Side]) -> Compute:
-    """The one product, or sum, of all."""
-    index = [Load(s.made.name, tuple(map(Index, s.made.dims))) for s in sides]
-    body: Expr = index[0] if len(index) == 1 else call("mul", *index)
-    name = fresh(f"{like.name}_of_all", {*p.names, *(s.made.name for s in sides)})
-    return replace(like, name=name, dims=m.dims, body=body, rdims=(sides[0].dim,), dtype=like.dtype)
+def _whole(p: Program, m: Compute, like: _Term, sides: Sequence[_Side]) -> Compute:
+    """The one product, or sum, of all, with the dims that m reads such a term along."""
+    factors = [
+        Load(s.made.name, tuple(Index(s.dim if d is None else d) for d in x.axes))
+        for s, x in zip(sides, like.operands, strict=True)
+    ]
+    body: Expr = factors[0] if len(factors) == 1 else call("mul", *factors)
+    name = fresh(f"{like.of.name}_of_all", {*p.names, *(s.made.name for s in sides)})
+    return replace(like.of, name=name, dims=m.dims, body=body, rdims=(sides[0].dim,))

@@ -13,7 +13,7 @@ from tilefold.frontend.operators.images import LINE
 
 def convolution(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
     """A transposed convolution on a GPU as that and a sum with its bias, [N, O, ...] + [O, 1 ..]; one of few channels
-    as one of more (`few_channels`). Others stay whole.
+    as one of more (`few_channels`); one of one axis of space as one of two (`_has_plane`). Others stay whole.
 
     The library adds the bias of a transposed one in a pass over its result; as an operator it belongs to what follows.
     """
