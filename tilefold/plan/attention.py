@@ -117,7 +117,7 @@ def own_seconds(x: Extents, machine: Gpu) -> float:
 def _scores(x: Extents, columns: int) -> Scores:
     """Keys are whole tiles."""
     keys = -(-x.keys // STREAMED) * STREAMED
-    return Scores(x.heads, x.rows, keys / 2 if x.causal else keys, x.causal, columns)
+    return Scores(x.heads, x.rows, keys / 2 if x.causal else keys, x.causal, columns, longest=keys)
 
 
 def _flops(scores: float, x: Extents) -> float:

@@ -28,13 +28,15 @@ class Pace:
     wide: float
 
     def seconds(self, x: Scores, units: int = 1) -> float:
-        """Of these scores, where `units` multiprocessors go through blocks one after the other."""
+        """Of these scores, where `units` multiprocessors go through blocks one after the other: no less than the block
+        that meets most takes one of them."""
         blocks = x.heads * -(-x.rows // self.rows)
         if not x.ends:  # else those that have less to do take more of them
             blocks = -(-blocks // units) * units
         more = (self.rows + self.rows % STREAMED) / 2 if x.ends else 0
-        tiles = (x.streamed + more) / STREAMED
-        return blocks * (self.start + self.edge * x.ends + tiles * self.each(x.columns))
+        of_block, of_tile = self.start + self.edge * x.ends, self.each(x.columns) / STREAMED
+        evenly = blocks * (of_block + (x.streamed + more) * of_tile)
+        return evenly if units == 1 else max(evenly, units * (of_block + x.longest * of_tile))
 
     def each(self, columns: int) -> float:
         """Of a tile of a head of so many columns."""
@@ -46,7 +48,7 @@ class Pace:
 class Scores:
     """heads: of all batches. streamed: indices that a row meets on average; where the stream `ends` with the rows (a
     causal mask, a window), a block meets half of itself more. columns: of a head. planes: bytes that are read for each
-    score (a bias)."""
+    score (a bias). longest: indices that the row with most meets."""
 
     heads: int
     rows: int
@@ -54,6 +56,7 @@ class Scores:
     ends: bool
     columns: int
     planes: int = 0
+    longest: float = 0.0
 
     def served(self, rows: int, rate: float, nbytes: int = 2) -> float:
         """Seconds in which a cache serves, at `rate` bytes a second, what blocks of so many rows read: both operands

@@ -86,7 +86,10 @@ def owning_rows(
         shape = widest(of_planes, [n for n in lengths if all(copied(n, p) for p in planes)], counts)
         if pages and shape is not None:  # groups as of whole streams: short tiles have room for more, and then spill
             shape = widest(one_of_each(width, columns), _of_pages(lengths, pages), (shape.groups,))
-        scores = Scores(blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns), sum(planes))
+        scores = Scores(
+            blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns), sum(planes),
+            longest=_longest(b, stream, row, sizes),
+        )  # fmt: skip
         if not narrow and not every and not _pays(scores, usual.tiles[row], shape):
             return usual
     else:
@@ -141,6 +144,12 @@ def _met(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> tuple[flo
             if math.isfinite(lo) and math.isfinite(hi):
                 return max(0.0, hi - max(lo, 0.0) - 2 * ROWS * ends), ends
     return float(sizes[stream]), False
+
+
+def _longest(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> float:
+    """Indices of the stream that the block of the last rows meets."""
+    met, ends = _met(b, stream, row, {**sizes, row: 2 * sizes[row] - 1})
+    return met + 2 * ROWS * ends
 
 
 def _lengths(b: Block, stream: str, row: str, sizes: Mapping[str, int], step: int) -> list[float]:
