@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -48,3 +50,35 @@ def test_a_call_of_the_library_stays_one():
     """A weight's gradient is a sum as well; whose kernel it would be is no kernel of ours."""
     found = kernels(forecast(1e-6), calls=[("sum_1_out",)])
     assert frozenset({"mul"}) in found and frozenset({"sum_1"}) in found
+
+
+def step(grad, average, param):
+    """A step that is scaled by a mean of what it reads; the average of gradients reads the same."""
+    update = torch.sign(average * 0.9 + grad * 0.1)
+    share = (update * grad > 0).float().mean().clamp(min=1e-3)
+    return param - update / share, average * 0.99 + grad * 0.01
+
+
+def of_step(fn, predict):
+    p = trace(fn, *(torch.empty(2048, 2752, device="meta") for _ in range(3))).program
+    made = fuse_for_gpu(p, GpuTarget(predict=predict)).kernels
+    results = {i for k in made for i in (r.name for r in k.block.results)}
+    return len(made), results
+
+
+def by_bytes(k):
+    """A microsecond a MB of what is read and written, and one for the launch."""
+    sizes = {d: int(e.value) for d, e in k.block.sizes.items()}
+    read = sum(i.dtype.nbytes * math.prod(int(e.value) for e in i.shape) for i in k.block.inputs)
+    written = sum(r.dtype.nbytes * math.prod(sizes[d] for d in r.dims) for r in k.block.results)
+    seconds = 1e-6 + (read + written) * 1e-12
+    return Predicted(seconds, seconds)
+
+
+def test_a_map_of_what_another_kernel_reads_is_made_there():
+    assert of_step(step, by_bytes)[0] == 3  # the sum in segments with the average, its end, and the step
+
+
+def test_but_not_where_both_together_would_take_as_long():
+    slow = of_step(step, lambda k: Predicted(*(2 * [1e-5 + 1e-4 * (len(k.block.results) > 1)])))
+    assert slow[0] == 4
