@@ -18,6 +18,8 @@ from tilefold.backends.triton.tilings import PART_OF, UNDER_WAY, VALUES
 from tilefold.backends.triton.traffic import Access
 from tilefold.backends.triton.work import room
 from tilefold.block.crossing import between, crossing
+from tilefold.block.ir import Update
+from tilefold.block.ir import walk as nodes_of
 from tilefold.plan.gpu_forms import packed
 from tilefold.suites.gpu import operators as o
 
@@ -487,3 +489,63 @@ def test_the_longest_rows_of_several_maps_are_no_single_tile():
     assert widths(k)[32000] < 1 << 15
     (plain,) = made(lambda x: torch.softmax(x, -1), meta(1000, 32000, dtype=B))
     assert widths(plain).get(32000, 1 << 15) == 1 << 15
+
+
+def inertia(m, x):
+    return o.inertia(m, x)
+
+
+@pytest.mark.parametrize(("columns", "tile"), [(32768, 16384), (8192, 8192)])
+def test_two_thread_blocks_share_a_multiprocessor_where_turns_repair_states(columns, tile):
+    (k,) = made(o.variance_by_hand, meta(4096, columns, dtype=F))
+    assert max(widths(k).values()) == tile
+
+
+def two_sums(x):
+    """Of exponentials, for the loss and for its norm: each is a state."""
+    x = x.float()
+    return x.log_softmax(-1)[:, 0].mean() + x.logsumexp(-1).square().mean()
+
+
+def test_of_several_exponentials_a_row_is_held_whole():
+    k = next(k for k in made(two_sums, meta(4096, 32000, dtype=B)) if 32000 in widths(k))
+    assert any(isinstance(n, Update) for n in nodes_of(k.block.body)) and widths(k)[32000] == 32768
+    one = made(lambda x: x.float().log_softmax(-1)[:, 0].mean(), meta(4096, 32000, dtype=B))
+    assert next(widths(k)[32000] for k in one if 32000 in widths(k)) == 16384
+
+
+def divergence(student, teacher):
+    a, b = ((x.float() / 2.0).log_softmax(-1) for x in (student, teacher))
+    return (b.exp() * (b - a)).sum(-1).mean() + student.float().logsumexp(-1).mean()
+
+
+def test_warps_become_fewer_with_the_tile_of_what_repairs_states():
+    """Of a tile for each thread sixteen elements: warps wait for fewer others at each turn."""
+    k = next(k for k in made(divergence, *(meta(1000, 32000, dtype=B) for _ in range(2))) if 32000 in widths(k))
+    c, tile = default_config(k.block, k.sizes({})), widths(k)[32000]
+    assert tile < 16384 and tile == 16 * 32 * c.warps
+
+
+def test_single_coordinates_are_elements_that_a_step_reads():
+    """Of a mass and three coordinates each."""
+    (k,) = made(inertia, meta(512, 32768, dtype=F), meta(512, 32768, 3, dtype=F))
+    assert widths(k)[32768] == 4096
+
+
+def test_turns_along_neighbours_repair_states_of_one_row():
+    """Of three coordinates, and bodies that are far from one another; of eight every lane has one."""
+
+    def variance(x):
+        return x.var(1)
+
+    (three,), (eight,) = (made(variance, meta(4096, 32768, n, dtype=F)) for n in (3, 8))
+    assert widths(three)[4096] == widths(three)[3] == 1
+    assert widths(eight)[4096] == 1 and widths(eight)[8] == 8
+
+
+def test_an_axis_of_which_a_tile_has_a_part_lies_between():
+    """One of three coordinates of 64 bodies is every third element; of eight it is a sector away."""
+    a = Access(4, ({"k": 1}, {"i": 1}), frozenset({"i", "k"}), ())
+    assert a.run({"i": 64, "k": 1}, {"i": 512, "k": 3}) == (64, 3 * 64)
+    assert a.run({"i": 64, "k": 4}, {"i": 512, "k": 3}) == (3 * 64, 3 * 64)
+    assert a.run({"i": 64, "k": 1}, {"i": 512, "k": 8}) == (1, 1)

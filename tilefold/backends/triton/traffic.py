@@ -42,12 +42,13 @@ class Access:
     between: bool = False
 
     def run(self, tiles: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, int]:
-        """Elements of a run of neighbours in a tile, and elements from its first to its last."""
-        count = span = 1
+        """Elements of a run of neighbours in a tile, and elements from its first to its last. Of an axis of which a
+        tile has a part the rest lies between: one of three coordinates is every third element."""
+        count = span = whole = 1
         for axis in self.axes:
             if axis is None:
                 break
-            inner = span  # elements of the axes behind this one, which the tile has whole
+            inner = whole  # elements of the axes behind this one
             for d, c in sorted(axis.items(), key=lambda x: abs(x[1])):
                 step = abs(c) * inner
                 near = step <= span or (span == 1 and step * self.nbytes < H100.sector)
@@ -55,7 +56,8 @@ class Access:
                     return count, span
                 lanes = min(tiles.get(d, sizes[d]), sizes[d])
                 count, span = count * lanes, max(span, step * lanes)
-            if any(tiles.get(d, sizes[d]) < sizes[d] for d in axis) or not axis:
+                whole = max(whole, step * sizes[d])
+            if not axis:
                 break
         return count, span
 

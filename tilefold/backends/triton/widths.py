@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tilefold.algebra.expr import dims_used
 from tilefold.backends.triton.config import TritonConfig
 from tilefold.backends.triton.traffic import WARP, Traffic
 from tilefold.block.ir import Accumulate, Block, Let, Store, Update
 from tilefold.block.ir import walk as nodes_of
 from tilefold.plan.hardware import H100
+from tilefold.tensor.analysis import expr_flops
 from tilefold.tile.pieces import power_of_two
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ ONCE, REDUCED, HELD = 1 << 12, 1 << 13, 1 << 15
 #: 64 images of 16 bits, 256 thread blocks on an H200, microseconds by tiles of places by warps: 64 by 8 34, by 4 31;
 #: 128 by 8 20, by 4 20; 256 by 8 20, by 4 19; of 32 channels a block 64 by 4 18, 128 by 4 17.
 FOLDED = 1 << 14
+#: Arithmetic of an element, in additions, of which two thread blocks have registers: an exponential about a maximum and
+#: sums beside it, not two exponentials.
+LIGHT = 12
 #: Turns that a loop must have with such tiles: what is left of a segment is masked.
 TURNS = 4
 #: Elements of the largest value for each thread.
@@ -72,7 +77,7 @@ def cheapest(s: Shape, rule: TritonConfig, b: Block, t: Traffic, local: Mapping[
     once = not any(whole & {*n.dims} for n in nodes_of(b.body) if isinstance(n, Store))
     narrow = all(a.nbytes <= 2 for a in t.accesses if whole & a.dims and a.dims.intersection(lanes))
     few = once and (columns > 1 or (columns > 0 and narrow))  # what is read once registers have as it is in memory
-    folds = _repairs(s, b)
+    folds = repairs(s, b)
     under_way = 4 if s.narrow else 2  # the same of a fold, which has what it loads alone
 
     def seconds_of(tiles: Mapping[str, int], warps: int, area: int) -> float:
@@ -107,10 +112,17 @@ def _warps(
     return (most, *(fewer if few else (most // 2,) if columns and most >= 2 * FEW_WARPS else ()))
 
 
-def _repairs(s: Shape, b: Block) -> bool:
-    """Whether a kernel folds what it reads once, lane by lane, and repairs states: each turn waits for these."""
+def repairs(s: Shape, b: Block) -> bool:
+    """Whether a kernel folds what it reads once, and repairs states: each turn waits for these."""
     once = bool(s.streamed) and not s.again and not s.products
     return once and any(isinstance(n, Update) for n in nodes_of(b.body))
+
+
+def two_share(s: Shape, b: Block) -> bool:
+    """Whether a kernel repairs states and computes so little of each element that a thread's registers leave room for a
+    second thread block: turns of one go on while those of the other wait."""
+    of_elements = (n.expr for n in nodes_of(b.body) if isinstance(n, Let | Accumulate))
+    return repairs(s, b) and sum(expr_flops(e) for e in of_elements if dims_used(e) & {*s.streamed}) <= LIGHT
 
 
 def _passed(s: Shape, t: Traffic, tiles: Mapping[str, int], warps: int, reductions: int) -> float:
@@ -177,7 +189,20 @@ def _candidates(
             while longest < whole and s.area({**local, **tiles, d: 2 * longest}) <= most:
                 longest *= 2
             tiles[d] = max(2, longest) if d in s.streamed else longest
-        yield tiles
+        if not (folds and _hands_rows_on(s, t, lanes, tiles)):
+            yield tiles
+
+
+def _hands_rows_on(s: Shape, t: Traffic, lanes: list[str], tiles: Mapping[str, int]) -> bool:
+    """Whether each turn of a loop along neighbours reduces several rows to states that it then repairs: what is loaded
+    beside one another, and states, have layouts of their own, and pass through shared memory.
+
+    Moments of inertia of 128 bodies of 32,768 particles in four segments on an H200, by tiles of bodies, coordinates
+    and particles: 1 x 1 x 1,024 28.5 us, 1 x 1 x 8,192 32, 1 x 4 x 1,024 45, 2 x 4 x 1,024 52, 2 x 1 x 1,024 69.
+    """
+    turns = any(tiles[d] < t.sizes[d] for d in s.streamed if d in lanes)
+    masked = (d for d in s.parallel if d not in lanes or power_of_two(t.sizes[d]) != t.sizes[d])
+    return turns and any(min(tiles[d], t.sizes[d]) > 1 for d in masked)
 
 
 def widths(extent: int) -> list[int]:
