@@ -77,6 +77,7 @@ from tilefold.tensor.ir import Program
 from tilefold.tensor.operands import multiplied_alike, plain_operands, stored_operands, wider_operand
 from tilefold.tensor.picks import picked_with_rows
 from tilefold.tensor.product import product_of
+from tilefold.tensor.unrounded import unrounded
 
 log = logging.getLogger("tilefold")
 
@@ -115,7 +116,7 @@ def compile_program(
 
 
 def _for_cpu(p: Program, goal: Goal) -> CompiledProgram:
-    target = this_cpu()
+    p, target = unrounded(p), this_cpu()
 
     def settle(p: Program) -> Settled:
         return (_planned(p, target) if goal == "fast" else None) or _greedy(p, goal, target)
@@ -261,6 +262,7 @@ def _gpu_kernels(
         bare=partial(bias_apart, cores=target.machine.cores),
         tails=tails,
     )
+    p = unrounded(p, {members[0] for members in products_called if len(members) == 1})
     calls: dict[tuple[str, ...], Called] = {**products_called, **{x.members: x for x in attentions}}
     alone = (*scaled, *calls, *((x,) for x in sorted(added | whole)))
     fused = fused_for_gpu(p, target, calls=alone, decisions=decisions)

@@ -7,6 +7,8 @@ import torch
 
 import tilefold  # noqa: F401 (registers the back end)
 from tilefold.algebra.dtypes import DType
+from tilefold.pipeline import gpu_kernels
+from tilefold.plan.targets.gpu import GpuTarget
 from tilefold.tensor.text import parse
 from tilefold.tensor.unrounded import unrounded
 
@@ -50,6 +52,21 @@ def test_what_a_sum_of_the_same_operand_is_subtracted_from_is_not_rounded(body):
 )
 def test_others_stay_as_they_are(how, why):
     assert kinds(**how)["d"] is DType.BF16, why
+
+
+def test_only_those_that_are_asked_for_change():
+    p = parse(PROGRAM.format(body="d[h, i, k] - t[h, i]", other="a", kind="f32", more="", results="s"))
+    assert unrounded(p, {"t"}) is p and unrounded(p, {"d"}) == unrounded(p) != p
+
+
+def test_what_a_gpus_library_makes_has_float32():
+    """Of 256 rows and 512 keys each, which a kernel of ours would not multiply."""
+    text = PROGRAM.format(body="d[h, i, k] - t[h, i]", other="a", kind="f32", more="", results="s")
+    for small, large in (("3,", "64,"), (" 7", " 256"), (" 6", " 512"), (" 4", " 128"), ("h = 3", "h = 64")):
+        text = text.replace(small, large)
+    made = gpu_kernels(parse(text), GpuTarget())
+    assert any("d" in members for members in made.calls)
+    assert {c.name: c.dtype for c in made.fused.program.body}["d"] is DType.F32
 
 
 def decode(q, k, v, lengths):

@@ -30,7 +30,6 @@ from tilefold.tensor.short_maps import short_maps
 from tilefold.tensor.side_by_side import parts_of_rows
 from tilefold.tensor.split_dims import Layouts, split_dims
 from tilefold.tensor.unify import canonical_names, unify
-from tilefold.tensor.unrounded import unrounded
 
 #: Applied after the dims have been split.
 INLINED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
@@ -60,7 +59,6 @@ NAMED: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("infinite masks", infinite_masks),
     ("sum by rows", sums_by_rows),
     ("drop repeated", drop_repeated),
-    ("unrounded differences", unrounded),
     ("read as results", read_as_results),
     ("common factors", common_factors),
     ("drop dead", drop_dead),

@@ -8,12 +8,13 @@ what it has rounded; a kernel of all of it rounds neither. But a dp that a libra
 16 bits there, its difference to t is what the rounding left (one query for each of some sequences, one of which has one
 key: 5 times the other sequences' gradients). So it has float32 there.
 
-Side conditions: t is float32; dp is no result of the program, and maps alone read it.
+Side conditions: t is float32; dp is no result of the program, and maps alone read it. On a GPU it is asked when it is
+known which products the library makes: a kernel that streams dp rounds nothing, and is planned by operands of 16 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from tilefold.algebra.dtypes import DType
@@ -23,10 +24,11 @@ from tilefold.tensor.ir import Compute, Program
 from tilefold.tensor.product import product_of
 
 
-def unrounded(p: Program) -> Program:
-    """The program with such products in float32."""
+def unrounded(p: Program, products: Collection[str] | None = None) -> Program:
+    """The program with such products in float32, of these alone if some are given."""
     by_name = {c.name: c for c in p.body}
     found = {name for c in p.body for name in _subtracted_from(c.body, by_name)} - {*p.outputs}
+    found &= found if products is None else {*products}
     found -= {ld.tensor for c in p.body if not is_map(c) for ld in loads(c.body)}
     if not found:
         return p

@@ -50,8 +50,8 @@ MLP = """
 from torch.nn import GELU, LayerNorm, Linear, Sequential, SiLU
 m = Sequential(Linear(16, 32), GELU(), LayerNorm(32), Linear(32, 8))
 """
-#: Running statistics are written back, batches counted; a result is an argument. The gradient of a bias of zeros would be a
-#: sum that is 0 but for rounding, of which each machine has another.
+#: Running statistics are written back, batches counted; a result is an argument. A bias of zeros would have a gradient
+#: that is rounding and nothing else, of which each machine has another.
 NORM = """
 class M(torch.nn.Module):
     def __init__(self):
