@@ -44,7 +44,7 @@ def _subtracted_from(e: Expr, by_name: Mapping[str, Compute]) -> Iterator[str]:
 
 
 def _is_narrow(c: Compute) -> bool:
-    return c.dtype.is_float and c.dtype.nbytes == 2 and c.reducer == "sum" and product_of(c) is not None
+    return c.dtype.is_float and c.dtype.nbytes == 2 and product_of(c) is not None
 
 
 def _share(a: Compute, b: Compute) -> bool:

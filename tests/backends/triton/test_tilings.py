@@ -491,10 +491,6 @@ def test_the_longest_rows_of_several_maps_are_no_single_tile():
     assert widths(plain).get(32000, 1 << 15) == 1 << 15
 
 
-def inertia(m, x):
-    return o.inertia(m, x)
-
-
 @pytest.mark.parametrize(("columns", "tile"), [(32768, 16384), (8192, 8192)])
 def test_two_thread_blocks_share_a_multiprocessor_where_turns_repair_states(columns, tile):
     (k,) = made(o.variance_by_hand, meta(4096, columns, dtype=F))
@@ -528,7 +524,7 @@ def test_warps_become_fewer_with_the_tile_of_what_repairs_states():
 
 def test_single_coordinates_are_elements_that_a_step_reads():
     """Of a mass and three coordinates each."""
-    (k,) = made(inertia, meta(512, 32768, dtype=F), meta(512, 32768, 3, dtype=F))
+    (k,) = made(o.inertia, meta(512, 32768, dtype=F), meta(512, 32768, 3, dtype=F))
     assert widths(k)[32768] == 4096
 
 

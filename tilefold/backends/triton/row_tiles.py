@@ -86,10 +86,8 @@ def owning_rows(
         shape = widest(of_planes, [n for n in lengths if all(copied(n, p) for p in planes)], counts)
         if pages and shape is not None:  # groups as of whole streams: short tiles have room for more, and then spill
             shape = widest(one_of_each(width, columns), _of_pages(lengths, pages), (shape.groups,))
-        scores = Scores(
-            blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns), sum(planes),
-            longest=_longest(b, stream, row, sizes),
-        )  # fmt: skip
+        last = _met_at(b, stream, row, sizes, sizes[row] - 1)
+        scores = Scores(blocks, sizes[row], *_met(b, stream, row, sizes), max(width, columns), sum(planes), last)
         if not narrow and not every and not _pays(scores, usual.tiles[row], shape):
             return usual
     else:
@@ -146,18 +144,15 @@ def _met(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> tuple[flo
     return float(sizes[stream]), False
 
 
-def _longest(b: Block, stream: str, row: str, sizes: Mapping[str, int]) -> float:
-    """Indices of the stream that the block of the last rows meets."""
-    met, ends = _met(b, stream, row, {**sizes, row: 2 * sizes[row] - 1})
+def _met_at(b: Block, stream: str, row: str, sizes: Mapping[str, int], at: int) -> float:
+    """Indices of the stream that the block with row `at` meets, to the end of its own."""
+    met, ends = _met(b, stream, row, {**sizes, row: 2 * at + 1})
     return met + 2 * ROWS * ends
 
 
 def _lengths(b: Block, stream: str, row: str, sizes: Mapping[str, int], step: int) -> list[float]:
     """Indices of the stream that each block of `step` rows meets, and a tile's for its start; longest first."""
-    found = []
-    for at in range(0, sizes[row], step):
-        met, _ = _met(b, stream, row, {**sizes, row: 2 * at + 1})
-        found.append(met + 2 * ROWS + step)
+    found = [_met_at(b, stream, row, sizes, at) + step for at in range(0, sizes[row], step)]
     return sorted(found, reverse=True)
 
 

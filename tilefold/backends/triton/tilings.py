@@ -304,6 +304,7 @@ def for_crossing(
     cross-entropy and their sum, in tiles of 4,096, by sixteen warps 202 us on an H200, by eight 115.
     """
     tiles, warps, each = dict(c.tiles), c.warps, {d: n for d, n in sizes.items() if d in s.singles}
+    waits = repairs(s, b)
     for d in s.streamed:
         while tiles.get(d, 0) > SHORTEST:
             lanes = {**local, **each, **tiles}
@@ -315,7 +316,7 @@ def for_crossing(
             if found <= H100.held_columns * several and not crowded:
                 break
             tiles[d] //= 2
-            if repairs(s, b) and s.area({**local, **tiles}) < EACH_CENTRED * WARP * warps:
+            if waits and s.area({**local, **tiles}) < EACH_CENTRED * WARP * warps:
                 warps //= 2
     return c if tiles == c.tiles else replace(c, tiles=tiles, warps=warps)
 
