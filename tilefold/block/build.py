@@ -35,15 +35,22 @@ ROW_IN_CACHE = 1 << 15
 class Loops:
     """The serial loops of a kernel. `stages[k]`: the axis stage k streams over, None for one block;
     `rows[m]`: the dim over which member m is written where no stage's loop writes it, None for one block.
+    whole: parallel dims of which a block that reads has all indices.
     """
 
     stages: tuple[str | None, ...]
     rows: Mapping[str, str | None]
+    whole: frozenset[str] = frozenset()
 
 
 def build_nest(g: Graph, plan: StagePlan, loops: Loops) -> tuple[Node, ...]:
     """The kernel of a group: its stages inside `forall` loops over the parallel dims."""
-    return in_parallel(Builder(g, plan, loops).build(), plan.group.parallel)
+    return in_parallel(Builder(g, plan, loops).build(), apart(plan, loops) or plan.group.parallel)
+
+
+def apart(plan: StagePlan, loops: Loops) -> tuple[str, ...]:
+    """Parallel dims whose indices have blocks of their own."""
+    return tuple(d for d in plan.group.parallel if d not in loops.whole)
 
 
 def choose_loops(g: Graph, plan: StagePlan) -> Loops:

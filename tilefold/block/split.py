@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from tilefold.algebra.dtypes import DType
 from tilefold.algebra.expr import Call, Const, Expr, Index, Load, Size, call, dims_used, lit, loads, transform
 from tilefold.algebra.fold import NEW, OLD, Fold, StateVar
-from tilefold.block.build import Builder, Loops, in_parallel, loop_dim, plain
+from tilefold.block.build import Builder, Loops, apart, in_parallel, loop_dim, plain
 from tilefold.block.group import ANY, Limits
 from tilefold.block.ir import Block, Let, Loop, Node, Result, Store
 from tilefold.block.parallel import splittable
@@ -97,7 +97,6 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     segment = free(f"{axis}_seg", g.program.names)
     cut = (*outer, segment)
     sizes: dict[str, Expr] = {segment: lit(segments)}
-    parallel = plan.group.parallel
     first = Builder(g, plan, loops)
     early = early_maps(g, plan, axis)
     first.to_write = [m for m in first.to_write if m in early]
@@ -113,7 +112,7 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
                 first.outer.nodes.append(Store(held, plain(dims), dims, Load(value, plain((*outer, *v.dims)))))
     second = Builder(g, plan, loops)
     second.to_write = [m for m in second.to_write if m not in early]
-    apart = _own_columns(g, plan, second.to_write)
+    columns = _own_columns(g, plan, second.to_write)
     for v in stage.fold.state:
         second.outer.nodes.append(_merge(second, stage, v, cut, sizes, g))
     second.finish(stage)
@@ -128,8 +127,8 @@ def split(g: Graph, plan: StagePlan, loops: Loops, segments: int = SEGMENTS) -> 
     for d in reversed(cut):
         nest = (Loop("forall", d, nest, single=True),)
     return SplitNests(
-        in_parallel(nest, parallel),
-        in_parallel(tuple(second.outer.nodes), (*parallel, *apart)),
+        in_parallel(nest, apart(plan, loops)),
+        in_parallel(tuple(second.outer.nodes), (*plan.group.parallel, *columns)),
         tuple(parts),
         sizes,
         early,

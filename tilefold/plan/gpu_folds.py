@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tilefold.algebra.dtypes import DType
-from tilefold.algebra.expr import Index, dims_used, loads
-from tilefold.block.build import ROW_IN_CACHE, loop_dim, rewritten_rows
+from tilefold.algebra.expr import Const, Index, dims_used, loads
+from tilefold.block.build import ROW_IN_CACHE, Loops, loop_dim, rewritten_rows
 from tilefold.block.fuse import with_unit
 from tilefold.block.group import Group, Limits
 from tilefold.block.legal import one_kernel
@@ -27,7 +27,7 @@ from tilefold.plan.hardware import Gpu
 from tilefold.plan.parts import of_elements, of_parts, repeated
 from tilefold.tensor.analysis import Graph, expr_flops, is_static, out_dims
 from tilefold.tensor.ir import Compute, Program
-from tilefold.tile.pieces import power_of_two
+from tilefold.tile.pieces import is_single, power_of_two
 
 #: How many times as many indices another axis has that is cut into segments instead of the first.
 OTHER_AXIS = 4
@@ -115,6 +115,18 @@ def _along(g: Graph, plan: StagePlan, axis: str) -> bool:
         if ld.index and axis in dims_used(ld.index[-1])
     }
     return 2 * sum(n for t, n in read.items() if t in last) > sum(read.values())
+
+
+def whole_columns(g: Graph, plan: StagePlan, loops: Loops) -> frozenset[str]:
+    """The dim of which each thread block has all indices, as single values (`tile.pieces.singles`): of few columns, no
+    power of two, that lie side by side in memory (coordinates of points). Blocks of their own would each read all
+    sectors, and a tile of columns has lanes for none. Not of what is written along the loops: stores would not share
+    their lines."""
+    d, members = column_dim(g, plan) if plan.stages else None, plan.group.members
+    if d is None or not isinstance(g.program.sizes[d], Const) or not is_single(int(g.extent(d))):
+        return frozenset()
+    local = {x for m in members if g.escapes(m, members) for x in out_dims(g.by_name[m])} - {*plan.group.parallel}
+    return frozenset() if local or None in loops.stages else frozenset({d})
 
 
 def columns_fit(g: Graph, plan: StagePlan, machine: Gpu) -> bool:

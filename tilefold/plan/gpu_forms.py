@@ -24,7 +24,7 @@ from tilefold.block.parallel import ends_a_chain
 from tilefold.block.split import early_maps
 from tilefold.block.stages import StagePlan, inner_producers, plan_stages
 from tilefold.plan.few_rows import of_few_rows
-from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, streamed_axis
+from tilefold.plan.gpu_folds import columns_fit, equal, segments_of_reads, streamed_axis, whole_columns
 from tilefold.plan.hardware import Gpu
 from tilefold.plan.windowed import window
 from tilefold.tensor.analysis import Graph, is_static, out_dims
@@ -206,10 +206,11 @@ def gpu_loops(g: Graph, plan: StagePlan, machine: Gpu, given: Given | None = Non
         dynamic = not all(is_static(sizes[d]) for axes in whole for d in axes)
         asked = given is not None and given.stream is not None
         if dynamic or asked or not columns_fit(g, plan, machine) or not _rows_fit(g, plan, loops, machine):
-            return _streamed(g, plan)
+            loops = _streamed(g, plan)
+            return replace(loops, whole=whole_columns(g, plan, loops))
         outer = tuple(None if d is None else streamed_axis(g, plan, k, machine) for k, d in enumerate(loops.stages))
         rows = {m: d and next((x for x in outer if x in out_dims(g.by_name[m])), d) for m, d in loops.rows.items()}
-        return Loops(outer, rows)
+        return Loops(outer, rows, whole_columns(g, plan, Loops(outer, rows)))
     stages = tuple(
         d if d is not None or g.points(s.axes) <= machine.one_tile else max(s.axes, key=g.extent)
         for d, s in zip(loops.stages, plan.stages, strict=True)

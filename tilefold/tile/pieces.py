@@ -43,6 +43,11 @@ def largest_power(n: int) -> int:
     return 1 << max(1, n).bit_length() - 1
 
 
+def is_single(n: int) -> bool:
+    """Whether a vector of n neighbours, which is longer than n, is cut into single indices."""
+    return 1 < n <= MOST_SINGLES and n & (n - 1) != 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     dim: str
@@ -112,7 +117,7 @@ def _singled(kernel: ir.Kernel) -> Iterator[tuple[str, ir.Kernel]]:
     named, along = named_rows(kernel), stacked(kernel, kernel.body)
     for d, e in kernel.sizes.items():
         n = int(e.value) if isinstance(e, Const) and d not in left else 0
-        short = 1 < n <= MOST_SINGLES and (n & (n - 1) or _far_apart(kernel, d) or _along_pairs(kernel, d))
+        short = is_single(n) or (1 < n <= MOST_SINGLES and (_far_apart(kernel, d) or _along_pairs(kernel, d)))
         if short or (1 < n <= MOST_NAMED and d in named) or (1 < n <= MOST_STACKED and d in along):
             done = _Cutter(kernel, d, [1] * n).run()
             if done is not kernel:

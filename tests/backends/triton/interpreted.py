@@ -1019,6 +1019,10 @@ CHECKS: dict[str, Check] = {
     "variance in segments": lambda: given(7, o.variance_by_hand, rand(2, 5003, dtype=F)),
     "inertia in segments": lambda: given(7, o.inertia, rand(2, 9001, dtype=F) + 2, rand(2, 9001, 3, dtype=F, seed=1)),
     "inertia": lambda: case("I-small", hostile=True),
+    "three columns, of one tensor": lambda: given(5, lambda x: x.mean(0), rand(20_011, 3, dtype=F) + 100),
+    "three columns, which are read again": lambda: right(
+        lambda x: x - x.logsumexp(1, keepdim=True), rand(5, 2011, 3, dtype=F), hostile=True
+    ),
     "inertia of long rows": lambda: long_inertia(20_000),
     "inertia of long rows, ragged": lambda: long_inertia(9_001),
     "variance of long rows": long_variance,
