@@ -149,6 +149,33 @@ def test_masks_where_lanes_are_not():
     assert "mask=ok_i" in body(code(ROWS.format(rows=7, columns=16)))
 
 
+SUMMED = """
+kernel summed()
+  dim i = 16
+  dim j = 8
+  dim k = 500
+  in x: bf16[16, 8, 500] unit 2
+  out y: bf16[16, 8, 500] unit 2
+  out z: f32[500] unit 0
+  grid k:64
+    alloc d: f32[k:64, j:8, i:16] tile
+    d[k, j, i] = x[i, j, k] * x[i, j, k]
+    alloc s: f32[k:64] tile
+    s[k] = sum over i, j: d[k, j, i]
+    store y[i, j, k] over i, j, k = {stored}
+    store z[k] over k = s[k]
+"""
+
+
+@pytest.mark.parametrize(("stored", "turned"), [("d[k, j, i]", False), ("d[k, j, i] + x[i, j, k]", True)])
+def test_a_value_is_stored_with_its_axes_in_the_order_that_it_is_held_in(stored, turned):
+    """Sums over several axes have their columns first. In the order of the result's axes threads exchanged the elements
+    (gradients of GELU and of its bias, 16 x 500 rows of 2,048 columns: 91 us on an H200, 63 without)."""
+    line = next(x for x in body(code(SUMMED.format(stored=stored))).splitlines() if "tl.store(at_y" in x)
+    assert ("tl.permute(" in line) == turned
+    assert ("ok_k[:, None, None]" in line) != turned
+
+
 BESIDE = """
 kernel beside()
   dim i = 64

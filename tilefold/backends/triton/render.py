@@ -28,7 +28,7 @@ from tilefold.backends.triton.reuse import reuse_of
 from tilefold.backends.triton.scope import Known
 from tilefold.backends.triton.select import Selections
 from tilefold.backends.triton.simplify import pull_scale
-from tilefold.backends.triton.values import fitted
+from tilefold.backends.triton.values import Value, fitted
 from tilefold.backends.triton.waiting import Waiting
 from tilefold.backends.triton.whole_vectors import ends_inside_vector, line_of
 from tilefold.errors import BackendError
@@ -289,7 +289,10 @@ class Renderer:
         if pair is not None:
             self._store_pairs(s, pair, frame)
             return
-        code = self.value_to_store(s, frame)
+        v = self._value(s, frame)
+        if len(v.axes) == len(frame):  # as it is held: threads would exchange it to have its axes in another order
+            frame = v.axes
+        code = self._over(v, frame, t.dtype)
         pointer, axes = self.c.memory.address(t, s.index, frame)
         if set(axes) != set(frame):
             raise BackendError(f"{self.c.kernel.name}: a store to {t.name} does not depend on all of {frame}")
@@ -353,15 +356,22 @@ class Renderer:
 
     def value_to_store(self, s: ir.Store, frame: tuple[str, ...]) -> str:
         """What a store writes, over all of the frame and in the tensor's type."""
+        return self._over(self._value(s, frame), frame, self.c.tensors[s.tensor].dtype)
+
+    def _value(self, s: ir.Store, frame: tuple[str, ...]) -> Value:
+        """The same, with the axes that it has, in the order that it is held in."""
         t = self.c.tensors[s.tensor]
         self.c.check_stored(f"a store to {t.name}", frame)
         e = self.c.settled(s.expr)
         if isinstance(e, Cast) and e.dtype is t.dtype and t.dtype.is_float:
             e = e.arg  # rounded once, as it is stored
         checked = self.c.expressions.checked(e, t.dtype)
-        v = self.c.stored(self.c.expressions.to_be_cast(e, t.dtype, frame), t.dtype, checked=checked)
+        return self.c.stored(self.c.expressions.to_be_cast(e, t.dtype, frame), t.dtype, checked=checked)
+
+    def _over(self, v: Value, frame: tuple[str, ...], dtype: DType) -> str:
+        """Code of a value that is to be stored, over all of the frame."""
         code = fitted(v, frame)
         if frame and v.axes != frame:
             shape = ", ".join(str(self.c.hold(d).lanes) for d in frame)
-            code = f"tl.broadcast_to({code}, [{shape}])" if v.axes else self.c.full(frame, code, t.dtype)
+            code = f"tl.broadcast_to({code}, [{shape}])" if v.axes else self.c.full(frame, code, dtype)
         return code
